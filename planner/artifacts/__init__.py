@@ -1,0 +1,1 @@
+"""The artifacts people read, write and exchange: layer graph, cluster, job, problem and plan."""

@@ -1,0 +1,187 @@
+"""The cluster: devices, switches and links, wired however they are wired."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import networkx as nx
+from pydantic import Field, model_validator
+
+from planner.artifacts.cluster_file import FORMAT as FILE_FORMAT
+from planner.artifacts.cluster_file import ClusterFile
+from planner.artifacts.document import Record, check_format, read_json, read_toml
+from planner.artifacts.hardware import DeviceType, LinkType
+
+FORMAT = FILE_FORMAT
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_./:-]{1,120}$")]
+
+
+class Device(Record):
+    """One accelerator, by a name such as ``n0/gpu3``, and its type."""
+
+    name: Name
+    type: str
+
+
+class Link(LinkType):
+    """A link between two vertices, devices or switches."""
+
+    between: tuple[Name, Name]
+
+
+@dataclass(frozen=True)
+class Route:
+    """How data goes from one device to another.
+
+    Attributes:
+        links: the resources it occupies: ``(link index, direction)``; direction is 0 for both
+            ways of a half-duplex link. Shared links occupy none.
+        bandwidth_gb_per_s: of the narrowest link.
+        latency_s: the sum along the path.
+    """
+
+    links: tuple[tuple[int, int], ...]
+    bandwidth_gb_per_s: float
+    latency_s: float
+
+    def seconds(self, bytes_: float) -> float:
+        """Time to move ``bytes_`` when nothing else uses the path."""
+        return self.latency_s + bytes_ / (self.bandwidth_gb_per_s * 1e9)
+
+
+class Cluster(Record):
+    """Devices, switches and links, with nothing abbreviated; :meth:`load` expands nodes."""
+
+    format: Literal["pipeplan-cluster/1"] = FORMAT
+    name: str = "cluster"
+    device_types: dict[str, DeviceType]
+    devices: Annotated[tuple[Device, ...], Field(min_length=1)]
+    switches: tuple[Name, ...] = ()
+    links: tuple[Link, ...] = ()
+
+    @classmethod
+    def load(cls, path: str | Path) -> Cluster:
+        """Read a cluster file: TOML as people write it, or JSON as a plan holds it.
+
+        Raises:
+            PipeplanError: naming every wrong field.
+        """
+        source = str(path)
+        data = read_json(path) if source.endswith(".json") else read_toml(path)
+        return cls.from_data(data, source)
+
+    @classmethod
+    def from_data(cls, data: Any, source: str = "cluster") -> Cluster:
+        """Expand plain data in the form of a cluster file; an expanded cluster stays as it is."""
+        data = check_format(data, FORMAT, source)
+        return cls.parse(ClusterFile.parse(data, source).expanded(source), source)
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        vertices = [device.name for device in self.devices] + list(self.switches)
+        for name in vertices:
+            if vertices.count(name) > 1:
+                raise ValueError(f"name {name!r} is used twice; device and switch names are unique")
+        for device in self.devices:
+            if device.type not in self.device_types:
+                raise ValueError(f"device {device.name!r} has unknown type {device.type!r}")
+        known = set(vertices)
+        for link in self.links:
+            for end in link.between:
+                if end not in known:
+                    raise ValueError(f"a link ends at unknown device or switch {end!r}")
+            if link.between[0] == link.between[1]:
+                raise ValueError(f"a link joins {link.between[0]!r} to itself")
+        return self
+
+    @cached_property
+    def device_names(self) -> tuple[str, ...]:
+        """Names of all devices, in file order."""
+        return tuple(device.name for device in self.devices)
+
+    @cached_property
+    def _types(self) -> dict[str, str]:
+        return {device.name: device.type for device in self.devices}
+
+    def type_of(self, device: str) -> str:
+        """Name of a device's type."""
+        return self._types[device]
+
+    def device_type(self, device: str) -> DeviceType:
+        """What a device can do."""
+        return self.device_types[self._types[device]]
+
+    @cached_property
+    def graph(self) -> nx.Graph:
+        """Vertices are devices and switches; edges carry ``index`` into ``links``.
+
+        Of parallel links the one with the highest bandwidth is kept.
+        """
+        graph = nx.Graph(name=self.name)
+        graph.add_nodes_from(self.device_names, kind="device")
+        graph.add_nodes_from(self.switches, kind="switch")
+        for index, link in enumerate(self.links):
+            old = graph.get_edge_data(*link.between)
+            if old is None or self.links[old["index"]].bandwidth_gb_per_s < link.bandwidth_gb_per_s:
+                graph.add_edge(*link.between, index=index)
+        return graph
+
+    @cached_property
+    def _routes(self) -> dict[tuple[str, str], Route]:
+        return {}
+
+    def route(self, source: str, target: str) -> Route | None:
+        """The widest path, then the one of least latency; devices do not forward. None if none."""
+        key = (source, target)
+        if source == target:
+            return Route((), float("inf"), 0.0)
+        if key not in self._routes:
+            for found, route in self._routes_from(source):
+                self._routes[source, found] = route
+        return self._routes.get(key)
+
+    def _routes_from(self, source: str) -> Iterator[tuple[str, Route]]:
+        """Dijkstra with the order (bandwidth down, latency up) over paths through switches."""
+        heap: list[tuple[float, float, int, str, tuple[tuple[int, int], ...]]]
+        heap = [(-float("inf"), 0.0, 0, source, ())]
+        done: set[str] = set()
+        while heap:
+            bandwidth, latency_s, hops, vertex, links = heappop(heap)
+            if vertex in done:
+                continue
+            done.add(vertex)
+            if vertex != source and vertex in self._types:
+                yield vertex, Route(links, -bandwidth, latency_s)
+                continue
+            for neighbour, edge in self.graph[vertex].items():
+                link = self.links[edge["index"]]
+                resource = self._resource(edge["index"], vertex)
+                heappush(
+                    heap,
+                    (
+                        max(bandwidth, -link.bandwidth_gb_per_s),
+                        latency_s + link.latency_us * 1e-6,
+                        hops + 1,
+                        neighbour,
+                        (*links, *resource),
+                    ),
+                )
+
+    def _resource(self, index: int, start: str) -> tuple[tuple[int, int], ...]:
+        link = self.links[index]
+        if link.shared:
+            return ()
+        if link.duplex == "half":
+            return ((index, 0),)
+        return ((index, 1 if start == link.between[0] else -1),)
+
+    def link_name(self, resource: tuple[int, int]) -> str:
+        """Readable name of a link resource, such as ``n0>tor`` or ``a-b`` when half duplex."""
+        first, second = self.links[resource[0]].between
+        return {0: f"{first}-{second}", 1: f"{first}>{second}", -1: f"{second}>{first}"}[resource[1]]
+

@@ -1,0 +1,126 @@
+"""The cluster file as people write it: presets by name, nodes as shorthand for many links."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from planner.artifacts.document import Record
+from planner.artifacts.hardware import DeviceType, LinkType
+from planner.artifacts.presets import DEVICES, LINKS
+from planner.errors import PipeplanError
+
+FORMAT = "pipeplan-cluster/1"
+Text = Annotated[str, Field(min_length=1)]
+
+
+class DeviceEntry(Record):
+    """A single device; ``type`` is a preset or a name in ``device_types``."""
+
+    name: Text
+    type: Text
+
+
+class NodeEntry(Record):
+    """``devices`` equal devices, each joined to the node's inner switch by ``link``.
+
+    They are called NAME/gpu0, NAME/gpu1, …; links to other machines end at NAME.
+    """
+
+    name: Text
+    devices: Annotated[int, Field(ge=1, le=4096)]
+    type: Text
+    link: Text | LinkType
+
+
+class LinkEntry(Record):
+    """A link: a preset, or its own figures; figures given beside a preset replace the preset's."""
+
+    between: tuple[Text, Text]
+    preset: Text | None = None
+    bandwidth_gb_per_s: Annotated[float, Field(gt=0)] | None = None
+    latency_us: Annotated[float, Field(ge=0)] | None = None
+    duplex: Literal["full", "half"] | None = None
+    shared: bool | None = None
+    source: Literal["measured", "datasheet", "assumed"] | None = None
+
+
+class ClusterFile(Record):
+    """What a cluster TOML file may hold."""
+
+    format: Literal["pipeplan-cluster/1"]
+    name: Text = "cluster"
+    device_types: dict[str, DeviceType] = Field(default_factory=dict)
+    devices: tuple[DeviceEntry, ...] = ()
+    nodes: tuple[NodeEntry, ...] = ()
+    switches: tuple[Text, ...] = ()
+    link_types: dict[str, LinkType] = Field(default_factory=dict)
+    links: tuple[LinkEntry, ...] = ()
+
+    def expanded(self, source: str) -> dict[str, Any]:
+        """The data of a Cluster: every device, switch and link written out.
+
+        Raises:
+            PipeplanError: naming every unknown preset and every link without a bandwidth.
+        """
+        problems: list[str] = []
+        devices = [device.model_dump() for device in self.devices]
+        devices += [
+            {"name": f"{node.name}/gpu{index}", "type": node.type}
+            for node in self.nodes
+            for index in range(node.devices)
+        ]
+        links = [*self._node_links(problems), *self._own_links(problems)]
+        types = {}
+        for name in dict.fromkeys(device["type"] for device in devices):
+            types[name] = self._device_type(name, problems)
+        if not devices:
+            problems.append("devices: the cluster has none; add [[nodes]] or [[devices]]")
+        if problems:
+            raise PipeplanError(f"{source}: {problem}" for problem in problems)
+        return {
+            "format": self.format,
+            "name": self.name,
+            "device_types": types,
+            "devices": devices,
+            "switches": [*self.switches, *(node.name for node in self.nodes)],
+            "links": links,
+        }
+
+    def _device_type(self, name: str, problems: list[str]) -> dict[str, Any]:
+        known = {**DEVICES, **self.device_types}
+        if name not in known:
+            problems.append(
+                f"device type {name!r} is unknown; define [device_types.\"{name}\"] or use one of "
+                + ", ".join(sorted(known))
+            )
+            return {}
+        return known[name].model_dump()
+
+    def _link_type(self, name: str, field: str, problems: list[str]) -> dict[str, Any]:
+        known = {**LINKS, **self.link_types}
+        if name not in known:
+            problems.append(
+                f"{field}: link preset {name!r} is unknown; define [link_types.\"{name}\"] or use "
+                "one of " + ", ".join(sorted(known))
+            )
+            return {}
+        return known[name].model_dump()
+
+    def _node_links(self, problems: list[str]) -> Iterator[dict[str, Any]]:
+        for position, node in enumerate(self.nodes):
+            if isinstance(node.link, LinkType):
+                kind = node.link.model_dump()
+            else:
+                kind = self._link_type(node.link, f"nodes[{position}].link", problems)
+            for index in range(node.devices):
+                yield {"between": [f"{node.name}/gpu{index}", node.name], **kind}
+
+    def _own_links(self, problems: list[str]) -> Iterator[dict[str, Any]]:
+        for position, entry in enumerate(self.links):
+            field = f"links[{position}]"
+            own = entry.model_dump(exclude={"between", "preset"}, exclude_none=True)
+            kind = {} if entry.preset is None else self._link_type(entry.preset, field, problems)
+            if entry.preset is None and entry.bandwidth_gb_per_s is None:
+                problems.append(f"{field}: give bandwidth_gb_per_s or a preset")
+            yield {"between": list(entry.between), **kind, **own}

@@ -1,0 +1,182 @@
+"""How every artifact is read, checked, digested and written: one way for all of them."""
+
+import hashlib
+import json
+import os
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from planner.errors import PipeplanError
+
+
+class Record(BaseModel):
+    """Base of all artifact records: immutable, strict, and without unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def parse(cls, data: Any, source: str) -> Self:
+        """Check ``data`` (plain JSON values) against this record.
+
+        Args:
+            data: what a JSON or TOML file held.
+            source: the name to use for it in messages, usually the file's.
+
+        Raises:
+            PipeplanError: with one line for every field that is wrong.
+        """
+        try:
+            return cls.model_validate_json(json.dumps(data))
+        except ValidationError as error:
+            raise PipeplanError(_problem_lines(error, source)) from None
+        except (TypeError, ValueError) as error:
+            raise PipeplanError(f"{source}: {error}") from None
+
+
+def _problem_lines(error: ValidationError, source: str) -> list[str]:
+    return [
+        f"{source}: {_field(item['loc'])}: {_explain(item)}"
+        for item in error.errors(include_url=False)
+    ]
+
+
+def _field(location: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.lstrip(".") or "(whole file)"
+
+
+def _explain(item: Any) -> str:
+    found = item.get("input")
+    shown = repr(found) if isinstance(found, str | int | float | bool | type(None)) else None
+    match item["type"]:
+        case "extra_forbidden":
+            return f"unknown field (value {_shorten(found)}); remove it or correct its name"
+        case "missing":
+            return "this field is missing; add it"
+        case "value_error":
+            return str(item["ctx"]["error"]) + (f" (found {shown})" if shown else "")
+    return item["msg"] + (f" (found {shown})" if shown else "")
+
+
+def _shorten(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def read_json(path: str | Path) -> Any:
+    """Read a JSON file; a cut file, a duplicate key or a NaN is an error that names the place."""
+    path = Path(path)
+    text = _read_text(path)
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise PipeplanError(
+            f"{path}: line {error.lineno}, column {error.colno}: not valid JSON ({error.msg}); "
+            "the file may be cut off or hand-edited wrongly"
+        ) from None
+    except RecursionError:
+        raise PipeplanError(f"{path}: JSON nested too deeply") from None
+    except ValueError as error:
+        raise PipeplanError(f"{path}: {error}") from None
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Read a TOML file; errors name the line."""
+    path = Path(path)
+    text = _read_text(path)
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PipeplanError(f"{path}: not valid TOML: {error}") from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise PipeplanError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise PipeplanError(f"{path}: cannot be read as UTF-8 text: {error}") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"key {twice!r} appears twice in one object; keep one")
+    return result
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number a plan can hold")
+
+
+def check_format(data: Any, expected: str, source: str) -> Mapping[str, Any]:
+    """Return ``data`` as a mapping if its ``format`` field is the one this version reads.
+
+    Raises:
+        PipeplanError: for another kind of file, a future version, or no object at all.
+    """
+    if not isinstance(data, Mapping):
+        raise PipeplanError(f"{source}: expected an object with a field 'format', found a list")
+    found = data.get("format")
+    if found == expected:
+        return data
+    kind, _, version = expected.rpartition("/")
+    if isinstance(found, str) and found.startswith(f"{kind}/") and found.split("/")[-1].isdigit():
+        if int(found.split("/")[-1]) > int(version):
+            raise PipeplanError(
+                f"{source}: format: {found!r} is newer than {expected!r}, which this version "
+                "of Pipeplan reads; upgrade Pipeplan"
+            )
+    raise PipeplanError(
+        f"{source}: format: expected {expected!r}, found {found!r}; "
+        f"this is not a file this command reads"
+    )
+
+
+def canonical_json(data: Any) -> str:
+    """One text for equal values: sorted keys, no spaces."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def digest(record: Record) -> str:
+    """SHA-256 of a record's canonical JSON, as ``sha256:…``."""
+    text = canonical_json(record.model_dump(mode="json"))
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_atomically(path: str | Path, content: str | bytes) -> None:
+    """Write a file whole or not at all: to a temporary file beside it, then rename.
+
+    Raises:
+        PipeplanError: if the folder does not exist or cannot be written.
+    """
+    path = Path(path)
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
+    except OSError as error:
+        raise PipeplanError(f"{path}: cannot be written: {error.strerror}") from None
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except OSError as error:
+        os.unlink(temporary)
+        raise PipeplanError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

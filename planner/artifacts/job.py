@@ -1,0 +1,68 @@
+"""The job: how the model is to be trained, whatever the machines."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from planner.artifacts.document import Record, check_format, read_toml
+
+FORMAT = "pipeplan-job/1"
+Precision = Literal["float32", "float16", "bfloat16"]
+PRECISION_BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
+JsonValue = str | int | float | bool | None | list[str | int | float | bool | None]
+
+
+class InputSpec(Record):
+    """One model input: the shape of one sample; the microbatch is put in front.
+
+    ``below`` bounds the integers drawn for an example (a vocabulary size, a class count).
+    """
+
+    shape: tuple[Annotated[int, Field(ge=0)], ...]
+    dtype: Literal["float32", "float16", "bfloat16", "int64", "int32", "bool"]
+    below: Annotated[int, Field(ge=1)] = 2
+
+
+class Job(Record):
+    """What one training iteration is.
+
+    One iteration runs ``microbatches`` microbatches of ``samples_per_microbatch`` samples each.
+    ``loss`` compares the model's output with the batch's ``target``: ``cross_entropy`` and ``mse``
+    do that, ``output`` takes the model's own output as the loss. ``inputs`` describes a batch for
+    a model that has no ``example_batch`` method. Plans may put up to ``max_stages_per_device``
+    stages on a device.
+    """
+
+    format: Literal["pipeplan-job/1"] = FORMAT
+    name: str = "job"
+    samples_per_microbatch: Annotated[int, Field(ge=1, le=2**20)] = 1
+    microbatches: Annotated[int, Field(ge=1, le=65536)] = 8
+    precision: Precision = "float32"
+    optimizer: Literal["adamw", "sgd", "sgd_momentum"] = "adamw"
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    loss: Literal["cross_entropy", "mse", "output"] = "cross_entropy"
+    max_stages: Annotated[int, Field(ge=1)] | None = None
+    max_stages_per_device: Annotated[int, Field(ge=1, le=16)] = 1
+    replication: bool = True
+    model_arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    inputs: dict[str, InputSpec] = Field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Job":
+        """Read a job file (TOML).
+
+        Raises:
+            PipeplanError: naming every wrong field.
+        """
+        return cls.parse(check_format(read_toml(path), FORMAT, str(path)), str(path))
+
+    @property
+    def optimizer_bytes_per_element(self) -> int:
+        """Optimizer state of one parameter element.
+
+        Low-precision weights keep a float32 master copy beside the moments (Micikevicius et al.
+        2018, "Mixed precision training").
+        """
+        moments = {"adamw": 8, "sgd": 0, "sgd_momentum": 4}[self.optimizer]
+        return moments + (0 if self.precision == "float32" else 4)

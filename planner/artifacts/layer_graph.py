@@ -1,0 +1,243 @@
+"""The layer graph: what a model computes, keeps and hands on, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import networkx as nx
+from pydantic import Field, model_validator
+
+from planner.artifacts.document import (
+    Record,
+    check_format,
+    digest,
+    read_json,
+    write_atomically,
+)
+from planner.errors import PipeplanError
+
+FORMAT = "pipeplan-graph/1"
+
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
+Name = Annotated[str, Field(min_length=1, max_length=400)]
+
+
+class MeasuredTimes(Record):
+    """Seconds of one layer and one microbatch on one device type, where they were measured."""
+
+    forward_s: Seconds
+    input_gradient_s: Seconds
+    weight_gradient_s: Seconds
+
+
+class Layer(Record):
+    """The smallest unit a stage may hold; all figures are for one microbatch.
+
+    ``*_flops`` counts a multiply-add as two. ``*_traffic_bytes`` is what the layer's operations
+    read and write. ``stash_bytes`` is what autograd keeps from forward for backward, parameters
+    excluded. ``parameters`` are the names (FQNs) of the parameters the layer uses; a tied
+    parameter stands in several layers. ``measured`` replaces the roofline on a device type.
+    """
+
+    name: Name
+    forward_flops: Count
+    input_gradient_flops: Count
+    weight_gradient_flops: Count
+    forward_traffic_bytes: Count
+    input_gradient_traffic_bytes: Count
+    weight_gradient_traffic_bytes: Count
+    stash_bytes: Count
+    parameters: tuple[Name, ...] = ()
+    measured: dict[Name, MeasuredTimes] = Field(default_factory=dict)
+
+
+class Parameter(Record):
+    """One parameter by its fully qualified name; frozen ones have no gradient."""
+
+    name: Name
+    elements: Count
+    bytes: Count
+    trainable: bool = True
+
+
+class Boundary(Record):
+    """A tensor that one layer makes and later layers use: what a cut has to send.
+
+    ``saved_by`` is the layer that first keeps it for its backward, if one does; its bytes are
+    then part of that layer's ``stash_bytes``.
+    """
+
+    name: Name
+    producer: Name
+    users: Annotated[tuple[Name, ...], Field(min_length=1)]
+    bytes: Count
+    shape: tuple[Count, ...]
+    dtype: Name
+    requires_grad: bool
+    saved_by: Name | None = None
+
+
+class GraphRecord(Record):
+    """The layer graph as data: layers in an executable order, and what passes between them."""
+
+    format: Literal["pipeplan-graph/1"] = FORMAT
+    name: Name
+    samples_per_microbatch: Annotated[int, Field(ge=1)]
+    precision: Name
+    layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
+    boundaries: tuple[Boundary, ...]
+    parameters: tuple[Parameter, ...]
+    flop_coverage: Annotated[float, Field(ge=0, le=1)] = 1.0
+    uncounted_operators: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        position = {layer.name: index for index, layer in enumerate(self.layers)}
+        parameters = {parameter.name for parameter in self.parameters}
+        if len(position) < len(self.layers):
+            raise ValueError("layers: two layers have the same name; names must be unique")
+        if len(parameters) < len(self.parameters):
+            raise ValueError("parameters: two parameters have the same name")
+        if len({boundary.name for boundary in self.boundaries}) < len(self.boundaries):
+            raise ValueError("boundaries: two boundary tensors have the same name")
+        for layer in self.layers:
+            for name in layer.parameters:
+                if name not in parameters:
+                    raise ValueError(f"layer {layer.name!r} uses unknown parameter {name!r}")
+        for boundary in self.boundaries:
+            _check_boundary(boundary, position)
+        return self
+
+
+def _check_boundary(boundary: Boundary, position: dict[str, int]) -> None:
+    saver = [boundary.saved_by] if boundary.saved_by is not None else []
+    for name in (boundary.producer, *boundary.users, *saver):
+        if name not in position:
+            raise ValueError(f"boundary {boundary.name!r} names unknown layer {name!r}")
+    for user in boundary.users:
+        if position[user] <= position[boundary.producer]:
+            raise ValueError(
+                f"boundary {boundary.name!r} goes from {boundary.producer!r} back to {user!r}; "
+                "list the layers in an executable order (a cycle has none)"
+            )
+
+
+class LayerGraph(nx.DiGraph):
+    """A networkx DiGraph of layers in executable order, read-only.
+
+    Node attributes are the fields of :class:`Layer` plus ``parameter_bytes``; edge attributes are
+    ``tensors`` (boundary names) and ``bytes``. ``record`` is the same as plain data.
+    """
+
+    record: GraphRecord
+
+    @classmethod
+    def from_record(cls, record: GraphRecord) -> LayerGraph:
+        """Build the graph of a record."""
+        graph = cls(name=record.name)
+        graph.record = record
+        size = {parameter.name: parameter.bytes for parameter in record.parameters}
+        for layer in record.layers:
+            bytes_ = sum(size[name] for name in layer.parameters)
+            graph.add_node(layer.name, **layer.model_dump(), parameter_bytes=bytes_)
+        for boundary in record.boundaries:
+            for user in boundary.users:
+                graph._add_tensor(boundary, user)
+        return nx.freeze(graph)  # type: ignore[no-any-return]
+
+    def _add_tensor(self, boundary: Boundary, user: str) -> None:
+        edge = self.get_edge_data(boundary.producer, user, {"tensors": (), "bytes": 0})
+        self.add_edge(
+            boundary.producer,
+            user,
+            tensors=(*edge["tensors"], boundary.name),
+            bytes=edge["bytes"] + boundary.bytes,
+        )
+
+    @classmethod
+    def parse(cls, data: Any, source: str = "layer graph") -> LayerGraph:
+        """Check plain JSON data and build the graph.
+
+        Raises:
+            PipeplanError: naming every wrong field.
+        """
+        return cls.from_record(GraphRecord.parse(check_format(data, FORMAT, source), source))
+
+    @classmethod
+    def load(cls, path: str | Path) -> LayerGraph:
+        """Read a graph that :meth:`save` or ``pipeplan trace`` wrote."""
+        return cls.parse(read_json(path), str(path))
+
+    def save(self, path: str | Path) -> None:
+        """Write the graph as JSON, atomically."""
+        write_atomically(path, self.record.model_dump_json(indent=1) + "\n")
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the graph's canonical JSON."""
+        return digest(self.record)
+
+    @cached_property
+    def layers(self) -> dict[str, Layer]:
+        """Layers by name, in executable order."""
+        return {layer.name: layer for layer in self.record.layers}
+
+    @cached_property
+    def parameters(self) -> dict[str, Parameter]:
+        """Parameters by FQN."""
+        return {parameter.name: parameter for parameter in self.record.parameters}
+
+    def parameters_of(self, layers: Iterable[str]) -> tuple[Parameter, ...]:
+        """The parameters a set of layers uses, a tied one once."""
+        names = dict.fromkeys(name for layer in layers for name in self.layers[layer].parameters)
+        return tuple(self.parameters[name] for name in names)
+
+    def crossing(self, before: Sequence[str]) -> tuple[Boundary, ...]:
+        """The boundary tensors alive at a cut: made by ``before``, used by any other layer."""
+        inside = set(before)
+        return tuple(
+            boundary
+            for boundary in self.record.boundaries
+            if boundary.producer in inside and not inside.issuperset(boundary.users)
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and transfer between processes by the record."""
+        return (LayerGraph.from_record, (self.record,))
+
+
+def graph_differences(expected: GraphRecord, found: GraphRecord) -> list[str]:
+    """How two graphs of one model differ in what matters for running a plan.
+
+    Layer names and order, parameters and boundary tensors must agree; FLOP counts and stash may
+    differ between torch versions and are not compared.
+    """
+    problems = []
+    names = [layer.name for layer in expected.layers], [layer.name for layer in found.layers]
+    if names[0] != names[1]:
+        first = next((pair for pair in zip(*names, strict=False) if pair[0] != pair[1]), None)
+        problems.append(
+            f"layers: the plan has {len(names[0])}, the model has {len(names[1])}"
+            + (f"; the first that differs is {first[0]!r} against {first[1]!r}" if first else "")
+        )
+    sizes = [{p.name: (p.elements, p.trainable) for p in g.parameters} for g in (expected, found)]
+    if sizes[0] != sizes[1]:
+        differing = {name for name, _ in sizes[0].items() ^ sizes[1].items()}
+        problems.append(f"parameters differ: {', '.join(sorted(differing)[:5])}")
+    tensors = [sorted((b.producer, b.shape, b.dtype) for b in g.boundaries) for g in (expected, found)]
+    if tensors[0] != tensors[1]:
+        problems.append("boundary tensors differ in shape or dtype")
+    return problems
+
+
+def require_samples(graph: LayerGraph, samples: int) -> None:
+    """Refuse a graph traced at another microbatch size than the job's."""
+    if graph.record.samples_per_microbatch != samples:
+        raise PipeplanError(
+            f"layer graph {graph.name!r} was traced with samples_per_microbatch = "
+            f"{graph.record.samples_per_microbatch}, the job says {samples}; trace it again"
+        )

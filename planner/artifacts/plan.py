@@ -1,0 +1,136 @@
+"""The plan: which device holds which layers and runs what when. Plain data; loading runs no code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from planner.artifacts.cluster import Cluster
+from planner.artifacts.document import Record, check_format, read_json, write_atomically
+from planner.artifacts.job import Job, JsonValue
+from planner.artifacts.layer_graph import GraphRecord, LayerGraph
+from planner.artifacts.operations import Operation, parse_order
+from planner.artifacts.problem import ModelSource, Problem
+
+FORMAT = "pipeplan/1"
+NonNegative = Annotated[float, Field(ge=0)]
+Index = Annotated[int, Field(ge=0)]
+
+
+class PlannedModel(Record):
+    """The model a plan is for: its layer graph, and the factory that builds it (if known)."""
+
+    name: str
+    factory: str | None
+    arguments: dict[str, JsonValue]
+    graph_digest: str
+    graph: GraphRecord
+
+
+class Stage(Record):
+    """A set of layers, the devices that hold it (its replicas), and what it recomputes."""
+
+    index: Index
+    layers: Annotated[tuple[str, ...], Field(min_length=1)]
+    devices: Annotated[tuple[str, ...], Field(min_length=1)]
+    recompute: tuple[str, ...] = ()
+
+
+class Sync(Record):
+    """How the replicas of a stage agree on their gradients."""
+
+    strategy: str = "all_reduce"
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class DevicePrediction(Record):
+    """What the simulator expects of one device in one iteration."""
+
+    busy_s: NonNegative
+    peak_memory_bytes: Index
+
+
+class Predicted(Record):
+    """The simulator's figures. ``bubble`` is the idle share of the devices used; ``gap`` is
+    iteration time / lower bound - 1, and null where no bound is known (``lower_bound_s`` 0)."""
+
+    iteration_time_s: NonNegative
+    lower_bound_s: NonNegative
+    gap: NonNegative | None
+    bubble: Annotated[float, Field(ge=0, le=1)]
+    devices: dict[str, DevicePrediction]
+
+
+class Provenance(Record):
+    """What made the plan, enough to make it again."""
+
+    pipeplan: str
+    ortools: str | None
+    seed: int
+    workers: int
+    limit: str
+    solver: str
+    bound_covers: str
+
+
+class Plan(Record):
+    """A complete answer: stages, devices, orders and predictions, with all they were made from."""
+
+    format: Literal["pipeplan/1"] = FORMAT
+    model: PlannedModel
+    cluster: Cluster
+    job: Job
+    stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
+    microbatches: Annotated[int, Field(ge=1)]
+    orders: dict[str, str]
+    ranks: tuple[str, ...]
+    sync: Sync = Field(default_factory=Sync)
+    predicted: Predicted
+    provenance: Provenance
+
+    @classmethod
+    def parse(cls, data: Any, source: str = "plan") -> Plan:
+        """Check the form of plain JSON data; ``planner.verify`` checks what it says.
+
+        Raises:
+            PipeplanError: naming every wrong field, or a format this version does not read.
+        """
+        return super().parse(check_format(data, FORMAT, source), source)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan file."""
+        return cls.parse(read_json(path), str(path))
+
+    def save(self, path: str | Path) -> None:
+        """Verify the plan, then write it as JSON, atomically.
+
+        Raises:
+            PipeplanError: if the plan does not hold; nothing is written then.
+        """
+        from planner.verify import require_valid
+
+        require_valid(self)
+        write_atomically(path, self.model_dump_json(indent=1) + "\n")
+
+    @property
+    def problem(self) -> Problem:
+        """The problem the plan answers."""
+        return Problem(
+            graph=LayerGraph.from_record(self.model.graph),
+            cluster=self.cluster,
+            job=self.job,
+            source=ModelSource(self.model.factory, dict(self.model.arguments)),
+        )
+
+    def parsed_orders(self) -> dict[str, tuple[Operation, ...]]:
+        """The order of operations of every device.
+
+        Raises:
+            PipeplanError: naming each word that is not an operation.
+        """
+        return {
+            device: parse_order(text, f"orders[{device!r}]") for device, text in self.orders.items()
+        }

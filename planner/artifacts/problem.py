@@ -1,0 +1,54 @@
+"""The problem: one model, one cluster, one job."""
+
+from dataclasses import dataclass, field
+
+from planner.artifacts.cluster import Cluster
+from planner.artifacts.job import Job, JsonValue
+from planner.artifacts.layer_graph import LayerGraph, require_samples
+from planner.errors import PipeplanError
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a model comes from: a ``module:factory`` and its keyword arguments."""
+
+    factory: str | None = None
+    arguments: dict[str, JsonValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything ``solve`` needs.
+
+    Attributes:
+        graph: the traced model.
+        cluster: devices and links.
+        job: microbatches, precision, optimizer.
+        source: how the executor can build the model again; optional for studies.
+
+    Raises:
+        PipeplanError: if the three do not fit together.
+    """
+
+    graph: LayerGraph
+    cluster: Cluster
+    job: Job = field(default_factory=Job)
+    source: ModelSource = field(default_factory=ModelSource)
+
+    def __post_init__(self) -> None:
+        require_samples(self.graph, self.job.samples_per_microbatch)
+        if self.graph.record.precision != self.job.precision:
+            raise PipeplanError(
+                f"layer graph {self.graph.name!r} was traced in {self.graph.record.precision}, "
+                f"the job says precision = {self.job.precision!r}; trace it again"
+            )
+        for name in sorted({device.type for device in self.cluster.devices}):
+            kind = self.cluster.device_types[name]
+            measured = all(name in layer.measured for layer in self.graph.record.layers)
+            if not measured and self.job.precision not in kind.peak_tflop_per_s:
+                known = ", ".join(sorted(kind.peak_tflop_per_s))
+                raise PipeplanError(
+                    f"device type {name!r} has no peak_tflop_per_s for precision "
+                    f"{self.job.precision!r} (it has {known}); choose one of these in the job or "
+                    f"add peak_tflop_per_s.{self.job.precision} to the cluster file"
+                )

@@ -1,0 +1,84 @@
+"""Putting a plan together from what the solvers chose, and refreshing one that was edited."""
+
+from importlib import metadata
+
+from planner.artifacts.operations import format_order
+from planner.artifacts.plan import Plan, Provenance
+from planner.artifacts.problem import Problem
+from planner.costs.placement import PlacedPipeline
+from planner.simulate import Orders, Timeline, simulate, simulate_plan
+from planner.verify import predict
+
+
+def assemble_plan(
+    timeline: Timeline, orders: Orders, lower_bound_s: float, provenance: Provenance
+) -> Plan:
+    """The plan of a simulated schedule."""
+    pipeline = timeline.pipeline
+    problem = pipeline.problem
+    record = problem.graph.record
+    return Plan.model_validate(
+        {
+            "model": {
+                "name": record.name,
+                "factory": problem.source.factory,
+                "arguments": problem.source.arguments,
+                "graph_digest": problem.graph.digest,
+                "graph": record,
+            },
+            "cluster": problem.cluster,
+            "job": problem.job,
+            "stages": tuple(
+                {
+                    "index": index,
+                    "layers": stage.spec.layers,
+                    "devices": stage.spec.devices,
+                    "recompute": stage.spec.recompute,
+                }
+                for index, stage in enumerate(pipeline.stages)
+            ),
+            "microbatches": pipeline.microbatches,
+            "orders": {device: format_order(list(orders[device])) for device in pipeline.devices},
+            "ranks": ranks(problem, pipeline),
+            "predicted": predict(timeline, lower_bound_s),
+            "provenance": provenance,
+        }
+    )
+
+
+def ranks(problem: Problem, pipeline: PlacedPipeline) -> tuple[str, ...]:
+    """Devices in use, in the cluster's order: torchrun's rank 0 is the first."""
+    used = set(pipeline.devices)
+    return tuple(device for device in problem.cluster.device_names if device in used)
+
+
+def plan_by_hand(pipeline: PlacedPipeline, orders: Orders) -> Plan:
+    """A plan for stages and orders that a person or a test chose; its bound is zero."""
+    provenance = Provenance(
+        pipeplan=version("pipeplan"),
+        ortools=None,
+        seed=0,
+        workers=0,
+        limit="none",
+        solver="by hand",
+        bound_covers="nothing: no bound was computed",
+    )
+    return assemble_plan(simulate(pipeline, orders), orders, 0.0, provenance)
+
+
+def refresh(plan: Plan) -> Plan:
+    """The same plan with freshly simulated predictions, for one that was edited by hand.
+
+    The proven bound stays: it holds for the problem, whatever the plan. It is lowered if the
+    edited plan is faster, which only an edit of the costs can do.
+    """
+    timeline = simulate_plan(plan)
+    return plan.model_copy(update={"predicted": predict(timeline, plan.predicted.lower_bound_s)})
+
+
+def version(distribution: str) -> str:
+    """Installed version of a distribution; ``unknown`` in a checkout that is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "unknown"

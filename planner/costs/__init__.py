@@ -1,0 +1,1 @@
+"""Seconds and bytes of layers, boundaries and collectives on given devices."""

@@ -1,0 +1,66 @@
+"""Seconds of an all-reduce among devices, whatever joins them."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+from planner.artifacts.cluster import Cluster, Route
+
+
+def all_reduce_s(cluster: Cluster, devices: Sequence[str], bytes_: int) -> float:
+    """The better of a ring and a binary tree over the devices in the given order.
+
+    Ring (Patarasuk and Yuan 2009): 2(r-1) steps of bytes/r each. Tree: up and down, the whole
+    message at each of ceil(log2 r) levels. Steps that use the same link share its bandwidth.
+
+    Returns:
+        Seconds; infinity if two of the devices have no path.
+    """
+    count = len(devices)
+    if count < 2 or bytes_ == 0:
+        return 0.0
+    ring = [*devices, devices[0]]
+    ring_step = _step_s(cluster, list(pairwise(ring)), bytes_ / count)
+    tree = [(devices[(child - 1) // 2], devices[child]) for child in range(1, count)]
+    tree_step = _step_s(cluster, tree, bytes_)
+    return min(2 * (count - 1) * ring_step, 2 * math.ceil(math.log2(count)) * tree_step)
+
+
+def fastest_all_reduce_s(cluster: Cluster, devices: Sequence[str], bytes_: int) -> float:
+    """A lower bound of :func:`all_reduce_s` for these devices in any order.
+
+    Every device exchanges at least 2(r-1)/r of the bytes over its best link in the set.
+    """
+    count = len(devices)
+    if count < 2 or bytes_ == 0:
+        return 0.0
+    slowest = max(
+        min(inverse_bandwidth(cluster, u, v) for v in devices if v != u) for u in devices
+    )
+    return 2 * (count - 1) / count * bytes_ * slowest
+
+
+def inverse_bandwidth(cluster: Cluster, source: str, target: str) -> float:
+    """Seconds a byte between two devices; infinity if there is no path."""
+    route = cluster.route(source, target)
+    return math.inf if route is None else 1 / (route.bandwidth_gb_per_s * 1e9)
+
+
+def _step_s(cluster: Cluster, edges: list[tuple[str, str]], bytes_: float) -> float:
+    routes = [cluster.route(*edge) for edge in edges]
+    known = [route for route in routes if route is not None]
+    if len(known) < len(routes):
+        return math.inf
+    sharing = Counter(link for route in known for link in route.links)
+    return max(_shared_s(cluster, route, sharing, bytes_) for route in known)
+
+
+def _shared_s(
+    cluster: Cluster, route: Route, sharing: Counter[tuple[int, int]], bytes_: float
+) -> float:
+    bandwidth = min(
+        (cluster.links[link[0]].bandwidth_gb_per_s / sharing[link] for link in route.links),
+        default=route.bandwidth_gb_per_s,
+    )
+    return route.latency_s + bytes_ / (min(bandwidth, route.bandwidth_gb_per_s) * 1e9)

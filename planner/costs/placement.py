@@ -1,0 +1,313 @@
+"""A partition placed on devices, with every time and size its schedule needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from planner.artifacts.cluster import Route
+from planner.artifacts.layer_graph import Boundary, LayerGraph, Parameter
+from planner.artifacts.plan import Plan
+from planner.artifacts.problem import Problem
+from planner.costs.collectives import all_reduce_s
+from planner.costs.roofline import OperationTimes, layer_times
+from planner.errors import PipeplanError
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """A stage as a solver chooses it: its layers, its devices and what it recomputes."""
+
+    layers: tuple[str, ...]
+    devices: tuple[str, ...]
+    recompute: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One message between two devices: the link resources it occupies and for how long."""
+
+    seconds: float
+    links: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class PlacedStage:
+    """A stage with its figures; times and bytes are for one microbatch.
+
+    Attributes:
+        spec: what the solver chose.
+        times: by device.
+        static_bytes: weights, gradients, optimizer state and workspace on each replica.
+        stash_bytes: kept from forward until backward, the received input included.
+        input_bytes, output_bytes: activations received from and sent to the neighbours.
+        input_gradient_bytes, output_gradient_bytes: gradients sent back and received.
+    """
+
+    spec: StageSpec
+    times: Mapping[str, OperationTimes]
+    static_bytes: int
+    stash_bytes: int
+    input_bytes: int
+    output_bytes: int
+    input_gradient_bytes: int
+    output_gradient_bytes: int
+
+
+@dataclass(frozen=True)
+class Synchronisation:
+    """An all-reduce of gradients, after the last backward of ``stages`` on ``devices``."""
+
+    stages: tuple[int, ...]
+    devices: tuple[str, ...]
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PlacedPipeline:
+    """All stages on their devices: what a schedule is made for and a simulation replays."""
+
+    problem: Problem
+    stages: tuple[PlacedStage, ...]
+    synchronisations: tuple[Synchronisation, ...]
+    optimizer_s: Mapping[str, float]
+    microbatches: int
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """Devices that hold a stage, in stage order."""
+        return tuple(dict.fromkeys(d for stage in self.stages for d in stage.spec.devices))
+
+    @cached_property
+    def stages_on(self) -> Mapping[str, tuple[int, ...]]:
+        """Stage indices by device."""
+        return {
+            device: tuple(i for i, s in enumerate(self.stages) if device in s.spec.devices)
+            for device in self.devices
+        }
+
+    def seconds(self, stage: int, kind: str, device: str) -> float:
+        """Duration of an operation."""
+        return self.stages[stage].times[device].seconds(kind)
+
+    def forward_transfer(self, stage: int, source: str, target: str) -> Transfer:
+        """The activations of ``stage`` on their way to the next stage."""
+        return self._transfer(self.stages[stage].output_bytes, source, target)
+
+    def backward_transfer(self, stage: int, source: str, target: str) -> Transfer:
+        """The gradients of ``stage``'s input on their way to the stage before."""
+        return self._transfer(self.stages[stage].input_gradient_bytes, source, target)
+
+    def _transfer(self, bytes_: int, source: str, target: str) -> Transfer:
+        route = self._route(source, target)
+        if source == target or bytes_ == 0:
+            return Transfer(0.0, ())
+        return Transfer(route.seconds(bytes_), route.links)
+
+    def _route(self, source: str, target: str) -> Route:
+        route = self.problem.cluster.route(source, target)
+        if route is None:
+            raise PipeplanError(
+                f"no path of links and switches joins {source!r} and {target!r}, which hold "
+                "neighbouring stages; add a link to the cluster or choose other devices"
+            )
+        return route
+
+    def capacity_bytes(self, device: str) -> int:
+        """Bytes a plan may use on a device."""
+        return self.problem.cluster.device_type(device).capacity_bytes
+
+    def static_bytes(self, device: str) -> int:
+        """Bytes taken on a device whatever runs: all its stages' static memory."""
+        return sum(self.stages[stage].static_bytes for stage in self.stages_on[device])
+
+    def stash_limit(self, stage: int, device: str) -> int:
+        """How many microbatches of a stage could be in flight if the device held nothing else.
+
+        An upper bound for every order: at the start of a forward the device holds the stash of
+        all microbatches in flight and the output being made.
+        """
+        placed = self.stages[stage]
+        free = self.capacity_bytes(device) - self.static_bytes(device) - placed.output_bytes
+        if free < 0:
+            return 0
+        if placed.stash_bytes == 0:
+            return self.microbatches
+        return min(self.microbatches, free // placed.stash_bytes)
+
+    def tail_s(self, stage: int, device: str) -> float:
+        """From a stage's last backward to the end of the iteration on this device, at least."""
+        own = (s.seconds for s in self.synchronisations if stage in s.stages and device in s.devices)
+        return sum(own) + self.optimizer_s[device]
+
+
+def place(problem: Problem, stages: Sequence[StageSpec]) -> PlacedPipeline:
+    """Work out the figures of a partition.
+
+    Args:
+        problem: the model, cluster and job.
+        stages: in pipeline order; every layer in exactly one, no edge backwards.
+    """
+    graph = problem.graph
+    tied = _tied_parameters(graph, stages)
+    cuts = [_alive_after(graph, stages, index) for index in range(len(stages))]
+    placed = tuple(
+        _place_stage(problem, spec, cuts[index - 1] if index else (), cuts[index])
+        for index, spec in enumerate(stages)
+    )
+    return PlacedPipeline(
+        problem=problem,
+        stages=placed,
+        synchronisations=_synchronisations(problem, stages, tied),
+        optimizer_s=_optimizer_s(problem, stages),
+        microbatches=problem.job.microbatches,
+    )
+
+
+def place_plan(plan: Plan) -> PlacedPipeline:
+    """A plan's stages with the times and sizes that its cluster, job and graph give them."""
+    specs = [StageSpec(stage.layers, stage.devices, stage.recompute) for stage in plan.stages]
+    return place(plan.problem, specs)
+
+
+def _alive_after(
+    graph: LayerGraph, stages: Sequence[StageSpec], index: int
+) -> tuple[Boundary, ...]:
+    before = [layer for stage in stages[: index + 1] for layer in stage.layers]
+    return graph.crossing(before)
+
+
+def _place_stage(
+    problem: Problem,
+    spec: StageSpec,
+    inputs: Sequence[Boundary],
+    outputs: Sequence[Boundary],
+) -> PlacedStage:
+    graph = problem.graph
+    return PlacedStage(
+        spec=spec,
+        times={device: stage_times(problem, spec, device) for device in spec.devices},
+        static_bytes=static_bytes(problem, graph.parameters_of(spec.layers))
+        + workspace_bytes(graph, spec.layers),
+        stash_bytes=_stash_bytes(graph, spec, inputs),
+        input_bytes=_bytes(inputs),
+        output_bytes=_bytes(outputs),
+        input_gradient_bytes=_gradient_bytes(inputs),
+        output_gradient_bytes=_gradient_bytes(outputs),
+    )
+
+
+def _bytes(tensors: Sequence[Boundary]) -> int:
+    return sum(tensor.bytes for tensor in tensors)
+
+
+def _gradient_bytes(tensors: Sequence[Boundary]) -> int:
+    return sum(tensor.bytes for tensor in tensors if tensor.requires_grad)
+
+
+def stage_times(problem: Problem, spec: StageSpec, device: str) -> OperationTimes:
+    """Seconds of a stage's operations on one device."""
+    type_name = problem.cluster.type_of(device)
+    kind = problem.cluster.device_types[type_name]
+    total = OperationTimes(0.0, 0.0, 0.0)
+    for name in spec.layers:
+        layer = problem.graph.layers[name]
+        recompute = name in spec.recompute
+        total += layer_times(layer, type_name, kind, problem.job.precision, recompute)
+    return total
+
+
+def static_bytes(problem: Problem, parameters: Sequence[Parameter]) -> int:
+    """Weights, gradients and optimizer state of parameters."""
+    per_element = problem.job.optimizer_bytes_per_element
+    return sum(
+        p.bytes + (p.bytes + per_element * p.elements if p.trainable else 0) for p in parameters
+    )
+
+
+def workspace_bytes(graph: LayerGraph, layers: Sequence[str]) -> int:
+    """Temporaries of a backward: the gradients of the largest tensors a layer hands on, twice."""
+    inside = set(layers)
+    sizes = [tensor.bytes for tensor in graph.record.boundaries if tensor.producer in inside]
+    return 2 * max(sizes, default=0)
+
+
+def _stash_bytes(graph: LayerGraph, spec: StageSpec, inputs: Sequence[Boundary]) -> int:
+    """What the stage keeps for one microbatch; a recomputed layer keeps only its input."""
+    inside = set(spec.layers)
+    kept = sum(
+        graph.layers[name].stash_bytes for name in spec.layers if name not in spec.recompute
+    )
+    for tensor in graph.record.boundaries:
+        rerun = [user for user in tensor.users if user in inside and user in spec.recompute]
+        counted = tensor.saved_by in inside and tensor.saved_by not in spec.recompute
+        if rerun and not counted and tensor not in inputs:
+            kept += tensor.bytes
+    for tensor in inputs:
+        if tensor.saved_by not in inside or tensor.saved_by in spec.recompute:
+            kept += tensor.bytes
+    return kept
+
+
+def _tied_parameters(graph: LayerGraph, stages: Sequence[StageSpec]) -> dict[str, tuple[int, ...]]:
+    """Trainable parameters held by several stages, with these stages."""
+    holders: dict[str, list[int]] = {}
+    for index, stage in enumerate(stages):
+        for parameter in graph.parameters_of(stage.layers):
+            if parameter.trainable:
+                holders.setdefault(parameter.name, []).append(index)
+    return {name: tuple(held) for name, held in holders.items() if len(held) > 1}
+
+
+def _synchronisations(
+    problem: Problem, stages: Sequence[StageSpec], tied: Mapping[str, tuple[int, ...]]
+) -> tuple[Synchronisation, ...]:
+    graph = problem.graph
+    wanted: dict[tuple[int, ...], int] = {}
+    for index, stage in enumerate(stages):
+        own = [p for p in graph.parameters_of(stage.layers) if p.trainable and p.name not in tied]
+        wanted[(index,)] = sum(p.bytes for p in own)
+    for name, holders in tied.items():
+        wanted[holders] = wanted.get(holders, 0) + graph.parameters[name].bytes
+    rows = []
+    for group, bytes_ in wanted.items():
+        members = {device for index in group for device in stages[index].devices}
+        devices = tuple(d for d in problem.cluster.device_names if d in members)
+        if len(devices) > 1 and bytes_:
+            seconds = all_reduce_s(problem.cluster, devices, bytes_)
+            rows.append(Synchronisation(group, devices, bytes_, seconds))
+    return tuple(rows)
+
+
+def _optimizer_s(problem: Problem, stages: Sequence[StageSpec]) -> dict[str, float]:
+    """Seconds of the optimizer step: it reads and writes weights and state, reads gradients."""
+    per_element = problem.job.optimizer_bytes_per_element
+    held: dict[str, dict[str, Parameter]] = {}
+    for stage in stages:
+        for device in stage.devices:
+            for parameter in problem.graph.parameters_of(stage.layers):
+                if parameter.trainable:
+                    held.setdefault(device, {})[parameter.name] = parameter
+    seconds = {device: 0.0 for stage in stages for device in stage.devices}
+    for device, parameters in held.items():
+        moved = sum(3 * p.bytes + 2 * per_element * p.elements for p in parameters.values())
+        bandwidth = problem.cluster.device_type(device).memory_bandwidth_gb_per_s * 1e9
+        seconds[device] = moved / bandwidth
+    return seconds
+
+
+def is_connected(placed: PlacedPipeline) -> bool:
+    """Whether every transfer and every all-reduce of the pipeline has a path."""
+    cluster = placed.problem.cluster
+    pairs = (
+        (u, v)
+        for first, second in zip(placed.stages, placed.stages[1:], strict=False)
+        for u in first.spec.devices
+        for v in second.spec.devices
+    )
+    return all(cluster.route(*pair) is not None for pair in pairs) and all(
+        math.isfinite(s.seconds) for s in placed.synchronisations
+    )

@@ -1,0 +1,31 @@
+"""Which replica of a stage runs which microbatch."""
+
+import heapq
+
+from planner.costs.placement import PlacedPipeline
+
+Assignment = dict[tuple[int, int], str]
+
+
+def balanced_assignment(pipeline: PlacedPipeline) -> Assignment:
+    """Give each microbatch to the replica that would finish it first.
+
+    Replicas of different speed take different numbers of microbatches; for one stage alone this
+    greedy rule minimises the slowest replica's load.
+    """
+    owner: Assignment = {}
+    for index, stage in enumerate(pipeline.stages):
+        times = [stage.times[device] for device in stage.spec.devices]
+        each = [time.forward_s + time.backward_s for time in times]
+        heap = [(seconds, position, seconds) for position, seconds in enumerate(each)]
+        heapq.heapify(heap)
+        for microbatch in range(pipeline.microbatches):
+            finish, position, seconds = heapq.heappop(heap)
+            owner[index, microbatch] = stage.spec.devices[position]
+            heapq.heappush(heap, (finish + seconds, position, seconds))
+    return owner
+
+
+def microbatches_on(owner: Assignment, stage: int, device: str) -> tuple[int, ...]:
+    """The microbatches a replica runs, in order."""
+    return tuple(sorted(m for (s, m), d in owner.items() if s == stage and d == device))

@@ -1,0 +1,62 @@
+"""The published schedules every planner is compared with, for stages with or without replicas."""
+
+from planner.artifacts.operations import Operation
+from planner.costs.placement import PlacedPipeline
+from planner.schedule.assignment import Assignment, microbatches_on
+from planner.simulate import Orders
+
+
+def gpipe(pipeline: PlacedPipeline, owner: Assignment) -> Orders:
+    """All forwards, then all backwards (Huang et al. 2019, "GPipe", figure 2c)."""
+    orders: dict[str, list[Operation]] = {}
+    for device, stages in pipeline.stages_on.items():
+        forward = [
+            Operation(s, "F", m) for s in stages for m in microbatches_on(owner, s, device)
+        ]
+        backward = [
+            Operation(s, "B", m)
+            for s in reversed(stages)
+            for m in microbatches_on(owner, s, device)
+        ]
+        orders[device] = forward + backward
+    return orders
+
+
+def one_forward_one_backward(pipeline: PlacedPipeline, owner: Assignment) -> Orders:
+    """1F1B: stage s of N warms up with N-s forwards, then alternates.
+
+    Narayanan et al. 2019, "PipeDream", section 3.2, in its synchronous form (DAPPLE, Fan et al.
+    2021). With replicas the warm-up counts a stage's replicas together: replica i runs its share.
+
+    Raises:
+        ValueError: if a device holds several stages, for which 1F1B is not defined.
+    """
+    if any(len(stages) > 1 for stages in pipeline.stages_on.values()):
+        raise ValueError("1F1B is defined for one stage a device")
+    orders: dict[str, list[Operation]] = {}
+    for device, (stage,) in pipeline.stages_on.items():
+        mine = microbatches_on(owner, stage, device)
+        warm_up = _warm_up(pipeline, owner, stage, device)
+        orders[device] = _alternate(stage, mine, warm_up)
+    return orders
+
+
+def _warm_up(pipeline: PlacedPipeline, owner: Assignment, stage: int, device: str) -> int:
+    """This replica's forwards among those the stage must run before its first backward.
+
+    The microbatches in flight below stage s are at least one per later stage; with replicas each
+    later replica holds one, so that the whole of it is kept busy.
+    """
+    in_flight = sum(len(later.spec.devices) for later in pipeline.stages[stage:])
+    mine = microbatches_on(owner, stage, device)
+    return max(1, sum(1 for microbatch in mine if microbatch < in_flight))
+
+
+def _alternate(stage: int, mine: tuple[int, ...], warm_up: int) -> list[Operation]:
+    warm_up = min(warm_up, len(mine))
+    order = [Operation(stage, "F", m) for m in mine[:warm_up]]
+    for done, microbatch in enumerate(mine):
+        order.append(Operation(stage, "B", microbatch))
+        if warm_up + done < len(mine):
+            order.append(Operation(stage, "F", mine[warm_up + done]))
+    return order

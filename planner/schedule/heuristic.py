@@ -1,0 +1,70 @@
+"""The best of the classic schedules and the list schedules, within memory."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from planner.costs.placement import PlacedPipeline
+from planner.errors import DeadlockError
+from planner.schedule.assignment import Assignment, balanced_assignment
+from planner.schedule.classics import gpipe, one_forward_one_backward
+from planner.schedule.list_scheduler import (
+    backward_first,
+    forward_first,
+    in_flight_limits,
+    list_schedule,
+    orders_of,
+)
+from planner.simulate import Orders, Timeline, simulate
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Orders and their simulation.
+
+    ``lower_bound_s`` holds for every schedule of the same stages on the same devices; 0 if none
+    was proved. ``method`` says what found it.
+    """
+
+    orders: Orders
+    timeline: Timeline
+    method: str
+    lower_bound_s: float = 0.0
+
+    @property
+    def iteration_time_s(self) -> float:
+        """Simulated time of one iteration."""
+        return self.timeline.iteration_time_s
+
+
+def fits_memory(timeline: Timeline) -> bool:
+    """Whether every device stays within its capacity at every moment."""
+    return all(
+        peak <= timeline.pipeline.capacity_bytes(device)
+        for device, peak in timeline.peak_memory_bytes.items()
+    )
+
+
+def best_heuristic_schedule(pipeline: PlacedPipeline) -> Schedule | None:
+    """The fastest schedule within memory that needs no search; None if none fits."""
+    owner = balanced_assignment(pipeline)
+    ranked = sorted(_schedules(pipeline, owner), key=lambda schedule: schedule.iteration_time_s)
+    return next((schedule for schedule in ranked if fits_memory(schedule.timeline)), None)
+
+
+def _schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Schedule]:
+    for method, orders in _classic_orders(pipeline, owner):
+        try:
+            yield Schedule(orders, simulate(pipeline, orders), method)
+        except DeadlockError:
+            continue
+    for limits in in_flight_limits(pipeline):
+        for priority in (backward_first, forward_first):
+            timeline = list_schedule(pipeline, owner, limits, priority)
+            if timeline is not None:
+                yield Schedule(orders_of(timeline), timeline, f"list, {priority.__name__}")
+
+
+def _classic_orders(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[tuple[str, Orders]]:
+    yield "gpipe", gpipe(pipeline, owner)
+    if all(len(stages) == 1 for stages in pipeline.stages_on.values()):
+        yield "1f1b", one_forward_one_backward(pipeline, owner)

@@ -1,0 +1,127 @@
+"""Greedy list scheduling: whenever a device is free, run the most urgent operation that can run.
+
+Covers replicas, several stages a device and any times. Limits on the microbatches in flight keep
+memory in bounds; trying several limits and priorities gives a good schedule in milliseconds.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from planner.artifacts.operations import Operation
+from planner.costs.placement import PlacedPipeline
+from planner.errors import DeadlockError
+from planner.schedule.assignment import Assignment
+from planner.simulate import Timeline, run
+
+Priority = Callable[[Operation], tuple[int, ...]]
+Limits = Mapping[tuple[int, str], int]
+
+
+def backward_first(operation: Operation) -> tuple[int, ...]:
+    """Backwards before forwards, deeper stages first: frees memory, as 1F1B does."""
+    return (operation.kind == "F", operation.microbatch, -operation.stage)
+
+
+def forward_first(operation: Operation) -> tuple[int, ...]:
+    """Forwards before backwards, as far as the limits allow: fills the later stages early."""
+    return (operation.kind != "F", operation.microbatch, operation.stage)
+
+
+@dataclass(frozen=True)
+class _Limited:
+    """A priority under limits on the microbatches in flight on each (stage, device).
+
+    A device that holds several stages also keeps room for its deepest ones: an earlier stage's
+    forward must leave memory for one microbatch of every later stage, or it could block them.
+    """
+
+    pipeline: PlacedPipeline
+    priority: Priority
+    limits: Limits
+    in_flight: Counter[tuple[int, str]]
+    left: Counter[str]
+
+    def choose(self, device: str, available: Collection[Operation]) -> Operation | None:
+        """The most urgent operation that keeps the limits."""
+        best = min(
+            (op for op in available if op.kind in "FB" and self._allowed(op, device)),
+            key=self.priority,
+            default=None,
+        )
+        if best is not None:
+            self.in_flight[best.stage, device] += 1 if best.kind == "F" else -1
+            self.left[device] -= 1
+        return best
+
+    def unfinished(self) -> str:
+        """Devices with operations left."""
+        return ", ".join(f"{device} has {n} operations left" for device, n in self.left.items() if n)
+
+    def _allowed(self, operation: Operation, device: str) -> bool:
+        if operation.kind != "F":
+            return True
+        key = (operation.stage, device)
+        return self.in_flight[key] < self.limits[key] and self._fits(operation.stage, device)
+
+    def _fits(self, stage: int, device: str) -> bool:
+        stages = self.pipeline.stages_on[device]
+        if len(stages) == 1:
+            return True
+        held = self.pipeline.static_bytes(device) + self.pipeline.stages[stage].output_bytes
+        for other in stages:
+            count = self.in_flight[other, device] + (other == stage)
+            count = max(count, 1) if other > stage else count
+            held += count * self.pipeline.stages[other].stash_bytes
+        return held <= self.pipeline.capacity_bytes(device)
+
+
+def list_schedule(
+    pipeline: PlacedPipeline, owner: Assignment, limits: Limits, priority: Priority
+) -> Timeline | None:
+    """Schedule greedily; None if the limits leave no way to finish."""
+    left: Counter[str] = Counter()
+    for device in owner.values():
+        left[device] += 2
+    policy = _Limited(pipeline, priority, limits, Counter(), left)
+    try:
+        return run(pipeline, owner, policy)
+    except DeadlockError:
+        return None
+
+
+def orders_of(timeline: Timeline) -> dict[str, list[Operation]]:
+    """The order in which each device ran its operations."""
+    orders: dict[str, list[Operation]] = {device: [] for device in timeline.pipeline.devices}
+    for event in sorted(timeline.operations, key=lambda event: event.start_s):
+        orders[event.device].append(event.operation)
+    return orders
+
+
+def in_flight_limits(pipeline: PlacedPipeline) -> Iterator[dict[tuple[int, str], int]]:
+    """Limits worth trying, each within memory: 1F1B's, a little more, twice, and memory's own."""
+    memory = {
+        (index, device): pipeline.stash_limit(index, device)
+        for index, stage in enumerate(pipeline.stages)
+        for device in stage.spec.devices
+    }
+    count = len(pipeline.stages)
+    seen = []
+    for factor, extra in ((1.0, 0), (1.0, 1), (1.5, 0), (2.0, 0), (2.0, 2), (float("inf"), 0)):
+        limits = {
+            (index, device): min(most, _target(pipeline, index, device, factor, extra, count))
+            for (index, device), most in memory.items()
+        }
+        if limits not in seen and all(limit > 0 for limit in limits.values()):
+            seen.append(limits)
+            yield limits
+
+
+def _target(
+    pipeline: PlacedPipeline, stage: int, device: str, factor: float, extra: int, count: int
+) -> int:
+    if factor == float("inf"):
+        return pipeline.microbatches
+    devices = sum(len(later.spec.devices) for later in pipeline.stages[stage:])
+    replicas = len(pipeline.stages[stage].spec.devices)
+    return max(1, round(factor * -(-devices // replicas)) + extra)

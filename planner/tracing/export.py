@@ -1,0 +1,87 @@
+"""torch.export of a training step, with parameters by their original names."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx, nn
+
+from planner.artifacts.job import Job
+from planner.errors import PipeplanError
+from planner.tracing.factory import TrainingStep
+
+_PREFIX = "model."
+
+
+@dataclass(frozen=True)
+class ExportedStep:
+    """The graph of one forward with its loss.
+
+    Attributes:
+        module: an ``fx.GraphModule``; ``get_attr`` nodes hold parameters and buffers.
+        names: the model's own name (FQN) of each ``get_attr`` target; tied ones share a name.
+    """
+
+    module: fx.GraphModule
+    names: Mapping[str, str]
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The nodes in executable order."""
+        return self.module.graph
+
+    def attribute(self, node: fx.Node) -> object:
+        """The parameter, buffer or constant of a ``get_attr`` node."""
+        value: object = self.module
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        return value
+
+
+def export_step(model: nn.Module, batch: Mapping[str, Tensor], job: Job) -> ExportedStep:
+    """Export the model in training mode together with its loss.
+
+    Args:
+        model: on any device; on ``meta`` nothing is allocated.
+        batch: one microbatch on the same device.
+        job: for the loss.
+
+    Raises:
+        PipeplanError: with torch's reason if the model cannot be exported.
+    """
+    step = TrainingStep(model.train(), job.loss)
+    try:
+        exported = torch.export.export(step, (), dict(batch), strict=False)
+    except Exception as error:
+        reason = str(error).strip().splitlines()
+        raise PipeplanError(
+            f"torch.export cannot trace {type(model).__name__}: {type(error).__name__}: "
+            f"{reason[0] if reason else ''}; data-dependent control flow and unsupported Python "
+            "must be removed from forward"
+        ) from error
+    module = exported.module()
+    assert isinstance(module, fx.GraphModule)
+    for node in list(module.graph.nodes):
+        # Shape guards of the export: a plan fixes the shapes, and a stage sees other inputs.
+        if node.op == "call_module" and node.name.startswith("_guards"):
+            module.graph.erase_node(node)
+    output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
+    if len(output.all_input_nodes) != 1 or output.all_input_nodes[0].meta["val"].numel() != 1:
+        raise PipeplanError(
+            f"loss = {job.loss!r} of {type(model).__name__} is not a single number; "
+            "let the model return its loss as a scalar tensor"
+        )
+    return ExportedStep(module, _canonical_names(module))
+
+
+def _canonical_names(module: fx.GraphModule) -> dict[str, str]:
+    first: dict[int, str] = {}
+    names = {}
+    tensors = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+    for name, tensor in tensors:
+        own = name.removeprefix(_PREFIX)
+        names[name] = first.setdefault(id(tensor), own)
+    return names

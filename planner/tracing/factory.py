@@ -1,0 +1,139 @@
+"""Finding and building the user's model, its example batch and its loss."""
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from planner.artifacts.job import Job
+from planner.errors import PipeplanError
+
+TARGET = "target"
+
+
+def import_factory(name: str) -> Callable[..., nn.Module]:
+    """Import ``module:factory``, the current folder included, as ``python -m`` would.
+
+    Only call this with a name the user typed or the zoo holds: importing runs code.
+
+    Raises:
+        PipeplanError: if the name has no such form, or the module or factory does not exist.
+    """
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not module_name or not attribute:
+        raise PipeplanError(
+            f"model {name!r}: expected module:factory, for example models.gpt:gpt2_small"
+        )
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise PipeplanError(
+            f"model {name!r}: no module {error.name!r} in {here} or on PYTHONPATH"
+        ) from None
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        known = [key for key, value in vars(module).items() if _is_factory(value, module_name)]
+        raise PipeplanError(
+            f"model {name!r}: module {module_name!r} has no callable {attribute!r}; "
+            f"it has {', '.join(known) or 'none'}"
+        )
+    return factory  # type: ignore[no-any-return]
+
+
+def _is_factory(value: object, module_name: str) -> bool:
+    return callable(value) and getattr(value, "__module__", None) == module_name
+
+
+def build(factory: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> nn.Module:
+    """Call the factory on the current default device.
+
+    Raises:
+        PipeplanError: if the arguments do not fit or the result is not a module.
+    """
+    try:
+        model = factory(**arguments)
+    except TypeError as error:
+        raise PipeplanError(
+            f"model_arguments {dict(arguments)}: {error}; correct them in the job file"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise PipeplanError(
+            f"the factory returned {type(model).__name__}, expected a torch.nn.Module"
+        )
+    return model
+
+
+def example_batch(model: nn.Module, job: Job) -> dict[str, Tensor]:
+    """One microbatch: the job's ``inputs`` if it lists any, else ``model.example_batch``.
+
+    Returns:
+        Tensors by the names of forward's arguments, and ``target`` for the loss.
+
+    Raises:
+        PipeplanError: if neither describes a batch.
+    """
+    if job.inputs:
+        batch = {name: _random_input(job, name) for name in job.inputs}
+    elif hasattr(model, "example_batch"):
+        batch = model.example_batch(job.samples_per_microbatch)
+    else:
+        raise PipeplanError(
+            f"model {type(model).__name__} has no example_batch(samples) method and the job lists "
+            "no inputs; add [inputs.NAME] shape = [...], dtype = \"int64\" for each argument of "
+            "forward, and [inputs.target] for the loss"
+        )
+    if job.loss != "output" and TARGET not in batch:
+        raise PipeplanError(
+            f"the batch has {', '.join(batch)} but no 'target', which loss = {job.loss!r} needs; "
+            "add [inputs.target] to the job, or set loss = \"output\" if the model returns its loss"
+        )
+    dtype = getattr(torch, job.precision)
+    return {
+        name: value.to(dtype) if value.dtype == torch.float32 else value
+        for name, value in batch.items()
+    }
+
+
+def _random_input(job: Job, name: str) -> Tensor:
+    spec = job.inputs[name]
+    shape = (job.samples_per_microbatch, *spec.shape)
+    dtype = getattr(torch, spec.dtype)
+    if dtype.is_floating_point:
+        return torch.randn(shape, dtype=dtype)
+    return torch.randint(0, spec.below if dtype != torch.bool else 2, shape).to(dtype)
+
+
+class TrainingStep(nn.Module):
+    """A model and its loss as one module, so that the loss is traced and cut like any layer."""
+
+    def __init__(self, model: nn.Module, loss: str) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, **batch: Tensor) -> Tensor:
+        """The scalar loss of one microbatch."""
+        target = batch.pop(TARGET, None)
+        output = self.model(**batch)
+        if self.loss == "output":
+            return output
+        if self.loss == "mse":
+            return functional.mse_loss(output, target)
+        return _cross_entropy(output, target)
+
+
+def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Mean cross entropy; classes are the last dimension, or the second as in images."""
+    if output.ndim == target.ndim + 1 and output.shape[:-1] == target.shape:
+        return functional.cross_entropy(output.flatten(0, -2).float(), target.flatten())
+    return functional.cross_entropy(output.float(), target)

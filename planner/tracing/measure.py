@@ -1,0 +1,264 @@
+"""What each operation costs: FLOPs, traffic and stash, counted on the meta device.
+
+The exported graph is run node by node on meta tensors: nothing is computed, but torch's own FLOP
+formulas and autograd's own choice of what to save apply to every operation.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from planner.tracing.export import ExportedStep
+from planner.tracing.layers import LayerAssignment
+
+# Operators that do arithmetic torch's FLOP counter has no formula for, but so little of it per
+# byte that their time is their traffic: normalisations, reductions, lookups, pooling.
+_TRAFFIC_BOUND = frozenset(
+    """_softmax _log_softmax native_layer_norm native_batch_norm native_group_norm
+    _fused_rms_norm rms_norm cudnn_batch_norm _native_batch_norm_legit _batch_norm_with_update
+    batch_norm embedding nll_loss_forward nll_loss2d_forward mse_loss
+    max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d mean sum amax amin max min argmax
+    var var_mean cumsum cat stack index index_select gather scatter scatter_add index_put
+    index_add copy_ clone _to_copy arange zeros ones full empty new_zeros new_ones new_empty
+    zeros_like ones_like full_like empty_like rand randn rand_like randn_like bernoulli
+    native_dropout fill_ zero_ tril triu constant_pad_nd repeat roll flip topk sort one_hot
+    upsample_nearest2d upsample_bilinear2d any all norm linalg_vector_norm scalar_tensor
+    _unsafe_view lift_fresh_copy slice_scatter select_scatter split_with_sizes_copy
+    _local_scalar_dense masked_fill where""".split()
+)
+_FREE = frozenset(["detach", "_assert_tensor_metadata", "lift_fresh"])
+_LOOKUPS = frozenset(["embedding"])  # They read the rows they look up, not the table.
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+_MATRIX_PRODUCTS = frozenset(
+    "linear matmul mm bmm addmm baddbmm einsum dot mv conv1d conv2d conv3d convolution "
+    "conv_transpose2d".split()
+)
+
+
+@dataclass
+class OperationCost:
+    """FLOPs and bytes moved by one operation, forward and for its two gradients."""
+
+    forward_flops: int = 0
+    input_gradient_flops: int = 0
+    weight_gradient_flops: int = 0
+    forward_traffic_bytes: int = 0
+    input_gradient_traffic_bytes: int = 0
+    weight_gradient_traffic_bytes: int = 0
+
+
+@dataclass
+class Measurement:
+    """What running the graph on the meta device told.
+
+    Attributes:
+        cost: of each operation.
+        saved: ``(first operation that saves it, bytes)`` of each storage autograd keeps.
+        storage: the storage of each operation's value.
+        requires_grad: operations whose value takes a gradient.
+        counted, uncounted: how often operators with and without a known cost ran; the
+            latter by name.
+    """
+
+    cost: dict[fx.Node, OperationCost] = field(default_factory=dict)
+    saved: dict[int, tuple[fx.Node, int]] = field(default_factory=dict)
+    storage: dict[fx.Node, int] = field(default_factory=dict)
+    requires_grad: set[fx.Node] = field(default_factory=set)
+    counted: int = 0
+    uncounted: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    @property
+    def coverage(self) -> float:
+        """Share of the arithmetic operators whose cost is known."""
+        missed = sum(self.uncounted.values())
+        return 1.0 if not missed else self.counted / (self.counted + missed)
+
+
+def measure(
+    exported: ExportedStep, layers: LayerAssignment, batch: Mapping[str, Tensor]
+) -> Measurement:
+    """Run the exported step on meta tensors and count."""
+    runner = _Runner(exported, layers)
+    arguments = [batch[str(node.target)] for node in layers.inputs]
+    with saved_tensors_hooks(runner.pack, lambda tensor: tensor):
+        runner.run(*arguments)
+    return runner.result
+
+
+class _TrafficCounter(TorchDispatchMode):
+    """Bytes read and written by the operators below, and which of them have no known cost."""
+
+    def __init__(self, result: Measurement) -> None:
+        super().__init__()
+        self.result = result
+        self.bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func._overloadpacket.__name__
+        if getattr(func, "is_view", False) or name in _FREE:
+            return out
+        read = args[1:] if name in _LOOKUPS else args
+        tensors = [*_tensors(read), *_tensors(tuple((kwargs or {}).values())), *_tensors(out)]
+        self.bytes += sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values())
+        self._note(func)
+        return out
+
+    def _note(self, func: Any) -> None:
+        packet = func._overloadpacket
+        name = packet.__name__
+        known = (
+            torch.Tag.pointwise in func.tags
+            or name in _TRAFFIC_BOUND
+            or name.rstrip("_") in _TRAFFIC_BOUND
+            or packet in torch.utils.flop_counter.flop_registry
+        )
+        if known:
+            self.result.counted += 1
+        else:
+            self.result.uncounted[str(packet)] += 1
+
+
+class _Runner(fx.Interpreter):
+    """Runs the graph and books every cost on the node that causes it."""
+
+    def __init__(self, exported: ExportedStep, layers: LayerAssignment) -> None:
+        super().__init__(exported.module, garbage_collect_values=False)
+        self.result = Measurement()
+        self.layers = layers
+        self.current: fx.Node | None = None
+        self.weights = _weight_only_nodes(exported)
+        parameters = [*exported.module.parameters(), *exported.module.buffers()]
+        self.not_stash = {p.untyped_storage()._cdata for p in parameters}
+        self.kept_alive: list[Tensor] = []  # A freed storage's address could be used again.
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if self.current is not None and storage._cdata not in self.not_stash:
+            self.kept_alive.append(tensor)
+            self.result.saved.setdefault(storage._cdata, (self.current, storage.nbytes()))
+        return tensor
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node, counting it if it is an operation of a layer."""
+        if n.op != "call_function":
+            return super().run_node(n)
+        self.current = n if n in self.layers.layer_of else None
+        traffic = _TrafficCounter(self.result)
+        with FlopCounterMode(display=False) as flops, traffic:
+            value = super().run_node(n)
+        self.current = None
+        self._book(n, value, flops.get_total_flops(), traffic.bytes)
+        return value
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Attention runs as the fused kernels do: without keeping the matrix of scores."""
+        if target is _ATTENTION:
+            return _fused_attention(*args, **kwargs)
+        return super().call_function(target, args, kwargs)
+
+    def _book(self, node: fx.Node, value: Any, flops: int, traffic: int) -> None:
+        if isinstance(value, Tensor):
+            self.result.storage[node] = value.untyped_storage()._cdata
+            if value.requires_grad:
+                self.result.requires_grad.add(node)
+        if node not in self.layers.layer_of:
+            return
+        if node.target is _ATTENTION:
+            self.result.counted += 1
+            self.result.cost[node] = self._attention_cost(node)
+            return
+        activations = [n for n in node.all_input_nodes if n in self.result.requires_grad]
+        activations = [n for n in activations if n not in self.weights]
+        weights = [n for n in node.all_input_nodes if n in self.weights and _rank(n) >= 2]
+        self.result.cost[node] = _with_gradients(node, flops, traffic, activations, weights)
+
+    def _attention_cost(self, node: fx.Node) -> OperationCost:
+        query, key, value = (self.env[n] for n in node.args[:3])  # type: ignore[index]
+        pairs = query.shape[:-1].numel() * key.shape[-2]
+        flops = 2 * pairs * (query.shape[-1] + value.shape[-1])
+        moved = [self.env[n] for n in node.all_input_nodes] + [query]
+        traffic = sum(t.numel() * t.element_size() for t in moved)
+        # Dao 2023, "FlashAttention-2": two products forward; backward has five, the scores
+        # being computed again.
+        return OperationCost(
+            forward_flops=flops,
+            input_gradient_flops=flops * 5 // 2,
+            forward_traffic_bytes=traffic,
+            input_gradient_traffic_bytes=2 * traffic,
+        )
+
+
+def _with_gradients(
+    node: fx.Node, flops: int, traffic: int, activations: list[fx.Node], weights: list[fx.Node]
+) -> OperationCost:
+    """A product's gradient costs one product per operand; other operators cost their traffic."""
+    cost = OperationCost(forward_flops=flops, forward_traffic_bytes=traffic)
+    name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+    products = len(activations) if name in _MATRIX_PRODUCTS else min(1, len(activations))
+    cost.input_gradient_flops = flops * products
+    cost.input_gradient_traffic_bytes = traffic * (products if flops else min(1, products))
+    if weights:
+        cost.weight_gradient_flops = flops
+        cost.weight_gradient_traffic_bytes = traffic if flops else 2 * sum(map(_bytes, weights))
+    return cost
+
+
+def _weight_only_nodes(exported: ExportedStep) -> set[fx.Node]:
+    """Trainable parameters and what is computed from nothing else (a transposed weight)."""
+    weights: set[fx.Node] = set()
+    for node in exported.graph.nodes:
+        if node.op == "get_attr":
+            value = exported.attribute(node)
+            if isinstance(value, nn.Parameter) and value.requires_grad:
+                weights.add(node)
+        elif node.op == "call_function" and node.all_input_nodes:
+            if all(source in weights for source in node.all_input_nodes):
+                weights.add(node)
+    return weights
+
+
+class _FusedAttention(torch.autograd.Function):
+    """Stands in for fused attention: same output shape, saves what those kernels save."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out = query.new_empty((*query.shape[:-1], value.shape[-1]))
+        logsumexp = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, out, logsumexp)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise AssertionError("tracing runs no backward")
+
+
+def _fused_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return _FusedAttention.apply(query, key, value)
+
+
+def _rank(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    return value.ndim if isinstance(value, Tensor) else 0
+
+
+def _bytes(node: fx.Node) -> int:
+    value = node.meta["val"]
+    return int(value.numel() * value.element_size())
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, list | tuple):
+        return [tensor for value in values for tensor in _tensors(value)]
+    return []

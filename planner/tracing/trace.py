@@ -1,0 +1,147 @@
+"""``trace``: a torch model becomes a layer graph."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planner.artifacts.job import Job
+from planner.artifacts.layer_graph import Boundary, GraphRecord, Layer, LayerGraph, Parameter
+from planner.tracing.export import ExportedStep, export_step
+from planner.tracing.factory import build, example_batch, import_factory
+from planner.tracing.layers import LayerAssignment, assign_layers
+from planner.tracing.measure import Measurement, OperationCost, measure
+
+Factory = Callable[..., nn.Module]
+
+
+def trace(
+    model: str | Factory, job: Job | None = None, *, name: str | None = None, **arguments: Any
+) -> LayerGraph:
+    """Trace a model into its layer graph, on the meta device: no weights are allocated.
+
+    Args:
+        model: ``"module:factory"`` (imported, which runs its code) or the factory itself.
+        job: microbatch size, precision, loss and model arguments; default ``Job()``.
+        name: of the graph; default the factory's name.
+        **arguments: for the factory, over the job's ``model_arguments``.
+
+    Returns:
+        A networkx DiGraph of layers with FLOPs, traffic, stash and boundary bytes of one
+        microbatch, and the coverage of the FLOP count.
+
+    Raises:
+        PipeplanError: if the model cannot be found, built or exported.
+    """
+    job = job or Job()
+    factory = import_factory(model) if isinstance(model, str) else model
+    with torch.device("meta"):
+        module = build(factory, {**job.model_arguments, **arguments})
+        module = module.to(getattr(torch, job.precision))
+        batch = example_batch(module, job)
+    exported = export_step(module, batch, job)
+    layers = assign_layers(exported)
+    record = graph_record(exported, layers, batch, job, name or factory_name(factory))
+    return LayerGraph.from_record(record)
+
+
+def factory_name(factory: Factory) -> str:
+    """A readable name for a factory."""
+    return getattr(factory, "__name__", type(factory).__name__)
+
+
+def graph_record(
+    exported: ExportedStep,
+    layers: LayerAssignment,
+    batch: Mapping[str, Tensor],
+    job: Job,
+    name: str,
+) -> GraphRecord:
+    """Measure the exported step and put the figures together, layer by layer."""
+    measured = measure(exported, layers, batch)
+    parameters = _parameters(exported, layers)
+    return GraphRecord(
+        name=name,
+        samples_per_microbatch=job.samples_per_microbatch,
+        precision=job.precision,
+        layers=_layers(exported, layers, measured),
+        boundaries=_boundaries(layers, measured),
+        parameters=parameters,
+        flop_coverage=measured.coverage,
+        uncounted_operators=tuple(sorted(measured.uncounted)),
+    )
+
+
+def _layers(
+    exported: ExportedStep, layers: LayerAssignment, measured: Measurement
+) -> tuple[Layer, ...]:
+    total: dict[str, OperationCost] = {layer: OperationCost() for layer in layers.names}
+    for node, cost in measured.cost.items():
+        sums = total[layers.layer_of[node]]
+        for field, value in vars(cost).items():
+            setattr(sums, field, getattr(sums, field) + value)
+    stash: dict[str, int] = defaultdict(int)
+    for node, bytes_ in measured.saved.values():
+        stash[layers.layer_of[node]] += bytes_
+    used = _parameter_names(exported, layers)
+    return tuple(
+        Layer(name=name, stash_bytes=stash[name], parameters=tuple(used[name]), **vars(total[name]))
+        for name in layers.names
+    )
+
+
+def _boundaries(layers: LayerAssignment, measured: Measurement) -> tuple[Boundary, ...]:
+    rows = []
+    for node, producer, users in layers.crossing_tensors():
+        value = node.meta["val"]
+        if not isinstance(value, Tensor):
+            continue  # Its parts cross, not the tuple.
+        saver = measured.saved.get(measured.storage.get(node, -1))
+        rows.append(
+            Boundary(
+                name=node.name,
+                producer=producer,
+                users=users,
+                bytes=value.numel() * value.element_size(),
+                shape=tuple(value.shape),
+                dtype=str(value.dtype).removeprefix("torch."),
+                requires_grad=node in measured.requires_grad,
+                saved_by=layers.layer_of[saver[0]] if saver else None,
+            )
+        )
+    return tuple(rows)
+
+
+def _parameter_names(exported: ExportedStep, layers: LayerAssignment) -> dict[str, dict[str, None]]:
+    used: dict[str, dict[str, None]] = {name: {} for name in layers.names}
+    for node in exported.graph.nodes:
+        if node.op == "get_attr" and str(node.target) in exported.names:
+            for user in node.users:
+                if user in layers.layer_of:
+                    used[layers.layer_of[user]][exported.names[str(node.target)]] = None
+    return used
+
+
+def _parameters(exported: ExportedStep, layers: LayerAssignment) -> tuple[Parameter, ...]:
+    used = {name for names in _parameter_names(exported, layers).values() for name in names}
+    rows: dict[str, Parameter] = {}
+    for node in exported.graph.nodes:
+        if node.op != "get_attr" or exported.names.get(str(node.target)) not in used:
+            continue
+        name, value = exported.names[str(node.target)], exported.attribute(node)
+        assert isinstance(value, Tensor)
+        rows.setdefault(name, _parameter(name, value))
+    return tuple(rows.values())
+
+
+def _parameter(name: str, value: Tensor) -> Parameter:
+    return Parameter(
+        name=name,
+        elements=value.numel(),
+        bytes=value.numel() * value.element_size(),
+        trainable=isinstance(value, nn.Parameter) and value.requires_grad,
+    )
+
+

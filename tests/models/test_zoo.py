@@ -1,0 +1,209 @@
+"""The zoo keeps its contract, has the published sizes and computes what the papers say."""
+
+import importlib
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models import ZOO
+from models.llama import LlamaConfig, SelfAttention
+from models.rope import apply_rope, rope_tables
+
+TINY = [key for key in ZOO if key.endswith("_tiny")]
+
+# As the papers' authors and the reference implementations give them.
+PUBLISHED_PARAMETERS = {
+    "gpt2_small": 124_439_808,
+    "gpt2_medium": 354_823_168,
+    "gpt2_large": 774_030_080,
+    "gpt2_xl": 1_557_611_200,
+    "llama2_7b": 6_738_415_616,
+    "llama2_70b": 68_976_648_192,
+    "vgg16": 138_357_544,
+    "vgg19": 143_667_240,
+    "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+}
+
+# Logits of the tiny models for a batch of two.
+LOGITS = {
+    "gpt_tiny": (2, 64, 256),
+    "llama_tiny": (2, 64, 256),
+    "vgg_tiny": (2, 10),
+    "resnet_tiny": (2, 10),
+    "unet_tiny": (2, 2, 32, 32),
+}
+
+
+class WithLoss(nn.Module):
+    """A model followed by the cross entropy of its logits."""
+
+    def __init__(self, model: nn.Module, language: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.language = language
+
+    def forward(self, target: Tensor, **inputs: Tensor) -> Tensor:
+        """Return the mean loss of the batch."""
+        logits = self.model(**inputs)
+        if self.language:
+            logits, target = logits.flatten(0, 1), target.flatten()
+        return functional.cross_entropy(logits, target)
+
+
+def factory(key: str) -> Callable[..., nn.Module]:
+    module, name = ZOO[key].split(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def inputs_of(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in batch.items() if name != "target"}
+
+
+def test_the_zoo_is_listed_without_importing_torch() -> None:
+    code = "import models, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_zoo_lists_every_factory() -> None:
+    found = set()
+    for path in {entry.split(":")[0] for entry in ZOO.values()}:
+        module = importlib.import_module(path)
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            result = inspect.signature(function).return_annotation
+            public = function.__module__ == path and not name.startswith("_")
+            if public and inspect.isclass(result) and issubclass(result, nn.Module):
+                found.add((name, f"{path}:{name}"))
+    assert found == set(ZOO.items())
+
+
+@pytest.mark.parametrize("key", ZOO)
+def test_a_model_builds_without_memory(key: str) -> None:
+    with torch.device("meta"):
+        model = factory(key)()
+        batch = model.example_batch(3)
+    tensors = [*model.parameters(), *model.buffers(), *batch.values()]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert "target" in batch
+    assert set(inputs_of(batch)) == set(inspect.signature(model.forward).parameters)
+    assert {tensor.shape[0] for tensor in batch.values()} == {3}
+    if key in PUBLISHED_PARAMETERS:
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        assert parameters == PUBLISHED_PARAMETERS[key]
+
+
+@pytest.mark.parametrize("key", TINY)
+def test_a_tiny_model_trains_on_the_cpu(key: str) -> None:
+    torch.manual_seed(0)
+    model = factory(key)()
+    batch = model.example_batch(2)
+    assert model(**inputs_of(batch)).shape == LOGITS[key]
+    loss = WithLoss(model, language="ids" in batch)(**batch)
+    loss.backward()
+    assert loss.isfinite()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("key", TINY)
+def test_a_tiny_model_exports_from_the_meta_device(key: str) -> None:
+    with torch.device("meta"):
+        model = factory(key)()
+        batch = model.example_batch(2)
+    program = torch.export.export(WithLoss(model, language="ids" in batch), (), batch, strict=False)
+    (output,) = program.graph.output_node().args[0]
+    assert output.meta["val"].shape == ()
+
+
+@pytest.mark.parametrize("key", ["gpt_tiny", "llama_tiny"])
+def test_a_language_model_does_not_see_the_future(key: str) -> None:
+    torch.manual_seed(0)
+    model = factory(key)(sequence_length=12)
+    ids = model.example_batch(2)["ids"]
+    changed = ids.clone()
+    changed[:, 7] = (ids[:, 7] + 1) % 256
+    before, after = model(ids), model(changed)
+    torch.testing.assert_close(before[:, :7], after[:, :7])
+    assert not torch.allclose(before[:, 7:], after[:, 7:])
+
+
+def test_gpt_ties_the_head_to_the_embedding() -> None:
+    model = factory("gpt_tiny")()
+    assert model.lm_head.weight is model.wte.weight
+    assert "lm_head.weight" not in dict(model.named_parameters())
+
+
+def test_gpt_starts_with_the_deviations_of_the_paper() -> None:
+    torch.manual_seed(0)
+    model = factory("gpt_tiny")(layers=8)
+    assert model.wte.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert model.h[0].mlp.c_fc.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert model.h[0].mlp.c_proj.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)
+    # A model that knows nothing gives every token of the vocabulary about the same chance.
+    batch = model.example_batch(4)
+    loss = WithLoss(model, language=True)(**batch).item()
+    assert loss == pytest.approx(torch.tensor(256.0).log().item(), abs=0.1)
+
+
+def test_rope_makes_scores_depend_on_the_offset_only() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64).expand(2, 1, 1, 40, 16)
+    tables = rope_tables(40, 16, 10000.0, torch.device("cpu"))
+    scores = (apply_rope(query, *tables) @ apply_rope(key, *tables).mT)[0, 0]
+    for offset in (-7, 0, 1, 12):
+        same = scores.diagonal(offset)
+        torch.testing.assert_close(same, same[:1].expand_as(same), rtol=0, atol=1e-4)
+    assert scores[0].std() > 0.1
+
+
+def test_llama_attention_agrees_with_a_naive_one() -> None:
+    """The oracle rotates complex numbers and takes the softmax head by head."""
+    torch.manual_seed(0)
+    samples, length, heads, kv_heads, size = 2, 10, 6, 2, 8
+    attention = SelfAttention(LlamaConfig(1, heads * size, heads, kv_heads, ffn=1))
+    hidden = torch.randn(samples, length, heads * size)
+    found = attention(hidden, *rope_tables(length, size, 10000.0, torch.device("cpu")))
+
+    speeds = torch.tensor([10000.0 ** (-2 * pair / size) for pair in range(size // 2)])
+    turns = torch.polar(torch.ones(length, size // 2), torch.arange(length)[:, None] * speeds)
+
+    def head_of(projection: nn.Linear, head: int, rotate: bool) -> Tensor:
+        features = projection(hidden)[..., head * size : (head + 1) * size]
+        if not rotate:
+            return features
+        turned = torch.complex(*features.split(size // 2, dim=-1)) * turns
+        return torch.cat((turned.real, turned.imag), dim=-1)
+
+    future = torch.ones(length, length, dtype=torch.bool).triu(1)
+    outputs = []
+    for head in range(heads):
+        shared = head // (heads // kv_heads)
+        query = head_of(attention.q_proj, head, rotate=True)
+        key = head_of(attention.k_proj, shared, rotate=True)
+        value = head_of(attention.v_proj, shared, rotate=False)
+        scores = (query @ key.mT / size**0.5).masked_fill(future, -torch.inf)
+        outputs.append(scores.softmax(-1) @ value)
+    expected = attention.o_proj(torch.cat(outputs, dim=-1))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("key", "arguments", "message"),
+    [
+        ("gpt_tiny", {"width": 30}, "multiple of heads"),
+        ("llama_tiny", {"heads": 64}, "multiple of 2"),
+        ("llama_tiny", {"kv_heads": 3}, "multiple of kv_heads"),
+        ("vgg_tiny", {"image_size": 4}, "at least 8"),
+        ("unet_tiny", {"image_size": 30}, "multiple of 4"),
+    ],
+)
+def test_impossible_sizes_are_refused(key: str, arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        factory(key)(**arguments)
