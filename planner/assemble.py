@@ -6,8 +6,8 @@ from planner.artifacts.operations import format_order
 from planner.artifacts.plan import Plan, Provenance
 from planner.artifacts.problem import Problem
 from planner.costs.placement import PlacedPipeline
-from planner.simulate import Orders, Timeline, simulate, simulate_plan
-from planner.verify import predict
+from planner.simulator import Orders, Timeline, simulate, simulate_plan
+from planner.verifier import predict
 
 
 def assemble_plan(

@@ -110,7 +110,7 @@ class Plan(Record):
         Raises:
             PipeplanError: if the plan does not hold; nothing is written then.
         """
-        from planner.verify import require_valid
+        from planner.verifier import require_valid
 
         require_valid(self)
         write_atomically(path, self.model_dump_json(indent=1) + "\n")

@@ -3,7 +3,7 @@
 from planner.artifacts.operations import Operation
 from planner.costs.placement import PlacedPipeline
 from planner.schedule.assignment import Assignment, microbatches_on
-from planner.simulate import Orders
+from planner.simulator import Orders
 
 
 def gpipe(pipeline: PlacedPipeline, owner: Assignment) -> Orders:

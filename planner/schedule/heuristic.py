@@ -14,7 +14,7 @@ from planner.schedule.list_scheduler import (
     list_schedule,
     orders_of,
 )
-from planner.simulate import Orders, Timeline, simulate
+from planner.simulator import Orders, Timeline, simulate
 
 
 @dataclass(frozen=True)

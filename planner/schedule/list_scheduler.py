@@ -12,7 +12,7 @@ from planner.artifacts.operations import Operation
 from planner.costs.placement import PlacedPipeline
 from planner.errors import DeadlockError
 from planner.schedule.assignment import Assignment
-from planner.simulate import Timeline, run
+from planner.simulator import Timeline, run
 
 Priority = Callable[[Operation], tuple[int, ...]]
 Limits = Mapping[tuple[int, str], int]

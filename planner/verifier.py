@@ -11,7 +11,7 @@ from planner.artifacts.operations import Operation
 from planner.artifacts.plan import Plan, Predicted
 from planner.costs.placement import is_connected, place_plan
 from planner.errors import PipeplanError
-from planner.simulate import Timeline, simulate
+from planner.simulator import Timeline, simulate
 
 RELATIVE_TOLERANCE = 1e-6
 SYNC_STRATEGIES = ("all_reduce",)

@@ -1,0 +1,67 @@
+"""Pipeplan's planner: plans for pipeline-parallel training, with a proven bound.
+
+The names below are the public API. They are imported when first used, so that importing
+``planner`` stays fast and needs neither torch nor ortools.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from planner.artifacts.cluster import Cluster
+    from planner.artifacts.job import Job
+    from planner.artifacts.layer_graph import LayerGraph
+    from planner.artifacts.plan import Plan
+    from planner.artifacts.problem import ModelSource, Problem
+    from planner.errors import DeadlockError, InfeasibleError, PipeplanError
+    from planner.result import Result
+    from planner.simulator import simulate_plan as simulate
+    from planner.solver import solve
+    from planner.tracing.trace import trace
+    from planner.verifier import verify
+
+_HOME = {
+    "Cluster": ("planner.artifacts.cluster", "Cluster"),
+    "DeadlockError": ("planner.errors", "DeadlockError"),
+    "InfeasibleError": ("planner.errors", "InfeasibleError"),
+    "Job": ("planner.artifacts.job", "Job"),
+    "LayerGraph": ("planner.artifacts.layer_graph", "LayerGraph"),
+    "ModelSource": ("planner.artifacts.problem", "ModelSource"),
+    "PipeplanError": ("planner.errors", "PipeplanError"),
+    "Plan": ("planner.artifacts.plan", "Plan"),
+    "Problem": ("planner.artifacts.problem", "Problem"),
+    "Result": ("planner.result", "Result"),
+    "simulate": ("planner.simulator", "simulate_plan"),
+    "solve": ("planner.solver", "solve"),
+    "trace": ("planner.tracing.trace", "trace"),
+    "verify": ("planner.verifier", "verify"),
+}
+
+__all__ = [
+    "Cluster",
+    "DeadlockError",
+    "InfeasibleError",
+    "Job",
+    "LayerGraph",
+    "ModelSource",
+    "PipeplanError",
+    "Plan",
+    "Problem",
+    "Result",
+    "simulate",
+    "solve",
+    "trace",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'planner' has no attribute {name!r}")
+    module, attribute = _HOME[name]
+    value = globals()[name] = getattr(import_module(module), attribute)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

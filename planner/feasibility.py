@@ -1,0 +1,38 @@
+"""Why no plan fits: which layer needs how much, what the devices have, and what would help."""
+
+from planner.artifacts.hardware import GIB
+from planner.artifacts.problem import Problem
+from planner.costs.placement import static_bytes, workspace_bytes
+from planner.errors import InfeasibleError
+from planner.partition.chain import Chain
+
+
+def explain_infeasible(chain: Chain) -> InfeasibleError:
+    """The constraint that binds, with its figures and remedies."""
+    problem = chain.problem
+    capacity = {d.name: problem.cluster.device_type(d.name) for d in problem.cluster.devices}
+    largest = max(capacity, key=lambda name: capacity[name].capacity_bytes)
+    room = capacity[largest].capacity_bytes
+    needs = {layer: _needed_bytes(problem, layer) for layer in chain.names}
+    worst = max(needs, key=needs.__getitem__)
+    if needs[worst] > room:
+        return InfeasibleError(
+            f"layer {worst!r} alone needs {needs[worst] / GIB:.1f} GiB (weights, gradients, "
+            f"optimizer state and one microbatch), the largest device {largest!r} has "
+            f"{room / GIB:.1f} GiB; use smaller microbatches, a lighter optimizer or larger devices"
+        )
+    total = sum(static_bytes(problem, [p]) for p in problem.graph.record.parameters)
+    have = sum(kind.capacity_bytes for kind in capacity.values())
+    stages = "" if problem.job.max_stages is None else f" in {problem.job.max_stages} stages"
+    return InfeasibleError(
+        f"no plan found that fits: weights, gradients and optimizer state need "
+        f"{total / GIB:.1f} GiB{stages}, {len(capacity)} devices have {have / GIB:.1f} GiB in all, "
+        f"the largest layer {worst!r} needs {needs[worst] / GIB:.1f} GiB with one microbatch; use "
+        "smaller microbatches, a lighter optimizer, more stages or more devices"
+    )
+
+
+def _needed_bytes(problem: Problem, layer: str) -> int:
+    graph = problem.graph
+    static = static_bytes(problem, graph.parameters_of([layer]))
+    return static + workspace_bytes(graph, [layer]) + graph.layers[layer].stash_bytes

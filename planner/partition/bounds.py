@@ -1,0 +1,146 @@
+"""Lower bounds on the iteration time that hold for every schedule of a partition."""
+
+from __future__ import annotations
+
+import math
+
+from planner.costs.collectives import fastest_all_reduce_s
+from planner.costs.placement import PlacedPipeline, PlacedStage
+
+
+def schedule_bound_s(pipeline: PlacedPipeline) -> float:
+    """No schedule of these stages on these devices is faster.
+
+    For each stage: the earliest its first forward can start, plus the work of its most loaded
+    replica under the best split of the microbatches, plus the way its last gradient still has to
+    go to some earlier stage and that stage's reduction and optimizer step. For each channel
+    between two single devices likewise. Needs one stage a device; whole backwards.
+
+    The CP-SAT model of planner.partition minimises the same expression.
+    """
+    if any(len(stages) > 1 for stages in pipeline.stages_on.values()):
+        return _shared_device_bound_s(pipeline)
+    forward = [_fastest(stage, "F") for stage in pipeline.stages]
+    backward = [_fastest(stage, "B") for stage in pipeline.stages]
+    channels = range(len(pipeline.stages) - 1)
+    send = [_fastest_transfer(pipeline, index, forward=True) for index in channels]
+    back = [_fastest_transfer(pipeline, index, forward=False) for index in channels]
+    tail = [_tail_s(pipeline, index) for index in range(len(pipeline.stages))]
+    bound = 0.0
+    for index, stage in enumerate(pipeline.stages):
+        head = sum(forward[:index]) + sum(send[:index])
+        load = balanced_load_s(stage, pipeline.microbatches)
+        bound = max(bound, head + load + _way_back(backward, back, tail, index))
+    for index in channels:
+        bound = max(bound, _channel_bound(pipeline, index, forward, backward, send, back, tail))
+    return bound
+
+
+def _shared_device_bound_s(pipeline: PlacedPipeline) -> float:
+    """Several stages a device: its own work, and the way of a single microbatch."""
+    path = sum(_fastest(stage, kind) for stage in pipeline.stages for kind in "FB")
+    singles = [d for s in pipeline.stages if len(s.spec.devices) == 1 for d in s.spec.devices]
+    loads = [
+        pipeline.optimizer_s[device]
+        + sum(
+            pipeline.microbatches * pipeline.seconds(stage, kind, device)
+            for stage in pipeline.stages_on[device]
+            if len(pipeline.stages[stage].spec.devices) == 1
+            for kind in "FB"
+        )
+        for device in singles
+    ]
+    return max([path, *loads])
+
+
+def balanced_load_s(stage: PlacedStage, microbatches: int) -> float:
+    """The most loaded replica's work under the best split of the microbatches."""
+    each = [times.forward_s + times.backward_s for times in stage.times.values()]
+    return fastest_split(each, microbatches)
+
+
+def fastest_split(each: list[float], count: int) -> float:
+    """Least possible maximum of ``n_i * each_i`` over whole ``n_i`` that sum to ``count``."""
+    if min(each) <= 0:
+        return 0.0
+    candidates = sorted({n * seconds for seconds in each for n in range(1, count + 1)})
+    low, high = 0, len(candidates) - 1
+    while low < high:
+        middle = (low + high) // 2
+        limit = candidates[middle] * (1 + 1e-12)
+        if sum(math.floor(limit / seconds) for seconds in each) >= count:
+            high = middle
+        else:
+            low = middle + 1
+    return candidates[low]
+
+
+def _fastest(stage: PlacedStage, kind: str) -> float:
+    return min(times.seconds(kind) for times in stage.times.values())
+
+
+def _fastest_transfer(pipeline: PlacedPipeline, index: int, *, forward: bool) -> float:
+    """Between stage ``index`` and the next, over the best pair of their devices."""
+    return min(
+        (
+            pipeline.forward_transfer(index, u, v)
+            if forward
+            else pipeline.backward_transfer(index + 1, v, u)
+        ).seconds
+        for u in pipeline.stages[index].spec.devices
+        for v in pipeline.stages[index + 1].spec.devices
+    )
+
+
+def _tail_s(pipeline: PlacedPipeline, index: int) -> float:
+    """Reduction and optimizer step after a stage's last backward, over any order of devices."""
+    stage = pipeline.stages[index]
+    own = sum(
+        fastest_all_reduce_s(pipeline.problem.cluster, sync.devices, sync.bytes)
+        for sync in pipeline.synchronisations
+        if index in sync.stages
+    )
+    return own + min(pipeline.optimizer_s[device] for device in stage.spec.devices)
+
+
+def _way_back(backward: list[float], back: list[float], tail: list[float], index: int) -> float:
+    """From the last backward of a stage to the end: via any earlier stage, the longest."""
+    longest, way = tail[index], 0.0
+    for before in reversed(range(index)):
+        way += back[before] + backward[before]
+        longest = max(longest, way + tail[before])
+    return longest
+
+
+def _channel_bound(
+    pipeline: PlacedPipeline,
+    index: int,
+    forward: list[float],
+    backward: list[float],
+    send: list[float],
+    back: list[float],
+    tail: list[float],
+) -> float:
+    """A channel between two single devices carries every microbatch, one after the other."""
+    first, second = pipeline.stages[index], pipeline.stages[index + 1]
+    if len(first.spec.devices) > 1 or len(second.spec.devices) > 1:
+        return 0.0
+    if not _is_exclusive(pipeline, index):
+        return 0.0
+    head = sum(forward[: index + 1]) + sum(send[:index])
+    there = sum(forward[index + 1 :]) + sum(send[index + 1 :])
+    home = sum(backward[index + 1 :]) + sum(back[index + 1 :])
+    last = back[index] + backward[index] + _way_back(backward, back, tail, index)
+    count = pipeline.microbatches
+    forwards = head + count * send[index] + there + home + last
+    first_back = head + send[index] + there + home
+    backwards = first_back + count * back[index] + last - back[index]
+    return max(forwards, backwards)
+
+
+def _is_exclusive(pipeline: PlacedPipeline, index: int) -> bool:
+    """Whether transfers of this channel wait for each other: shared links carry them at once."""
+    (u,), (v,) = (pipeline.stages[i].spec.devices for i in (index, index + 1))
+    return bool(pipeline.forward_transfer(index, u, v).links) and bool(
+        pipeline.backward_transfer(index + 1, v, u).links
+    )

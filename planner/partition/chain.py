@@ -1,0 +1,157 @@
+"""The layer graph as a chain: layers in executable order, with prefix sums for every interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.artifacts.problem import Problem
+from planner.costs.placement import StageSpec, static_bytes
+from planner.costs.roofline import OperationTimes, layer_times
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class StageChoice:
+    """A stage of the chain: layers ``begin`` to ``end`` (exclusive) on a set of devices."""
+
+    begin: int
+    end: int
+    devices: tuple[str, ...]
+
+
+Partition = tuple[StageChoice, ...]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A problem's layers in a row. Position p is the cut before layer p, from 0 to ``length``."""
+
+    problem: Problem
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Layer names."""
+        return tuple(self.problem.graph.layers)
+
+    @property
+    def length(self) -> int:
+        """Number of layers."""
+        return len(self.names)
+
+    @cached_property
+    def types(self) -> tuple[str, ...]:
+        """Device types of the cluster, in order of first use."""
+        return tuple(dict.fromkeys(d.type for d in self.problem.cluster.devices))
+
+    @cached_property
+    def layer_times(self) -> dict[str, tuple[OperationTimes, ...]]:
+        """Times of each layer by device type."""
+        problem = self.problem
+        return {
+            name: tuple(
+                layer_times(
+                    problem.graph.layers[layer],
+                    name,
+                    problem.cluster.device_types[name],
+                    problem.job.precision,
+                )
+                for layer in self.names
+            )
+            for name in self.types
+        }
+
+    def forward_s(self, device_type: str) -> FloatArray:
+        """Forward seconds of each layer."""
+        return np.array([times.forward_s for times in self.layer_times[device_type]])
+
+    def backward_s(self, device_type: str) -> FloatArray:
+        """Backward seconds of each layer."""
+        return np.array([times.backward_s for times in self.layer_times[device_type]])
+
+    @cached_property
+    def cut_bytes(self) -> IntArray:
+        """Activation bytes that cross each position, 0 to length."""
+        return self._crossing(gradients=False)
+
+    @cached_property
+    def cut_gradient_bytes(self) -> IntArray:
+        """Gradient bytes that cross each position backwards."""
+        return self._crossing(gradients=True)
+
+    def _crossing(self, *, gradients: bool) -> IntArray:
+        position = {name: index for index, name in enumerate(self.names)}
+        totals = np.zeros(self.length + 1, dtype=np.int64)
+        for tensor in self.problem.graph.record.boundaries:
+            if gradients and not tensor.requires_grad:
+                continue
+            last = max(position[user] for user in tensor.users)
+            totals[position[tensor.producer] + 1 : last + 1] += tensor.bytes
+        return totals
+
+    @cached_property
+    def static_bytes(self) -> IntArray:
+        """Weights, gradients and optimizer state of each layer; a tied parameter at its first.
+
+        Sums over an interval are therefore never more than the interval's real need.
+        """
+        seen: set[str] = set()
+        rows = []
+        for name in self.names:
+            new = [p for p in self.problem.graph.parameters_of([name]) if p.name not in seen]
+            seen.update(parameter.name for parameter in new)
+            rows.append(static_bytes(self.problem, new))
+        return np.array(rows, dtype=np.int64)
+
+    @cached_property
+    def gradient_bytes(self) -> IntArray:
+        """Gradient bytes each layer adds to its own stage's all-reduce, whatever the stages.
+
+        Tied parameters are left out: which stages reduce them depends on the partition.
+        """
+        used: dict[str, int] = {}
+        for layer in self.problem.graph.record.layers:
+            for name in layer.parameters:
+                used[name] = used.get(name, 0) + 1
+        parameters = self.problem.graph.parameters
+        rows = [
+            sum(
+                parameters[name].bytes
+                for name in layer.parameters
+                if used[name] == 1 and parameters[name].trainable
+            )
+            for layer in self.problem.graph.record.layers
+        ]
+        return np.array(rows, dtype=np.int64)
+
+    @cached_property
+    def tied_parameters(self) -> dict[tuple[int, ...], int]:
+        """Gradient bytes shared by the same set of layers, by the positions of these layers."""
+        position = {name: index for index, name in enumerate(self.names)}
+        holders: dict[str, list[int]] = {}
+        for layer in self.problem.graph.record.layers:
+            for name in layer.parameters:
+                holders.setdefault(name, []).append(position[layer.name])
+        groups: dict[tuple[int, ...], int] = {}
+        for name, held in holders.items():
+            parameter = self.problem.graph.parameters[name]
+            if len(held) > 1 and parameter.trainable:
+                groups[tuple(held)] = groups.get(tuple(held), 0) + parameter.bytes
+        return groups
+
+    @cached_property
+    def stash_bytes(self) -> IntArray:
+        """Stash of each layer; sums over an interval are never more than a stage's."""
+        return np.array([layer.stash_bytes for layer in self.problem.graph.record.layers])
+
+    def specs(self, partition: Sequence[StageChoice]) -> tuple[StageSpec, ...]:
+        """The stages by layer names."""
+        return tuple(
+            StageSpec(self.names[stage.begin : stage.end], stage.devices) for stage in partition
+        )

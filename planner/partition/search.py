@@ -1,0 +1,84 @@
+"""Partitions in order of their bound, by CP-SAT, and the bound on all that are left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ortools.sat.python import cp_model
+
+from planner.partition.chain import Chain, Partition
+from planner.partition.cp_model import PartitionModel
+from planner.solver_settings import Clock, Settings
+
+
+@dataclass(frozen=True)
+class Found:
+    """One search: new partitions, the best last, and a bound on every plan of the problem."""
+
+    partitions: tuple[Partition, ...]
+    bound_s: float
+
+
+class _Collector(cp_model.CpSolverSolutionCallback):
+    """Keeps the partition of every solution on the way."""
+
+    def __init__(self, model: PartitionModel) -> None:
+        super().__init__()
+        self._model = model
+        self.found: list[Partition] = []
+
+    def on_solution_callback(self) -> None:
+        """Called by the solver."""
+        self.found.append(self._model.partition(self))
+
+
+class PartitionSearch:
+    """Enumerates partitions by their bound.
+
+    A partition that was scheduled is excluded together with what was proved of its schedules;
+    the bound on every plan is the least of those and of the model's bound on the rest.
+    """
+
+    def __init__(self, chain: Chain, max_stages: int, settings: Settings, clock: Clock) -> None:
+        self._chain = chain
+        self._max_stages = max_stages
+        self._settings = settings
+        self._clock = clock
+        self._rest_s = 0.0
+        self._excluded_s = float("inf")
+
+    def start(self, known: Partition, time_s: float) -> None:
+        """Build the model; ``known`` is its hint, nothing slower than ``time_s`` is looked for."""
+        self.model = PartitionModel(self._chain, time_s * (1 + 1e-6), self._max_stages)
+        self._hint = known
+
+    @property
+    def bound_s(self) -> float:
+        """No plan is faster."""
+        return min(self._rest_s, self._excluded_s)
+
+    def exclude(self, partition: Partition, proved_s: float) -> None:
+        """Go on without a partition none of whose schedules is faster than ``proved_s``."""
+        self.model.forbid(partition)
+        self._excluded_s = min(self._excluded_s, proved_s)
+
+    def next(self, incumbent_s: float, limit_s: float) -> Found:
+        """The partition with the smallest bound among those left that can beat the incumbent."""
+        ticks = int(incumbent_s / self.model.tick_s)
+        self.model.model.add(self.model.objective <= ticks)
+        self.model.hint(self._hint)
+        completion = self._settings.solver(min(5.0, 0.2 * limit_s))
+        if not self.model.complete_hint(completion):
+            self.model.model.clear_hints()
+        self._clock.spend(completion.response_proto.deterministic_time)
+        solver = self._settings.solver(limit_s)
+        collector = _Collector(self.model)
+        status = solver.solve(self.model.model, collector)
+        self._clock.spend(solver.response_proto.deterministic_time)
+        if status == cp_model.INFEASIBLE:
+            # What is left cannot beat the incumbent.
+            self._rest_s = incumbent_s
+            return Found((), self.bound_s)
+        bound = max(solver.best_objective_bound, 0) * self.model.tick_s
+        self._rest_s = max(self._rest_s, bound)
+        return Found(tuple(dict.fromkeys(collector.found)), self.bound_s)

@@ -1,0 +1,301 @@
+"""The portfolio: candidate partitions are scheduled, CP-SAT improves both and proves a bound."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from planner.artifacts.plan import Provenance
+from planner.artifacts.problem import Problem
+from planner.assemble import assemble_plan, version
+from planner.costs.placement import is_connected, place
+from planner.errors import PipeplanError
+from planner.feasibility import explain_infeasible
+from planner.partition.bounds import schedule_bound_s
+from planner.partition.candidates import candidate_partitions
+from planner.partition.chain import Chain, Partition
+from planner.partition.local_search import neighbours
+from planner.partition.relaxation import work_bound_s
+from planner.result import HistoryRow, Result, Status
+from planner.schedule.heuristic import Schedule, best_heuristic_schedule
+from planner.schedule.solve import improve_schedule
+from planner.solver_settings import Clock, Settings
+from planner.verifier import require_valid
+
+logger = logging.getLogger(__name__)
+
+OPTIMALITY_TOLERANCE = 1e-4
+"""Rounding to ticks alone costs up to this much; a smaller gap counts as proved optimal."""
+MAX_DEVICES_FOR_EXACT_MODEL = 24
+"""Beyond this the partition model is too large to help; the work bound and candidates stand."""
+Progress = Callable[[HistoryRow], None]
+
+
+def solve(
+    problem: Problem,
+    *,
+    time_limit_s: float = 30.0,
+    gap_limit: float = OPTIMALITY_TOLERANCE,
+    seed: int = 0,
+    workers: int = 2,
+    deterministic: bool = False,
+    progress: Progress | None = None,
+) -> Result:
+    """Find the fastest plan for a problem and bound how far it can be from the best.
+
+    Args:
+        problem: the model, cluster and job.
+        time_limit_s: stop after this long with the best plan so far; seconds of CP-SAT's
+            deterministic time in deterministic mode.
+        gap_limit: stop once iteration time / lower bound - 1 is at most this.
+        seed: of the solver's searches.
+        workers: threads of the solver.
+        deterministic: one worker and a deterministic limit: the same plan on every machine.
+        progress: called with every new incumbent or bound.
+
+    Raises:
+        InfeasibleError: if no plan fits; the message says which constraint binds.
+        PipeplanError: if a setting is out of range.
+    """
+    if not time_limit_s > 0 or workers < 1 or gap_limit < 0:
+        raise PipeplanError(
+            f"time_limit_s {time_limit_s}, workers {workers}, gap_limit {gap_limit}: the first "
+            "must be positive, workers at least 1, the gap not negative"
+        )
+    settings = Settings(seed, workers, deterministic)
+    clock = Clock(time_limit_s, deterministic)
+    search = _Search(problem, settings, clock, gap_limit, progress or (lambda row: None))
+    try:
+        search.schedule_candidates()
+        search.descend()
+        search.improve_best()
+        search.search_partitions()
+    except KeyboardInterrupt:
+        search.interrupted = True
+    return search.result(_limit(time_limit_s, deterministic))
+
+
+def _limit(time_limit_s: float, deterministic: bool) -> str:
+    return f"{'deterministic' if deterministic else 'wall'} {time_limit_s:g} s"
+
+
+@dataclass
+class _Candidate:
+    """A partition with its best schedule so far; ``proved_s`` bounds every schedule of it."""
+
+    partition: Partition
+    schedule: Schedule
+    proved_s: float
+    improved: bool = False
+
+
+@dataclass
+class _Search:
+    problem: Problem
+    settings: Settings
+    clock: Clock
+    gap_limit: float
+    progress: Progress
+    interrupted: bool = False
+    bound_s: float = 0.0
+    history: list[HistoryRow] = field(default_factory=list)
+    candidates: dict[Partition, _Candidate] = field(default_factory=dict)
+    best: _Candidate | None = None
+    tried: int = 0
+
+    def __post_init__(self) -> None:
+        self.chain = Chain(self.problem)
+        limit = self.problem.job.max_stages or self.chain.length
+        self.max_stages = min(limit, self.chain.length, len(self.problem.cluster.devices))
+
+    # --- incumbents and bounds ---------------------------------------------------------------
+
+    def consider(self, partition: Partition) -> _Candidate | None:
+        """Schedule a partition quickly; None if it does not fit or is already known."""
+        if partition in self.candidates:
+            return self.candidates[partition]
+        pipeline = place(self.problem, self.chain.specs(partition))
+        if not is_connected(pipeline):
+            return None
+        self.tried += 1
+        schedule = best_heuristic_schedule(pipeline)
+        if schedule is None:
+            return None
+        candidate = _Candidate(partition, schedule, schedule_bound_s(pipeline))
+        self.candidates[partition] = candidate
+        self._offer(candidate)
+        return candidate
+
+    def _offer(self, candidate: _Candidate) -> None:
+        if self.best is None or (
+            candidate.schedule.iteration_time_s < self.best.schedule.iteration_time_s * (1 - 1e-12)
+        ):
+            self.best = candidate
+            self._record(f"plan: {len(candidate.partition)} stages, {candidate.schedule.method}")
+
+    def raise_bound(self, bound_s: float, event: str) -> None:
+        """A new bound on every plan."""
+        if bound_s > self.bound_s * (1 + 1e-12):
+            self.bound_s = bound_s
+            self._record(f"bound: {event}")
+
+    def _record(self, event: str) -> None:
+        if self.best is None:
+            return
+        time_s = self.best.schedule.iteration_time_s
+        row = HistoryRow(self.clock.elapsed_s, time_s, min(self.bound_s, time_s), event)
+        self.history.append(row)
+        logger.info("%8.2f s  %.6f s  bound %.6f s  %s", *row)
+        self.progress(row)
+
+    def is_done(self) -> bool:
+        """Whether time is up or the gap is small enough."""
+        if self.clock.left_s <= 0:
+            return True
+        assert self.best is not None
+        return self.best.schedule.iteration_time_s <= self.bound_s * (1 + self.gap_limit)
+
+    # --- the steps ---------------------------------------------------------------------------
+
+    def schedule_candidates(self) -> None:
+        """Partitions from the dynamic program, each with its best heuristic schedule."""
+        for partition in candidate_partitions(self.chain, self.max_stages):
+            self.consider(partition)
+            # One candidate is about a millisecond an operation: keep time for the search.
+            self.clock.spend(1e-4 * self.problem.job.microbatches * len(partition))
+            if self.best is not None and self.clock.left_s < 0.6 * self._limit_s():
+                break
+        self.raise_bound(work_bound_s(self.chain), "total work")
+
+    def descend(self, starts: int = 4, share: float = 0.35) -> None:
+        """Local search from the best partitions, judged by their schedules."""
+        if self.problem.job.max_stages_per_device > 1 or self.best is None:
+            return
+        stop_s = (1 - share) * self.clock.left_s
+        ranked = sorted(self.candidates.values(), key=lambda c: c.schedule.iteration_time_s)
+        for start in ranked[:starts]:
+            current: _Candidate | None = start
+            while current is not None and self.clock.left_s > stop_s and not self.is_done():
+                current = self._better_neighbour(current, stop_s)
+
+    def _better_neighbour(self, current: _Candidate, stop_s: float) -> _Candidate | None:
+        """The first neighbour with a faster schedule; those whose bound is no better are skipped."""
+        for partition in neighbours(self.chain, current.partition, self.max_stages):
+            if self.clock.left_s <= stop_s:
+                return None
+            self.clock.spend(1e-4 * len(partition))
+            if partition in self.candidates:
+                continue
+            pipeline = place(self.problem, self.chain.specs(partition))
+            if schedule_bound_s(pipeline) >= current.schedule.iteration_time_s:
+                continue
+            self.clock.spend(1e-4 * self.problem.job.microbatches * len(partition))
+            found = self.consider(partition)
+            if found and found.schedule.iteration_time_s < current.schedule.iteration_time_s:
+                return found
+        return None
+
+    def _limit_s(self) -> float:
+        return self.clock.left_s + self.clock.elapsed_s
+
+    def improve_best(self, count: int = 3, share: float = 0.25) -> None:
+        """CP-SAT on the schedules of the most promising partitions."""
+        limit_s = share * max(self.clock.left_s, 0) / count
+        ranked = sorted(self.candidates.values(), key=lambda c: c.schedule.iteration_time_s)
+        for candidate in ranked[:count]:
+            if self.is_done():
+                return
+            self.improve(candidate, limit_s)
+
+    def improve(self, candidate: _Candidate, limit_s: float) -> None:
+        """Search for a better schedule of a partition, once."""
+        assert self.best is not None
+        hopeless = candidate.proved_s >= self.best.schedule.iteration_time_s
+        if candidate.improved or hopeless or limit_s <= 0:
+            return
+        candidate.improved = True
+        pipeline = candidate.schedule.timeline.pipeline
+        candidate.schedule = improve_schedule(
+            pipeline, candidate.schedule, self.settings, self.clock, limit_s
+        )
+        candidate.proved_s = max(candidate.proved_s, candidate.schedule.lower_bound_s)
+        self._offer(candidate)
+
+    def search_partitions(self) -> None:
+        """Partitions in order of their bound, each scheduled; raises the bound on every plan."""
+        if not self._model_applies() or self.best is None:
+            return
+        from planner.partition.search import PartitionSearch
+
+        search = PartitionSearch(self.chain, self.max_stages, self.settings, self.clock)
+        search.start(self.best.partition, self.best.schedule.iteration_time_s)
+        for known in self.candidates.values():
+            if known.improved:
+                search.exclude(known.partition, known.proved_s)
+        while not self.is_done():
+            limit_s = max(0.4 * self.clock.left_s, min(1.0, self.clock.left_s))
+            found = search.next(self.best.schedule.iteration_time_s, limit_s)
+            for partition in found.partitions:
+                self.consider(partition)
+            self.raise_bound(found.bound_s, "partition model")
+            if not found.partitions or self.is_done():
+                return
+            self._finish_partition(search, found.partitions[-1])
+
+    def _finish_partition(self, search: PartitionSearch, partition: Partition) -> None:
+        """Schedule the model's best partition as well as we can and go on without it."""
+        candidate = self.candidates.get(partition)
+        if candidate is None:
+            search.exclude(partition, float("inf"))
+            return
+        self.improve(candidate, 0.3 * self.clock.left_s)
+        search.exclude(partition, candidate.proved_s)
+        self.raise_bound(search.bound_s, "schedules of the best partitions")
+
+    def _model_applies(self) -> bool:
+        return (
+            len(self.problem.cluster.devices) <= MAX_DEVICES_FOR_EXACT_MODEL
+            and self.problem.job.max_stages_per_device == 1
+        )
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def result(self, limit: str) -> Result:
+        """The verified plan of the incumbent."""
+        if self.best is None:
+            if self.interrupted:
+                raise PipeplanError("interrupted before any plan was found")
+            raise explain_infeasible(self.chain)
+        schedule = self.best.schedule
+        bound_s = min(self.bound_s, schedule.iteration_time_s)
+        plan = assemble_plan(schedule.timeline, schedule.orders, bound_s, self._provenance(limit))
+        require_valid(plan)
+        return Result(self._status(), plan, bound_s, tuple(self.history), self.tried)
+
+    def _status(self) -> Status:
+        assert self.best is not None
+        tolerance = max(self.gap_limit, 0.0) if self.gap_limit < OPTIMALITY_TOLERANCE else (
+            OPTIMALITY_TOLERANCE
+        )
+        if self.best.schedule.iteration_time_s <= self.bound_s * (1 + tolerance):
+            return "optimal"
+        return "interrupted" if self.interrupted else "feasible"
+
+    def _provenance(self, limit: str) -> Provenance:
+        assert self.best is not None
+        per_device = self.problem.job.max_stages_per_device
+        return Provenance(
+            pipeplan=version("pipeplan"),
+            ortools=version("ortools"),
+            seed=self.settings.seed,
+            workers=1 if self.settings.deterministic else self.settings.workers,
+            limit=limit,
+            solver=f"partition portfolio, schedule by {self.best.schedule.method}",
+            bound_covers=(
+                f"every plan that cuts the chain of layers, with up to {per_device} "
+                f"stage{'s' if per_device > 1 else ''} a device, whole backwards and no recompute"
+            ),
+        )
+
+

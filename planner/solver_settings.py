@@ -1,0 +1,74 @@
+"""How much CP-SAT may use: time, workers, seed, and whether every run must give the same answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Solver settings.
+
+    Attributes:
+        seed: of CP-SAT's searches.
+        workers: threads; deterministic mode always uses one.
+        deterministic: limit by CP-SAT's deterministic time instead of the clock, so that the same
+            input gives the same plan on every machine.
+    """
+
+    seed: int = 0
+    workers: int = 2
+    deterministic: bool = False
+
+    def solver(self, limit_s: float) -> cp_model.CpSolver:
+        """A CP-SAT solver under these settings that stops after ``limit_s``."""
+        from ortools.sat.python import cp_model
+
+        solver = cp_model.CpSolver()
+        solver.parameters.random_seed = self.seed
+        solver.parameters.num_workers = 1 if self.deterministic else self.workers
+        if self.deterministic:
+            solver.parameters.max_deterministic_time = max(limit_s, 1e-3)
+        else:
+            solver.parameters.max_time_in_seconds = max(limit_s, 1e-3)
+        return solver
+
+
+class Clock:
+    """Time left of a limit: by the wall clock, or by the deterministic time that was spent.
+
+    In deterministic mode only :meth:`spend` moves it on, so decisions that depend on the time
+    left are the same on every machine.
+    """
+
+    def __init__(
+        self,
+        limit_s: float,
+        deterministic: bool,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._limit_s = limit_s
+        self._deterministic = deterministic
+        self._now = now
+        self._start = now()
+        self._spent = 0.0
+
+    def spend(self, deterministic_s: float) -> None:
+        """Book deterministic time a solver reported, or estimated work."""
+        self._spent += deterministic_s
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time used so far."""
+        return self._spent if self._deterministic else self._now() - self._start
+
+    @property
+    def left_s(self) -> float:
+        """Time left; zero or less once the limit is reached."""
+        return self._limit_s - self.elapsed_s
