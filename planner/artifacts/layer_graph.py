@@ -210,30 +210,6 @@ class LayerGraph(nx.DiGraph):
         return (LayerGraph.from_record, (self.record,))
 
 
-def graph_differences(expected: GraphRecord, found: GraphRecord) -> list[str]:
-    """How two graphs of one model differ in what matters for running a plan.
-
-    Layer names and order, parameters and boundary tensors must agree; FLOP counts and stash may
-    differ between torch versions and are not compared.
-    """
-    problems = []
-    names = [layer.name for layer in expected.layers], [layer.name for layer in found.layers]
-    if names[0] != names[1]:
-        first = next((pair for pair in zip(*names, strict=False) if pair[0] != pair[1]), None)
-        problems.append(
-            f"layers: the plan has {len(names[0])}, the model has {len(names[1])}"
-            + (f"; the first that differs is {first[0]!r} against {first[1]!r}" if first else "")
-        )
-    sizes = [{p.name: (p.elements, p.trainable) for p in g.parameters} for g in (expected, found)]
-    if sizes[0] != sizes[1]:
-        differing = {name for name, _ in sizes[0].items() ^ sizes[1].items()}
-        problems.append(f"parameters differ: {', '.join(sorted(differing)[:5])}")
-    tensors = [sorted((b.producer, b.shape, b.dtype) for b in g.boundaries) for g in (expected, found)]
-    if tensors[0] != tensors[1]:
-        problems.append("boundary tensors differ in shape or dtype")
-    return problems
-
-
 def require_samples(graph: LayerGraph, samples: int) -> None:
     """Refuse a graph traced at another microbatch size than the job's."""
     if graph.record.samples_per_microbatch != samples:

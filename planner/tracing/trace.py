@@ -61,7 +61,7 @@ def graph_record(
 ) -> GraphRecord:
     """Measure the exported step and put the figures together, layer by layer."""
     measured = measure(exported, layers, batch)
-    parameters = _parameters(exported, layers)
+    parameters = parameters_of(exported, layers)
     return GraphRecord(
         name=name,
         samples_per_microbatch=job.samples_per_microbatch,
@@ -124,7 +124,8 @@ def _parameter_names(exported: ExportedStep, layers: LayerAssignment) -> dict[st
     return used
 
 
-def _parameters(exported: ExportedStep, layers: LayerAssignment) -> tuple[Parameter, ...]:
+def parameters_of(exported: ExportedStep, layers: LayerAssignment) -> tuple[Parameter, ...]:
+    """Parameters and buffers that the layers use, a tied one once."""
     used = {name for names in _parameter_names(exported, layers).values() for name in names}
     rows: dict[str, Parameter] = {}
     for node in exported.graph.nodes:
