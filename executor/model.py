@@ -31,15 +31,15 @@ def allowed_factory(plan: Plan, named: str | Factory | None) -> Factory:
     if callable(named):
         return named
     recorded = plan.model.factory
-    if named is None and recorded is None:
-        raise PipeplanError(
-            "the plan does not say how its model is built; name it: --model module:factory"
-        )
     if named is None:
+        if recorded is None:
+            raise PipeplanError(
+                "the plan does not say how its model is built; name it: --model module:factory"
+            )
         if recorded not in _zoo().values():
             raise PipeplanError(
-                f"the plan's model is {recorded!r}, which is not in the zoo (models.ZOO); plans "
-                f"are data and import nothing by themselves: if you trust it, add --model {recorded}"
+                f"the plan's model is {recorded!r}, which is not in the zoo (models.ZOO); plans are "
+                f"data and import nothing by themselves: if you trust it, add --model {recorded}"
             )
         named = recorded
     elif recorded is not None and named != recorded:
@@ -60,7 +60,7 @@ def build_model(plan: Plan, factory: Factory, seed: int, device: torch.device) -
     if plan.job.precision != "float32":
         raise PipeplanError(
             f"job.precision: the executor trains in float32 only so far, the plan says "
-            f"{plan.job.precision!r}; plan with precision = \"float32\" to run it"
+            f'{plan.job.precision!r}; plan with precision = "float32" to run it'
         )
     torch.manual_seed(seed)
     with torch.device(device):

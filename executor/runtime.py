@@ -99,10 +99,8 @@ class PipelineRuntime:
             work.wait()
         return self._arrived.pop(source)
 
-    def _compute(
-        self, operation: Operation, received: tuple[Tensor, ...], batch: Batch
-    ) -> float:
-        """Run the operation and keep its result for the neighbour; returns its share of the loss."""
+    def _compute(self, operation: Operation, received: tuple[Tensor, ...], batch: Batch) -> float:
+        """Run the operation, keep its result for the neighbour, return its share of the loss."""
         runner = self.runners[operation.stage]
         if operation.kind == "B":
             # Its gradient is here, so the neighbour has what this stage sent.

@@ -182,9 +182,7 @@ def world_size_message(plan: Plan, found: int) -> str:
     )
 
 
-def make_optimizer(
-    plan: Plan, parameters: dict[str, nn.Parameter]
-) -> torch.optim.Optimizer:
+def make_optimizer(plan: Plan, parameters: dict[str, nn.Parameter]) -> torch.optim.Optimizer:
     """The job's optimizer over this rank's parameters."""
     # An empty list is refused by torch; a rank may hold no parameter at all.
     held = list(parameters.values()) or [nn.Parameter(torch.zeros(0))]

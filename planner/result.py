@@ -46,7 +46,7 @@ class Result:
 
     @property
     def gap(self) -> float | None:
-        """iteration time / lower bound - 1."""
+        """Iteration time / lower bound - 1."""
         return gap(self.iteration_time_s, self.lower_bound_s)
 
     def summary(self) -> str:

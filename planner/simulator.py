@@ -122,14 +122,14 @@ class FixedOrder:
 
     def unfinished(self) -> str:
         """The operation each device waits at."""
-        return ", ".join(f"{device} waits at {left[-1]}" for device, left in self._left.items() if left)
+        return ", ".join(
+            f"{device} waits at {left[-1]}" for device, left in self._left.items() if left
+        )
 
 
 def owners(orders: Orders) -> dict[tuple[int, int], str]:
     """Which device runs each (stage, microbatch)."""
-    return {
-        (op.stage, op.microbatch): device for device, order in orders.items() for op in order
-    }
+    return {(op.stage, op.microbatch): device for device, order in orders.items() for op in order}
 
 
 def simulate(pipeline: PlacedPipeline, orders: Orders) -> Timeline:
@@ -146,9 +146,7 @@ def simulate_plan(plan: Plan) -> Timeline:
     return simulate(place_plan(plan), plan.parsed_orders())
 
 
-def run(
-    pipeline: PlacedPipeline, owner: Mapping[tuple[int, int], str], policy: Policy
-) -> Timeline:
+def run(pipeline: PlacedPipeline, owner: Mapping[tuple[int, int], str], policy: Policy) -> Timeline:
     """Replay under any policy.
 
     Args:
@@ -163,7 +161,7 @@ def run(
 
 
 class _Replay:
-    """The event loop. An event is (time, rank, sequence, action); equal times keep request order."""
+    """The event loop over ends of operations and arrivals of transfers, in order of time."""
 
     def __init__(
         self, pipeline: PlacedPipeline, owner: Mapping[tuple[int, int], str], policy: Policy
@@ -333,9 +331,7 @@ def memory_profile(timeline: Timeline) -> dict[str, list[tuple[float, int]]]:
     return {device: _accumulate(rows) for device, rows in changes.items()}
 
 
-def _operation_changes(
-    pipeline: PlacedPipeline, event: OperationEvent
-) -> list[tuple[float, int]]:
+def _operation_changes(pipeline: PlacedPipeline, event: OperationEvent) -> list[tuple[float, int]]:
     index, kind, _ = event.operation
     stage = pipeline.stages[index]
     last = index == len(pipeline.stages) - 1

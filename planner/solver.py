@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from planner.artifacts.plan import Provenance
 from planner.artifacts.problem import Problem
@@ -22,6 +23,9 @@ from planner.schedule.heuristic import Schedule, best_heuristic_schedule
 from planner.schedule.solve import improve_schedule
 from planner.solver_settings import Clock, Settings
 from planner.verifier import require_valid
+
+if TYPE_CHECKING:
+    from planner.partition.exact.search import PartitionSearch
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +184,7 @@ class _Search:
                 current = self._better_neighbour(current, stop_s)
 
     def _better_neighbour(self, current: _Candidate, stop_s: float) -> _Candidate | None:
-        """The first neighbour with a faster schedule; those whose bound is no better are skipped."""
+        """The first neighbour with a faster schedule; hopeless bounds are skipped."""
         for partition in neighbours(self.chain, current.partition, self.max_stages):
             if self.clock.left_s <= stop_s:
                 return None
@@ -226,7 +230,7 @@ class _Search:
         """Partitions in order of their bound, each scheduled; raises the bound on every plan."""
         if not self._model_applies() or self.best is None:
             return
-        from planner.partition.search import PartitionSearch
+        from planner.partition.exact.search import PartitionSearch
 
         search = PartitionSearch(self.chain, self.max_stages, self.settings, self.clock)
         search.start(self.best.partition, self.best.schedule.iteration_time_s)
@@ -275,8 +279,10 @@ class _Search:
 
     def _status(self) -> Status:
         assert self.best is not None
-        tolerance = max(self.gap_limit, 0.0) if self.gap_limit < OPTIMALITY_TOLERANCE else (
-            OPTIMALITY_TOLERANCE
+        tolerance = (
+            max(self.gap_limit, 0.0)
+            if self.gap_limit < OPTIMALITY_TOLERANCE
+            else (OPTIMALITY_TOLERANCE)
         )
         if self.best.schedule.iteration_time_s <= self.bound_s * (1 + tolerance):
             return "optimal"
@@ -297,5 +303,3 @@ class _Search:
                 f"stage{'s' if per_device > 1 else ''} a device, whole backwards and no recompute"
             ),
         )
-
-

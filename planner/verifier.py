@@ -1,4 +1,4 @@
-"""Independent checker of plans: does what the file says hold? It shares no code with the solvers."""
+"""Independent checker of plans; it shares no code with the solvers."""
 
 from __future__ import annotations
 
@@ -245,5 +245,3 @@ def _close(said: float | None, found: float | None) -> bool:
     if said is None or found is None:
         return said is found
     return abs(said - found) <= RELATIVE_TOLERANCE * max(abs(said), abs(found)) + 1e-12
-
-

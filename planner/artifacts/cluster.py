@@ -57,7 +57,7 @@ class Route:
 class Cluster(Record):
     """Devices, switches and links, with nothing abbreviated; :meth:`load` expands nodes."""
 
-    format: Literal["pipeplan-cluster/1"] = FORMAT
+    format: Literal["pipeplan-cluster/1"] = "pipeplan-cluster/1"
     name: str = "cluster"
     device_types: dict[str, DeviceType]
     devices: Annotated[tuple[Device, ...], Field(min_length=1)]
@@ -183,5 +183,6 @@ class Cluster(Record):
     def link_name(self, resource: tuple[int, int]) -> str:
         """Readable name of a link resource, such as ``n0>tor`` or ``a-b`` when half duplex."""
         first, second = self.links[resource[0]].between
-        return {0: f"{first}-{second}", 1: f"{first}>{second}", -1: f"{second}>{first}"}[resource[1]]
-
+        return {0: f"{first}-{second}", 1: f"{first}>{second}", -1: f"{second}>{first}"}[
+            resource[1]
+        ]

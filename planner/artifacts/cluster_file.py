@@ -91,7 +91,7 @@ class ClusterFile(Record):
         known = {**DEVICES, **self.device_types}
         if name not in known:
             problems.append(
-                f"device type {name!r} is unknown; define [device_types.\"{name}\"] or use one of "
+                f'device type {name!r} is unknown; define [device_types."{name}"] or use one of '
                 + ", ".join(sorted(known))
             )
             return {}
@@ -101,7 +101,7 @@ class ClusterFile(Record):
         known = {**LINKS, **self.link_types}
         if name not in known:
             problems.append(
-                f"{field}: link preset {name!r} is unknown; define [link_types.\"{name}\"] or use "
+                f'{field}: link preset {name!r} is unknown; define [link_types."{name}"] or use '
                 "one of " + ", ".join(sorted(known))
             )
             return {}

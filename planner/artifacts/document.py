@@ -62,7 +62,7 @@ def _explain(item: Any) -> str:
             return "this field is missing; add it"
         case "value_error":
             return str(item["ctx"]["error"]) + (f" (found {shown})" if shown else "")
-    return item["msg"] + (f" (found {shown})" if shown else "")
+    return f"{item['msg']}" + (f" (found {shown})" if shown else "")
 
 
 def _shorten(value: Any) -> str:
@@ -131,12 +131,12 @@ def check_format(data: Any, expected: str, source: str) -> Mapping[str, Any]:
     if found == expected:
         return data
     kind, _, version = expected.rpartition("/")
-    if isinstance(found, str) and found.startswith(f"{kind}/") and found.split("/")[-1].isdigit():
-        if int(found.split("/")[-1]) > int(version):
-            raise PipeplanError(
-                f"{source}: format: {found!r} is newer than {expected!r}, which this version "
-                "of Pipeplan reads; upgrade Pipeplan"
-            )
+    other_kind, _, other = found.rpartition("/") if isinstance(found, str) else ("", "", "")
+    if other_kind == kind and other.isdigit() and int(other) > int(version):
+        raise PipeplanError(
+            f"{source}: format: {found!r} is newer than {expected!r}, which this version of "
+            "Pipeplan reads; upgrade Pipeplan"
+        )
     raise PipeplanError(
         f"{source}: format: expected {expected!r}, found {found!r}; "
         f"this is not a file this command reads"

@@ -34,7 +34,7 @@ class Job(Record):
     stages on a device.
     """
 
-    format: Literal["pipeplan-job/1"] = FORMAT
+    format: Literal["pipeplan-job/1"] = "pipeplan-job/1"
     name: str = "job"
     samples_per_microbatch: Annotated[int, Field(ge=1, le=2**20)] = 1
     microbatches: Annotated[int, Field(ge=1, le=65536)] = 8

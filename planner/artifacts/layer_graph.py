@@ -84,7 +84,7 @@ class Boundary(Record):
 class GraphRecord(Record):
     """The layer graph as data: layers in an executable order, and what passes between them."""
 
-    format: Literal["pipeplan-graph/1"] = FORMAT
+    format: Literal["pipeplan-graph/1"] = "pipeplan-graph/1"
     name: Name
     samples_per_microbatch: Annotated[int, Field(ge=1)]
     precision: Name
@@ -126,7 +126,7 @@ def _check_boundary(boundary: Boundary, position: dict[str, int]) -> None:
             )
 
 
-class LayerGraph(nx.DiGraph):
+class LayerGraph(nx.DiGraph):  # type: ignore[misc]
     """A networkx DiGraph of layers in executable order, read-only.
 
     Node attributes are the fields of :class:`Layer` plus ``parameter_bytes``; edge attributes are

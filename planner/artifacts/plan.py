@@ -1,4 +1,4 @@
-"""The plan: which device holds which layers and runs what when. Plain data; loading runs no code."""
+"""The plan: which device holds which layers and runs what when. Loading one runs no code."""
 
 from __future__ import annotations
 
@@ -53,8 +53,11 @@ class DevicePrediction(Record):
 
 
 class Predicted(Record):
-    """The simulator's figures. ``bubble`` is the idle share of the devices used; ``gap`` is
-    iteration time / lower bound - 1, and null where no bound is known (``lower_bound_s`` 0)."""
+    """The simulator's figures.
+
+    ``bubble`` is the idle share of the devices used; ``gap`` is iteration time / lower bound - 1,
+    and null where no bound is known (``lower_bound_s`` 0).
+    """
 
     iteration_time_s: NonNegative
     lower_bound_s: NonNegative
@@ -78,7 +81,7 @@ class Provenance(Record):
 class Plan(Record):
     """A complete answer: stages, devices, orders and predictions, with all they were made from."""
 
-    format: Literal["pipeplan/1"] = FORMAT
+    format: Literal["pipeplan/1"] = "pipeplan/1"
     model: PlannedModel
     cluster: Cluster
     job: Job

@@ -35,9 +35,7 @@ def fastest_all_reduce_s(cluster: Cluster, devices: Sequence[str], bytes_: int) 
     count = len(devices)
     if count < 2 or bytes_ == 0:
         return 0.0
-    slowest = max(
-        min(inverse_bandwidth(cluster, u, v) for v in devices if v != u) for u in devices
-    )
+    slowest = max(min(inverse_bandwidth(cluster, u, v) for v in devices if v != u) for u in devices)
     return 2 * (count - 1) / count * bytes_ * slowest
 
 

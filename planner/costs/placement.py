@@ -140,7 +140,9 @@ class PlacedPipeline:
 
     def tail_s(self, stage: int, device: str) -> float:
         """From a stage's last backward to the end of the iteration on this device, at least."""
-        own = (s.seconds for s in self.synchronisations if stage in s.stages and device in s.devices)
+        own = (
+            s.seconds for s in self.synchronisations if stage in s.stages and device in s.devices
+        )
         return sum(own) + self.optimizer_s[device]
 
 
@@ -238,9 +240,7 @@ def workspace_bytes(graph: LayerGraph, layers: Sequence[str]) -> int:
 def _stash_bytes(graph: LayerGraph, spec: StageSpec, inputs: Sequence[Boundary]) -> int:
     """What the stage keeps for one microbatch; a recomputed layer keeps only its input."""
     inside = set(spec.layers)
-    kept = sum(
-        graph.layers[name].stash_bytes for name in spec.layers if name not in spec.recompute
-    )
+    kept = sum(graph.layers[name].stash_bytes for name in spec.layers if name not in spec.recompute)
     for tensor in graph.record.boundaries:
         rerun = [user for user in tensor.users if user in inside and user in spec.recompute]
         counted = tensor.saved_by in inside and tensor.saved_by not in spec.recompute

@@ -1,5 +1,7 @@
 """Orders of the devices in which neighbours are well connected, for dynamic programs over them."""
 
+from itertools import pairwise
+
 import networkx as nx
 
 from planner.artifacts.cluster import Cluster
@@ -71,7 +73,7 @@ def _chain_from(cluster: Cluster, start: str) -> tuple[str, ...]:
 
 
 def _bandwidths(cluster: Cluster, chain: tuple[str, ...]) -> list[float]:
-    return [_bandwidth(cluster, u, v) for u, v in zip(chain, chain[1:], strict=False)]
+    return [_bandwidth(cluster, u, v) for u, v in pairwise(chain)]
 
 
 def _bandwidth(cluster: Cluster, source: str, target: str) -> float:

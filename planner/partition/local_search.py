@@ -23,7 +23,9 @@ def _shifted_boundaries(partition: Partition) -> Iterator[Partition]:
         for step in (-4, -2, -1, 1, 2, 4):
             cut = first.end + step
             if first.begin < cut < second.end:
-                yield _with(partition, {j: replace(first, end=cut), j + 1: replace(second, begin=cut)})
+                yield _with(
+                    partition, {j: replace(first, end=cut), j + 1: replace(second, begin=cut)}
+                )
 
 
 def _swapped_devices(chain: Chain, partition: Partition) -> Iterator[Partition]:

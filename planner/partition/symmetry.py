@@ -32,4 +32,6 @@ def _may_swap(cluster: Cluster, first: str, second: str) -> bool:
 
 def _width(cluster: Cluster, source: str, target: str) -> tuple[float, float, bool] | None:
     route = cluster.route(source, target)
-    return route and (route.bandwidth_gb_per_s, route.latency_s, bool(route.links))
+    if route is None:
+        return None
+    return route.bandwidth_gb_per_s, route.latency_s, bool(route.links)

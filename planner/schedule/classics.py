@@ -10,9 +10,7 @@ def gpipe(pipeline: PlacedPipeline, owner: Assignment) -> Orders:
     """All forwards, then all backwards (Huang et al. 2019, "GPipe", figure 2c)."""
     orders: dict[str, list[Operation]] = {}
     for device, stages in pipeline.stages_on.items():
-        forward = [
-            Operation(s, "F", m) for s in stages for m in microbatches_on(owner, s, device)
-        ]
+        forward = [Operation(s, "F", m) for s in stages for m in microbatches_on(owner, s, device)]
         backward = [
             Operation(s, "B", m)
             for s in reversed(stages)

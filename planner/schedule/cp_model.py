@@ -133,8 +133,8 @@ class ScheduleModel:
                 )
             return
         for row in self._replay_rows().values():
-            for first, second in pairwise(row):
-                self.model.add(self.start[second] >= self.end[first])
+            for before, after in pairwise(row):
+                self.model.add(self.start[after] >= self.end[before])
 
     def _replay_rows(self) -> dict[tuple[int, str, str], list[Operation]]:
         """Operations of each (stage, kind, device) in the order in which the replay ran them."""
@@ -147,7 +147,8 @@ class ScheduleModel:
     def _transfer_between_stages(self) -> None:
         last = len(self.pipeline.stages) - 1
         for stage, microbatch in sorted(self.owner):
-            forward, backward = (Operation(stage, k, microbatch) for k in ("F", "B"))  # type: ignore[arg-type]
+            forward = Operation(stage, "F", microbatch)
+            backward = Operation(stage, "B", microbatch)
             if stage == last:
                 self.model.add(self.start[backward] >= self.end[forward])
             if stage < last:
@@ -183,7 +184,9 @@ class ScheduleModel:
             self.model.add_bool_or([present, *(~literal for literal in literals)])
             for literal in literals:
                 self.model.add_implication(present, literal)
-            interval = self.model.new_optional_fixed_size_interval_var(begin, seconds, present, name)
+            interval = self.model.new_optional_fixed_size_interval_var(
+                begin, seconds, present, name
+            )
         else:
             interval = self.model.new_fixed_size_interval_var(begin, seconds, name)
         for link in transfer.links:

@@ -56,7 +56,9 @@ class _Limited:
 
     def unfinished(self) -> str:
         """Devices with operations left."""
-        return ", ".join(f"{device} has {n} operations left" for device, n in self.left.items() if n)
+        return ", ".join(
+            f"{device} has {n} operations left" for device, n in self.left.items() if n
+        )
 
     def _allowed(self, operation: Operation, device: str) -> bool:
         if operation.kind != "F":

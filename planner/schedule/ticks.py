@@ -19,7 +19,7 @@ class TickPipeline(PlacedPipeline):
 
     tick_s: float = field(default=1.0, kw_only=True)
 
-    def seconds(self, stage: int, kind: str, device: str) -> int:  # type: ignore[override]
+    def seconds(self, stage: int, kind: str, device: str) -> int:
         """Duration in ticks."""
         return math.floor(super().seconds(stage, kind, device) / self.tick_s)
 
@@ -27,7 +27,7 @@ class TickPipeline(PlacedPipeline):
         transfer = super()._transfer(bytes_, source, target)
         return Transfer(math.floor(transfer.seconds / self.tick_s), transfer.links)
 
-    def tail_s(self, stage: int, device: str) -> int:  # type: ignore[override]
+    def tail_s(self, stage: int, device: str) -> int:
         """Tail in ticks."""
         return math.floor(super().tail_s(stage, device) / self.tick_s)
 
@@ -40,9 +40,11 @@ def in_ticks(pipeline: PlacedPipeline) -> TickPipeline:
         for device in stage.spec.devices
         for kind in "FB"
     )
-    return TickPipeline(**vars_of(pipeline), tick_s=max(longest, 1e-12) / STEPS)
-
-
-def vars_of(pipeline: PlacedPipeline) -> dict[str, object]:
-    """The fields of a placed pipeline, to build one of another kind."""
-    return {name: getattr(pipeline, name) for name in PlacedPipeline.__dataclass_fields__}
+    return TickPipeline(
+        problem=pipeline.problem,
+        stages=pipeline.stages,
+        synchronisations=pipeline.synchronisations,
+        optimizer_s=pipeline.optimizer_s,
+        microbatches=pipeline.microbatches,
+        tick_s=max(longest, 1e-12) / STEPS,
+    )

@@ -85,17 +85,18 @@ def example_batch(model: nn.Module, job: Job) -> dict[str, Tensor]:
     if job.inputs:
         batch = {name: _random_input(job, name) for name in job.inputs}
     elif hasattr(model, "example_batch"):
-        batch = model.example_batch(job.samples_per_microbatch)
+        make_batch: Callable[[int], dict[str, Tensor]] = model.example_batch  # type: ignore[assignment]
+        batch = make_batch(job.samples_per_microbatch)
     else:
         raise PipeplanError(
             f"model {type(model).__name__} has no example_batch(samples) method and the job lists "
-            "no inputs; add [inputs.NAME] shape = [...], dtype = \"int64\" for each argument of "
+            'no inputs; add [inputs.NAME] shape = [...], dtype = "int64" for each argument of '
             "forward, and [inputs.target] for the loss"
         )
     if job.loss != "output" and TARGET not in batch:
         raise PipeplanError(
             f"the batch has {', '.join(batch)} but no 'target', which loss = {job.loss!r} needs; "
-            "add [inputs.target] to the job, or set loss = \"output\" if the model returns its loss"
+            'add [inputs.target] to the job, or set loss = "output" if the model returns its loss'
         )
     dtype = getattr(torch, job.precision)
     return {
@@ -123,13 +124,13 @@ class TrainingStep(nn.Module):
 
     def forward(self, **batch: Tensor) -> Tensor:
         """The scalar loss of one microbatch."""
-        target = batch.pop(TARGET, None)
-        output = self.model(**batch)
+        inputs = {name: value for name, value in batch.items() if name != TARGET}
+        output: Tensor = self.model(**inputs)
         if self.loss == "output":
             return output
         if self.loss == "mse":
-            return functional.mse_loss(output, target)
-        return _cross_entropy(output, target)
+            return functional.mse_loss(output, batch[TARGET])
+        return _cross_entropy(output, batch[TARGET])
 
 
 def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:

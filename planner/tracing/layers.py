@@ -116,7 +116,7 @@ def _static_nodes(exported: ExportedStep) -> frozenset[fx.Node]:
 
 
 def _related(seeds: list[fx.Node], among: set[fx.Node]) -> set[fx.Node]:
-    """All of ``among`` that may share memory with a seed: a value changed in place is not static."""
+    """All of ``among`` that may share memory with a seed, which is changed in place."""
     related: set[fx.Node] = set()
     while seeds:
         node = seeds.pop()

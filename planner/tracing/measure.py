@@ -21,24 +21,28 @@ from planner.tracing.layers import LayerAssignment
 # Operators that do arithmetic torch's FLOP counter has no formula for, but so little of it per
 # byte that their time is their traffic: normalisations, reductions, lookups, pooling.
 _TRAFFIC_BOUND = frozenset(
-    """_softmax _log_softmax native_layer_norm native_batch_norm native_group_norm
-    _fused_rms_norm rms_norm cudnn_batch_norm _native_batch_norm_legit _batch_norm_with_update
-    batch_norm embedding nll_loss_forward nll_loss2d_forward mse_loss
-    max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d mean sum amax amin max min argmax
-    var var_mean cumsum cat stack index index_select gather scatter scatter_add index_put
-    index_add copy_ clone _to_copy arange zeros ones full empty new_zeros new_ones new_empty
-    zeros_like ones_like full_like empty_like rand randn rand_like randn_like bernoulli
-    native_dropout fill_ zero_ tril triu constant_pad_nd repeat roll flip topk sort one_hot
-    upsample_nearest2d upsample_bilinear2d any all norm linalg_vector_norm scalar_tensor
-    _unsafe_view lift_fresh_copy slice_scatter select_scatter split_with_sizes_copy
-    _local_scalar_dense masked_fill where""".split()
+    (
+        "_softmax _log_softmax native_layer_norm native_batch_norm native_group_norm "
+        "_fused_rms_norm rms_norm cudnn_batch_norm _native_batch_norm_legit batch_norm "
+        "_batch_norm_with_update embedding nll_loss_forward nll_loss2d_forward mse_loss "
+        "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d mean sum amax amin max min "
+        "argmax var var_mean cumsum cat stack index index_select gather scatter scatter_add "
+        "index_put index_add copy_ clone _to_copy arange zeros ones full empty new_zeros "
+        "new_ones new_empty zeros_like ones_like full_like empty_like rand randn rand_like "
+        "randn_like bernoulli native_dropout fill_ zero_ tril triu constant_pad_nd repeat roll "
+        "flip topk sort one_hot upsample_nearest2d upsample_bilinear2d any all norm "
+        "linalg_vector_norm scalar_tensor _unsafe_view lift_fresh_copy slice_scatter "
+        "select_scatter split_with_sizes_copy _local_scalar_dense masked_fill where"
+    ).split()
 )
 _FREE = frozenset(["detach", "_assert_tensor_metadata", "lift_fresh"])
 _LOOKUPS = frozenset(["embedding"])  # They read the rows they look up, not the table.
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 _MATRIX_PRODUCTS = frozenset(
-    "linear matmul mm bmm addmm baddbmm einsum dot mv conv1d conv2d conv3d convolution "
-    "conv_transpose2d".split()
+    (
+        "linear matmul mm bmm addmm baddbmm einsum dot mv conv1d conv2d conv3d convolution "
+        "conv_transpose2d"
+    ).split()
 )
 
 
@@ -109,7 +113,9 @@ class _TrafficCounter(TorchDispatchMode):
             return out
         read = args[1:] if name in _LOOKUPS else args
         tensors = [*_tensors(read), *_tensors(tuple((kwargs or {}).values())), *_tensors(out)]
-        self.bytes += sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values())
+        self.bytes += sum(
+            t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values()
+        )
         self._note(func)
         return out
 
@@ -221,10 +227,13 @@ def _weight_only_nodes(exported: ExportedStep) -> set[fx.Node]:
             value = exported.attribute(node)
             if isinstance(value, nn.Parameter) and value.requires_grad:
                 weights.add(node)
-        elif node.op == "call_function" and node.all_input_nodes:
-            if all(source in weights for source in node.all_input_nodes):
-                weights.add(node)
+        elif node.op == "call_function" and _comes_only_from(weights, node):
+            weights.add(node)
     return weights
+
+
+def _comes_only_from(weights: set[fx.Node], node: fx.Node) -> bool:
+    return bool(node.all_input_nodes) and all(n in weights for n in node.all_input_nodes)
 
 
 class _FusedAttention(torch.autograd.Function):

@@ -144,5 +144,3 @@ def _parameter(name: str, value: Tensor) -> Parameter:
         bytes=value.numel() * value.element_size(),
         trainable=isinstance(value, nn.Parameter) and value.requires_grad,
     )
-
-

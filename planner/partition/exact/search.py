@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ortools.sat.python import cp_model
 
 from planner.partition.chain import Chain, Partition
-from planner.partition.cp_model import PartitionModel
+from planner.partition.exact.model import PartitionModel
 from planner.solver_settings import Clock, Settings
 
 
@@ -68,8 +68,7 @@ class PartitionSearch:
         self.model.model.add(self.model.objective <= ticks)
         self.model.hint(self._hint)
         completion = self._settings.solver(min(5.0, 0.2 * limit_s))
-        if not self.model.complete_hint(completion):
-            self.model.model.clear_hints()
+        self.model.complete_hint(completion)
         self._clock.spend(completion.response_proto.deterministic_time)
         solver = self._settings.solver(limit_s)
         collector = _Collector(self.model)

@@ -1,0 +1,152 @@
+"""Memory, and what follows a stage's last backward: reduction of gradients and optimizer step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from planner.costs.collectives import inverse_bandwidth
+from planner.partition.exact.decisions import Decisions, Expression
+from planner.partition.exact.times import StageTimes
+
+KIB = 1024
+SCALE = 2**20
+"""Fixed-point denominator of ticks a KiB."""
+
+
+class StageTails:
+    """Ends of the stages.
+
+    Attributes:
+        tail: per stage, all-reduces and optimizer step after its last backward, in ticks.
+    """
+
+    def __init__(self, decisions: Decisions, times: StageTimes) -> None:
+        self._d = decisions
+        self._model = decisions.model
+        self._times = times
+        self._fit_memory()
+        stages = decisions.stages
+        self._tied_inside: list[Expression] = [0 for _ in stages]
+        self._tied_apart: list[Expression] = [0 for _ in stages]
+        for layers, bytes_ in decisions.chain.tied_parameters.items():
+            self._reduce_tied(layers, bytes_ // KIB)
+        reduce = self._reduce_replicas()
+        step = self._optimizer_steps()
+        self.tail = [reduce[j] + self._tied_apart[j] + step[j] for j in stages]
+
+    def _fit_memory(self) -> None:
+        """Weights, gradients, optimizer state and the stash of one microbatch at least."""
+        chain = self._d.chain
+        need = self._d.sums([int(x) // KIB for x in chain.static_bytes + chain.stash_bytes])
+        for (j, k), used in self._times.uses_type.items():
+            kind = self._d.cluster.device_types[chain.types[k]]
+            self._model.add(need[j] <= -(-kind.capacity_bytes // KIB)).only_enforce_if(used)
+
+    def _reduce_replicas(self) -> list[cp_model.IntVar]:
+        gradients = self._d.sums([int(x) // KIB for x in self._d.chain.gradient_bytes])
+        durations = [self._d.time(f"reduce {j}") for j in self._d.stages]
+        if self._d.job.replication:
+            for j in self._d.stages:
+                counts = {n: x for (stage, n), x in self._d.at_least.items() if stage == j}
+                kib = gradients[j] + self._tied_inside[j]
+                self._reduce_among(self._d.holders(j), counts, kib, durations[j])
+        return durations
+
+    def _reduce_among(
+        self,
+        members: Sequence[cp_model.IntVar],
+        at_least: Mapping[int, cp_model.IntVar],
+        kib: Expression,
+        duration: cp_model.IntVar,
+    ) -> None:
+        """An all-reduce among the member devices takes at least this long.
+
+        Each member's best link to a fellow member carries 2(r-1)/r of the gradients
+        (planner.costs.collectives.fastest_all_reduce_s).
+        """
+        if not at_least:
+            return
+        for d, member in enumerate(members):
+            inverse = {
+                v: inverse_bandwidth(self._d.cluster, self._d.devices[d], self._d.devices[v])
+                for v in range(len(members))
+                if v != d
+            }
+            reachable = [members[v] for v, x in inverse.items() if not math.isinf(x)]
+            self._model.add_bool_or([~member, ~at_least[2], *reachable])
+            for level in sorted({x for x in inverse.values() if not math.isinf(x)}):
+                better = [~members[v] for v, x in inverse.items() if x < level]
+                for count, literal in at_least.items():
+                    seconds = 2 * (count - 1) / count * level * KIB
+                    factor = math.floor(seconds / self._d.tick_s * SCALE)
+                    condition = [member, literal, *better]
+                    self._model.add(duration * SCALE >= factor * kib).only_enforce_if(condition)
+
+    def _reduce_tied(self, layers: tuple[int, ...], kib: int) -> None:
+        """A tied parameter is reduced among all stages that have one of its layers."""
+        stages = self._d.stages
+        holds = [self._holds(j, layers) for j in stages]
+        apart = self._model.new_bool_var(f"layers {layers} in several stages")
+        self._model.add(sum(holds) >= 2).only_enforce_if(apart)
+        self._model.add(sum(holds) <= 1).only_enforce_if(~apart)
+        duration = self._d.time(f"reduce tied {layers}")
+        self._reduce_among(self._members(holds), {2: apart}, kib, duration)
+        for j in stages:
+            own = self._d.time()
+            self._model.add(own >= duration).only_enforce_if([holds[j], apart])
+            self._tied_apart[j] += own
+            inside = self._model.new_int_var(0, kib, "")
+            self._model.add(inside == kib).only_enforce_if([holds[j], ~apart])
+            self._tied_inside[j] += inside
+
+    def _holds(self, j: int, layers: tuple[int, ...]) -> cp_model.IntVar:
+        """Whether a stage has one of the layers."""
+        inside = [
+            self._d.all_of(
+                [self._d.is_cut_at_most(j, layer), ~self._d.is_cut_at_most(j + 1, layer)]
+            )
+            for layer in layers
+        ]
+        holds = self._model.new_bool_var(f"stage {j} has one of layers {layers}")
+        self._model.add_max_equality(holds, inside)
+        return holds
+
+    def _members(self, holds: Sequence[cp_model.IntVar]) -> list[cp_model.IntVar]:
+        """Whether each device holds one of the stages in question."""
+        members = []
+        for d in range(len(self._d.devices)):
+            member = self._model.new_bool_var("")
+            both = [self._d.all_of([self._d.on[j, d], holds[j]]) for j in self._d.stages]
+            self._model.add_max_equality(member, both)
+            members.append(member)
+        return members
+
+    def _optimizer_steps(self) -> list[cp_model.IntVar]:
+        """On the type with the widest memory among those a stage uses."""
+        types = self._d.chain.types
+        widths = [self._d.cluster.device_types[t].memory_bandwidth_gb_per_s for t in types]
+        moved = self._optimizer_traffic_bytes()
+        steps = [self._d.time(f"optimizer {j}") for j in self._d.stages]
+        for k, width in enumerate(widths):
+            sums = self._d.sums(self._d.ticks(moved / (width * 1e9)))
+            for j in self._d.stages:
+                uses = self._times.uses_type
+                wider = [~uses[j, other] for other, w in enumerate(widths) if w > width]
+                self._model.add(steps[j] >= sums[j]).only_enforce_if([uses[j, k], *wider])
+        return steps
+
+    def _optimizer_traffic_bytes(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Of each layer; a tied parameter at its first layer."""
+        per_element = self._d.job.optimizer_bytes_per_element
+        graph = self._d.chain.problem.graph
+        seen: set[str] = set()
+        rows = []
+        for layer in self._d.chain.names:
+            new = [p for p in graph.parameters_of([layer]) if p.trainable and p.name not in seen]
+            seen.update(p.name for p in new)
+            rows.append(sum(3.0 * p.bytes + 2.0 * per_element * p.elements for p in new))
+        return np.array(rows)

@@ -1,0 +1,82 @@
+"""How long the stages compute: by device type, and shared among replicas."""
+
+from __future__ import annotations
+
+from ortools.sat.python import cp_model
+
+from planner.partition.exact.decisions import Decisions, Expression
+
+
+class StageTimes:
+    """Compute times in ticks.
+
+    Attributes:
+        uses_type: ``uses_type[j, k]``: some replica of stage j is of device type k.
+        least_forward, least_backward: per stage, one microbatch on its fastest replica.
+        load: per stage, the work of its most loaded replica if the microbatches are split best.
+    """
+
+    def __init__(self, decisions: Decisions) -> None:
+        self._d = decisions
+        self._model = decisions.model
+        types = decisions.chain.types
+        self._kinds = range(len(types))
+        forward = [decisions.chain.forward_s(name) for name in types]
+        backward = [decisions.chain.backward_s(name) for name in types]
+        self._forward = [decisions.sums(decisions.ticks(seconds)) for seconds in forward]
+        self._backward = [decisions.sums(decisions.ticks(seconds)) for seconds in backward]
+        self.uses_type = {
+            (j, k): self._uses_type(j, k) for j in decisions.stages for k in self._kinds
+        }
+        self.least_forward = [self._least(self._forward, j) for j in decisions.stages]
+        self.least_backward = [self._least(self._backward, j) for j in decisions.stages]
+        self.load = [decisions.time(f"load {j}") for j in decisions.stages]
+        for j in decisions.stages:
+            if decisions.job.replication:
+                self._split_microbatches(j)
+            else:
+                self._load_single_device(j)
+
+    def _uses_type(self, j: int, k: int) -> cp_model.IntVar:
+        literal = self._model.new_bool_var(f"stage {j} uses type {k}")
+        self._model.add_max_equality(literal, self._d.holders(j, k))
+        return literal
+
+    def _least(self, table: list[list[Expression]], j: int) -> Expression:
+        """The smallest over the device types a stage uses."""
+        if len(table) == 1:
+            return table[0][j]
+        value = self._d.time()
+        picks = [self._model.new_bool_var("") for _ in table]
+        self._model.add(sum(picks) == 1).only_enforce_if(self._d.active[j])
+        for k, pick in enumerate(picks):
+            self._model.add_implication(pick, self.uses_type[j, k])
+            self._model.add(value >= table[k][j]).only_enforce_if(pick)
+        return value
+
+    def _load_single_device(self, j: int) -> None:
+        for k in self._kinds:
+            work = self._d.job.microbatches * (self._forward[k][j] + self._backward[k][j])
+            self._model.add(self.load[j] >= work).only_enforce_if(self.uses_type[j, k])
+
+    def _split_microbatches(self, j: int) -> None:
+        """Replicas of one type take at most ``most`` microbatches each; together they take all."""
+        count = self._d.job.microbatches
+        taken = []
+        for k in self._kinds:
+            members = self._d.holders(j, k)
+            used = self.uses_type[j, k]
+            most = self._model.new_int_var(0, count, f"most {j} {k}")
+            self._model.add(most == 0).only_enforce_if(~used)
+            replicas = self._model.new_int_var(0, len(members), "")
+            self._model.add(replicas == sum(members))
+            product = self._model.new_int_var(0, count * len(members), "")
+            self._model.add_multiplication_equality(product, [replicas, most])
+            taken.append(product)
+            each, work = self._d.time(), self._d.time()
+            self._model.add(each >= self._forward[k][j] + self._backward[k][j]).only_enforce_if(
+                used
+            )
+            self._model.add_multiplication_equality(work, [most, each])
+            self._model.add(self.load[j] >= work)
+        self._model.add(sum(taken) >= count).only_enforce_if(self._d.active[j])

@@ -1,0 +1,76 @@
+"""Figures without pyplot: drawn in memory, the same bytes every time, written whole."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.artifacts.document import write_atomically
+from planner.errors import PipeplanError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DOTS_PER_INCH = 150
+# SVG carries a date and random ids unless told otherwise; PNG carries neither.
+_METADATA: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}}
+_SVG_SETTINGS: dict[str, Any] = {"svg.hashsalt": "pipeplan"}
+
+
+def new_axes(width_inches: float, height_inches: float) -> Axes:
+    """Axes alone on a new figure that no pyplot state refers to.
+
+    Args:
+        width_inches: of the figure.
+        height_inches: of the figure.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width_inches, height_inches), dpi=DOTS_PER_INCH, layout="constrained")
+    axes: Axes = figure.add_subplot()
+    return axes
+
+
+def require_format(path: str | Path) -> str:
+    """The suffix of a figure's path, ``.png`` or ``.svg``.
+
+    Raises:
+        PipeplanError: for another suffix.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in _METADATA:
+        raise PipeplanError(
+            f"{path}: a figure cannot be written with suffix {suffix!r}; name the file .png or .svg"
+        )
+    return suffix
+
+
+def save_figure(figure: Figure, path: str | Path) -> None:
+    """Write a figure as PNG or SVG by its suffix, atomically; equal figures give equal bytes.
+
+    Raises:
+        PipeplanError: for another suffix, or if the file cannot be written.
+    """
+    from matplotlib import rc_context
+
+    suffix = require_format(path)
+    buffer = BytesIO()
+    with rc_context(_SVG_SETTINGS):
+        figure.savefig(buffer, format=suffix[1:], metadata=_METADATA[suffix])
+    write_atomically(path, buffer.getvalue())
+
+
+def bare_frame(axes: Axes) -> None:
+    """Leave only the time axis of the frame; the rest says nothing."""
+    for side in ("top", "left", "right"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+
+
+def root_figure(axes: Axes) -> Figure:
+    """The figure that axes stand on, through any subfigures."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    return figure

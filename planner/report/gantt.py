@@ -1,0 +1,189 @@
+"""Gantt charts: one row a device, one box an operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from planner.report.figures import bare_frame, new_axes, require_format, root_figure, save_figure
+from planner.report.gantt_boxes import COMPUTE, Boxes, Look, operation_boxes, other_boxes, rows_of
+from planner.report.names import (
+    TimeUnit,
+    format_seconds,
+    problem_title,
+    stages_label,
+    time_unit,
+)
+from planner.report.palette import IDLE_COLOUR, INK_COLOUR
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from numpy.typing import NDArray
+
+    from planner.simulator import Timeline
+
+WIDTH_INCHES = 15.0
+# Beyond this many boxes none is wide enough for a number, and looking for one takes time.
+MOST_NUMBERS = 3000
+LARGEST_NUMBER_POINTS = 8.0
+SMALLEST_NUMBER_POINTS = 4.5
+# Width of a digit of the default font, as a share of the font size.
+_DIGIT_WIDTH = 0.64
+_NARROWEST_WITH_EDGE = 5.0
+
+
+def plot_gantt(timeline: Timeline, ax: Axes | None = None, *, title: str | None = None) -> Axes:
+    """Draw one iteration: rows are devices, boxes are operations with their microbatch's number.
+
+    Thin bars are the all-reduces of gradients and, below the boxes, what the device sends. The
+    time axis is in seconds, milliseconds or microseconds, as its label says.
+
+    Args:
+        timeline: what the simulator returned.
+        ax: where to draw; default new axes on a figure of their own, outside pyplot.
+        title: first line of the title; default the model, the cluster and the pipeline's size.
+
+    Returns:
+        The axes drawn on; ``ax.figure`` is the figure.
+    """
+    if ax is None:
+        ax = new_axes(WIDTH_INCHES, _height_inches(len(timeline.end_s)))
+    unit = time_unit(timeline.iteration_time_s)
+    _label_axes(ax, timeline, unit, title)
+    _draw_idle(ax, timeline, unit)
+    groups = (*operation_boxes(timeline), *other_boxes(timeline))
+    for group in groups:
+        _draw_boxes(ax, group, unit)
+    _draw_legend(ax, [group.look for group in groups])
+    if len(timeline.operations) <= MOST_NUMBERS:
+        _draw_numbers(ax, timeline, unit)
+    return ax
+
+
+def save_gantt(timeline: Timeline, path: str | Path, title: str | None = None) -> None:
+    """Write :func:`plot_gantt`'s chart as PNG or SVG, by the path's suffix, atomically.
+
+    Raises:
+        PipeplanError: for another suffix, or if the file cannot be written.
+    """
+    require_format(path)
+    save_figure(root_figure(plot_gantt(timeline, title=title)), path)
+
+
+def _height_inches(rows: int) -> float:
+    return 1.5 + rows * min(0.6, max(0.21, 9 / rows))
+
+
+def _draw_idle(ax: Axes, timeline: Timeline, unit: TimeUnit) -> None:
+    """A pale track behind each row: what stays visible of it is idle time."""
+    end = timeline.iteration_time_s * unit.per_second
+    for row in rows_of(timeline).values():
+        ax.broken_barh(
+            [(0.0, end)],
+            (row + COMPUTE.top, COMPUTE.bottom - COMPUTE.top),
+            facecolor=IDLE_COLOUR,
+            zorder=0,
+        )
+
+
+def _draw_boxes(ax: Axes, group: Boxes, unit: TimeUnit) -> None:
+    """All boxes of one look as one collection: an artist a box would take minutes."""
+    from matplotlib.collections import PolyCollection
+
+    corners = _corners(group, unit)
+    collection = PolyCollection(
+        # The annotation leaves out the three-dimensional array, which is drawn without a loop.
+        cast("Sequence[NDArray[np.float64]]", corners),
+        facecolor=group.look.colour,
+        edgecolor="white",
+        linewidth=_edge_points(ax, corners),
+        zorder=1 if group.look.lane == COMPUTE else 2,
+    )
+    collection.set_gid(group.look.label)
+    ax.add_collection(collection, autolim=False)
+
+
+def _corners(group: Boxes, unit: TimeUnit) -> NDArray[np.float64]:
+    import numpy as np
+
+    boxes = np.asarray(group.boxes, dtype=np.float64)
+    left, right = boxes[:, 1] * unit.per_second, boxes[:, 2] * unit.per_second
+    top, bottom = boxes[:, 0] + group.look.lane.top, boxes[:, 0] + group.look.lane.bottom
+    x = np.stack([left, right, right, left], axis=1)
+    y = np.stack([top, top, bottom, bottom], axis=1)
+    return np.stack([x, y], axis=2)
+
+
+def _edge_points(ax: Axes, corners: NDArray[np.float64]) -> float:
+    """A white edge parts neighbours; on narrow boxes it would leave nothing of them."""
+    import numpy as np
+
+    width = float(np.median(corners[:, 1, 0] - corners[:, 0, 0]))
+    return 0.6 if width * _pixels_per_unit(ax) >= _NARROWEST_WITH_EDGE else 0.0
+
+
+def _pixels_per_unit(ax: Axes) -> float:
+    left, right = ax.get_xlim()
+    return ax.get_window_extent().width / (right - left)
+
+
+def _label_axes(ax: Axes, timeline: Timeline, unit: TimeUnit, title: str | None) -> None:
+    stages_on = timeline.pipeline.stages_on
+    rows = rows_of(timeline)
+    end = timeline.iteration_time_s * unit.per_second
+    ax.set_xlim(0.0, end if end > 0 else 1.0)
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.set_yticks(
+        list(rows.values()), [f"{device}  {stages_label(stages_on[device])}" for device in rows]
+    )
+    ax.set_xlabel(f"time ({unit.symbol})")
+    bare_frame(ax)
+    figures = f"iteration {format_seconds(timeline.iteration_time_s)}, bubble {timeline.bubble:.1%}"
+    ax.set_title(f"{title or problem_title(timeline)}\n{figures}", loc="left", fontsize="medium")
+
+
+def _draw_legend(ax: Axes, looks: Iterable[Look]) -> None:
+    """One entry a label, in its darkest shade, below the time axis at any height of the axes."""
+    from matplotlib.patches import Patch
+
+    colours: dict[str, str] = {}
+    for look in looks:
+        colours[look.label] = min(colours.get(look.label, look.colour), look.colour)
+    ax.legend(
+        handles=[Patch(facecolor=colour, label=label) for label, colour in colours.items()],
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0.0),
+        borderaxespad=3.4,
+        ncols=len(colours),
+        frameon=False,
+        handlelength=1.2,
+    )
+
+
+def _draw_numbers(ax: Axes, timeline: Timeline, unit: TimeUnit) -> None:
+    """Microbatch numbers in the boxes that are wide enough, all for one stage of one size."""
+    root_figure(ax).draw_without_rendering()  # Only a layout that was carried out has widths.
+    pixels_per_second = _pixels_per_unit(ax) * unit.per_second
+    digits = len(str(timeline.pipeline.microbatches - 1))
+    rows, middle = rows_of(timeline), (COMPUTE.top + COMPUTE.bottom) / 2
+    for event in timeline.operations:
+        points = _number_points(ax, (event.end_s - event.start_s) * pixels_per_second, digits)
+        if points >= SMALLEST_NUMBER_POINTS:
+            ax.text(
+                (event.start_s + event.end_s) / 2 * unit.per_second,
+                rows[event.device] + middle,
+                str(event.operation.microbatch),
+                size=points,
+                color=INK_COLOUR,
+                ha="center",
+                va="center_baseline",
+                clip_on=True,
+            )
+
+
+def _number_points(ax: Axes, width_pixels: float, digits: int) -> float:
+    """The font size, in points, at which a number of so many digits fits a box."""
+    width_points = width_pixels * 72 / root_figure(ax).dpi
+    return min(LARGEST_NUMBER_POINTS, (width_points - 1) / (digits * _DIGIT_WIDTH))

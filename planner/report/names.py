@@ -1,0 +1,79 @@
+"""Names and quantities as people read them, shared by the charts and the tables."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from planner.simulator import Timeline
+
+# A number with a leading zero is not extended to a range: gpu08-9 would not say what it means.
+_NUMBERED = re.compile(r"(.*?)(0|[1-9]\d*)")
+
+
+class TimeUnit(NamedTuple):
+    """A unit of time and how many of it make a second."""
+
+    symbol: str
+    per_second: float
+
+
+def time_unit(span_s: float) -> TimeUnit:
+    """The unit in which a span of time is easiest to read: s, ms or µs.
+
+    Args:
+        span_s: the longest time to show, in seconds.
+    """
+    if span_s >= 10:
+        return TimeUnit("s", 1.0)
+    return TimeUnit("ms", 1e3) if span_s >= 1e-3 else TimeUnit("µs", 1e6)
+
+
+def format_seconds(seconds: float) -> str:
+    """A time with four significant digits in its own unit, such as ``207.5 ms``."""
+    unit = time_unit(seconds)
+    return f"{seconds * unit.per_second:.4g} {unit.symbol}"
+
+
+def compress_devices(names: Iterable[str]) -> str:
+    """Device names with runs of consecutive numbers drawn together.
+
+    ``n0/gpu0 n0/gpu1 n0/gpu2 ws1`` becomes ``n0/gpu0-2, ws1``; the order stays.
+    """
+    runs: list[tuple[str, int | None, int]] = []
+    for name in names:
+        match = _NUMBERED.fullmatch(name)
+        prefix, number = (match[1], int(match[2])) if match else (name, None)
+        if runs and number is not None:
+            last, first, length = runs[-1]
+            if first is not None and last == prefix and number == first + length:
+                runs[-1] = (last, first, length + 1)
+                continue
+        runs.append((prefix, number, 1))
+    return ", ".join(_run_name(*run) for run in runs)
+
+
+def _run_name(prefix: str, first: int | None, length: int) -> str:
+    if first is None:
+        return prefix
+    return f"{prefix}{first}" + (f"-{first + length - 1}" if length > 1 else "")
+
+
+def stages_label(stages: Sequence[int]) -> str:
+    """Stage indices for a row's label, such as ``stage 3`` or ``stages 0, 4``."""
+    return f"stage{'s' if len(stages) > 1 else ''} {compress_devices(map(str, stages))}"
+
+
+def count(number: int, noun: str, plural: str = "s") -> str:
+    """A number and its noun, with the plural's ending where it needs one."""
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
+def problem_title(timeline: Timeline) -> str:
+    """The model, the cluster and the size of the pipeline, on one line."""
+    pipeline = timeline.pipeline
+    parts = (
+        count(len(pipeline.stages), "stage"),
+        count(len(pipeline.devices), "device"),
+        count(pipeline.microbatches, "microbatch", "es"),
+    )
+    return f"{pipeline.problem.graph.name} on {pipeline.problem.cluster.name}: {', '.join(parts)}"
