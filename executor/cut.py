@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx, nn
 
+from executor.sharing import sharing, written_by
 from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
 from planner.tracing.export import ExportedStep
@@ -31,21 +31,23 @@ class StageModule:
 
     Attributes:
         index: of the stage.
+        is_last: whether it returns the loss.
         module: called with the received tensors and then the model inputs; returns the tensors
             for the next stage, or the loss.
         receives, sends: what crosses its boundaries, in order.
         model_inputs: names of the batch's entries it reads.
         parameters: by the model's own names (FQNs).
-        changes_in_place: whether an operation writes into a tensor it was given.
+        written: names of received tensors that its operations may write into.
     """
 
     index: int
+    is_last: bool
     module: fx.GraphModule
     receives: tuple[BoundaryTensor, ...]
     sends: tuple[BoundaryTensor, ...]
     model_inputs: tuple[str, ...]
     parameters: Mapping[str, nn.Parameter]
-    changes_in_place: bool
+    written: frozenset[str]
 
 
 def cut(
@@ -57,7 +59,9 @@ def cut(
     by stage, so that only neighbours talk. Static operations are computed wherever needed.
 
     Raises:
-        PipeplanError: if something other than a tensor would cross a boundary.
+        PipeplanError: if something other than a tensor would cross a boundary, or an operation
+            writes into memory that another stage sees under another name. All boundaries are
+            checked, so that all ranks raise it.
     """
     stage_of = {layer: stage.index for stage in plan.stages for layer in stage.layers}
     cutter = _Cutter(exported, layers, stage_of, len(plan.stages), _gradients(plan))
@@ -82,8 +86,10 @@ class _Cutter:
         self.count = count
         self.requires_grad = requires_grad
         self.node_stage = {node: stage_of[layer] for node, layer in layers.layer_of.items()}
+        self.crossing = [self._crossing(index) for index in range(count - 1)]
+        self.written = self._written()
 
-    def crossing(self, index: int) -> list[fx.Node]:
+    def _crossing(self, index: int) -> list[fx.Node]:
         """Values alive at the boundary after stage ``index``, in graph order."""
         nodes = []
         for node, made in self.node_stage.items():
@@ -97,21 +103,45 @@ class _Cutter:
                 nodes.append(node)
         return nodes
 
+    def _written(self) -> list[frozenset[str]]:
+        """For each stage, the received tensors that its operations may write into."""
+        names: list[set[str]] = [set() for _ in range(self.count)]
+        for node, stage in self.node_stage.items():
+            for value in written_by(node):
+                memory = sharing(value)
+                received = self.crossing[stage - 1] if stage else []
+                entering = [n for n in (*received, *self.layers.inputs) if n in memory]
+                if len(entering) > 1 or self._is_read_elsewhere(entering, stage):
+                    raise PipeplanError(
+                        f"{node.name} ({node.target}) in stage {stage} writes in place into what "
+                        f"other stages read too ({', '.join(n.name for n in entering)}); "
+                        "move the boundary or compute it out of place in the model"
+                    )
+                names[stage].update(n.name for n in entering if n in received)
+        return [frozenset(found) for found in names]
+
+    def _is_read_elsewhere(self, entering: Sequence[fx.Node], stage: int) -> bool:
+        """Whether one is an input of the model that other stages take from the batch unchanged."""
+        readers = {u for n in entering if n in self.layers.inputs for u in n.users}
+        return any(self.node_stage.get(reader, stage) != stage for reader in readers)
+
     def stage(self, index: int) -> StageModule:
         """Build one stage."""
-        received = self.crossing(index - 1) if index else []
-        sent = self.crossing(index) if index < self.count - 1 else []
+        is_last = index == self.count - 1
+        received = self.crossing[index - 1] if index else []
+        sent = [] if is_last else self.crossing[index]
         graph = _StageGraph(self, index, received)
         graph.copy_operations()
         graph.finish(sent)
         return StageModule(
             index=index,
+            is_last=is_last,
             module=graph.module(),
             receives=tuple(self._boundary(node) for node in received),
             sends=tuple(self._boundary(node) for node in sent),
             model_inputs=tuple(graph.model_inputs),
             parameters=graph.parameters,
-            changes_in_place=graph.changes_in_place,
+            written=self.written[index],
         )
 
     def _boundary(self, node: fx.Node) -> BoundaryTensor:
@@ -131,7 +161,6 @@ class _StageGraph:
         self.copies: dict[fx.Node, fx.Node] = {}
         self.parameters: dict[str, nn.Parameter] = {}
         self.model_inputs: list[str] = []
-        self.changes_in_place = False
         self.root = nn.Module()
         for node in received:
             self.copies[node] = self.graph.placeholder(node.name)
@@ -151,7 +180,6 @@ class _StageGraph:
         for node, stage in self.cutter.node_stage.items():
             if stage == self.index:
                 self.copies[node] = self.graph.node_copy(node, self._copy_of)
-                self.changes_in_place |= _is_in_place(node)
 
     def _copy_of(self, node: fx.Node) -> fx.Node:
         if node not in self.copies:
@@ -193,10 +221,3 @@ class _StageGraph:
     def module(self) -> fx.GraphModule:
         self.graph.lint()
         return fx.GraphModule(self.root, self.graph)
-
-
-def _is_in_place(node: fx.Node) -> bool:
-    target = node.target
-    if target is operator.getitem or not isinstance(target, torch._ops.OpOverload):
-        return False
-    return target._schema.is_mutable

@@ -7,16 +7,23 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from executor.cut import StageModule
 
 
 @dataclass
 class _InFlight:
-    """What a microbatch keeps between forward and backward."""
+    """What a microbatch keeps between forward and backward.
+
+    Attributes:
+        leaves: received tensors that take a gradient.
+        roots: where the backward starts, in the order of the gradients it is given. Edges of the
+            autograd graph do not hold the outputs: these are free once they have been sent.
+    """
 
     leaves: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    roots: tuple[GradientEdge | None, ...]
 
 
 class StageRunner:
@@ -30,61 +37,65 @@ class StageRunner:
         self.microbatches = microbatches
         self._in_flight: dict[int, _InFlight] = {}
 
-    @property
-    def is_last(self) -> bool:
-        """Whether this stage returns the loss."""
-        return not self.stage.sends
-
     def forward(
         self, microbatch: int, received: Sequence[Tensor], batch: Mapping[str, Tensor]
     ) -> tuple[Tensor, ...]:
         """Run the stage.
 
+        Args:
+            microbatch: its number.
+            received: what the stage before sent.
+            batch: the entries the stage reads, by name.
+
         Returns:
             Detached tensors for the next stage, or the detached scalar loss.
         """
-        leaves = tuple(
+        leaves = [
             tensor.detach().requires_grad_(boundary.requires_grad)
             for tensor, boundary in zip(received, self.stage.receives, strict=True)
-        )
-        # Autograd forbids writing into a leaf, and a local neighbour still holds the tensor.
-        inputs = [x.clone() for x in leaves] if self.stage.changes_in_place else leaves
+        ]
+        # Autograd forbids writing into a leaf, and a local neighbour may still hold the tensor.
+        inputs = [
+            leaf.clone() if boundary.name in self.stage.written else leaf
+            for leaf, boundary in zip(leaves, self.stage.receives, strict=True)
+        ]
         result = self.stage.module(*inputs, *(batch[name] for name in self.stage.model_inputs))
-        outputs = result if isinstance(result, tuple) else (result,)
-        self._in_flight[microbatch] = _InFlight(leaves, outputs)
+        outputs: tuple[Tensor, ...] = (result,) if self.stage.is_last else result
+        self._in_flight[microbatch] = _InFlight(
+            tuple(leaf for leaf in leaves if leaf.requires_grad), self._roots(outputs)
+        )
         return tuple(tensor.detach() for tensor in outputs)
+
+    def _roots(self, outputs: Sequence[Tensor]) -> tuple[GradientEdge | None, ...]:
+        wanted = [True] if self.stage.is_last else [t.requires_grad for t in self.stage.sends]
+        return tuple(
+            get_gradient_edge(tensor) if tensor.requires_grad else None
+            for tensor, is_wanted in zip(outputs, wanted, strict=True)
+            if is_wanted
+        )
+
+    def loss_gradient(self, loss: Tensor) -> Tensor:
+        """What the last stage's backward starts from: the loss counts for one microbatch."""
+        return torch.full_like(loss, 1.0 / self.microbatches)
 
     def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Run the whole backward.
 
         Args:
             microbatch: whose forward has run.
-            gradients: of the sent tensors that require one, in order; none for the last stage.
+            gradients: of the sent tensors that require one, in order; of the loss for the last
+                stage.
 
         Returns:
             Gradients of the received tensors that require one, in order.
         """
         kept = self._in_flight.pop(microbatch)
-        roots = self._roots(kept)
-        if self.is_last:
-            gradients = [torch.full_like(kept.outputs[0], 1.0 / self.microbatches)]
-        pairs = [(root, g) for root, g in zip(roots, gradients, strict=True) if root.requires_grad]
+        pairs = [(root, g) for root, g in zip(kept.roots, gradients, strict=True) if root]
         if pairs:
             torch.autograd.backward([root for root, _ in pairs], [g for _, g in pairs])
         return tuple(
-            leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
-            for leaf in kept.leaves
-            if leaf.requires_grad
+            leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in kept.leaves
         )
-
-    def _roots(self, kept: _InFlight) -> list[Tensor]:
-        if self.is_last:
-            return [kept.outputs[0]]
-        return [
-            tensor
-            for tensor, boundary in zip(kept.outputs, self.stage.sends, strict=True)
-            if boundary.requires_grad
-        ]
 
     def require_empty(self) -> None:
         """Every forward of the iteration has had its backward."""

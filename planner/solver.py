@@ -237,15 +237,19 @@ class _Search:
         for known in self.candidates.values():
             if known.improved:
                 search.exclude(known.partition, known.proved_s)
+        share = 0.4
         while not self.is_done():
-            limit_s = max(0.4 * self.clock.left_s, min(1.0, self.clock.left_s))
+            limit_s = max(share * self.clock.left_s, min(1.0, self.clock.left_s))
             found = search.next(self.best.schedule.iteration_time_s, limit_s)
             for partition in found.partitions:
                 self.consider(partition)
             self.raise_bound(found.bound_s, "partition model")
-            if not found.partitions or self.is_done():
+            if found.is_exhausted or self.is_done():
                 return
-            self._finish_partition(search, found.partitions[-1])
+            if found.partitions:
+                self._finish_partition(search, found.partitions[-1])
+            else:
+                share = 1.0  # Nothing better in this time: the rest goes into the bound.
 
     def _finish_partition(self, search: PartitionSearch, partition: Partition) -> None:
         """Schedule the model's best partition as well as we can and go on without it."""

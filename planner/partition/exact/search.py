@@ -13,10 +13,14 @@ from planner.solver_settings import Clock, Settings
 
 @dataclass(frozen=True)
 class Found:
-    """One search: new partitions, the best last, and a bound on every plan of the problem."""
+    """One search: new partitions, the best last, and a bound on every plan of the problem.
+
+    ``is_exhausted``: no partition is left that could beat the incumbent.
+    """
 
     partitions: tuple[Partition, ...]
     bound_s: float
+    is_exhausted: bool
 
 
 class _Collector(cp_model.CpSolverSolutionCallback):
@@ -77,7 +81,8 @@ class PartitionSearch:
         if status == cp_model.INFEASIBLE:
             # What is left cannot beat the incumbent.
             self._rest_s = incumbent_s
-            return Found((), self.bound_s)
+            return Found((), self.bound_s, is_exhausted=True)
         bound = max(solver.best_objective_bound, 0) * self.model.tick_s
         self._rest_s = max(self._rest_s, bound)
-        return Found(tuple(dict.fromkeys(collector.found)), self.bound_s)
+        partitions = tuple(dict.fromkeys(collector.found))
+        return Found(partitions, self.bound_s, is_exhausted=False)

@@ -1,0 +1,1 @@
+"""One command a claim. Each prints a Markdown report with machine, date and versions."""

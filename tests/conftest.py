@@ -1,0 +1,23 @@
+"""Settings for all tests; this folder itself is importable: ``from builders import …``."""
+
+import sys
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+# The model zoo is not installed, and folders here bear the names of packages there.
+sys.path.insert(0, str(ROOT))
+
+settings.register_profile(
+    "quick",
+    deadline=None,
+    derandomize=True,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("thorough", parent=settings.get_profile("quick"), max_examples=1000)
+settings.register_profile(
+    "exploring", parent=settings.get_profile("thorough"), derandomize=False, print_blob=True
+)
+settings.load_profile("quick")

@@ -1,0 +1,280 @@
+"""Random small artifacts: layer graphs, clusters, problems, partitions and schedules.
+
+Figures lie on coarse grids, so that equal times and full links are common.
+"""
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from planner.artifacts.cluster import Cluster
+from planner.artifacts.job import Job
+from planner.artifacts.layer_graph import LayerGraph
+from planner.artifacts.operations import Operation
+from planner.artifacts.plan import Plan
+from planner.artifacts.problem import ModelSource, Problem
+from planner.assemble import plan_by_hand
+from planner.costs.placement import PlacedPipeline, StageSpec, place
+
+MEGA = 10**6
+MAX_MICROBATCHES = 5
+
+flops = st.integers(0, 30).map(lambda n: n * 10**10)
+sizes = st.integers(0, 40).map(lambda n: n * 5 * MEGA)
+json_scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**20), 10**20),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=6),
+)
+json_values = st.recursive(
+    json_scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@st.composite
+def layer_graphs(
+    draw: st.DrawFn, min_layers: int = 1, max_layers: int = 6, precision: str = "float32"
+) -> LayerGraph:
+    """A chain of layers with random skips; parameters may be tied, frozen or missing."""
+    count = draw(st.integers(min_layers, max_layers))
+    names = [f"l{index}" for index in range(count)]
+    users = [{index + 1} for index in range(count - 1)]
+    rows = [(index, found) for index, found in enumerate(users)]
+    if count > 2:
+        for index in draw(st.lists(st.integers(0, count - 3), max_size=3)):
+            later = draw(st.sets(st.integers(index + 2, count - 1), min_size=1, max_size=2))
+            if draw(st.booleans()):
+                users[index].update(later)  # One tensor with several users.
+            else:
+                rows.append((index, later))
+    boundaries = []
+    saved = dict.fromkeys(names, 0)
+    for number, (producer, found) in enumerate(rows):
+        bytes_ = draw(sizes)
+        savers = [None, names[producer], *(names[user] for user in sorted(found))]
+        saved_by = draw(st.sampled_from(savers))
+        if saved_by is not None:
+            saved[saved_by] += bytes_
+        boundaries.append(
+            {
+                "name": f"t{number}",
+                "producer": names[producer],
+                "users": [names[user] for user in sorted(found)],
+                "bytes": bytes_,
+                "shape": [bytes_],
+                "dtype": "int8",
+                "requires_grad": draw(st.integers(0, 4)) > 0,
+                "saved_by": saved_by,
+            }
+        )
+    parameters = [
+        {
+            "name": f"p{number}",
+            "elements": draw(st.integers(0, 40)) * MEGA,
+            "trainable": draw(st.integers(0, 4)) > 0,
+        }
+        for number in range(draw(st.integers(0, count + 1)))
+    ]
+    holders = [
+        draw(st.sets(st.integers(0, count - 1), max_size=2 if draw(st.booleans()) else 1))
+        for _ in parameters
+    ]
+    width = 4 if precision == "float32" else 2
+    layers = [
+        {
+            "name": name,
+            "forward_flops": draw(flops),
+            "input_gradient_flops": draw(flops),
+            "weight_gradient_flops": draw(flops),
+            "forward_traffic_bytes": draw(sizes),
+            "input_gradient_traffic_bytes": draw(sizes),
+            "weight_gradient_traffic_bytes": draw(sizes),
+            "stash_bytes": saved[name] + draw(sizes),
+            "parameters": [f"p{n}" for n, held in enumerate(holders) if index in held],
+        }
+        for index, name in enumerate(names)
+    ]
+    return LayerGraph.parse(
+        {
+            "format": "pipeplan-graph/1",
+            "name": "random",
+            "samples_per_microbatch": 1,
+            "precision": precision,
+            "layers": layers,
+            "boundaries": boundaries,
+            "parameters": [{**row, "bytes": width * row["elements"]} for row in parameters],
+        }
+    )
+
+
+def _link(draw: st.DrawFn, first: str, second: str, shared: bool | None) -> dict:
+    return {
+        "between": draw(st.permutations([first, second])),
+        "bandwidth_gb_per_s": draw(st.sampled_from([0.1, 0.25, 0.5, 1.0, 2.0, 10.0])),
+        "latency_us": draw(st.sampled_from([0.0, 0.0, 10.0, 10_000.0])),
+        "duplex": draw(st.sampled_from(["full", "full", "half"])),
+        "shared": draw(st.integers(0, 5)) == 0 if shared is None else shared,
+        "source": draw(st.sampled_from(["measured", "datasheet", "assumed"])),
+    }
+
+
+@st.composite
+def clusters(
+    draw: st.DrawFn,
+    min_devices: int = 1,
+    max_devices: int = 5,
+    *,
+    connected: bool = True,
+    shared: bool | None = None,
+) -> Cluster:
+    """Devices of one or two types behind no, one or two switches, with some extra links."""
+    count = draw(st.integers(min_devices, max_devices))
+    devices = [f"d{index}" for index in range(count)]
+    switches = [f"s{index}" for index in range(draw(st.integers(0, 2)))]
+    if switches:
+        pairs = [(device, draw(st.sampled_from(switches))) for device in devices]
+        pairs += list(zip(switches, switches[1:], strict=False))
+    else:
+        pairs = [(u, v) for index, u in enumerate(devices) for v in devices[index + 1 :]]
+    vertices = devices + switches
+    if len(vertices) > 1:
+        for _ in range(draw(st.integers(0, 3))):
+            pairs.append(tuple(draw(st.permutations(vertices))[:2]))
+    if not connected:
+        pairs = [pair for pair in pairs if draw(st.integers(0, 3)) > 0]
+    kinds = {
+        name: {
+            "memory_gib": 512,
+            "memory_bandwidth_gb_per_s": draw(st.sampled_from([1.0, 50.0, 1000.0])),
+            "peak_tflop_per_s": {"float32": peak, "bfloat16": 2 * peak},
+            "efficiency": draw(st.sampled_from([0.5, 1.0])),
+            "reserved_gib": 1,
+        }
+        for name, peak in (("fast", 2.0), ("slow", 1.0))
+    }
+    types = [draw(st.sampled_from(sorted(kinds))) for _ in devices]
+    return Cluster.from_data(
+        {
+            "format": "pipeplan-cluster/1",
+            "name": "random",
+            "device_types": {name: kinds[name] for name in sorted(set(types))},
+            "devices": [
+                {"name": name, "type": kind} for name, kind in zip(devices, types, strict=True)
+            ],
+            "switches": switches,
+            "links": [_link(draw, *pair, shared) for pair in pairs],
+        }
+    )
+
+
+@st.composite
+def jobs(draw: st.DrawFn, precision: str = "float32") -> Job:
+    """Up to five microbatches, any optimizer, up to two stages a device."""
+    arguments = draw(
+        st.dictionaries(st.sampled_from(["width", "layers", "name"]), json_scalars, max_size=2)
+    )
+    return Job(
+        microbatches=draw(st.integers(1, MAX_MICROBATCHES)),
+        precision=precision,
+        optimizer=draw(st.sampled_from(["adamw", "sgd", "sgd_momentum"])),
+        max_stages_per_device=2,
+        model_arguments=arguments,
+    )
+
+
+@st.composite
+def problems(draw: st.DrawFn, *, shared: bool | None = None, min_devices: int = 1) -> Problem:
+    """A model, a connected cluster and a job that fit together."""
+    precision = draw(st.sampled_from(["float32", "bfloat16"]))
+    job = draw(jobs(precision))
+    return Problem(
+        draw(layer_graphs(precision=precision)),
+        draw(clusters(min_devices, shared=shared)),
+        job,
+        ModelSource("no_such_module:factory", dict(job.model_arguments)),
+    )
+
+
+@st.composite
+def partitions(
+    draw: st.DrawFn, problem: Problem, *, replicas: bool = True, recompute: bool = True
+) -> list[StageSpec]:
+    """Any cut of the layers; a device holds at most two stages, a stage has some replicas."""
+    names = tuple(problem.graph.layers)
+    devices = draw(st.permutations(problem.cluster.device_names))
+    count = draw(st.integers(1, min(len(names), 2 * len(devices))))
+    cuts = sorted(draw(st.permutations(range(1, len(names))))[: count - 1])
+    ends = [0, *cuts, len(names)]
+    # With fewer devices than stages the stages go round the devices twice.
+    used = draw(st.integers(-(-count // 2), min(count, len(devices))))
+    held = [[devices[index % used]] for index in range(count)]
+    if replicas:
+        for device in devices[used:]:
+            if draw(st.booleans()):
+                held[draw(st.integers(0, count - 1))].append(device)
+    specs = []
+    for index in range(count):
+        layers = names[ends[index] : ends[index + 1]]
+        rerun = draw(st.sets(st.sampled_from(layers))) if recompute and draw(st.booleans()) else ()
+        specs.append(StageSpec(layers, tuple(held[index]), tuple(sorted(rerun))))
+    return specs
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A placed pipeline with orders that never deadlock."""
+
+    pipeline: PlacedPipeline
+    orders: dict[str, list[Operation]]
+
+
+@st.composite
+def orders_for(draw: st.DrawFn, pipeline: PlacedPipeline) -> dict[str, list[Operation]]:
+    """Orders from a random topological interleaving; replicas and split backwards at random."""
+    random = draw(st.randoms(use_true_random=False))
+    last = len(pipeline.stages) - 1
+    owner = {
+        (stage, microbatch): random.choice(placed.spec.devices)
+        for stage, placed in enumerate(pipeline.stages)
+        for microbatch in range(pipeline.microbatches)
+    }
+    split = {key for key in owner if random.random() < 0.3}
+    orders: dict[str, list[Operation]] = {device: [] for device in pipeline.devices}
+    ready = [Operation(0, "F", microbatch) for microbatch in range(pipeline.microbatches)]
+    while ready:
+        stage, kind, microbatch = operation = ready.pop(random.randrange(len(ready)))
+        orders[owner[stage, microbatch]].append(operation)
+        if kind == "F" and stage < last:
+            ready.append(Operation(stage + 1, "F", microbatch))
+        backward = stage if kind == "F" and stage == last else None
+        if kind in "BI" and stage > 0:
+            backward = stage - 1
+        if backward is not None:
+            half = (backward, microbatch) in split
+            ready.append(Operation(backward, "I" if half else "B", microbatch))
+        if kind == "I":
+            ready.append(Operation(stage, "W", microbatch))
+    return orders
+
+
+@st.composite
+def scheduled(
+    draw: st.DrawFn, *, shared: bool | None = None, replicas: bool = True, min_devices: int = 1
+) -> Scheduled:
+    """A random pipeline with random valid orders."""
+    problem = draw(problems(shared=shared, min_devices=min_devices))
+    pipeline = place(problem, draw(partitions(problem, replicas=replicas)))
+    return Scheduled(pipeline, draw(orders_for(pipeline)))
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """A plan that holds."""
+    case = draw(scheduled())
+    return plan_by_hand(case.pipeline, case.orders)
