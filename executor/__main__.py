@@ -52,6 +52,7 @@ def main() -> int:
 
 
 def _run(options: argparse.Namespace, rank: int) -> None:
+    from executor.model import allowed_factory
     from executor.train import require_runnable, world_size_message
     from planner.artifacts.plan import Plan
 
@@ -61,18 +62,22 @@ def _run(options: argparse.Namespace, rank: int) -> None:
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size != len(plan.ranks):
         raise PipeplanError(world_size_message(plan, world_size))
+    factory = allowed_factory(plan, options.model)
 
     import torch.distributed as dist
 
     from executor.train import train
 
-    if "RANK" not in os.environ:
-        os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29541")
-    dist.init_process_group("gloo")
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    else:
+        # Not started by torchrun: a plan of one rank needs no port to meet others at.
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         history = train(
             plan,
-            options.model,
+            factory,
             steps=options.steps,
             data=options.data,
             seed=options.seed,

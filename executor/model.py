@@ -38,8 +38,9 @@ def allowed_factory(plan: Plan, named: str | Factory | None) -> Factory:
             )
         if recorded not in _zoo().values():
             raise PipeplanError(
-                f"the plan's model is {recorded!r}, which is not in the zoo (models.ZOO); plans are "
-                f"data and import nothing by themselves: if you trust it, add --model {recorded}"
+                f"the plan's model is {recorded!r}, which is not in the zoo (models.ZOO); plans "
+                f"are data and import nothing by themselves: if you trust it, add --model "
+                f"{recorded}"
             )
         named = recorded
     elif recorded is not None and named != recorded:
@@ -57,11 +58,6 @@ def _zoo() -> Mapping[str, str]:
 
 def build_model(plan: Plan, factory: Factory, seed: int, device: torch.device) -> nn.Module:
     """The model with its initial weights, the same on every rank."""
-    if plan.job.precision != "float32":
-        raise PipeplanError(
-            f"job.precision: the executor trains in float32 only so far, the plan says "
-            f'{plan.job.precision!r}; plan with precision = "float32" to run it'
-        )
     torch.manual_seed(seed)
     with torch.device(device):
         return build(factory, plan.model.arguments).train()

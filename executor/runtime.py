@@ -33,6 +33,14 @@ class StepReport:
     busy_s: float
 
 
+@dataclass(frozen=True)
+class _Receive:
+    """A posted receive, and the sends that are over once it has ended."""
+
+    works: Sequence[Any]
+    sends_over: Sequence[Operation]
+
+
 class PipelineRuntime:
     """Runs the stages of one rank.
 
@@ -54,8 +62,9 @@ class PipelineRuntime:
         self.program = program
         self.microbatches = microbatches
         self.device = device
-        self._arrived: dict[Operation, tuple[Tensor, ...]] = {}
-        self._receiving: dict[Operation, list[Any]] = {}
+        # By the operation that makes the tensors: what waits to be used or sent, what is under way.
+        self._results: dict[Operation, tuple[Tensor, ...]] = {}
+        self._receiving: dict[Operation, _Receive] = {}
         self._sending: dict[Operation, list[tuple[Any, Tensor]]] = {}
 
     def step(self, batch: Batch) -> StepReport:
@@ -69,15 +78,16 @@ class PipelineRuntime:
             match action:
                 case Compute(operation):
                     # Waiting for a message is no work: it comes before the clock starts.
-                    received = self._await_inputs(operation)
+                    self._await_input(operation)
                     begin = time.perf_counter()
-                    loss += self._compute(operation, received, batch)
+                    loss += self._compute(operation, batch)
                     busy_s += time.perf_counter() - begin
-                case Message("receive", operation, peer):
-                    self._receive(operation, peer)
-                case Message("send", operation, peer):
-                    self._send(operation, peer)
+                case Message("receive"):
+                    self._receive(action)
+                case Message("send"):
+                    self._send(action)
         self._finish_sends(list(self._sending))
+        assert not self._results, f"results that nobody used: {list(self._results)}"
         for runner in self.runners.values():
             runner.require_empty()
         return StepReport(loss, busy_s)
@@ -89,48 +99,51 @@ class PipelineRuntime:
         stage, kind, microbatch = operation
         if kind == "F":
             return Operation(stage - 1, "F", microbatch) if stage else None
-        return None if self.runners[stage].is_last else Operation(stage + 1, "B", microbatch)
+        is_last = self.runners[stage].stage.is_last
+        return None if is_last else Operation(stage + 1, "B", microbatch)
 
-    def _await_inputs(self, operation: Operation) -> tuple[Tensor, ...]:
+    def _await_input(self, operation: Operation) -> None:
         source = self._source(operation)
-        if source is None:
-            return ()
-        for work in self._receiving.pop(source, ()):
-            work.wait()
-        return self._arrived.pop(source)
+        receive = None if source is None else self._receiving.pop(source, None)
+        if receive is not None:
+            for work in receive.works:
+                work.wait()
+            self._finish_sends(receive.sends_over)
 
-    def _compute(self, operation: Operation, received: tuple[Tensor, ...], batch: Batch) -> float:
+    def _compute(self, operation: Operation, batch: Batch) -> float:
         """Run the operation, keep its result for the neighbour, return its share of the loss."""
-        runner = self.runners[operation.stage]
-        if operation.kind == "B":
-            # Its gradient is here, so the neighbour has what this stage sent.
-            self._finish_sends([Operation(operation.stage, "F", operation.microbatch)])
-            self._arrived[operation] = runner.backward(operation.microbatch, received)
-            if operation.stage == 0:
-                del self._arrived[operation]
+        stage, kind, microbatch = operation
+        runner = self.runners[stage]
+        source = self._source(operation)
+        received = () if source is None else self._results.pop(source)
+        if kind == "B":
+            gradients = runner.backward(microbatch, received)
+            if stage > 0:
+                self._results[operation] = gradients
             return 0.0
-        outputs = runner.forward(operation.microbatch, received, batch(operation.microbatch))
-        if runner.is_last:
+        entries = batch(microbatch) if runner.stage.model_inputs else {}
+        outputs = runner.forward(microbatch, received, entries)
+        if runner.stage.is_last:
             return float(outputs[0]) / self.microbatches
-        self._arrived[operation] = outputs
+        self._results[operation] = outputs
         return 0.0
 
     # --- messages ----------------------------------------------------------------------------
 
-    def _send(self, operation: Operation, peer: int) -> None:
-        tensors = self._arrived.pop(operation)
-        self._sending[operation] = [
-            (dist.isend(tensor, peer), tensor) for tensor in (t.contiguous() for t in tensors)
+    def _send(self, message: Message) -> None:
+        tensors = [tensor.contiguous() for tensor in self._results.pop(message.operation)]
+        self._sending[message.operation] = [
+            (dist.isend(tensor, message.peer), tensor) for tensor in tensors
         ]
 
-    def _receive(self, operation: Operation, peer: int) -> None:
+    def _receive(self, message: Message) -> None:
         buffers = tuple(
             torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
-            for tensor in self._expected(operation)
+            for tensor in self._expected(message.operation)
         )
-        self._arrived[operation] = buffers
-        works = [dist.irecv(buffer, peer) for buffer in buffers]
-        self._receiving[operation] = works
+        works = [dist.irecv(buffer, message.peer) for buffer in buffers]
+        self._results[message.operation] = buffers
+        self._receiving[message.operation] = _Receive(works, message.arrived)
 
     def _expected(self, operation: Operation) -> Sequence[BoundaryTensor]:
         if operation.kind == "F":

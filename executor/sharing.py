@@ -57,7 +57,5 @@ def _may_return_argument(node: fx.Node) -> bool:
         return True
     if any(result.alias_info is not None for result in target._schema.returns):
         return True
-    composite = target.has_kernel_for_dispatch_key(
-        torch._C.DispatchKey.CompositeImplicitAutograd
-    )
+    composite = target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
     return composite and target._schema.name not in _ALWAYS_NEW

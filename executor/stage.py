@@ -20,10 +20,12 @@ class _InFlight:
         leaves: received tensors that take a gradient.
         roots: where the backward starts, in the order of the gradients it is given. Edges of the
             autograd graph do not hold the outputs: these are free once they have been sent.
+        loss: of the last stage, detached.
     """
 
     leaves: tuple[Tensor, ...]
     roots: tuple[GradientEdge | None, ...]
+    loss: Tensor | None
 
 
 class StageRunner:
@@ -61,10 +63,13 @@ class StageRunner:
         ]
         result = self.stage.module(*inputs, *(batch[name] for name in self.stage.model_inputs))
         outputs: tuple[Tensor, ...] = (result,) if self.stage.is_last else result
+        detached = tuple(tensor.detach() for tensor in outputs)
         self._in_flight[microbatch] = _InFlight(
-            tuple(leaf for leaf in leaves if leaf.requires_grad), self._roots(outputs)
+            leaves=tuple(leaf for leaf in leaves if leaf.requires_grad),
+            roots=self._roots(outputs),
+            loss=detached[0] if self.stage.is_last else None,
         )
-        return tuple(tensor.detach() for tensor in outputs)
+        return detached
 
     def _roots(self, outputs: Sequence[Tensor]) -> tuple[GradientEdge | None, ...]:
         wanted = [True] if self.stage.is_last else [t.requires_grad for t in self.stage.sends]
@@ -74,23 +79,24 @@ class StageRunner:
             if is_wanted
         )
 
-    def loss_gradient(self, loss: Tensor) -> Tensor:
-        """What the last stage's backward starts from: the loss counts for one microbatch."""
-        return torch.full_like(loss, 1.0 / self.microbatches)
-
     def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Run the whole backward.
 
         Args:
             microbatch: whose forward has run.
-            gradients: of the sent tensors that require one, in order; of the loss for the last
-                stage.
+            gradients: of the sent tensors that require one, in order; none for the last stage.
 
         Returns:
             Gradients of the received tensors that require one, in order.
         """
         kept = self._in_flight.pop(microbatch)
-        pairs = [(root, g) for root, g in zip(kept.roots, gradients, strict=True) if root]
+        if kept.loss is not None:
+            gradients = [torch.full_like(kept.loss, 1.0 / self.microbatches)]
+        pairs = [
+            (root, gradient)
+            for root, gradient in zip(kept.roots, gradients, strict=True)
+            if root is not None
+        ]
         if pairs:
             torch.autograd.backward([root for root, _ in pairs], [g for _, g in pairs])
         return tuple(

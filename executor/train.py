@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +60,10 @@ class Trainer:
     Raises:
         PipeplanError: if the plan does not hold, needs what the executor cannot do, or is for
             another model; before any message is sent.
+
+    Attributes:
+        parameters: those this rank holds, by the model's own names (FQNs).
+        model: the whole model, of which only these parameters keep their data.
     """
 
     def __init__(self, plan: Plan, model: str | Factory | None = None, *, seed: int = 0) -> None:
@@ -79,6 +83,9 @@ class Trainer:
         self.parameters: dict[str, nn.Parameter] = {}
         for stage in stages:
             self.parameters.update(stage.parameters)
+        _release_others(self.model, self.parameters)
+        # Weights are drawn alike on all ranks; what training draws (dropout) must not be alike.
+        torch.manual_seed(seed + 1_000_003 * (self.rank + 1))
         groups = make_groups(plan, self.rank, self.parameters)
         self.synchronisation = STRATEGIES[plan.sync.strategy](groups)
         self.optimizer = make_optimizer(plan, self.parameters)
@@ -157,6 +164,11 @@ def require_runnable(plan: Plan) -> None:
     """
     require_valid(plan)
     problems = []
+    if plan.job.precision != "float32":
+        problems.append(
+            f"job.precision: the executor trains in float32 only so far, the plan says "
+            f'{plan.job.precision!r}; plan with precision = "float32" to run it'
+        )
     for stage in plan.stages:
         if stage.recompute:
             problems.append(
@@ -171,6 +183,14 @@ def require_runnable(plan: Plan) -> None:
             )
     if problems:
         raise PipeplanError(problems)
+
+
+def _release_others(model: nn.Module, held: Mapping[str, nn.Parameter]) -> None:
+    """Free the weights that other ranks hold; the model stays to describe its batches."""
+    mine = {id(parameter) for parameter in held.values()}
+    for parameter in model.parameters():
+        if id(parameter) not in mine:
+            parameter.data = parameter.data.new_empty(0)
 
 
 def world_size_message(plan: Plan, found: int) -> str:

@@ -280,7 +280,7 @@ class _Replay:
             self.pipeline,
             tuple(self.operations),
             tuple(sorted(self.transfers, key=lambda event: (event.start_s, event.operation))),
-            tuple(synchronisations),
+            tuple(sorted(synchronisations, key=lambda event: event.start_s)),
             end_s,
         )
 

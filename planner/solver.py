@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from planner.artifacts.plan import Provenance
 from planner.artifacts.problem import Problem
 from planner.assemble import assemble_plan, version
-from planner.costs.placement import is_connected, place
+from planner.costs.placement import PlacedPipeline, is_connected, place
 from planner.errors import PipeplanError
 from planner.feasibility import explain_infeasible
 from planner.partition.bounds import schedule_bound_s
@@ -33,6 +33,9 @@ OPTIMALITY_TOLERANCE = 1e-4
 """Rounding to ticks alone costs up to this much; a smaller gap counts as proved optimal."""
 MAX_DEVICES_FOR_EXACT_MODEL = 24
 """Beyond this the partition model is too large to help; the work bound and candidates stand."""
+SECONDS_A_STAGE = 1e-4
+SECONDS_AN_OPERATION = 1e-4
+"""What placing a stage and scheduling an operation count in deterministic time."""
 Progress = Callable[[HistoryRow], None]
 
 
@@ -116,17 +119,23 @@ class _Search:
     # --- incumbents and bounds ---------------------------------------------------------------
 
     def consider(self, partition: Partition) -> _Candidate | None:
-        """Schedule a partition quickly; None if it does not fit or is already known."""
+        """Schedule a partition quickly; None if it does not fit or cannot beat the incumbent."""
         if partition in self.candidates:
             return self.candidates[partition]
         pipeline = place(self.problem, self.chain.specs(partition))
         if not is_connected(pipeline):
             return None
+        return self._schedule(partition, pipeline, schedule_bound_s(pipeline))
+
+    def _schedule(
+        self, partition: Partition, pipeline: PlacedPipeline, bound_s: float
+    ) -> _Candidate | None:
         self.tried += 1
+        self.clock.spend(SECONDS_AN_OPERATION * pipeline.microbatches * len(partition))
         schedule = best_heuristic_schedule(pipeline)
         if schedule is None:
             return None
-        candidate = _Candidate(partition, schedule, schedule_bound_s(pipeline))
+        candidate = _Candidate(partition, schedule, bound_s)
         self.candidates[partition] = candidate
         self._offer(candidate)
         return candidate
@@ -163,22 +172,30 @@ class _Search:
     # --- the steps ---------------------------------------------------------------------------
 
     def schedule_candidates(self) -> None:
-        """Partitions from the dynamic program, each with its best heuristic schedule."""
+        """Partitions from the dynamic program in order of their bound, while it is promising."""
+        pool = []
         for partition in candidate_partitions(self.chain, self.max_stages):
-            self.consider(partition)
-            # One candidate is about a millisecond an operation: keep time for the search.
-            self.clock.spend(1e-4 * self.problem.job.microbatches * len(partition))
-            if self.best is not None and self.clock.left_s < 0.6 * self._limit_s():
+            pipeline = place(self.problem, self.chain.specs(partition))
+            self.clock.spend(SECONDS_A_STAGE * len(partition))
+            if is_connected(pipeline):
+                pool.append((schedule_bound_s(pipeline), partition, pipeline))
+            if self.clock.left_s < 0.8 * self._limit_s():
                 break
+        for bound_s, partition, pipeline in sorted(pool, key=lambda row: row[0]):
+            if self.best is not None and (
+                bound_s >= self.best.schedule.iteration_time_s
+                or self.clock.left_s < 0.6 * self._limit_s()
+            ):
+                break
+            self._schedule(partition, pipeline, bound_s)
         self.raise_bound(work_bound_s(self.chain), "total work")
 
     def descend(self, starts: int = 4, share: float = 0.35) -> None:
         """Local search from the best partitions, judged by their schedules."""
-        if self.problem.job.max_stages_per_device > 1 or self.best is None:
-            return
         stop_s = (1 - share) * self.clock.left_s
         ranked = sorted(self.candidates.values(), key=lambda c: c.schedule.iteration_time_s)
-        for start in ranked[:starts]:
+        single = [candidate for candidate in ranked if not _shares_devices(candidate.partition)]
+        for start in single[:starts]:
             current: _Candidate | None = start
             while current is not None and self.clock.left_s > stop_s and not self.is_done():
                 current = self._better_neighbour(current, stop_s)
@@ -188,14 +205,14 @@ class _Search:
         for partition in neighbours(self.chain, current.partition, self.max_stages):
             if self.clock.left_s <= stop_s:
                 return None
-            self.clock.spend(1e-4 * len(partition))
             if partition in self.candidates:
                 continue
+            self.clock.spend(SECONDS_A_STAGE * len(partition))
             pipeline = place(self.problem, self.chain.specs(partition))
-            if schedule_bound_s(pipeline) >= current.schedule.iteration_time_s:
+            bound_s = schedule_bound_s(pipeline)
+            if bound_s >= current.schedule.iteration_time_s or not is_connected(pipeline):
                 continue
-            self.clock.spend(1e-4 * self.problem.job.microbatches * len(partition))
-            found = self.consider(partition)
+            found = self._schedule(partition, pipeline, bound_s)
             if found and found.schedule.iteration_time_s < current.schedule.iteration_time_s:
                 return found
         return None
@@ -228,14 +245,15 @@ class _Search:
 
     def search_partitions(self) -> None:
         """Partitions in order of their bound, each scheduled; raises the bound on every plan."""
-        if not self._model_applies() or self.best is None:
+        if not self._model_applies():
             return
         from planner.partition.exact.search import PartitionSearch
 
         search = PartitionSearch(self.chain, self.max_stages, self.settings, self.clock)
+        assert self.best is not None
         search.start(self.best.partition, self.best.schedule.iteration_time_s)
         for known in self.candidates.values():
-            if known.improved:
+            if known.improved and not _shares_devices(known.partition):
                 search.exclude(known.partition, known.proved_s)
         share = 0.4
         while not self.is_done():
@@ -243,7 +261,7 @@ class _Search:
             found = search.next(self.best.schedule.iteration_time_s, limit_s)
             for partition in found.partitions:
                 self.consider(partition)
-            self.raise_bound(found.bound_s, "partition model")
+            self._raise_bound_of_model(found.bound_s, "partition model")
             if found.is_exhausted or self.is_done():
                 return
             if found.partitions:
@@ -259,13 +277,16 @@ class _Search:
             return
         self.improve(candidate, 0.3 * self.clock.left_s)
         search.exclude(partition, candidate.proved_s)
-        self.raise_bound(search.bound_s, "schedules of the best partitions")
+        self._raise_bound_of_model(search.bound_s, "schedules of the best partitions")
+
+    def _raise_bound_of_model(self, bound_s: float, event: str) -> None:
+        """The partition model knows one stage a device only; its bound covers no other plans."""
+        if self.problem.job.max_stages_per_device == 1:
+            self.raise_bound(bound_s, event)
 
     def _model_applies(self) -> bool:
-        return (
-            len(self.problem.cluster.devices) <= MAX_DEVICES_FOR_EXACT_MODEL
-            and self.problem.job.max_stages_per_device == 1
-        )
+        fits = len(self.problem.cluster.devices) <= MAX_DEVICES_FOR_EXACT_MODEL
+        return fits and self.best is not None
 
     # --- the end -----------------------------------------------------------------------------
 
@@ -307,3 +328,9 @@ class _Search:
                 f"stage{'s' if per_device > 1 else ''} a device, whole backwards and no recompute"
             ),
         )
+
+
+def _shares_devices(partition: Partition) -> bool:
+    """Whether a device holds several stages."""
+    devices = [device for stage in partition for device in stage.devices]
+    return len(set(devices)) < len(devices)

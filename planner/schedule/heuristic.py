@@ -16,6 +16,9 @@ from planner.schedule.list_scheduler import (
 )
 from planner.simulator import Orders, Timeline, simulate
 
+MANY_OPERATIONS = 1500
+"""Beyond this many (stage, microbatch) pairs only two limits are tried."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -57,7 +60,8 @@ def _schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Schedule
             yield Schedule(orders, simulate(pipeline, orders), method)
         except DeadlockError:
             continue
-    for limits in in_flight_limits(pipeline):
+    operations = len(pipeline.stages) * pipeline.microbatches
+    for limits in in_flight_limits(pipeline, few=operations > MANY_OPERATIONS):
         for priority in (backward_first, forward_first):
             timeline = list_schedule(pipeline, owner, limits, priority)
             if timeline is not None:

@@ -100,8 +100,15 @@ def orders_of(timeline: Timeline) -> dict[str, list[Operation]]:
     return orders
 
 
-def in_flight_limits(pipeline: PlacedPipeline) -> Iterator[dict[tuple[int, str], int]]:
-    """Limits worth trying, each within memory: 1F1B's, a little more, twice, and memory's own."""
+def in_flight_limits(
+    pipeline: PlacedPipeline, *, few: bool = False
+) -> Iterator[dict[tuple[int, str], int]]:
+    """Limits worth trying, each within memory: 1F1B's, a little more, twice, and memory's own.
+
+    Args:
+        pipeline: the stages.
+        few: only two of them.
+    """
     memory = {
         (index, device): pipeline.stash_limit(index, device)
         for index, stage in enumerate(pipeline.stages)
@@ -109,7 +116,8 @@ def in_flight_limits(pipeline: PlacedPipeline) -> Iterator[dict[tuple[int, str],
     }
     count = len(pipeline.stages)
     seen = []
-    for factor, extra in ((1.0, 0), (1.0, 1), (1.5, 0), (2.0, 0), (2.0, 2), (float("inf"), 0)):
+    targets = [(1.0, 0), (2.0, 0), (1.0, 1), (1.5, 0), (2.0, 2), (float("inf"), 0)]
+    for factor, extra in targets[: 2 if few else None]:
         limits = {
             (index, device): min(most, _target(pipeline, index, device, factor, extra, count))
             for (index, device), most in memory.items()

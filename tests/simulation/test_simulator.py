@@ -365,6 +365,10 @@ def moves(timeline: Timeline) -> dict[str, tuple[float, float]]:
     return {str(e.operation): (e.start_s, e.end_s) for e in timeline.transfers}
 
 
+def held_at(timeline: Timeline, device: str, moment: float) -> int:
+    return [bytes_ for time, bytes_ in timeline.memory[device] if time <= moment][-1]
+
+
 def test_two_stages_and_two_microbatches_by_hand() -> None:
     timeline = simulate(two_stages(), ONE_F_ONE_B)
     assert times(timeline) == {
@@ -397,30 +401,33 @@ def test_memory_of_two_stages_by_hand() -> None:
     placed = pipeline(the_graph, star(2), [(["a"], ["d0"]), (["b"], ["d1"])])
     timeline = simulate(placed, ONE_F_ONE_B)
     half = GIGA // 2
-    assert timeline.memory["d0"] == [
-        (0, 2 * half + half + 100),  # The first output is being made.
-        (1, 2 * half + 2 * half + 200),  # It leaves while the second is being made.
-        (1.5, 2 * half + half + 200),
-        (2, 2 * half + half + 200),
-        (2.5, 2 * half + 200),
-        (4.5, 2 * half + half + 200),  # The first gradient arrives,
-        (5, 2 * half + half + 200),
-        (7, 2 * half + 100),  # and goes with the stash.
-        (7.5, 2 * half + half + 100),
-        (8, 2 * half + half + 100),
-        (10, 2 * half),
+    assert [held_at(timeline, "d0", moment) for moment in (0.5, 1.2, 1.8, 3, 4.7, 6)] == [
+        2 * half + half + 100,  # The first output is being made.
+        2 * half + 2 * half + 200,  # It leaves while the second is being made.
+        2 * half + half + 200,  # It has left.
+        2 * half + 200,  # Both have.
+        2 * half + half + 200,  # The first gradient arrives,
+        2 * half + half + 200,  # is used,
     ]
-    assert timeline.memory["d1"] == [
-        (0, 0),
-        (1, half),  # On its way.
-        (1.5, half + 10),
-        (2, 2 * half + 10),
-        (2.5, 3 * half + 10),  # The gradient of the first is made.
-        (4.5, 2 * half + 10),  # It leaves, the stash goes, the second begins.
-        (5, half + 10),
-        (5.5, 2 * half + 10),
-        (7.5, half),
-        (8, 0),
+    assert [held_at(timeline, "d0", moment) for moment in (7.2, 7.7, 9, 10)] == [
+        2 * half + 100,  # and goes together with the stash.
+        2 * half + half + 100,
+        2 * half + half + 100,
+        2 * half,
+    ]
+    assert [held_at(timeline, "d1", moment) for moment in (0.5, 1.2, 1.8, 2.2, 3, 4.7)] == [
+        0,
+        half,  # The first input is on its way,
+        half + 10,  # has become part of the stash,
+        2 * half + 10,  # the second is on its way.
+        3 * half + 10,  # The gradient of the first is made.
+        2 * half + 10,  # It leaves; the first stash is gone.
+    ]
+    assert [held_at(timeline, "d1", moment) for moment in (5.2, 6, 7.7, 9)] == [
+        half + 10,
+        2 * half + 10,
+        half,
+        0,
     ]
     assert timeline.peak_memory_bytes == {"d0": 4 * half + 200, "d1": 3 * half + 10}
 
@@ -501,6 +508,21 @@ def test_tied_parameters_are_reduced_between_their_stages() -> None:
     (event,) = timeline.synchronisations
     assert event.synchronisation.stages == (0, 1)
     assert (event.start_s, event.end_s) == (6, 10)
+
+
+def test_a_reduction_that_waits_for_another_is_listed_after_one_that_does_not() -> None:
+    """c-d and d-e share device d3; a-b is ready last and yet starts before c-d can."""
+    tied = {"a": ["ab"], "b": ["ab"], "c": ["cd"], "d": ["cd", "de"], "e": ["de"]}
+    the_graph = graph(
+        [layer(name, parameters=names) for name, names in tied.items()],
+        [boundary(u, v, bytes_=0) for u, v in pairwise(tied)],
+        [parameter("ab", GIGA), parameter("cd", GIGA), parameter("de", 100 * GIGA)],
+    )
+    stages = [([name], [f"d{index}"]) for index, name in enumerate(tied)]
+    placed = pipeline(the_graph, star(5), stages, microbatches=1)
+    timeline = simulate(placed, orders(**{f"d{i}": f"{i}F0 {i}B0" for i in range(5)}))
+    found = [(e.synchronisation.stages, e.start_s, e.end_s) for e in timeline.synchronisations]
+    assert found == [((3, 4), 9, 409), ((0, 1), 15, 19), ((2, 3), 409, 413)]
 
 
 def test_two_stages_on_a_device_hand_over_without_a_transfer() -> None:

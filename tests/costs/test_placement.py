@@ -1,0 +1,179 @@
+"""What a stage receives, sends, keeps and shares, worked out anew tensor by tensor."""
+
+from collections import defaultdict
+
+import pytest
+from builders import GIGA, boundary, cluster, graph, layer, link, parameter, pipeline, star
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import partitions, problems
+
+from planner.artifacts.problem import Problem
+from planner.costs.collectives import all_reduce_s
+from planner.costs.placement import PlacedPipeline, is_connected, place
+from planner.costs.roofline import layer_times
+from planner.errors import PipeplanError
+
+
+@st.composite
+def placed_pipelines(draw: st.DrawFn) -> PlacedPipeline:
+    problem: Problem = draw(problems())
+    return place(problem, draw(partitions(problem)))
+
+
+def stage_of(placed: PlacedPipeline) -> dict[str, int]:
+    return {name: i for i, stage in enumerate(placed.stages) for name in stage.spec.layers}
+
+
+@given(placed_pipelines())
+def test_a_cut_carries_every_tensor_made_before_and_used_after(placed: PlacedPipeline) -> None:
+    """A skip is handed on from stage to stage until its last user has it."""
+    stages = stage_of(placed)
+    received = defaultdict(int)
+    gradients = defaultdict(int)
+    for tensor in placed.problem.graph.record.boundaries:
+        last = max(stages[user] for user in tensor.users)
+        for index in range(stages[tensor.producer] + 1, last + 1):
+            received[index] += tensor.bytes
+            gradients[index] += tensor.bytes * tensor.requires_grad
+    count = len(placed.stages)
+    assert [s.input_bytes for s in placed.stages] == [received[i] for i in range(count)]
+    assert [s.output_bytes for s in placed.stages] == [received[i + 1] for i in range(count)]
+    found = [s.input_gradient_bytes for s in placed.stages]
+    assert found == [gradients[i] for i in range(count)]
+    found = [s.output_gradient_bytes for s in placed.stages]
+    assert found == [gradients[i + 1] for i in range(count)]
+
+
+@given(placed_pipelines())
+def test_a_stage_keeps_its_input_and_what_its_layers_save(placed: PlacedPipeline) -> None:
+    """A recomputed layer saves nothing but what it starts from. Nothing is kept twice."""
+    the_graph = placed.problem.graph
+    stages = stage_of(placed)
+    for index, stage in enumerate(placed.stages):
+        saving = set(stage.spec.layers) - set(stage.spec.recompute)
+        kept = sum(the_graph.layers[name].stash_bytes for name in saving)
+        for tensor in the_graph.record.boundaries:
+            producer, last = stages[tensor.producer], max(stages[u] for u in tensor.users)
+            received = producer < index <= last
+            restart = producer == index and set(tensor.users) & set(stage.spec.recompute)
+            if (received or restart) and tensor.saved_by not in saving:
+                kept += tensor.bytes
+        assert stage.stash_bytes == kept
+
+
+@given(placed_pipelines())
+def test_static_memory_is_weights_gradients_state_and_workspace(placed: PlacedPipeline) -> None:
+    job, the_graph = placed.problem.job, placed.problem.graph
+    state = {"adamw": 8, "sgd": 0, "sgd_momentum": 4}[job.optimizer]
+    state += 0 if job.precision == "float32" else 4
+    for stage in placed.stages:
+        used = {n for name in stage.spec.layers for n in the_graph.layers[name].parameters}
+        expected = 0
+        for row in the_graph.record.parameters:
+            if row.name in used:
+                expected += row.bytes
+                expected += (row.bytes + state * row.elements) if row.trainable else 0
+        made = [t.bytes for t in the_graph.record.boundaries if t.producer in stage.spec.layers]
+        assert stage.static_bytes == expected + 2 * max(made, default=0)
+
+
+@given(placed_pipelines())
+def test_a_stage_takes_the_time_of_its_layers(placed: PlacedPipeline) -> None:
+    problem = placed.problem
+    for index, stage in enumerate(placed.stages):
+        for device in stage.spec.devices:
+            rows = [
+                layer_times(
+                    problem.graph.layers[name],
+                    problem.cluster.type_of(device),
+                    problem.cluster.device_type(device),
+                    problem.job.precision,
+                    name in stage.spec.recompute,
+                )
+                for name in stage.spec.layers
+            ]
+            for kind in "FBIW":
+                expected = sum(row.seconds(kind) for row in rows)
+                assert placed.seconds(index, kind, device) == pytest.approx(expected)
+
+
+@given(placed_pipelines())
+def test_every_copy_of_a_trainable_parameter_is_reduced_once(placed: PlacedPipeline) -> None:
+    the_graph = placed.problem.graph
+    wanted: dict[tuple[int, ...], int] = defaultdict(int)
+    for row in the_graph.record.parameters:
+        holders = tuple(
+            index
+            for index, stage in enumerate(placed.stages)
+            if any(row.name in the_graph.layers[name].parameters for name in stage.spec.layers)
+        )
+        devices = {d for index in holders for d in placed.stages[index].spec.devices}
+        if row.trainable and row.bytes and len(devices) > 1:
+            wanted[holders] += row.bytes
+    assert {s.stages: s.bytes for s in placed.synchronisations} == wanted
+    for sync in placed.synchronisations:
+        members = {d for index in sync.stages for d in placed.stages[index].spec.devices}
+        assert set(sync.devices) == members
+        seconds = all_reduce_s(placed.problem.cluster, sync.devices, sync.bytes)
+        assert sync.seconds == seconds
+
+
+@given(placed_pipelines())
+def test_the_optimizer_step_moves_each_parameter_on_a_device_once(placed: PlacedPipeline) -> None:
+    problem = placed.problem
+    state = problem.job.optimizer_bytes_per_element
+    for device in placed.devices:
+        held = {
+            name
+            for stage in placed.stages
+            if device in stage.spec.devices
+            for layer_name in stage.spec.layers
+            for name in problem.graph.layers[layer_name].parameters
+        }
+        rows = [problem.graph.parameters[name] for name in held]
+        moved = sum(3 * r.bytes + 2 * state * r.elements for r in rows if r.trainable)
+        speed = problem.cluster.device_type(device).memory_bandwidth_gb_per_s * 1e9
+        assert placed.optimizer_s[device] == pytest.approx(moved / speed)
+
+
+@given(placed_pipelines())
+def test_a_stash_limit_is_the_most_that_fits(placed: PlacedPipeline) -> None:
+    for index, stage in enumerate(placed.stages):
+        for device in stage.spec.devices:
+            capacity = placed.capacity_bytes(device)
+            limit = placed.stash_limit(index, device)
+            held = placed.static_bytes(device) + stage.output_bytes
+            assert 0 <= limit <= placed.microbatches
+            if limit:
+                assert held + limit * stage.stash_bytes <= capacity
+            if limit < placed.microbatches:
+                assert held + (limit + 1) * stage.stash_bytes > capacity
+
+
+def test_a_tied_parameter_in_one_stage_needs_no_reduction_and_counts_once() -> None:
+    rows = [layer("a", parameters=["w"]), layer("b", parameters=["w"])]
+    the_graph = graph(rows, [boundary("a", "b", bytes_=0)], [parameter("w", GIGA)])
+    together = pipeline(the_graph, star(2), [(["a", "b"], ["d0"])])
+    assert together.stages[0].static_bytes == 8 * GIGA
+    assert together.synchronisations == ()
+    apart = pipeline(the_graph, star(2), [(["a"], ["d0"]), (["b"], ["d1"])])
+    assert [stage.static_bytes for stage in apart.stages] == [8 * GIGA, 8 * GIGA]
+    assert [s.stages for s in apart.synchronisations] == [(0, 1)]
+
+
+def test_neighbours_without_a_path_are_named() -> None:
+    islands = cluster(["d0", "d1", "d2"], [link("d0", "d1")])
+    stages = [(["a"], ["d0"]), (["b"], ["d2"])]
+    placed = pipeline(graph([layer("a"), layer("b")]), islands, stages)
+    assert not is_connected(placed)
+    with pytest.raises(PipeplanError, match="'d0' and 'd2'"):
+        placed.forward_transfer(0, "d0", "d2")
+
+
+def test_replicas_without_a_path_are_not_connected() -> None:
+    rows = [layer("a", parameters=["w"])]
+    the_graph = graph(rows, [], [parameter("w")])
+    islands = cluster(["d0", "d1"], [])
+    assert not is_connected(pipeline(the_graph, islands, [(["a"], ["d0", "d1"])]))
+    assert is_connected(pipeline(the_graph, islands, [(["a"], ["d0"])]))

@@ -1,0 +1,117 @@
+"""Plans by hand for the tiny models: stages, owners of microbatches and orders as a test says."""
+
+import random
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+from builders import star
+
+from models import ZOO
+from planner.artifacts.job import Job
+from planner.artifacts.layer_graph import LayerGraph
+from planner.artifacts.operations import Operation
+from planner.artifacts.plan import Plan
+from planner.artifacts.problem import ModelSource, Problem
+from planner.assemble import plan_by_hand
+from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.schedule.heuristic import best_heuristic_schedule
+from planner.tracing.trace import Factory, trace
+
+TINY = ("gpt_tiny", "llama_tiny", "resnet_tiny", "unet_tiny", "vgg_tiny")
+DEVICES = ("d0", "d1", "d2", "d3")
+Owners = Mapping[tuple[int, int], str]
+
+
+@cache
+def traced(name: str, samples: int = 2, loss: str = "cross_entropy") -> LayerGraph:
+    return trace(ZOO[name], Job(samples_per_microbatch=samples, loss=loss))
+
+
+def pipeline_of(
+    graph: LayerGraph,
+    factory: str | None,
+    stages: Sequence[tuple[Sequence[str], Sequence[str]]],
+    **job: object,
+) -> PlacedPipeline:
+    """Stages ``(layers, devices)`` on four equal devices around a switch."""
+    fields = {
+        "samples_per_microbatch": graph.record.samples_per_microbatch,
+        "optimizer": "sgd_momentum",
+        "learning_rate": 0.01,
+        "max_stages_per_device": 16,
+        **job,
+    }
+    source = ModelSource(factory)
+    problem = Problem(graph, star(4), Job.model_validate(fields), source)
+    return place(problem, [StageSpec(tuple(layers), tuple(on)) for layers, on in stages])
+
+
+def zoo_pipeline(
+    name: str, cuts: Sequence[int], devices: Sequence[str], microbatches: int, **job: object
+) -> PlacedPipeline:
+    """A tiny model cut before the layers with the indices ``cuts``.
+
+    ``devices`` has a word a stage, such as ``"d1"`` or, for replicas, ``"d1 d2"``.
+    """
+    graph = traced(name)
+    layers = list(graph.layers)
+    bounds = [0, *cuts, len(layers)]
+    parts = [layers[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    stages = [(part, on.split()) for part, on in zip(parts, devices, strict=True)]
+    return pipeline_of(graph, ZOO[name], stages, microbatches=microbatches, **job)
+
+
+def scheduled(pipeline: PlacedPipeline) -> Plan:
+    """With the best of the usual schedules."""
+    schedule = best_heuristic_schedule(pipeline)
+    assert schedule is not None
+    return plan_by_hand(pipeline, schedule.orders)
+
+
+def shuffled(pipeline: PlacedPipeline, seed: int, owners: Owners | None = None) -> Plan:
+    """With a random one of all orders that do not deadlock, and random owners if none are given."""
+    rng = random.Random(seed)
+    owners = owners or random_owners(pipeline, rng)
+    return plan_by_hand(pipeline, random_orders(pipeline, owners, rng))
+
+
+def random_owners(pipeline: PlacedPipeline, rng: random.Random) -> Owners:
+    return {
+        (index, microbatch): rng.choice(stage.spec.devices)
+        for index, stage in enumerate(pipeline.stages)
+        for microbatch in range(pipeline.microbatches)
+    }
+
+
+def random_orders(
+    pipeline: PlacedPipeline, owners: Owners, rng: random.Random
+) -> dict[str, list[Operation]]:
+    """Device by device, one random sequence of all operations that respects what each needs."""
+    orders: dict[str, list[Operation]] = {device: [] for device in pipeline.devices}
+    last = len(pipeline.stages) - 1
+    ready = [Operation(0, "F", microbatch) for microbatch in range(pipeline.microbatches)]
+    while ready:
+        stage, kind, microbatch = operation = ready.pop(rng.randrange(len(ready)))
+        orders[owners[stage, microbatch]].append(operation)
+        if kind == "F":
+            forward = Operation(stage + 1, "F", microbatch)
+            ready.append(forward if stage < last else Operation(stage, "B", microbatch))
+        elif stage > 0:
+            ready.append(Operation(stage - 1, "B", microbatch))
+    return orders
+
+
+def by_counts(stage: int, counts: Mapping[str, int]) -> dict[tuple[int, int], str]:
+    """Owners of one stage: each device takes that many microbatches, in turn while it can."""
+    left = dict(counts)
+    found: dict[tuple[int, int], str] = {}
+    while any(left.values()):
+        for device in counts:
+            if left[device]:
+                left[device] -= 1
+                found[stage, len(found)] = device
+    return found
+
+
+def traced_factory(factory: Factory, **job: object) -> LayerGraph:
+    return trace(factory, Job.model_validate(job))
