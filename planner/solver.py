@@ -262,7 +262,8 @@ class _Search:
             for partition in found.partitions:
                 self.consider(partition)
             self._raise_bound_of_model(found.bound_s, "partition model")
-            if found.is_exhausted or self.is_done():
+            if found.is_exhausted:
+                self._close_gap(search)
                 return
             if found.partitions:
                 self._finish_partition(search, found.partitions[-1])
@@ -278,6 +279,19 @@ class _Search:
         self.improve(candidate, 0.3 * self.clock.left_s)
         search.exclude(partition, candidate.proved_s)
         self._raise_bound_of_model(search.bound_s, "schedules of the best partitions")
+
+    def _close_gap(self, search: PartitionSearch) -> None:
+        """Only scheduled partitions are left: prove more about the one with the weakest bound."""
+        open_ = [self.candidates[p] for p in search.excluded if p in self.candidates]
+        while open_ and not self.is_done():
+            weakest = min(open_, key=lambda candidate: candidate.proved_s)
+            before_s = weakest.proved_s
+            weakest.improved = False
+            self.improve(weakest, 0.6 * self.clock.left_s)
+            search.exclude(weakest.partition, weakest.proved_s)
+            self._raise_bound_of_model(search.bound_s, "schedules of the best partitions")
+            if weakest.proved_s <= before_s:
+                open_.remove(weakest)
 
     def _raise_bound_of_model(self, bound_s: float, event: str) -> None:
         """The partition model knows one stage a device only; its bound covers no other plans."""

@@ -5,6 +5,7 @@ are a second, 10**9 bytes over a link are a second.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from planner.artifacts.cluster import Cluster
 from planner.artifacts.job import Job
@@ -13,6 +14,7 @@ from planner.artifacts.operations import Operation, parse_order
 from planner.artifacts.problem import Problem
 from planner.costs.placement import PlacedPipeline, StageSpec, place
 
+ROOT = Path(__file__).resolve().parent.parent
 TERA = 10**12
 GIGA = 10**9
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-ROOT = Path(__file__).resolve().parent.parent
 # The model zoo is not installed, and folders here bear the names of packages there.
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 settings.register_profile(
     "quick",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.artifacts.document import write_atomically
 from planner.errors import PipeplanError
+from planner.report.palette import GRID_COLOUR
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 DOTS_PER_INCH = 150
 # SVG carries a date and random ids unless told otherwise; PNG carries neither.
 _METADATA: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}}
-_SVG_SETTINGS: dict[str, Any] = {"svg.hashsalt": "pipeplan"}
 
 
 def new_axes(width_inches: float, height_inches: float) -> Axes:
@@ -57,16 +57,18 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
     suffix = require_format(path)
     buffer = BytesIO()
-    with rc_context(_SVG_SETTINGS):
+    with rc_context({"svg.hashsalt": "pipeplan"}):
         figure.savefig(buffer, format=suffix[1:], metadata=_METADATA[suffix])
     write_atomically(path, buffer.getvalue())
 
 
 def bare_frame(axes: Axes) -> None:
-    """Leave only the time axis of the frame; the rest says nothing."""
+    """Leave only the time axis of the frame, and a faint grid to read it by."""
     for side in ("top", "left", "right"):
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color=GRID_COLOUR, linewidth=0.6)
+    axes.set_axisbelow(True)
 
 
 def root_figure(axes: Axes) -> Figure:

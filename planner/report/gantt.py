@@ -31,7 +31,8 @@ LARGEST_NUMBER_POINTS = 8.0
 SMALLEST_NUMBER_POINTS = 4.5
 # Width of a digit of the default font, as a share of the font size.
 _DIGIT_WIDTH = 0.64
-_NARROWEST_WITH_EDGE = 5.0
+_NARROWEST_WITH_EDGE_PIXELS = 5.0
+_MIDDLE = (COMPUTE.top + COMPUTE.bottom) / 2
 
 
 def plot_gantt(timeline: Timeline, ax: Axes | None = None, *, title: str | None = None) -> Axes:
@@ -121,7 +122,7 @@ def _edge_points(ax: Axes, corners: NDArray[np.float64]) -> float:
     import numpy as np
 
     width = float(np.median(corners[:, 1, 0] - corners[:, 0, 0]))
-    return 0.6 if width * _pixels_per_unit(ax) >= _NARROWEST_WITH_EDGE else 0.0
+    return 0.6 if width * _pixels_per_unit(ax) >= _NARROWEST_WITH_EDGE_PIXELS else 0.0
 
 
 def _pixels_per_unit(ax: Axes) -> float:
@@ -136,7 +137,8 @@ def _label_axes(ax: Axes, timeline: Timeline, unit: TimeUnit, title: str | None)
     ax.set_xlim(0.0, end if end > 0 else 1.0)
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.set_yticks(
-        list(rows.values()), [f"{device}  {stages_label(stages_on[device])}" for device in rows]
+        [row + _MIDDLE for row in rows.values()],
+        [f"{device}  {stages_label(stages_on[device])}" for device in rows],
     )
     ax.set_xlabel(f"time ({unit.symbol})")
     bare_frame(ax)
@@ -167,13 +169,13 @@ def _draw_numbers(ax: Axes, timeline: Timeline, unit: TimeUnit) -> None:
     root_figure(ax).draw_without_rendering()  # Only a layout that was carried out has widths.
     pixels_per_second = _pixels_per_unit(ax) * unit.per_second
     digits = len(str(timeline.pipeline.microbatches - 1))
-    rows, middle = rows_of(timeline), (COMPUTE.top + COMPUTE.bottom) / 2
+    rows = rows_of(timeline)
     for event in timeline.operations:
         points = _number_points(ax, (event.end_s - event.start_s) * pixels_per_second, digits)
         if points >= SMALLEST_NUMBER_POINTS:
             ax.text(
                 (event.start_s + event.end_s) / 2 * unit.per_second,
-                rows[event.device] + middle,
+                rows[event.device] + _MIDDLE,
                 str(event.operation.microbatch),
                 size=points,
                 color=INK_COLOUR,

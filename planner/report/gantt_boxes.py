@@ -91,11 +91,11 @@ def operation_boxes(timeline: Timeline) -> tuple[Boxes, ...]:
 
 
 def other_boxes(timeline: Timeline) -> tuple[Boxes, ...]:
-    """Optimizer steps, all-reduces on every device that takes part, and transfers that take time.
+    """All-reduces on every device that takes part, optimizer steps, and transfers that take time.
 
     A transfer lies in the row of the device that sends it.
     """
-    return _grouped([*_optimizer(timeline), *_reductions(timeline), *_transfers(timeline)])
+    return _grouped([*_reductions(timeline), *_optimizer(timeline), *_transfers(timeline)])
 
 
 def _optimizer(timeline: Timeline) -> Iterator[tuple[Look, Box]]:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from builders import ROOT
 
 HEAVY = {"torch", "ortools", "matplotlib", "typer", "rich"}
 

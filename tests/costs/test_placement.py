@@ -3,7 +3,7 @@
 from collections import defaultdict
 
 import pytest
-from builders import GIGA, boundary, cluster, graph, layer, link, parameter, pipeline, star
+from builders import (GIGA, boundary, cluster, device_type, graph, layer, link, parameter, pipeline, star)
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import partitions, problems
@@ -137,18 +137,30 @@ def test_the_optimizer_step_moves_each_parameter_on_a_device_once(placed: Placed
         assert placed.optimizer_s[device] == pytest.approx(moved / speed)
 
 
-@given(placed_pipelines())
-def test_a_stash_limit_is_the_most_that_fits(placed: PlacedPipeline) -> None:
-    for index, stage in enumerate(placed.stages):
-        for device in stage.spec.devices:
-            capacity = placed.capacity_bytes(device)
-            limit = placed.stash_limit(index, device)
-            held = placed.static_bytes(device) + stage.output_bytes
-            assert 0 <= limit <= placed.microbatches
-            if limit:
-                assert held + limit * stage.stash_bytes <= capacity
-            if limit < placed.microbatches:
-                assert held + (limit + 1) * stage.stash_bytes > capacity
+@given(
+    capacity=st.integers(1, 40),
+    stash=st.integers(0, 8),
+    output=st.integers(0, 8),
+    microbatches=st.integers(1, 6),
+)
+def test_a_stash_limit_is_the_most_that_fits(
+    capacity: int, stash: int, output: int, microbatches: int
+) -> None:
+    """In units of a 128th of a GiB; the workspace is twice the output."""
+    unit = 2**23
+    rows = [layer("a", stash_bytes=stash * unit), layer("b")]
+    small = device_type(memory_gib=capacity / 128)
+    machines = cluster(
+        ["d0", "d1"], [link("d0", "d1")], types={"unit": small}
+    )
+    placed = pipeline(
+        graph(rows, [boundary("a", "b", bytes_=output * unit)]),
+        machines,
+        [(["a"], ["d0"]), (["b"], ["d1"])],
+        microbatches=microbatches,
+    )
+    fitting = [n for n in range(microbatches + 1) if 3 * output + n * stash <= capacity]
+    assert placed.stash_limit(0, "d0") == max(fitting, default=0)
 
 
 def test_a_tied_parameter_in_one_stage_needs_no_reduction_and_counts_once() -> None:

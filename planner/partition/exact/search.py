@@ -49,7 +49,7 @@ class PartitionSearch:
         self._settings = settings
         self._clock = clock
         self._rest_s = 0.0
-        self._excluded_s = float("inf")
+        self.excluded: dict[Partition, float] = {}
 
     def start(self, known: Partition, time_s: float) -> None:
         """Build the model; ``known`` is its hint, nothing slower than ``time_s`` is looked for."""
@@ -59,12 +59,13 @@ class PartitionSearch:
     @property
     def bound_s(self) -> float:
         """No plan is faster."""
-        return min(self._rest_s, self._excluded_s)
+        return min([self._rest_s, *self.excluded.values()])
 
     def exclude(self, partition: Partition, proved_s: float) -> None:
         """Go on without a partition none of whose schedules is faster than ``proved_s``."""
-        self.model.forbid(partition)
-        self._excluded_s = min(self._excluded_s, proved_s)
+        if partition not in self.excluded:
+            self.model.forbid(partition)
+        self.excluded[partition] = max(proved_s, self.excluded.get(partition, 0.0))
 
     def next(self, incumbent_s: float, limit_s: float) -> Found:
         """The partition with the smallest bound among those left that can beat the incumbent."""
