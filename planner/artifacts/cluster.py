@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
@@ -120,14 +120,14 @@ class Cluster(Record):
     def graph(self) -> nx.Graph:
         """Vertices are devices and switches; edges carry ``index`` into ``links``.
 
-        Of parallel links the one with the highest bandwidth is kept.
+        Of parallel links the widest is kept, of equally wide ones the quickest.
         """
         graph = nx.Graph(name=self.name)
         graph.add_nodes_from(self.device_names, kind="device")
         graph.add_nodes_from(self.switches, kind="switch")
         for index, link in enumerate(self.links):
             old = graph.get_edge_data(*link.between)
-            if old is None or self.links[old["index"]].bandwidth_gb_per_s < link.bandwidth_gb_per_s:
+            if old is None or _is_better(link, self.links[old["index"]]):
                 graph.add_edge(*link.between, index=index)
         return graph
 
@@ -146,31 +146,55 @@ class Cluster(Record):
         return self._routes.get(key)
 
     def _routes_from(self, source: str) -> Iterator[tuple[str, Route]]:
-        """Dijkstra with the order (bandwidth down, latency up) over paths through switches."""
-        heap: list[tuple[float, float, int, str, tuple[tuple[int, int], ...]]]
-        heap = [(-float("inf"), 0.0, 0, source, ())]
+        """The width first, then the quickest among the paths that are wide enough.
+
+        One search for both is not enough: a wide start of a path gains nothing where a narrow
+        link follows, and may take longer.
+        """
+        widest = self._search(source, 0.0, lambda width, latency_s: -width)
+        widths = {target: route.bandwidth_gb_per_s for target, route in widest}
+        for least in sorted(set(widths.values())):
+            for target, route in self._search(source, least, lambda width, latency_s: latency_s):
+                if widths[target] == least:
+                    yield target, route
+
+    def _search(
+        self, source: str, least_gb_per_s: float, rank: Callable[[float, float], float]
+    ) -> Iterator[tuple[str, Route]]:
+        """Dijkstra's algorithm over paths through switches along links that are wide enough."""
+        heap: list[tuple[float, int, str, tuple[tuple[int, int], ...], float, float]]
+        heap = [(0.0, 0, source, (), float("inf"), 0.0)]
         done: set[str] = set()
         while heap:
-            bandwidth, latency_s, hops, vertex, links = heappop(heap)
+            _, hops, vertex, links, width, latency_s = heappop(heap)
             if vertex in done:
                 continue
             done.add(vertex)
             if vertex != source and vertex in self._types:
-                yield vertex, Route(links, -bandwidth, latency_s)
+                yield vertex, Route(links, width, latency_s)
                 continue
-            for neighbour, edge in self.graph[vertex].items():
-                link = self.links[edge["index"]]
-                resource = self._resource(edge["index"], vertex)
+            for index, neighbour in self._wires[vertex]:
+                link = self.links[index]
+                if link.bandwidth_gb_per_s < least_gb_per_s or neighbour in done:
+                    continue
+                least = min(width, link.bandwidth_gb_per_s)
+                total_s = latency_s + link.latency_us * 1e-6
+                resources = (*links, *self._resource(index, vertex))
                 heappush(
-                    heap,
-                    (
-                        max(bandwidth, -link.bandwidth_gb_per_s),
-                        latency_s + link.latency_us * 1e-6,
-                        hops + 1,
-                        neighbour,
-                        (*links, *resource),
-                    ),
+                    heap, (rank(least, total_s), hops + 1, neighbour, resources, least, total_s)
                 )
+
+    @cached_property
+    def _wires(self) -> dict[str, list[tuple[int, str]]]:
+        """The links at each vertex, parallel ones included, with their other ends."""
+        wires: dict[str, list[tuple[int, str]]] = {
+            name: [] for name in (*self.device_names, *self.switches)
+        }
+        for index, link in enumerate(self.links):
+            first, second = link.between
+            wires[first].append((index, second))
+            wires[second].append((index, first))
+        return wires
 
     def _resource(self, index: int, start: str) -> tuple[tuple[int, int], ...]:
         link = self.links[index]
@@ -186,3 +210,10 @@ class Cluster(Record):
         return {0: f"{first}-{second}", 1: f"{first}>{second}", -1: f"{second}>{first}"}[
             resource[1]
         ]
+
+
+def _is_better(link: Link, other: Link) -> bool:
+    return (link.bandwidth_gb_per_s, -link.latency_us) > (
+        other.bandwidth_gb_per_s,
+        -other.latency_us,
+    )

@@ -6,6 +6,7 @@ import os
 import tempfile
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
 
@@ -57,12 +58,23 @@ def _explain(item: Any) -> str:
     shown = repr(found) if isinstance(found, str | int | float | bool | type(None)) else None
     match item["type"]:
         case "extra_forbidden":
-            return f"unknown field (value {_shorten(found)}); remove it or correct its name"
+            return f"unknown field (value {_shorten(found)}); {_suggestion(str(item['loc'][-1]))}"
         case "missing":
             return "this field is missing; add it"
         case "value_error":
             return str(item["ctx"]["error"]) + (f" (found {shown})" if shown else "")
     return f"{item['msg']}" + (f" (found {shown})" if shown else "")
+
+
+def _suggestion(name: str) -> str:
+    records: list[type[BaseModel]] = [Record]
+    fields: set[str] = set()
+    while records:
+        record = records.pop()
+        records += record.__subclasses__()
+        fields.update(record.model_fields)
+    close = get_close_matches(name, sorted(fields), n=1)
+    return f"did you mean {close[0]!r}?" if close else "remove it or correct its name"
 
 
 def _shorten(value: Any) -> str:

@@ -1,6 +1,11 @@
 """torch.export of a training step, with parameters by their original names."""
 
-from collections.abc import Mapping
+import inspect
+import io
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from planner.artifacts.job import Job
 from planner.errors import PipeplanError
-from planner.tracing.factory import TrainingStep
+from planner.tracing.factory import TARGET, TrainingStep
 
 _PREFIX = "model."
 
@@ -50,8 +55,10 @@ def export_step(model: nn.Module, batch: Mapping[str, Tensor], job: Job) -> Expo
         PipeplanError: with torch's reason if the model cannot be exported.
     """
     step = TrainingStep(model.train(), job.loss)
+    _check_arguments(model, batch)
     try:
-        exported = torch.export.export(step, (), dict(batch), strict=False)
+        with _quiet_torch():
+            exported = torch.export.export(step, (), dict(batch), strict=False)
     except Exception as error:
         reason = str(error).strip().splitlines()
         raise PipeplanError(
@@ -72,6 +79,38 @@ def export_step(model: nn.Module, batch: Mapping[str, Tensor], job: Job) -> Expo
             "let the model return its loss as a scalar tensor"
         )
     return ExportedStep(module, _canonical_names(module))
+
+
+def _check_arguments(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
+    names = [name for name in batch if name != TARGET]
+    try:
+        inspect.signature(model.forward).bind(**dict.fromkeys(names))
+    except TypeError as error:
+        raise PipeplanError(
+            f"{type(model).__name__}.forward does not take the batch's inputs "
+            f"({', '.join(names) or 'none'}): {error}; correct the names in [inputs] or in "
+            "example_batch"
+        ) from None
+
+
+@contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """Torch logs and prints whole graphs when an export fails; its exception says the reason.
+
+    What the model itself prints goes to stderr: stdout may be somebody's JSON.
+    """
+    names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] == "torch"]
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
+    for logger in levels:
+        logger.setLevel(logging.CRITICAL)
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed), redirect_stderr(printed):
+            yield
+        sys.stderr.write(printed.getvalue())
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 def _canonical_names(module: fx.GraphModule) -> dict[str, str]:
