@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx, nn
 
-from executor.sharing import sharing, written_by
+from executor.sharing import memory_of, written_by
 from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
 from planner.tracing.export import ExportedStep
@@ -106,11 +106,12 @@ class _Cutter:
     def _written(self) -> list[frozenset[str]]:
         """For each stage, the received tensors that its operations may write into."""
         names: list[set[str]] = [set() for _ in range(self.count)]
+        memory = memory_of(self.exported.graph)
         for node, stage in self.node_stage.items():
             for value in written_by(node):
-                memory = sharing(value)
                 received = self.crossing[stage - 1] if stage else []
-                entering = [n for n in (*received, *self.layers.inputs) if n in memory]
+                sources = (*received, *self.layers.inputs)
+                entering = [n for n in sources if memory.get(n) == memory[value]]
                 if len(entering) > 1 or self._is_read_elsewhere(entering, stage):
                     raise PipeplanError(
                         f"{node.name} ({node.target}) in stage {stage} writes in place into what "

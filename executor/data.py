@@ -48,7 +48,8 @@ def batches(source: Source, model: nn.Module, job: Job, seed: int) -> BatchOf:
 
 
 def _seed(seed: int, step: int, microbatch: int) -> int:
-    return (seed * 1_000_003 + step) * 1_000_003 + microbatch
+    # torch takes seeds below 2**64.
+    return ((seed * 1_000_003 + step) * 1_000_003 + microbatch) % 2**63
 
 
 def _random(model: nn.Module, job: Job, seed: int) -> Mapping[str, Tensor]:

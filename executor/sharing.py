@@ -1,20 +1,16 @@
-"""Which values of an exported graph may share memory, as in-place operations see it."""
+"""Which values of an exported graph share memory, for operations that write in place."""
 
 from __future__ import annotations
 
-import torch
-from torch import fx
+from collections.abc import Mapping
 
-# Composite operators that nevertheless always return new memory. Other composites may hand on
-# their argument: reshape, contiguous, to, dropout with nothing to drop.
-_ALWAYS_NEW = frozenset(
+import torch
+from torch import Tensor, fx
+
+# With nothing to drop these return their argument itself, but a copy while they are exported.
+_MAY_RETURN_ARGUMENT = frozenset(
     f"aten::{name}"
-    for name in (
-        *(f"conv{n}d" for n in (1, 2, 3)),
-        *(f"conv_transpose{n}d" for n in (1, 2, 3)),
-        *(f"{kind}_norm" for kind in ("batch", "layer", "group", "instance", "rms")),
-        *("linear", "matmul", "scaled_dot_product_attention", "max_pool2d", "adaptive_avg_pool2d"),
-    )
+    for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
 )
 
 
@@ -33,29 +29,17 @@ def written_by(node: fx.Node) -> list[fx.Node]:
     return written
 
 
-def sharing(node: fx.Node) -> set[fx.Node]:
-    """All values that may share memory with ``node``, itself included."""
-    found: set[fx.Node] = set()
-    left = [node]
-    while left:
-        value = left.pop()
-        if value in found:
+def memory_of(graph: fx.Graph) -> Mapping[fx.Node, int]:
+    """A number for each tensor; two have the same number if they may share memory."""
+    memory: dict[fx.Node, int] = {}
+    same: dict[int, int] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor):
             continue
-        found.add(value)
-        if _may_return_argument(value):
-            left += value.all_input_nodes
-        left += [user for user in value.users if _may_return_argument(user)]
-    return found
-
-
-def _may_return_argument(node: fx.Node) -> bool:
-    """Whether the result may be an argument or a view of one."""
-    if node.op != "call_function":
-        return False
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return True
-    if any(result.alias_info is not None for result in target._schema.returns):
-        return True
-    composite = target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-    return composite and target._schema.name not in _ALWAYS_NEW
+        storage = value.untyped_storage()._cdata
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.name in _MAY_RETURN_ARGUMENT:
+            same[storage] = memory[node.all_input_nodes[0]]
+        memory[node] = same.get(storage, storage)
+    return memory

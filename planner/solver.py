@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from planner.artifacts.plan import Provenance
@@ -87,7 +87,7 @@ def _limit(time_limit_s: float, deterministic: bool) -> str:
     return f"{'deterministic' if deterministic else 'wall'} {time_limit_s:g} s"
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Candidate:
     """A partition with its best schedule so far; ``proved_s`` bounds every schedule of it."""
 
@@ -235,13 +235,14 @@ class _Search:
         hopeless = candidate.proved_s >= self.best.schedule.iteration_time_s
         if candidate.improved or hopeless or limit_s <= 0:
             return
-        candidate.improved = True
         pipeline = candidate.schedule.timeline.pipeline
-        candidate.schedule = improve_schedule(
+        schedule = improve_schedule(
             pipeline, candidate.schedule, self.settings, self.clock, limit_s
         )
-        candidate.proved_s = max(candidate.proved_s, candidate.schedule.lower_bound_s)
-        self._offer(candidate)
+        proved_s = max(candidate.proved_s, schedule.lower_bound_s)
+        better = _Candidate(candidate.partition, schedule, proved_s, improved=True)
+        self.candidates[candidate.partition] = better
+        self._offer(better)
 
     def search_partitions(self) -> None:
         """Partitions in order of their bound, each scheduled; raises the bound on every plan."""
@@ -277,7 +278,7 @@ class _Search:
             search.exclude(partition, float("inf"))
             return
         self.improve(candidate, 0.3 * self.clock.left_s)
-        search.exclude(partition, candidate.proved_s)
+        search.exclude(partition, self.candidates[partition].proved_s)
         self._raise_bound_of_model(search.bound_s, "schedules of the best partitions")
 
     def _close_gap(self, search: PartitionSearch) -> None:
@@ -286,12 +287,13 @@ class _Search:
         while open_ and not self.is_done():
             weakest = min(open_, key=lambda candidate: candidate.proved_s)
             before_s = weakest.proved_s
-            weakest.improved = False
-            self.improve(weakest, 0.6 * self.clock.left_s)
-            search.exclude(weakest.partition, weakest.proved_s)
+            open_.remove(weakest)
+            self.improve(replace(weakest, improved=False), 0.6 * self.clock.left_s)
+            again = self.candidates[weakest.partition]
+            search.exclude(again.partition, again.proved_s)
             self._raise_bound_of_model(search.bound_s, "schedules of the best partitions")
-            if weakest.proved_s <= before_s:
-                open_.remove(weakest)
+            if again.proved_s > before_s:
+                open_.append(again)
 
     def _raise_bound_of_model(self, bound_s: float, event: str) -> None:
         """The partition model knows one stage a device only; its bound covers no other plans."""

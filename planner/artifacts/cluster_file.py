@@ -72,7 +72,7 @@ class ClusterFile(Record):
         ]
         links = [*self._node_links(problems), *self._own_links(problems)]
         types = {}
-        for name in dict.fromkeys(device["type"] for device in devices):
+        for name in dict.fromkeys([*(device["type"] for device in devices), *self.device_types]):
             types[name] = self._device_type(name, problems)
         if not devices:
             problems.append("devices: the cluster has none; add [[nodes]] or [[devices]]")

@@ -3,9 +3,11 @@
 import hashlib
 import json
 import os
+import re
 import tempfile
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
@@ -73,7 +75,7 @@ def _suggestion(name: str) -> str:
         record = records.pop()
         records += record.__subclasses__()
         fields.update(record.model_fields)
-    close = get_close_matches(name, sorted(fields), n=1)
+    close = get_close_matches(name, sorted(fields - {name}), n=1)
     return f"did you mean {close[0]!r}?" if close else "remove it or correct its name"
 
 
@@ -138,13 +140,15 @@ def check_format(data: Any, expected: str, source: str) -> Mapping[str, Any]:
         PipeplanError: for another kind of file, a future version, or no object at all.
     """
     if not isinstance(data, Mapping):
-        raise PipeplanError(f"{source}: expected an object with a field 'format', found a list")
+        found = "a list" if isinstance(data, list) else _shorten(data)
+        raise PipeplanError(f"{source}: expected an object with a field 'format', found {found}")
     found = data.get("format")
     if found == expected:
         return data
     kind, _, version = expected.rpartition("/")
     other_kind, _, other = found.rpartition("/") if isinstance(found, str) else ("", "", "")
-    if other_kind == kind and other.isdigit() and int(other) > int(version):
+    is_number = re.fullmatch("[0-9]{1,9}", other)
+    if other_kind == kind and is_number and int(other) > int(version):
         raise PipeplanError(
             f"{source}: format: {found!r} is newer than {expected!r}, which this version of "
             "Pipeplan reads; upgrade Pipeplan"
@@ -184,8 +188,10 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except OSError as error:
-        os.unlink(temporary)
         raise PipeplanError(f"{path}: cannot be written: {error.strerror}") from None
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
 
 
 def _umask() -> int:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, cast
 from planner.errors import PipeplanError
 
 Kind = Literal["F", "B", "I", "W"]
-_PATTERN = re.compile(r"(\d{1,6})([FBIW])(\d{1,7})")
+_PATTERN = re.compile(r"([0-9]{1,6})([FBIW])([0-9]{1,7})")
 
 
 class Operation(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from planner.artifacts.document import write_atomically
 from planner.errors import PipeplanError
@@ -62,17 +62,19 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def bare_frame(axes: Axes) -> None:
+def bare_frame(axes: Axes, grid: Literal["x", "both"] = "x") -> None:
     """Leave only the time axis of the frame, and a faint grid to read it by."""
     for side in ("top", "left", "right"):
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", color=GRID_COLOUR, linewidth=0.6)
+    axes.grid(axis=grid, color=GRID_COLOUR, linewidth=0.6)
     axes.set_axisbelow(True)
 
 
 def root_figure(axes: Axes) -> Figure:
     """The figure that axes stand on, through any subfigures."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
+    from matplotlib.figure import Figure
+
+    figure = axes.figure.figure  # A subfigure's figure is the root; the root's is itself.
+    assert isinstance(figure, Figure)
     return figure

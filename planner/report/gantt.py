@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -15,7 +15,7 @@ from planner.report.names import (
     stages_label,
     time_unit,
 )
-from planner.report.palette import IDLE_COLOUR, INK_COLOUR
+from planner.report.palette import IDLE_COLOUR, INK_COLOUR, MUTED_COLOUR, lighter
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,12 +94,15 @@ def _draw_boxes(ax: Axes, group: Boxes, unit: TimeUnit) -> None:
     from matplotlib.collections import PolyCollection
 
     corners = _corners(group, unit)
+    edge_points = _edge_points(ax, corners)
     collection = PolyCollection(
         # The annotation leaves out the three-dimensional array, which is drawn without a loop.
         cast("Sequence[NDArray[np.float64]]", corners),
         facecolor=group.look.colour,
         edgecolor="white",
-        linewidth=_edge_points(ax, corners),
+        linewidth=edge_points,
+        # Whole pixels make crisp edges, but of boxes narrower than that they drop some.
+        snap=edge_points > 0,
         zorder=1 if group.look.lane == COMPUTE else 2,
     )
     collection.set_gid(group.look.label)
@@ -146,19 +149,24 @@ def _label_axes(ax: Axes, timeline: Timeline, unit: TimeUnit, title: str | None)
     ax.set_title(f"{title or problem_title(timeline)}\n{figures}", loc="left", fontsize="medium")
 
 
-def _draw_legend(ax: Axes, looks: Iterable[Look]) -> None:
-    """One entry a label, in its darkest shade, below the time axis at any height of the axes."""
+def _draw_legend(ax: Axes, looks: Sequence[Look]) -> None:
+    """One entry a label, below the time axis whatever the height of the axes."""
     from matplotlib.patches import Patch
 
+    # Shades only raise the channels of a colour, so the plain one is the least.
     colours: dict[str, str] = {}
     for look in looks:
         colours[look.label] = min(colours.get(look.label, look.colour), look.colour)
+    handles = [Patch(facecolor=colour, label=label) for label, colour in colours.items()]
+    if len(looks) > len(colours):
+        pale = lighter(MUTED_COLOUR, 0.5)
+        handles.append(Patch(facecolor=pale, label="paler: later stages of the device"))
     ax.legend(
-        handles=[Patch(facecolor=colour, label=label) for label, colour in colours.items()],
+        handles=handles,
         loc="upper center",
         bbox_to_anchor=(0.5, 0.0),
         borderaxespad=3.4,
-        ncols=len(colours),
+        ncols=len(handles),
         frameon=False,
         handlelength=1.2,
     )

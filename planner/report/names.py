@@ -7,7 +7,7 @@ from typing import NamedTuple
 from planner.simulator import Timeline
 
 # A number with a leading zero is not extended to a range: gpu08-9 would not say what it means.
-_NUMBERED = re.compile(r"(.*?)(0|[1-9]\d*)")
+_NUMBERED = re.compile(r"(.*?)(?<!\d)(0|[1-9]\d*)")
 
 
 class TimeUnit(NamedTuple):

@@ -58,11 +58,11 @@ def build(factory: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> nn
     """Call the factory on the current default device.
 
     Raises:
-        PipeplanError: if the arguments do not fit or the result is not a module.
+        PipeplanError: if the factory refuses the arguments or the result is not a module.
     """
     try:
         model = factory(**arguments)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise PipeplanError(
             f"model_arguments {dict(arguments)}: {error}; correct them in the job file"
         ) from error

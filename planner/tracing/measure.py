@@ -241,7 +241,10 @@ class _FusedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        out = query.new_empty((*query.shape[:-1], value.shape[-1]))
+        # In the order of dimensions of the query, so that joining the heads again copies nothing.
+        same_size = query.shape[-1] == value.shape[-1]
+        shape = (*query.shape[:-1], value.shape[-1])
+        out = torch.empty_like(query) if same_size else query.new_empty(shape)
         logsumexp = query.new_empty(query.shape[:-1], dtype=torch.float32)
         ctx.save_for_backward(query, key, value, out, logsumexp)
         return out

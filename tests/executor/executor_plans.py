@@ -3,8 +3,9 @@
 import random
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 
-from builders import star
+from builders import cluster, device_type, link
 
 from models import ZOO
 from planner.artifacts.job import Job
@@ -15,25 +16,32 @@ from planner.artifacts.problem import ModelSource, Problem
 from planner.assemble import plan_by_hand
 from planner.costs.placement import PlacedPipeline, StageSpec, place
 from planner.schedule.heuristic import best_heuristic_schedule
-from planner.tracing.trace import Factory, trace
+from planner.tracing.trace import trace
 
 TINY = ("gpt_tiny", "llama_tiny", "resnet_tiny", "unet_tiny", "vgg_tiny")
 DEVICES = ("d0", "d1", "d2", "d3")
+PRECISIONS = {"float32": 1, "bfloat16": 1}
+FOUR_DEVICES = cluster(
+    DEVICES,
+    [link(device, "hub") for device in DEVICES],
+    ["hub"],
+    {"unit": device_type(peak_tflop_per_s=PRECISIONS)},
+)
 Owners = Mapping[tuple[int, int], str]
 
 
 @cache
-def traced(name: str, samples: int = 2, loss: str = "cross_entropy") -> LayerGraph:
-    return trace(ZOO[name], Job(samples_per_microbatch=samples, loss=loss))
+def traced(name: str, precision: str = "float32") -> LayerGraph:
+    return trace(ZOO[name], Job(samples_per_microbatch=2, precision=precision))
 
 
 def pipeline_of(
     graph: LayerGraph,
     factory: str | None,
-    stages: Sequence[tuple[Sequence[str], Sequence[str]]],
+    stages: Sequence[tuple],
     **job: object,
 ) -> PlacedPipeline:
-    """Stages ``(layers, devices)`` on four equal devices around a switch."""
+    """Stages ``(layers, devices)`` or ``(layers, devices, recompute)`` on four equal devices."""
     fields = {
         "samples_per_microbatch": graph.record.samples_per_microbatch,
         "optimizer": "sgd_momentum",
@@ -41,9 +49,8 @@ def pipeline_of(
         "max_stages_per_device": 16,
         **job,
     }
-    source = ModelSource(factory)
-    problem = Problem(graph, star(4), Job.model_validate(fields), source)
-    return place(problem, [StageSpec(tuple(layers), tuple(on)) for layers, on in stages])
+    problem = Problem(graph, FOUR_DEVICES, Job.model_validate(fields), ModelSource(factory))
+    return place(problem, [StageSpec(*map(tuple, stage)) for stage in stages])
 
 
 def zoo_pipeline(
@@ -56,7 +63,7 @@ def zoo_pipeline(
     graph = traced(name)
     layers = list(graph.layers)
     bounds = [0, *cuts, len(layers)]
-    parts = [layers[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    parts = [layers[a:b] for a, b in pairwise(bounds)]
     stages = [(part, on.split()) for part, on in zip(parts, devices, strict=True)]
     return pipeline_of(graph, ZOO[name], stages, microbatches=microbatches, **job)
 
@@ -111,7 +118,3 @@ def by_counts(stage: int, counts: Mapping[str, int]) -> dict[tuple[int, int], st
                 left[device] -= 1
                 found[stage, len(found)] = device
     return found
-
-
-def traced_factory(factory: Factory, **job: object) -> LayerGraph:
-    return trace(factory, Job.model_validate(job))

@@ -44,6 +44,7 @@ def batch_source(plan: Plan, model: nn.Module) -> Callable[[int, int], Mapping[s
 def run_plan(plan: Plan) -> list[dict]:
     """What every rank has after three steps; filled on rank 0 only."""
     trainer = Trainer(plan, seed=SEED)
+    draw = torch.rand(4).tolist()
     batch_of = batch_source(plan, trainer.model)
     loss, _ = trainer.forward_backward(1, batch_of)
     gradients = {
@@ -58,6 +59,9 @@ def run_plan(plan: Plan) -> list[dict]:
         "losses": losses,
         "gradients": gradients,
         "parameters": {name: p.detach() for name, p in trainer.parameters.items()},
+        "draw": draw,
+        "model_elements": sum(p.numel() for p in trainer.model.parameters()),
+        "held_elements": sum(p.numel() for p in trainer.parameters.values()),
     }
     ranks: list[dict] = [{}] * dist.get_world_size()
     dist.gather_object(mine, ranks if dist.get_rank() == 0 else None)
@@ -103,6 +107,10 @@ def compare(ranks: list[dict], alone: dict) -> dict:
         "losses_alone": alone["losses"],
         "losses_agree": all(rank["losses"] == ranks[0]["losses"] for rank in ranks),
         **{
+            name: [rank[name] for rank in ranks]
+            for name in ("draw", "model_elements", "held_elements")
+        },
+        **{
             kind: compare_tensors([rank[kind] for rank in ranks], alone[kind])
             for kind in ("gradients", "parameters")
         },
@@ -120,7 +128,7 @@ def compare_tensors(ranks: list[Named], alone: Named) -> dict:
             name for name, found in copies.items() if any(not found[0].equal(x) for x in found)
         ],
         "errors": {
-            name: max((float((x - alone[name]).norm() / alone[name].norm()) for x in found))
+            name: max(float((x - alone[name]).norm() / alone[name].norm()) for x in found)
             for name, found in copies.items()
             if found
         },

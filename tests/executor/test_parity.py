@@ -20,7 +20,10 @@ from launch import torchrun
 from planner.artifacts.plan import Plan
 
 WORKER = Path(__file__).with_name("parity_worker.py")
-TOLERANCE = 1e-6
+# Norm of the error over norm of the tensor. In plain torch, adding up the microbatches in reverse
+# order moves gradients of these models by 1e-7 and, three steps later, parameters by 3e-6: a
+# ResNet's batch norms magnify the rounding, and biases start from zero.
+TOLERANCE = {"gradients": 1e-6, "parameters": 1e-5}
 
 
 def chain_with_tied_ends() -> Plan:
@@ -160,14 +163,14 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_trains_as_a_single_process_does(reports: dict[str, dict], name: str) -> None:
     report = reports[name]
-    assert report["losses"] == pytest.approx(report["losses_alone"], rel=TOLERANCE)
+    assert report["losses"] == pytest.approx(report["losses_alone"], rel=1e-6)
     assert report["losses_agree"]
     for kind in ("gradients", "parameters"):
         found = report[kind]
         assert not found["missing"]
         assert not found["unknown"]
         assert not found["unequal_replicas"]
-        assert max(found["errors"].values()) <= TOLERANCE, (kind, found["errors"])
+        assert max(found["errors"].values()) <= TOLERANCE[kind], (kind, found["errors"])
 
 
 def test_the_plans_share_parameters_as_their_names_say(reports: dict[str, dict]) -> None:
@@ -180,3 +183,22 @@ def test_the_plans_share_parameters_as_their_names_say(reports: dict[str, dict])
     assert replicas("replicas_that_overlap", "wte.weight") == 3
     assert replicas("uneven_replicas", "wte.weight") == 4
     assert replicas("all_in_one_stage", "features.0.conv.weight") == 4
+
+
+def test_a_rank_keeps_the_weights_of_its_own_stages_only(reports: dict[str, dict]) -> None:
+    for name, report in reports.items():
+        assert report["model_elements"] == report["held_elements"], name
+    width, vocabulary, positions = 64, 256, 64
+    block = 12 * width**2 + 13 * width
+    embedding = vocabulary * width
+    assert reports["chain_with_tied_ends"]["held_elements"] == [
+        embedding + positions * width + block,
+        block,
+        block,
+        block + 2 * width + embedding,
+    ]
+
+
+def test_ranks_draw_different_random_numbers_in_training(reports: dict[str, dict]) -> None:
+    for report in reports.values():
+        assert len({tuple(draw) for draw in report["draw"]}) == 4

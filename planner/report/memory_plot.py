@@ -1,0 +1,152 @@
+"""Memory over time: one line a device, with what the device can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.artifacts.hardware import GIB
+from planner.report.figures import bare_frame, new_axes, require_format, root_figure, save_figure
+from planner.report.names import TimeUnit, problem_title, stages_label, time_unit
+from planner.report.palette import LINE_COLOURS, MUTED_COLOUR
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from planner.simulator import Timeline
+
+WIDTH_INCHES = 13.0
+HEIGHT_INCHES = 6.5
+# With more devices than this the legend names only the first and the last.
+MOST_NAMES = 24
+# A capacity further above the highest peak than this factor would flatten every line.
+FURTHEST_CAPACITY = 3.0
+
+
+def plot_memory(timeline: Timeline, ax: Axes | None = None, *, title: str | None = None) -> Axes:
+    """Draw the memory each device uses over one iteration, in GiB, as steps.
+
+    Dashed lines are the capacities of the device types in use; one far above all peaks is told
+    in words at the upper edge. The time axis is in s, ms or µs, as its label says.
+
+    Args:
+        timeline: what the simulator returned.
+        ax: where to draw; default new axes on a figure of their own, outside pyplot.
+        title: first line of the title; default the model, the cluster and the pipeline's size.
+
+    Returns:
+        The axes drawn on; the first lines are the devices', in pipeline order.
+    """
+    if ax is None:
+        ax = new_axes(WIDTH_INCHES, HEIGHT_INCHES)
+    unit = time_unit(timeline.iteration_time_s)
+    _draw_devices(ax, timeline, unit)
+    _draw_capacities(ax, timeline)
+    end = timeline.iteration_time_s * unit.per_second
+    ax.set_xlim(0.0, end if end > 0 else 1.0)
+    ax.set_xlabel(f"time ({unit.symbol})")
+    ax.set_ylabel("memory in use (GiB)")
+    bare_frame(ax, grid="both")
+    heading = title or problem_title(timeline)
+    ax.set_title(f"{heading}\n{_fullest(timeline)}", loc="left", fontsize="medium")
+    _draw_legend(ax, timeline)
+    return ax
+
+
+def save_memory(timeline: Timeline, path: str | Path, title: str | None = None) -> None:
+    """Write :func:`plot_memory`'s chart as PNG or SVG, by the path's suffix, atomically.
+
+    Raises:
+        PipeplanError: for another suffix, or if the file cannot be written.
+    """
+    require_format(path)
+    save_figure(root_figure(plot_memory(timeline, title=title)), path)
+
+
+def _draw_devices(ax: Axes, timeline: Timeline, unit: TimeUnit) -> None:
+    """Steps, drawn on to the end of the iteration; what is freed last stays in view."""
+    stages_on = timeline.pipeline.stages_on
+    colours = _line_colours(len(timeline.memory))
+    for (device, steps), colour in zip(timeline.memory.items(), colours, strict=True):
+        times = [time for time, _ in steps] + [timeline.iteration_time_s]
+        held = [bytes_ for _, bytes_ in steps] + [steps[-1][1]]
+        ax.step(
+            [time * unit.per_second for time in times],
+            [bytes_ / GIB for bytes_ in held],
+            where="post",
+            color=colour,
+            linewidth=1.4,
+            label=f"{device}  {stages_label(stages_on[device])}",
+        )
+
+
+def _line_colours(lines: int) -> Sequence[str]:
+    """Distinct colours for a few lines; for many a scale from the first device to the last."""
+    if lines <= len(LINE_COLOURS):
+        return LINE_COLOURS[:lines]
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    # The upper end of the scale is too pale for a line on white.
+    return [to_hex(colormaps["viridis"](0.9 * line / (lines - 1))) for line in range(lines)]
+
+
+def _capacities_gib(timeline: Timeline) -> dict[float, str]:
+    """The names of the device types in use, by capacity, smallest first."""
+    cluster = timeline.pipeline.problem.cluster
+    types = dict.fromkeys(cluster.type_of(device) for device in timeline.pipeline.devices)
+    names: dict[float, list[str]] = {}
+    for name in types:
+        names.setdefault(cluster.device_types[name].capacity_bytes / GIB, []).append(name)
+    return {gib: ", ".join(names[gib]) for gib in sorted(names)}
+
+
+def _draw_capacities(ax: Axes, timeline: Timeline) -> None:
+    highest = max(timeline.peak_memory_bytes.values()) / GIB
+    capacities = _capacities_gib(timeline)
+    near = [gib for gib in capacities if gib <= FURTHEST_CAPACITY * highest]
+    far = [f"{name} {gib:.4g} GiB" for gib, name in capacities.items() if gib not in near]
+    for gib in near:
+        ax.axhline(gib, color=MUTED_COLOUR, linestyle="--", linewidth=1.2, zorder=1)
+        _write_right(ax, gib, f"capacity of {capacities[gib]}: {gib:.4g} GiB")
+    top = 1.1 * max([highest, *near])
+    ax.set_ylim(0.0, top if top > 0 else 1.0)
+    if far:
+        _write_right(ax, ax.get_ylim()[1], f"capacity beyond this plot: {', '.join(far)}")
+
+
+def _write_right(ax: Axes, height_gib: float, text: str) -> None:
+    ax.annotate(
+        text,
+        (1.0, height_gib),
+        xycoords=ax.get_yaxis_transform(),
+        xytext=(-2, 3),
+        textcoords="offset points",
+        ha="right",
+        color=MUTED_COLOUR,
+        fontsize="small",
+    )
+
+
+def _fullest(timeline: Timeline) -> str:
+    peaks, pipeline = timeline.peak_memory_bytes, timeline.pipeline
+    device = max(peaks, key=lambda name: peaks[name] / pipeline.capacity_bytes(name))
+    peak, capacity = peaks[device] / GIB, pipeline.capacity_bytes(device) / GIB
+    return f"fullest is {device}: {peak:.4g} of {capacity:.4g} GiB, {peak / capacity:.0%}"
+
+
+def _draw_legend(ax: Axes, timeline: Timeline) -> None:
+    """Below the time axis, whatever the height of the axes."""
+    handles, labels = ax.get_legend_handles_labels()
+    if len(timeline.memory) > MOST_NAMES:
+        handles, labels = [handles[0], handles[-1]], [f"first: {labels[0]}", f"last: {labels[-1]}"]
+    ax.legend(
+        handles,
+        labels,
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0.0),
+        borderaxespad=3.4,
+        ncols=min(4, len(labels)),
+        frameon=False,
+    )

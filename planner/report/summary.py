@@ -1,0 +1,147 @@
+"""A plan as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from planner.artifacts.hardware import GIB
+from planner.costs.placement import PlacedStage, static_bytes
+from planner.report.names import compress_devices, format_seconds
+from planner.verifier import gap
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+    from planner.artifacts.plan import Plan
+    from planner.simulator import Timeline
+
+
+def plan_tables(plan: Plan, timeline: Timeline) -> Group:
+    """What a plan is and what it costs: its stages, its devices, and one line of figures.
+
+    Args:
+        plan: gives the proven bound, and what each stage recomputes.
+        timeline: a simulation of the plan; all other figures are its.
+
+    Returns:
+        A rich renderable: the table of stages (milliseconds and bytes of one microbatch), the
+        table of devices (milliseconds of one iteration), the line of figures.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(
+        _stage_table(plan, timeline),
+        _device_table(timeline),
+        Text(figures_line(timeline, plan.predicted.lower_bound_s), style="bold"),
+    )
+
+
+def figures_line(timeline: Timeline, lower_bound_s: float) -> str:
+    """Iteration time, lower bound, gap and bubble, on one line.
+
+    Args:
+        timeline: of the plan.
+        lower_bound_s: in seconds; 0 where none was proved.
+    """
+    share = gap(timeline.iteration_time_s, lower_bound_s)
+    proved = (
+        "no lower bound"
+        if share is None
+        else f"lower bound {format_seconds(lower_bound_s)}, gap {share:.2%}"
+    )
+    time = format_seconds(timeline.iteration_time_s)
+    return f"iteration {time}, {proved}, bubble {timeline.bubble:.1%}"
+
+
+def _stage_table(plan: Plan, timeline: Timeline) -> Table:
+    recomputes = any(stage.recompute for stage in plan.stages)
+    table = _new_table(
+        "Stages, for one microbatch",
+        ("stage", "devices", "layers"),
+        ("count", "forward ms", "backward ms", "stash", "weights, gradients, optimizer GiB")
+        + (("recomputed layers",) if recomputes else ()),
+    )
+    for index, stage in enumerate(timeline.pipeline.stages):
+        table.add_row(
+            str(index),
+            _plain(compress_devices(stage.spec.devices)),
+            _plain(_layers(stage.spec.layers)),
+            str(len(stage.spec.layers)),
+            _milliseconds(times.forward_s for times in stage.times.values()),
+            _milliseconds(times.backward_s for times in stage.times.values()),
+            _size(stage.stash_bytes),
+            f"{_state_bytes(timeline, stage) / GIB:.2f}",
+            *([str(len(stage.spec.recompute))] if recomputes else []),
+        )
+    return table
+
+
+def _device_table(timeline: Timeline) -> Table:
+    pipeline = timeline.pipeline
+    table = _new_table(
+        "Devices, for one iteration",
+        ("device", "type", "stages"),
+        ("busy ms", "idle", "peak memory GiB"),
+    )
+    for device, stages in pipeline.stages_on.items():
+        busy_s = timeline.busy_s[device]
+        table.add_row(
+            _plain(device),
+            _plain(pipeline.problem.cluster.type_of(device)),
+            compress_devices(map(str, stages)),
+            _milliseconds([busy_s]),
+            f"{_idle_share(busy_s, timeline.iteration_time_s):.1%}",
+            _peak(timeline.peak_memory_bytes[device], pipeline.capacity_bytes(device)),
+        )
+    return table
+
+
+def _new_table(title: str, words: Iterable[str], numbers: Iterable[str]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for word in words:
+        table.add_column(word, overflow="fold")
+    for number in numbers:
+        table.add_column(number, justify="right")
+    return table
+
+
+def _plain(text: str) -> str:
+    """A name as it is: brackets in it are no markup."""
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _layers(layers: tuple[str, ...]) -> str:
+    return layers[0] if len(layers) == 1 else f"{layers[0]} … {layers[-1]}"
+
+
+def _milliseconds(seconds: Iterable[float]) -> str:
+    """One figure, or the range over devices of several types."""
+    values = list(seconds)
+    first, last = f"{min(values) * 1e3:.2f}", f"{max(values) * 1e3:.2f}"
+    return first if first == last else f"{first} … {last}"
+
+
+def _size(bytes_: int) -> str:
+    return f"{bytes_ / GIB:.2f} GiB" if bytes_ >= GIB else f"{bytes_ / 2**20:.1f} MiB"
+
+
+def _state_bytes(timeline: Timeline, stage: PlacedStage) -> int:
+    """Weights, gradients and optimizer state of a stage on each of its devices."""
+    problem = timeline.pipeline.problem
+    return static_bytes(problem, problem.graph.parameters_of(stage.spec.layers))
+
+
+def _idle_share(busy_s: float, iteration_time_s: float) -> float:
+    return max(0.0, 1 - busy_s / iteration_time_s) if iteration_time_s > 0 else 0.0
+
+
+def _peak(peak: int, capacity: int) -> str:
+    return f"{peak / GIB:.2f} of {capacity / GIB:.2f} ({peak / capacity:.0%})"

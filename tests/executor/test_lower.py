@@ -1,0 +1,198 @@
+"""Lowered programs: every message has two ends, in one order, and nobody waits for ever."""
+
+import random
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+
+import pytest
+from builders import graph, layer, star
+from executor_plans import DEVICES, random_orders, random_owners
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor.lower import Action, Compute, Message, lower
+from planner.artifacts.job import Job
+from planner.artifacts.operations import Operation
+from planner.artifacts.plan import Plan
+from planner.artifacts.problem import Problem
+from planner.assemble import plan_by_hand
+from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.schedule.assignment import balanced_assignment
+from planner.schedule.classics import one_forward_one_backward
+
+
+def chain(places: Sequence[Sequence[str]], times: Sequence[int], count: int) -> PlacedPipeline:
+    """A layer a stage, with the given seconds; times of zero make all sorts of ties."""
+    rows = [layer(f"l{i}", forward_s=t, backward_s=2 * t) for i, t in enumerate(times)]
+    job = Job(microbatches=count, optimizer="sgd", max_stages_per_device=16)
+    stages = [StageSpec((f"l{i}",), tuple(place)) for i, place in enumerate(places)]
+    return place(Problem(graph(rows), star(4), job), stages)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Replicas, several stages a device and any order that does not deadlock."""
+    count = draw(st.integers(1, 6))
+    places = draw(
+        st.lists(
+            st.lists(st.sampled_from(DEVICES), min_size=1, max_size=3, unique=True),
+            min_size=count,
+            max_size=count,
+        )
+    )
+    times = draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
+    pipeline = chain(places, times, draw(st.integers(1, 6)))
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    owners = random_owners(pipeline, rng)
+    return plan_by_hand(pipeline, random_orders(pipeline, owners, rng))
+
+
+def needs(plan: Plan, operation: Operation) -> Operation | None:
+    """Whose result an operation takes from the neighbouring stage."""
+    stage, kind, microbatch = operation
+    stage += -1 if kind == "F" else 1
+    return Operation(stage, kind, microbatch) if 0 <= stage < len(plan.stages) else None
+
+
+def messages(program: Sequence[Action], direction: str, peer: int) -> list[Operation]:
+    return [
+        action.operation
+        for action in program
+        if isinstance(action, Message) and (action.direction, action.peer) == (direction, peer)
+    ]
+
+
+@given(plans())
+def test_a_rank_computes_what_the_plan_says_in_its_order(plan: Plan) -> None:
+    for device, program in zip(plan.ranks, lower(plan), strict=True):
+        computed = [action.operation for action in program if isinstance(action, Compute)]
+        assert computed == list(plan.parsed_orders()[device])
+
+
+@given(plans())
+def test_messages_between_two_ranks_are_sent_and_received_in_one_order(plan: Plan) -> None:
+    programs = lower(plan)
+    for source, sender in enumerate(programs):
+        for target, receiver in enumerate(programs):
+            sent = messages(sender, "send", target)
+            assert sent == messages(receiver, "receive", source)
+            assert not sent or source != target
+
+
+@given(plans())
+def test_every_result_that_changes_ranks_is_sent_once_to_who_needs_it(plan: Plan) -> None:
+    rank_of = {op: rank for rank, d in enumerate(plan.ranks) for op in plan.parsed_orders()[d]}
+    expected = Counter(
+        (rank_of[source], rank, source)
+        for operation, rank in rank_of.items()
+        if (source := needs(plan, operation)) is not None and rank_of[source] != rank
+    )
+    found = Counter(
+        (rank, action.peer, action.operation)
+        for rank, program in enumerate(lower(plan))
+        for action in program
+        if isinstance(action, Message) and action.direction == "send"
+    )
+    assert found == expected
+
+
+class Machine:
+    """Runs the programs of all ranks by blocking rules, one action of one rank at a time.
+
+    The k-th receive that a rank posts for another gets its k-th send. A computation waits until
+    its input has come. A send ends at once, or if ``rendezvous`` only when its receive is posted.
+    """
+
+    def __init__(self, plan: Plan, rendezvous: bool) -> None:
+        self.plan = plan
+        self.rendezvous = rendezvous
+        self.left = [deque(program) for program in lower(plan)]
+        # By (source, target).
+        self.sent: dict[tuple[int, int], list[Operation]] = defaultdict(list)
+        self.posted: dict[tuple[int, int], list[Message]] = defaultdict(list)
+        self.done: list[set[Operation]] = [set() for _ in self.left]
+
+    def run(self, rng: random.Random) -> None:
+        while any(self.left):
+            able = [rank for rank, actions in enumerate(self.left) if actions and self.able(rank)]
+            assert able, f"all wait: {[actions[0] for actions in self.left if actions]}"
+            self.step(rng.choice(able))
+
+    def able(self, rank: int) -> bool:
+        action = self.left[rank][0]
+        if isinstance(action, Compute):
+            source = needs(self.plan, action.operation)
+            return source is None or source in self.done[rank] or source in self.received(rank)
+        if action.direction == "send" and self.rendezvous:
+            pair = (rank, action.peer)
+            return len(self.posted[pair]) > len(self.sent[pair])
+        return True
+
+    def received(self, rank: int) -> set[Operation]:
+        """Receives that have ended: posted, and their sends made."""
+        return {
+            message.operation
+            for (source, target), posted in self.posted.items()
+            if target == rank
+            for message in posted[: len(self.sent[source, target])]
+        }
+
+    def step(self, rank: int) -> None:
+        action = self.left[rank].popleft()
+        if isinstance(action, Compute):
+            self.done[rank].add(action.operation)
+        elif action.direction == "send":
+            assert action.operation in self.done[rank]
+            self.check_promise(rank, action)
+            self.sent[rank, action.peer].append(action.operation)
+        else:
+            self.posted[action.peer, rank].append(action)
+
+    def check_promise(self, rank: int, send: Message) -> None:
+        """What the receive of this send says has arrived before has been used on this rank."""
+        actions = [*self.posted[rank, send.peer], *self.left[send.peer]]
+        (receive,) = (
+            action
+            for action in actions
+            if isinstance(action, Message)
+            and (action.direction, action.operation) == ("receive", send.operation)
+        )
+        used = {needs(self.plan, operation) for operation in self.done[rank]}
+        assert used.issuperset(receive.arrived)
+
+
+@pytest.mark.parametrize("rendezvous", [False, True])
+@given(plan=plans(), seed=st.integers(0, 2**32))
+def test_programs_end_however_the_ranks_are_timed(rendezvous: bool, plan: Plan, seed: int) -> None:
+    machine = Machine(plan, rendezvous)
+    machine.run(random.Random(seed))
+    for rank, device in enumerate(plan.ranks):
+        assert machine.done[rank] == set(plan.parsed_orders()[device])
+
+
+@given(plans())
+def test_a_receive_releases_earlier_sends_to_the_same_rank_once(plan: Plan) -> None:
+    for program in lower(plan):
+        under_way: dict[int, set[Operation]] = defaultdict(set)
+        for action in program:
+            if isinstance(action, Message) and action.direction == "send":
+                under_way[action.peer].add(action.operation)
+            elif isinstance(action, Message):
+                assert under_way[action.peer].issuperset(action.arrived)
+                assert len(set(action.arrived)) == len(action.arrived)
+                under_way[action.peer].difference_update(action.arrived)
+
+
+def test_few_sends_are_under_way_at_a_time_whatever_the_number_of_microbatches() -> None:
+    pipeline = chain([[device] for device in DEVICES], [1, 1, 1, 1], 40)
+    orders = one_forward_one_backward(pipeline, balanced_assignment(pipeline))
+    for program in lower(plan_by_hand(pipeline, orders)):
+        under_way: set[Operation] = set()
+        most = 0
+        for action in program:
+            if isinstance(action, Message) and action.direction == "send":
+                under_way.add(action.operation)
+                most = max(most, len(under_way))
+            elif isinstance(action, Message):
+                under_way.difference_update(action.arrived)
+        assert most <= 8

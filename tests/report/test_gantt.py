@@ -1,0 +1,168 @@
+"""Gantt charts show every event in its device's row, and are written as promised."""
+
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+from builders import boundary, graph, layer, pipeline, star
+from matplotlib.figure import Figure
+
+from planner.errors import PipeplanError
+from planner.report.gantt import plot_gantt, save_gantt
+from planner.report.palette import KIND_LABELS
+from planner.schedule.assignment import balanced_assignment
+from planner.schedule.classics import one_forward_one_backward
+from planner.simulator import simulate
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def boxes(axes, *labels: str) -> list[tuple[int, float, float]]:
+    """Row, start and end, in axis units, of the boxes drawn under the given labels."""
+    found = []
+    for collection in axes.collections:
+        if collection.get_gid() in labels:
+            for path in collection.get_paths():
+                box = path.get_extents()
+                found.append((round((box.y0 + box.y1) / 2), box.x0, box.x1))
+    return sorted(found)
+
+
+def row_labels(axes) -> list[str]:
+    return [label.get_text() for label in axes.get_yticklabels()]
+
+
+def test_there_is_one_row_a_device_named_with_its_stages(timeline):
+    labels = row_labels(plot_gantt(timeline))
+    assert [label.split()[0] for label in labels] == list(timeline.pipeline.devices)
+
+
+def test_a_row_names_all_stages_of_its_device(timeline_of):
+    assert row_labels(plot_gantt(timeline_of("interleaved"))) == [
+        "d0  stages 0, 2",
+        "d1  stages 1, 3",
+    ]
+
+
+def test_every_operation_is_a_box_in_its_devices_row(timeline):
+    axes = plot_gantt(timeline)
+    assert axes.get_xlabel() == "time (s)"
+    rows = timeline.pipeline.devices
+    for kind, label in KIND_LABELS.items():
+        events = [event for event in timeline.operations if event.operation.kind == kind]
+        expected = sorted((rows.index(e.device), e.start_s, e.end_s) for e in events)
+        found = boxes(axes, label)
+        assert [row for row, _, _ in found] == [row for row, _, _ in expected]
+        assert [x for _, *xs in found for x in xs] == pytest.approx(
+            [x for _, *xs in expected for x in xs]
+        )
+
+
+def test_optimizer_steps_end_the_rows(timeline):
+    found = boxes(plot_gantt(timeline), "optimizer step")
+    assert [row for row, _, _ in found] == list(range(len(timeline.end_s)))
+    ends = [timeline.end_s[device] for device in timeline.pipeline.devices]
+    assert [end for _, _, end in found] == pytest.approx(ends)
+
+
+def test_all_reduces_are_in_the_rows_of_the_replicas(timeline_of):
+    found = boxes(plot_gantt(timeline_of("replicated")), "all-reduce")
+    assert [row for row, _, _ in found] == [0, 1]
+
+
+def test_transfers_that_take_time_are_in_the_senders_rows(timeline):
+    axes = plot_gantt(timeline)
+    rows = timeline.pipeline.devices
+    moving = [event for event in timeline.transfers if event.end_s > event.start_s]
+    expected = sorted(rows.index(event.source) for event in moving)
+    found = boxes(axes, "activations sent", "gradients sent")
+    assert [row for row, _, _ in found] == expected
+
+
+def test_stages_of_one_device_differ_in_shade(timeline_of):
+    axes = plot_gantt(timeline_of("interleaved"))
+    shades = {
+        tuple(collection.get_facecolor()[0])
+        for collection in axes.collections
+        if collection.get_gid() == "forward"
+    }
+    assert len(shades) == 2
+
+
+def test_wide_boxes_bear_their_microbatchs_number(timeline_of):
+    timeline = timeline_of("one_device")
+    assert [text.get_text() for text in plot_gantt(timeline).texts] == [
+        str(event.operation.microbatch) for event in timeline.operations
+    ]
+
+
+def test_the_title_gives_iteration_time_and_bubble(timeline_of):
+    timeline = timeline_of("one_device")
+    title = plot_gantt(timeline, title="Mine").get_title(loc="left")
+    assert title == "Mine\niteration 60 s, bubble 0.0%"
+    assert (
+        plot_gantt(timeline)
+        .get_title(loc="left")
+        .startswith("by-hand on by-hand: 1 stage, 1 device, 2 microbatches\n")
+    )
+
+
+def test_short_iterations_are_shown_in_milliseconds():
+    placed = pipeline(graph([layer("only", 0.01, 0.02)]), star(1), [(("only",), ("d0",))])
+    timeline = simulate(placed, one_forward_one_backward(placed, balanced_assignment(placed)))
+    axes = plot_gantt(timeline)
+    assert axes.get_xlabel() == "time (ms)"
+    assert boxes(axes, "forward")[0] == (0, 0.0, pytest.approx(10))
+
+
+def test_given_axes_are_drawn_on():
+    placed = pipeline(graph([layer("only")]), star(1), [(("only",), ("d0",))])
+    timeline = simulate(placed, one_forward_one_backward(placed, balanced_assignment(placed)))
+    left, right = Figure().subplots(1, 2)
+    assert plot_gantt(timeline, right) is right
+    assert boxes(right, "forward")
+    assert not left.collections
+
+
+def test_a_png_is_written(timeline, tmp_path):
+    save_gantt(timeline, tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").read_bytes().startswith(PNG_SIGNATURE)
+
+
+def test_an_svg_is_written(timeline, tmp_path):
+    save_gantt(timeline, tmp_path / "chart.svg")
+    root = ElementTree.parse(tmp_path / "chart.svg").getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_the_same_timeline_gives_the_same_bytes(timeline_of, tmp_path, suffix):
+    for name in ("first", "second"):
+        save_gantt(timeline_of("interleaved"), tmp_path / f"{name}.{suffix}")
+    first, second = (tmp_path / f"{name}.{suffix}" for name in ("first", "second"))
+    assert first.read_bytes() == second.read_bytes()
+    assert b"<dc:date>" not in first.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["chart.pdf", "chart"])
+def test_another_suffix_is_a_user_error(timeline_of, tmp_path, name):
+    with pytest.raises(PipeplanError, match=r"suffix '(\.pdf)?'; name the file \.png or \.svg"):
+        save_gantt(timeline_of("one_device"), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_devices_and_microbatches_make_few_artists_and_no_text():
+    count = 16
+    names = [f"layer{index}" for index in range(count)]
+    tensors = [boundary(u, v, bytes_=10**6) for u, v in pairwise(names)]
+    placed = pipeline(
+        graph([layer(name) for name in names], tensors),
+        star(count),
+        [((name,), (f"d{index}",)) for index, name in enumerate(names)],
+        microbatches=256,
+    )
+    timeline = simulate(placed, one_forward_one_backward(placed, balanced_assignment(placed)))
+    axes = plot_gantt(timeline)
+    assert len(boxes(axes, "forward", "backward")) == 2 * count * 256
+    assert len(axes.collections) <= count + 6
+    assert not axes.texts

@@ -1,0 +1,78 @@
+"""The tables say what the plan and its simulation say."""
+
+import io
+
+from builders import graph, layer, orders, parameter, pipeline, star
+from rich.console import Console
+
+from planner.artifacts.plan import Plan
+from planner.assemble import plan_by_hand
+from planner.report.summary import figures_line, plan_tables
+from planner.schedule.list_scheduler import orders_of
+from planner.simulator import Timeline, simulate
+
+
+def shown(plan: Plan, timeline: Timeline) -> str:
+    console = Console(file=io.StringIO(), width=200, color_system=None)
+    console.print(plan_tables(plan, timeline))
+    return console.file.getvalue()
+
+
+def rows(plan: Plan, timeline: Timeline) -> list[list[str]]:
+    """The cells of every line, without those of the title and the rules."""
+    lines = shown(plan, timeline).splitlines()
+    return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
+
+
+def by_hand(timeline: Timeline) -> Plan:
+    return plan_by_hand(timeline.pipeline, orders_of(timeline))
+
+
+def test_every_stage_has_a_row_with_its_layers_and_times(timeline_of):
+    timeline = timeline_of("replicated")
+    table = rows(by_hand(timeline), timeline)
+    # Two layers a stage; 10**8 parameters of 4 bytes a layer, once as weights, once as gradients.
+    state = f"{2 * 2 * 4 * 10**8 / 2**30:.2f}"
+    first = ["0", "d0-1", "embed … block0", "2", "3000.00", "6000.00", "512.0 MiB", state]
+    assert first in table
+    assert any(row[:6] == ["1", "d2", "block1 … head", "2", "7000.00", "14000.00"] for row in table)
+
+
+def test_every_device_has_a_row_with_its_peak_memory(timeline):
+    table = {row[0]: row for row in rows(by_hand(timeline), timeline) if row}
+    for device in timeline.pipeline.devices:
+        row = table[device]
+        assert row[1] == "unit"
+        assert float(row[3]) == round(timeline.busy_s[device] * 1e3, 2)
+        assert row[5].startswith(f"{timeline.peak_memory_bytes[device] / 2**30:.2f} of 1024.00 (")
+
+
+def test_the_last_line_gives_time_bound_gap_and_bubble(timeline_of):
+    timeline = timeline_of("one_device")
+    bound_s = timeline.iteration_time_s / 1.25
+    assert figures_line(timeline, bound_s) == (
+        "iteration 60 s, lower bound 48 s, gap 25.00%, bubble 0.0%"
+    )
+    assert shown(by_hand(timeline), timeline).rstrip().endswith(figures_line(timeline, 0.0))
+
+
+def test_a_missing_bound_is_said(timeline_of):
+    line = figures_line(timeline_of("one_device"), 0.0)
+    assert line == "iteration 60 s, no lower bound, bubble 0.0%"
+
+
+def test_recomputed_layers_are_counted_where_there_are_any(timeline_of):
+    layers = [layer("a"), layer("b")]
+    placed = pipeline(graph(layers, []), star(1), [(("a", "b"), ("d0",), ("a",))])
+    timeline = simulate(placed, orders(d0="0F0 0B0 0F1 0B1"))
+    assert "recomputed layers" in shown(by_hand(timeline), timeline)
+    without = timeline_of("one_device")
+    assert "recomputed layers" not in shown(by_hand(without), without)
+
+
+def test_brackets_in_names_are_not_markup():
+    weights = [parameter("weight")]
+    layers = [layer("blocks[bold]", parameters=["weight"])]
+    placed = pipeline(graph(layers, [], weights), star(1), [(("blocks[bold]",), ("d0",))])
+    timeline = simulate(placed, orders(d0="0F0 0B0 0F1 0B1"))
+    assert "blocks[bold]" in shown(by_hand(timeline), timeline)

@@ -1,0 +1,198 @@
+"""Traced FLOPs, parameters and boundaries against published formulas and numbers."""
+
+from functools import cache
+
+import networkx as nx
+import pytest
+import torch
+
+from models import ZOO
+from planner.artifacts.job import Job
+from planner.artifacts.layer_graph import LayerGraph
+from planner.tracing.factory import import_factory
+from planner.tracing.trace import trace
+
+TINY = [key for key in ZOO if key.endswith("_tiny")]
+
+
+@cache
+def traced(key: str, **arguments: int) -> LayerGraph:
+    return trace(ZOO[key], Job(), **arguments)
+
+
+def total(graph: LayerGraph, field: str) -> int:
+    return sum(getattr(layer, field) for layer in graph.record.layers)
+
+
+def trainable_elements(graph: LayerGraph) -> int:
+    return sum(row.elements for row in graph.record.parameters if row.trainable)
+
+
+# --- GPT-2 (Radford et al. 2019; formulas of Narayanan et al. 2021, appendix) ---------------------
+
+LAYERS, WIDTH, TOKENS, VOCABULARY = 12, 768, 1024, 50257
+PRODUCTS = 2 * (12 * LAYERS * WIDTH**2 + VOCABULARY * WIDTH) * TOKENS
+ATTENTION = 4 * LAYERS * TOKENS**2 * WIDTH
+
+
+def test_gpt2_forward_does_the_published_flops() -> None:
+    found = total(traced("gpt2_small"), "forward_flops")
+    assert found == pytest.approx(PRODUCTS + ATTENTION, rel=0.02)
+
+
+def test_gpt2_backward_does_every_product_twice_more() -> None:
+    """Fused attention has five products in its backward to two in its forward."""
+    graph = traced("gpt2_small")
+    assert total(graph, "weight_gradient_flops") == pytest.approx(PRODUCTS, rel=0.02)
+    expected = PRODUCTS + 2.5 * ATTENTION
+    assert total(graph, "input_gradient_flops") == pytest.approx(expected, rel=0.02)
+
+
+def test_gpt2_has_its_published_parameters() -> None:
+    assert trainable_elements(traced("gpt2_small")) == 124_439_808
+
+
+def test_the_tied_embedding_stands_in_both_layers_under_one_name() -> None:
+    graph = traced("gpt2_small")
+    (shared,) = set(graph.layers["wte"].parameters) & set(graph.layers["lm_head"].parameters)
+    assert graph.parameters[shared].elements == VOCABULARY * WIDTH
+    holders = [layer.name for layer in graph.record.layers if shared in layer.parameters]
+    assert holders == ["wte", "lm_head"]
+
+
+def test_only_the_hidden_state_crosses_between_the_blocks_of_gpt2() -> None:
+    graph = traced("gpt2_small")
+    names = list(graph)
+    for cut in range(1, len(names) - 2):  # The last cuts carry logits.
+        (tensor,) = graph.crossing(names[:cut])
+        assert tensor.shape == (1, TOKENS, WIDTH)
+        assert tensor.bytes == 4 * TOKENS * WIDTH
+        assert tensor.requires_grad
+
+
+def test_a_block_of_gpt2_keeps_what_the_papers_say() -> None:
+    """Korthikanti et al. 2022, section 4, without dropout masks and attention scores.
+
+    In 16 bits it is 32 bytes a token and feature, in 32 bits twice that: two norms keep their
+    inputs (4), attention its input, queries, keys, values and output (2 + 6 + 2), the MLP its
+    input and those of GELU and of the second product (2 + 8 + 8).
+    """
+    graph = traced("gpt2_small")
+    for index in range(1, LAYERS):
+        kept = graph.layers[f"h.{index}"].stash_bytes
+        assert kept == pytest.approx(2 * 32 * TOKENS * WIDTH, rel=0.01)
+
+
+# --- Llama 2 (Touvron et al. 2023) ----------------------------------------------------------------
+
+
+def test_llama_7b_forward_does_29_tflop_at_2048_tokens() -> None:
+    graph = traced("llama2_7b", sequence_length=2048)
+    embedding = 32000 * 4096
+    norms = 65 * 4096
+    products = 2 * (6_738_415_616 - embedding - norms) * 2048
+    attention = 4 * 32 * 2048**2 * 4096
+    assert total(graph, "forward_flops") == pytest.approx(29.26e12, rel=0.01)
+    assert total(graph, "forward_flops") == pytest.approx(products + attention, rel=1e-3)
+    assert trainable_elements(graph) == 6_738_415_616
+
+
+def test_rope_tables_do_not_cross_boundaries() -> None:
+    """Every stage computes them itself; only the hidden state is sent on."""
+    graph = traced("llama_tiny")
+    names = list(graph)
+    assert [name for name in names if name.startswith("layers.")] == [
+        f"layers.{index}" for index in range(4)
+    ]
+    for cut in range(1, len(names) - 1):
+        (tensor,) = graph.crossing(names[:cut])
+        assert tensor.shape == ((1, 64, 64) if names[cut - 1] != "lm_head" else (1, 64, 256))
+
+
+# --- ResNet and U-Net -----------------------------------------------------------------------------
+
+
+def test_resnet50_forward_does_4_gmac() -> None:
+    graph = traced("resnet50")
+    assert total(graph, "forward_flops") == pytest.approx(2 * 4.09e9, rel=0.02)
+    assert trainable_elements(graph) == 25_557_032
+
+
+def test_the_skips_of_a_unet_cross_its_middle() -> None:
+    graph = traced("unet_tiny")
+    names = list(graph)
+    assert names.index("bottom") == 2
+    skips = {
+        (tensor.producer, tensor.users)
+        for tensor in graph.crossing(names[:3])
+        if tensor.producer != "bottom"
+    }
+    assert skips == {("down.0", ("up.1",)), ("down.1", ("up.0",))}
+    (first,) = (t for t in graph.record.boundaries if t.users == ("up.1",) and t.shape[1] == 8)
+    assert first.shape == (1, 8, 32, 32)
+
+
+# --- all --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", TINY)
+def test_a_layer_graph_is_acyclic_and_runs_forward(key: str) -> None:
+    graph = traced(key)
+    assert nx.is_directed_acyclic_graph(graph)
+    position = {name: index for index, name in enumerate(graph)}
+    for tensor in graph.record.boundaries:
+        assert all(position[tensor.producer] < position[user] for user in tensor.users)
+    assert nx.is_weakly_connected(graph)
+    assert [name for name in graph if graph.out_degree(name) == 0] == ["loss"]
+
+
+@pytest.mark.parametrize("key", TINY)
+def test_every_parameter_of_the_zoo_is_in_some_layer(key: str) -> None:
+    graph = traced(key)
+    with torch.device("meta"):
+        model = import_factory(ZOO[key])()
+    found = {row.name: row.elements for row in graph.record.parameters if row.trainable}
+    assert found == {name: weight.numel() for name, weight in model.named_parameters()}
+    used = {name for layer in graph.record.layers for name in layer.parameters}
+    assert used == {row.name for row in graph.record.parameters}
+
+
+@pytest.mark.parametrize("key", TINY)
+def test_all_arithmetic_of_the_zoo_is_counted(key: str) -> None:
+    assert traced(key).record.flop_coverage == 1
+    assert traced(key).record.uncounted_operators == ()
+
+
+@pytest.mark.parametrize("key", TINY)
+def test_work_grows_with_the_samples(key: str) -> None:
+    once = traced(key)
+    thrice = trace(ZOO[key], Job(samples_per_microbatch=3))
+    assert list(thrice) == list(once)
+    assert total(thrice, "forward_flops") == 3 * total(once, "forward_flops")
+    for one, three in zip(once.record.boundaries, thrice.record.boundaries, strict=True):
+        factor = 3 if one.shape else 1
+        assert three.bytes == factor * one.bytes
+
+
+@pytest.mark.parametrize("key", TINY)
+def test_half_the_precision_halves_weights_and_messages(key: str) -> None:
+    whole, half = traced(key), trace(ZOO[key], Job(precision="bfloat16"))
+    size = {row.name: row.bytes for row in whole.record.parameters if row.trainable}
+    for row in half.record.parameters:
+        if row.trainable:
+            assert 2 * row.bytes == size[row.name]
+    for one, two in zip(whole.record.boundaries, half.record.boundaries, strict=True):
+        if one.dtype == "float32" and two.dtype == "bfloat16":
+            assert one.bytes == 2 * two.bytes
+    assert {row.dtype for row in half.record.boundaries} >= {"bfloat16"}
+
+
+def test_tracing_twice_gives_the_same_graph() -> None:
+    assert trace(ZOO["unet_tiny"], Job()).digest == traced("unet_tiny").digest
+
+
+def test_model_arguments_come_from_the_job_and_the_call() -> None:
+    job = Job(model_arguments={"layers": 2, "width": 32})
+    graph = trace(ZOO["gpt_tiny"], job, layers=3)
+    assert [name for name in graph if name.startswith("h.")] == ["h.0", "h.1", "h.2"]
+    assert graph.crossing(list(graph)[:4])[0].shape == (1, 64, 32)
