@@ -109,7 +109,7 @@ def main() -> None:
             ["model", "parameters", "layers", "forward TFLOP", "coverage", "seconds", "peak GiB"],
             trace_rows(),
         ),
-        f"## GPT-2 small on the sample clusters, examples/jobs/gpt2.toml, {options.time_limit:g} s\n",
+        f"## GPT-2 small on the sample clusters, {options.time_limit:g} s\n",
         table(
             [
                 "cluster",

@@ -13,8 +13,8 @@ def heading(title: str, command: str) -> str:
         f"{name} {metadata.version(name)}" for name in ("pipeplan", "torch", "ortools")
     )
     return (
-        f"# {title}\n\nMade by `{command}` on {datetime.now(UTC):%Y-%m-%d}; {os.cpu_count()} cores, "
-        f"{platform.machine()}, Python {platform.python_version()}, {versions}.\n"
+        f"# {title}\n\nMade by `{command}` on {datetime.now(UTC):%Y-%m-%d}; "
+        f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, {versions}.\n"
     )
 
 

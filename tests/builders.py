@@ -5,6 +5,7 @@ are a second, 10**9 bytes over a link are a second.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from planner.artifacts.cluster import Cluster
@@ -65,7 +66,7 @@ def graph(
     """A layer graph; without ``boundaries`` each layer hands 10**9 bytes to the next."""
     names = [row["name"] for row in layers]
     if boundaries is None:
-        boundaries = [boundary(u, v) for u, v in zip(names, names[1:], strict=False)]
+        boundaries = [boundary(u, v) for u, v in pairwise(names)]
     data = {
         "format": "pipeplan-graph/1",
         "name": "by-hand",

@@ -4,6 +4,7 @@ Figures lie on coarse grids, so that equal times and full links are common.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from hypothesis import strategies as st
 
@@ -139,7 +140,7 @@ def clusters(
     switches = [f"s{index}" for index in range(draw(st.integers(0, 2)))]
     if switches:
         pairs = [(device, draw(st.sampled_from(switches))) for device in devices]
-        pairs += list(zip(switches, switches[1:], strict=False))
+        pairs += list(pairwise(switches))
     else:
         pairs = [(u, v) for index, u in enumerate(devices) for v in devices[index + 1 :]]
     vertices = devices + switches

@@ -140,8 +140,8 @@ def check_format(data: Any, expected: str, source: str) -> Mapping[str, Any]:
         PipeplanError: for another kind of file, a future version, or no object at all.
     """
     if not isinstance(data, Mapping):
-        found = "a list" if isinstance(data, list) else _shorten(data)
-        raise PipeplanError(f"{source}: expected an object with a field 'format', found {found}")
+        what = "a list" if isinstance(data, list) else _shorten(data)
+        raise PipeplanError(f"{source}: expected an object with a field 'format', found {what}")
     found = data.get("format")
     if found == expected:
         return data

@@ -112,9 +112,7 @@ def test_seconds_are_latency_and_bytes_over_bandwidth() -> None:
 
 
 def test_link_resources_have_readable_names() -> None:
-    wires = cluster(
-        ["a", "b"], [link("a", "s"), link("s", "b", duplex="half")], switches=["s"]
-    )
+    wires = cluster(["a", "b"], [link("a", "s"), link("s", "b", duplex="half")], switches=["s"])
     there, back = wires.route("a", "b").links, wires.route("b", "a").links
     assert [wires.link_name(resource) for resource in there] == ["a>s", "s-b"]
     assert [wires.link_name(resource) for resource in back] == ["s-b", "s>a"]

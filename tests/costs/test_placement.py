@@ -3,7 +3,18 @@
 from collections import defaultdict
 
 import pytest
-from builders import (GIGA, boundary, cluster, device_type, graph, layer, link, parameter, pipeline, star)
+from builders import (
+    GIGA,
+    boundary,
+    cluster,
+    device_type,
+    graph,
+    layer,
+    link,
+    parameter,
+    pipeline,
+    star,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import partitions, problems
@@ -150,9 +161,7 @@ def test_a_stash_limit_is_the_most_that_fits(
     unit = 2**23
     rows = [layer("a", stash_bytes=stash * unit), layer("b")]
     small = device_type(memory_gib=capacity / 128)
-    machines = cluster(
-        ["d0", "d1"], [link("d0", "d1")], types={"unit": small}
-    )
+    machines = cluster(["d0", "d1"], [link("d0", "d1")], types={"unit": small})
     placed = pipeline(
         graph(rows, [boundary("a", "b", bytes_=output * unit)]),
         machines,

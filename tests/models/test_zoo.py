@@ -108,7 +108,8 @@ def test_a_tiny_model_trains_on_the_cpu(key: str) -> None:
     loss.backward()
     assert loss.isfinite()
     for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
         assert parameter.grad.abs().sum() > 0, name
 
 

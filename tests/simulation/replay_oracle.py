@@ -1,6 +1,7 @@
 """What must come before what, and what is held when: worked out anew from stages and orders."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import networkx as nx
 
@@ -50,7 +51,7 @@ def waiting_graph(pipeline: PlacedPipeline, orders: Orders) -> nx.DiGraph:
     graph = nx.DiGraph()
     for device, order in orders.items():
         graph.add_nodes_from(order)
-        for first, second in zip(order, order[1:], strict=False):
+        for first, second in pairwise(order):
             graph.add_edge(first, second, weight=seconds(pipeline, first, device))
     owner = owner_of(orders)
     for order in orders.values():

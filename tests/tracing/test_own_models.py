@@ -86,9 +86,7 @@ ZOO_FACTORIES = [import_factory(ZOO[key]) for key in ZOO if key.endswith("_tiny"
 
 @pytest.mark.parametrize("factory", [mlp, smooth_mlp, convolutions, *ZOO_FACTORIES])
 @pytest.mark.parametrize("samples", [2, 5])
-def test_the_stash_is_what_autograd_keeps(
-    factory: Callable[[], nn.Module], samples: int
-) -> None:
+def test_the_stash_is_what_autograd_keeps(factory: Callable[[], nn.Module], samples: int) -> None:
     graph = trace(factory, Job(samples_per_microbatch=samples))
     model = factory()
     expected = kept_by_autograd(model, model.example_batch(samples))
