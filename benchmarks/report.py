@@ -9,13 +9,11 @@ from importlib import metadata
 
 def heading(title: str, command: str) -> str:
     """Title, command, machine, date and versions."""
-    versions = ", ".join(
-        f"{name} {metadata.version(name)}" for name in ("pipeplan", "torch", "ortools")
-    )
-    return (
-        f"# {title}\n\nMade by `{command}` on {datetime.now(UTC):%Y-%m-%d}; "
-        f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, {versions}.\n"
-    )
+    packages = {name: metadata.version(name) for name in ("pipeplan", "torch", "ortools")}
+    versions = {"Python": platform.python_version(), **packages}
+    machine = f"{os.cpu_count()} cores, {platform.machine()}"
+    made_with = ", ".join([machine, *(f"{name} {version}" for name, version in versions.items())])
+    return f"# {title}\n\nMade by `{command}` on {datetime.now(UTC):%Y-%m-%d}; {made_with}.\n"
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
