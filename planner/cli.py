@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from planner.artifacts.job import Job
     from planner.artifacts.layer_graph import LayerGraph
     from planner.artifacts.plan import Plan
-    from planner.result import Result
+    from planner.result import HistoryRow, Result
 
 app = typer.Typer(
     help="The fastest way to run pipeline-parallel training on the machines you have.",
@@ -173,16 +173,15 @@ def plan(
         factory = None if model.endswith(".json") else model
         source = ModelSource(factory, dict(the_job.model_arguments))
         problem = Problem(_graph(model, the_job), the_cluster, the_job, source)
-        with _live_table(quiet=as_json) as progress:
-            result = solve(
-                problem,
-                time_limit_s=time_limit,
-                gap_limit=gap,
-                seed=seed,
-                workers=workers,
-                deterministic=deterministic,
-                progress=progress,
-            )
+        result = solve(
+            problem,
+            time_limit_s=time_limit,
+            gap_limit=gap,
+            seed=seed,
+            workers=workers,
+            deterministic=deterministic,
+            progress=_progress_table(quiet=as_json),
+        )
         result.plan.save(output)
         _report_result(result, output, as_json)
 
@@ -204,27 +203,23 @@ def _report_result(result: Result, output: Path, as_json: bool) -> None:
     typer.echo(f"wrote {output}")
 
 
-@contextmanager
-def _live_table(quiet: bool) -> Iterator[Any]:
-    """Rows of progress as they come."""
+def _progress_table(quiet: bool) -> Callable[[HistoryRow], None]:
+    """Prints rows of progress as they come, below a heading."""
     if quiet:
-        yield lambda row: None
-        return
-    typer.echo(f"{'time':>8}  {'iteration':>12}  {'bound':>12}  {'gap':>7}", err=True)
+        return lambda row: None
+    headings = [f"{'time':>8}  {'iteration':>12}  {'bound':>12}  {'gap':>7}"]
 
-    def show(row: Any) -> None:
-        gap = (
-            f"{row.iteration_time_s / row.lower_bound_s - 1:7.2%}"
-            if row.lower_bound_s
-            else "      -"
-        )
+    def show(row: HistoryRow) -> None:
+        while headings:
+            typer.echo(headings.pop(), err=True)
+        gap = f"{row.gap:7.2%}" if row.gap is not None else "      -"
         typer.echo(
             f"{row.time_s:7.1f}s  {row.iteration_time_s * 1e3:9.3f} ms  "
             f"{row.lower_bound_s * 1e3:9.3f} ms  {gap}  {row.event}",
             err=True,
         )
 
-    yield show
+    return show
 
 
 @app.command()

@@ -19,13 +19,19 @@ class HistoryRow(NamedTuple):
     lower_bound_s: float
     event: str
 
+    @property
+    def gap(self) -> float | None:
+        """Iteration time / lower bound - 1."""
+        return gap(self.iteration_time_s, self.lower_bound_s)
+
 
 @dataclass(frozen=True)
 class Result:
     """The best plan found and what is proved about it.
 
     Attributes:
-        status: ``optimal`` if the gap is below the tolerance that was asked for.
+        status: ``optimal`` if the gap is at most 1e-4, or the smaller limit that was asked for;
+            ``interrupted`` if the search was stopped by hand before that; else ``feasible``.
         plan: the plan, verified.
         lower_bound_s: no plan of the problem's space is faster; ``plan.provenance.bound_covers``
             says which space that is.

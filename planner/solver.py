@@ -65,11 +65,7 @@ def solve(
         InfeasibleError: if no plan fits; the message says which constraint binds.
         PipeplanError: if a setting is out of range.
     """
-    if not time_limit_s > 0 or workers < 1 or gap_limit < 0:
-        raise PipeplanError(
-            f"time_limit_s {time_limit_s}, workers {workers}, gap_limit {gap_limit}: the first "
-            "must be positive, workers at least 1, the gap not negative"
-        )
+    _check_settings(time_limit_s, gap_limit, workers)
     settings = Settings(seed, workers, deterministic)
     clock = Clock(time_limit_s, deterministic)
     search = _Search(problem, settings, clock, gap_limit, progress or (lambda row: None))
@@ -81,6 +77,18 @@ def solve(
     except KeyboardInterrupt:
         search.interrupted = True
     return search.result(_limit(time_limit_s, deterministic))
+
+
+def _check_settings(time_limit_s: float, gap_limit: float, workers: int) -> None:
+    problems = []
+    if not time_limit_s > 0:
+        problems.append(f"time_limit_s: {time_limit_s} is not a positive number of seconds")
+    if not gap_limit >= 0:
+        problems.append(f"gap_limit: {gap_limit} is not a number of at least 0, such as 0.01")
+    if workers < 1:
+        problems.append(f"workers: {workers} is not a number of at least 1")
+    if problems:
+        raise PipeplanError(problems)
 
 
 def _limit(time_limit_s: float, deterministic: bool) -> str:
@@ -320,11 +328,7 @@ class _Search:
 
     def _status(self) -> Status:
         assert self.best is not None
-        tolerance = (
-            max(self.gap_limit, 0.0)
-            if self.gap_limit < OPTIMALITY_TOLERANCE
-            else (OPTIMALITY_TOLERANCE)
-        )
+        tolerance = min(self.gap_limit, OPTIMALITY_TOLERANCE)
         if self.best.schedule.iteration_time_s <= self.bound_s * (1 + tolerance):
             return "optimal"
         return "interrupted" if self.interrupted else "feasible"

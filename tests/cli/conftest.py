@@ -1,0 +1,40 @@
+"""A plan made by the command line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import CLUSTERS, pipeplan
+
+JOB = """
+format = "pipeplan-job/1"
+microbatches = 4
+samples_per_microbatch = 64
+replication = false
+
+[model_arguments]
+width = 512
+"""
+
+
+@pytest.fixture(scope="session")
+def plan_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan of several stages for the irregular cluster, fresh from ``pipeplan plan``."""
+    folder = tmp_path_factory.mktemp("plan")
+    job = folder / "job.toml"
+    job.write_text(JOB)
+    path = folder / "plan.json"
+    made = pipeplan(
+        *("plan", "models.gpt:gpt_tiny", "--cluster", CLUSTERS / "irregular.toml"),
+        *("--job", job, "--time-limit", 1, "-o", path),
+    )
+    assert made.exit_code == 0, made.output
+    assert len(json.loads(path.read_text())["stages"]) > 1
+    return path
+
+
+@pytest.fixture
+def plan_data(plan_path: Path) -> dict[str, Any]:
+    """The plan as plain data, free to be changed."""
+    return json.loads(plan_path.read_text())

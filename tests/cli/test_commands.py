@@ -1,0 +1,200 @@
+"""What the commands write, print and refuse."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from commands import CLUSTERS, ROOT, pipeplan
+
+from planner import LayerGraph, Plan, verify
+
+COMMANDS = ("trace", "plan", "verify", "simulate", "plot")
+
+
+def test_help_names_every_command() -> None:
+    output = pipeplan("--help").output
+    for command in COMMANDS:
+        assert command in output
+        assert pipeplan(command, "-h").exit_code == 0
+
+
+def test_the_version_is_printed() -> None:
+    assert pipeplan("--version").output.startswith("pipeplan ")
+
+
+# --- trace ----------------------------------------------------------------------------------------
+
+
+def test_trace_shows_layers_and_coverage_and_writes_the_graph(tmp_path: Path) -> None:
+    path = tmp_path / "graph.json"
+    result = pipeplan("trace", "models.unet:unet_tiny", "-o", path)
+    assert result.exit_code == 0
+    graph = LayerGraph.load(path)
+    for name in graph.layers:
+        assert name in result.stdout
+    assert "coverage" in result.stdout or "%" in result.stdout
+    as_json = pipeplan("trace", "models.unet:unet_tiny", "--json")
+    assert LayerGraph.parse(json.loads(as_json.stdout)).record == graph.record
+
+
+def test_model_arguments_can_be_set(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text('format = "pipeplan-job/1"\n[model_arguments]\nlayers = 2\nwidth = 32\n')
+    result = pipeplan("trace", "models.gpt:gpt_tiny", "--job", job, "--set", "layers=3", "--json")
+    names = [layer["name"] for layer in json.loads(result.stdout)["layers"]]
+    assert "h.2" in names
+    assert "h.3" not in names
+
+
+# --- plan -----------------------------------------------------------------------------------------
+
+
+def test_plan_from_a_traced_graph_needs_no_model(tmp_path: Path) -> None:
+    graph, plan = tmp_path / "graph.json", tmp_path / "plan.json"
+    assert pipeplan("trace", "models.vgg:vgg_tiny", "-o", graph).exit_code == 0
+    result = pipeplan(
+        *("plan", graph, "--cluster", CLUSTERS / "single_node.toml"),
+        *("--time-limit", 0.5, "-o", plan, "--json"),
+    )
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    loaded = Plan.load(plan)
+    assert not verify(loaded)
+    assert loaded.model.factory is None
+    assert report["plan"] == str(plan)
+    assert report["status"] in ("optimal", "feasible")
+    assert report["iteration_time_s"] == loaded.predicted.iteration_time_s
+    assert report["history"][-1]["iteration_time_s"] == loaded.predicted.iteration_time_s
+    assert 0 < report["lower_bound_s"] <= report["iteration_time_s"]
+
+
+def test_an_interrupted_search_keeps_what_it_has_found(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "planner.cli", "plan", "models.gpt:gpt2_small"),
+            *("--cluster", str(CLUSTERS / "irregular.toml"), "--set", "sequence_length=256"),
+            *("--time-limit", "250", "-o", str(plan)),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "120"},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    while "plan:" not in process.stderr.readline():
+        assert process.poll() is None
+    time.sleep(1.0)  # Into the middle of the search, whatever runs then.
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "interrupted" in output
+    assert not verify(Plan.load(plan))
+
+
+# --- simulate and plot ----------------------------------------------------------------------------
+
+
+def test_simulate_prints_the_predictions_of_the_plan(plan_path: Path) -> None:
+    report = json.loads(pipeplan("simulate", plan_path, "--json").stdout)
+    assert report == json.loads(plan_path.read_text())["predicted"]
+    tables = pipeplan("simulate", plan_path).stdout
+    for device in Plan.load(plan_path).ranks:
+        assert device in tables
+
+
+def test_simulate_writes_a_chrome_trace(plan_path: Path, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    assert pipeplan("simulate", plan_path, "--trace", path).exit_code == 0
+    names = {event["name"] for event in json.loads(path.read_text())["traceEvents"]}
+    orders = Plan.load(plan_path).orders.values()
+    assert names >= {word for order in orders for word in order.split()}
+
+
+@pytest.mark.parametrize("options", [[], ["--memory"]])
+def test_plot_draws_pictures(plan_path: Path, tmp_path: Path, options: list[str]) -> None:
+    png, svg = tmp_path / "plan.png", tmp_path / "plan.svg"
+    assert pipeplan("plot", plan_path, "-o", png, *options).exit_code == 0
+    assert pipeplan("plot", plan_path, "-o", svg, *options).exit_code == 0
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in svg.read_text()
+
+
+# --- wrong input ----------------------------------------------------------------------------------
+
+PLAN = ("plan", "models.gpt:gpt_tiny", "--cluster", CLUSTERS / "single_node.toml")
+WRONG = {
+    "no such model": (("trace", "models.gpt:gpt9"), "gpt9"),
+    "no such module": (("trace", "no_such_module:make"), "no_such_module"),
+    "no factory": (("trace", "models.gpt"), "module:factory"),
+    "no such graph": (("trace", "nowhere.json"), "nowhere.json"),
+    "wrong model argument": (("trace", "models.gpt:gpt_tiny", "--set", "depth=3"), "depth"),
+    "half a setting": (("trace", "models.gpt:gpt_tiny", "--set", "layers"), "NAME=VALUE"),
+    "no such job": ((*PLAN, "--job", "nowhere.toml"), "nowhere.toml"),
+    "no such cluster": (("plan", "models.gpt:gpt_tiny", "--cluster", "no.toml"), "no.toml"),
+    "no such folder": ((*PLAN, "-o", "no/such/folder/plan.json"), "--output"),
+    "no time": ((*PLAN, "--time-limit", 0), "time_limit_s"),
+    "time that is no number": ((*PLAN, "--time-limit", "nan"), "time_limit_s"),
+    "no workers": ((*PLAN, "--workers", 0), "workers"),
+    "negative gap": ((*PLAN, "--gap", -1), "gap_limit"),
+    "gap that is no number": ((*PLAN, "--gap", "nan"), "gap_limit"),
+    "no such plan": (("verify", "nowhere.json"), "nowhere.json"),
+    "a folder for a plan": (("simulate", ROOT), str(ROOT)),
+    "another kind of file": (("verify", CLUSTERS / "irregular.toml"), "irregular.toml"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_is_named(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments, named = WRONG[case]
+    result = pipeplan(*arguments)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert named in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_picture_of_another_kind_is_refused(plan_path: Path, tmp_path: Path) -> None:
+    result = pipeplan("plot", plan_path, "-o", tmp_path / "plan.docx")
+    assert result.exit_code == 1
+    assert ".png" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_wrong_usage_exits_2() -> None:
+    assert pipeplan("plan", "models.gpt:gpt_tiny").exit_code == 2
+    assert pipeplan("conquer").exit_code == 2
+
+
+def test_an_impossible_problem_says_what_binds(tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.toml"
+    cluster.write_text(
+        """
+format = "pipeplan-cluster/1"
+[[nodes]]
+name = "n"
+devices = 2
+type = "small"
+link = "PCIe4-x16"
+[device_types.small]
+memory_gib = 0.5
+memory_bandwidth_gb_per_s = 100
+peak_tflop_per_s = { float32 = 10 }
+reserved_gib = 0.1
+"""
+    )
+    result = pipeplan(
+        *("plan", "models.gpt:gpt2_small", "--set", "sequence_length=64"),
+        *("--cluster", cluster, "--time-limit", 2, "-o", tmp_path / "plan.json"),
+    )
+    assert result.exit_code == 1
+    assert "layer 'lm_head' alone needs" in result.stderr
+    assert "0.4 GiB" in result.stderr
+    assert not (tmp_path / "plan.json").exists()
