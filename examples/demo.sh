@@ -18,7 +18,7 @@ pipeplan plan models.gpt:gpt2_small --cluster examples/clusters/this_machine.tom
 pipeplan plot demo/local.json -o demo/local.png
 
 say "3. Train it by that plan, on the bytes of Python's own standard library"
-OMP_NUM_THREADS=1 torchrun --nproc-per-node 4 -m executor demo/local.json --steps 8
+OMP_NUM_THREADS=1 torchrun --nproc-per-node 4 -m executor demo/local.json --steps 12
 
 say "Made in demo/"
 echo "  irregular.json            the plan for the irregular cluster: read it, edit it, verify it again"
