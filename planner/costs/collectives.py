@@ -30,13 +30,31 @@ def all_reduce_s(cluster: Cluster, devices: Sequence[str], bytes_: int) -> float
 def fastest_all_reduce_s(cluster: Cluster, devices: Sequence[str], bytes_: int) -> float:
     """A lower bound of :func:`all_reduce_s` for these devices in any order.
 
-    Every device exchanges at least 2(r-1)/r of the bytes over its best link in the set.
+    Every device exchanges at least 2(r-1)/r of the bytes at the bandwidth of its widest path in
+    the set, in :func:`fewest_steps` steps or more with the latency of its quickest.
     """
     count = len(devices)
     if count < 2 or bytes_ == 0:
         return 0.0
-    slowest = max(min(inverse_bandwidth(cluster, u, v) for v in devices if v != u) for u in devices)
-    return 2 * (count - 1) / count * bytes_ * slowest
+    moved = 2 * (count - 1) / count * bytes_
+    slowest = 0.0
+    for u in devices:
+        others = [v for v in devices if v != u]
+        latency = min(latency_s(cluster, u, v) for v in others)
+        inverse = min(inverse_bandwidth(cluster, u, v) for v in others)
+        slowest = max(slowest, fewest_steps(count) * latency + moved * inverse)
+    return slowest
+
+
+def fewest_steps(count: int) -> int:
+    """Steps, one after another, of the better of ring and tree among so many devices."""
+    return min(2 * (count - 1), 2 * math.ceil(math.log2(count)))
+
+
+def latency_s(cluster: Cluster, source: str, target: str) -> float:
+    """Seconds before the first byte arrives; infinity if there is no path."""
+    route = cluster.route(source, target)
+    return math.inf if route is None else route.latency_s
 
 
 def inverse_bandwidth(cluster: Cluster, source: str, target: str) -> float:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import numpy as np
 from ortools.sat.python import cp_model
 
-from planner.costs.collectives import inverse_bandwidth
+from planner.costs.collectives import fewest_steps, inverse_bandwidth, latency_s
 from planner.partition.exact.decisions import Decisions, Expression
 from planner.partition.exact.times import StageTimes
 
@@ -65,26 +66,32 @@ class StageTails:
     ) -> None:
         """An all-reduce among the member devices takes at least this long.
 
-        Each member's best link to a fellow member carries 2(r-1)/r of the gradients
-        (planner.costs.collectives.fastest_all_reduce_s).
+        As planner.costs.collectives.fastest_all_reduce_s says: of each member by its widest path
+        to a fellow member and by its quickest one.
         """
         if not at_least:
             return
+        some = self._model.new_bool_var("")
+        self._model.add(kib == 0).only_enforce_if(~some)
+        cluster, names = self._d.cluster, self._d.devices
         for d, member in enumerate(members):
-            inverse = {
-                v: inverse_bandwidth(self._d.cluster, self._d.devices[d], self._d.devices[v])
-                for v in range(len(members))
-                if v != d
-            }
-            reachable = [members[v] for v, x in inverse.items() if not math.isinf(x)]
-            self._model.add_bool_or([~member, ~at_least[2], *reachable])
-            for level in sorted({x for x in inverse.values() if not math.isinf(x)}):
-                better = [~members[v] for v, x in inverse.items() if x < level]
+            others = [v for v in range(len(members)) if v != d]
+            inverse = {v: inverse_bandwidth(cluster, names[d], names[v]) for v in others}
+            latency = {v: latency_s(cluster, names[d], names[v]) for v in others}
+            reachable = [v for v in others if not math.isinf(inverse[v])]
+            self._model.add_bool_or([~member, ~at_least[2], *(members[v] for v in reachable)])
+            inverses, latencies = ({x[v] for v in reachable} for x in (inverse, latency))
+            for width, delay in product(sorted(inverses), sorted(latencies)):
+                better = [v for v in reachable if inverse[v] < width or latency[v] < delay]
                 for count, literal in at_least.items():
-                    seconds = 2 * (count - 1) / count * level * KIB
-                    factor = math.floor(seconds / self._d.tick_s * SCALE)
-                    condition = [member, literal, *better]
-                    self._model.add(duration * SCALE >= factor * kib).only_enforce_if(condition)
+                    per_kib = self._fixed_point(2 * (count - 1) / count * width * KIB)
+                    start = self._fixed_point(fewest_steps(count) * delay)
+                    self._model.add(duration * SCALE >= per_kib * kib + start).only_enforce_if(
+                        [some, member, literal, *(~members[v] for v in better)]
+                    )
+
+    def _fixed_point(self, seconds: float) -> int:
+        return math.floor(seconds / self._d.tick_s * SCALE)
 
     def _reduce_tied(self, layers: tuple[int, ...], kib: int) -> None:
         """A tied parameter is reduced among all stages that have one of its layers."""
