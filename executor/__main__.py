@@ -18,7 +18,8 @@ def _parser() -> argparse.ArgumentParser:
         "--data",
         choices=["text", "random"],
         default="text",
-        help="text: bytes of the Python standard library's sources (default); "
+        help="text: bytes of the Python standard library's sources (default), for models of 256 "
+        "tokens or more; "
         "random: tensors in the shapes of the model's example batch",
     )
     parser.add_argument(

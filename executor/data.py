@@ -30,12 +30,14 @@ def batches(source: Source, model: nn.Module, job: Job, seed: int) -> BatchOf:
         seed: of the order of samples.
 
     Raises:
-        PipeplanError: if ``text`` is asked for and the model does not read token sequences.
+        PipeplanError: if ``text`` is asked for and the model does not read sequences of tokens
+            with room for 256 values.
     """
     if source == "random":
         return lambda step, microbatch: _random(model, job, _seed(seed, step, microbatch))
     example = example_batch(model, job)
     name, shape = _token_input(example)
+    _require_room_for_bytes(job, name)
     text = standard_library_text()
 
     def batch(step: int, microbatch: int) -> Mapping[str, Tensor]:
@@ -70,6 +72,15 @@ def _token_input(example: Mapping[str, Tensor]) -> tuple[str, torch.Size]:
         "--data text needs a model that reads one int64 input of shape [samples, tokens] and has "
         f"a target of the same shape; this one's batch is {shapes}; use --data random"
     )
+
+
+def _require_room_for_bytes(job: Job, tokens: str) -> None:
+    for name in (tokens, TARGET):
+        if name in job.inputs and job.inputs[name].below < 256:
+            raise PipeplanError(
+                f"inputs.{name}.below: {job.inputs[name].below}, but --data text has 256 kinds of "
+                "bytes; give the model a larger vocabulary or use --data random"
+            )
 
 
 def standard_library_text() -> Tensor:

@@ -236,7 +236,9 @@ class Scheduled:
 
 
 @st.composite
-def orders_for(draw: st.DrawFn, pipeline: PlacedPipeline) -> dict[str, list[Operation]]:
+def orders_for(
+    draw: st.DrawFn, pipeline: PlacedPipeline, *, split_backwards: bool = True
+) -> dict[str, list[Operation]]:
     """Orders from a random topological interleaving; replicas and split backwards at random."""
     random = draw(st.randoms(use_true_random=False))
     last = len(pipeline.stages) - 1
@@ -245,7 +247,7 @@ def orders_for(draw: st.DrawFn, pipeline: PlacedPipeline) -> dict[str, list[Oper
         for stage, placed in enumerate(pipeline.stages)
         for microbatch in range(pipeline.microbatches)
     }
-    split = {key for key in owner if random.random() < 0.3}
+    split = {key for key in owner if split_backwards and random.random() < 0.3}
     orders: dict[str, list[Operation]] = {device: [] for device in pipeline.devices}
     ready = [Operation(0, "F", microbatch) for microbatch in range(pipeline.microbatches)]
     while ready:

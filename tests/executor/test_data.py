@@ -3,6 +3,7 @@
 import pytest
 import torch
 from executor_plans import TINY
+from torch import Tensor, nn
 
 from executor.data import batches, standard_library_text
 from models import ZOO
@@ -51,3 +52,14 @@ def test_any_seed_will_do(source: str, seed: int) -> None:
 def test_text_for_images_is_refused_with_the_remedy(name: str) -> None:
     with pytest.raises(PipeplanError, match=r"--data text needs .* use --data random"):
         batches("text", import_factory(ZOO[name])(), JOB, seed=0)
+
+
+def test_text_for_too_small_a_vocabulary_is_refused() -> None:
+    class Reader(nn.Module):
+        def forward(self, tokens: Tensor) -> Tensor:
+            return nn.functional.one_hot(tokens).float()
+
+    tokens = {"shape": [16], "dtype": "int64", "below": 100}
+    job = Job.parse({"format": "pipeplan-job/1", "inputs": {"tokens": tokens, "target": tokens}})
+    with pytest.raises(PipeplanError, match=r"inputs\.tokens\.below: 100, .* --data random"):
+        batches("text", Reader(), job, seed=0)
