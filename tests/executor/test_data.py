@@ -60,6 +60,6 @@ def test_text_for_too_small_a_vocabulary_is_refused() -> None:
             return nn.functional.one_hot(tokens).float()
 
     tokens = {"shape": [16], "dtype": "int64", "below": 100}
-    job = Job.parse({"format": "pipeplan-job/1", "inputs": {"tokens": tokens, "target": tokens}})
+    job = Job.parse({"inputs": {"tokens": tokens, "target": tokens}}, "job")
     with pytest.raises(PipeplanError, match=r"inputs\.tokens\.below: 100, .* --data random"):
         batches("text", Reader(), job, seed=0)
