@@ -1,0 +1,207 @@
+"""Small pipelines whose timelines were worked out by hand."""
+
+from itertools import pairwise
+
+import pytest
+from builders import GIGA, boundary, graph, layer, orders, parameter, pipeline, star
+
+from planner.costs.placement import PlacedPipeline
+from planner.errors import DeadlockError
+from planner.simulator import Timeline, simulate
+
+
+def two_stages(bytes_: int = GIGA // 2, duplex: str = "full", **job: object) -> PlacedPipeline:
+    """Forward 1 s, backward 2 s; 10**9 bytes over the one link take 2 s, as two hops of one."""
+    the_graph = graph([layer("a"), layer("b")], [boundary("a", "b", bytes_=bytes_)])
+    return pipeline(the_graph, star(2, duplex=duplex), [(["a"], ["d0"]), (["b"], ["d1"])], **job)
+
+
+ONE_F_ONE_B = orders(d0="0F0 0F1 0B0 0B1", d1="1F0 1B0 1F1 1B1")
+
+
+def times(timeline: Timeline) -> dict[str, tuple[float, float]]:
+    return {str(e.operation): (e.start_s, e.end_s) for e in timeline.operations}
+
+
+def moves(timeline: Timeline) -> dict[str, tuple[float, float]]:
+    return {str(e.operation): (e.start_s, e.end_s) for e in timeline.transfers}
+
+
+def held_at(timeline: Timeline, device: str, moment: float) -> int:
+    return [bytes_ for time, bytes_ in timeline.memory[device] if time <= moment][-1]
+
+
+def test_two_stages_and_two_microbatches_by_hand() -> None:
+    timeline = simulate(two_stages(), ONE_F_ONE_B)
+    assert times(timeline) == {
+        "0F0": (0, 1),
+        "0F1": (1, 2),
+        "1F0": (1.5, 2.5),
+        "1B0": (2.5, 4.5),
+        "1F1": (4.5, 5.5),
+        "1B1": (5.5, 7.5),
+        "0B0": (5, 7),
+        "0B1": (8, 10),
+    }
+    assert moves(timeline) == {
+        "0F0": (1, 1.5),
+        "0F1": (2, 2.5),
+        "1B0": (4.5, 5),
+        "1B1": (7.5, 8),
+    }
+    assert timeline.iteration_time_s == 10
+    assert timeline.busy_s == {"d0": 6, "d1": 6}
+    assert timeline.bubble == pytest.approx(8 / 20)
+
+
+def test_memory_of_two_stages_by_hand() -> None:
+    """Workspace: twice the largest tensor a stage makes. All else is stash and messages."""
+    the_graph = graph(
+        [layer("a", stash_bytes=100), layer("b", stash_bytes=10)],
+        [boundary("a", "b", bytes_=GIGA // 2, saved_by=None)],
+    )
+    placed = pipeline(the_graph, star(2), [(["a"], ["d0"]), (["b"], ["d1"])])
+    timeline = simulate(placed, ONE_F_ONE_B)
+    half = GIGA // 2
+    assert [held_at(timeline, "d0", moment) for moment in (0.5, 1.2, 1.8, 3, 4.7, 6)] == [
+        2 * half + half + 100,  # The first output is being made.
+        2 * half + 2 * half + 200,  # It leaves while the second is being made.
+        2 * half + half + 200,  # It has left.
+        2 * half + 200,  # Both have.
+        2 * half + half + 200,  # The first gradient arrives,
+        2 * half + half + 200,  # is used,
+    ]
+    assert [held_at(timeline, "d0", moment) for moment in (7.2, 7.7, 9, 10)] == [
+        2 * half + 100,  # and goes together with the stash.
+        2 * half + half + 100,
+        2 * half + half + 100,
+        2 * half,
+    ]
+    assert [held_at(timeline, "d1", moment) for moment in (0.5, 1.2, 1.8, 2.2, 3, 4.7)] == [
+        0,
+        half,  # The first input is on its way,
+        half + 10,  # has become part of the stash,
+        2 * half + 10,  # the second is on its way.
+        3 * half + 10,  # The gradient of the first is made.
+        2 * half + 10,  # It leaves; the first stash is gone.
+    ]
+    assert [held_at(timeline, "d1", moment) for moment in (5.2, 6, 7.7, 9)] == [
+        half + 10,
+        2 * half + 10,
+        half,
+        0,
+    ]
+    assert timeline.peak_memory_bytes == {"d0": 4 * half + 200, "d1": 3 * half + 10}
+
+
+def test_a_split_backward_sends_its_gradient_earlier() -> None:
+    timeline = simulate(
+        two_stages(), orders(d0="0F0 0F1 0I0 0I1 0W0 0W1", d1="1F0 1I0 1F1 1I1 1W0 1W1")
+    )
+    assert times(timeline) == {
+        "0F0": (0, 1),
+        "0F1": (1, 2),
+        "1F0": (1.5, 2.5),
+        "1I0": (2.5, 3.5),
+        "1F1": (3.5, 4.5),
+        "1I1": (4.5, 5.5),
+        "1W0": (5.5, 6.5),
+        "1W1": (6.5, 7.5),
+        "0I0": (4, 5),
+        "0I1": (6, 7),
+        "0W0": (7, 8),
+        "0W1": (8, 9),
+    }
+    assert moves(timeline)["1B0"] == (3.5, 4)
+
+
+@pytest.mark.parametrize(("duplex", "gradient"), [("full", (8, 12)), ("half", (9, 13))])
+def test_a_half_duplex_link_takes_one_direction_at_a_time(
+    duplex: str, gradient: tuple[float, float]
+) -> None:
+    timeline = simulate(two_stages(4 * GIGA, duplex), ONE_F_ONE_B)
+    assert moves(timeline)["0F0"] == (1, 5)
+    assert moves(timeline)["0F1"] == (5, 9)
+    assert times(timeline)["1B0"] == (6, 8)
+    assert moves(timeline)["1B0"] == gradient
+
+
+def test_a_shared_link_takes_all_transfers_at_once() -> None:
+    the_graph = graph([layer("a"), layer("b")], [boundary("a", "b", bytes_=4 * GIGA)])
+    stages = [(["a"], ["d0"]), (["b"], ["d1"])]
+    timeline = simulate(pipeline(the_graph, star(2, shared=True), stages), ONE_F_ONE_B)
+    assert moves(timeline)["0F0"] == (1, 5)
+    assert moves(timeline)["0F1"] == (2, 6)
+
+
+def test_the_iteration_ends_with_all_reduce_and_optimizer_step_by_hand() -> None:
+    """4 GB of gradients on two replicas: a ring sends half of them twice, 4 s at 1 GB/s.
+
+    Plain SGD reads weights and gradients and writes weights: 12 GB at 1000 GB/s.
+    """
+    the_graph = graph(
+        [layer("a", parameters=["w"])], parameters=[parameter("w", elements=GIGA)], boundaries=[]
+    )
+    placed = pipeline(the_graph, star(2), [(["a"], ["d0", "d1"])], microbatches=3)
+    timeline = simulate(placed, orders(d0="0F0 0B0 0F1 0B1", d1="0F2 0B2"))
+    (event,) = timeline.synchronisations
+    assert (event.start_s, event.end_s) == (6, 10)
+    assert timeline.end_s == pytest.approx({"d0": 10.012, "d1": 10.012})
+    assert timeline.busy_s == pytest.approx({"d0": 6.012, "d1": 3.012})
+
+
+def test_adamw_moves_its_two_moments_as_well() -> None:
+    the_graph = graph(
+        [layer("a", parameters=["w"])], parameters=[parameter("w", elements=GIGA)], boundaries=[]
+    )
+    placed = pipeline(the_graph, star(1), [(["a"], ["d0"])], optimizer="adamw", microbatches=1)
+    timeline = simulate(placed, orders(d0="0F0 0B0"))
+    assert timeline.iteration_time_s == pytest.approx(3 + 0.012 + 0.016)
+
+
+def test_tied_parameters_are_reduced_between_their_stages() -> None:
+    the_graph = graph(
+        [layer("a", parameters=["w"]), layer("b", parameters=["w"])],
+        [boundary("a", "b", bytes_=0)],
+        [parameter("w", elements=GIGA)],
+    )
+    placed = pipeline(the_graph, star(2), [(["a"], ["d0"]), (["b"], ["d1"])], microbatches=1)
+    timeline = simulate(placed, orders(d0="0F0 0B0", d1="1F0 1B0"))
+    (event,) = timeline.synchronisations
+    assert event.synchronisation.stages == (0, 1)
+    assert (event.start_s, event.end_s) == (6, 10)
+
+
+def test_a_reduction_that_waits_for_another_is_listed_after_one_that_does_not() -> None:
+    """c-d and d-e share device d3; a-b is ready last and yet starts before c-d can."""
+    tied = {"a": ["ab"], "b": ["ab"], "c": ["cd"], "d": ["cd", "de"], "e": ["de"]}
+    the_graph = graph(
+        [layer(name, parameters=names) for name, names in tied.items()],
+        [boundary(u, v, bytes_=0) for u, v in pairwise(tied)],
+        [parameter("ab", GIGA), parameter("cd", GIGA), parameter("de", 100 * GIGA)],
+    )
+    stages = [([name], [f"d{index}"]) for index, name in enumerate(tied)]
+    placed = pipeline(the_graph, star(5), stages, microbatches=1)
+    timeline = simulate(placed, orders(**{f"d{i}": f"{i}F0 {i}B0" for i in range(5)}))
+    found = [(e.synchronisation.stages, e.start_s, e.end_s) for e in timeline.synchronisations]
+    assert found == [((3, 4), 9, 409), ((0, 1), 15, 19), ((2, 3), 409, 413)]
+
+
+def test_two_stages_on_a_device_hand_over_without_a_transfer() -> None:
+    placed = pipeline(
+        graph([layer("a"), layer("b")]),
+        star(1),
+        [(["a"], ["d0"]), (["b"], ["d0"])],
+        microbatches=1,
+    )
+    timeline = simulate(placed, orders(d0="0F0 1F0 1B0 0B0"))
+    assert timeline.iteration_time_s == 6
+    assert [(t.source, t.target, t.start_s, t.end_s) for t in timeline.transfers] == [
+        ("d0", "d0", 1, 1),
+        ("d0", "d0", 4, 4),
+    ]
+
+
+def test_a_deadlock_names_every_device_that_waits() -> None:
+    with pytest.raises(DeadlockError, match="d0 waits at 0B0, d1 waits at 1F0"):
+        simulate(two_stages(), orders(d0="0B0 0F0 0F1 0B1", d1="1F0 1B0 1F1 1B1"))
