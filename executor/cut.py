@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx, nn
 
-from executor.sharing import memory_of, written_by
+from executor.writes import InPlaceWrites
 from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
 from planner.tracing.export import ExportedStep
@@ -59,9 +59,9 @@ def cut(
     by stage, so that only neighbours talk. Static operations are computed wherever needed.
 
     Raises:
-        PipeplanError: if something other than a tensor would cross a boundary, or an operation
-            writes into memory that another stage sees under another name. All boundaries are
-            checked, so that all ranks raise it.
+        PipeplanError: if something other than a tensor would cross a boundary, or another stage
+            would miss what an operation writes in place. All boundaries are checked, so that all
+            ranks raise it.
     """
     stage_of = {layer: stage.index for stage in plan.stages for layer in stage.layers}
     cutter = _Cutter(exported, layers, stage_of, len(plan.stages), _gradients(plan))
@@ -87,7 +87,7 @@ class _Cutter:
         self.requires_grad = requires_grad
         self.node_stage = {node: stage_of[layer] for node, layer in layers.layer_of.items()}
         self.crossing = [self._crossing(index) for index in range(count - 1)]
-        self.written = self._written()
+        self.written = InPlaceWrites(exported, self.node_stage, self.crossing).into_received()
 
     def _crossing(self, index: int) -> list[fx.Node]:
         """Values alive at the boundary after stage ``index``, in graph order."""
@@ -102,29 +102,6 @@ class _Cutter:
                     )
                 nodes.append(node)
         return nodes
-
-    def _written(self) -> list[frozenset[str]]:
-        """For each stage, the received tensors that its operations may write into."""
-        names: list[set[str]] = [set() for _ in range(self.count)]
-        memory = memory_of(self.exported.graph)
-        for node, stage in self.node_stage.items():
-            for value in written_by(node):
-                received = self.crossing[stage - 1] if stage else []
-                sources = (*received, *self.layers.inputs)
-                entering = [n for n in sources if memory.get(n) == memory[value]]
-                if len(entering) > 1 or self._is_read_elsewhere(entering, stage):
-                    raise PipeplanError(
-                        f"{node.name} ({node.target}) in stage {stage} writes in place into what "
-                        f"other stages read too ({', '.join(n.name for n in entering)}); "
-                        "move the boundary or compute it out of place in the model"
-                    )
-                names[stage].update(n.name for n in entering if n in received)
-        return [frozenset(found) for found in names]
-
-    def _is_read_elsewhere(self, entering: Sequence[fx.Node], stage: int) -> bool:
-        """Whether one is an input of the model that other stages take from the batch unchanged."""
-        readers = {u for n in entering if n in self.layers.inputs for u in n.users}
-        return any(self.node_stage.get(reader, stage) != stage for reader in readers)
 
     def stage(self, index: int) -> StageModule:
         """Build one stage."""

@@ -73,7 +73,7 @@ def export_planned_model(
     """
     with torch.device(device):
         batch: Mapping[str, Tensor] = example_batch(model, plan.job)
-    exported = export_step(model, batch, plan.job)
+        exported = export_step(model, batch, plan.job)
     layers = assign_layers(exported)
     expected: GraphRecord = plan.model.graph
     differences = structure_differences(expected, exported, layers)

@@ -87,7 +87,10 @@ class StageRunner:
             gradients: of the sent tensors that require one, in order; none for the last stage.
 
         Returns:
-            Gradients of the received tensors that require one, in order.
+            Gradients of the received tensors that require one, in order. Zeros if none came this
+            way: boundaries require one only if the loss reaches them
+            (:func:`planner.tracing.gradients.nodes_with_gradient`), here or on another way, so
+            that no parameter gets a gradient that plain torch would leave None.
         """
         kept = self._in_flight.pop(microbatch)
         if kept.loss is not None:

@@ -6,14 +6,16 @@ from planner.artifacts.operations import format_order
 from planner.artifacts.plan import Plan, Provenance
 from planner.artifacts.problem import Problem
 from planner.costs.placement import PlacedPipeline
-from planner.simulator import Orders, Timeline, simulate, simulate_plan
-from planner.verifier import predict
+from planner.simulator import Orders, Timeline, simulate
+from planner.verifier import predict, replay
+
+NOTHING_AFTER_EDIT = "nothing: the layer graph, the cluster or the job was edited after planning"
 
 
 def assemble_plan(
     timeline: Timeline, orders: Orders, lower_bound_s: float, provenance: Provenance
 ) -> Plan:
-    """The plan of a simulated schedule."""
+    """The plan of a simulated schedule; the bound is recorded as proved for its problem."""
     pipeline = timeline.pipeline
     problem = pipeline.problem
     record = problem.graph.record
@@ -41,7 +43,7 @@ def assemble_plan(
             "orders": {device: format_order(list(orders[device])) for device in pipeline.devices},
             "ranks": ranks(problem, pipeline),
             "predicted": predict(timeline, lower_bound_s),
-            "provenance": provenance,
+            "provenance": provenance.model_copy(update={"problem_digest": problem.digest}),
         }
     )
 
@@ -69,11 +71,22 @@ def plan_by_hand(pipeline: PlacedPipeline, orders: Orders) -> Plan:
 def refresh(plan: Plan) -> Plan:
     """The same plan with freshly simulated predictions, for one that was edited by hand.
 
-    The proven bound stays: it holds for the problem, whatever the plan. It is lowered if the
-    edited plan is faster, which only an edit of the costs can do.
+    An edit of stages or orders leaves the proven bound, which holds for the problem, whatever the
+    plan. After an edit of the problem itself nothing is proved any more: the bound becomes 0.
+
+    Raises:
+        PipeplanError: if the plan cannot be simulated; see :func:`planner.verifier.replay`.
     """
-    timeline = simulate_plan(plan)
-    return plan.model_copy(update={"predicted": predict(timeline, plan.predicted.lower_bound_s)})
+    timeline = replay(plan)
+    bound_s, provenance = plan.predicted.lower_bound_s, plan.provenance
+    found = timeline.pipeline.problem.digest
+    if found != provenance.problem_digest:
+        bound_s = 0.0
+        provenance = provenance.model_copy(
+            update={"problem_digest": found, "bound_covers": NOTHING_AFTER_EDIT}
+        )
+    predicted = predict(timeline, bound_s)
+    return plan.model_copy(update={"predicted": predicted, "provenance": provenance})
 
 
 def version(distribution: str) -> str:

@@ -262,7 +262,8 @@ def simulate(
         from planner.report.chrome_trace import save_chrome_trace
         from planner.simulator import simulate_plan
 
-        the_plan = refresh(Plan.load(path))
+        loaded = Plan.load(path)
+        the_plan = refresh(loaded)
         if output is not None:
             the_plan.save(output)
         if trace_path is not None:
@@ -271,6 +272,8 @@ def simulate(
             _print_json(the_plan.predicted.model_dump(mode="json"))
             return
         _show(the_plan)
+        if the_plan.provenance != loaded.provenance:
+            typer.echo(f"bound covers {the_plan.provenance.bound_covers}")
         for written in (output, trace_path):
             if written is not None:
                 typer.echo(f"wrote {written}")
@@ -289,10 +292,10 @@ def plot(
         from planner.artifacts.plan import Plan
         from planner.report.gantt import save_gantt
         from planner.report.memory_plot import save_memory
-        from planner.simulator import simulate_plan
+        from planner.verifier import replay
 
         the_plan = Plan.load(path)
-        timeline = simulate_plan(the_plan)
+        timeline = replay(the_plan)
         if memory:
             save_memory(timeline, output)
         else:

@@ -7,8 +7,13 @@ from planner.errors import InfeasibleError
 from planner.partition.chain import Chain
 
 
-def explain_infeasible(chain: Chain) -> InfeasibleError:
-    """The constraint that binds, with its figures and remedies."""
+def explain_infeasible(chain: Chain, *, is_proved: bool) -> InfeasibleError:
+    """The constraint that binds, with its figures and remedies.
+
+    Args:
+        chain: the layers.
+        is_proved: whether no plan exists; otherwise none was found.
+    """
     problem = chain.problem
     capacity = {d.name: problem.cluster.device_type(d.name) for d in problem.cluster.devices}
     largest = max(capacity, key=lambda name: capacity[name].capacity_bytes)
@@ -24,11 +29,12 @@ def explain_infeasible(chain: Chain) -> InfeasibleError:
     total = sum(static_bytes(problem, [p]) for p in problem.graph.record.parameters)
     have = sum(kind.capacity_bytes for kind in capacity.values())
     stages = "" if problem.job.max_stages is None else f" in {problem.job.max_stages} stages"
+    verdict = "no plan fits" if is_proved else "no plan was found that fits"
     return InfeasibleError(
-        f"no plan found that fits: weights, gradients and optimizer state need "
-        f"{total / GIB:.1f} GiB{stages}, {len(capacity)} devices have {have / GIB:.1f} GiB in all, "
-        f"the largest layer {worst!r} needs {needs[worst] / GIB:.1f} GiB with one microbatch; use "
-        "smaller microbatches, a lighter optimizer, more stages or more devices"
+        f"{verdict}: weights, gradients and optimizer state need {total / GIB:.1f} GiB{stages}, "
+        f"{len(capacity)} devices have {have / GIB:.1f} GiB in all, the largest layer {worst!r} "
+        f"needs {needs[worst] / GIB:.1f} GiB with one microbatch; use smaller microbatches, a "
+        "lighter optimizer, more stages or more devices"
     )
 
 

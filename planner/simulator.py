@@ -100,8 +100,14 @@ class Timeline:
 class Policy(Protocol):
     """Decides what a free device runs next."""
 
-    def choose(self, device: str, available: Collection[Operation]) -> Operation | None:
-        """One of the available operations, or None to wait for another event."""
+    def offer(self, device: str, operation: Operation) -> None:
+        """From now on the operation can run on its device; each is offered once.
+
+        Both a whole backward and its first half are offered, whichever the policy will run.
+        """
+
+    def choose(self, device: str) -> Operation | None:
+        """One of the operations offered and not chosen yet, or None to wait for another event."""
 
     def unfinished(self) -> str:
         """What still waits, for a deadlock's message; empty if all is done."""
@@ -112,11 +118,17 @@ class FixedOrder:
 
     def __init__(self, orders: Orders) -> None:
         self._left = {device: list(reversed(order)) for device, order in orders.items()}
+        self._available: defaultdict[str, set[Operation]] = defaultdict(set)
 
-    def choose(self, device: str, available: Collection[Operation]) -> Operation | None:
+    def offer(self, device: str, operation: Operation) -> None:
+        """The operation can run once its turn comes."""
+        self._available[device].add(operation)
+
+    def choose(self, device: str) -> Operation | None:
         """The next of the order once it can run."""
         left = self._left.get(device)
-        if left and left[-1] in available:
+        if left and left[-1] in self._available[device]:
+            self._available[device].discard(left[-1])
             return left.pop()
         return None
 
@@ -171,7 +183,6 @@ class _Replay:
         self.policy = policy
         self.last = len(pipeline.stages) - 1
         self.heap: list[tuple[float, Operation, bool]] = []
-        self.available: dict[str, set[Operation]] = {device: set() for device in pipeline.devices}
         self.free_at = dict.fromkeys(pipeline.devices, 0.0)
         self.link_free_at: dict[tuple[int, int], float] = defaultdict(float)
         self.operations: list[OperationEvent] = []
@@ -202,18 +213,17 @@ class _Replay:
         return self.owner[operation.stage, operation.microbatch]
 
     def _offer(self, operation: Operation) -> None:
-        self.available[self._device(operation)].add(operation)
+        self.policy.offer(self._device(operation), operation)
 
     def _dispatch(self, devices: Collection[str], now: float) -> None:
         for device in devices:
-            if self.free_at[device] > now or not self.available[device]:
+            if self.free_at[device] > now:
                 continue
-            operation = self.policy.choose(device, self.available[device])
+            operation = self.policy.choose(device)
             if operation is not None:
                 self._start(device, operation, now)
 
     def _start(self, device: str, operation: Operation, now: float) -> None:
-        self.available[device].discard(operation)
         key = (operation.stage, operation.kind, device)
         if key not in self._durations:
             self._durations[key] = self.pipeline.seconds(*key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -17,9 +18,9 @@ from planner.partition.bounds import schedule_bound_s
 from planner.partition.candidates import candidate_partitions
 from planner.partition.chain import Chain, Partition
 from planner.partition.local_search import neighbours
-from planner.partition.relaxation import work_bound_s
+from planner.partition.relaxation import longest_plan_s, work_bound_s
 from planner.result import HistoryRow, Result, Status
-from planner.schedule.heuristic import Schedule, best_heuristic_schedule
+from planner.schedule.heuristic import Schedule, best_heuristic_schedule, fits_never
 from planner.schedule.solve import improve_schedule
 from planner.solver_settings import Clock, Settings
 from planner.verifier import require_valid
@@ -65,28 +66,36 @@ def solve(
         InfeasibleError: if no plan fits; the message says which constraint binds.
         PipeplanError: if a setting is out of range.
     """
-    _check_settings(time_limit_s, gap_limit, workers)
+    check_settings(time_limit_s, gap_limit, seed, workers)
     settings = Settings(seed, workers, deterministic)
     clock = Clock(time_limit_s, deterministic)
     search = _Search(problem, settings, clock, gap_limit, progress or (lambda row: None))
     try:
         search.schedule_candidates()
+        search.find_any()
         search.descend()
         search.improve_best()
         search.search_partitions()
     except KeyboardInterrupt:
-        search.interrupted = True
+        clock.stop()
     return search.result(_limit(time_limit_s, deterministic))
 
 
-def _check_settings(time_limit_s: float, gap_limit: float, workers: int) -> None:
+def check_settings(time_limit_s: float, gap_limit: float, seed: int, workers: int) -> None:
+    """What :func:`solve` asks of its settings.
+
+    Raises:
+        PipeplanError: naming every setting that is out of range.
+    """
     problems = []
     if not time_limit_s > 0:
         problems.append(f"time_limit_s: {time_limit_s} is not a positive number of seconds")
     if not gap_limit >= 0:
         problems.append(f"gap_limit: {gap_limit} is not a number of at least 0, such as 0.01")
-    if workers < 1:
-        problems.append(f"workers: {workers} is not a number of at least 1")
+    if not 0 <= seed < 2**31:
+        problems.append(f"seed: {seed} is not a whole number from 0 to {2**31 - 1}")
+    if not 1 <= workers <= 1024:
+        problems.append(f"workers: {workers} is not a whole number from 1 to 1024")
     if problems:
         raise PipeplanError(problems)
 
@@ -112,12 +121,13 @@ class _Search:
     clock: Clock
     gap_limit: float
     progress: Progress
-    interrupted: bool = False
     bound_s: float = 0.0
     history: list[HistoryRow] = field(default_factory=list)
     candidates: dict[Partition, _Candidate] = field(default_factory=dict)
     best: _Candidate | None = None
     tried: int = 0
+    infeasible: bool = False
+    """Whether it is proved that nothing fits."""
 
     def __post_init__(self) -> None:
         self.chain = Chain(self.problem)
@@ -174,7 +184,8 @@ class _Search:
         """Whether time is up or the gap is small enough."""
         if self.clock.left_s <= 0:
             return True
-        assert self.best is not None
+        if self.best is None:
+            return self.infeasible
         return self.best.schedule.iteration_time_s <= self.bound_s * (1 + self.gap_limit)
 
     # --- the steps ---------------------------------------------------------------------------
@@ -198,6 +209,38 @@ class _Search:
             self._schedule(partition, pipeline, bound_s)
         self.raise_bound(work_bound_s(self.chain), "total work")
 
+    def find_any(self) -> None:
+        """Where no candidate fits, let the partition model look for one that does."""
+        if self.best is not None or not self._model_applies():
+            return
+        search = self._partition_search(None, longest_plan_s(self.chain, self.max_stages))
+        while self.best is None and not self.is_done():
+            found = search.next(search.horizon_s, self.clock.left_s)
+            for partition in found.partitions:
+                self.consider(partition)
+                search.exclude(partition, self._proved_s(partition))
+            if found.is_exhausted:
+                self.infeasible = all(math.isinf(s) for s in search.excluded.values()) and (
+                    self.problem.job.max_stages_per_device == 1
+                )
+                return
+
+    def _partition_search(self, known: Partition | None, horizon_s: float) -> PartitionSearch:
+        from planner.partition.exact.search import PartitionSearch
+
+        return PartitionSearch(
+            self.chain, self.max_stages, self.settings, self.clock, known, horizon_s
+        )
+
+    def _proved_s(self, partition: Partition) -> float:
+        """What is proved of all schedules of a partition: infinity if none fits."""
+        if partition in self.candidates:
+            return self.candidates[partition].proved_s
+        pipeline = place(self.problem, self.chain.specs(partition))
+        if not is_connected(pipeline) or fits_never(pipeline):
+            return math.inf
+        return schedule_bound_s(pipeline)
+
     def descend(self, starts: int = 4, share: float = 0.35) -> None:
         """Local search from the best partitions, judged by their schedules."""
         stop_s = (1 - share) * self.clock.left_s
@@ -217,8 +260,10 @@ class _Search:
                 continue
             self.clock.spend(SECONDS_A_STAGE * len(partition))
             pipeline = place(self.problem, self.chain.specs(partition))
+            if not is_connected(pipeline):
+                continue
             bound_s = schedule_bound_s(pipeline)
-            if bound_s >= current.schedule.iteration_time_s or not is_connected(pipeline):
+            if bound_s >= current.schedule.iteration_time_s:
                 continue
             found = self._schedule(partition, pipeline, bound_s)
             if found and found.schedule.iteration_time_s < current.schedule.iteration_time_s:
@@ -254,13 +299,9 @@ class _Search:
 
     def search_partitions(self) -> None:
         """Partitions in order of their bound, each scheduled; raises the bound on every plan."""
-        if not self._model_applies():
+        if self.best is None or self.is_done() or not self._model_applies():
             return
-        from planner.partition.exact.search import PartitionSearch
-
-        search = PartitionSearch(self.chain, self.max_stages, self.settings, self.clock)
-        assert self.best is not None
-        search.start(self.best.partition, self.best.schedule.iteration_time_s)
+        search = self._partition_search(self.best.partition, self.best.schedule.iteration_time_s)
         for known in self.candidates.values():
             if known.improved and not _shares_devices(known.partition):
                 search.exclude(known.partition, known.proved_s)
@@ -281,12 +322,9 @@ class _Search:
 
     def _finish_partition(self, search: PartitionSearch, partition: Partition) -> None:
         """Schedule the model's best partition as well as we can and go on without it."""
-        candidate = self.candidates.get(partition)
-        if candidate is None:
-            search.exclude(partition, float("inf"))
-            return
-        self.improve(candidate, 0.3 * self.clock.left_s)
-        search.exclude(partition, self.candidates[partition].proved_s)
+        if partition in self.candidates:
+            self.improve(self.candidates[partition], 0.3 * self.clock.left_s)
+        search.exclude(partition, self._proved_s(partition))
         self._raise_bound_of_model(search.bound_s, "schedules of the best partitions")
 
     def _close_gap(self, search: PartitionSearch) -> None:
@@ -309,17 +347,16 @@ class _Search:
             self.raise_bound(bound_s, event)
 
     def _model_applies(self) -> bool:
-        fits = len(self.problem.cluster.devices) <= MAX_DEVICES_FOR_EXACT_MODEL
-        return fits and self.best is not None
+        return len(self.problem.cluster.devices) <= MAX_DEVICES_FOR_EXACT_MODEL
 
     # --- the end -----------------------------------------------------------------------------
 
     def result(self, limit: str) -> Result:
         """The verified plan of the incumbent."""
         if self.best is None:
-            if self.interrupted:
+            if self.clock.is_stopped:
                 raise PipeplanError("interrupted before any plan was found")
-            raise explain_infeasible(self.chain)
+            raise explain_infeasible(self.chain, is_proved=self.infeasible)
         schedule = self.best.schedule
         bound_s = min(self.bound_s, schedule.iteration_time_s)
         plan = assemble_plan(schedule.timeline, schedule.orders, bound_s, self._provenance(limit))
@@ -331,7 +368,7 @@ class _Search:
         tolerance = min(self.gap_limit, OPTIMALITY_TOLERANCE)
         if self.best.schedule.iteration_time_s <= self.bound_s * (1 + tolerance):
             return "optimal"
-        return "interrupted" if self.interrupted else "feasible"
+        return "interrupted" if self.clock.is_stopped else "feasible"
 
     def _provenance(self, limit: str) -> Provenance:
         assert self.best is not None

@@ -1,9 +1,10 @@
-"""How much CP-SAT may use: time, workers, seed, and whether every run must give the same answer."""
+"""How CP-SAT is run: time, workers, seed, the same answer every time, and a way to stop it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,8 @@ class Settings:
 
         solver = cp_model.CpSolver()
         solver.parameters.random_seed = self.seed
+        # It would end one search and let the next begin; run_solver ends all of them.
+        solver.parameters.catch_sigint_signal = False
         solver.parameters.num_workers = 1 if self.deterministic else self.workers
         if self.deterministic:
             solver.parameters.max_deterministic_time = max(limit_s, 1e-3)
@@ -58,6 +61,11 @@ class Clock:
         self._now = now
         self._start = now()
         self._spent = 0.0
+        self.is_stopped = False
+
+    def stop(self) -> None:
+        """No time is left from now on: the user asked to stop."""
+        self.is_stopped = True
 
     def spend(self, deterministic_s: float) -> None:
         """Book deterministic time a solver reported, or estimated work."""
@@ -71,4 +79,34 @@ class Clock:
     @property
     def left_s(self) -> float:
         """Time left; zero or less once the limit is reached."""
-        return self._limit_s - self.elapsed_s
+        return 0.0 if self.is_stopped else self._limit_s - self.elapsed_s
+
+
+def run_solver(
+    solver: cp_model.CpSolver,
+    model: cp_model.CpModel,
+    clock: Clock,
+    callback: cp_model.CpSolverSolutionCallback | None = None,
+) -> cp_model.CpSolverStatus:
+    """Solve a model and book the deterministic time on the clock.
+
+    Ctrl-C ends this search with what it has found and stops the clock. CP-SAT runs in a thread of
+    its own for that: Python handles no signal while the main thread is inside the solver.
+
+    Raises:
+        AssertionError: if CP-SAT calls the model invalid.
+    """
+    from ortools.sat.python import cp_model
+
+    with ThreadPoolExecutor(1) as executor:
+        running = executor.submit(solver.solve, model, callback)
+        try:
+            status = running.result()
+        except KeyboardInterrupt:
+            clock.stop()
+            solver.stop_search()
+            status = running.result()
+    clock.spend(solver.response_proto.deterministic_time)
+    if status == cp_model.MODEL_INVALID:
+        raise AssertionError(f"CP-SAT calls the model invalid: {model.validate()}")
+    return status

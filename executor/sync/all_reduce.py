@@ -54,6 +54,7 @@ def _reduce_bucket(bucket: list[nn.Parameter], group: ParameterGroup) -> None:
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
+    """Zeros if no microbatch gave one here; groups hold only what the loss reaches elsewhere."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad

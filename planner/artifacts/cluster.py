@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,12 +14,11 @@ import networkx as nx
 from pydantic import Field, model_validator
 
 from planner.artifacts.cluster_file import FORMAT as FILE_FORMAT
-from planner.artifacts.cluster_file import ClusterFile
+from planner.artifacts.cluster_file import ClusterFile, Name
 from planner.artifacts.document import Record, check_format, read_json, read_toml
 from planner.artifacts.hardware import DeviceType, LinkType
 
 FORMAT = FILE_FORMAT
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_./:-]{1,120}$")]
 
 
 class Device(Record):
@@ -84,8 +84,8 @@ class Cluster(Record):
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         vertices = [device.name for device in self.devices] + list(self.switches)
-        for name in vertices:
-            if vertices.count(name) > 1:
+        for name, count in Counter(vertices).items():
+            if count > 1:
                 raise ValueError(f"name {name!r} is used twice; device and switch names are unique")
         for device in self.devices:
             if device.type not in self.device_types:

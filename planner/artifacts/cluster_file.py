@@ -6,18 +6,21 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from planner.artifacts.document import Record
-from planner.artifacts.hardware import DeviceType, LinkType
+from planner.artifacts.hardware import DeviceType, LinkType, NonNegative, Positive
 from planner.artifacts.presets import DEVICES, LINKS
 from planner.errors import PipeplanError
 
 FORMAT = "pipeplan-cluster/1"
 Text = Annotated[str, Field(min_length=1)]
+Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_./:-]{1,120}$")]
+NodeName = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_./:-]{1,110}$")]
+"""A name that still is one with /gpu0 behind it."""
 
 
 class DeviceEntry(Record):
     """A single device; ``type`` is a preset or a name in ``device_types``."""
 
-    name: Text
+    name: Name
     type: Text
 
 
@@ -27,7 +30,7 @@ class NodeEntry(Record):
     They are called NAME/gpu0, NAME/gpu1, …; links to other machines end at NAME.
     """
 
-    name: Text
+    name: NodeName
     devices: Annotated[int, Field(ge=1, le=4096)]
     type: Text
     link: Text | LinkType
@@ -36,10 +39,10 @@ class NodeEntry(Record):
 class LinkEntry(Record):
     """A link: a preset, or its own figures; figures given beside a preset replace the preset's."""
 
-    between: tuple[Text, Text]
+    between: tuple[Name, Name]
     preset: Text | None = None
-    bandwidth_gb_per_s: Annotated[float, Field(gt=0)] | None = None
-    latency_us: Annotated[float, Field(ge=0)] | None = None
+    bandwidth_gb_per_s: Positive | None = None
+    latency_us: NonNegative | None = None
     duplex: Literal["full", "half"] | None = None
     shared: bool | None = None
     source: Literal["measured", "datasheet", "assumed"] | None = None
@@ -53,7 +56,7 @@ class ClusterFile(Record):
     device_types: dict[str, DeviceType] = Field(default_factory=dict)
     devices: tuple[DeviceEntry, ...] = ()
     nodes: tuple[NodeEntry, ...] = ()
-    switches: tuple[Text, ...] = ()
+    switches: tuple[Name, ...] = ()
     link_types: dict[str, LinkType] = Field(default_factory=dict)
     links: tuple[LinkEntry, ...] = ()
 

@@ -6,15 +6,19 @@ import os
 import re
 import tempfile
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from planner.errors import PipeplanError
+from planner.errors import PipeplanError, shorten
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+"""Bytes, FLOPs or elements: what every tool downstream can hold, and a float can stand for."""
 
 
 class Record(BaseModel):
@@ -39,6 +43,8 @@ class Record(BaseModel):
             raise PipeplanError(_problem_lines(error, source)) from None
         except (TypeError, ValueError) as error:
             raise PipeplanError(f"{source}: {error}") from None
+        except RecursionError:
+            raise PipeplanError(f"{source}: nested too deeply") from None
 
 
 def _problem_lines(error: ValidationError, source: str) -> list[str]:
@@ -57,10 +63,14 @@ def _field(location: tuple[int | str, ...]) -> str:
 
 def _explain(item: Any) -> str:
     found = item.get("input")
-    shown = repr(found) if isinstance(found, str | int | float | bool | type(None)) else None
+    shown = shorten(found) if isinstance(found, str | int | float | bool | type(None)) else None
     match item["type"]:
+        case "json_invalid":
+            # The input is the whole file here, and the place one in our own copy of it.
+            reason = item["ctx"]["error"].partition(" at line ")[0]
+            return f"not what a JSON file of Pipeplan can hold: {reason}"
         case "extra_forbidden":
-            return f"unknown field (value {_shorten(found)}); {_suggestion(str(item['loc'][-1]))}"
+            return f"unknown field (value {_json(found)}); {_suggestion(str(item['loc'][-1]))}"
         case "missing":
             return "this field is missing; add it"
         case "value_error":
@@ -79,7 +89,7 @@ def _suggestion(name: str) -> str:
     return f"did you mean {close[0]!r}?" if close else "remove it or correct its name"
 
 
-def _shorten(value: Any) -> str:
+def _json(value: Any) -> str:
     text = json.dumps(value, default=str)
     return text if len(text) <= 40 else text[:37] + "..."
 
@@ -109,6 +119,10 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise PipeplanError(f"{path}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise PipeplanError(f"{path}: TOML nested too deeply") from None
+    except ValueError as error:  # Such as an integer of thousands of digits.
+        raise PipeplanError(f"{path}: {error}") from None
 
 
 def _read_text(path: Path) -> str:
@@ -123,9 +137,9 @@ def _read_text(path: Path) -> str:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"key {twice!r} appears twice in one object; keep one")
+        counts = Counter(key for key, _ in pairs)
+        twice = next(key for key, count in counts.items() if count > 1)
+        raise ValueError(f"key {shorten(twice)} appears twice in one object; keep one")
     return result
 
 
@@ -140,7 +154,7 @@ def check_format(data: Any, expected: str, source: str) -> Mapping[str, Any]:
         PipeplanError: for another kind of file, a future version, or no object at all.
     """
     if not isinstance(data, Mapping):
-        what = "a list" if isinstance(data, list) else _shorten(data)
+        what = "a list" if isinstance(data, list) else _json(data)
         raise PipeplanError(f"{source}: expected an object with a field 'format', found {what}")
     found = data.get("format")
     if found == expected:
@@ -150,11 +164,11 @@ def check_format(data: Any, expected: str, source: str) -> Mapping[str, Any]:
     is_number = re.fullmatch("[0-9]{1,9}", other)
     if other_kind == kind and is_number and int(other) > int(version):
         raise PipeplanError(
-            f"{source}: format: {found!r} is newer than {expected!r}, which this version of "
+            f"{source}: format: {shorten(found)} is newer than {expected!r}, which this version of "
             "Pipeplan reads; upgrade Pipeplan"
         )
     raise PipeplanError(
-        f"{source}: format: expected {expected!r}, found {found!r}; "
+        f"{source}: format: expected {expected!r}, found {shorten(found)}; "
         f"this is not a file this command reads"
     )
 
@@ -166,8 +180,12 @@ def canonical_json(data: Any) -> str:
 
 def digest(record: Record) -> str:
     """SHA-256 of a record's canonical JSON, as ``sha256:…``."""
-    text = canonical_json(record.model_dump(mode="json"))
-    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+    return digest_of_data(record.model_dump(mode="json"))
+
+
+def digest_of_data(data: Any) -> str:
+    """SHA-256 of the canonical JSON of plain data, as ``sha256:…``."""
+    return "sha256:" + hashlib.sha256(canonical_json(data).encode()).hexdigest()
 
 
 def write_atomically(path: str | Path, content: str | bytes) -> None:

@@ -7,8 +7,10 @@ from pydantic import Field, model_validator
 from planner.artifacts.document import Record
 
 GIB = 2**30
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
+# Far beyond any machine, and near enough for every product and quotient of figures to be finite.
+LEAST, MOST = 1e-9, 1e15
+Positive = Annotated[float, Field(ge=LEAST, le=MOST)]
+NonNegative = Annotated[float, Field(ge=0, le=MOST)]
 
 
 class DeviceType(Record):
@@ -22,7 +24,7 @@ class DeviceType(Record):
     memory_gib: Positive
     memory_bandwidth_gb_per_s: Positive
     peak_tflop_per_s: Annotated[dict[str, Positive], Field(min_length=1)]
-    efficiency: Annotated[float, Field(gt=0, le=1)] = 0.5
+    efficiency: Annotated[float, Field(ge=LEAST, le=1)] = 0.5
     reserved_gib: NonNegative = 1.0
 
     @model_validator(mode="after")

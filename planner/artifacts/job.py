@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from planner.artifacts.document import Record, check_format, read_toml
+from planner.artifacts.document import Count, Record, check_format, read_toml
 
 FORMAT = "pipeplan-job/1"
 Precision = Literal["float32", "float16", "bfloat16"]
-PRECISION_BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
+MAX_MICROBATCHES = 65536
 JsonValue = str | int | float | bool | None | list[str | int | float | bool | None]
 
 
@@ -19,9 +19,9 @@ class InputSpec(Record):
     ``below`` bounds the integers drawn for an example (a vocabulary size, a class count).
     """
 
-    shape: tuple[Annotated[int, Field(ge=0)], ...]
+    shape: tuple[Count, ...]
     dtype: Literal["float32", "float16", "bfloat16", "int64", "int32", "bool"]
-    below: Annotated[int, Field(ge=1)] = 2
+    below: Annotated[int, Field(ge=1, lt=2**63)] = 2
 
 
 class Job(Record):
@@ -37,7 +37,7 @@ class Job(Record):
     format: Literal["pipeplan-job/1"] = "pipeplan-job/1"
     name: str = "job"
     samples_per_microbatch: Annotated[int, Field(ge=1, le=2**20)] = 1
-    microbatches: Annotated[int, Field(ge=1, le=65536)] = 8
+    microbatches: Annotated[int, Field(ge=1, le=MAX_MICROBATCHES)] = 8
     precision: Precision = "float32"
     optimizer: Literal["adamw", "sgd", "sgd_momentum"] = "adamw"
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4

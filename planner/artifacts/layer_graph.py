@@ -11,6 +11,7 @@ import networkx as nx
 from pydantic import Field, model_validator
 
 from planner.artifacts.document import (
+    Count,
     Record,
     check_format,
     digest,
@@ -21,8 +22,7 @@ from planner.errors import PipeplanError
 
 FORMAT = "pipeplan-graph/1"
 
-Count = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Name = Annotated[str, Field(min_length=1, max_length=400)]
 
 

@@ -7,7 +7,7 @@ of ``B``). The same grammar as torch.distributed.pipelining's schedule files.
 import re
 from typing import Literal, NamedTuple, cast
 
-from planner.errors import PipeplanError
+from planner.errors import PipeplanError, shorten
 
 Kind = Literal["F", "B", "I", "W"]
 _PATTERN = re.compile(r"([0-9]{1,6})([FBIW])([0-9]{1,7})")
@@ -39,8 +39,8 @@ def parse_order(text: str, field: str) -> tuple[Operation, ...]:
         match = _PATTERN.fullmatch(word)
         if match is None:
             problems.append(
-                f"{field}: word {position + 1} is {word!r}, expected an operation such as '2F0' "
-                "(stage, one of F B I W, microbatch)"
+                f"{field}: word {position + 1} is {shorten(word)}, expected an operation such as "
+                "'2F0' (stage, one of F B I W, microbatch)"
             )
             continue
         stage, kind, microbatch = match.groups()

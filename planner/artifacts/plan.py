@@ -8,15 +8,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from planner.artifacts.cluster import Cluster
-from planner.artifacts.document import Record, check_format, read_json, write_atomically
-from planner.artifacts.job import Job, JsonValue
+from planner.artifacts.document import Count, Record, check_format, read_json, write_atomically
+from planner.artifacts.job import MAX_MICROBATCHES, Job, JsonValue
 from planner.artifacts.layer_graph import GraphRecord, LayerGraph
 from planner.artifacts.operations import Operation, parse_order
 from planner.artifacts.problem import ModelSource, Problem
 
 FORMAT = "pipeplan/1"
 NonNegative = Annotated[float, Field(ge=0)]
-Index = Annotated[int, Field(ge=0)]
+# A sum over layers and microbatches of counts below 2**63; a float can still stand for it.
+TotalBytes = Annotated[int, Field(ge=0, lt=2**120)]
 
 
 class PlannedModel(Record):
@@ -32,7 +33,7 @@ class PlannedModel(Record):
 class Stage(Record):
     """A set of layers, the devices that hold it (its replicas), and what it recomputes."""
 
-    index: Index
+    index: Count
     layers: Annotated[tuple[str, ...], Field(min_length=1)]
     devices: Annotated[tuple[str, ...], Field(min_length=1)]
     recompute: tuple[str, ...] = ()
@@ -49,7 +50,7 @@ class DevicePrediction(Record):
     """What the simulator expects of one device in one iteration."""
 
     busy_s: NonNegative
-    peak_memory_bytes: Index
+    peak_memory_bytes: TotalBytes
 
 
 class Predicted(Record):
@@ -67,7 +68,11 @@ class Predicted(Record):
 
 
 class Provenance(Record):
-    """What made the plan, enough to make it again."""
+    """What made the plan, enough to make it again.
+
+    ``bound_covers`` names the plans that the proven bound holds for, ``problem_digest`` the
+    problem (:attr:`Problem.digest`); a bound for any other problem proves nothing.
+    """
 
     pipeplan: str
     ortools: str | None
@@ -76,6 +81,7 @@ class Provenance(Record):
     limit: str
     solver: str
     bound_covers: str
+    problem_digest: str | None = None
 
 
 class Plan(Record):
@@ -86,7 +92,7 @@ class Plan(Record):
     cluster: Cluster
     job: Job
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
-    microbatches: Annotated[int, Field(ge=1)]
+    microbatches: Annotated[int, Field(ge=1, le=MAX_MICROBATCHES)]
     orders: dict[str, str]
     ranks: tuple[str, ...]
     sync: Sync = Field(default_factory=Sync)

@@ -3,9 +3,13 @@
 from dataclasses import dataclass, field
 
 from planner.artifacts.cluster import Cluster
+from planner.artifacts.document import digest_of_data
 from planner.artifacts.job import Job, JsonValue
 from planner.artifacts.layer_graph import LayerGraph, require_samples
 from planner.errors import PipeplanError
+
+JOB_FIELDS_WITHOUT_COST = {"name", "learning_rate", "loss", "model_arguments", "inputs"}
+"""What a traced model's costs do not depend on; an edit of these leaves a bound proved."""
 
 
 @dataclass(frozen=True)
@@ -52,3 +56,14 @@ class Problem:
                     f"{self.job.precision!r} (it has {known}); choose one of these in the job or "
                     f"add peak_tflop_per_s.{self.job.precision} to the cluster file"
                 )
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that a bound is proved for: layer graph, cluster and the job's costs."""
+        return digest_of_data(
+            {
+                "graph": self.graph.digest,
+                "cluster": self.cluster.model_dump(mode="json"),
+                "job": self.job.model_dump(mode="json", exclude=JOB_FIELDS_WITHOUT_COST),
+            }
+        )

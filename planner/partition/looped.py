@@ -17,9 +17,10 @@ def looped_partitions(chain: Chain, order: tuple[str, ...], rounds: int) -> Iter
     """
     job = chain.problem.job.model_copy(update={"replication": False})
     single = Chain(replace(chain.problem, job=job))
+    most = min(chain.length, job.max_stages or chain.length)
     for used in range(2, len(order) + 1):
         count = used * rounds
-        if count > chain.length:
+        if count > most:
             return
         virtual = order[:used] * rounds
         for partition in partitions_along(single, virtual, count):

@@ -1,4 +1,6 @@
-"""A lower bound for every plan whatsoever, from the total work alone."""
+"""Bounds on every plan whatsoever: from below by the total work, from above one by one."""
+
+from itertools import permutations
 
 import numpy as np
 
@@ -16,6 +18,31 @@ def work_bound_s(chain: Chain) -> float:
     prices = even_load_prices(chain)
     even = float((prices[:, None] * seconds).min(axis=0).sum())
     return max(path, chain.problem.job.microbatches * even)
+
+
+def longest_plan_s(chain: Chain, max_stages: int) -> float:
+    """No plan with one stage a device takes longer that runs one microbatch after the other.
+
+    Every layer on its slowest type, every transfer at the largest cut over the slowest path, all
+    gradients around all devices one by one.
+    """
+    problem = chain.problem
+    cluster, microbatches = problem.cluster, problem.job.microbatches
+    found = [cluster.route(u, v) for u, v in permutations(cluster.device_names, 2)]
+    routes = [route for route in found if route is not None]
+    latency_s = max((route.latency_s for route in routes), default=0.0)
+    # Ring steps of all devices at once may share a link.
+    width = min((route.bandwidth_gb_per_s for route in routes), default=np.inf) * 1e9
+    count = len(cluster.devices)
+    seconds = np.array([chain.forward_s(t) + chain.backward_s(t) for t in chain.types])
+    work = float(seconds.max(axis=0).sum())
+    crossing = float(chain.cut_bytes.max() + chain.cut_gradient_bytes.max())
+    transfers = (max_stages - 1) * (2 * latency_s + crossing / width)
+    state = float(chain.static_bytes.sum())
+    reductions = max_stages + len(chain.tied_parameters)
+    reduce_s = 2 * count * (reductions * latency_s + count * state / width)
+    memory_width = min(kind.memory_bandwidth_gb_per_s for kind in cluster.device_types.values())
+    return microbatches * (work + transfers) + reduce_s + 2 * state / (memory_width * 1e9)
 
 
 def even_load_prices(chain: Chain) -> FloatArray:

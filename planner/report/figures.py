@@ -71,6 +71,11 @@ def bare_frame(axes: Axes, grid: Literal["x", "both"] = "x") -> None:
     axes.set_axisbelow(True)
 
 
+def plain(text: str) -> str:
+    """Text as it is: matplotlib reads what stands between two dollars as a formula."""
+    return text.replace("$", r"\$")
+
+
 def root_figure(axes: Axes) -> Figure:
     """The figure that axes stand on, through any subfigures."""
     from matplotlib.figure import Figure

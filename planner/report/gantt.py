@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from planner.report.figures import bare_frame, new_axes, require_format, root_figure, save_figure
+from planner.report.figures import (
+    bare_frame,
+    new_axes,
+    plain,
+    require_format,
+    root_figure,
+    save_figure,
+)
 from planner.report.gantt_boxes import COMPUTE, Boxes, Look, operation_boxes, other_boxes, rows_of
 from planner.report.names import (
     TimeUnit,
@@ -146,7 +153,8 @@ def _label_axes(ax: Axes, timeline: Timeline, unit: TimeUnit, title: str | None)
     ax.set_xlabel(f"time ({unit.symbol})")
     bare_frame(ax)
     figures = f"iteration {format_seconds(timeline.iteration_time_s)}, bubble {timeline.bubble:.1%}"
-    ax.set_title(f"{title or problem_title(timeline)}\n{figures}", loc="left", fontsize="medium")
+    heading = plain(title or problem_title(timeline))
+    ax.set_title(f"{heading}\n{figures}", loc="left", fontsize="medium")
 
 
 def _draw_legend(ax: Axes, looks: Sequence[Look]) -> None:

@@ -1,5 +1,6 @@
 """The layer graph as a table."""
 
+from rich.markup import escape
 from rich.table import Table
 
 from planner.artifacts.layer_graph import LayerGraph
@@ -9,8 +10,8 @@ def layer_table(graph: LayerGraph) -> Table:
     """Layers with their FLOPs, parameters, stash and what a cut behind them would send."""
     record = graph.record
     table = Table(
-        title=f"{record.name}: {len(record.layers)} layers, {record.samples_per_microbatch} "
-        f"sample(s) a microbatch, {record.precision}",
+        title=f"{escape(record.name)}: {len(record.layers)} layers, "
+        f"{record.samples_per_microbatch} sample(s) a microbatch, {escape(record.precision)}",
         caption=_caption(graph),
         caption_justify="left",
     )
@@ -22,7 +23,7 @@ def layer_table(graph: LayerGraph) -> Table:
         before.append(name)
         backward = layer.input_gradient_flops + layer.weight_gradient_flops
         table.add_row(
-            name,
+            escape(name),
             f"{layer.forward_flops / 1e9:,.2f}",
             f"{backward / 1e9:,.2f}",
             f"{graph.nodes[name]['parameter_bytes'] / 1e6:,.2f}",
@@ -37,5 +38,5 @@ def _caption(graph: LayerGraph) -> str:
     elements = sum(p.elements for p in record.parameters if p.trainable)
     text = f"{elements:,} parameters; FLOP formulas cover {record.flop_coverage:.1%} of operators"
     if record.uncounted_operators:
-        text += f"; counted as free: {', '.join(record.uncounted_operators)}"
+        text += f"; counted as free: {escape(', '.join(record.uncounted_operators))}"
     return text

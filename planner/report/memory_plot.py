@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.artifacts.hardware import GIB
-from planner.report.figures import bare_frame, new_axes, require_format, root_figure, save_figure
+from planner.report.figures import (
+    bare_frame,
+    new_axes,
+    plain,
+    require_format,
+    root_figure,
+    save_figure,
+)
 from planner.report.names import TimeUnit, problem_title, stages_label, time_unit
 from planner.report.palette import LINE_COLOURS, MUTED_COLOUR
 
@@ -48,7 +55,7 @@ def plot_memory(timeline: Timeline, ax: Axes | None = None, *, title: str | None
     ax.set_xlabel(f"time ({unit.symbol})")
     ax.set_ylabel("memory in use (GiB)")
     bare_frame(ax, grid="both")
-    heading = title or problem_title(timeline)
+    heading = plain(title or problem_title(timeline))
     ax.set_title(f"{heading}\n{_fullest(timeline)}", loc="left", fontsize="medium")
     _draw_legend(ax, timeline)
     return ax
@@ -118,7 +125,7 @@ def _draw_capacities(ax: Axes, timeline: Timeline) -> None:
 
 def _write_right(ax: Axes, height_gib: float, text: str) -> None:
     ax.annotate(
-        text,
+        plain(text),
         (1.0, height_gib),
         xycoords=ax.get_yaxis_transform(),
         xytext=(-2, 3),

@@ -20,6 +20,22 @@ def gpipe(pipeline: PlacedPipeline, owner: Assignment) -> Orders:
     return orders
 
 
+def one_by_one(pipeline: PlacedPipeline, owner: Assignment) -> Orders:
+    """Each microbatch all the way forward and back before the next: no pipelining, least memory.
+
+    With one stage a device and no replicas, every device holds no more at any moment than its
+    largest operation needs by itself: if this schedule does not fit, none does.
+    """
+    orders: dict[str, list[Operation]] = {device: [] for device in pipeline.devices}
+    stages = range(len(pipeline.stages))
+    for microbatch in range(pipeline.microbatches):
+        for stage in stages:
+            orders[owner[stage, microbatch]].append(Operation(stage, "F", microbatch))
+        for stage in reversed(stages):
+            orders[owner[stage, microbatch]].append(Operation(stage, "B", microbatch))
+    return orders
+
+
 def one_forward_one_backward(pipeline: PlacedPipeline, owner: Assignment) -> Orders:
     """1F1B: stage s of N warms up with N-s forwards, then alternates.
 

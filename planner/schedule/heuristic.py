@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from planner.costs.placement import PlacedPipeline
 from planner.errors import DeadlockError
 from planner.schedule.assignment import Assignment, balanced_assignment
-from planner.schedule.classics import gpipe, one_forward_one_backward
+from planner.schedule.classics import gpipe, one_by_one, one_forward_one_backward
 from planner.schedule.list_scheduler import (
     backward_first,
     forward_first,
@@ -48,10 +48,26 @@ def fits_memory(timeline: Timeline) -> bool:
 
 
 def best_heuristic_schedule(pipeline: PlacedPipeline) -> Schedule | None:
-    """The fastest schedule within memory that needs no search; None if none fits."""
+    """The fastest schedule within memory that needs no search; None if none fits.
+
+    Without replicas and with one stage a device, None proves that no schedule fits.
+    """
     owner = balanced_assignment(pipeline)
     ranked = sorted(_schedules(pipeline, owner), key=lambda schedule: schedule.iteration_time_s)
-    return next((schedule for schedule in ranked if fits_memory(schedule.timeline)), None)
+    best = next((schedule for schedule in ranked if fits_memory(schedule.timeline)), None)
+    return best or _least_memory(pipeline, owner)
+
+
+def fits_never(pipeline: PlacedPipeline) -> bool:
+    """Whether it is proved that no schedule keeps within memory, when no heuristic one does."""
+    replicated = any(len(stage.spec.devices) > 1 for stage in pipeline.stages)
+    return not replicated and all(len(stages) == 1 for stages in pipeline.stages_on.values())
+
+
+def _least_memory(pipeline: PlacedPipeline, owner: Assignment) -> Schedule | None:
+    orders = one_by_one(pipeline, owner)
+    timeline = simulate(pipeline, orders)
+    return Schedule(orders, timeline, "one by one") if fits_memory(timeline) else None
 
 
 def _schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Schedule]:

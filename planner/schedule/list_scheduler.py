@@ -4,9 +4,10 @@ Covers replicas, several stages a device and any times. Limits on the microbatch
 memory in bounds; trying several limits and priorities gives a good schedule in milliseconds.
 """
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from planner.artifacts.operations import Operation
 from planner.costs.placement import PlacedPipeline
@@ -16,6 +17,7 @@ from planner.simulator import Timeline, run
 
 Priority = Callable[[Operation], tuple[int, ...]]
 Limits = Mapping[tuple[int, str], int]
+_Queue = list[tuple[tuple[int, ...], Operation]]
 
 
 def backward_first(operation: Operation) -> tuple[int, ...]:
@@ -39,19 +41,30 @@ class _Limited:
     pipeline: PlacedPipeline
     priority: Priority
     limits: Limits
-    in_flight: Counter[tuple[int, str]]
     left: Counter[str]
+    in_flight: Counter[tuple[int, str]] = field(default_factory=Counter)
+    waiting: defaultdict[str, defaultdict[tuple[int, str], _Queue]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(list))
+    )
+    """By device, then by stage and kind: what can run, the most urgent first. The limits allow all
+    forwards of a stage or none, so only the heads of these few heaps have to be looked at."""
 
-    def choose(self, device: str, available: Collection[Operation]) -> Operation | None:
+    def offer(self, device: str, operation: Operation) -> None:
+        """Queue a forward or a whole backward; backwards are not split here."""
+        if operation.kind in "FB":
+            queue = self.waiting[device][operation.stage, operation.kind]
+            heapq.heappush(queue, (self.priority(operation), operation))
+
+    def choose(self, device: str) -> Operation | None:
         """The most urgent operation that keeps the limits."""
-        best = min(
-            (op for op in available if op.kind in "FB" and self._allowed(op, device)),
-            key=self.priority,
-            default=None,
-        )
-        if best is not None:
-            self.in_flight[best.stage, device] += 1 if best.kind == "F" else -1
-            self.left[device] -= 1
+        queues = (queue for queue in self.waiting[device].values() if queue)
+        allowed = (queue for queue in queues if self._allowed(queue[0][1], device))
+        most_urgent = min(allowed, key=lambda queue: queue[0], default=None)
+        if most_urgent is None:
+            return None
+        _, best = heapq.heappop(most_urgent)
+        self.in_flight[best.stage, device] += 1 if best.kind == "F" else -1
+        self.left[device] -= 1
         return best
 
     def unfinished(self) -> str:
@@ -85,7 +98,7 @@ def list_schedule(
     left: Counter[str] = Counter()
     for device in owner.values():
         left[device] += 2
-    policy = _Limited(pipeline, priority, limits, Counter(), left)
+    policy = _Limited(pipeline, priority, limits, left)
     try:
         return run(pipeline, owner, policy)
     except DeadlockError:

@@ -7,7 +7,7 @@ from planner.errors import DeadlockError
 from planner.schedule.heuristic import Schedule, fits_memory
 from planner.schedule.ticks import in_ticks
 from planner.simulator import owners, simulate
-from planner.solver_settings import Clock, Settings
+from planner.solver_settings import Clock, Settings, run_solver
 
 MAX_FREE_OPERATIONS = 80
 """Up to this many (operation, replica) pairs CP-SAT also chooses the replicas."""
@@ -41,8 +41,7 @@ def improve_schedule(
     replay = simulate(ticks, start.orders)
     model = ScheduleModel(ticks, replay, owners(start.orders), free=_may_choose(pipeline))
     solver = settings.solver(limit_s)
-    status = solver.solve(model.model)
-    clock.spend(solver.response_proto.deterministic_time)
+    status = run_solver(solver, model.model, clock)
     bound_s = solver.best_objective_bound * ticks.tick_s if model.is_exact else 0.0
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return _with_bound(start, max(bound_s, 0.0))

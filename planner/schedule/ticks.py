@@ -7,6 +7,7 @@ this, and a lower bound in ticks times the tick is a lower bound in seconds.
 import math
 from dataclasses import dataclass, field
 
+from planner.costs.collectives import fastest_all_reduce_s
 from planner.costs.placement import PlacedPipeline, Transfer
 
 STEPS = 20_000
@@ -28,8 +29,13 @@ class TickPipeline(PlacedPipeline):
         return Transfer(math.floor(transfer.seconds / self.tick_s), transfer.links)
 
     def tail_s(self, stage: int, device: str) -> int:
-        """Tail in ticks."""
-        return math.floor(super().tail_s(stage, device) / self.tick_s)
+        """Tail in ticks; reductions take the least time any order of the devices allows."""
+        reductions = (
+            fastest_all_reduce_s(self.problem.cluster, sync.devices, sync.bytes)
+            for sync in self.synchronisations
+            if stage in sync.stages and device in sync.devices
+        )
+        return math.floor((sum(reductions) + self.optimizer_s[device]) / self.tick_s)
 
 
 def in_ticks(pipeline: PlacedPipeline) -> TickPipeline:

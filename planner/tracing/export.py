@@ -47,18 +47,22 @@ def export_step(model: nn.Module, batch: Mapping[str, Tensor], job: Job) -> Expo
     """Export the model in training mode together with its loss.
 
     Args:
-        model: on any device; on ``meta`` nothing is allocated.
+        model: on any device; on ``meta`` nothing is allocated. Call this with the device as
+            torch's default, for the tensors that forward makes.
         batch: one microbatch on the same device.
         job: for the loss.
 
     Raises:
-        PipeplanError: with torch's reason if the model cannot be exported.
+        PipeplanError: with torch's reason if the model cannot be exported, or if its output does
+            not fit the loss.
     """
     step = TrainingStep(model.train(), job.loss)
     _check_arguments(model, batch)
     try:
         with _quiet_torch():
             exported = torch.export.export(step, (), dict(batch), strict=False)
+    except PipeplanError:
+        raise
     except Exception as error:
         reason = str(error).strip().splitlines()
         raise PipeplanError(

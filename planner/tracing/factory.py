@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -123,14 +123,30 @@ class TrainingStep(nn.Module):
         self.loss = loss
 
     def forward(self, **batch: Tensor) -> Tensor:
-        """The scalar loss of one microbatch."""
+        """The scalar loss of one microbatch.
+
+        Raises:
+            PipeplanError: if the model returns something other than one tensor.
+        """
         inputs = {name: value for name, value in batch.items() if name != TARGET}
-        output: Tensor = self.model(**inputs)
+        output = self.model(**inputs)
+        if not isinstance(output, Tensor):
+            raise PipeplanError(self._no_tensor(output))
         if self.loss == "output":
             return output
         if self.loss == "mse":
             return functional.mse_loss(output, batch[TARGET])
         return _cross_entropy(output, batch[TARGET])
+
+    def _no_tensor(self, output: object) -> str:
+        size = f" of {len(output)}" if isinstance(output, Sized) else ""
+        remedy = "return its loss alone, a tensor with a single number, from forward"
+        if self.loss != "output":
+            remedy = 'return the prediction alone from forward, or its loss and set loss = "output"'
+        return (
+            f"{type(self.model).__name__}.forward returned a {type(output).__name__}{size}, "
+            f"expected one tensor for loss = {self.loss!r}; {remedy}"
+        )
 
 
 def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:

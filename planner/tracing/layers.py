@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from planner.tracing.export import ExportedStep
+from planner.tracing.sharing import is_random, memory_of, written_by
 
 LOSS = "loss"
 
@@ -99,35 +101,33 @@ def _layer_key(node: fx.Node) -> str | None:
 
 
 def _static_nodes(exported: ExportedStep) -> frozenset[fx.Node]:
-    """Operations whose value is the same for every input and every trained parameter."""
+    """Operations whose value is the same for every input and every trained parameter.
+
+    None of them is random, and nobody writes into their memory or that of a buffer they read: a
+    stage computes its copy whenever it first needs it.
+    """
+    memory = memory_of(exported.graph)
+    written = {memory.get(value) for node in exported.graph.nodes for value in _changed_by(node)}
     static: set[fx.Node] = set()
-    constants: set[fx.Node] = set()
-    mutated: list[fx.Node] = []
     for node in exported.graph.nodes:
-        if node.op == "get_attr" and not isinstance(exported.attribute(node), nn.Parameter):
-            constants.add(node)
-        if node.op != "call_function":
+        if not written.isdisjoint(_memories(node)):
             continue
-        if _is_random_or_in_place(node):
-            mutated += [source for source in node.all_input_nodes if source in static]
-        elif all(source in static or source in constants for source in node.all_input_nodes):
+        if node.op == "get_attr":
+            is_static = not isinstance(exported.attribute(node), nn.Parameter)
+        else:
+            is_static = node.op == "call_function" and not (is_random(node) or _changed_by(node))
+        if is_static and static.issuperset(node.all_input_nodes):
             static.add(node)
-    return frozenset(static - _related(mutated, static))
+    return frozenset(node for node in static if node.op == "call_function")
 
 
-def _related(seeds: list[fx.Node], among: set[fx.Node]) -> set[fx.Node]:
-    """All of ``among`` that may share memory with a seed, which is changed in place."""
-    related: set[fx.Node] = set()
-    while seeds:
-        node = seeds.pop()
-        if node not in related:
-            related.add(node)
-            seeds += [n for n in (*node.all_input_nodes, *node.users) if n in among]
-    return related
+def _changed_by(node: fx.Node) -> list[fx.Node]:
+    """What an operation writes new values into."""
+    # Every constant made in forward is detached in place, which changes no value.
+    return [] if node.target is torch.ops.aten.detach_.default else written_by(node)
 
 
-def _is_random_or_in_place(node: fx.Node) -> bool:
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    return torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable
+def _memories(node: fx.Node) -> set[int]:
+    """The memory of the node's tensor, or of all tensors of its tuple."""
+    values = pytree.tree_leaves(node.meta.get("val"))
+    return {value.untyped_storage()._cdata for value in values if isinstance(value, Tensor)}

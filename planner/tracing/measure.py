@@ -29,9 +29,9 @@ _TRAFFIC_BOUND = frozenset(
         "argmax var var_mean cumsum cat stack index index_select gather scatter scatter_add "
         "index_put index_add copy_ clone _to_copy arange zeros ones full empty new_zeros "
         "new_ones new_empty zeros_like ones_like full_like empty_like rand randn rand_like "
-        "randn_like bernoulli native_dropout fill_ zero_ tril triu constant_pad_nd repeat roll "
-        "flip topk sort one_hot upsample_nearest2d upsample_bilinear2d any all norm "
-        "linalg_vector_norm scalar_tensor _unsafe_view lift_fresh_copy slice_scatter "
+        "randn_like linspace logspace eye bernoulli native_dropout fill_ zero_ tril triu "
+        "constant_pad_nd repeat roll flip topk sort one_hot upsample_nearest2d upsample_bilinear2d "
+        "any all norm linalg_vector_norm scalar_tensor _unsafe_view lift_fresh_copy slice_scatter "
         "select_scatter split_with_sizes_copy _local_scalar_dense masked_fill where"
     ).split()
 )

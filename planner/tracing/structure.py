@@ -1,9 +1,12 @@
 """Whether an exported model has the layers, parameters and boundaries of a layer graph."""
 
-from torch import Tensor
+from collections.abc import Iterator, Sequence, Set
 
-from planner.artifacts.layer_graph import GraphRecord
+from torch import Tensor, fx
+
+from planner.artifacts.layer_graph import Boundary, GraphRecord, Parameter
 from planner.tracing.export import ExportedStep
+from planner.tracing.gradients import nodes_with_gradient
 from planner.tracing.layers import LayerAssignment
 from planner.tracing.trace import parameters_of
 
@@ -20,21 +23,51 @@ def structure_differences(
         pairs = zip(names, layers.names, strict=False)
         first = next((f"{a!r} against {b!r}" for a, b in pairs if a != b), "at the end")
         return [f"it has {len(layers.names)} layers, the plan {len(names)}; they differ {first}"]
-    sizes = {p.name: p.elements for p in expected.parameters}
-    found = {p.name: p.elements for p in parameters_of(exported, layers)}
+    gradients = nodes_with_gradient(exported)
+    found = parameters_of(exported, layers, gradients)
     problems = [
-        f"parameter {name!r} has {found.get(name, 'no')} elements, the plan says "
-        f"{sizes.get(name, 'none')}"
-        for name in sorted(set(sizes) | set(found))
-        if sizes.get(name) != found.get(name)
+        *_parameter_differences(expected.parameters, found),
+        *_boundary_differences(expected.boundaries, layers, gradients),
     ]
-    tensors = {b.name: (b.producer, b.shape, b.dtype) for b in expected.boundaries}
+    return problems[:10]
+
+
+def _parameter_differences(
+    expected: Sequence[Parameter], found: Sequence[Parameter]
+) -> Iterator[str]:
+    planned, own = ({p.name: p for p in parameters} for parameters in (expected, found))
+    for name in sorted(planned.keys() | own.keys()):
+        here, there = own.get(name), planned.get(name)
+        if here is None or there is None or here.elements != there.elements:
+            yield (
+                f"parameter {name!r} has {here.elements if here else 'no'} elements, the plan says "
+                f"{there.elements if there else 'none'}"
+            )
+        elif here.trainable != there.trainable:
+            yield f"parameter {name!r} {_gradients(here.trainable)}"
+
+
+def _boundary_differences(
+    expected: Sequence[Boundary], layers: LayerAssignment, gradients: Set[fx.Node]
+) -> Iterator[str]:
+    planned = {b.name: b for b in expected}
     for node, producer, _ in layers.crossing_tensors():
         value = node.meta["val"]
         if not isinstance(value, Tensor):
             continue
+        there = planned.pop(node.name, None)
         shape = (producer, tuple(value.shape), str(value.dtype).removeprefix("torch."))
-        if tensors.pop(node.name, None) != shape:
-            problems.append(f"boundary tensor {node.name!r} of layer {producer!r} differs")
-    problems += [f"boundary tensor {name!r} is missing" for name in tensors]
-    return problems[:10]
+        if there is None or (there.producer, there.shape, there.dtype) != shape:
+            yield f"boundary tensor {node.name!r} of layer {producer!r} differs"
+        elif (node in gradients) != there.requires_grad:
+            yield (
+                f"boundary tensor {node.name!r} of layer {producer!r} "
+                f"{_gradients(node in gradients)}"
+            )
+    yield from (f"boundary tensor {name!r} is missing" for name in planned)
+
+
+def _gradients(has_one: bool) -> str:
+    if has_one:
+        return "takes a gradient, the plan says it takes none"
+    return "takes no gradient (it is frozen or detached), the plan says it takes one"

@@ -1,16 +1,17 @@
 """``trace``: a torch model becomes a layer graph."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from planner.artifacts.job import Job
 from planner.artifacts.layer_graph import Boundary, GraphRecord, Layer, LayerGraph, Parameter
 from planner.tracing.export import ExportedStep, export_step
 from planner.tracing.factory import build, example_batch, import_factory
+from planner.tracing.gradients import nodes_with_gradient
 from planner.tracing.layers import LayerAssignment, assign_layers
 from planner.tracing.measure import Measurement, OperationCost, measure
 
@@ -41,7 +42,7 @@ def trace(
         module = build(factory, {**job.model_arguments, **arguments})
         module = module.to(getattr(torch, job.precision))
         batch = example_batch(module, job)
-    exported = export_step(module, batch, job)
+        exported = export_step(module, batch, job)  # What forward makes is on this device too.
     layers = assign_layers(exported)
     record = graph_record(exported, layers, batch, job, name or factory_name(factory))
     return LayerGraph.from_record(record)
@@ -61,14 +62,14 @@ def graph_record(
 ) -> GraphRecord:
     """Measure the exported step and put the figures together, layer by layer."""
     measured = measure(exported, layers, batch)
-    parameters = parameters_of(exported, layers)
+    gradients = nodes_with_gradient(exported)
     return GraphRecord(
         name=name,
         samples_per_microbatch=job.samples_per_microbatch,
         precision=job.precision,
         layers=_layers(exported, layers, measured),
-        boundaries=_boundaries(layers, measured),
-        parameters=parameters,
+        boundaries=_boundaries(layers, measured, gradients),
+        parameters=parameters_of(exported, layers, gradients),
         flop_coverage=measured.coverage,
         uncounted_operators=tuple(sorted(measured.uncounted)),
     )
@@ -92,7 +93,9 @@ def _layers(
     )
 
 
-def _boundaries(layers: LayerAssignment, measured: Measurement) -> tuple[Boundary, ...]:
+def _boundaries(
+    layers: LayerAssignment, measured: Measurement, gradients: Set[fx.Node]
+) -> tuple[Boundary, ...]:
     rows = []
     for node, producer, users in layers.crossing_tensors():
         value = node.meta["val"]
@@ -107,7 +110,7 @@ def _boundaries(layers: LayerAssignment, measured: Measurement) -> tuple[Boundar
                 bytes=value.numel() * value.element_size(),
                 shape=tuple(value.shape),
                 dtype=str(value.dtype).removeprefix("torch."),
-                requires_grad=node in measured.requires_grad,
+                requires_grad=node in gradients,
                 saved_by=layers.layer_of[saver[0]] if saver else None,
             )
         )
@@ -124,23 +127,35 @@ def _parameter_names(exported: ExportedStep, layers: LayerAssignment) -> dict[st
     return used
 
 
-def parameters_of(exported: ExportedStep, layers: LayerAssignment) -> tuple[Parameter, ...]:
-    """Parameters and buffers that the layers use, a tied one once."""
+def parameters_of(
+    exported: ExportedStep, layers: LayerAssignment, gradients: Set[fx.Node]
+) -> tuple[Parameter, ...]:
+    """Parameters and buffers that the layers use, a tied one once.
+
+    Args:
+        exported: the training step.
+        layers: of its operations.
+        gradients: :func:`~planner.tracing.gradients.nodes_with_gradient`; a parameter is trainable
+            if one of its nodes is there.
+    """
     used = {name for names in _parameter_names(exported, layers).values() for name in names}
-    rows: dict[str, Parameter] = {}
-    for node in exported.graph.nodes:
-        if node.op != "get_attr" or exported.names.get(str(node.target)) not in used:
+    found: dict[str, Tensor] = {}
+    trainable: set[str] = set()
+    for node in exported.graph.find_nodes(op="get_attr"):
+        name = exported.names.get(str(node.target))
+        if name is None or name not in used:
             continue
-        name, value = exported.names[str(node.target)], exported.attribute(node)
+        value = exported.attribute(node)
         assert isinstance(value, Tensor)
-        rows.setdefault(name, _parameter(name, value))
-    return tuple(rows.values())
-
-
-def _parameter(name: str, value: Tensor) -> Parameter:
-    return Parameter(
-        name=name,
-        elements=value.numel(),
-        bytes=value.numel() * value.element_size(),
-        trainable=isinstance(value, nn.Parameter) and value.requires_grad,
+        found[name] = value
+        if node in gradients:
+            trainable.add(name)
+    return tuple(
+        Parameter(
+            name=name,
+            elements=value.numel(),
+            bytes=value.numel() * value.element_size(),
+            trainable=name in trainable,
+        )
+        for name, value in found.items()
     )

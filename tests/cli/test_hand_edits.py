@@ -107,6 +107,33 @@ def _ask_for_more_microbatches(plan: Data) -> None:
     plan["microbatches"] += 1
 
 
+def _ask_for_endless_microbatches(plan: Data) -> None:
+    plan["microbatches"] = 10**9
+
+
+def _speed_up_the_devices(plan: Data) -> None:
+    for kind in plan["cluster"]["device_types"].values():
+        kind["memory_bandwidth_gb_per_s"] *= 3
+        for precision in kind["peak_tflop_per_s"]:
+            kind["peak_tflop_per_s"][precision] *= 3
+
+
+def _change_the_optimizer(plan: Data) -> None:
+    plan["job"]["optimizer"] = "sgd"
+
+
+def _forget_what_the_bound_is_for(plan: Data) -> None:
+    del plan["provenance"]["problem_digest"]
+
+
+def _allow_one_stage_only(plan: Data) -> None:
+    plan["job"]["max_stages"] = 1
+
+
+def _replicate_where_the_job_forbids_it(plan: Data) -> None:
+    plan["stages"][0]["devices"].append(plan["stages"][1]["devices"][0])
+
+
 EDITS: list[tuple[Callable[[Data], None], str]] = [
     (_drop_a_layer, r"stages: layer '.*' is in no stage"),
     (_name_an_unknown_layer, r"stages\[0\]\.layers: unknown layer 'h\.99'"),
@@ -130,6 +157,15 @@ EDITS: list[tuple[Callable[[Data], None], str]] = [
     (_ask_for_an_unknown_strategy, r"sync\.strategy: 'telepathy'"),
     (_forget_a_field, "orders: "),
     (_ask_for_more_microbatches, r"microbatches: 5, but job\.microbatches is 4"),
+    (_ask_for_endless_microbatches, "microbatches: .*65536"),
+    (_speed_up_the_devices, r"provenance\.problem_digest: .*predicted\.lower_bound_s"),
+    (_change_the_optimizer, r"provenance\.problem_digest: .*`pipeplan simulate PLAN -o PLAN`"),
+    (_forget_what_the_bound_is_for, r"provenance\.problem_digest: none"),
+    (_allow_one_stage_only, r"stages\[1\]: there are \d stages, job\.max_stages is 1; merge"),
+    (
+        _replicate_where_the_job_forbids_it,
+        r"stages\[0\]\.devices: 2 devices, but job\.replication is false",
+    ),
 ]
 
 
@@ -193,3 +229,50 @@ def test_a_good_edit_holds_after_fresh_predictions(plan_data: Data, tmp_path: Pa
     again = json.loads(path.read_text())
     assert again["stages"] == stages
     assert again["predicted"] != plan_data["predicted"]
+    # The bound is one of the problem, which is as it was.
+    assert again["predicted"]["lower_bound_s"] == plan_data["predicted"]["lower_bound_s"] > 0
+    assert again["provenance"] == plan_data["provenance"]
+
+
+@pytest.mark.parametrize("edit", [_speed_up_the_devices, _change_the_optimizer])
+def test_a_bound_does_not_outlive_the_problem_it_was_proved_for(
+    plan_data: Data, tmp_path: Path, edit: Callable[[Data], None]
+) -> None:
+    assert plan_data["predicted"]["lower_bound_s"] > 0
+    edit(plan_data)
+    path = tmp_path / "edited.json"
+    path.write_text(json.dumps(plan_data))
+    result = pipeplan("simulate", path, "-o", path)
+    assert result.exit_code == 0
+    assert "no lower bound" in result.stdout
+    assert "bound covers nothing: " in result.stdout
+    again = json.loads(path.read_text())
+    assert again["predicted"]["lower_bound_s"] == 0
+    assert again["predicted"]["gap"] is None
+    assert again["provenance"]["bound_covers"].startswith("nothing: ")
+    assert again["provenance"]["problem_digest"] != plan_data["provenance"]["problem_digest"]
+    assert pipeplan("verify", path).exit_code == 0
+
+
+def test_an_edit_that_no_cost_depends_on_keeps_the_bound(plan_data: Data, tmp_path: Path) -> None:
+    plan_data["job"]["learning_rate"] /= 2
+    path = tmp_path / "edited.json"
+    path.write_text(json.dumps(plan_data))
+    assert pipeplan("verify", path).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [_drop_a_layer, _name_an_unknown_layer, _name_an_unknown_device, _misspell_an_operation],
+)
+@pytest.mark.parametrize("command", ["simulate", "plot"])
+def test_what_cannot_be_simulated_is_named(
+    plan_data: Data, tmp_path: Path, edit: Callable[[Data], None], command: str
+) -> None:
+    edit(plan_data)
+    path, picture = tmp_path / "edited.json", tmp_path / "plan.png"
+    path.write_text(json.dumps(plan_data))
+    result = pipeplan(command, path, "-o", picture)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(("error: stages", "error: orders"))
+    assert not picture.exists()

@@ -1,38 +1,29 @@
 """Cutting a model into stages changes nothing: run one after the other, they are the model."""
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 
 import pytest
 import torch
 from executor_plans import DEVICES, TINY, pipeline_of, scheduled, traced
+from in_turn import CPU, Stages, assert_same, cut_everywhere, run_stages, run_whole
 from torch import Tensor, nn
 
 from executor.cut import StageModule, cut
 from executor.model import export_planned_model
 from executor.stage import StageRunner
+from executor.sync.groups import holders
 from models import ZOO
 from planner.artifacts.job import Job
 from planner.artifacts.plan import Plan
-from planner.errors import PipeplanError
 from planner.tracing.export import ExportedStep
-from planner.tracing.factory import TrainingStep, example_batch, import_factory
+from planner.tracing.factory import example_batch, import_factory
 from planner.tracing.layers import LayerAssignment
 from planner.tracing.trace import trace
 
-Stages = Sequence[Sequence[str]]
 Exported = tuple[nn.Module, ExportedStep, LayerAssignment]
-CPU = torch.device("cpu")
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads add up in no fixed order; here results are compared bit by bit."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def plan_of(name: str, stages: Stages) -> Plan:
@@ -58,45 +49,6 @@ def every_cut(name: str) -> list[Stages]:
     layers = list(traced(name).layers)
     halves = [[layers[:place], layers[place:]] for place in range(1, len(layers))]
     return [*halves, [[layer] for layer in layers]]
-
-
-def take_gradients(model: nn.Module) -> dict[str, Tensor | None]:
-    """Gradients by name; the model is left without."""
-    found = {name: parameter.grad for name, parameter in model.named_parameters()}
-    model.zero_grad(set_to_none=True)
-    return found
-
-
-def run_whole(model: nn.Module, batch: Mapping[str, Tensor], loss: str) -> tuple[Tensor, dict]:
-    model.zero_grad(set_to_none=True)
-    value = TrainingStep(model, loss)(**{name: entry.clone() for name, entry in batch.items()})
-    value.backward()
-    return value.detach(), take_gradients(model)
-
-
-def run_stages(
-    model: nn.Module, stages: Sequence[StageModule], batch: Mapping[str, Tensor]
-) -> tuple[Tensor, dict]:
-    model.zero_grad(set_to_none=True)
-    runners = [StageRunner(stage, microbatches=1) for stage in stages]
-    values: tuple[Tensor, ...] = ()
-    for runner in runners:
-        values = runner.forward(0, values, {name: entry.clone() for name, entry in batch.items()})
-    gradients: tuple[Tensor, ...] = ()
-    for runner in reversed(runners):
-        gradients = runner.backward(0, gradients)
-        runner.require_empty()
-    assert gradients == ()
-    return values[0], take_gradients(model)
-
-
-def assert_same(found: tuple[Tensor, dict], expected: tuple[Tensor, dict]) -> None:
-    assert found[0].equal(expected[0])
-    assert found[1].keys() == expected[1].keys()
-    for name, gradient in expected[1].items():
-        assert gradient is not None
-        assert gradient.count_nonzero() > 0, name
-        assert found[1][name].equal(gradient), name
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -183,118 +135,103 @@ def test_an_output_is_not_held_until_the_backward() -> None:
     model.zero_grad(set_to_none=True)
 
 
-# --- operations that write into their arguments ------------------------------------------------
+# --- models of one's own ------------------------------------------------------------------------
 
 
-class Writing(nn.Module):
-    """A sigmoid keeps its result for the backward; ``write`` then writes into it."""
+class Blocks(nn.Module):
+    """Three linear layers on rows of four."""
 
-    def __init__(self, write: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
-        self.second = Second(write)
-        self.third = nn.Bilinear(4, 4, 3)
-
-    def forward(self, features: Tensor) -> Tensor:
-        hidden = self.first(features) * 1.0
-        return self.third(self.second(hidden), hidden)
+        self.h = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
 
     def example_batch(self, samples: int) -> dict[str, Tensor]:
-        return {"features": torch.randn(samples, 4), "target": torch.randn(samples, 3)}
+        return {"rows": torch.randn(samples, 4), "target": torch.randn(samples, 4)}
 
 
-class Second(nn.Module):
-    def __init__(self, write: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.write = write
-        self.linear = nn.Linear(4, 4)
+class Masked(Blocks):
+    """All layers use one random mask."""
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.linear(self.write(hidden))
+    def mask(self, rows: Tensor) -> Tensor:
+        return torch.rand(4, device=rows.device)
 
-
-def cut_everywhere(
-    factory: Callable[[], nn.Module],
-) -> tuple[nn.Module, Callable[[Stages], list[StageModule]], list[str]]:
-    job = Job(samples_per_microbatch=5, loss="mse")
-    graph = trace(factory, job)
-    layers = list(graph.layers)
-    torch.manual_seed(3)
-    model = factory().train()
-
-    def cut_model(stages: Stages) -> list[StageModule]:
-        rows = [(part, DEVICES[:1]) for part in stages]
-        plan = scheduled(pipeline_of(graph, None, rows, microbatches=1, loss="mse"))
-        exported = export_planned_model(plan, model, CPU)
-        return cut(*exported, plan, range(len(stages)))
-
-    return model, cut_model, layers
+    def forward(self, rows: Tensor) -> Tensor:
+        mask = self.mask(rows)
+        for layer in self.h:
+            rows = layer(rows) * mask
+        return rows
 
 
-WRITES: dict[str, Callable[[Tensor], Tensor]] = {
-    "into what it received": lambda x: x.mul_(2.0),
-    "into a view of what it received": lambda x: x.view(-1).clamp_(0.1, 0.5).view(x.shape),
-    "into what may be what it received": lambda x: torch.dropout(x, 0.0, True).mul_(2.0),
-    "into a part of what it received": lambda x: x[:, 1:].zero_() + x[:, :3],
-    "into new memory": lambda x: (x + 1.0).mul_(2.0),
-}
+class MaskedWithoutGradient(Masked):
+    def mask(self, rows: Tensor) -> Tensor:
+        with torch.no_grad():
+            return super().mask(rows) * 2 + 1
 
 
-@pytest.mark.parametrize("write", WRITES)
-def test_a_stage_may_write_into_what_it_received(write: str) -> None:
-    def factory() -> nn.Module:
-        model = Writing(WRITES[write])
-        if "part" in write:
-            model.second.linear = nn.Linear(3, 4)
-        return model
+class MaskedInAutocastWithoutGradient(Masked):
+    def mask(self, rows: Tensor) -> Tensor:
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().mask(rows) * 2 + 1
 
+
+class Slots(Blocks):
+    """Writes a value with a gradient into memory that had none."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        slots = rows.new_zeros(rows.shape)
+        slots[:, :2] = self.h[0](rows)[:, :2]
+        return self.h[2](self.h[1](rows) + slots)
+
+
+class Ramp(Blocks):
+    """Makes tensors in forward without saying on which device."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        for layer in self.h:
+            rows = layer(rows) * torch.linspace(0, 1, 4) + torch.arange(4) + torch.tensor([2.0])
+        return rows
+
+
+class Detached(Blocks):
+    """The loss sees the first layer by its largest element alone, and the second not at all."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        first = self.h[0](rows)
+        second = self.h[1](first.detach())
+        return self.h[2](rows) + second.detach() + first.argmax(-1, keepdim=True)
+
+
+OWN = [
+    Masked,
+    MaskedWithoutGradient,
+    MaskedInAutocastWithoutGradient,
+    Slots,
+    Ramp,
+    Detached,
+]
+
+
+@pytest.mark.parametrize("factory", OWN)
+def test_stages_in_turn_give_exactly_what_plain_torch_does(factory: type[Blocks]) -> None:
     model, cut_model, layers = cut_everywhere(factory)
     batch = model.example_batch(5)
+    torch.manual_seed(9)
     expected = run_whole(model, batch, "mse")
     for place in range(1, len(layers)):
         stages = cut_model([layers[:place], layers[place:]])
+        torch.manual_seed(9)
         assert_same(run_stages(model, stages, batch), expected)
     stages = cut_model([[layer] for layer in layers])
+    torch.manual_seed(9)
     assert_same(run_stages(model, stages, batch), expected)
-    copied = any(stage.written for stage in stages)
-    assert copied == (write != "into new memory")
 
 
-class TwoNamesForOneMemory(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.second = Second(lambda x: x.mul_(2.0))
-        self.third = nn.Bilinear(4, 4, 3)
-
-    def forward(self, features: Tensor) -> Tensor:
-        hidden = self.first(features)
-        flat = hidden.view(-1)
-        return self.third(self.second(hidden), flat.view(hidden.shape))
-
-    def example_batch(self, samples: int) -> dict[str, Tensor]:
-        return {"features": torch.randn(samples, 4), "target": torch.randn(samples, 3)}
-
-
-class WritesIntoItsInput(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = Second(lambda x: x.view(-1).mul_(2.0).view(x.shape))
-        self.second = nn.Bilinear(4, 4, 3)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.second(self.first(features), features)
-
-    def example_batch(self, samples: int) -> dict[str, Tensor]:
-        return {"features": torch.randn(samples, 4), "target": torch.randn(samples, 3)}
-
-
-@pytest.mark.parametrize("factory", [TwoNamesForOneMemory, WritesIntoItsInput])
-def test_a_write_that_another_stage_would_miss_is_refused(factory: type[nn.Module]) -> None:
-    model, cut_model, layers = cut_everywhere(factory)
-    with pytest.raises(PipeplanError, match="writes in place into"):
-        cut_model([layers[:1], layers[1:]])
-    # In one stage it is as good as any model.
-    batch = model.example_batch(5)
-    expected = run_whole(model, batch, "mse")
-    assert_same(run_stages(model, cut_model([layers]), batch), expected)
+def test_a_parameter_that_the_loss_does_not_reach_is_neither_sent_nor_reduced() -> None:
+    graph = trace(Detached, Job(samples_per_microbatch=5, loss="mse"))
+    layers = list(graph.layers)
+    rows = [([layer], DEVICES[:2]) for layer in layers]
+    plan = scheduled(pipeline_of(graph, None, rows, microbatches=2, loss="mse"))
+    reduced = [name for names in holders(plan).values() for name in names]
+    assert sorted(reduced) == ["h.2.bias", "h.2.weight"]
+    wanted = {t.producer for t in graph.record.boundaries if t.requires_grad}
+    assert wanted == {"h.2"}

@@ -4,7 +4,18 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from builders import boundary, cluster, graph, layer, link, orders, parameter, pipeline, star
+from builders import (
+    boundary,
+    cluster,
+    device_type,
+    graph,
+    layer,
+    link,
+    orders,
+    parameter,
+    pipeline,
+    star,
+)
 
 from planner.artifacts.cluster import Cluster
 from planner.artifacts.layer_graph import LayerGraph
@@ -83,3 +94,18 @@ def timeline(request: pytest.FixtureRequest) -> Timeline:
 def timeline_of() -> Callable[[str], Timeline]:
     """The timeline of one shape, by name."""
     return lambda name: TIMELINES[name]()
+
+
+@pytest.fixture
+def timeline_of_dollars() -> Timeline:
+    """Names with what matplotlib would read as formulas, some of them broken."""
+    name = r"a$x_{$ \$"
+    cluster_of_dollars = Cluster.model_validate(
+        {
+            **dict(cluster({"d0": name}, [], types={name: device_type(memory_gib=10)})),
+            "name": r"$\frac{$",
+        }
+    )
+    rows = [layer(r"$\sum{$[/red]", parameters=["$w$"])]
+    the_graph = graph(rows, [], [parameter("$w$", 10**8)], name=name)
+    return scheduled(pipeline(the_graph, cluster_of_dollars, [((rows[0]["name"],), ("d0",))]))

@@ -5,10 +5,12 @@ from xml.etree import ElementTree
 
 import pytest
 from builders import boundary, graph, layer, pipeline, star
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from planner.errors import PipeplanError
 from planner.report.gantt import plot_gantt, save_gantt
+from planner.report.memory_plot import save_memory
 from planner.report.palette import KIND_LABELS
 from planner.schedule.assignment import balanced_assignment
 from planner.schedule.classics import one_forward_one_backward
@@ -105,6 +107,20 @@ def test_the_title_gives_iteration_time_and_bubble(timeline_of):
         .get_title(loc="left")
         .startswith("by-hand on by-hand: 1 stage, 1 device, 2 microbatches\n")
     )
+
+
+def svg_text(path) -> str:
+    """What an SVG says to a reader, with its text kept as text."""
+    return " ".join(text.strip() for text in ElementTree.parse(path).getroot().itertext())
+
+
+@pytest.mark.parametrize("save", [save_gantt, save_memory])
+def test_names_with_dollars_are_shown_as_they_are(timeline_of_dollars, tmp_path, save):
+    with rc_context({"svg.fonttype": "none"}):
+        save(timeline_of_dollars, tmp_path / "default.svg")
+        save(timeline_of_dollars, tmp_path / "given.svg", title="$E=mc^{$")
+    assert r"a$x_{$ \$ on $\frac{$: 1 stage" in svg_text(tmp_path / "default.svg")
+    assert "$E=mc^{$" in svg_text(tmp_path / "given.svg")
 
 
 def test_short_iterations_are_shown_in_milliseconds():

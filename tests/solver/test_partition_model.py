@@ -1,7 +1,9 @@
 """The partition model's optimum is the least bound over all partitions, by brute force."""
 
 import pytest
+from brute_force import all_partitions
 from ortools.sat.python import cp_model
+from tiny_problems import tiny_problem
 
 from planner.costs.placement import place
 from planner.partition.bounds import schedule_bound_s
@@ -16,20 +18,18 @@ def solved(problem, horizon_s):
     count = min(chain.length, len(problem.cluster.devices))
     model = PartitionModel(chain, horizon_s, count)
     solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 2
+    solver.parameters.num_workers = 8  # Of several kinds: some alone take minutes.
     assert solver.solve(model.model) == cp_model.OPTIMAL
     return chain, model, solver
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("types", "replication"), [(1, False), (2, False), (1, True), (2, True)])
-def test_optimum_is_the_least_bound_of_all_partitions(
-    make_tiny_problem, every_partition, seed, types, replication
-):
-    problem = make_tiny_problem(
+def test_optimum_is_the_least_bound_of_all_partitions(seed, types, replication):
+    problem = tiny_problem(
         seed, layers=5, devices=3, microbatches=5, types=types, replication=replication
     )
-    bounds = [schedule_bound_s(place(problem, specs)) for specs in every_partition(problem)]
+    bounds = [schedule_bound_s(place(problem, specs)) for specs in all_partitions(problem)]
     chain, model, solver = solved(problem, 2 * max(bounds))
     found_s = solver.objective_value * model.tick_s
     # The bound sharpens all-reduces only at some replica counts, all of them here.
@@ -39,10 +39,10 @@ def test_optimum_is_the_least_bound_of_all_partitions(
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_work_bound_is_below_every_partitions_schedule(make_tiny_problem, every_partition, seed):
-    problem = make_tiny_problem(seed, layers=4, devices=3, microbatches=4, types=2)
+def test_work_bound_is_below_every_partitions_schedule(seed):
+    problem = tiny_problem(seed, layers=4, devices=3, microbatches=4, types=2)
     bound = work_bound_s(Chain(problem))
-    for specs in every_partition(problem):
+    for specs in all_partitions(problem):
         pipeline = place(problem, specs)
         schedule = best_heuristic_schedule(pipeline)
         if schedule is not None:
@@ -50,8 +50,8 @@ def test_work_bound_is_below_every_partitions_schedule(make_tiny_problem, every_
             assert schedule_bound_s(pipeline) <= schedule.iteration_time_s * (1 + 1e-9)
 
 
-def test_forbidden_partition_does_not_come_back(make_tiny_problem):
-    problem = make_tiny_problem(3, layers=4, devices=3, microbatches=4)
+def test_forbidden_partition_does_not_come_back():
+    problem = tiny_problem(3, layers=4, devices=3, microbatches=4)
     _, model, solver = solved(problem, 10.0)
     seen = [model.partition(solver)]
     values = [solver.objective_value]
@@ -64,8 +64,8 @@ def test_forbidden_partition_does_not_come_back(make_tiny_problem):
     assert values == sorted(values)
 
 
-def test_users_can_add_constraints_to_the_model(make_tiny_problem):
-    problem = make_tiny_problem(4, layers=5, devices=3, microbatches=5)
+def test_users_can_add_constraints_to_the_model():
+    problem = tiny_problem(4, layers=5, devices=3, microbatches=5)
     _, model, solver = solved(problem, 10.0)
     free = solver.objective_value
     for stage in model.decisions.stages:

@@ -1,15 +1,21 @@
 """Every wrong edit of a plan that held is found and named, whatever the plan."""
 
 import random
+import sys
+from collections.abc import Callable
 from typing import Any
 
+from builders import boundary, cluster, graph, layer, link, orders, pipeline
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from strategies import plans
 
+from planner.artifacts.document import digest
+from planner.artifacts.layer_graph import GraphRecord
 from planner.artifacts.operations import Operation, format_order
 from planner.artifacts.plan import Plan
-from planner.assemble import refresh
+from planner.assemble import plan_by_hand, refresh
+from planner.errors import MOST_PROBLEMS
 from planner.simulator import owners, simulate_plan
 from planner.verifier import verify
 
@@ -153,3 +159,167 @@ def test_a_layer_without_a_stage_is_named(plan: Plan, rng: random.Random) -> Non
     stage["recompute"] = []
     problems = verify(edited(plan, stages=stages))
     assert f"stages: layer {gone!r} is in no stage; every layer must be in exactly one" in problems
+
+
+# --- the job's limits -----------------------------------------------------------------------------
+
+
+def with_job(plan: Plan, **fields: Any) -> Plan:
+    return edited(plan, job={**plan.model_dump(mode="json")["job"], **fields})
+
+
+@given(plans(), st.integers(1, 12))
+def test_stages_beyond_the_jobs_limit_are_named(plan: Plan, limit: int) -> None:
+    problems = verify(with_job(plan, max_stages=limit))
+    if len(plan.stages) <= limit:
+        assert problems == []
+        return
+    (problem,) = problems
+    assert problem.startswith(f"stages[{limit}]: there are {len(plan.stages)} stages")
+    assert f"job.max_stages is {limit}" in problem
+
+
+@given(plans())
+def test_replicas_of_a_job_without_replication_are_named(plan: Plan) -> None:
+    problems = verify(with_job(plan, replication=False))
+    wrong = [stage.index for stage in plan.stages if len(stage.devices) > 1]
+    assert len(problems) == len(wrong)
+    for stage, problem in zip(wrong, problems, strict=True):
+        assert problem.startswith(f"stages[{stage}].devices: ")
+        assert "job.replication is false" in problem
+
+
+# --- what a bound was proved for ------------------------------------------------------------------
+
+
+def with_bound(plan: Plan) -> Plan:
+    """The plan with a bound half its time, as if it had been proved."""
+    assume(plan.predicted.iteration_time_s > 0)
+    bound_s = plan.predicted.iteration_time_s / 2
+    predicted = plan.predicted.model_copy(update={"lower_bound_s": bound_s, "gap": 1.0})
+    return plan.model_copy(update={"predicted": predicted})
+
+
+def change_the_cluster(data: dict, rng: random.Random) -> None:
+    cluster = data["cluster"]
+    rows = [*cluster["device_types"].values(), *cluster["links"]]
+    row = rng.choice(rows)
+    figure = rng.choice([key for key, value in row.items() if isinstance(value, float) and value])
+    row[figure] *= 0.75
+
+
+def change_the_job(data: dict, rng: random.Random) -> None:
+    field, value = rng.choice(
+        [
+            ("max_stages", 40),
+            ("max_stages_per_device", 3),
+            ("optimizer", {"adamw": "sgd"}.get(data["job"]["optimizer"], "adamw")),
+        ]
+    )
+    data["job"][field] = value
+
+
+def change_the_graph(data: dict, rng: random.Random) -> None:
+    row = rng.choice(data["model"]["graph"]["layers"])
+    row[rng.choice([key for key, value in row.items() if isinstance(value, int)])] += 1
+    data["model"]["graph_digest"] = digest(GraphRecord.parse(data["model"]["graph"], "graph"))
+
+
+@given(plans(), st.sampled_from([change_the_cluster, change_the_job, change_the_graph]), RNG)
+def test_a_bound_holds_for_its_own_problem_only(
+    plan: Plan, change: Callable[[dict, random.Random], None], rng: random.Random
+) -> None:
+    plan = with_bound(plan)
+    assert verify(plan) == []
+    assert refresh(plan) == plan
+    data = plan.model_dump(mode="json")
+    change(data, rng)
+    other = Plan.parse(data)
+    problems = verify(other)
+    assume(not any(problem.startswith("memory of ") for problem in problems))
+    assert any(
+        problem.startswith("provenance.problem_digest: ") and "pipeplan simulate" in problem
+        for problem in problems
+    )
+    again = refresh(other)
+    assert verify(again) == []
+    assert (again.predicted.lower_bound_s, again.predicted.gap) == (0, None)
+    assert again.provenance.bound_covers.startswith("nothing: ")
+    assert again.provenance.problem_digest == other.problem.digest
+    # The way back is a new search: what was dropped is not there any more.
+    assert refresh(again) == again
+
+
+@given(plans(), RNG)
+def test_a_bound_outlives_an_edit_of_the_orders(plan: Plan, rng: random.Random) -> None:
+    plan = with_bound(plan)
+    orders = lists(plan)
+    order = orders[rng.choice([device for device, order in orders.items() if len(order) > 1])]
+    place = rng.randrange(len(order) - 1)
+    order[place : place + 2] = reversed(order[place : place + 2])
+    other = with_orders(plan, orders)
+    assume(not any("deadlock" in problem for problem in verify(other)))
+    again = refresh(other)
+    assert again.provenance == plan.provenance
+    assert again.predicted.lower_bound_s == min(
+        plan.predicted.lower_bound_s, again.predicted.iteration_time_s
+    )
+
+
+# --- many problems, little work -------------------------------------------------------------------
+
+
+@given(plans())
+def test_microbatches_that_lack_the_same_share_a_line(plan: Plan) -> None:
+    microbatches = 65536
+    more = edited(
+        plan,
+        job={**plan.model_dump(mode="json")["job"], "microbatches": microbatches},
+        microbatches=microbatches,
+    )
+    before = plan.microbatches
+    which = (
+        f"microbatch {before}"
+        if before == microbatches - 1
+        else f"each of microbatches {before} to {microbatches - 1}"
+    )
+    assert verify(more) == [
+        f"orders: {which} of stage {stage.index} has no operation; "
+        "it needs F and then B, or F, I and W"
+        for stage in plan.stages
+    ]
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Python calls and resumed generators: a measure of work that no clock enters."""
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def test_the_work_for_stages_grows_as_their_number() -> None:
+    placed = pipeline(
+        graph([layer("a"), layer("b")], [boundary("a", "b")]),
+        cluster(["d0", "d1"], [link("d0", "d1")]),
+        [(["a"], ["d0"]), (["b"], ["d1"])],
+    )
+    plan = plan_by_hand(placed, orders(d0="0F0 0F1 0B0 0B1", d1="1F0 1B0 1F1 1B1"))
+    one = plan.stages[0].model_dump()
+
+    def listed(count: int) -> Plan:
+        stages = [{**one, "index": index, "devices": ["d0", "d1"]} for index in range(count)]
+        return edited(plan, stages=stages)
+
+    few, many = listed(100), listed(400)
+    assert calls_of(lambda: verify(many)) < 5 * calls_of(lambda: verify(few))
+    assert len(verify(many)) == MOST_PROBLEMS + 1

@@ -16,6 +16,7 @@ from planner.partition.exact.objective import IterationBound
 from planner.partition.exact.tails import StageTails
 from planner.partition.exact.times import StageTimes
 from planner.partition.exact.transfers import StageTransfers
+from planner.solver_settings import Clock, run_solver
 
 
 class PartitionModel:
@@ -73,13 +74,13 @@ class PartitionModel:
         for (j, d), literal in self.decisions.on.items():
             self.model.add_hint(literal, self._holds(partition, j, d))
 
-    def complete_hint(self, solver: cp_model.CpSolver) -> bool:
+    def complete_hint(self, solver: cp_model.CpSolver, clock: Clock) -> bool:
         """Solve with the hinted decisions fixed and hint all variables of what comes out.
 
         CP-SAT often drops a hint that leaves auxiliary variables open.
         """
         solver.parameters.fix_variables_to_their_hinted_value = True
-        status = solver.solve(self.model)
+        status = run_solver(solver, self.model, clock)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             self._clear_hints()
             return False

@@ -8,7 +8,7 @@ from ortools.sat.python import cp_model
 
 from planner.partition.chain import Chain, Partition
 from planner.partition.exact.model import PartitionModel
-from planner.solver_settings import Clock, Settings
+from planner.solver_settings import Clock, Settings, run_solver
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,32 @@ class PartitionSearch:
 
     A partition that was scheduled is excluded together with what was proved of its schedules;
     the bound on every plan is the least of those and of the model's bound on the rest.
+
+    Args:
+        chain: the layers.
+        max_stages: the largest number of stages.
+        settings: of CP-SAT.
+        clock: deterministic time is booked on it.
+        known: the search starts from it, if there is one.
+        horizon_s: nothing slower is looked for.
     """
 
-    def __init__(self, chain: Chain, max_stages: int, settings: Settings, clock: Clock) -> None:
-        self._chain = chain
-        self._max_stages = max_stages
+    def __init__(
+        self,
+        chain: Chain,
+        max_stages: int,
+        settings: Settings,
+        clock: Clock,
+        known: Partition | None,
+        horizon_s: float,
+    ) -> None:
+        self.horizon_s = horizon_s
+        self.model = PartitionModel(chain, horizon_s * (1 + 1e-6), max_stages)
+        self._hint = known
         self._settings = settings
         self._clock = clock
         self._rest_s = 0.0
         self.excluded: dict[Partition, float] = {}
-
-    def start(self, known: Partition, time_s: float) -> None:
-        """Build the model; ``known`` is its hint, nothing slower than ``time_s`` is looked for."""
-        self.model = PartitionModel(self._chain, time_s * (1 + 1e-6), self._max_stages)
-        self._hint = known
 
     @property
     def bound_s(self) -> float:
@@ -71,14 +83,13 @@ class PartitionSearch:
         """The partition with the smallest bound among those left that can beat the incumbent."""
         ticks = int(incumbent_s / self.model.tick_s)
         self.model.model.add(self.model.objective <= ticks)
-        self.model.hint(self._hint)
-        completion = self._settings.solver(min(5.0, 0.2 * limit_s))
-        self.model.complete_hint(completion)
-        self._clock.spend(completion.response_proto.deterministic_time)
+        if self._hint is not None:
+            self.model.hint(self._hint)
+            completing = self._settings.solver(min(5.0, 0.2 * limit_s))
+            self.model.complete_hint(completing, self._clock)
         solver = self._settings.solver(limit_s)
         collector = _Collector(self.model)
-        status = solver.solve(self.model.model, collector)
-        self._clock.spend(solver.response_proto.deterministic_time)
+        status = run_solver(solver, self.model.model, self._clock, collector)
         if status == cp_model.INFEASIBLE:
             # What is left cannot beat the incumbent.
             self._rest_s = incumbent_s

@@ -16,6 +16,8 @@ from planner.partition.exact.times import StageTimes
 KIB = 1024
 SCALE = 2**20
 """Fixed-point denominator of ticks a KiB."""
+LARGEST = 2**60
+"""CP-SAT refuses sums that could leave 64 bits; this is far beyond every horizon."""
 
 
 class StageTails:
@@ -54,7 +56,7 @@ class StageTails:
             for j in self._d.stages:
                 counts = {n: x for (stage, n), x in self._d.at_least.items() if stage == j}
                 kib = gradients[j] + self._tied_inside[j]
-                self._reduce_among(self._d.holders(j), counts, kib, durations[j])
+                self._reduce_among(self._d.holders(j), counts, kib, durations[j], steps=True)
         return durations
 
     def _reduce_among(
@@ -63,6 +65,8 @@ class StageTails:
         at_least: Mapping[int, cp_model.IntVar],
         kib: Expression,
         duration: cp_model.IntVar,
+        *,
+        steps: bool,
     ) -> None:
         """An all-reduce among the member devices takes at least this long.
 
@@ -71,6 +75,8 @@ class StageTails:
         """
         if not at_least:
             return
+        chain = self._d.chain
+        most_kib = (int(chain.gradient_bytes.sum()) + sum(chain.tied_parameters.values())) // KIB
         some = self._model.new_bool_var("")
         self._model.add(kib == 0).only_enforce_if(~some)
         cluster, names = self._d.cluster, self._d.devices
@@ -79,19 +85,21 @@ class StageTails:
             inverse = {v: inverse_bandwidth(cluster, names[d], names[v]) for v in others}
             latency = {v: latency_s(cluster, names[d], names[v]) for v in others}
             reachable = [v for v in others if not math.isinf(inverse[v])]
-            self._model.add_bool_or([~member, ~at_least[2], *(members[v] for v in reachable)])
+            joined = [members[v] for v in reachable]
+            self._model.add_bool_or([~some, ~member, ~at_least[2], *joined])
             inverses, latencies = ({x[v] for v in reachable} for x in (inverse, latency))
-            for width, delay in product(sorted(inverses), sorted(latencies)):
+            for width, delay in product(sorted(inverses), sorted(latencies) if steps else [0.0]):
                 better = [v for v in reachable if inverse[v] < width or latency[v] < delay]
                 for count, literal in at_least.items():
-                    per_kib = self._fixed_point(2 * (count - 1) / count * width * KIB)
+                    per_kib = self._fixed_point(2 * (count - 1) / count * width * KIB, most_kib)
                     start = self._fixed_point(fewest_steps(count) * delay)
                     self._model.add(duration * SCALE >= per_kib * kib + start).only_enforce_if(
                         [some, member, literal, *(~members[v] for v in better)]
                     )
 
-    def _fixed_point(self, seconds: float) -> int:
-        return math.floor(seconds / self._d.tick_s * SCALE)
+    def _fixed_point(self, seconds: float, times: int = 1) -> int:
+        """Ticks in fixed point, rounded down; cut off where ``times`` as much would overflow."""
+        return min(math.floor(seconds / self._d.tick_s * SCALE), LARGEST // max(times, 1))
 
     def _reduce_tied(self, layers: tuple[int, ...], kib: int) -> None:
         """A tied parameter is reduced among all stages that have one of its layers."""
@@ -101,7 +109,8 @@ class StageTails:
         self._model.add(sum(holds) >= 2).only_enforce_if(apart)
         self._model.add(sum(holds) <= 1).only_enforce_if(~apart)
         duration = self._d.time(f"reduce tied {layers}")
-        self._reduce_among(self._members(holds), {2: apart}, kib, duration)
+        # Parameters tied between the same stages are reduced in one go: no latency of its own.
+        self._reduce_among(self._members(holds), {2: apart}, kib, duration, steps=False)
         for j in stages:
             own = self._d.time()
             self._model.add(own >= duration).only_enforce_if([holds[j], apart])

@@ -1,0 +1,126 @@
+"""Operations that write in place: what a stage may write into, and cuts that would change it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from planner.errors import PipeplanError
+from planner.tracing.export import ExportedStep
+from planner.tracing.sharing import memory_of, written_by
+
+
+@dataclass(frozen=True)
+class _Write:
+    """An operation of a stage that writes into ``memory``."""
+
+    node: fx.Node
+    stage: int
+    memory: int
+
+
+class InPlaceWrites:
+    """Checks that stages in turn read and write all memory as the whole model does.
+
+    Args:
+        exported: the whole training step.
+        stage_of: stage of each operation that belongs to one.
+        crossing: what crosses the boundary after each stage but the last.
+    """
+
+    def __init__(
+        self,
+        exported: ExportedStep,
+        stage_of: Mapping[fx.Node, int],
+        crossing: Sequence[Sequence[fx.Node]],
+    ) -> None:
+        self.exported = exported
+        self.stage_of = stage_of
+        self.crossing = crossing
+        self.memory = memory_of(exported.graph)
+        self.position = {node: place for place, node in enumerate(exported.graph.nodes)}
+        self.users = self._by_memory(lambda node: node.all_input_nodes)
+        self.writers = self._by_memory(written_by)
+
+    def _by_memory(
+        self, touched: Callable[[fx.Node], Iterable[fx.Node]]
+    ) -> Mapping[int, Sequence[fx.Node]]:
+        """The stages' operations by the memory of the values that ``touched`` names for them."""
+        found: dict[int, list[fx.Node]] = defaultdict(list)
+        for node in self.stage_of:
+            for memory in {self.memory[n] for n in touched(node) if n in self.memory}:
+                found[memory].append(node)
+        return found
+
+    def into_received(self) -> list[frozenset[str]]:
+        """For each stage, the received tensors that its operations may write into.
+
+        Raises:
+            PipeplanError: if an operation in another stage would miss a write, or see it too soon.
+        """
+        names: list[set[str]] = [set() for _ in range(len(self.crossing) + 1)]
+        for write in self._writes():
+            received = [n for n in self._received(write.stage) if self._is_in(n, write.memory)]
+            self._require_one_name(write, received)
+            self._require_own_source(write)
+            self._require_order(write)
+            names[write.stage].update(node.name for node in received)
+        return [frozenset(found) for found in names]
+
+    def _writes(self) -> Iterator[_Write]:
+        for memory, writers in self.writers.items():
+            for node in writers:
+                yield _Write(node, self.stage_of[node], memory)
+
+    def _received(self, stage: int) -> Sequence[fx.Node]:
+        return self.crossing[stage - 1] if stage else ()
+
+    def _is_in(self, node: fx.Node, memory: int) -> bool:
+        return self.memory.get(node) == memory
+
+    def _sources(self, write: _Write) -> list[fx.Node]:
+        """Inputs, parameters and buffers there, which every stage takes for itself."""
+        kinds = ("placeholder", "get_attr")
+        return [n for n in self.memory if n.op in kinds and self._is_in(n, write.memory)]
+
+    def _require_one_name(self, write: _Write, received: Sequence[fx.Node]) -> None:
+        """What enters under two names enters as two tensors; a write into one misses the other."""
+        inputs = [node for node in self._sources(write) if node.op == "placeholder"]
+        entering = [*received, *inputs]
+        if len(entering) > 1:
+            names = ", ".join(node.name for node in entering)
+            raise self._refusal(write, f"what other stages read too ({names})")
+
+    def _require_own_source(self, write: _Write) -> None:
+        """Another stage has an input or a buffer of its own, and never sees the write.
+
+        A buffer outlives the microbatch: not even other writes may be elsewhere.
+        """
+        for source in self._sources(write):
+            writers = self.writers[write.memory] if source.op == "get_attr" else ()
+            for node in (*source.users, *writers):
+                stage = self.stage_of.get(node, write.stage)
+                if stage != write.stage:
+                    name = self.exported.names.get(str(source.target), source.name)
+                    raise self._refusal(
+                        write, f"{name}, of which stage {stage} has a copy of its own ({node.name})"
+                    )
+
+    def _require_order(self, write: _Write) -> None:
+        """Stages run one after the other, whatever the order of the operations in the model."""
+        for node in self.users[write.memory]:
+            later = self.stage_of[node] - write.stage
+            if later * (self.position[node] - self.position[write.node]) < 0:
+                order = "before it in the model, but in a later stage"
+                if later < 0:
+                    order = "after it in the model, but in an earlier stage"
+                raise self._refusal(write, f"what {node.name} ({node.target}) uses {order}")
+
+    def _refusal(self, write: _Write, what: str) -> PipeplanError:
+        return PipeplanError(
+            f"{write.node.name} ({write.node.target}) in stage {write.stage} writes in place into "
+            f"{what}; put these layers in one stage or compute it out of place in the model"
+        )

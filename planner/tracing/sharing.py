@@ -1,0 +1,111 @@
+"""Which values of an exported graph share memory, which operations write into it or draw lots."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+# With nothing to drop these return their argument itself, but a copy while they are exported.
+_MAY_RETURN_ARGUMENT = frozenset(
+    f"aten::{name}"
+    for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
+)
+# These write their running statistics if the argument named here is true; their schemas do not say.
+_STATISTICS = ("running_mean", "running_var")
+_WRITES_STATISTICS_IF = {"aten::batch_norm": "training", "aten::instance_norm": "use_input_stats"}
+
+
+def written_by(node: fx.Node) -> list[fx.Node]:
+    """The values an operation writes into; empty if it leaves its arguments as they are.
+
+    A higher-order operator writes what its graphs write into; one whose graphs are not known may
+    write into every argument.
+    """
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return _written_inside(node)
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return []
+    schema, given = node.target._schema, _arguments(node)
+    names = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+    if given.get(_WRITES_STATISTICS_IF.get(schema.name, "")):
+        names.update(_STATISTICS)
+    return _nodes([value for name, value in given.items() if name in names])
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether running the operation again may give something else."""
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        graphs = _graphs(node)
+        return not graphs or any(is_random(inner) for graph in graphs for inner in graph.nodes)
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def memory_of(graph: fx.Graph) -> Mapping[fx.Node, int]:
+    """A number for each tensor; two have the same number if they may share memory."""
+    memory: dict[fx.Node, int] = {}
+    same: dict[int, int] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor):
+            continue
+        storage = value.untyped_storage()._cdata
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.name in _MAY_RETURN_ARGUMENT:
+            same[storage] = memory[node.all_input_nodes[0]]
+        memory[node] = same.get(storage, storage)
+    return memory
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """The operation's arguments by their names in its schema."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    names = [argument.name for argument in node.target._schema.arguments]
+    defaults = {a.name: a.default_value for a in node.target._schema.arguments}
+    return {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def _nodes(values: Any) -> list[fx.Node]:
+    return [value for value in pytree.tree_leaves(values) if isinstance(value, fx.Node)]
+
+
+def _graphs(node: fx.Node) -> list[fx.Graph]:
+    """The graphs a higher-order operator is given to run."""
+    owner = node.graph.owning_module
+    assert owner is not None
+    named = [n for n in node.all_input_nodes if n.op == "get_attr"]
+    modules = [_attribute(owner, str(n.target)) for n in named]
+    return [module.graph for module in modules if isinstance(module, fx.GraphModule)]
+
+
+def _attribute(owner: Any, path: str) -> object:
+    for part in path.split("."):
+        owner = getattr(owner, part)
+    return owner
+
+
+def _written_inside(node: fx.Node) -> list[fx.Node]:
+    arguments = pytree.tree_leaves([node.args, node.kwargs])
+    graphs = _graphs(node)
+    if not graphs:
+        return _nodes(arguments)
+    return _nodes([list(_operands_written(graph, arguments)) for graph in graphs])
+
+
+def _operands_written(graph: fx.Graph, arguments: list[Any]) -> Iterator[Any]:
+    """What the graph of a higher-order operator writes into; its operands come last."""
+    memory = memory_of(graph)
+    written = {memory.get(value) for inner in graph.nodes for value in written_by(inner)}
+    if not written:
+        return
+    entrances = graph.find_nodes(op="placeholder")
+    if None in written or len(entrances) > len(arguments):
+        yield from arguments  # Not known which: any.
+        return
+    operands = arguments[len(arguments) - len(entrances) :]
+    for entrance, operand in zip(entrances, operands, strict=True):
+        if memory.get(entrance) in written:
+            yield operand

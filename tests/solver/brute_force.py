@@ -1,0 +1,92 @@
+"""Everything a plan can be, and the best of it."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations, product
+
+from planner import Problem
+from planner.artifacts.operations import Operation
+from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
+from planner.errors import DeadlockError
+from planner.schedule.heuristic import fits_memory
+from planner.simulator import simulate
+
+
+def all_partitions(problem: Problem) -> Iterator[tuple[StageSpec, ...]]:
+    """Every cut of the chain, with every choice of device sets."""
+    names = list(problem.graph.layers)
+    most = len(problem.cluster.devices) * problem.job.max_stages_per_device
+    for count in range(1, min(len(names), most) + 1):
+        for cuts in combinations(range(1, len(names)), count - 1):
+            edges = [0, *cuts, len(names)]
+            for sets in _device_sets(problem, count):
+                yield tuple(
+                    StageSpec(tuple(names[edges[j] : edges[j + 1]]), sets[j]) for j in range(count)
+                )
+
+
+def _device_sets(problem: Problem, count: int) -> Iterator[tuple[tuple[str, ...], ...]]:
+    devices, job = problem.cluster.device_names, problem.job
+    largest = len(devices) if job.replication else 1
+    sets = [chosen for n in range(1, largest + 1) for chosen in combinations(devices, n)]
+    for choice in product(sets, repeat=count):
+        held = Counter(device for chosen in choice for device in chosen)
+        if max(held.values()) <= job.max_stages_per_device:
+            yield choice
+
+
+def all_orders(
+    pipeline: PlacedPipeline,
+) -> Iterator[dict[str, tuple[Operation, ...]]]:
+    """Every assignment of microbatches to replicas with every order on every device."""
+    pairs = [(s, m) for s in range(len(pipeline.stages)) for m in range(pipeline.microbatches)]
+    choices = [pipeline.stages[s].spec.devices for s, _ in pairs]
+    for owners in product(*choices):
+        per_device: list[list[tuple[Operation, ...]]] = []
+        for device in pipeline.devices:
+            held = [pair for pair, owner in zip(pairs, owners, strict=True) if owner == device]
+            per_device.append(list(_interleavings(tuple((s, m, 0) for s, m in held))))
+        for orders in product(*per_device):
+            yield dict(zip(pipeline.devices, orders, strict=True))
+
+
+def _interleavings(held: tuple[tuple[int, int, int], ...]) -> Iterator[tuple[Operation, ...]]:
+    """All orders with each forward before its backward; state 0: nothing ran, 1: forward ran."""
+    if not held:
+        yield ()
+    for position, (stage, microbatch, state) in enumerate(held):
+        rest = held[:position] + held[position + 1 :]
+        if state == 0:
+            rest = (*held[:position], (stage, microbatch, 1), *held[position + 1 :])
+        operation = Operation(stage, "FB"[state], microbatch)  # type: ignore[arg-type]
+        for tail in _interleavings(rest):
+            yield (operation, *tail)
+
+
+@dataclass
+class BruteForce:
+    """The best of everything."""
+
+    time_s: float = float("inf")
+    partitions: int = 0
+    schedules: int = 0
+
+
+def brute_force(problem: Problem) -> BruteForce:
+    """The fastest plan by trying every plan."""
+    best = BruteForce()
+    for specs in all_partitions(problem):
+        pipeline = place(problem, specs)
+        if not is_connected(pipeline):
+            continue
+        best.partitions += 1
+        for orders in all_orders(pipeline):
+            best.schedules += 1
+            try:
+                timeline = simulate(pipeline, orders)
+            except DeadlockError:
+                continue
+            if timeline.iteration_time_s < best.time_s and fits_memory(timeline):
+                best.time_s = timeline.iteration_time_s
+    return best
