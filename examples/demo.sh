@@ -5,12 +5,12 @@ mkdir -p demo
 
 say() { printf '\n\033[1m%s\033[0m\n' "$1"; }
 
-say "1. Plan GPT-2 (124M parameters) for nine GPUs of three kinds (examples/clusters/irregular.toml)"
+say "1. Plan GPT-2 (124M parameters) for up to nine GPUs of three kinds (examples/clusters/irregular.toml)"
 pipeplan plan models.gpt:gpt2_small --cluster examples/clusters/irregular.toml \
     --job examples/jobs/gpt2.toml --time-limit 20 -o demo/irregular.json
 pipeplan verify demo/irregular.json
 pipeplan plot demo/irregular.json -o demo/irregular.png
-pipeplan simulate demo/irregular.json --trace demo/irregular.trace.json --json >demo/irregular.prediction.json
+pipeplan simulate demo/irregular.json --trace demo/irregular.trace.json >/dev/null
 
 say "2. Plan the same model for four processes on this machine (examples/clusters/this_machine.toml)"
 pipeplan plan models.gpt:gpt2_small --cluster examples/clusters/this_machine.toml \

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +40,9 @@ def allowed_factory(plan: Plan, named: str | Factory | None) -> Factory:
             )
         if recorded not in _zoo().values():
             raise PipeplanError(
-                f"the plan's model is {recorded!r}, which is not in the zoo (models.ZOO); plans "
-                f"are data and import nothing by themselves: if you trust it, add --model "
-                f"{recorded}"
+                f"the plan's model is {recorded!r}, which is not in Pipeplan's own package models "
+                "(models.ZOO); plans are data and import nothing by themselves: if you trust it, "
+                f"add --model {recorded}"
             )
         named = recorded
     elif recorded is not None and named != recorded:
@@ -49,11 +51,12 @@ def allowed_factory(plan: Plan, named: str | Factory | None) -> Factory:
 
 
 def _zoo() -> Mapping[str, str]:
-    """The zoo of the checkout; empty where it is not on the path."""
-    try:
-        return import_module("models").ZOO  # type: ignore[no-any-return]
-    except (ImportError, AttributeError):
+    """The zoo that came with this executor; empty where another package bears its name."""
+    ours = Path(__file__).resolve().parents[1] / "models" / "__init__.py"
+    found = find_spec("models")
+    if found is None or found.origin is None or Path(found.origin).resolve() != ours:
         return {}
+    return import_module("models").ZOO  # type: ignore[no-any-return]
 
 
 def build_model(plan: Plan, factory: Factory, seed: int, device: torch.device) -> nn.Module:

@@ -45,7 +45,7 @@ class StepMetrics:
         return (
             f"step {self.step:4d}  loss {self.loss:8.4f}  {self.step_time_s:7.3f} s "
             f"(predicted {self.predicted_time_s:.3f} s)  bubble {100 * self.bubble:3.0f}%  "
-            f"memory {self.peak_memory_bytes / GIB:.2f} GiB"
+            f"process {self.peak_memory_bytes / GIB:.2f} GiB"
         )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.errors import PipeplanError
+from planner.units import format_seconds
 
 if TYPE_CHECKING:
     from planner.artifacts.job import Job
@@ -163,14 +164,20 @@ def plan(
     """Find the fastest plan and prove how far from the best it can be."""
     with _user_errors():
         from planner.artifacts.cluster import Cluster
+        from planner.artifacts.document import require_file_path
         from planner.artifacts.problem import ModelSource, Problem
-        from planner.solver import solve
+        from planner.solver import check_settings, solve
 
+        # What can be wrong is found before the model is traced, which may take a while.
+        check_settings(time_limit, gap, seed, workers)
+        require_file_path(output)
         the_job = _job(job, set_)
         the_cluster = Cluster.load(cluster)
-        if not output.absolute().parent.is_dir():
-            raise PipeplanError(f"--output {output}: folder {output.parent} does not exist")
         factory = None if model.endswith(".json") else model
+        if factory is None and set_:
+            raise PipeplanError(
+                f"--set {set_[0]}: {model} was traced already; trace the model again with it"
+            )
         source = ModelSource(factory, dict(the_job.model_arguments))
         problem = Problem(_graph(model, the_job), the_cluster, the_job, source)
         result = solve(
@@ -199,7 +206,9 @@ def _report_result(result: Result, output: Path, as_json: bool) -> None:
         return
     _show(result.plan)
     typer.echo(result.summary())
-    typer.echo(f"bound covers {result.plan.provenance.bound_covers}")
+    typer.echo(f"the bound holds for {result.plan.provenance.bound_covers}")
+    if result.status != "optimal" and result.gap is not None:
+        typer.echo("the gap is what is not proved: a better plan may exist, none is known")
     typer.echo(f"wrote {output}")
 
 
@@ -213,11 +222,8 @@ def _progress_table(quiet: bool) -> Callable[[HistoryRow], None]:
         while headings:
             typer.echo(headings.pop(), err=True)
         gap = f"{row.gap:7.2%}" if row.gap is not None else "      -"
-        typer.echo(
-            f"{row.time_s:7.1f}s  {row.iteration_time_s * 1e3:9.3f} ms  "
-            f"{row.lower_bound_s * 1e3:9.3f} ms  {gap}  {row.event}",
-            err=True,
-        )
+        time, bound = format_seconds(row.iteration_time_s), format_seconds(row.lower_bound_s)
+        typer.echo(f"{row.time_s:7.1f}s  {time:>12}  {bound:>12}  {gap}  {row.event}", err=True)
 
     return show
 

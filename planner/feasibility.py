@@ -1,10 +1,10 @@
 """Why no plan fits: which layer needs how much, what the devices have, and what would help."""
 
-from planner.artifacts.hardware import GIB
 from planner.artifacts.problem import Problem
 from planner.costs.placement import static_bytes, workspace_bytes
 from planner.errors import InfeasibleError
 from planner.partition.chain import Chain
+from planner.units import format_bytes
 
 
 def explain_infeasible(chain: Chain, *, is_proved: bool) -> InfeasibleError:
@@ -22,18 +22,18 @@ def explain_infeasible(chain: Chain, *, is_proved: bool) -> InfeasibleError:
     worst = max(needs, key=needs.__getitem__)
     if needs[worst] > room:
         return InfeasibleError(
-            f"layer {worst!r} alone needs {needs[worst] / GIB:.1f} GiB (weights, gradients, "
+            f"layer {worst!r} alone needs {format_bytes(needs[worst])} (weights, gradients, "
             f"optimizer state and one microbatch), the largest device {largest!r} has "
-            f"{room / GIB:.1f} GiB; use smaller microbatches, a lighter optimizer or larger devices"
+            f"{format_bytes(room)}; use smaller microbatches, a lighter optimizer or larger devices"
         )
     total = sum(static_bytes(problem, [p]) for p in problem.graph.record.parameters)
     have = sum(kind.capacity_bytes for kind in capacity.values())
     stages = "" if problem.job.max_stages is None else f" in {problem.job.max_stages} stages"
     verdict = "no plan fits" if is_proved else "no plan was found that fits"
     return InfeasibleError(
-        f"{verdict}: weights, gradients and optimizer state need {total / GIB:.1f} GiB{stages}, "
-        f"{len(capacity)} devices have {have / GIB:.1f} GiB in all, the largest layer {worst!r} "
-        f"needs {needs[worst] / GIB:.1f} GiB with one microbatch; use smaller microbatches, a "
+        f"{verdict}: weights, gradients and optimizer state need {format_bytes(total)}{stages}, "
+        f"{len(capacity)} devices have {format_bytes(have)} in all, the largest layer {worst!r} "
+        f"needs {format_bytes(needs[worst])} with one microbatch; use smaller microbatches, a "
         "lighter optimizer, more stages or more devices"
     )
 

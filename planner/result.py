@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from planner.artifacts.plan import Plan
+from planner.units import format_seconds
 from planner.verifier import gap
 
 Status = Literal["optimal", "feasible", "interrupted"]
@@ -57,10 +58,14 @@ class Result:
 
     def summary(self) -> str:
         """A few lines for people."""
-        percent = "unknown" if self.gap is None else f"{100 * self.gap:.2f}%"
+        proved = (
+            "no bound proved"
+            if self.gap is None
+            else f"bound {format_seconds(self.lower_bound_s)}, gap {self.gap:.2%}"
+        )
+        stages, used = len(self.plan.stages), len(self.plan.ranks)
         return (
-            f"{self.status}: {self.iteration_time_s * 1e3:.3f} ms an iteration, "
-            f"bound {self.lower_bound_s * 1e3:.3f} ms, gap {percent}; "
-            f"{len(self.plan.stages)} stages on {len(self.plan.ranks)} devices, "
-            f"{self.tried} partitions scheduled"
+            f"{self.status}: {format_seconds(self.iteration_time_s)} an iteration, {proved}; "
+            f"{stages} stage{'s' * (stages > 1)} on {used} of {len(self.plan.cluster.devices)} "
+            f"device{'s' * (used > 1)}, {self.tried} partitions scheduled"
         )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from planner.artifacts.hardware import GIB
 from planner.artifacts.plan import Plan, Predicted
 from planner.costs.placement import is_connected, place_plan
 from planner.errors import PipeplanError, first_problems
 from planner.plan_form import form_problems, order_problems, stage_problems
 from planner.simulator import Orders, Timeline, simulate
+from planner.units import format_bytes
 
 RELATIVE_TOLERANCE = 1e-6
 REMEDY = "run `pipeplan simulate PLAN -o PLAN` to write fresh figures"
@@ -106,8 +106,8 @@ def _memory(timeline: Timeline) -> Iterator[str]:
             kind = timeline.pipeline.problem.cluster.device_type(device)
             peak = max(held for _, held in steps)
             yield (
-                f"memory of {device!r}: {over[1] / GIB:.3f} GiB at {over[0]:.6f} s (peak "
-                f"{peak / GIB:.3f} GiB), but it has {capacity / GIB:.3f} GiB "
+                f"memory of {device!r}: {format_bytes(over[1])} at {over[0]:.6f} s (peak "
+                f"{format_bytes(peak)}), but it has {format_bytes(capacity)} "
                 f"(memory_gib {kind.memory_gib:g} less reserved_gib {kind.reserved_gib:g}); "
                 "give it fewer layers or fewer microbatches in flight"
             )

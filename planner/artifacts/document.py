@@ -191,13 +191,17 @@ def digest_of_data(data: Any) -> str:
 def write_atomically(path: str | Path, content: str | bytes) -> None:
     """Write a file whole or not at all: to a temporary file beside it, then rename.
 
+    A symbolic link stays; the file it points at is replaced.
+
     Raises:
-        PipeplanError: if the folder does not exist or cannot be written.
+        PipeplanError: if the folder does not exist or cannot be written, or the path is of
+            something that is no file, such as a folder or a device.
     """
-    path = Path(path)
+    require_file_path(path)
+    path = Path(path).resolve()
     data = content.encode() if isinstance(content, str) else content
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
     except OSError as error:
         raise PipeplanError(f"{path}: cannot be written: {error.strerror}") from None
     try:
@@ -210,6 +214,24 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
     finally:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
+
+
+def require_file_path(path: str | Path) -> None:
+    """Refuse a path that cannot be written, before the work that would be lost.
+
+    Raises:
+        PipeplanError: saying why.
+    """
+    target = Path(path).resolve()
+    if not target.parent.is_dir():
+        raise PipeplanError(
+            f"{path}: cannot be written: there is no folder {target.parent}; create it"
+        )
+    if target.exists() and not target.is_file():
+        kind = "a folder" if target.is_dir() else "no regular file"
+        raise PipeplanError(f"{path}: cannot be written: it is {kind}; give the path of a file")
+    if not os.access(target.parent, os.W_OK):
+        raise PipeplanError(f"{path}: cannot be written: no permission in folder {target.parent}")
 
 
 def _umask() -> int:

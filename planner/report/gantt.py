@@ -16,13 +16,11 @@ from planner.report.figures import (
 )
 from planner.report.gantt_boxes import COMPUTE, Boxes, Look, operation_boxes, other_boxes, rows_of
 from planner.report.names import (
-    TimeUnit,
-    format_seconds,
     problem_title,
     stages_label,
-    time_unit,
 )
 from planner.report.palette import IDLE_COLOUR, INK_COLOUR, MUTED_COLOUR, lighter
+from planner.units import TimeUnit, format_seconds, time_unit
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,8 +15,9 @@ from planner.report.figures import (
     root_figure,
     save_figure,
 )
-from planner.report.names import TimeUnit, problem_title, stages_label, time_unit
+from planner.report.names import problem_title, stages_label
 from planner.report.palette import LINE_COLOURS, MUTED_COLOUR
+from planner.units import TimeUnit, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,37 +1,12 @@
-"""Names and quantities as people read them, shared by the charts and the tables."""
+"""Names as people read them, shared by the charts and the tables."""
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from planner.simulator import Timeline
 
 # A number with a leading zero is not extended to a range: gpu08-9 would not say what it means.
 _NUMBERED = re.compile(r"(.*?)(?<!\d)(0|[1-9]\d*)")
-
-
-class TimeUnit(NamedTuple):
-    """A unit of time and how many of it make a second."""
-
-    symbol: str
-    per_second: float
-
-
-def time_unit(span_s: float) -> TimeUnit:
-    """The unit in which a span of time is easiest to read: s, ms or µs.
-
-    Args:
-        span_s: the longest time to show, in seconds.
-    """
-    if span_s >= 10:
-        return TimeUnit("s", 1.0)
-    return TimeUnit("ms", 1e3) if span_s >= 1e-3 else TimeUnit("µs", 1e6)
-
-
-def format_seconds(seconds: float) -> str:
-    """A time with four significant digits in its own unit, such as ``207.5 ms``."""
-    unit = time_unit(seconds)
-    return f"{seconds * unit.per_second:.4g} {unit.symbol}"
 
 
 def compress_devices(names: Iterable[str]) -> str:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from planner.artifacts.hardware import GIB
 from planner.costs.placement import PlacedStage, static_bytes
-from planner.report.names import compress_devices, format_seconds
+from planner.report.names import compress_devices
+from planner.units import format_bytes, format_seconds
 from planner.verifier import gap
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def _stage_table(plan: Plan, timeline: Timeline) -> Table:
             str(len(stage.spec.layers)),
             _milliseconds(times.forward_s for times in stage.times.values()),
             _milliseconds(times.backward_s for times in stage.times.values()),
-            _size(stage.stash_bytes),
+            format_bytes(stage.stash_bytes),
             f"{_state_bytes(timeline, stage) / GIB:.2f}",
             *([str(len(stage.spec.recompute))] if recomputes else []),
         )
@@ -127,10 +128,6 @@ def _milliseconds(seconds: Iterable[float]) -> str:
     values = list(seconds)
     first, last = f"{min(values) * 1e3:.2f}", f"{max(values) * 1e3:.2f}"
     return first if first == last else f"{first} … {last}"
-
-
-def _size(bytes_: int) -> str:
-    return f"{bytes_ / GIB:.2f} GiB" if bytes_ >= GIB else f"{bytes_ / 2**20:.1f} MiB"
 
 
 def _state_bytes(timeline: Timeline, stage: PlacedStage) -> int:

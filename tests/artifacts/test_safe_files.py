@@ -73,7 +73,9 @@ def test_a_write_that_is_interrupted_leaves_the_old_file(
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     path = tmp_path / "no" / "plan.json"
-    with pytest.raises(PipeplanError, match=r"no/plan\.json: cannot be written: No such file"):
+    with pytest.raises(
+        PipeplanError, match=r"no/plan\.json: cannot be written: there is no folder"
+    ):
         write_atomically(path, "new")
     with pytest.raises(PipeplanError, match="cannot be written"):
         write_atomically(tmp_path, "new")
@@ -114,3 +116,24 @@ def test_reading_verifying_and_simulating_a_plan_never_imports_its_model(
 @given(scheduled())
 def test_every_plan_of_a_valid_schedule_holds(case: Scheduled) -> None:
     assert verify(plan_by_hand(case.pipeline, case.orders)) == []
+
+
+def test_a_link_stays_and_what_it_points_at_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    real, symbolic = tmp_path / "real" / "file.txt", tmp_path / "link.txt"
+    real.write_text("old")
+    symbolic.symlink_to(real)
+    write_atomically(symbolic, "new")
+    assert symbolic.is_symlink()
+    assert real.read_text() == "new"
+    assert [path.name for path in real.parent.iterdir()] == ["file.txt"]
+
+
+def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(PipeplanError, match="pipe: cannot be written: it is no regular file"):
+        write_atomically(pipe, "new")
+    assert pipe.is_fifo()
+    with pytest.raises(PipeplanError, match="it is a folder"):
+        write_atomically(tmp_path, "new")

@@ -140,7 +140,7 @@ WRONG = {
     "half a setting": (("trace", "models.gpt:gpt_tiny", "--set", "layers"), "NAME=VALUE"),
     "no such job": ((*PLAN, "--job", "nowhere.toml"), "nowhere.toml"),
     "no such cluster": (("plan", "models.gpt:gpt_tiny", "--cluster", "no.toml"), "no.toml"),
-    "no such folder": ((*PLAN, "-o", "no/such/folder/plan.json"), "--output"),
+    "no such folder": ((*PLAN, "-o", "no/such/folder/plan.json"), "folder"),
     "no time": ((*PLAN, "--time-limit", 0), "time_limit_s"),
     "time that is no number": ((*PLAN, "--time-limit", "nan"), "time_limit_s"),
     "no workers": ((*PLAN, "--workers", 0), "workers"),
@@ -198,5 +198,5 @@ reserved_gib = 0.1
     )
     assert result.exit_code == 1
     assert "layer 'lm_head' alone needs" in result.stderr
-    assert "0.4 GiB" in result.stderr
+    assert "409.6 MiB" in result.stderr
     assert not (tmp_path / "plan.json").exists()

@@ -144,7 +144,7 @@ EDITS: list[tuple[Callable[[Data], None], str]] = [
     (_misspell_an_operation, r"orders\[.*\].*'0X0'"),
     (_run_an_operation_elsewhere, r"orders\[.*\]: .* does not hold stage 0"),
     (_let_orders_wait_for_each_other, "the orders deadlock: .* waits at 0B"),
-    (_leave_too_little_memory, "memory of .* GiB .*memory_gib"),
+    (_leave_too_little_memory, "memory of .* [GMK]iB .*memory_gib"),
     (_name_an_unknown_device, r"stages\[0\]\.devices: unknown device 'nowhere'"),
     (_give_a_device_no_rank, "ranks: device .* has no rank; add it"),
     (_predict_a_negative_time, r"predicted\.iteration_time_s: .*0"),

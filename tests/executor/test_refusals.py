@@ -201,6 +201,19 @@ def test_a_plan_imports_nothing_outside_the_zoo_unless_the_user_says_so(
     assert elsewhere.exists()
 
 
+def test_a_package_that_bears_the_zoos_name_is_not_the_zoo(
+    run: Run, elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "__init__.py").write_text(f"open({str(elsewhere)!r}, 'w').close()\n")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "models"]:
+        monkeypatch.delitem(sys.modules, name)
+    status, lines = run(plan_of())
+    assert status == 1
+    assert "not in Pipeplan's own package models" in lines[0]
+    assert not elsewhere.exists()
+
+
 def test_a_factory_other_than_the_plans_is_refused(run: Run, elsewhere: Path) -> None:
     assert run(plan_of(), "--model", "elsewhere_for_a_test:net") == (
         1,

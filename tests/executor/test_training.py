@@ -12,7 +12,7 @@ from planner.artifacts.plan import Plan
 
 STEP = re.compile(
     r"step +(\d+)  loss +(\d+\.\d+)  +(\d+\.\d+) s \(predicted (\d+\.\d+) s\)  "
-    r"bubble +(\d+)%  memory (\d+\.\d+) GiB"
+    r"bubble +(\d+)%  process (\d+\.\d+) GiB"
 )
 STEPS = 12
 

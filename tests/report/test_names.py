@@ -2,8 +2,9 @@
 
 import pytest
 
-from planner.report.names import compress_devices, count, format_seconds, stages_label
+from planner.report.names import compress_devices, count, stages_label
 from planner.report.palette import lighter
+from planner.units import format_bytes, format_seconds
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,13 @@ def test_times_are_in_the_unit_easiest_to_read():
     assert format_seconds(1.5) == "1500 ms"
     assert format_seconds(0.2074618) == "207.5 ms"
     assert format_seconds(12e-6) == "12 µs"
+
+
+def test_sizes_are_in_the_unit_easiest_to_read():
+    assert format_bytes(1.25 * 2**30) == "1.25 GiB"
+    assert format_bytes(300.04 * 2**20) == "300 MiB"
+    assert format_bytes(1536) == "1.5 KiB"
+    assert format_bytes(7) == "7 B"
 
 
 def test_stages_are_named_in_singular_and_plural():

@@ -33,7 +33,7 @@ def test_every_stage_has_a_row_with_its_layers_and_times(timeline_of):
     table = rows(by_hand(timeline), timeline)
     # Two layers a stage; 10**8 parameters of 4 bytes a layer, once as weights, once as gradients.
     state = f"{2 * 2 * 4 * 10**8 / 2**30:.2f}"
-    first = ["0", "d0-1", "embed … block0", "2", "3000.00", "6000.00", "512.0 MiB", state]
+    first = ["0", "d0-1", "embed … block0", "2", "3000.00", "6000.00", "512 MiB", state]
     assert first in table
     assert any(row[:6] == ["1", "d2", "block1 … head", "2", "7000.00", "14000.00"] for row in table)
 

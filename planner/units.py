@@ -1,0 +1,37 @@
+"""Times and sizes as people read them."""
+
+from typing import NamedTuple
+
+SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+class TimeUnit(NamedTuple):
+    """A unit of time and how many of it make a second."""
+
+    symbol: str
+    per_second: float
+
+
+def time_unit(span_s: float) -> TimeUnit:
+    """The unit in which a span of time is easiest to read: s, ms or µs.
+
+    Args:
+        span_s: the longest time to show, in seconds.
+    """
+    if span_s >= 10:
+        return TimeUnit("s", 1.0)
+    return TimeUnit("ms", 1e3) if span_s >= 1e-3 else TimeUnit("µs", 1e6)
+
+
+def format_seconds(seconds: float) -> str:
+    """A time with four significant digits in its own unit, such as ``207.5 ms``."""
+    unit = time_unit(seconds)
+    return f"{seconds * unit.per_second:.4g} {unit.symbol}"
+
+
+def format_bytes(bytes_: float) -> str:
+    """A size with four significant digits in its own unit, such as ``1.25 GiB``."""
+    for symbol, size in SIZES:
+        if abs(bytes_) >= size:
+            return f"{bytes_ / size:.4g} {symbol}"
+    return f"{bytes_:.4g} B"
