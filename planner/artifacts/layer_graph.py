@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NoReturn, Self
 
 import networkx as nx
 from pydantic import Field, model_validator
@@ -56,7 +57,10 @@ class Layer(Record):
 
 
 class Parameter(Record):
-    """One parameter by its fully qualified name; frozen ones have no gradient."""
+    """One parameter by its fully qualified name.
+
+    ``trainable`` says whether the loss sends it a gradient: it is not frozen, and it is used.
+    """
 
     name: Name
     elements: Count
@@ -126,37 +130,84 @@ def _check_boundary(boundary: Boundary, position: dict[str, int]) -> None:
             )
 
 
+class _Attributes(dict[str, Any]):
+    """A dictionary that is filled once, by its first ``update``, and is then read-only.
+
+    A copy is an ordinary dictionary; what a shallow copy shares stays read-only.
+    """
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        if self:
+            self._refuse()
+        super().update(*args, **kwargs)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise nx.NetworkXError(
+            "the attributes of a layer graph are read-only: solvers read its record; make another "
+            "with LayerGraph.from_record, or edit an ordinary nx.DiGraph(graph)"
+        )
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    pop = popitem = clear = setdefault = _refuse
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return {key: deepcopy(value, memo) for key, value in self.items()}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (dict, (dict(self),))
+
+
 class LayerGraph(nx.DiGraph):  # type: ignore[misc]
     """A networkx DiGraph of layers in executable order, read-only.
 
     Node attributes are the fields of :class:`Layer` plus ``parameter_bytes``; edge attributes are
-    ``tensors`` (boundary names) and ``bytes``. ``record`` is the same as plain data.
+    ``tensors`` (boundary names) and ``bytes``. ``record`` is the same as plain data. Editing nodes,
+    edges or their attributes raises :class:`networkx.NetworkXError`; ``nx.DiGraph(graph)`` is an
+    ordinary graph of the same contents, and what the few functions of networkx need that edit a
+    ``copy`` (``nx.transitive_closure``): a copy of a layer graph is as read-only as itself. Graphs
+    that networkx derives (``subgraph``, ``reverse``, ``nx.relabel_nodes``) are ordinary ones too:
+    they have no record.
     """
 
     record: GraphRecord
+    node_attr_dict_factory = _Attributes
+    edge_attr_dict_factory = _Attributes
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """An ordinary DiGraph: networkx makes the graphs it derives by ``graph.__class__()``."""
+        return nx.DiGraph(*args, **kwargs)
 
     @classmethod
     def from_record(cls, record: GraphRecord) -> LayerGraph:
         """Build the graph of a record."""
-        graph = cls(name=record.name)
+        graph: LayerGraph = nx.DiGraph.__new__(cls)
+        nx.DiGraph.__init__(graph, name=record.name)
         graph.record = record
         size = {parameter.name: parameter.bytes for parameter in record.parameters}
         for layer in record.layers:
             bytes_ = sum(size[name] for name in layer.parameters)
-            graph.add_node(layer.name, **layer.model_dump(), parameter_bytes=bytes_)
+            fields = layer.model_dump()
+            fields["measured"] = _read_only(
+                {kind: _read_only(times) for kind, times in fields["measured"].items()}
+            )
+            graph.add_node(layer.name, **fields, parameter_bytes=bytes_)
+        crossing: dict[tuple[str, str], list[Boundary]] = {}
         for boundary in record.boundaries:
             for user in boundary.users:
-                graph._add_tensor(boundary, user)
+                crossing.setdefault((boundary.producer, user), []).append(boundary)
+        for (producer, user), tensors in crossing.items():
+            graph.add_edge(
+                producer,
+                user,
+                tensors=tuple(tensor.name for tensor in tensors),
+                bytes=sum(tensor.bytes for tensor in tensors),
+            )
+        graph.graph = _read_only(graph.graph)
         return nx.freeze(graph)  # type: ignore[no-any-return]
 
-    def _add_tensor(self, boundary: Boundary, user: str) -> None:
-        edge = self.get_edge_data(boundary.producer, user, {"tensors": (), "bytes": 0})
-        self.add_edge(
-            boundary.producer,
-            user,
-            tensors=(*edge["tensors"], boundary.name),
-            bytes=edge["bytes"] + boundary.bytes,
-        )
+    def copy(self, as_view: bool = False) -> Self:
+        """This graph itself: it never changes."""
+        return self
 
     @classmethod
     def parse(cls, data: Any, source: str = "layer graph") -> LayerGraph:
@@ -208,6 +259,12 @@ class LayerGraph(nx.DiGraph):  # type: ignore[misc]
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and transfer between processes by the record."""
         return (LayerGraph.from_record, (self.record,))
+
+
+def _read_only(values: dict[str, Any]) -> dict[str, Any]:
+    attributes = _Attributes()
+    attributes.update(values)
+    return attributes
 
 
 def require_samples(graph: LayerGraph, samples: int) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from planner.artifacts.job import Job
 from planner.errors import PipeplanError
 from planner.tracing.factory import TARGET, TrainingStep
+from planner.tracing.user_code import FAILURES, is_exports_own, told
 
 _PREFIX = "model."
 
@@ -63,13 +64,8 @@ def export_step(model: nn.Module, batch: Mapping[str, Tensor], job: Job) -> Expo
             exported = torch.export.export(step, (), dict(batch), strict=False)
     except PipeplanError:
         raise
-    except Exception as error:
-        reason = str(error).strip().splitlines()
-        raise PipeplanError(
-            f"torch.export cannot trace {type(model).__name__}: {type(error).__name__}: "
-            f"{reason[0] if reason else ''}; data-dependent control flow and unsupported Python "
-            "must be removed from forward"
-        ) from error
+    except FAILURES as error:
+        raise PipeplanError(_failed_export(model, error)) from error
     module = exported.module()
     assert isinstance(module, fx.GraphModule)
     for node in list(module.graph.nodes):
@@ -83,6 +79,16 @@ def export_step(model: nn.Module, batch: Mapping[str, Tensor], job: Job) -> Expo
             "let the model return its loss as a scalar tensor"
         )
     return ExportedStep(module, _canonical_names(module))
+
+
+def _failed_export(model: nn.Module, error: BaseException) -> str:
+    name = f"{type(model).__module__}:{type(model).__qualname__}"
+    if is_exports_own(error):
+        return (
+            f"torch.export cannot trace {name}: {told(error)}; data-dependent control flow and "
+            "unsupported Python must be removed from forward"
+        )
+    return f"{name}.forward failed while torch.export traced it: {told(error)}"
 
 
 def _check_arguments(model: nn.Module, batch: Mapping[str, Tensor]) -> None:

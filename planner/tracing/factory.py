@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from planner.artifacts.job import Job
-from planner.errors import PipeplanError
+from planner.errors import PipeplanError, shorten
+from planner.tracing.user_code import FAILURES, is_exports_own, place, told
 
 TARGET = "target"
 
@@ -22,12 +23,19 @@ def import_factory(name: str) -> Callable[..., nn.Module]:
     Only call this with a name the user typed or the zoo holds: importing runs code.
 
     Raises:
-        PipeplanError: if the name has no such form, or the module or factory does not exist.
+        PipeplanError: if the name has no such form, the module or factory does not exist, or
+            importing the module fails.
     """
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
         raise PipeplanError(
             f"model {name!r}: expected module:factory, for example models.gpt:gpt2_small"
+        )
+    if "/" in module_name or "\\" in module_name or "" in module_name.split("."):
+        raise PipeplanError(
+            f"model {name!r}: {module_name!r} is not the name of a module; write folders and file "
+            "as Python imports them from the current folder, for example models.gpt:gpt2_small "
+            "for models/gpt.py"
         )
     here = str(Path.cwd())
     if here not in sys.path:
@@ -36,10 +44,14 @@ def import_factory(name: str) -> Callable[..., nn.Module]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
+            raise PipeplanError(_failed_import(name, module_name, error)) from error
         raise PipeplanError(
             f"model {name!r}: no module {error.name!r} in {here} or on PYTHONPATH"
-        ) from None
+        ) from error
+    except FAILURES as error:
+        raise PipeplanError(
+            f"model {name!r}: importing module {module_name!r} failed: {told(error)}"
+        ) from error
     factory = getattr(module, attribute, None)
     if not callable(factory):
         known = [key for key, value in vars(module).items() if _is_factory(value, module_name)]
@@ -50,6 +62,16 @@ def import_factory(name: str) -> Callable[..., nn.Module]:
     return factory  # type: ignore[no-any-return]
 
 
+def _failed_import(name: str, module_name: str, error: ModuleNotFoundError) -> str:
+    missing = repr(error.name) if error.name else str(error)
+    where = place(error)
+    return (
+        f"model {name!r}: importing module {module_name!r} failed: ModuleNotFoundError: "
+        f"the module {missing} that it imports{f' ({where})' if where else ''} is missing; "
+        "install it or correct that import"
+    )
+
+
 def _is_factory(value: object, module_name: str) -> bool:
     return callable(value) and getattr(value, "__module__", None) == module_name
 
@@ -58,19 +80,31 @@ def build(factory: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> nn
     """Call the factory on the current default device.
 
     Raises:
-        PipeplanError: if the factory refuses the arguments or the result is not a module.
+        PipeplanError: if the factory raises or the result is not a module.
     """
     try:
         model = factory(**arguments)
-    except (TypeError, ValueError) as error:
+    except PipeplanError:
+        raise
+    except FAILURES as error:
+        given = f" with model_arguments {shorten(dict(arguments), 400)}" if arguments else ""
+        wrong = isinstance(error, TypeError | ValueError)
+        remedy = "; correct model_arguments in the job file" if wrong else ""
         raise PipeplanError(
-            f"model_arguments {dict(arguments)}: {error}; correct them in the job file"
+            f"model {_qualified_name(factory)!r}{given} cannot be built: {told(error)}{remedy}"
         ) from error
     if not isinstance(model, nn.Module):
         raise PipeplanError(
-            f"the factory returned {type(model).__name__}, expected a torch.nn.Module"
+            f"model {_qualified_name(factory)!r}: the factory returned {type(model).__name__}, "
+            "expected a torch.nn.Module"
         )
     return model
+
+
+def _qualified_name(of: object) -> str:
+    """``module:name``, as the user would name it."""
+    named = of if hasattr(of, "__qualname__") else type(of)
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 def example_batch(model: nn.Module, job: Job) -> dict[str, Tensor]:
@@ -80,13 +114,13 @@ def example_batch(model: nn.Module, job: Job) -> dict[str, Tensor]:
         Tensors by the names of forward's arguments, and ``target`` for the loss.
 
     Raises:
-        PipeplanError: if neither describes a batch.
+        PipeplanError: if neither describes a batch, or ``example_batch`` raises or returns
+            something else.
     """
     if job.inputs:
         batch = {name: _random_input(job, name) for name in job.inputs}
     elif hasattr(model, "example_batch"):
-        make_batch: Callable[[int], dict[str, Tensor]] = model.example_batch  # type: ignore[assignment]
-        batch = make_batch(job.samples_per_microbatch)
+        batch = _own_batch(model, job.samples_per_microbatch)
     else:
         raise PipeplanError(
             f"model {type(model).__name__} has no example_batch(samples) method and the job lists "
@@ -103,6 +137,29 @@ def example_batch(model: nn.Module, job: Job) -> dict[str, Tensor]:
         name: value.to(dtype) if value.dtype == torch.float32 else value
         for name, value in batch.items()
     }
+
+
+def _own_batch(model: nn.Module, samples: int) -> dict[str, Tensor]:
+    call = f"{_qualified_name(model)}.example_batch({samples})"
+    try:
+        batch: object = model.example_batch(samples)  # type: ignore[operator]
+    except PipeplanError:
+        raise
+    except FAILURES as error:
+        raise PipeplanError(f"{call} failed: {told(error)}") from error
+    wanted = "a mapping of tensors by the names of forward's arguments"
+    if not isinstance(batch, Mapping):
+        raise PipeplanError(f"{call} returned {_kind(batch)}, expected {wanted}")
+    for name, value in batch.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise PipeplanError(
+                f"{call} returned {_kind(value)} for {shorten(name)}, expected {wanted}"
+            )
+    return dict(batch)
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, Sized) else "")
 
 
 def _random_input(job: Job, name: str) -> Tensor:
@@ -126,7 +183,8 @@ class TrainingStep(nn.Module):
         """The scalar loss of one microbatch.
 
         Raises:
-            PipeplanError: if the model returns something other than one tensor.
+            PipeplanError: if the model returns something other than one tensor, or one that does
+                not fit the target.
         """
         inputs = {name: value for name, value in batch.items() if name != TARGET}
         output = self.model(**inputs)
@@ -134,19 +192,31 @@ class TrainingStep(nn.Module):
             raise PipeplanError(self._no_tensor(output))
         if self.loss == "output":
             return output
-        if self.loss == "mse":
-            return functional.mse_loss(output, batch[TARGET])
-        return _cross_entropy(output, batch[TARGET])
+        loss = functional.mse_loss if self.loss == "mse" else _cross_entropy
+        target = batch[TARGET]
+        try:
+            return loss(output, target)
+        except (RuntimeError, ValueError, IndexError) as error:
+            if is_exports_own(error):
+                raise
+            raise PipeplanError(
+                f"loss = {self.loss!r} cannot be taken of what {type(self.model).__name__}.forward "
+                f"returned, {_form(output)}, and the target, {_form(target)}: {told(error)}; "
+                "correct the target or the loss"
+            ) from error
 
     def _no_tensor(self, output: object) -> str:
-        size = f" of {len(output)}" if isinstance(output, Sized) else ""
         remedy = "return its loss alone, a tensor with a single number, from forward"
         if self.loss != "output":
             remedy = 'return the prediction alone from forward, or its loss and set loss = "output"'
         return (
-            f"{type(self.model).__name__}.forward returned a {type(output).__name__}{size}, "
+            f"{type(self.model).__name__}.forward returned {_kind(output)}, "
             f"expected one tensor for loss = {self.loss!r}; {remedy}"
         )
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:

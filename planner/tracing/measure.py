@@ -11,12 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._ops import HigherOrderOperator
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from planner.errors import PipeplanError
 from planner.tracing.export import ExportedStep
 from planner.tracing.layers import LayerAssignment
+from planner.tracing.user_code import told
 
 # Operators that do arithmetic torch's FLOP counter has no formula for, but so little of it per
 # byte that their time is their traffic: normalisations, reductions, lookups, pooling.
@@ -88,11 +91,18 @@ class Measurement:
 def measure(
     exported: ExportedStep, layers: LayerAssignment, batch: Mapping[str, Tensor]
 ) -> Measurement:
-    """Run the exported step on meta tensors and count."""
+    """Run the exported step on meta tensors and count.
+
+    Raises:
+        PipeplanError: naming the operator and its layer if one cannot run so.
+    """
     runner = _Runner(exported, layers)
     arguments = [batch[str(node.target)] for node in layers.inputs]
     with saved_tensors_hooks(runner.pack, lambda tensor: tensor):
-        runner.run(*arguments)
+        try:
+            runner.run(*arguments)
+        except Exception as error:
+            raise PipeplanError(runner.refusal(error)) from error
     return runner.result
 
 
@@ -142,10 +152,23 @@ class _Runner(fx.Interpreter):
         self.result = Measurement()
         self.layers = layers
         self.current: fx.Node | None = None
+        self.running = next(iter(exported.graph.nodes))
         self.weights = _weight_only_nodes(exported)
         parameters = [*exported.module.parameters(), *exported.module.buffers()]
         self.not_stash = {p.untyped_storage()._cdata for p in parameters}
         self.kept_alive: list[Tensor] = []  # A freed storage's address could be used again.
+
+    def refusal(self, error: Exception) -> str:
+        """Why the graph could not be run to its end, in one line."""
+        node = self.running
+        where = f" of layer {layer!r}" if (layer := self.layers.layer_of.get(node)) else ""
+        if isinstance(node.target, HigherOrderOperator):
+            return (
+                f"operator torch.{node.target.name()}{where}: control-flow operators cannot be "
+                "measured, what they cost depends on the data; compute both branches and choose "
+                "with torch.where, or write the loop out"
+            )
+        return f"operator {node.target}{where} cannot be measured without data: {told(error)}"
 
     def pack(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -156,6 +179,7 @@ class _Runner(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node, counting it if it is an operation of a layer."""
+        self.running = n
         if n.op != "call_function":
             return super().run_node(n)
         self.current = n if n in self.layers.layer_of else None
