@@ -10,6 +10,7 @@ from planner.simulator import Orders, Timeline, simulate
 from planner.verifier import predict, replay
 
 NOTHING_AFTER_EDIT = "nothing: the layer graph, the cluster or the job was edited after planning"
+NOTHING_BEYOND = "nothing: this plan is faster than any of the space its bound was proved for"
 
 
 def assemble_plan(
@@ -72,7 +73,8 @@ def refresh(plan: Plan) -> Plan:
     """The same plan with freshly simulated predictions, for one that was edited by hand.
 
     An edit of stages or orders leaves the proven bound, which holds for the problem, whatever the
-    plan. After an edit of the problem itself nothing is proved any more: the bound becomes 0.
+    plan. After an edit of the problem itself nothing is proved any more: the bound becomes 0. So it
+    does if the plan beats it, which one outside the bound's space may, with split backwards say.
 
     Raises:
         PipeplanError: if the plan cannot be simulated; see :func:`planner.verifier.replay`.
@@ -80,11 +82,14 @@ def refresh(plan: Plan) -> Plan:
     timeline = replay(plan)
     bound_s, provenance = plan.predicted.lower_bound_s, plan.provenance
     found = timeline.pipeline.problem.digest
+    covers = None
     if found != provenance.problem_digest:
+        covers = NOTHING_AFTER_EDIT
+    elif timeline.iteration_time_s < bound_s * (1 - 1e-9):
+        covers = NOTHING_BEYOND
+    if covers is not None:
         bound_s = 0.0
-        provenance = provenance.model_copy(
-            update={"problem_digest": found, "bound_covers": NOTHING_AFTER_EDIT}
-        )
+        provenance = provenance.model_copy(update={"problem_digest": found, "bound_covers": covers})
     predicted = predict(timeline, bound_s)
     return plan.model_copy(update={"predicted": predicted, "provenance": provenance})
 
