@@ -38,13 +38,9 @@ json_values = st.recursive(
 )
 
 
-@st.composite
-def layer_graphs(
-    draw: st.DrawFn, min_layers: int = 1, max_layers: int = 6, precision: str = "float32"
-) -> LayerGraph:
-    """A chain of layers with random skips; parameters may be tied, frozen or missing."""
-    count = draw(st.integers(min_layers, max_layers))
-    names = [f"l{index}" for index in range(count)]
+def _boundaries(draw: st.DrawFn, names: list[str]) -> tuple[list[dict], dict[str, int]]:
+    """Tensors from each layer to the next, random skips, and the bytes of them each layer saves."""
+    count = len(names)
     users = [{index + 1} for index in range(count - 1)]
     rows = [(index, found) for index, found in enumerate(users)]
     if count > 2:
@@ -74,6 +70,17 @@ def layer_graphs(
                 "saved_by": saved_by,
             }
         )
+    return boundaries, saved
+
+
+@st.composite
+def layer_graphs(
+    draw: st.DrawFn, min_layers: int = 1, max_layers: int = 6, precision: str = "float32"
+) -> LayerGraph:
+    """A chain of layers with random skips; parameters may be tied, frozen or missing."""
+    count = draw(st.integers(min_layers, max_layers))
+    names = [f"l{index}" for index in range(count)]
+    boundaries, saved = _boundaries(draw, names)
     parameters = [
         {
             "name": f"p{number}",
