@@ -1,0 +1,128 @@
+"""The cluster's links in matrices, and what the best of them allow a bound to assume."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from networkx.utils import UnionFind
+
+from planner.artifacts.cluster import Cluster
+from planner.partition.chain import FloatArray, IntArray
+
+LEAST_STEP = 1.5
+"""A drop of bandwidth by this factor separates groups of devices, as nodes on a network."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Devices joined by wide links, such as those of a node.
+
+    Attributes:
+        of: the group of each device.
+        widest_between_gb_per_s: no two devices of different groups are joined by more.
+    """
+
+    of: IntArray
+    widest_between_gb_per_s: float
+
+
+class LinkTable:
+    """Latency and seconds a byte between all pairs of devices, by their numbers in the cluster.
+
+    Attributes:
+        latency_s, s_per_byte: infinite where there is no path, 0 from a device to itself.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        names = cluster.device_names
+        self.latency_s = np.zeros((len(names), len(names)))
+        self.s_per_byte = np.zeros((len(names), len(names)))
+        self.is_exclusive = True
+        for u, source in enumerate(names):
+            for v, target in enumerate(names):
+                if u != v:
+                    self._add(u, v, source, target)
+
+    def _add(self, u: int, v: int, source: str, target: str) -> None:
+        route = self.cluster.route(source, target)
+        if route is None:
+            self.latency_s[u, v] = self.s_per_byte[u, v] = np.inf
+            return
+        self.latency_s[u, v] = route.latency_s
+        self.s_per_byte[u, v] = 1 / (route.bandwidth_gb_per_s * 1e9)
+        self.is_exclusive = self.is_exclusive and bool(route.links)
+
+    @property
+    def count(self) -> int:
+        """Number of devices."""
+        return len(self.latency_s)
+
+    @cached_property
+    def _others(self) -> FloatArray:
+        """Seconds a byte, infinite from a device to itself."""
+        return np.where(np.eye(self.count, dtype=bool), np.inf, self.s_per_byte)
+
+    @cached_property
+    def least_latency_s(self) -> float:
+        """Of any two devices; 0 if none are joined."""
+        others = self.latency_s[np.isfinite(self._others)]
+        return float(others.min()) if others.size else 0.0
+
+    def least_s_per_byte_to(self, devices: IntArray) -> float:
+        """Over the widest link to any of these devices."""
+        return float(self._others[:, devices].min(initial=np.inf))
+
+    @cached_property
+    def _widening(self) -> list[tuple[float, int, int]]:
+        """The edges of a maximum spanning forest by bandwidth, widest first (Kruskal 1956)."""
+        source, target = np.triu_indices(self.count, 1)
+        inverse = np.minimum(self.s_per_byte[source, target], self.s_per_byte[target, source])
+        forest = UnionFind(range(self.count))
+        edges: list[tuple[float, int, int]] = []
+        for edge in np.argsort(inverse, kind="stable"):
+            u, v = int(source[edge]), int(target[edge])
+            if len(edges) == self.count - 1 or not np.isfinite(inverse[edge]):
+                break
+            if forest[u] != forest[v]:
+                forest.union(u, v)
+                edges.append((float(inverse[edge]), u, v))
+        return edges
+
+    @cached_property
+    def joint_s_per_byte(self) -> FloatArray:
+        """Entry r: any r devices, joined however they can be, use a link at least this slow.
+
+        Both a ring and a tree among devices join them all, so one of their links is no wider than
+        the narrowest of the widest spanning tree of the r best joined devices.
+        """
+        slowest = np.full(self.count + 1, np.inf)
+        slowest[:2] = 0.0
+        forest, largest = UnionFind(range(self.count)), 1
+        for inverse, u, v in self._widening:
+            forest.union(u, v)
+            size = forest.weights[forest[u]]
+            slowest[largest + 1 : size + 1] = inverse
+            largest = max(largest, size)
+        return slowest
+
+    @cached_property
+    def groups(self) -> Groups | None:
+        """Split at the largest drop of bandwidth; None where all links are much alike."""
+        edges = self._widening
+        if len(edges) < 2:
+            return None
+        slow = np.array([inverse for inverse, _, _ in edges])
+        steps = slow[1:] / slow[:-1]
+        cut = int(steps.argmax())
+        if steps[cut] < LEAST_STEP:
+            return None
+        forest = UnionFind(range(self.count))
+        for _, u, v in edges[: cut + 1]:
+            forest.union(u, v)
+        roots = [forest[device] for device in range(self.count)]
+        numbers = {root: number for number, root in enumerate(dict.fromkeys(roots))}
+        width = 1e-9 / slow[cut + 1]
+        return Groups(np.array([numbers[root] for root in roots]), float(width))
