@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.partition.chain import Chain, FloatArray, IntArray
 
@@ -121,10 +120,12 @@ class Intervals:
         widest = max(self.types[k].memory_bandwidth_gb_per_s for k in _held(counts))
         return self.optimizer_traffic_bytes / (widest * 1e9)
 
-    def fits(self, counts: Counts, in_flight: int = 1) -> NDArray[np.bool_]:
-        """Whether so many microbatches a replica fit the memory of each."""
-        room = min(self.types[k].capacity_bytes for k in _held(counts))
-        return self.is_interval & (self.static_bytes + in_flight * self.stash_bytes <= room)
+    def most_in_flight(self, counts: Counts) -> FloatArray:
+        """How many microbatches fit into each replica's memory; negative if not even the state."""
+        room = min(self.types[k].capacity_bytes for k in _held(counts)) - self.static_bytes
+        with np.errstate(divide="ignore", invalid="ignore"):
+            stashes = np.floor(room / self.stash_bytes)
+        return np.asarray(np.where(room < 0, -1.0, np.where(self.stash_bytes > 0, stashes, np.inf)))
 
 
 def _held(counts: Counts) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,22 +38,36 @@ class LinkTable:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        names = cluster.device_names
-        self.latency_s = np.zeros((len(names), len(names)))
-        self.s_per_byte = np.zeros((len(names), len(names)))
+        count = len(cluster.device_names)
+        self.latency_s = np.zeros((count, count))
+        self.s_per_byte = np.zeros((count, count))
         self.is_exclusive = True
-        for u, source in enumerate(names):
-            for v, target in enumerate(names):
-                if u != v:
-                    self._add(u, v, source, target)
+        alike = self._alike()
+        for first in alike:
+            for second in alike:
+                self._fill(first, second)
+        np.fill_diagonal(self.latency_s, 0.0)
+        np.fill_diagonal(self.s_per_byte, 0.0)
 
-    def _add(self, u: int, v: int, source: str, target: str) -> None:
-        route = self.cluster.route(source, target)
-        if route is None:
-            self.latency_s[u, v] = self.s_per_byte[u, v] = np.inf
+    def _alike(self) -> list[IntArray]:
+        """Devices joined to everything else in the same way."""
+        classes: dict[Hashable, list[int]] = {}
+        for number, name in enumerate(self.cluster.device_names):
+            classes.setdefault(self.cluster.attachment(name), []).append(number)
+        return [np.array(numbers) for numbers in classes.values()]
+
+    def _fill(self, first: IntArray, second: IntArray) -> None:
+        u, v = first[0], second[-1]
+        if u == v:
             return
-        self.latency_s[u, v] = route.latency_s
-        self.s_per_byte[u, v] = 1 / (route.bandwidth_gb_per_s * 1e9)
+        names = self.cluster.device_names
+        route = self.cluster.route(names[u], names[v])
+        block = np.ix_(first, second)
+        if route is None:
+            self.latency_s[block] = self.s_per_byte[block] = np.inf
+            return
+        self.latency_s[block] = route.latency_s
+        self.s_per_byte[block] = 1 / (route.bandwidth_gb_per_s * 1e9)
         self.is_exclusive = self.is_exclusive and bool(route.links)
 
     @property
@@ -107,6 +122,18 @@ class LinkTable:
             slowest[largest + 1 : size + 1] = inverse
             largest = max(largest, size)
         return slowest
+
+    def reduction(self, devices: Sequence[int]) -> tuple[float, float]:
+        """Latency of a step and seconds a byte of the best all-reduce among these devices.
+
+        As planner.costs.collectives.fastest_all_reduce_s: the quickest and the widest path of the
+        device that is joined worst.
+        """
+        members = np.array(devices)
+        latency_s = np.where(np.eye(len(members), dtype=bool), np.inf, 0.0)
+        latency_s += self.latency_s[np.ix_(members, members)]
+        s_per_byte = self._others[np.ix_(members, members)]
+        return float(latency_s.min(axis=1).max()), float(s_per_byte.min(axis=1).max())
 
     @cached_property
     def groups(self) -> Groups | None:

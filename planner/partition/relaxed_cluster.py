@@ -1,9 +1,10 @@
 """A bound on every plan: all devices of a type are alike and may use the best links of all.
 
 On such a cluster only the number of devices of each type in a stage matters. Whether a time T can
-be reached is then decided exactly: the least time a microbatch needs, forward and back, up to
-every cut and every number of devices used is found by dynamic programming over stages that keep
-T, and the least T that can be reached is no more than the best plan's iteration time. Stages may
+be reached is then decided exactly: for every cut and every number of devices used, dynamic
+programming over stages that keep T finds the least sum of the next stage's head and of its way
+back to the end of the iteration. The least T that can be reached is no more than the best plan's
+iteration time. Stages may
 be any interval of the chain, with one stage a device, whatever the schedule.
 
 Where devices come in groups (nodes on a network), the program also counts how many groups the
@@ -39,15 +40,15 @@ class _Option:
 
     Attributes:
         counts: devices by type.
-        own_s: load, reduction and optimizer step; infinite where memory does not suffice.
-        load_s: load alone.
+        load_s: of the most loaded replica; infinite where memory does not suffice.
+        end_s: reduction and optimizer step after it.
         path_s: one microbatch forward and back.
         crossings: of the network within the stage, at least; all-reduce pays for them.
     """
 
     counts: Counts
-    own_s: FloatArray
     load_s: FloatArray
+    end_s: FloatArray
     path_s: FloatArray
     crossings: int
 
@@ -58,16 +59,16 @@ class _Frontier:
 
     Attributes:
         alive: states, with their spare crossings.
-        limit_s: less the tail every plan has.
+        limit_s: to keep.
         rest_s: what a microbatch needs behind the cut.
-        own_limit_s: for load, reduction and optimizer step of a stage from here.
+        head_s: earliest arrival of a microbatch at the cut.
     """
 
     cut: int
     alive: IntArray
     limit_s: float
     rest_s: float
-    own_limit_s: float
+    head_s: float
 
 
 class RelaxedCluster:
@@ -92,9 +93,13 @@ class RelaxedCluster:
         self._groups = links.groups
         self._needed_groups = self._count_groups()
         # Crossings beyond those needed so far; as many as the last count as any number.
-        distinct = max(2, MANY_STATES // len(self._used))
-        self._spare_end = min(int(self._needed_groups.max()) - 1, distinct)
+        self._spare_end = min(int(self._needed_groups.max()) - 1, self._distinct_crossings())
         self._send = self._transfers()
+
+    def _distinct_crossings(self) -> int:
+        distinct = MANY_STATES // len(self._used)
+        # Large stages cross the network anyway; that they reduce over it is counted in any case.
+        return distinct if distinct > 20 or not self._single else max(2, distinct)
 
     @property
     def is_tractable(self) -> bool:
@@ -172,9 +177,9 @@ class RelaxedCluster:
             reduce = np.where(table.gradient_bytes > 0, start + moved * s_per_byte, 0.0)
         elif replicas > 1:
             reduce = np.where(table.gradient_bytes > 0, np.inf, 0.0)
-        own = load + reduce + table.optimizer_s(counts)
-        own = np.where(table.fits(counts), own, np.inf)
-        return _Option(counts, own, load, table.path_s(counts), crossings)
+        end = reduce + table.optimizer_s(counts)
+        load = np.where(table.most_in_flight(counts) >= 1, load, np.inf)
+        return _Option(counts, load, end, table.path_s(counts), crossings)
 
     # --- what a cut costs --------------------------------------------------------------------
 
@@ -223,41 +228,57 @@ class RelaxedCluster:
         table = self.intervals
         limit = limit_s * ROUNDING
         rest, head = self._rest_s(), self._head_s()
-        tail = self._least_tail_s()
         states = len(self._used)
         reached = np.full((table.count + 1, (self._spare_end + 1) * states), np.inf)
         reached[0, 0] = 0.0
         reachable_work = self._most_work(limit)
         for cut in range(table.count):
-            row = reached[cut]
-            alive = np.flatnonzero(row <= limit - rest[cut] - tail)
+            alive = np.flatnonzero(self._undominated(reached[cut]) <= limit - rest[cut])
             alive = alive[reachable_work[alive % states] >= self._priced_rest[cut]]
             if not len(alive):
                 continue
-            frontier = _Frontier(cut, alive, limit - tail, rest[cut], limit - head[cut])
+            frontier = _Frontier(cut, alive, limit, rest[cut], head[cut])
             for option in self._options:
                 self._extend(reached, frontier, option)
-        return bool((reached[-1] + tail <= limit).any())
+        return bool((reached[-1] <= limit).any())
+
+    def _undominated(self, row: FloatArray) -> FloatArray:
+        """Infinite where fewer devices, or more spare crossings, do as well."""
+        times = row.reshape(self._spare_end + 1, *self._shape)
+        least = np.flip(np.minimum.accumulate(np.flip(times, 0)), 0)
+        for axis in range(1, times.ndim):
+            least = np.minimum.accumulate(least, axis=axis)
+        kept = times.copy()
+        for axis in range(times.ndim):
+            better = np.full_like(times, np.inf)
+            source, target = [slice(None)] * times.ndim, [slice(None)] * times.ndim
+            source[axis], target[axis] = slice(None, -1), slice(1, None)
+            if axis == 0:
+                source, target = target, source
+            better[tuple(target)] = least[tuple(source)]
+            kept[better <= times] = np.inf
+        return kept.ravel()
 
     def _extend(self, reached: FloatArray, frontier: _Frontier, option: _Option) -> None:
         """Add a stage from the frontier's cut on to every state that has the devices for it."""
         cut, states = frontier.cut, len(self._used)
-        own = option.own_s[cut, cut + 1 :]
-        ends = int(np.searchsorted(own, frontier.own_limit_s, side="right"))
+        own = frontier.head_s + option.load_s[cut, cut + 1 :] + option.end_s[cut, cut + 1 :]
+        ends = int(np.searchsorted(own, frontier.limit_s, side="right"))
         room = np.array(self.counts) - np.array(option.counts)
         alive = frontier.alive[(self._used[frontier.alive % states] <= room).all(axis=1)]
         if not ends or not len(alive):
             return
         columns = slice(cut + 1, cut + 1 + ends)
         load, path = option.load_s[cut, columns], option.path_s[cut, columns]
+        home = frontier.head_s + option.end_s[cut, columns]
         target = alive % states + self._offset(option.counts)
         more = self._needed_groups[target] - self._needed_groups[alive % states]
         window = reached[columns].T
         for slow, arrival in self._arrivals(reached[cut, alive], frontier, option):
             spare = self._spare_after(alive // states, option.crossings + slow - more)
             good = (spare >= 0) & np.isfinite(arrival)
-            start = arrival[good, None]
-            new = np.where(start + load <= frontier.limit_s, start + path, np.inf)
+            spent_s = np.maximum(arrival[good, None], home)
+            new = np.where(spent_s + load <= frontier.limit_s, spent_s + path, np.inf)
             place = (spare * states + target)[good]
             window[place] = np.minimum(window[place], new)
 
@@ -315,11 +336,6 @@ class RelaxedCluster:
         chain = self.chain
         forward = np.min([chain.forward_s(name) for name in chain.types], axis=0)
         return self.intervals.before(forward)
-
-    def _least_tail_s(self) -> float:
-        """The first layer's optimizer step."""
-        widest = max(kind.memory_bandwidth_gb_per_s for kind in self.intervals.types)
-        return float(self.chain.optimizer_traffic_bytes[0] / (widest * 1e9))
 
     def _most_work(self, limit_s: float) -> FloatArray:
         """Work the unused devices of each state can do at most, by the prices of the work bound."""
