@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from planner.cli.import_ import import_
 from planner.cli.inspect import plot, simulate, verify
 from planner.cli.plan import plan
 from planner.cli.trace import trace
@@ -38,6 +39,7 @@ def _main(
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
 
 
+app.command("import")(import_)
 for command in (trace, plan, verify, simulate, plot):
     app.command()(command)
 

@@ -14,7 +14,7 @@ ModelArgument = Annotated[
     ),
 ]
 PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="plan file")]
-JobOption = Annotated[Path | None, typer.Option("--job", help="job file (TOML)")]
+JobOption = Annotated[Path | None, typer.Option("--job", help="job file (TOML or JSON)")]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
