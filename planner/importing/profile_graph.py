@@ -12,7 +12,7 @@ Rules, since a profile does not say these things:
 - Stash: a layer keeps what it hands on, its ``activation_size``: the convention of PipeDream's
   planner. A ``__getitem__`` is a view: its bytes are those of the producer.
 - Parameters are float32: one element is 4 bytes.
-- An ``Input`` counts as it stands, or, if the user says so, takes no time: what is measured there is
+- An ``Input`` counts as it stands, or takes no time if the user says so: what is measured there is
   the loading of data. PipeDream's planner leaves inputs out.
 """
 
@@ -34,9 +34,10 @@ from planner.artifacts.layer_graph import (
     MeasuredTimes,
     Parameter,
 )
-from planner.importing.narrow_order import NarrowOrder, Tensor
+from planner.importing.narrow_order import NarrowOrder
 from planner.importing.options import ImportOptions
 from planner.importing.profile_text import Profile, ProfileNode
+from planner.importing.tensor import Tensor
 
 PRECISION: Final = "float32"
 BYTES_PER_ELEMENT = 4
