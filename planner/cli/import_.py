@@ -32,7 +32,10 @@ def import_(
         ),
     ] = Path("graph.json"),
     format_name: Annotated[
-        str, typer.Option("--from", metavar="FORMAT", help="auto, or the kind of FILE: dapple, pipedream")
+        str,
+        typer.Option(
+            "--from", metavar="FORMAT", help="auto, or the kind of FILE: dapple, pipedream"
+        ),
     ] = "auto",
     device_type: Annotated[
         str, typer.Option("--device-type", help="device preset that the times were measured on")

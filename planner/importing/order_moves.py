@@ -60,23 +60,24 @@ class OrderMoves:
 
     def _move(self, index: int) -> bool:
         """Move one node to the best place within reach; whether it moved."""
-        start = index
-        best, gain = index, 0
+        best, best_change = index, 0
         for step in (1, -1):
-            total = 0
-            while self._can_exchange(index, step) and self.budget > 0:
-                total += self._exchange(min(index, index + step))
-                index += step
-                if total < gain:
-                    best, gain = index, total
-            while index != start:
-                self._exchange(min(index, index - step))
-                index -= step
-        step = 1 if best > start else -1
-        while index != best:
+            here, change = index, 0
+            while self._can_exchange(here, step) and self.budget > 0:
+                change += self._exchange(min(here, here + step))
+                here += step
+                if change < best_change:
+                    best, best_change = here, change
+            self._bring(here, index)
+        self._bring(index, best)
+        return best != index
+
+    def _bring(self, index: int, target: int) -> None:
+        """Move a node to a place that it has been to."""
+        while index != target:
+            step = 1 if target > index else -1
             self._exchange(min(index, index + step))
             index += step
-        return best != start
 
     def _can_exchange(self, index: int, step: int) -> bool:
         if not 0 <= index + step < len(self.order):
