@@ -43,6 +43,7 @@ PRECISION: Final = "float32"
 BYTES_PER_ELEMENT = 4
 _ITEM = re.compile(r"__getitem__\((\d{1,6})\)")
 _LONGEST_NAME = 40
+_MOST_ELEMENTS = 4
 _SHARE_WORTH_A_NOTE = 0.01
 
 
@@ -190,11 +191,9 @@ class ProfileGraph:
         rank = {identifier: index for index, identifier in enumerate(order)}
         for tensor in sorted(self.tensors, key=lambda tensor: rank[tensor.producer]):
             producer = self.profile.nodes[tensor.producer]
-            name = self._names[tensor.producer]
-            if len(tensor.elements) < len(producer.activation_bytes):
-                name += f"[{', '.join(map(str, tensor.elements))}]"
+            is_part = len(tensor.elements) < len(producer.activation_bytes)
             yield Boundary(
-                name=name,
+                name=self._names[tensor.producer] + (_part(tensor.elements) if is_part else ""),
                 producer=self._names[tensor.producer],
                 users=tuple(
                     self._names[user] for user in sorted(tensor.users, key=rank.__getitem__)
@@ -245,6 +244,14 @@ class ProfileGraph:
             )
         if not total_ms:
             yield "every time is 0; plans can differ in transfers only"
+
+
+def _part(elements: tuple[int, ...]) -> str:
+    """Elements of a list, such as ``[0, 2]``; no two tensors of a node begin with the same."""
+    shown = [str(element) for element in elements]
+    if len(shown) > _MOST_ELEMENTS:
+        shown = [*shown[: _MOST_ELEMENTS - 1], "…", shown[-1]]
+    return f"[{', '.join(shown)}]"
 
 
 def layer_name(node: ProfileNode) -> str:

@@ -25,9 +25,10 @@ FIELDS = (FORWARD, BACKWARD, ACTIVATION, PARAMETERS)
 EXAMPLE = f"node1 -- name -- {', '.join(f'{name}=0' for name in FIELDS)}"
 MOST_MS = 1e8
 """Of one layer: more than a day, and few enough FLOPs to be counted on every device."""
-MOST_BYTES = 1e15
+MOST_BYTES = 1e14
+"""Of one node: sums over ten thousand of them still are whole numbers of 64 bits."""
 _FIELD = re.compile(r"\s*(\w+)\s*=\s*(\[[^\[\]]*\]|[^,\[\]]*)(?:,|$)")
-_IDENTIFIER = re.compile(r"[^\s=]{1,100}")
+_IDENTIFIER = re.compile(r"[\w./+#@-]{1,100}")
 _SHOWN_OF_A_CYCLE = 8
 
 
@@ -181,7 +182,13 @@ class _Draft:
         if not text.startswith("["):
             return (self._bytes(place, name, text),)
         elements = re.split("[;,]", text[1:-1]) if text[1:-1].strip() else []
-        return tuple(self._bytes(place, name, element.strip()) for element in elements)
+        sizes = tuple(self._bytes(place, name, element.strip()) for element in elements)
+        if sum(sizes) > MOST_BYTES:
+            self.problems.append(
+                f"{place}: {name}: the list has {sum(sizes)} bytes in all; expected at most "
+                f"{MOST_BYTES:.0e}"
+            )
+        return sizes
 
     def _number(self, place: str, name: str, text: str, most: float, unit: str) -> float:
         """A number of the file, or 0 and a problem."""

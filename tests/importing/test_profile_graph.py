@@ -11,6 +11,7 @@ from profiles import DAPPLE, PIPEDREAM, imported, node, profile
 from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.presets import DEVICES
 from planner.costs.roofline import layer_times
+from planner.errors import PipeplanError
 from planner.importing.options import ImportOptions
 from planner.importing.profile_graph import ProfileGraph
 from planner.importing.profile_text import parse_profile
@@ -85,6 +86,30 @@ def test_other_devices_scale_by_their_peak(device_type: str, other: str) -> None
         )
 
 
+@pytest.mark.parametrize("device_type", DEVICES)
+def test_the_longest_times_and_largest_sizes_are_representable(device_type: str) -> None:
+    row = node("a", forward=1e8, backward=1e8, activation=1e14, parameters=1e14)
+    (layer,) = graph_of(row, device_type=device_type).record.layers
+    assert layer.measured[device_type].forward_s == pytest.approx(1e5)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.text("[];=-.0123456789 \t\nnodeNaN", max_size=8))),
+    st.sampled_from([PIPEDREAM, DAPPLE]),
+)
+def test_any_edit_of_a_file_is_read_or_refused(edits: list[tuple[float, str]], text: str) -> None:
+    for place, put in edits:
+        at = round(place * len(text))
+        text = text[:at] + put + text[at + len(put) // 2 :]
+    try:
+        graph, problems = graph_of(text), ()
+    except PipeplanError as error:
+        graph, problems = None, error.problems
+    assert all(problem.startswith("file.txt: ") for problem in problems)
+    if graph is not None:
+        assert LayerGraph.parse(graph.record.model_dump(mode="json")).record == graph.record
+
+
 # --- backward -------------------------------------------------------------------------------------
 
 
@@ -156,6 +181,16 @@ def test_items_take_their_element_of_a_list_and_others_all_of_it() -> None:
         "lstm[0]": (50, {"out", "other"}),
         "lstm[1]": (7, {"state", "other"}),
         "lstm[2, 3]": (4, {"other"}),
+    }
+
+
+def test_a_list_of_a_thousand_elements_has_a_short_name() -> None:
+    sizes = "[" + "; ".join(["1"] * 1000) + "]"
+    items = [node("b", "__getitem__(7)"), node("c")]
+    text = profile([node("a", activation=sizes), *items], "a>b a>c")
+    assert tensors(graph_of(text)) == {
+        "a[0, 1, 2, …, 999]": (999, {"c"}),
+        "a[7]": (1, {"b", "c"}),
     }
 
 

@@ -147,6 +147,8 @@ def test_a_wrong_element_of_a_list_is_named() -> None:
         (node("a", activation="[[1]; 2]"), "is no field"),
         (node("a") + ", parameter_size=3", "line 1: a: parameter_size stands twice"),
         ("hello world\n", "line 1: 'hello world' is neither a node nor an edge"),
+        (node("a", activation="[" + "; ".join(["9e13"] * 3) + "]"), "270000000000000 bytes in all"),
+        (node("a:b"), "neither a node nor an edge"),
         ("a -- b -- c\n", "neither a node nor an edge"),
         ("\x00\x01\x02", "neither a node nor an edge"),
         ("{}", "neither a node nor an edge"),
