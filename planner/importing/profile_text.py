@@ -192,24 +192,28 @@ class _Draft:
 
     def _number(self, place: str, name: str, text: str, most: float, unit: str) -> float:
         """A number of the file, or 0 and a problem."""
-        try:
-            value = float(text.replace("_", "?"))
-        except ValueError:
-            value, wrong = 0.0, "is no number"
+        value = _float(text)
+        if value is None:
+            wrong = "is no number"
+        elif not math.isfinite(value):
+            wrong = "is not finite"
+        elif value < 0:
+            wrong = "is negative"
+        elif value > most:
+            wrong = f"is more than {most:.0e}"
         else:
-            wrong = ""
-            if not math.isfinite(value):
-                wrong = "is not finite"
-            elif value < 0:
-                wrong = "is negative"
-            elif value > most:
-                wrong = f"is more than {most:.0e}"
-        if not wrong:
             return value
         self.problems.append(
             f"{place}: {name}: {shorten(text)} {wrong}; expected {unit}, from 0 to {most:.0e}"
         )
         return 0.0
+
+
+def _float(text: str) -> float | None:
+    try:
+        return None if "_" in text else float(text)
+    except ValueError:
+        return None
 
 
 def _graph_problems(draft: _Draft) -> Iterator[str]:

@@ -71,7 +71,7 @@ def test_models_are_called_by_their_file_or_folder(
         (b"", "is empty"),
         (b" \n\n", "is empty"),
         (b"hello\n", "is no file that can be imported"),
-        (b'{"nodes": []}', "is no file that can be imported"),
+        (b"<html>", "is no file that can be imported"),
         (b"\x89PNG\r\n\x1a\n\x00\xff\xfe", "is no file that can be imported"),
         (node("a").encode() + b"\xff", "cannot be read as UTF-8 text"),
     ],
