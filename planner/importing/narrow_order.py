@@ -2,8 +2,7 @@
 
 The bytes that live at each position, summed over the positions, are the sum of the cut widths.
 Finding the order of least sum is hard in general (directed optimal linear arrangement; Garey and
-Johnson 1979, GT43), so a few cheap orders are made, and the narrowest is
-improved by a local search.
+Johnson 1979, GT43), so some cheap orders are made, and the narrowest is improved by a local search.
 """
 
 from __future__ import annotations
