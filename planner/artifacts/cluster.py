@@ -17,6 +17,7 @@ from planner.artifacts.cluster_file import FORMAT as FILE_FORMAT
 from planner.artifacts.cluster_file import ClusterFile, Name
 from planner.artifacts.document import Record, check_format, read_json, read_toml
 from planner.artifacts.hardware import DeviceType, LinkType
+from planner.artifacts.link_table import LinkTable
 
 FORMAT = FILE_FORMAT
 _Rank = Callable[[float, float], float]
@@ -107,6 +108,11 @@ class Cluster(Record):
         return tuple(device.name for device in self.devices)
 
     @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Places of the devices in file order."""
+        return {name: number for number, name in enumerate(self.device_names)}
+
+    @cached_property
     def _types(self) -> dict[str, str]:
         return {device.name: device.type for device in self.devices}
 
@@ -162,6 +168,11 @@ class Cluster(Record):
             for name, row in wires.items()
             if len(row) == 1 and row[0][1] not in self._types
         }
+
+    @cached_property
+    def link_table(self) -> LinkTable:
+        """Latency and bandwidth between all pairs of devices."""
+        return LinkTable(self)
 
     def attachment(self, device: str) -> Hashable:
         """Equal for two devices only if their routes to any third are of equal figures."""

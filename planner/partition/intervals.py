@@ -61,6 +61,12 @@ class Intervals:
         prefix = np.concatenate([[0.0], np.cumsum(per_layer, dtype=float)])
         return np.asarray(prefix[self.cuts])
 
+    def behind(self, per_layer: FloatArray) -> FloatArray:
+        """The sum over all layers after each cut but the last, without those of its own cell."""
+        total = float(per_layer.sum())
+        behind = total - np.append(self.before(per_layer), total)
+        return np.asarray(behind[1:-1] if self.relaxed else behind[:-2])
+
     def at_cuts(self, bytes_: IntArray) -> FloatArray:
         """Bytes that cross at each cut, nothing at the ends; the least within a cell."""
         if not self.relaxed:

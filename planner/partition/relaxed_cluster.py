@@ -20,10 +20,10 @@ from math import prod
 
 import numpy as np
 
+from planner.artifacts.link_table import LinkTable
 from planner.costs.collectives import fewest_steps
 from planner.partition.chain import Chain, FloatArray, IntArray
 from planner.partition.intervals import Counts, Intervals, coarse_cuts
-from planner.partition.links import LinkTable
 from planner.partition.relaxation import even_load_prices, work_bound_s
 
 ROUNDING = 1 + 1e-9
@@ -313,23 +313,11 @@ class RelaxedCluster:
 
     # --- what is left at a cut ---------------------------------------------------------------
 
-    def _least_layer_s(self) -> FloatArray:
-        chain = self.chain
-        return np.asarray(
-            np.min([chain.forward_s(t) + chain.backward_s(t) for t in chain.types], axis=0)
-        )
-
     def _rest_s(self) -> FloatArray:
-        """A microbatch's way through all layers that lie behind the next cut for sure."""
-        seconds = self._least_layer_s()
-        return self._behind(seconds)
-
-    def _behind(self, per_layer: FloatArray) -> FloatArray:
-        """The sum over the layers after each cut, without those of its own cell."""
-        total = float(per_layer.sum())
-        before = np.append(self.intervals.before(per_layer), total)
-        behind = total - before
-        return behind[1:] if self.intervals.relaxed else behind[:-1]
+        """A microbatch's way through all layers that lie behind a cut for sure."""
+        chain = self.chain
+        layer = [chain.forward_s(name) + chain.backward_s(name) for name in chain.types]
+        return self.intervals.behind(np.min(layer, axis=0))
 
     def _head_s(self) -> FloatArray:
         """Forward seconds before each cut, at least."""
@@ -343,6 +331,6 @@ class RelaxedCluster:
         chain = self.chain
         layer = np.array([chain.forward_s(t) + chain.backward_s(t) for t in chain.types])
         cheapest = (prices[:, None] * layer).min(axis=0) * self.intervals.microbatches
-        self._priced_rest = self._behind(np.asarray(cheapest)) / ROUNDING
+        self._priced_rest = self.intervals.behind(np.asarray(cheapest)) / ROUNDING
         unused = np.array(self.counts) - self._used
         return np.asarray((unused * prices).sum(axis=1) * limit_s)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.artifacts.link_table import LinkTable
 from planner.costs.collectives import fewest_steps
 from planner.partition.chain import FloatArray
 from planner.partition.intervals import Counts, Intervals
-from planner.partition.links import LinkTable
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,9 @@ class StageCosts:
         if count < 2:
             return 0.0, 0.0
         if devices not in self._reductions:
-            latency_s, s_per_byte = self.links.reduction(devices)
-            seconds = fewest_steps(count) * latency_s, 2 * (count - 1) / count * s_per_byte
+            joint = self.links.reduction(devices)[0]
+            moved = 2 * (count - 1) / count
+            seconds = fewest_steps(count) * joint.latency_s, moved * joint.s_per_byte
             self._reductions[devices] = seconds
         return self._reductions[devices]
 

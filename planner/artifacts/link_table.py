@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from networkx.utils import UnionFind
+from numpy.typing import NDArray
 
-from planner.artifacts.cluster import Cluster
-from planner.partition.chain import FloatArray, IntArray
+if TYPE_CHECKING:
+    from planner.artifacts.cluster import Cluster
 
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 LEAST_STEP = 1.5
 """A drop of bandwidth by this factor separates groups of devices, as nodes on a network."""
 
@@ -29,6 +33,13 @@ class Groups:
     widest_between_gb_per_s: float
 
 
+class Reduction(NamedTuple):
+    """A step of an all-reduce takes at least this latency and these seconds a byte."""
+
+    latency_s: float
+    s_per_byte: float
+
+
 class LinkTable:
     """Latency and seconds a byte between all pairs of devices, by their numbers in the cluster.
 
@@ -43,7 +54,9 @@ class LinkTable:
         self.s_per_byte = np.zeros((count, count))
         self.is_exclusive = True
         alike = self._alike()
-        for first in alike:
+        self._class_of = np.zeros(count, dtype=np.int64)
+        for number, first in enumerate(alike):
+            self._class_of[first] = number
             for second in alike:
                 self._fill(first, second)
         np.fill_diagonal(self.latency_s, 0.0)
@@ -123,17 +136,26 @@ class LinkTable:
             largest = max(largest, size)
         return slowest
 
-    def reduction(self, devices: Sequence[int]) -> tuple[float, float]:
-        """Latency of a step and seconds a byte of the best all-reduce among these devices.
+    def reduction(self, devices: Sequence[int]) -> tuple[Reduction, ...]:
+        """What any all-reduce among these devices takes at least, whatever their order.
 
-        As planner.costs.collectives.fastest_all_reduce_s: the quickest and the widest path of the
-        device that is joined worst.
+        A ring and a tree join all devices, so some step uses the worst edge of the widest
+        spanning tree; and the device that is joined worst uses its quickest and widest path.
         """
-        members = np.array(devices)
-        latency_s = np.where(np.eye(len(members), dtype=bool), np.inf, 0.0)
-        latency_s += self.latency_s[np.ix_(members, members)]
-        s_per_byte = self._others[np.ix_(members, members)]
-        return float(latency_s.min(axis=1).max()), float(s_per_byte.min(axis=1).max())
+        # Two of those that are joined alike stand for all of them.
+        _, first = np.unique(self._class_of[list(devices)], return_index=True)
+        others = np.delete(np.array(devices), first)
+        _, second = np.unique(self._class_of[others], return_index=True)
+        members = np.concatenate([np.array(devices)[first], others[second]])
+        apart = np.where(np.eye(len(members), dtype=bool), np.inf, 0.0)
+        block = np.ix_(members, members)
+        latency_s, s_per_byte = self.latency_s[block] + apart, self.s_per_byte[block] + apart
+        alone = (
+            Reduction(float(a), float(b))
+            for a, b in zip(latency_s.min(axis=1), s_per_byte.min(axis=1), strict=True)
+        )
+        joint = Reduction(float(latency_s.min()), _narrowest_of_widest_tree(s_per_byte))
+        return (joint, *dict.fromkeys(alone))
 
     @cached_property
     def groups(self) -> Groups | None:
@@ -153,3 +175,20 @@ class LinkTable:
         numbers = {root: number for number, root in enumerate(dict.fromkeys(roots))}
         width = 1e-9 / slow[cut + 1]
         return Groups(np.array([numbers[root] for root in roots]), float(width))
+
+
+def _narrowest_of_widest_tree(s_per_byte: FloatArray) -> float:
+    """Seconds a byte of the worst edge of the best spanning tree (Prim 1957)."""
+    best = np.minimum(s_per_byte, s_per_byte.T)
+    joined = np.zeros(len(best), dtype=bool)
+    reach, worst = best[0].copy(), 0.0
+    joined[0] = True
+    while not joined.all():
+        outside = np.where(joined, np.inf, reach)
+        nearest = int(outside.argmin())
+        worst = max(worst, float(outside[nearest]))
+        if np.isinf(worst):
+            break
+        joined[nearest] = True
+        reach = np.minimum(reach, best[nearest])
+    return worst
