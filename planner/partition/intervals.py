@@ -106,12 +106,14 @@ class Intervals:
         """What the optimizer step reads and writes."""
         return self.sums(self.chain.optimizer_traffic_bytes)
 
+    def least_forward_s(self, counts: Counts) -> FloatArray:
+        """A microbatch forward on the fastest replica."""
+        return np.asarray(np.min([self.forward_s[k] for k in _held(counts)], axis=0))
+
     def path_s(self, counts: Counts) -> FloatArray:
         """A microbatch forward and back, each on the fastest replica."""
-        held = _held(counts)
-        forward = np.min([self.forward_s[k] for k in held], axis=0)
-        backward = np.min([self.backward_s[k] for k in held], axis=0)
-        return np.asarray(forward + backward)
+        backward = np.min([self.backward_s[k] for k in _held(counts)], axis=0)
+        return np.asarray(self.least_forward_s(counts) + backward)
 
     def load_s(self, counts: Counts) -> FloatArray:
         """The most loaded replica's work under the best split of whole microbatches."""

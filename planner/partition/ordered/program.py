@@ -15,9 +15,13 @@ import numpy as np
 
 from planner.partition.chain import FloatArray, Partition, StageChoice
 from planner.partition.ordered.stages import StageCosts
+from planner.partition.relaxation import even_load_prices
 
-Order = tuple[int, ...]
-"""Device numbers."""
+Unit = tuple[int, ...]
+"""Device numbers that always stay together: one device, or in large clusters several of a node."""
+Order = tuple[Unit, ...]
+Row = FloatArray
+"""By cut: the least head and way back of a stage that begins there, and its head alone."""
 
 
 class OrderProgram:
@@ -25,7 +29,7 @@ class OrderProgram:
 
     Args:
         costs: of stages on devices.
-        replicas: numbers of replicas a stage may have.
+        replicas: numbers of units a stage may have.
     """
 
     def __init__(self, costs: StageCosts, replicas: Sequence[int]) -> None:
@@ -35,90 +39,120 @@ class OrderProgram:
         chain = table.chain
         self._microbatches = table.microbatches
         self._cells = table.count
-        layer = [chain.forward_s(t) + chain.backward_s(t) for t in chain.types]
-        least = np.min(layer, axis=0)
-        before = table.before(least)
-        self._rest_s = before[-1] - before[:-1]
-        forward = np.min([chain.forward_s(t) for t in chain.types], axis=0)
-        self._head_s = table.before(forward)[:-1]
+        layer = np.array([chain.forward_s(t) + chain.backward_s(t) for t in chain.types])
+        self._rest_s = table.behind(layer.min(axis=0))
+        self._prices = even_load_prices(chain)
+        cheapest = (self._prices[:, None] * layer).min(axis=0)
+        self._work_left = table.behind(cheapest) * self._microbatches * (1 - 1e-9)
 
-    def reach(
-        self, order: Order, limit_s: float, kept: Sequence[FloatArray] = ()
-    ) -> list[FloatArray]:
-        """Least head and way back at every cut, by the number of devices used.
+    def reach(self, order: Order, limit_s: float, kept: Sequence[Row] = ()) -> list[Row]:
+        """Least head and way back at every cut, by the number of units used.
 
         Args:
-            order: devices.
+            order: units of devices.
             limit_s: stages that break it are left out.
             kept: the first rows, known from an order that begins alike, under the same limit.
         """
         self.costs.keep_limit(limit_s)
         rows = list(kept)
         if not rows:
-            start = np.full(self._cells + 1, np.inf)
-            start[0] = 0.0
+            start = np.full((2, self._cells + 1), np.inf)
+            start[:, 0] = 0.0
             rows = [start]
+        left = self._capacity_left(order, limit_s)
         for used in range(len(rows), len(order) + 1):
-            row = np.full(self._cells + 1, np.inf)
+            row = np.full((2, self._cells + 1), np.inf)
             for replicas in self.replicas:
                 if replicas > used:
                     break
-                self._extend(row, rows[used - replicas], order, used, replicas, limit_s)
+                first = used - replicas
+                cuts = self._alive(rows[first], left[first], limit_s)
+                if cuts is not None:
+                    self._extend(row, rows[first], cuts, order, (first, used), limit_s)
             rows.append(row)
         return rows
 
+    def _capacity_left(self, order: Order, limit_s: float) -> list[float]:
+        """Priced work that the units from each place on can do within the limit."""
+        each = [sum(self._prices[self.costs.kinds[d]] for d in unit) * limit_s for unit in order]
+        return [float(x) for x in np.cumsum([0.0, *reversed(each)])[::-1]]
+
+    def _alive(self, row: Row, capacity: float, limit_s: float) -> slice | None:
+        """From the first to the last cut that may still lead to the end within the limit."""
+        good = (row[0, :-1] + self._rest_s <= limit_s) & (self._work_left <= capacity)
+        cuts = np.flatnonzero(good)
+        return slice(int(cuts[0]), int(cuts[-1]) + 1) if len(cuts) else None
+
     def _extend(
         self,
-        row: FloatArray,
-        before: FloatArray,
+        row: Row,
+        before: Row,
+        cuts: slice,
         order: Order,
-        used: int,
-        replicas: int,
+        place: tuple[int, int],
         limit_s: float,
     ) -> None:
-        """Let the last stage so far lie on the last ``replicas`` of the devices used."""
-        arrival = self._arrival(before, order, used - replicas, replicas, limit_s)
-        if not np.isfinite(arrival).any():
+        """Let the last stage so far begin at these cuts, on the units of this place."""
+        ends, new = self._stage(before, cuts, order, place, limit_s)
+        if not new.size:
             return
-        new = self._stage(arrival, order, used, replicas, limit_s)
-        for cells in range(new.shape[1]):
-            window = row[cells + 1 :]
-            np.minimum(window, new[: len(window), cells], out=window)
+        begin, end = new[0].argmin(axis=0), np.arange(new.shape[2])
+        found = new[:, begin, end]
+        window = row[:, ends]
+        window[:] = np.where(found[0] < window[0], found, window)
 
     def _stage(
-        self, arrival: FloatArray, order: Order, used: int, replicas: int, limit_s: float
-    ) -> FloatArray:
-        devices = order[used - replicas : used]
+        self,
+        before: Row,
+        cuts: slice,
+        order: Order,
+        place: tuple[int, int],
+        limit_s: float,
+    ) -> tuple[slice, FloatArray]:
+        """The cuts at which a stage may end, and what the row says after it."""
+        first, used = place
+        devices = _devices(order[first:used])
+        figures = self.costs.figures(self.costs.counts(devices))
+        ends = slice(cuts.start + 1, int(figures.last_end[cuts.stop - 1]) + 1)
+        block = (cuts, ends)
+        if ends.stop <= ends.start:
+            return ends, np.empty((2, 0, 0))
         # 1F1B keeps as many microbatches in flight as there are devices from here on.
-        in_flight = -(-(len(order) - used + replicas) // replicas)
-        band = self.costs.band(devices)
-        load = band.load_within_memory_s(min(in_flight, self._microbatches))
-        home = self._head_s[:, None] + band.end_s(*self.costs.reduction(tuple(sorted(devices))))
-        spent = np.maximum(arrival[:, None], home)
-        return np.where(spent + load <= limit_s, spent + band.path_s, np.inf)
+        in_flight = -(-(len(order) - first) // (used - first))
+        load = figures.load_within_memory_s(block, min(in_flight, self._microbatches))
+        arrival, head = self._arrival(before, cuts, order, place, limit_s)[:, :, None]
+        home = head + figures.end_s(block, *self.costs.reduction(devices))
+        spent = np.maximum(arrival, home)
+        after = np.where(spent + load <= limit_s, spent + figures.path_s[block], np.inf)
+        return ends, np.stack([after, head + figures.forward_s[block]])
 
     def _arrival(
-        self, before: FloatArray, order: Order, first: int, replicas: int, limit_s: float
+        self,
+        before: Row,
+        cuts: slice,
+        order: Order,
+        place: tuple[int, int],
+        limit_s: float,
     ) -> FloatArray:
-        """Time spent when a stage's first microbatch arrives, over its best link."""
-        spent = before[:-1]
+        """Head and way back of a stage with its transfers, over its best link; its head alone."""
+        (spent, head), (first, used) = before[:, cuts], place
         if first == 0:
-            return spent
-        source = order[first - 1]
-        target = min(
-            order[first : first + replicas], key=lambda v: self.costs.links.s_per_byte[source, v]
-        )
-        there, back = (seconds[:-1] for seconds in self.costs.transfer_s(source, target))
-        arrival = spent + there + back
-        if replicas > 1 or not self.costs.links.is_exclusive:
-            return np.asarray(arrival)
+            return before[:, cuts]
+        source = order[first - 1][-1]
+        s_per_byte = self.costs.links.s_per_byte[source]
+        target = min((unit[0] for unit in order[first:used]), key=s_per_byte.item)
+        there, back = (seconds[cuts] for seconds in self.costs.transfer_s(source, target))
+        arrival = np.stack([spent + there + back, head + there])
+        if used - first > 1 or len(order[first]) > 1 or not self.costs.links.is_exclusive:
+            return arrival
         longer, shorter = np.maximum(there, back), np.minimum(there, back)
-        busy = spent + self._microbatches * longer + shorter + self._rest_s
-        return np.where(busy <= limit_s, arrival, np.inf)
+        busy = spent + self._microbatches * longer + shorter + self._rest_s[cuts]
+        arrival[0, busy > limit_s] = np.inf
+        return arrival
 
-    def time_s(self, rows: Sequence[FloatArray]) -> float:
+    def time_s(self, rows: Sequence[Row]) -> float:
         """One microbatch's way, or infinity if the limit cannot be kept."""
-        return float(min(row[-1] for row in rows[1:]))
+        return float(min(row[0, -1] for row in rows[1:]))
 
     def keeps(self, order: Order, limit_s: float) -> bool:
         """Whether the order has a partition within the limit."""
@@ -143,31 +177,38 @@ class OrderProgram:
         rows = self.reach(order, limit_s)
         if self.time_s(rows) > limit_s:
             return None
-        used = min(range(1, len(rows)), key=lambda n: rows[n][-1])
+        used = min(range(1, len(rows)), key=lambda n: rows[n][0, -1])
         end, stages = self._cells, []
         while end > 0:
             begin, replicas = self._last_stage(rows, order, used, end, limit_s)
-            stages.append(self._choice(begin, end, order[used - replicas : used]))
+            stages.append(self._choice(begin, end, _devices(order[used - replicas : used])))
             used, end = used - replicas, begin
         return tuple(reversed(stages))
 
     def _last_stage(
-        self, rows: Sequence[FloatArray], order: Order, used: int, end: int, limit_s: float
+        self, rows: Sequence[Row], order: Order, used: int, end: int, limit_s: float
     ) -> tuple[int, int]:
         """The cut and number of replicas of the last stage of the best way to a state."""
         for replicas in self.replicas:
             if replicas > used:
                 break
             first = used - replicas
-            arrival = self._arrival(rows[first], order, first, replicas, limit_s)
-            new = self._stage(arrival, order, used, replicas, limit_s)
-            for begin in range(max(0, end - new.shape[1]), end):
-                if new[begin, end - begin - 1] == rows[used][end]:
-                    return begin, replicas
+            cuts = self._alive(rows[first], np.inf, limit_s)
+            if cuts is None or cuts.start >= end:
+                continue
+            ends, new = self._stage(rows[first], cuts, order, (first, used), limit_s)
+            if new.size and ends.start <= end < ends.stop:
+                begins = np.flatnonzero(new[0, :, end - ends.start] == rows[used][0, end])
+                if len(begins):
+                    return cuts.start + int(begins[0]), replicas
         raise AssertionError("the dynamic program reached a state by no stage")
 
-    def _choice(self, begin: int, end: int, devices: Order) -> StageChoice:
+    def _choice(self, begin: int, end: int, devices: Unit) -> StageChoice:
         table = self.costs.intervals
         names = table.chain.problem.cluster.device_names
-        held = tuple(names[device] for device in sorted(devices))
+        held = tuple(names[device] for device in devices)
         return StageChoice(int(table.cuts[begin]), int(table.cuts[end]), held)
+
+
+def _devices(units: Order) -> Unit:
+    return tuple(sorted(device for unit in units for device in unit))

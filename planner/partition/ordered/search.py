@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from planner.partition.chain import FloatArray, Partition
-from planner.partition.ordered.program import Order, OrderProgram
+from planner.partition.chain import Partition
+from planner.partition.ordered.program import Order, OrderProgram, Row
 from planner.solver_settings import Clock
 
 IMPROVEMENT = 1e-4
@@ -39,7 +39,7 @@ class OrderSearch:
         self.order = order
         self.limit_s = np.inf
         self.tried = 0
-        self._rows: list[FloatArray] = []
+        self._rows: list[Row] = []
         self._score: Score = (0, 0.0)
 
     def start(self, high_s: float) -> Partition | None:
@@ -98,11 +98,11 @@ class OrderSearch:
         self._clock.spend(SECONDS_A_ROW * rows)
 
 
-def _score(rows: Sequence[FloatArray]) -> Score:
+def _score(rows: Sequence[Row]) -> Score:
     """How far an order comes within the limit, and how quickly: more is better."""
     best: Score = (0, 0.0)
     for row in rows:
-        reached = np.flatnonzero(np.isfinite(row))
+        reached = np.flatnonzero(np.isfinite(row[0]))
         if len(reached):
-            best = max(best, (int(reached[-1]), -float(row[reached[-1]])))
+            best = max(best, (int(reached[-1]), -float(row[0, reached[-1]])))
     return best

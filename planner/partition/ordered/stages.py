@@ -1,4 +1,4 @@
-"""What a stage on given devices costs, in bands of intervals that keep a time limit."""
+"""What a stage on given devices costs, for all intervals at once."""
 
 from __future__ import annotations
 
@@ -11,43 +11,52 @@ from planner.costs.collectives import fewest_steps
 from planner.partition.chain import FloatArray
 from planner.partition.intervals import Counts, Intervals
 
+Block = tuple[slice, slice]
+"""Some of the cuts at which a stage begins, and some at which it ends."""
+
 
 @dataclass(frozen=True)
-class Band:
-    """Figures of stages by the cut they begin at and their number of cells, from 1 on.
+class StageFigures:
+    """Figures of stages on so many devices of each type, by the cuts they begin and end at.
 
     Attributes:
-        load_s: work of the most loaded replica; infinite if the stage breaks the limit.
+        load_s: work of the most loaded replica; infinite if not one microbatch fits.
         path_s: one microbatch forward and back.
+        forward_s: one microbatch forward.
         optimizer_s: optimizer step.
         gradient_bytes: reduced among the replicas.
         in_flight: microbatches a replica has memory for.
-        least_in_flight: of the stages that keep the limit.
+        always_in_flight: so many fit any stage that keeps the limit.
+        last_end: the last cut at which such a stage may end, by the cut it begins at.
     """
 
     load_s: FloatArray
     path_s: FloatArray
+    forward_s: FloatArray
     optimizer_s: FloatArray
     gradient_bytes: FloatArray
     in_flight: FloatArray
-    least_in_flight: float
+    always_in_flight: float
+    last_end: FloatArray
 
-    def load_within_memory_s(self, in_flight: int) -> FloatArray:
+    def load_within_memory_s(self, block: Block, in_flight: int) -> FloatArray:
         """Load, infinite where so many microbatches in flight do not fit."""
-        if in_flight <= self.least_in_flight:
-            return self.load_s
-        return np.where(self.in_flight >= in_flight, self.load_s, np.inf)
+        if in_flight <= self.always_in_flight:
+            return self.load_s[block]
+        return np.where(self.in_flight[block] >= in_flight, self.load_s[block], np.inf)
 
-    def end_s(self, start_s: float, s_per_byte: float) -> FloatArray:
+    def end_s(self, block: Block, start_s: float, s_per_byte: float) -> FloatArray:
         """What follows the load on the stage itself: reduction and optimizer step."""
+        step = self.optimizer_s[block]
         if s_per_byte == 0:
-            return self.optimizer_s
-        reduce = start_s + self.gradient_bytes * min(s_per_byte, 1e300)
-        return np.where(self.gradient_bytes > 0, self.optimizer_s + reduce, self.optimizer_s)
+            return step
+        bytes_ = self.gradient_bytes[block]
+        reduce = start_s + bytes_ * min(s_per_byte, 1e300)
+        return np.where(bytes_ > 0, step + reduce, step)
 
 
 class StageCosts:
-    """Bands and transfers for sets of devices, given by their numbers in the cluster.
+    """Figures and transfers for sets of devices, given by their numbers in the cluster.
 
     Args:
         intervals: of the chain.
@@ -63,14 +72,14 @@ class StageCosts:
         self._there = intervals.at_cuts(chain.cut_bytes)
         self._back = intervals.at_cuts(chain.cut_gradient_bytes)
         self._transfers: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
-        self._bands: dict[Counts, Band] = {}
+        self._figures: dict[Counts, StageFigures] = {}
         self._reductions: dict[tuple[int, ...], tuple[float, float]] = {}
         self._limit_s = np.inf
 
     def keep_limit(self, limit_s: float) -> None:
-        """Bands from now on hold the stages that keep this limit."""
+        """Figures from now on are of stages that keep this limit."""
         if limit_s != self._limit_s:
-            self._bands.clear()
+            self._figures.clear()
             self._limit_s = limit_s
 
     def counts(self, devices: tuple[int, ...]) -> Counts:
@@ -80,28 +89,27 @@ class StageCosts:
             rows[self.kinds[device]] += 1
         return tuple(rows)
 
-    def band(self, devices: tuple[int, ...]) -> Band:
-        """The stages these devices can hold."""
-        counts = self.counts(devices)
-        if counts not in self._bands:
-            self._bands[counts] = self._make_band(counts)
-        return self._bands[counts]
+    def figures(self, counts: Counts) -> StageFigures:
+        """The stages so many devices of each type can hold."""
+        if counts not in self._figures:
+            self._figures[counts] = self._work_out(counts)
+        return self._figures[counts]
 
-    def _make_band(self, counts: Counts) -> Band:
+    def _work_out(self, counts: Counts) -> StageFigures:
         table = self.intervals
-        step, load = table.optimizer_s(counts), table.load_s(counts)
-        in_flight = table.most_in_flight(counts)
-        holds = table.is_interval & (load + step <= self._limit_s) & (in_flight >= 1)
-        cells = np.arange(holds.shape[1])[None, :] - np.arange(len(holds))[:, None]
-        width = max(1, int((holds * cells).max()))
-        load = np.where(holds, load, np.inf)
-        return Band(
-            load_s=_banded(load, width),
-            path_s=_banded(table.path_s(counts), width),
-            optimizer_s=_banded(step, width),
-            gradient_bytes=_banded(table.gradient_bytes, width),
-            in_flight=_banded(in_flight, width),
-            least_in_flight=float(in_flight[holds].min(initial=np.inf)),
+        step, in_flight = table.optimizer_s(counts), table.most_in_flight(counts)
+        load = np.where(in_flight >= 1, table.load_s(counts), np.inf)
+        holds = table.is_interval & (load + step <= self._limit_s)
+        last = np.where(holds, np.arange(table.count + 1)[None, :], 0).max(axis=1)
+        return StageFigures(
+            load_s=load,
+            path_s=table.path_s(counts),
+            forward_s=table.least_forward_s(counts),
+            optimizer_s=step,
+            gradient_bytes=table.gradient_bytes,
+            in_flight=in_flight,
+            always_in_flight=float(in_flight[holds].min(initial=np.inf)),
+            last_end=np.maximum.accumulate(last),
         )
 
     def reduction(self, devices: tuple[int, ...]) -> tuple[float, float]:
@@ -127,11 +135,3 @@ class StageCosts:
             )
             self._transfers[key] = there, back
         return self._transfers[key]
-
-
-def _banded(matrix: FloatArray, width: int) -> FloatArray:
-    """Entry [a, x] is matrix[a, a + 1 + x], infinite beyond the last column."""
-    rows = np.arange(len(matrix))[:, None]
-    columns = rows + 1 + np.arange(width)[None, :]
-    inside = columns < matrix.shape[1]
-    return np.where(inside, matrix[rows, np.minimum(columns, matrix.shape[1] - 1)], np.inf)
