@@ -1,0 +1,211 @@
+"""DAPPLE: Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models",
+PPoPP 2021, section 4.
+
+The planner minimises the latency of a synchronous pipeline, Tw + Ts + Te around its pivot stage,
+where channels are stages of their own. Devices for a stage come from three policies: fresh first
+(machines not used yet), append first (machines in use), scatter first (all machines alike).
+
+A state is a set of used devices with, for every number of layers, the best pipeline so far of
+these layers; a new last stage on more devices leads to the next state. Our reconstruction: a
+pipeline is judged by the latency of its own layers; of the sets with equally many devices
+only the :data:`MOST_SETS` most promising go on; a stage must hold one microbatch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.partition.chain import Chain, FloatArray, IntArray, Partition, StageChoice
+from planner.partition.min_max import replica_counts
+from planner.partition.planners.dapple_latency import Latency, extended
+from planner.partition.planners.machines import machines
+from planner.partition.planners.planner import Planner, nothing_fits
+from planner.partition.stage_costs import (
+    Block,
+    StageCosts,
+    device_blocks,
+    in_file_order,
+    most_stages,
+    stage_choice,
+)
+
+MOST_SETS = 4
+"""Sets of equally many devices that are followed up."""
+Chosen = tuple[int, ...]
+"""Positions of blocks of devices, ascending."""
+
+
+def plan(chain: Chain) -> Partition:
+    """The pipeline with the least latency.
+
+    Raises:
+        InfeasibleError: if the search finds none that fits.
+    """
+    found = _Search(chain).partition()
+    if found is None:
+        raise nothing_fits("dapple", "the pipelines its search visits")
+    return in_file_order(chain, found)
+
+
+def placements(groups: tuple[Chosen, ...], used: frozenset[int], count: int) -> Iterator[Chosen]:
+    """``count`` unused positions by each of the three policies, without repetitions.
+
+    Args:
+        groups: the positions of each machine.
+        used: positions that hold earlier stages.
+        count: how many are wanted.
+    """
+    free = [[position for position in group if position not in used] for group in groups]
+    if sum(map(len, free)) < count:
+        return
+    fresh = [left for left, group in zip(free, groups, strict=True) if len(left) == len(group)]
+    begun = [left for left, group in zip(free, groups, strict=True) if len(left) < len(group)]
+    rounds = max(map(len, free))
+    scattered = [[left[turn] for left in free if turn < len(left)] for turn in range(rounds)]
+    seen = set()
+    for lists in (fresh + begun, begun + fresh, scattered):
+        chosen = tuple(sorted([position for left in lists for position in left][:count]))
+        if chosen not in seen:
+            seen.add(chosen)
+            yield chosen
+
+
+@dataclass
+class _State:
+    """The best pipelines on one set of devices, by number of layers, with how they end."""
+
+    latency: Latency
+    latency_s: FloatArray
+    stages: IntArray
+    begins: IntArray
+    before: list[tuple[frozenset[int], Chosen]]
+    """Ways into the state: the set before and the last stage's positions."""
+    way: IntArray
+    """By number of layers: which of them; -1 for none."""
+
+
+class _Search:
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self.blocks = device_blocks(chain, [d for m in machines(chain.problem.cluster) for d in m])
+        self.costs = StageCosts(chain, self.blocks)
+        self.groups = self._groups()
+        self.microbatches = chain.problem.job.microbatches
+        self.most_stages = most_stages(chain)
+        self.counts = replica_counts(len(self.blocks), chain.problem.job.replication)
+        self.states: dict[frozenset[int], _State] = {frozenset(): self._start()}
+
+    def _groups(self) -> tuple[Chosen, ...]:
+        """Positions by machine; a block of devices belongs to the machine of its first one."""
+        home = {d: n for n, m in enumerate(machines(self.chain.problem.cluster)) for d in m}
+        groups: defaultdict[int, list[int]] = defaultdict(list)
+        for position, block in enumerate(self.blocks):
+            groups[home[block[0]]].append(position)
+        return tuple(tuple(group) for group in groups.values())
+
+    def _start(self) -> _State:
+        state = self._empty()
+        state.latency_s[0] = 0.0
+        return state
+
+    def _empty(self) -> _State:
+        size = self.chain.length + 1
+        return _State(
+            Latency.nothing(size),
+            np.full(size, np.inf),
+            np.zeros(size, dtype=np.int64),
+            np.zeros(size, dtype=np.int64),
+            [],
+            np.full(size, -1, dtype=np.int64),
+        )
+
+    def partition(self) -> Partition | None:
+        """The best complete pipeline over all sets of devices."""
+        by_size: defaultdict[int, set[frozenset[int]]] = defaultdict(set, {0: {frozenset()}})
+        for size in range(len(self.blocks)):
+            for used in self._most_promising(by_size[size], size):
+                for count in self.counts:
+                    for chosen in placements(self.groups, used, count):
+                        self._extend(used, chosen)
+                        by_size[size + count].add(used | frozenset(chosen))
+            by_size[size + 1] &= self.states.keys()
+        best = min(self.states, key=lambda used: self.states[used].latency_s[-1])
+        if not math.isfinite(self.states[best].latency_s[-1]):
+            return None
+        return self._stages(best)
+
+    def _most_promising(self, sets: set[frozenset[int]], size: int) -> list[frozenset[int]]:
+        """The sets whose best pipeline needs least if the layers left ran on all devices left."""
+        left = len(self.blocks) - size
+        work_s = self.microbatches * self.costs.work_s(self.blocks)[:, -1] * len(self.blocks) / left
+
+        def promise(used: frozenset[int]) -> tuple[float, list[int]]:
+            return float((self.states[used].latency_s + work_s).min()), sorted(used)
+
+        return sorted(sets, key=promise)[:MOST_SETS]
+
+    def _extend(self, used: frozenset[int], chosen: Chosen) -> None:
+        """Add a last stage on the chosen devices to every pipeline of a state."""
+        state = self.states[used]
+        rows = np.flatnonzero(np.isfinite(state.latency_s) & (state.stages < self.most_stages))
+        if not len(rows):
+            return
+        blocks = [self.blocks[position] for position in chosen]
+        send_s, back_s = self._channels(state, rows, blocks)
+        reduce_s = self.costs.reduce_s(blocks) + self.costs.fits(blocks, 1)
+        stage = (self.costs.forward_s(blocks), self.costs.backward_s(blocks), reduce_s)
+        ahead = state.latency.rows(rows)
+        if used:
+            ahead = extended(ahead, send_s, back_s, np.zeros(len(rows)), self.microbatches)
+        longer = extended(ahead.columns(), *(table[rows] for table in stage), self.microbatches)
+        total = longer.total_s(self.microbatches)
+        total[rows[:, None] >= np.arange(total.shape[1])[None, :]] = np.inf
+        self._keep(used, chosen, rows, total, longer)
+
+    def _channels(
+        self, state: _State, rows: IntArray, blocks: list[Block]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Transfers at the cuts ``rows``, from whatever devices the pipeline so far ends on."""
+        send_s, back_s = np.zeros(len(rows)), np.zeros(len(rows))
+        for way, (_, last) in enumerate(state.before):
+            here = state.way[rows] == way
+            if here.any():
+                sources = [self.blocks[position] for position in last]
+                send_s[here] = self.costs.send_s(sources, blocks)[rows[here]]
+                back_s[here] = self.costs.send_back_s(sources, blocks)[rows[here]]
+        return send_s, back_s
+
+    def _keep(
+        self, used: frozenset[int], chosen: Chosen, rows: IntArray, total: FloatArray, new: Latency
+    ) -> None:
+        state = self.states.setdefault(used | frozenset(chosen), self._empty())
+        where = total.argmin(axis=0)
+        value = total[where, np.arange(total.shape[1])]
+        better = np.flatnonzero(value < state.latency_s)
+        if not len(better):
+            return
+        state.latency_s[better] = value[better]
+        state.latency.take(better, new, where[better])
+        state.begins[better] = rows[where[better]]
+        state.stages[better] = self.states[used].stages[rows[where[better]]] + 1
+        state.way[better] = len(state.before)
+        state.before.append((used, chosen))
+
+    def _stages(self, used: frozenset[int]) -> Partition:
+        found: list[StageChoice] = []
+        end = self.chain.length
+        while end:
+            state = self.states[used]
+            begin = int(state.begins[end])
+            used, chosen = state.before[int(state.way[end])]
+            found.append(stage_choice(begin, end, [self.blocks[p] for p in chosen]))
+            end = begin
+        return tuple(reversed(found))
+
+
+DAPPLE = Planner("dapple", "Fan et al., PPoPP 2021, section 4", plan)
