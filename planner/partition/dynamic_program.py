@@ -48,6 +48,7 @@ class _BalancedCosts:
         self.microbatches = chain.problem.job.microbatches
         self._interval_s = {name: self._interval_seconds(name) for name in chain.types}
         self._static = interval_sums(chain.static_bytes.astype(float))
+        self._static[np.tril_indices(len(self._static))] = np.inf
         self._gradients = interval_sums(chain.gradient_bytes.astype(float))
         self._stash = interval_sums(chain.stash_bytes.astype(float))
         self._shared_s: dict[tuple[tuple[str, int], ...], FloatArray] = {}

@@ -40,7 +40,7 @@ class IntervalCosts(Protocol):
     def stage_s(self, first: int, replicas: int, after: int) -> FloatArray:
         """Cost of layers [i, j) on positions ``first`` to ``first + replicas``: a square matrix.
 
-        ``after`` stages follow. Entries with j <= i are ignored.
+        ``after`` stages follow. Infinite where j <= i.
         """
 
     def channel_s(self, first: int, replicas: int, next_replicas: int) -> FloatArray:
@@ -85,7 +85,6 @@ class MinMaxTable:
                 rest, follower = self._rest(first, replicas, before)
                 stage = self.costs.stage_s(first, replicas, after)[:begins, 1 : begins + 1]
                 total = np.maximum(stage, rest[None, 1 : begins + 1])
-                total[np.tril_indices(begins, -1)] = np.inf
                 end = total.argmin(axis=1)
                 best[index, first, :begins] = total[np.arange(begins), end]
                 ends[index, first, :begins] = end + 1

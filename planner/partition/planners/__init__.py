@@ -14,9 +14,9 @@ from planner.partition.planners.planner import Planner
 from planner.partition.planners.spp import SPP
 
 PLANNERS = {
-    planner.name: planner for planner in (EVEN, EVEN_REPLICATED, PIPEDREAM, DAPPLE, AUTOPIPE, SPP)
+    planner.name: planner for planner in (EVEN, EVEN_REPLICATED, AUTOPIPE, DAPPLE, PIPEDREAM, SPP)
 }
-"""By name, in order of publication."""
+"""By name, the quickest first."""
 
 
 def classic_partitions(chain: Chain, max_stages: int) -> Iterator[Partition]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from planner.partition.chain import Chain, FloatArray, IntArray, Partition, StageChoice
 from planner.partition.min_max import replica_counts
-from planner.partition.planners.dapple_latency import Latency, extended
+from planner.partition.planners.dapple_latency import Latency, extended, total_with
 from planner.partition.planners.machines import machines
 from planner.partition.planners.planner import Planner, nothing_fits
 from planner.partition.stage_costs import (
@@ -31,7 +31,6 @@ from planner.partition.stage_costs import (
     device_blocks,
     in_file_order,
     most_stages,
-    stage_choice,
 )
 
 MOST_SETS = 4
@@ -114,7 +113,7 @@ class _Search:
         return state
 
     def _empty(self) -> _State:
-        size = self.chain.length + 1
+        size = self.costs.layers + 1
         return _State(
             Latency.nothing(size),
             np.full(size, np.inf),
@@ -162,10 +161,15 @@ class _Search:
         ahead = state.latency.rows(rows)
         if used:
             ahead = extended(ahead, send_s, back_s, np.zeros(len(rows)), self.microbatches)
-        longer = extended(ahead.columns(), *(table[rows] for table in stage), self.microbatches)
-        total = longer.total_s(self.microbatches)
-        total[rows[:, None] >= np.arange(total.shape[1])[None, :]] = np.inf
-        self._keep(used, chosen, rows, total, longer)
+        total = total_with(ahead.columns(), *(t[rows] for t in stage), self.microbatches)
+        where = total.argmin(axis=0)
+        better = np.flatnonzero(total.min(axis=0) < self._state(used, chosen).latency_s)
+        if len(better):
+            best = ahead.rows(where[better])
+            begins = rows[where[better]]
+            ends = (table[begins, better] for table in stage)
+            longer = extended(best, *ends, self.microbatches)
+            self._keep(used, chosen, begins, better, longer)
 
     def _channels(
         self, state: _State, rows: IntArray, blocks: list[Block]
@@ -180,30 +184,29 @@ class _Search:
                 back_s[here] = self.costs.send_back_s(sources, blocks)[rows[here]]
         return send_s, back_s
 
+    def _state(self, used: frozenset[int], chosen: Chosen) -> _State:
+        return self.states.setdefault(used | frozenset(chosen), self._empty())
+
     def _keep(
-        self, used: frozenset[int], chosen: Chosen, rows: IntArray, total: FloatArray, new: Latency
+        self, used: frozenset[int], chosen: Chosen, begins: IntArray, ends: IntArray, new: Latency
     ) -> None:
-        state = self.states.setdefault(used | frozenset(chosen), self._empty())
-        where = total.argmin(axis=0)
-        value = total[where, np.arange(total.shape[1])]
-        better = np.flatnonzero(value < state.latency_s)
-        if not len(better):
-            return
-        state.latency_s[better] = value[better]
-        state.latency.take(better, new, where[better])
-        state.begins[better] = rows[where[better]]
-        state.stages[better] = self.states[used].stages[rows[where[better]]] + 1
-        state.way[better] = len(state.before)
+        """Better pipelines of the layers before ``ends``, whose last stages start at ``begins``."""
+        state = self._state(used, chosen)
+        state.latency.put(ends, new)
+        state.latency_s[ends] = new.total_s(self.microbatches)
+        state.begins[ends] = begins
+        state.stages[ends] = self.states[used].stages[begins] + 1
+        state.way[ends] = len(state.before)
         state.before.append((used, chosen))
 
     def _stages(self, used: frozenset[int]) -> Partition:
         found: list[StageChoice] = []
-        end = self.chain.length
+        end = self.costs.layers
         while end:
             state = self.states[used]
             begin = int(state.begins[end])
             used, chosen = state.before[int(state.way[end])]
-            found.append(stage_choice(begin, end, [self.blocks[p] for p in chosen]))
+            found.append(self.costs.stage(begin, end, [self.blocks[p] for p in chosen]))
             end = begin
         return tuple(reversed(found))
 

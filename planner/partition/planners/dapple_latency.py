@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.partition.chain import FloatArray, IntArray
 
@@ -55,10 +56,10 @@ class Latency:
         """As columns, to be extended by a matrix of stages."""
         return Latency(*(array[:, None] for array in self._arrays()))
 
-    def take(self, targets: IntArray, matrix: Latency, rows: IntArray) -> None:
-        """Replace the pipelines ``targets`` by entries (row, target) of a matrix of pipelines."""
-        for own, other in zip(self._arrays(), matrix._arrays(), strict=True):
-            own[targets] = other[rows, targets]
+    def put(self, targets: IntArray, new: Latency) -> None:
+        """Replace some of the pipelines."""
+        for own, other in zip(self._arrays(), new._arrays(), strict=True):
+            own[targets] = other
 
     def _arrays(self) -> tuple[FloatArray, ...]:
         return (
@@ -88,10 +89,7 @@ def extended(
     or if a stage between them does, which then loses to the old pivot.
     """
     own_s = forward_s + backward_s
-    steady_s = (microbatches - 1) * own_s
-    after_s = latency.forward_after_s + latency.backward_after_s
-    wins = (microbatches - 1) * latency.pivot_s > steady_s + after_s
-    stays = wins | (latency.rival_s > steady_s)
+    stays = _pivot_stays(latency, own_s, microbatches)
     warm_up_s = latency.warm_up_s + latency.forward_after_s + forward_s
     before_s = latency.ending_s + latency.backward_after_s + backward_s
     return Latency(
@@ -104,8 +102,34 @@ def extended(
             np.maximum(latency.ending_s, all_reduce_s - latency.backward_after_s),
             np.maximum(before_s, all_reduce_s + backward_s),
         ),
-        np.where(stays, np.maximum(latency.rival_s - own_s, steady_s), -np.inf),
+        np.where(
+            stays, np.maximum(latency.rival_s - own_s, (microbatches - 1) * own_s), -np.inf
+        ),
     )
+
+
+def _pivot_stays(latency: Latency, own_s: FloatArray, microbatches: int) -> NDArray[np.bool_]:
+    steady_s = (microbatches - 1) * own_s
+    after_s = latency.forward_after_s + latency.backward_after_s
+    wins = (microbatches - 1) * latency.pivot_s - after_s > steady_s
+    return np.asarray(wins | (latency.rival_s > steady_s))
+
+
+def total_with(
+    latency: Latency,
+    forward_s: FloatArray,
+    backward_s: FloatArray,
+    all_reduce_s: FloatArray,
+    microbatches: int,
+) -> FloatArray:
+    """The latency of :func:`extended` alone, which is all that most pipelines are looked at for."""
+    own_s = forward_s + backward_s
+    old_s = latency.warm_up_s + (microbatches - 1) * latency.pivot_s
+    stays_s = old_s + np.maximum(latency.ending_s, all_reduce_s - latency.backward_after_s)
+    warm_up_s = latency.warm_up_s + latency.forward_after_s
+    before_s = latency.ending_s + latency.backward_after_s
+    moves_s = warm_up_s + microbatches * own_s + np.maximum(before_s, all_reduce_s)
+    return np.where(_pivot_stays(latency, own_s, microbatches), stays_s, moves_s)
 
 
 def pipeline_latency_s(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from planner.partition.chain import Chain, Partition, StageChoice
 from planner.partition.planners.planner import Planner, nothing_fits
-from planner.partition.stage_costs import StageCosts, most_stages
+from planner.partition.stage_costs import most_stages
 
 
 def plan(chain: Chain) -> Partition:
@@ -46,10 +46,17 @@ def split(chain: Chain, stages: int, replicas: int) -> Partition:
 
 
 def fits_1f1b(chain: Chain, partition: Partition) -> bool:
-    """Whether every stage holds as many microbatches as stages are left, as 1F1B has in flight."""
+    """Whether every stage holds as many microbatches as stages are left, as 1F1B has in flight.
+
+    Workspace and the stage's input are not counted.
+    """
     for index, stage in enumerate(partition):
-        costs = StageCosts(chain, [stage.devices])
-        if costs.fits([stage.devices], len(partition) - index)[stage.begin, stage.end] > 0:
+        layers = slice(stage.begin, stage.end)
+        in_flight = min(chain.problem.job.microbatches, len(partition) - index)
+        stash = int(chain.stash_bytes[layers].sum())
+        needed = int(chain.static_bytes[layers].sum()) + in_flight * stash
+        cluster = chain.problem.cluster
+        if any(needed > cluster.device_type(device).capacity_bytes for device in stage.devices):
             return False
     return True
 

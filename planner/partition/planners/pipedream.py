@@ -16,6 +16,7 @@ the microbatches that 1F1B keeps in flight (of a machine's inner stages: one).
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from typing import NamedTuple
 
 import numpy as np
@@ -26,11 +27,11 @@ from planner.partition.planners.machines import equal_machines
 from planner.partition.planners.planner import Planner, nothing_fits
 from planner.partition.stage_costs import (
     Block,
+    RowCosts,
     StageCosts,
     device_blocks,
     in_file_order,
     most_stages,
-    stage_choice,
 )
 
 
@@ -54,44 +55,24 @@ def flat_plan(chain: Chain) -> Partition:
     Raises:
         InfeasibleError: if no partition fits.
     """
-    blocks = device_blocks(chain)
-    table = MinMaxTable(_Costs(chain, blocks))
-    counts = range(1, most_stages(chain) + 1)
+    costs = _Costs(chain, device_blocks(chain))
+    table = MinMaxTable(costs)
+    counts = range(1, min(most_stages(chain), costs.layers, costs.positions) + 1)
     for _ in counts:
         table.add_stage()
-    best = min(counts, key=table.bottleneck_s)
-    spans = table.spans(best)
+    spans = table.spans(min(counts, key=table.bottleneck_s))
     if spans is None:
         raise nothing_fits("pipedream", "its partitions along the file's order of devices")
-    return tuple(
-        stage_choice(span.begin, span.end, blocks[span.first : span.first + span.replicas])
-        for span in spans
-    )
+    return costs.stages(spans)
 
 
-class _Costs:
+class _Costs(RowCosts):
     """PipeDream's costs of a whole iteration on neighbouring devices."""
-
-    def __init__(self, chain: Chain, blocks: tuple[Block, ...]) -> None:
-        self.costs = StageCosts(chain, blocks)
-        self.blocks = blocks
-        self.layers = chain.length
-        self.positions = len(blocks)
-        self.replica_counts = replica_counts(len(blocks), chain.problem.job.replication)
-        self.microbatches = chain.problem.job.microbatches
 
     def stage_s(self, first: int, replicas: int, after: int) -> FloatArray:
         """The longer of all computation and the synchronisation behind it."""
-        blocks = self.blocks[first : first + replicas]
-        work_s = self.microbatches * self.costs.work_s(blocks)
-        return np.maximum(work_s, self.costs.reduce_s(blocks)) + self.costs.fits(blocks, after + 1)
-
-    def channel_s(self, first: int, replicas: int, next_replicas: int) -> FloatArray:
-        """Activations and gradients of all microbatches."""
-        sources = self.blocks[first : first + replicas]
-        targets = self.blocks[first + replicas : first + replicas + next_replicas]
-        each = self.costs.send_s(sources, targets) + self.costs.send_back_s(sources, targets)
-        return self.microbatches * each
+        work_s = self.fitting_work_s(first, replicas, after)
+        return np.maximum(work_s, self.reduce_s(first, replicas))
 
 
 class _Part(NamedTuple):
@@ -116,7 +97,7 @@ class _Levels:
 
     def partition(self) -> Partition | None:
         """The best partition over all machines; None if none fits."""
-        length, size = self.chain.length, len(self.devices)
+        length, size = self.inner.layers, len(self.devices)
         inside = _Program(
             [self._replicated_s(count) for count in range(1, size + 1)],
             self._transfer_s(self.inner, self.devices),
@@ -141,9 +122,7 @@ class _Levels:
         """One stage on some devices of a machine."""
         blocks = self.devices[:count]
         work_s = self.microbatches * self.inner.work_s(blocks)
-        total = np.maximum(work_s, self.inner.reduce_s(blocks)) + self.inner.fits(blocks, 1)
-        total[np.tril_indices(len(total))] = np.inf
-        return np.asarray(total)
+        return np.maximum(work_s, self.inner.reduce_s(blocks)) + self.inner.fits(blocks, 1)
 
     def _over_machines_s(self, inside: FloatArray, count: int) -> FloatArray:
         """What a machine makes of the layers, on several machines that share the microbatches."""
@@ -161,14 +140,14 @@ class _Levels:
     def _stage(self, outer: _Part, inner: _Part) -> StageChoice:
         machines = self.groups[outer.first : outer.first + outer.count]
         blocks = [machine[inner.first : inner.first + inner.count] for machine in machines]
-        return stage_choice(inner.begin, inner.end, blocks)
+        return self.inner.stage(inner.begin, inner.end, blocks)
 
 
 class _Program:
     """A(i, j, m) of one level, for every m and for some i.
 
     Args:
-        stages: T(i, j, m) for m = 1, 2, …
+        stages: T(i, j, m) for m = 1, 2, …; with many, a last stage takes a power of two of them.
         transfer_s: by cut.
         begins: the values of i.
     """
@@ -177,11 +156,12 @@ class _Program:
         self.best: list[FloatArray] = []
         self._cuts: list[IntArray] = []
         self._lasts: list[IntArray] = []
+        counts = replica_counts(len(stages), replication=True)
         for units, whole in enumerate(stages, start=1):
             self.best.append(whole.copy())
             self._cuts.append(np.zeros(whole.shape, dtype=np.int64))
             self._lasts.append(np.zeros(whole.shape, dtype=np.int64))
-            for taken in range(1, units):
+            for taken in counts[:bisect_left(counts, units)]:
                 front = np.maximum(self.best[units - taken - 1], transfer_s[None, :])
                 for begin in begins:
                     self._split(begin, taken, front[begin], stages[taken - 1])

@@ -22,15 +22,14 @@ import math
 from planner.costs.placement import place
 from planner.partition.chain import Chain, FloatArray, Partition
 from planner.partition.device_orders import MAX_DEVICES_FOR_MINIMUM_CUT, minimum_cut_order
-from planner.partition.min_max import MinMaxTable, replica_counts
+from planner.partition.min_max import MinMaxTable
 from planner.partition.planners.planner import Planner, nothing_fits
 from planner.partition.stage_costs import (
     Block,
-    StageCosts,
+    RowCosts,
     device_blocks,
     in_file_order,
     most_stages,
-    stage_choice,
 )
 from planner.schedule.execution_scheduler import blocks_of, makespan_s
 
@@ -42,22 +41,17 @@ def plan(chain: Chain) -> Partition:
         InfeasibleError: if no number of stages fits.
     """
     blocks = recursive_device_order(chain)
-    table = MinMaxTable(StageReplicationCosts(chain, blocks))
+    costs = StageReplicationCosts(chain, blocks)
+    table = MinMaxTable(costs)
     best: Partition | None = None
     best_s = math.inf
-    for count in range(1, most_stages(chain) + 1):
+    for count in range(1, min(most_stages(chain), costs.layers, len(blocks)) + 1):
         table.add_stage()
         spans = table.spans(count)
         # PE takes at least as long as the bottleneck; most numbers of stages need no PE.
         if spans is None or table.bottleneck_s(count) >= best_s:
             continue
-        found = in_file_order(
-            chain,
-            tuple(
-                stage_choice(span.begin, span.end, blocks[span.first : span.first + span.replicas])
-                for span in spans
-            ),
-        )
+        found = in_file_order(chain, costs.stages(spans))
         pipeline = place(chain.problem, chain.specs(found))
         time_s = makespan_s(blocks_of(pipeline), pipeline.microbatches)
         if time_s < best_s:
@@ -76,29 +70,12 @@ def recursive_device_order(chain: Chain) -> tuple[Block, ...]:
     return tuple(first_of[name] for name in minimum_cut_order(chain.problem.cluster, list(first_of)))
 
 
-class StageReplicationCosts:
+class StageReplicationCosts(RowCosts):
     """PRM's costs of a whole iteration."""
-
-    def __init__(self, chain: Chain, blocks: tuple[Block, ...]) -> None:
-        self.costs = StageCosts(chain, blocks)
-        self.blocks = blocks
-        self.layers = chain.length
-        self.positions = len(blocks)
-        self.replica_counts = replica_counts(len(blocks), chain.problem.job.replication)
-        self.microbatches = chain.problem.job.microbatches
 
     def stage_s(self, first: int, replicas: int, after: int) -> FloatArray:
         """M microbatches shared evenly by the replicas, then the all-reduce."""
-        blocks = self.blocks[first : first + replicas]
-        work_s = self.microbatches * self.costs.work_s(blocks)
-        return work_s + self.costs.reduce_s(blocks) + self.costs.fits(blocks, after + 1)
-
-    def channel_s(self, first: int, replicas: int, next_replicas: int) -> FloatArray:
-        """All activations there and all gradients back."""
-        sources = self.blocks[first : first + replicas]
-        targets = self.blocks[first + replicas : first + replicas + next_replicas]
-        each = self.costs.send_s(sources, targets) + self.costs.send_back_s(sources, targets)
-        return self.microbatches * each
+        return self.fitting_work_s(first, replicas, after) + self.reduce_s(first, replicas)
 
 
 SPP = Planner("spp", "Luo et al., INFOCOM 2022", plan)
