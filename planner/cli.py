@@ -1,4 +1,4 @@
-"""The command line: ``pipeplan trace | plan | verify | simulate | plot``.
+"""The command line: ``pipeplan trace | plan | compare | verify | simulate | plot``.
 
 Exit status: 0 done; 1 the input is wrong, the plan does not hold or none exists; 2 wrong usage.
 """
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from planner.artifacts.job import Job
     from planner.artifacts.layer_graph import LayerGraph
     from planner.artifacts.plan import Plan
+    from planner.artifacts.problem import Problem
     from planner.result import HistoryRow, Result
 
 app = typer.Typer(
@@ -163,25 +164,14 @@ def plan(
 ) -> None:
     """Find the fastest plan and prove how far from the best it can be."""
     with _user_errors():
-        from planner.artifacts.cluster import Cluster
         from planner.artifacts.document import require_file_path
-        from planner.artifacts.problem import ModelSource, Problem
         from planner.solver import check_settings, solve
 
         # What can be wrong is found before the model is traced, which may take a while.
         check_settings(time_limit, gap, seed, workers)
         require_file_path(output)
-        the_job = _job(job, set_)
-        the_cluster = Cluster.load(cluster)
-        factory = None if model.endswith(".json") else model
-        if factory is None and set_:
-            raise PipeplanError(
-                f"--set {set_[0]}: {model} was traced already; trace the model again with it"
-            )
-        source = ModelSource(factory, dict(the_job.model_arguments))
-        problem = Problem(_graph(model, the_job), the_cluster, the_job, source)
         result = solve(
-            problem,
+            _problem(model, cluster, job, set_),
             time_limit_s=time_limit,
             gap_limit=gap,
             seed=seed,
@@ -191,6 +181,55 @@ def plan(
         )
         result.plan.save(output)
         _report_result(result, output, as_json)
+
+
+def _problem(model: str, cluster: Path, job: Path | None, set_: list[str] | None) -> Problem:
+    from planner.artifacts.cluster import Cluster
+    from planner.artifacts.problem import ModelSource, Problem
+
+    the_job = _job(job, set_)
+    the_cluster = Cluster.load(cluster)
+    factory = None if model.endswith(".json") else model
+    if factory is None and set_:
+        raise PipeplanError(
+            f"--set {set_[0]}: {model} was traced already; trace the model again with it"
+        )
+    source = ModelSource(factory, dict(the_job.model_arguments))
+    return Problem(_graph(model, the_job), the_cluster, the_job, source)
+
+
+@app.command()
+def compare(
+    model: ModelArgument,
+    cluster: Annotated[Path, typer.Option("--cluster", help="cluster file (TOML)")],
+    job: JobOption = None,
+    set_: SetOption = None,
+    planners: Annotated[
+        str | None,
+        typer.Option("--planners", metavar="NAME,…", help="classic planners; default all"),
+    ] = None,
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", metavar="SECONDS", help="of our own search")
+    ] = 30.0,
+    seed: Annotated[int, typer.Option("--seed", help="of the solver")] = 0,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="write the table as Markdown")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure our plan against the classic planners', all in one simulator."""
+    with _user_errors():
+        from planner.compare_command import check_comparison, run_comparison
+
+        check_comparison(planners, time_limit, output)
+        run_comparison(
+            _problem(model, cluster, job, set_),
+            planners,
+            time_limit_s=time_limit,
+            seed=seed,
+            output=output,
+            as_json=as_json,
+        )
 
 
 def _report_result(result: Result, output: Path, as_json: bool) -> None:

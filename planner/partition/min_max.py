@@ -48,7 +48,7 @@ class IntervalCosts(Protocol):
 
 
 class Span(NamedTuple):
-    """A stage of a solution: layers ``begin`` to ``end`` on ``replicas`` positions from ``first``."""
+    """A stage: layers ``begin`` to ``end`` on ``replicas`` positions from ``first`` on."""
 
     begin: int
     end: int

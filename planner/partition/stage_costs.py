@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain as joined
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -48,7 +49,9 @@ def device_blocks(chain: Chain, order: Sequence[str] | None = None) -> tuple[Blo
     """
     names = tuple(order or chain.problem.cluster.device_names)
     if not chain.problem.job.replication:
-        return tuple((name,) for name in names[: max(MAX_BLOCKS, min(MAX_CUTS, most_stages(chain)))])
+        return tuple(
+            (name,) for name in names[: max(MAX_BLOCKS, min(MAX_CUTS, most_stages(chain)))]
+        )
     size = -(-len(names) // MAX_BLOCKS)
     return tuple(names[start : start + size] for start in range(0, len(names), size))
 
@@ -69,8 +72,7 @@ def even_cuts(chain: Chain) -> IntArray:
     edges = np.searchsorted(prefix, np.linspace(0, prefix[-1], 2 * MAX_CUTS - 1)[1::2])
     bounds = np.unique(np.clip(edges, 1, chain.length))
     narrow = [
-        low + int(chain.cut_bytes[low:high].argmin())
-        for low, high in zip(bounds, bounds[1:], strict=False)
+        low + int(chain.cut_bytes[low:high].argmin()) for low, high in pairwise(bounds.tolist())
     ]
     return np.unique([0, *narrow, chain.length])
 
@@ -142,8 +144,8 @@ class StageCosts:
         key = (kinds, types, len(devices))
         if key not in self._shares:
             each = {"F": self._forward, "B": self._backward}
-            tables = [sum(each[kind][name] for kind in kinds) for name in types]
-            self._shares[key] = np.maximum.reduce(tables) / len(devices)
+            tables = [np.sum([each[kind][name] for kind in kinds], axis=0) for name in types]
+            self._shares[key] = np.asarray(np.maximum.reduce(tables) / len(devices))
         return self._shares[key]
 
     def reduce_s(self, blocks: Sequence[Block]) -> FloatArray:

@@ -76,7 +76,8 @@ def blocks_of(pipeline: PlacedPipeline) -> Blocks:
     for index in range(len(pipeline.stages) - 1):
         send.append(_channel_s(pipeline, index, forward=True))
         back.append(_channel_s(pipeline, index, forward=False))
-    return Blocks(*(np.array(row, dtype=np.float64) for row in (forward, backward, send, back, reduce)))
+    rows = (forward, backward, send, back, reduce)
+    return Blocks(*(np.array(row, dtype=np.float64) for row in rows))
 
 
 def _channel_s(pipeline: PlacedPipeline, index: int, *, forward: bool) -> float:
@@ -145,7 +146,7 @@ def _in_a_row(blocks: Blocks) -> FloatArray:
 
 
 def execution_order(stages: int, stage: int, microbatches: int) -> list[Operation]:
-    """PE's list of a stage: 4 forwards for each later stage first, then backward and forward in turn.
+    """PE's list of a stage: 4 forwards for each later stage, then backward and forward in turn.
 
     Stage n starts microbatch m in round m + 2n forward and in round m + 4N-4 - 2n backward.
     """

@@ -1,5 +1,7 @@
-"""AutoPipe: Liu et al., "AutoPipe: A Fast Pipeline Parallelism Approach with Balanced Partitioning
-and Micro-batch Slicing", CLUSTER 2022.
+"""AutoPipe: balanced stages, then layers moved away from the critical one.
+
+Liu et al., "AutoPipe: A Fast Pipeline Parallelism Approach with Balanced Partitioning and
+Micro-batch Slicing", CLUSTER 2022.
 
 For a number of stages, the balanced partition (a min-max dynamic program over the layers' times) is
 the start. A simulated 1F1B gives the iteration time and the critical stage, where the critical path
@@ -154,9 +156,7 @@ class _Search:
         return time_s + float(rest_s), critical
 
     def _by_stage(self, of: Callable[[Sequence[Block]], FloatArray], cuts: Cuts) -> FloatArray:
-        return np.array(
-            [of(blocks)[cuts[s], cuts[s + 1]] for s, blocks in enumerate(self.held)]
-        )
+        return np.array([of(blocks)[cuts[s], cuts[s + 1]] for s, blocks in enumerate(self.held)])
 
     def _transfers_s(self, cuts: Cuts, transfer: Transfer) -> FloatArray:
         """One microbatch between each stage and the next; every replica has its own way."""

@@ -1,5 +1,7 @@
-"""DAPPLE: Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models",
-PPoPP 2021, section 4.
+"""DAPPLE's planner of synchronous pipelines.
+
+Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models", PPoPP 2021,
+section 4.
 
 The planner minimises the latency of a synchronous pipeline, Tw + Ts + Te around its pivot stage,
 where channels are stages of their own. Devices for a stage come from three policies: fresh first
@@ -22,7 +24,7 @@ import numpy as np
 
 from planner.partition.chain import Chain, FloatArray, IntArray, Partition, StageChoice
 from planner.partition.min_max import replica_counts
-from planner.partition.planners.dapple_latency import Latency, extended, total_with
+from planner.partition.planners.dapple_latency import Latency, Stage, extended, total_with
 from planner.partition.planners.machines import machines
 from planner.partition.planners.planner import Planner, nothing_fits
 from planner.partition.stage_costs import (
@@ -157,18 +159,18 @@ class _Search:
         blocks = [self.blocks[position] for position in chosen]
         send_s, back_s = self._channels(state, rows, blocks)
         reduce_s = self.costs.reduce_s(blocks) + self.costs.fits(blocks, 1)
-        stage = (self.costs.forward_s(blocks), self.costs.backward_s(blocks), reduce_s)
+        stage = Stage(self.costs.forward_s(blocks), self.costs.backward_s(blocks), reduce_s)
         ahead = state.latency.rows(rows)
         if used:
-            ahead = extended(ahead, send_s, back_s, np.zeros(len(rows)), self.microbatches)
-        total = total_with(ahead.columns(), *(t[rows] for t in stage), self.microbatches)
+            channel = Stage(send_s, back_s, np.zeros(len(rows)))
+            ahead = extended(ahead, channel, self.microbatches)
+        total = total_with(ahead.columns(), stage.at(rows), self.microbatches)
         where = total.argmin(axis=0)
         better = np.flatnonzero(total.min(axis=0) < self._state(used, chosen).latency_s)
         if len(better):
             best = ahead.rows(where[better])
             begins = rows[where[better]]
-            ends = (table[begins, better] for table in stage)
-            longer = extended(best, *ends, self.microbatches)
+            longer = extended(best, stage.at(begins, better), self.microbatches)
             self._keep(used, chosen, begins, better, longer)
 
     def _channels(

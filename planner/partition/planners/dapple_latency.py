@@ -16,11 +16,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.partition.chain import FloatArray, IntArray
+
+
+class Stage(NamedTuple):
+    """Seconds of one microbatch of a stage, or of many stages, and of its all-reduce."""
+
+    forward_s: FloatArray
+    backward_s: FloatArray
+    all_reduce_s: FloatArray
+
+    @property
+    def both_s(self) -> FloatArray:
+        """Forward and backward."""
+        return self.forward_s + self.backward_s
+
+    def at(self, *index: IntArray) -> Stage:
+        """Some of the stages."""
+        return Stage(*(array[index] for array in self))
 
 
 @dataclass
@@ -46,7 +64,8 @@ class Latency:
     @classmethod
     def nothing(cls, size: int) -> Latency:
         """Pipelines without a stage."""
-        return cls(*(np.zeros(size) for _ in range(5)), np.full(size, -np.inf))
+        none = [np.zeros(size) for _ in range(5)]
+        return cls(*none, rival_s=np.full(size, -np.inf))
 
     def rows(self, indices: IntArray) -> Latency:
         """Some of the pipelines."""
@@ -76,19 +95,14 @@ class Latency:
         return self.warm_up_s + (microbatches - 1) * self.pivot_s + self.ending_s
 
 
-def extended(
-    latency: Latency,
-    forward_s: FloatArray,
-    backward_s: FloatArray,
-    all_reduce_s: FloatArray,
-    microbatches: int,
-) -> Latency:
+def extended(latency: Latency, stage: Stage, microbatches: int) -> Latency:
     """The pipelines with one more stage at the end; shapes are broadcast.
 
     The old pivot has won against every other stage. It stays if it wins against the new last stage,
     or if a stage between them does, which then loses to the old pivot.
     """
-    own_s = forward_s + backward_s
+    forward_s, backward_s, all_reduce_s = stage
+    own_s = stage.both_s
     stays = _pivot_stays(latency, own_s, microbatches)
     warm_up_s = latency.warm_up_s + latency.forward_after_s + forward_s
     before_s = latency.ending_s + latency.backward_after_s + backward_s
@@ -102,9 +116,7 @@ def extended(
             np.maximum(latency.ending_s, all_reduce_s - latency.backward_after_s),
             np.maximum(before_s, all_reduce_s + backward_s),
         ),
-        np.where(
-            stays, np.maximum(latency.rival_s - own_s, (microbatches - 1) * own_s), -np.inf
-        ),
+        np.where(stays, np.maximum(latency.rival_s - own_s, (microbatches - 1) * own_s), -np.inf),
     )
 
 
@@ -115,20 +127,14 @@ def _pivot_stays(latency: Latency, own_s: FloatArray, microbatches: int) -> NDAr
     return np.asarray(wins | (latency.rival_s > steady_s))
 
 
-def total_with(
-    latency: Latency,
-    forward_s: FloatArray,
-    backward_s: FloatArray,
-    all_reduce_s: FloatArray,
-    microbatches: int,
-) -> FloatArray:
+def total_with(latency: Latency, stage: Stage, microbatches: int) -> FloatArray:
     """The latency of :func:`extended` alone, which is all that most pipelines are looked at for."""
-    own_s = forward_s + backward_s
+    own_s = stage.both_s
     old_s = latency.warm_up_s + (microbatches - 1) * latency.pivot_s
-    stays_s = old_s + np.maximum(latency.ending_s, all_reduce_s - latency.backward_after_s)
+    stays_s = old_s + np.maximum(latency.ending_s, stage.all_reduce_s - latency.backward_after_s)
     warm_up_s = latency.warm_up_s + latency.forward_after_s
     before_s = latency.ending_s + latency.backward_after_s
-    moves_s = warm_up_s + microbatches * own_s + np.maximum(before_s, all_reduce_s)
+    moves_s = warm_up_s + microbatches * own_s + np.maximum(before_s, stage.all_reduce_s)
     return np.where(_pivot_stays(latency, own_s, microbatches), stays_s, moves_s)
 
 
@@ -141,5 +147,5 @@ def pipeline_latency_s(
     """The latency of one pipeline, channels included as stages, stage by stage."""
     latency = Latency.nothing(1)
     for stage in zip(forward_s, backward_s, all_reduce_s, strict=True):
-        latency = extended(latency, *(np.array([s]) for s in stage), microbatches)
+        latency = extended(latency, Stage(*(np.array([s]) for s in stage)), microbatches)
     return float(latency.total_s(microbatches)[0])

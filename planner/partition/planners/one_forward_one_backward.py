@@ -130,7 +130,9 @@ class _Run:
         """What ran before the operation on its device."""
         in_flight = self.stages - stage
         if kind == "F":
-            before = ("B", microbatch - in_flight) if microbatch >= in_flight else ("F", microbatch - 1)
+            before = (
+                ("B", microbatch - in_flight) if microbatch >= in_flight else ("F", microbatch - 1)
+            )
         elif microbatch + in_flight - 1 < self.microbatches:
             before = ("F", microbatch + in_flight - 1)
         else:

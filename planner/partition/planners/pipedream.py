@@ -1,5 +1,7 @@
-"""PipeDream: Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training",
-SOSP 2019, section 3.1.
+"""PipeDream's planner.
+
+Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP 2019,
+section 3.1.
 
 The dynamic program that minimises the slowest stage, with replication, over the devices in file
 order; where a cluster is several equal machines, machine by machine first and over the machines
@@ -76,12 +78,12 @@ class _Costs(RowCosts):
 
 
 class _Part(NamedTuple):
-    """A stage: layers ``begin`` to ``end`` on ``count`` devices or machines from ``first``."""
+    """A stage: layers ``begin`` to ``end`` on ``units`` devices or machines from ``first`` on."""
 
     begin: int
     end: int
     first: int
-    count: int
+    units: int
 
 
 class _Levels:
@@ -138,8 +140,8 @@ class _Levels:
         return np.asarray(self.microbatches * each * pairs)
 
     def _stage(self, outer: _Part, inner: _Part) -> StageChoice:
-        machines = self.groups[outer.first : outer.first + outer.count]
-        blocks = [machine[inner.first : inner.first + inner.count] for machine in machines]
+        machines = self.groups[outer.first : outer.first + outer.units]
+        blocks = [machine[inner.first : inner.first + inner.units] for machine in machines]
         return self.inner.stage(inner.begin, inner.end, blocks)
 
 
@@ -161,7 +163,7 @@ class _Program:
             self.best.append(whole.copy())
             self._cuts.append(np.zeros(whole.shape, dtype=np.int64))
             self._lasts.append(np.zeros(whole.shape, dtype=np.int64))
-            for taken in counts[:bisect_left(counts, units)]:
+            for taken in counts[: bisect_left(counts, units)]:
                 front = np.maximum(self.best[units - taken - 1], transfer_s[None, :])
                 for begin in begins:
                     self._split(begin, taken, front[begin], stages[taken - 1])

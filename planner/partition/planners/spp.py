@@ -1,5 +1,7 @@
-"""SPP: Luo, Yi, Long, Fan, Wu, Yang and Lin, "Efficient Pipeline Planning for Expedited Distributed
-DNN Training", INFOCOM 2022.
+"""SPP: order the devices, partition along the order, schedule, for every number of stages.
+
+Luo, Yi, Long, Fan, Wu, Yang and Lin, "Efficient Pipeline Planning for Expedited Distributed DNN
+Training", INFOCOM 2022.
 
 RDO orders the devices by recursive minimum cuts; PRM finds, for every number of stages, the
 partition, mapping and replication along that order with the least bottleneck
@@ -67,7 +69,9 @@ def recursive_device_order(chain: Chain) -> tuple[Block, ...]:
     first_of = {block[0]: block for block in blocks}
     if not 2 < len(blocks) <= MAX_DEVICES_FOR_MINIMUM_CUT:
         return blocks
-    return tuple(first_of[name] for name in minimum_cut_order(chain.problem.cluster, list(first_of)))
+    return tuple(
+        first_of[name] for name in minimum_cut_order(chain.problem.cluster, list(first_of))
+    )
 
 
 class StageReplicationCosts(RowCosts):
