@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -66,9 +67,8 @@ def run_comparison(
     if as_json:
         print(json.dumps(comparison_data(rows), indent=1))
         return
-    out = Console()
     # Piped output is for reading too: do not fold the table at 80 columns.
-    Console(width=None if out.is_terminal else 140).print(comparison_table(rows, title))
+    Console(width=None if sys.stdout.isatty() else 140).print(comparison_table(rows, title))
 
 
 def named(planners: str | None) -> list[str] | None:

@@ -64,8 +64,8 @@ class Latency:
     @classmethod
     def nothing(cls, size: int) -> Latency:
         """Pipelines without a stage."""
-        none = [np.zeros(size) for _ in range(5)]
-        return cls(*none, rival_s=np.full(size, -np.inf))
+        zero = [np.zeros(size) for _ in range(5)]
+        return cls(zero[0], zero[1], zero[2], zero[3], zero[4], np.full(size, -np.inf))
 
     def rows(self, indices: IntArray) -> Latency:
         """Some of the pipelines."""
