@@ -97,6 +97,7 @@ class StageCosts:
         self.blocks = tuple(blocks)
         self.cuts = even_cuts(chain)
         self._position = {block: index for index, block in enumerate(self.blocks)}
+        self._rank = {name: index for index, name in enumerate(self.cluster.device_names)}
         self._static = self._intervals(chain.static_bytes)
         self._static[np.tril_indices(len(self.cuts))] = np.inf
         self._stash = self._intervals(chain.stash_bytes)
@@ -149,7 +150,7 @@ class StageCosts:
         return self._shares[key]
 
     def reduce_s(self, blocks: Sequence[Block]) -> FloatArray:
-        """All-reduce of the gradients; infinite where the devices are not joined."""
+        """All-reduce of the gradients, in file order; infinite where the devices are not joined."""
         devices = devices_of(blocks)
         if devices not in self._lines:
             self._lines[devices] = self._line(devices)
@@ -162,7 +163,8 @@ class StageCosts:
         return np.asarray(total)
 
     def _line(self, devices: Block) -> tuple[float, float]:
-        small, large = (all_reduce_s(self.cluster, devices, size) for size in SAMPLES_BYTES)
+        ring = sorted(devices, key=self._rank.__getitem__)
+        small, large = (all_reduce_s(self.cluster, ring, size) for size in SAMPLES_BYTES)
         if np.isinf(small):
             return np.inf, 0.0
         slope = (large - small) / (SAMPLES_BYTES[1] - SAMPLES_BYTES[0])

@@ -129,7 +129,9 @@ def test_a_simulated_plan_keeps_the_bound_on_single_devices_with_links_of_their_
     ]
     boundaries = [boundary(u, v, bytes_=data.draw(times) * GIGA) for u, v in pairwise(names)]
     devices = [f"d{n}" for n in range(count)]
-    links = [link(u, v, latency_us=data.draw(st.sampled_from([0, 10**6]))) for u, v in pairwise(devices)]
+    links = [
+        link(u, v, latency_us=data.draw(st.sampled_from([0, 10**6]))) for u, v in pairwise(devices)
+    ]
     placed = pipeline(
         graph(layers, boundaries, [parameter(f"p{n}") for n in range(count)]),
         make_cluster(devices, links),
@@ -163,8 +165,6 @@ def test_orders_hold_every_operation_once_and_never_deadlock(data: st.DataObject
 
 
 def test_several_stages_on_a_device_are_refused() -> None:
-    placed = pipeline(
-        graph([layer("a"), layer("b")]), star(1), [(["a"], ["d0"]), (["b"], ["d0"])]
-    )
+    placed = pipeline(graph([layer("a"), layer("b")]), star(1), [(["a"], ["d0"]), (["b"], ["d0"])])
     with pytest.raises(ValueError, match="one stage a device"):
         spp_execution(placed, balanced_assignment(placed))

@@ -1,7 +1,7 @@
 """The min-max program finds what trying every partition finds."""
 
 from collections.abc import Iterator
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 from math import inf
 
 import numpy as np
@@ -59,7 +59,7 @@ def bottleneck(costs: RandomCosts, spans: tuple[Span, ...]) -> float:
     ]
     channels = [
         costs.channel_s(span.first, span.replicas, after.replicas)[span.end]
-        for span, after in zip(spans, spans[1:], strict=False)
+        for span, after in pairwise(spans)
     ]
     return float(max(stages + channels))
 

@@ -154,10 +154,12 @@ class _Search:
         """Add a last stage on the chosen devices to every pipeline of a state."""
         state = self.states[used]
         rows = np.flatnonzero(np.isfinite(state.latency_s) & (state.stages < self.most_stages))
-        if not len(rows):
-            return
         blocks = [self.blocks[position] for position in chosen]
         send_s, back_s = self._channels(state, rows, blocks)
+        joined = np.isfinite(send_s + back_s)
+        rows, send_s, back_s = rows[joined], send_s[joined], back_s[joined]
+        if not len(rows):
+            return
         reduce_s = self.costs.reduce_s(blocks) + self.costs.fits(blocks, 1)
         stage = Stage(self.costs.forward_s(blocks), self.costs.backward_s(blocks), reduce_s)
         ahead = state.latency.rows(rows)

@@ -95,20 +95,21 @@ class _Levels:
         self.microbatches = chain.problem.job.microbatches
         self.devices = tuple((name,) for name in groups[0])
         self.inner = StageCosts(chain, self.devices)
-        self.outer = StageCosts(chain, groups)
+        # A machine stands for its first device: its devices hold different stages, if any.
+        self.outer = StageCosts(chain, tuple(group[:1] for group in groups))
 
     def partition(self) -> Partition | None:
         """The best partition over all machines; None if none fits."""
         length, size = self.inner.layers, len(self.devices)
         inside = _Program(
             [self._replicated_s(count) for count in range(1, size + 1)],
-            self._transfer_s(self.inner, self.devices),
+            self._transfer_s(self.inner),
             range(length),
         )
         counts = range(1, len(self.groups) + 1)
         across = _Program(
             [self._over_machines_s(inside.best[-1], count) for count in counts],
-            self._transfer_s(self.outer, self.groups),
+            self._transfer_s(self.outer),
             range(1),
         )
         most = min(counts, key=lambda count: across.best[count - 1][0, length])
@@ -130,14 +131,12 @@ class _Levels:
         """What a machine makes of the layers, on several machines that share the microbatches."""
         if count == 1:
             return inside
-        return np.maximum(inside / count, self.outer.reduce_s(self.groups[:count]))
+        return np.maximum(inside / count, self.outer.reduce_s(self.outer.blocks[:count]))
 
-    def _transfer_s(self, costs: StageCosts, blocks: tuple[Block, ...]) -> FloatArray:
-        """Between neighbours of a level; a machine has one way out, whatever its devices."""
-        first, second = blocks[:1], blocks[1:2]
-        pairs = min(len(first[0]), len(second[0]))
-        each = costs.send_s(first, second) + costs.send_back_s(first, second)
-        return np.asarray(self.microbatches * each * pairs)
+    def _transfer_s(self, costs: StageCosts) -> FloatArray:
+        """All activations and gradients between neighbours of a level."""
+        ends = costs.blocks[:1], costs.blocks[1:2]
+        return self.microbatches * (costs.send_s(*ends) + costs.send_back_s(*ends))
 
     def _stage(self, outer: _Part, inner: _Part) -> StageChoice:
         machines = self.groups[outer.first : outer.first + outer.units]
