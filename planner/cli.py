@@ -222,7 +222,7 @@ def compare(
         from planner.compare_command import check_comparison, run_comparison
 
         check_comparison(planners, time_limit, output)
-        run_comparison(
+        found = run_comparison(
             _problem(model, cluster, job, set_),
             planners,
             time_limit_s=time_limit,
@@ -230,6 +230,8 @@ def compare(
             output=output,
             as_json=as_json,
         )
+        if not found:
+            raise typer.Exit(1)
 
 
 def _report_result(result: Result, output: Path, as_json: bool) -> None:

@@ -36,7 +36,7 @@ def run_comparison(
     seed: int,
     output: Path | None,
     as_json: bool,
-) -> None:
+) -> bool:
     """Compare, show progress on stderr, print the result and write it as Markdown.
 
     Args:
@@ -46,6 +46,9 @@ def run_comparison(
         seed: of our own search.
         output: Markdown file to write.
         as_json: print JSON instead of a table.
+
+    Returns:
+        Whether any planner found a plan.
     """
     err = Console(stderr=True)
     with err.status(f"planning for {time_limit_s:g} s") as status:
@@ -64,11 +67,13 @@ def run_comparison(
     if output is not None:
         write_atomically(output, comparison_markdown(rows, title))
         err.print(f"wrote {output}", highlight=False)
+    found = any(row.figures is not None for row in rows)
     if as_json:
         print(json.dumps(comparison_data(rows), indent=1))
-        return
+        return found
     # Piped output is for reading too: do not fold the table at 80 columns.
     Console(width=None if sys.stdout.isatty() else 140).print(comparison_table(rows, title))
+    return found
 
 
 def named(planners: str | None) -> list[str] | None:
