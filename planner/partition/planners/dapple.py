@@ -9,8 +9,10 @@ where channels are stages of their own. Devices for a stage come from three poli
 
 A state is a set of used devices with, for every number of layers, the best pipeline so far of
 these layers; a new last stage on more devices leads to the next state. Our reconstruction: a
-pipeline is judged by the latency of its own layers; of the sets with equally many devices
-only the :data:`MOST_SETS` most promising go on; a stage must hold one microbatch.
+pipeline is judged by the latency of its own layers, but those of one stage have states of their
+own, so that all pipelines of two stages are looked at, as the authors' planner does; of the other
+sets with equally many devices only the :data:`MOST_SETS` most promising go on; a stage must hold
+one microbatch.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,6 +42,16 @@ MOST_SETS = 4
 """Sets of equally many devices that are followed up."""
 Chosen = tuple[int, ...]
 """Positions of blocks of devices, ascending."""
+
+
+class Key(NamedTuple):
+    """Of a state: the positions in use, and whether its pipelines have several stages."""
+
+    used: frozenset[int]
+    several: bool
+
+
+START = Key(frozenset(), several=False)
 
 
 def plan(chain: Chain) -> Partition:
@@ -84,8 +97,8 @@ class _State:
     latency_s: FloatArray
     stages: IntArray
     begins: IntArray
-    before: list[tuple[frozenset[int], Chosen]]
-    """Ways into the state: the set before and the last stage's positions."""
+    before: list[tuple[Key, Chosen]]
+    """Ways into the state: the state before and the last stage's positions."""
     way: IntArray
     """By number of layers: which of them; -1 for none."""
 
@@ -99,7 +112,7 @@ class _Search:
         self.microbatches = chain.problem.job.microbatches
         self.most_stages = most_stages(chain)
         self.counts = replica_counts(len(self.blocks), chain.problem.job.replication)
-        self.states: dict[frozenset[int], _State] = {frozenset(): self._start()}
+        self.states = {START: self._start()}
 
     def _groups(self) -> tuple[Chosen, ...]:
         """Positions by machine; a block of devices belongs to the machine of its first one."""
@@ -127,32 +140,34 @@ class _Search:
 
     def partition(self) -> Partition | None:
         """The best complete pipeline over all sets of devices."""
-        by_size: defaultdict[int, set[frozenset[int]]] = defaultdict(set, {0: {frozenset()}})
+        by_size: defaultdict[int, set[Key]] = defaultdict(set, {0: {START}})
         for size in range(len(self.blocks)):
-            for used in self._most_promising(by_size[size], size):
+            for key in self._most_promising(by_size[size], size):
                 for count in self.counts:
-                    for chosen in placements(self.groups, used, count):
-                        self._extend(used, chosen)
-                        by_size[size + count].add(used | frozenset(chosen))
+                    for chosen in placements(self.groups, key.used, count):
+                        self._extend(key, chosen)
+                        by_size[size + count].add(_after(key, chosen))
             by_size[size + 1] &= self.states.keys()
-        best = min(self.states, key=lambda used: self.states[used].latency_s[-1])
+        best = min(self.states, key=lambda key: self.states[key].latency_s[-1])
         if not math.isfinite(self.states[best].latency_s[-1]):
             return None
         return self._stages(best)
 
-    def _most_promising(self, sets: set[frozenset[int]], size: int) -> list[frozenset[int]]:
-        """The sets whose best pipeline needs least if the layers left ran on all devices left."""
+    def _most_promising(self, keys: set[Key], size: int) -> list[Key]:
+        """All of one stage; those that need least if the layers left ran on all devices left."""
         left = len(self.blocks) - size
         work_s = self.microbatches * self.costs.work_s(self.blocks)[:, -1] * len(self.blocks) / left
 
-        def promise(used: frozenset[int]) -> tuple[float, list[int]]:
-            return float((self.states[used].latency_s + work_s).min()), sorted(used)
+        def promise(key: Key) -> tuple[float, list[int]]:
+            return float((self.states[key].latency_s + work_s).min()), sorted(key.used)
 
-        return sorted(sets, key=promise)[:MOST_SETS]
+        ranked = sorted(keys, key=promise)
+        several = [key for key in ranked if key.several]
+        return [key for key in ranked if not key.several] + several[:MOST_SETS]
 
-    def _extend(self, used: frozenset[int], chosen: Chosen) -> None:
+    def _extend(self, key: Key, chosen: Chosen) -> None:
         """Add a last stage on the chosen devices to every pipeline of a state."""
-        state = self.states[used]
+        state = self.states[key]
         rows = np.flatnonzero(np.isfinite(state.latency_s) & (state.stages < self.most_stages))
         blocks = [self.blocks[position] for position in chosen]
         send_s, back_s = self._channels(state, rows, blocks)
@@ -163,17 +178,17 @@ class _Search:
         reduce_s = self.costs.reduce_s(blocks) + self.costs.fits(blocks, 1)
         stage = Stage(self.costs.forward_s(blocks), self.costs.backward_s(blocks), reduce_s)
         ahead = state.latency.rows(rows)
-        if used:
+        if key.used:
             channel = Stage(send_s, back_s, np.zeros(len(rows)))
             ahead = extended(ahead, channel, self.microbatches)
         total = total_with(ahead.columns(), stage.at(rows), self.microbatches)
         where = total.argmin(axis=0)
-        better = np.flatnonzero(total.min(axis=0) < self._state(used, chosen).latency_s)
+        better = np.flatnonzero(total.min(axis=0) < self._state(key, chosen).latency_s)
         if len(better):
             best = ahead.rows(where[better])
             begins = rows[where[better]]
             longer = extended(best, stage.at(begins, better), self.microbatches)
-            self._keep(used, chosen, begins, better, longer)
+            self._keep(key, chosen, begins, better, longer)
 
     def _channels(
         self, state: _State, rows: IntArray, blocks: list[Block]
@@ -188,31 +203,35 @@ class _Search:
                 back_s[here] = self.costs.send_back_s(sources, blocks)[rows[here]]
         return send_s, back_s
 
-    def _state(self, used: frozenset[int], chosen: Chosen) -> _State:
-        return self.states.setdefault(used | frozenset(chosen), self._empty())
+    def _state(self, key: Key, chosen: Chosen) -> _State:
+        return self.states.setdefault(_after(key, chosen), self._empty())
 
     def _keep(
-        self, used: frozenset[int], chosen: Chosen, begins: IntArray, ends: IntArray, new: Latency
+        self, key: Key, chosen: Chosen, begins: IntArray, ends: IntArray, new: Latency
     ) -> None:
         """Better pipelines of the layers before ``ends``, whose last stages start at ``begins``."""
-        state = self._state(used, chosen)
+        state = self._state(key, chosen)
         state.latency.put(ends, new)
         state.latency_s[ends] = new.total_s(self.microbatches)
         state.begins[ends] = begins
-        state.stages[ends] = self.states[used].stages[begins] + 1
+        state.stages[ends] = self.states[key].stages[begins] + 1
         state.way[ends] = len(state.before)
-        state.before.append((used, chosen))
+        state.before.append((key, chosen))
 
-    def _stages(self, used: frozenset[int]) -> Partition:
+    def _stages(self, key: Key) -> Partition:
         found: list[StageChoice] = []
         end = self.costs.layers
         while end:
-            state = self.states[used]
+            state = self.states[key]
             begin = int(state.begins[end])
-            used, chosen = state.before[int(state.way[end])]
+            key, chosen = state.before[int(state.way[end])]
             found.append(self.costs.stage(begin, end, [self.blocks[p] for p in chosen]))
             end = begin
         return tuple(reversed(found))
+
+
+def _after(key: Key, chosen: Chosen) -> Key:
+    return Key(key.used | frozenset(chosen), several=bool(key.used))
 
 
 DAPPLE = Planner("dapple", "Fan et al., PPoPP 2021, section 4", plan)
