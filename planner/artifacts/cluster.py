@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
@@ -17,8 +17,11 @@ from planner.artifacts.cluster_file import FORMAT as FILE_FORMAT
 from planner.artifacts.cluster_file import ClusterFile, Name
 from planner.artifacts.document import Record, check_format, read_json, read_toml
 from planner.artifacts.hardware import DeviceType, LinkType
+from planner.artifacts.link_table import LinkTable
 
 FORMAT = FILE_FORMAT
+_Rank = Callable[[float, float], float]
+"""What to search for, least first, by width in GB/s and latency in seconds."""
 
 
 class Device(Record):
@@ -105,6 +108,11 @@ class Cluster(Record):
         return tuple(device.name for device in self.devices)
 
     @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Places of the devices in file order."""
+        return {name: number for number, name in enumerate(self.device_names)}
+
+    @cached_property
     def _types(self) -> dict[str, str]:
         return {device.name: device.type for device in self.devices}
 
@@ -137,13 +145,75 @@ class Cluster(Record):
 
     def route(self, source: str, target: str) -> Route | None:
         """The widest path, then the one of least latency; devices do not forward. None if none."""
-        key = (source, target)
         if source == target:
             return Route((), float("inf"), 0.0)
+        if source in self._ports and target in self._ports:
+            return self._route_between_ports(source, target)
+        key = (source, target)
         if key not in self._routes:
             for found, route in self._routes_from(source):
                 self._routes[source, found] = route
         return self._routes.get(key)
+
+    @cached_property
+    def _ports(self) -> dict[str, tuple[int, str]]:
+        """The only link, and its switch, of every device that has just one link, to a switch.
+
+        Most devices of most clusters have: their routes differ in the ends only, so that large
+        clusters need few searches.
+        """
+        wires = {name: self._wires[name] for name in self.device_names}
+        return {
+            name: row[0]
+            for name, row in wires.items()
+            if len(row) == 1 and row[0][1] not in self._types
+        }
+
+    @cached_property
+    def link_table(self) -> LinkTable:
+        """Latency and bandwidth between all pairs of devices."""
+        return LinkTable(self)
+
+    def attachment(self, device: str) -> Hashable:
+        """Equal for two devices only if their routes to any third are of equal figures."""
+        if device not in self._ports:
+            return device
+        index, switch = self._ports[device]
+        link = self.links[index]
+        return switch, link.bandwidth_gb_per_s, link.latency_us, link.shared
+
+    def _route_between_ports(self, source: str, target: str) -> Route | None:
+        (first, start), (last, end) = self._ports[source], self._ports[target]
+        width = min(self.links[first].bandwidth_gb_per_s, self.links[last].bandwidth_gb_per_s)
+        middle = self._route_between_switches(start, end, width)
+        if middle is None:
+            return None
+        ends_us = self.links[first].latency_us + self.links[last].latency_us
+        return Route(
+            (*self._resource(first, source), *middle.links, *self._resource(last, end)),
+            min(width, middle.bandwidth_gb_per_s),
+            middle.latency_s + ends_us * 1e-6,
+        )
+
+    def _route_between_switches(self, start: str, end: str, width_gb_per_s: float) -> Route | None:
+        """The quickest path that is as wide as any path, or as ``width_gb_per_s``."""
+        if start == end:
+            return Route((), float("inf"), 0.0)
+        widest = self._paths_of_switch(start, 0.0, _by_width).get(end)
+        if widest is None:
+            return None
+        least = min(width_gb_per_s, widest.bandwidth_gb_per_s)
+        return self._paths_of_switch(start, least, _by_latency)[end]
+
+    @cached_property
+    def _switch_paths(self) -> dict[tuple[str, float, _Rank], dict[str, Route]]:
+        return {}
+
+    def _paths_of_switch(self, start: str, least: float, rank: _Rank) -> dict[str, Route]:
+        key = (start, least, rank)
+        if key not in self._switch_paths:
+            self._switch_paths[key] = dict(self._search(start, least, rank, switches=True))
+        return self._switch_paths[key]
 
     def _routes_from(self, source: str) -> Iterator[tuple[str, Route]]:
         """The width first, then the quickest among the paths that are wide enough.
@@ -151,17 +221,25 @@ class Cluster(Record):
         One search for both is not enough: a wide start of a path gains nothing where a narrow
         link follows, and may take longer.
         """
-        widest = self._search(source, 0.0, lambda width, latency_s: -width)
+        widest = self._search(source, 0.0, _by_width)
         widths = {target: route.bandwidth_gb_per_s for target, route in widest}
         for least in sorted(set(widths.values())):
-            for target, route in self._search(source, least, lambda width, latency_s: latency_s):
+            for target, route in self._search(source, least, _by_latency):
                 if widths[target] == least:
                     yield target, route
 
     def _search(
-        self, source: str, least_gb_per_s: float, rank: Callable[[float, float], float]
+        self,
+        source: str,
+        least_gb_per_s: float,
+        rank: _Rank,
+        *,
+        switches: bool = False,
     ) -> Iterator[tuple[str, Route]]:
-        """Dijkstra's algorithm over paths through switches along links that are wide enough."""
+        """Dijkstra's algorithm over paths through switches along links that are wide enough.
+
+        Finds the devices, or the switches if these are asked for.
+        """
         heap: list[tuple[float, int, str, tuple[tuple[int, int], ...], float, float]]
         heap = [(0.0, 0, source, (), float("inf"), 0.0)]
         done: set[str] = set()
@@ -170,12 +248,15 @@ class Cluster(Record):
             if vertex in done:
                 continue
             done.add(vertex)
-            if vertex != source and vertex in self._types:
+            if vertex != source and (switches or vertex in self._types):
                 yield vertex, Route(links, width, latency_s)
-                continue
+                if not switches:
+                    continue
             for index, neighbour in self._wires[vertex]:
                 link = self.links[index]
                 if link.bandwidth_gb_per_s < least_gb_per_s or neighbour in done:
+                    continue
+                if switches and neighbour in self._types:
                     continue
                 least = min(width, link.bandwidth_gb_per_s)
                 total_s = latency_s + link.latency_us * 1e-6
@@ -210,6 +291,14 @@ class Cluster(Record):
         return {0: f"{first}-{second}", 1: f"{first}>{second}", -1: f"{second}>{first}"}[
             resource[1]
         ]
+
+
+def _by_width(width_gb_per_s: float, latency_s: float) -> float:
+    return -width_gb_per_s
+
+
+def _by_latency(width_gb_per_s: float, latency_s: float) -> float:
+    return latency_s
 
 
 def _is_better(link: Link, other: Link) -> bool:

@@ -97,7 +97,7 @@ def _json(value: Any) -> str:
 def read_json(path: str | Path) -> Any:
     """Read a JSON file; a cut file, a duplicate key or a NaN is an error that names the place."""
     path = Path(path)
-    text = _read_text(path)
+    text = read_text(path)
     try:
         return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
@@ -114,7 +114,7 @@ def read_json(path: str | Path) -> Any:
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Read a TOML file; errors name the line."""
     path = Path(path)
-    text = _read_text(path)
+    text = read_text(path)
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -125,7 +125,12 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise PipeplanError(f"{path}: {error}") from None
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Read a text file.
+
+    Raises:
+        PipeplanError: if there is none, or it holds something else.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

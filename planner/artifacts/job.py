@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from planner.artifacts.document import Count, Record, check_format, read_toml
+from planner.artifacts.document import Count, Record, check_format, read_json, read_toml
 
 FORMAT = "pipeplan-job/1"
 Precision = Literal["float32", "float16", "bfloat16"]
@@ -50,12 +50,14 @@ class Job(Record):
 
     @classmethod
     def load(cls, path: str | Path) -> "Job":
-        """Read a job file (TOML).
+        """Read a job file: TOML as people write it, or JSON as ``pipeplan import`` does.
 
         Raises:
             PipeplanError: naming every wrong field.
         """
-        return cls.parse(check_format(read_toml(path), FORMAT, str(path)), str(path))
+        source = str(path)
+        data = read_json(path) if source.endswith(".json") else read_toml(path)
+        return cls.parse(check_format(data, FORMAT, source), source)
 
     @property
     def optimizer_bytes_per_element(self) -> int:

@@ -30,20 +30,18 @@ def all_reduce_s(cluster: Cluster, devices: Sequence[str], bytes_: int) -> float
 def fastest_all_reduce_s(cluster: Cluster, devices: Sequence[str], bytes_: int) -> float:
     """A lower bound of :func:`all_reduce_s` for these devices in any order.
 
-    Every device exchanges at least 2(r-1)/r of the bytes at the bandwidth of its widest path in
-    the set, in :func:`fewest_steps` steps or more with the latency of its quickest.
+    Every device exchanges at least 2(r-1)/r of the bytes in :func:`fewest_steps` steps or more;
+    :meth:`LinkTable.reduction` says over which links at best.
     """
     count = len(devices)
     if count < 2 or bytes_ == 0:
         return 0.0
     moved = 2 * (count - 1) / count * bytes_
-    slowest = 0.0
-    for u in devices:
-        others = [v for v in devices if v != u]
-        latency = min(latency_s(cluster, u, v) for v in others)
-        inverse = min(inverse_bandwidth(cluster, u, v) for v in others)
-        slowest = max(slowest, fewest_steps(count) * latency + moved * inverse)
-    return slowest
+    numbers = [cluster.numbers[name] for name in devices]
+    return max(
+        fewest_steps(count) * step.latency_s + moved * step.s_per_byte
+        for step in cluster.link_table.reduction(numbers)
+    )
 
 
 def fewest_steps(count: int) -> int:

@@ -146,6 +146,22 @@ class Chain:
         return groups
 
     @cached_property
+    def optimizer_traffic_bytes(self) -> FloatArray:
+        """What the optimizer step reads and writes for each layer; a tied parameter at its first.
+
+        Weights are read and written, gradients read, the state read and written.
+        """
+        per_element = self.problem.job.optimizer_bytes_per_element
+        seen: set[str] = set()
+        rows = []
+        for name in self.names:
+            held = self.problem.graph.parameters_of([name])
+            new = [p for p in held if p.trainable and p.name not in seen]
+            seen.update(parameter.name for parameter in new)
+            rows.append(sum(3.0 * p.bytes + 2.0 * per_element * p.elements for p in new))
+        return np.array(rows)
+
+    @cached_property
     def stash_bytes(self) -> IntArray:
         """Stash of each layer; sums over an interval are never more than a stage's."""
         return np.array([layer.stash_bytes for layer in self.problem.graph.record.layers])

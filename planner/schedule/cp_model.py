@@ -228,7 +228,8 @@ class ScheduleModel:
     def _limit_in_flight(self, stage: int, device: str) -> None:
         limit = self.pipeline.stash_limit(stage, device)
         rows = self._replay_rows()
-        forwards, backwards = rows[stage, "F", device], rows[stage, "B", device]
+        # A replica may run no microbatch at all.
+        forwards, backwards = (rows.get((stage, kind, device), []) for kind in "FB")
         for backward, forward in zip(backwards, forwards[limit:], strict=False):
             self.model.add(self.start[forward] >= self.end[backward])
 

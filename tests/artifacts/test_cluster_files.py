@@ -106,7 +106,13 @@ def test_a_link_of_a_node_may_have_its_own_figures(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "devices"),
-    [("single_node", 4), ("this_machine", 4), ("two_nodes", 16), ("irregular", 9)],
+    [
+        ("single_node", 4),
+        ("this_machine", 4),
+        ("two_nodes", 16),
+        ("irregular", 9),
+        ("dapple_testbed", 16),
+    ],
 )
 def test_a_sample_cluster_is_whole(name: str, devices: int) -> None:
     found = Cluster.load(SAMPLES / f"{name}.toml")
@@ -118,8 +124,16 @@ def test_a_sample_cluster_is_whole(name: str, devices: int) -> None:
 
 
 def test_every_sample_cluster_is_tested() -> None:
-    tested = {"single_node", "this_machine", "two_nodes", "irregular"}
+    tested = {"single_node", "this_machine", "two_nodes", "irregular", "dapple_testbed"}
     assert {path.stem for path in SAMPLES.iterdir()} == tested
+
+
+def test_the_testbed_of_dapple_has_the_links_of_its_planner() -> None:
+    """25 GB/s between GPUs of a server, 1 GB/s between servers: the constants of its planner."""
+    found = Cluster.load(SAMPLES / "dapple_testbed.toml")
+    assert {device.type for device in found.devices} == {"V100-16GB"}
+    assert found.route("n0/gpu0", "n0/gpu7").bandwidth_gb_per_s == 25
+    assert found.route("n0/gpu0", "n1/gpu0").bandwidth_gb_per_s == 1
 
 
 def test_two_nodes_share_their_network_cards() -> None:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-import numpy as np
 from ortools.sat.python import cp_model
 
 from planner.costs.collectives import fewest_steps, inverse_bandwidth, latency_s
@@ -145,7 +144,7 @@ class StageTails:
         """On the type with the widest memory among those a stage uses."""
         types = self._d.chain.types
         widths = [self._d.cluster.device_types[t].memory_bandwidth_gb_per_s for t in types]
-        moved = self._optimizer_traffic_bytes()
+        moved = self._d.chain.optimizer_traffic_bytes
         steps = [self._d.time(f"optimizer {j}") for j in self._d.stages]
         for k, width in enumerate(widths):
             sums = self._d.sums(self._d.ticks(moved / (width * 1e9)))
@@ -154,15 +153,3 @@ class StageTails:
                 wider = [~uses[j, other] for other, w in enumerate(widths) if w > width]
                 self._model.add(steps[j] >= sums[j]).only_enforce_if([uses[j, k], *wider])
         return steps
-
-    def _optimizer_traffic_bytes(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Of each layer; a tied parameter at its first layer."""
-        per_element = self._d.job.optimizer_bytes_per_element
-        graph = self._d.chain.problem.graph
-        seen: set[str] = set()
-        rows = []
-        for layer in self._d.chain.names:
-            new = [p for p in graph.parameters_of([layer]) if p.trainable and p.name not in seen]
-            seen.update(p.name for p in new)
-            rows.append(sum(3.0 * p.bytes + 2.0 * per_element * p.elements for p in new))
-        return np.array(rows)

@@ -1,0 +1,194 @@
+"""The cluster's links in matrices, and what the best of them allow a bound to assume."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from networkx.utils import UnionFind
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from planner.artifacts.cluster import Cluster
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+LEAST_STEP = 1.5
+"""A drop of bandwidth by this factor separates groups of devices, as nodes on a network."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Devices joined by wide links, such as those of a node.
+
+    Attributes:
+        of: the group of each device.
+        widest_between_gb_per_s: no two devices of different groups are joined by more.
+    """
+
+    of: IntArray
+    widest_between_gb_per_s: float
+
+
+class Reduction(NamedTuple):
+    """A step of an all-reduce takes at least this latency and these seconds a byte."""
+
+    latency_s: float
+    s_per_byte: float
+
+
+class LinkTable:
+    """Latency and seconds a byte between all pairs of devices, by their numbers in the cluster.
+
+    Attributes:
+        latency_s, s_per_byte: infinite where there is no path, 0 from a device to itself.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        count = len(cluster.device_names)
+        self.latency_s = np.zeros((count, count))
+        self.s_per_byte = np.zeros((count, count))
+        self.is_exclusive = True
+        alike = self._alike()
+        self._class_of = np.zeros(count, dtype=np.int64)
+        for number, first in enumerate(alike):
+            self._class_of[first] = number
+            for second in alike:
+                self._fill(first, second)
+        np.fill_diagonal(self.latency_s, 0.0)
+        np.fill_diagonal(self.s_per_byte, 0.0)
+
+    def _alike(self) -> list[IntArray]:
+        """Devices joined to everything else in the same way."""
+        classes: dict[Hashable, list[int]] = {}
+        for number, name in enumerate(self.cluster.device_names):
+            classes.setdefault(self.cluster.attachment(name), []).append(number)
+        return [np.array(numbers) for numbers in classes.values()]
+
+    def _fill(self, first: IntArray, second: IntArray) -> None:
+        u, v = first[0], second[-1]
+        if u == v:
+            return
+        names = self.cluster.device_names
+        route = self.cluster.route(names[u], names[v])
+        block = np.ix_(first, second)
+        if route is None:
+            self.latency_s[block] = self.s_per_byte[block] = np.inf
+            return
+        self.latency_s[block] = route.latency_s
+        self.s_per_byte[block] = 1 / (route.bandwidth_gb_per_s * 1e9)
+        self.is_exclusive = self.is_exclusive and bool(route.links)
+
+    @property
+    def count(self) -> int:
+        """Number of devices."""
+        return len(self.latency_s)
+
+    @cached_property
+    def _others(self) -> FloatArray:
+        """Seconds a byte, infinite from a device to itself."""
+        return np.where(np.eye(self.count, dtype=bool), np.inf, self.s_per_byte)
+
+    @cached_property
+    def least_latency_s(self) -> float:
+        """Of any two devices; 0 if none are joined."""
+        others = self.latency_s[np.isfinite(self._others)]
+        return float(others.min()) if others.size else 0.0
+
+    def least_s_per_byte_to(self, devices: IntArray) -> float:
+        """Over the widest link to any of these devices."""
+        return float(self._others[:, devices].min(initial=np.inf))
+
+    @cached_property
+    def _widening(self) -> list[tuple[float, int, int]]:
+        """The edges of a maximum spanning forest by bandwidth, widest first (Kruskal 1956)."""
+        source, target = np.triu_indices(self.count, 1)
+        inverse = np.minimum(self.s_per_byte[source, target], self.s_per_byte[target, source])
+        forest = UnionFind(range(self.count))
+        edges: list[tuple[float, int, int]] = []
+        for edge in np.argsort(inverse, kind="stable"):
+            u, v = int(source[edge]), int(target[edge])
+            if len(edges) == self.count - 1 or not np.isfinite(inverse[edge]):
+                break
+            if forest[u] != forest[v]:
+                forest.union(u, v)
+                edges.append((float(inverse[edge]), u, v))
+        return edges
+
+    @cached_property
+    def joint_s_per_byte(self) -> FloatArray:
+        """Entry r: any r devices, joined however they can be, use a link at least this slow.
+
+        Both a ring and a tree among devices join them all, so one of their links is no wider than
+        the narrowest of the widest spanning tree of the r best joined devices.
+        """
+        slowest = np.full(self.count + 1, np.inf)
+        slowest[:2] = 0.0
+        forest, largest = UnionFind(range(self.count)), 1
+        for inverse, u, v in self._widening:
+            forest.union(u, v)
+            size = forest.weights[forest[u]]
+            slowest[largest + 1 : size + 1] = inverse
+            largest = max(largest, size)
+        return slowest
+
+    def reduction(self, devices: Sequence[int]) -> tuple[Reduction, ...]:
+        """What any all-reduce among these devices takes at least, whatever their order.
+
+        A ring and a tree join all devices, so some step uses the worst edge of the widest
+        spanning tree; and the device that is joined worst uses its quickest and widest path.
+        """
+        # Two of those that are joined alike stand for all of them.
+        _, first = np.unique(self._class_of[list(devices)], return_index=True)
+        others = np.delete(np.array(devices), first)
+        _, second = np.unique(self._class_of[others], return_index=True)
+        members = np.concatenate([np.array(devices)[first], others[second]])
+        apart = np.where(np.eye(len(members), dtype=bool), np.inf, 0.0)
+        block = np.ix_(members, members)
+        latency_s, s_per_byte = self.latency_s[block] + apart, self.s_per_byte[block] + apart
+        alone = (
+            Reduction(float(a), float(b))
+            for a, b in zip(latency_s.min(axis=1), s_per_byte.min(axis=1), strict=True)
+        )
+        joint = Reduction(float(latency_s.min()), _narrowest_of_widest_tree(s_per_byte))
+        return (joint, *dict.fromkeys(alone))
+
+    @cached_property
+    def groups(self) -> Groups | None:
+        """Split at the largest drop of bandwidth; None where all links are much alike."""
+        edges = self._widening
+        if len(edges) < 2:
+            return None
+        slow = np.array([inverse for inverse, _, _ in edges])
+        steps = slow[1:] / slow[:-1]
+        cut = int(steps.argmax())
+        if steps[cut] < LEAST_STEP:
+            return None
+        forest = UnionFind(range(self.count))
+        for _, u, v in edges[: cut + 1]:
+            forest.union(u, v)
+        roots = [forest[device] for device in range(self.count)]
+        numbers = {root: number for number, root in enumerate(dict.fromkeys(roots))}
+        width = 1e-9 / slow[cut + 1]
+        return Groups(np.array([numbers[root] for root in roots]), float(width))
+
+
+def _narrowest_of_widest_tree(s_per_byte: FloatArray) -> float:
+    """Seconds a byte of the worst edge of the best spanning tree (Prim 1957)."""
+    best = np.minimum(s_per_byte, s_per_byte.T)
+    joined = np.zeros(len(best), dtype=bool)
+    reach, worst = best[0].copy(), 0.0
+    joined[0] = True
+    while not joined.all():
+        outside = np.where(joined, np.inf, reach)
+        nearest = int(outside.argmin())
+        worst = max(worst, float(outside[nearest]))
+        if np.isinf(worst):
+            break
+        joined[nearest] = True
+        reach = np.minimum(reach, best[nearest])
+    return worst

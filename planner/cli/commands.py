@@ -1,0 +1,50 @@
+"""All commands, in the order in which they are used."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+import typer
+
+from planner.cli.compare import compare
+from planner.cli.import_ import import_
+from planner.cli.inspect import plot, simulate, verify
+from planner.cli.plan import plan
+from planner.cli.trace import trace
+
+app = typer.Typer(
+    help="The fastest way to run pipeline-parallel training on the machines you have.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from planner.assemble import version
+
+        typer.echo(f"pipeplan {version('pipeplan')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    verbose: Annotated[bool, typer.Option("--verbose", help="log what the solvers do")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    if verbose:
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+
+
+app.command("import")(import_)
+for command in (trace, plan, compare, verify, simulate, plot):
+    app.command()(command)
+
+
+def main() -> None:
+    """Entry point of the command ``pipeplan``."""
+    app()

@@ -1,0 +1,139 @@
+"""``pipeplan import``."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.cli.options import JsonOption
+from planner.cli.output import print_json, user_errors
+from planner.errors import PipeplanError
+from planner.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from planner.artifacts.document import Record
+    from planner.importing.imported import Imported
+
+SUFFIX = ".json"
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="profile of another tool")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            help="layer graph to write (.json); the job, and the cluster if FILE holds one, are "
+            "written beside it as NAME.job.json and NAME.cluster.json",
+        ),
+    ] = Path("graph.json"),
+    format_name: Annotated[
+        str,
+        typer.Option(
+            "--from", metavar="FORMAT", help="auto, or the kind of FILE: dapple, pipedream"
+        ),
+    ] = "auto",
+    device_type: Annotated[
+        str, typer.Option("--device-type", help="device preset that the times were measured on")
+    ] = "V100-16GB",
+    samples: Annotated[
+        int | None,
+        typer.Option("--samples-per-microbatch", help="samples of the batch that was measured"),
+    ] = None,
+    free_inputs: Annotated[
+        bool, typer.Option("--free-inputs", help="Input nodes of a profile take no time")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Read a profile of another tool into a layer graph that can be planned."""
+    with user_errors():
+        from planner.importing.formats import import_file
+        from planner.importing.options import ImportOptions
+
+        paths = _paths(file, output)
+        options = ImportOptions(device_type, samples, free_inputs)
+        name, imported = import_file(file, format_name, options)
+        written = _write(imported, paths)
+        if as_json:
+            print_json(_report(name, imported, written))
+        else:
+            _show(name, imported, written)
+
+
+def _paths(file: Path, output: Path) -> dict[str, Path]:
+    """Where the artifacts go, by kind; refused before any work if they cannot be written."""
+    from planner.artifacts.document import require_file_path
+
+    if output.suffix != SUFFIX:
+        raise PipeplanError(
+            f"-o {output}: expected a name that ends in {SUFFIX}, as `pipeplan plan` knows a layer "
+            f"graph by it; for example {output.with_suffix(SUFFIX)}"
+        )
+    paths = {
+        "graph": output,
+        "job": output.with_suffix(f".job{SUFFIX}"),
+        "cluster": output.with_suffix(f".cluster{SUFFIX}"),
+    }
+    for path in paths.values():
+        require_file_path(path)
+        if path.resolve() == file.resolve():
+            raise PipeplanError(f"-o {output}: {path} is the file to read; choose another name")
+    return paths
+
+
+def _write(imported: Imported, paths: dict[str, Path]) -> dict[str, Path]:
+    """Write what there is; the paths written, by kind."""
+    from planner.artifacts.document import write_atomically
+
+    records: dict[str, Record | None] = {
+        "graph": imported.graph.record,
+        "job": imported.job,
+        "cluster": imported.cluster,
+    }
+    written = {}
+    for kind, record in records.items():
+        if record is not None:
+            write_atomically(paths[kind], record.model_dump_json(indent=1) + "\n")
+            written[kind] = paths[kind]
+    return written
+
+
+def _report(name: str, imported: Imported, written: dict[str, Path]) -> dict[str, Any]:
+    graph = imported.graph
+    measured = [times for layer in graph.record.layers for times in layer.measured.values()]
+    return {
+        "format": name,
+        "name": graph.name,
+        **{kind: str(path) for kind, path in written.items()},
+        "layers": len(graph.record.layers),
+        "boundaries": len(graph.record.boundaries),
+        "samples_per_microbatch": graph.record.samples_per_microbatch,
+        "forward_s": sum(times.forward_s for times in measured),
+        "backward_s": sum(t.input_gradient_s + t.weight_gradient_s for t in measured),
+        "parameter_bytes": sum(parameter.bytes for parameter in graph.record.parameters),
+        "stash_bytes": sum(layer.stash_bytes for layer in graph.record.layers),
+        "notes": list(imported.notes),
+    }
+
+
+def _show(name: str, imported: Imported, written: dict[str, Path]) -> None:
+    report = _report(name, imported, written)
+    typer.echo(
+        f"{report['name']} ({name}): {report['layers']} layers, {report['boundaries']} boundary "
+        f"tensors, {report['samples_per_microbatch']} sample(s) a microbatch"
+    )
+    typer.echo(
+        f"one microbatch: forward {format_seconds(report['forward_s'])}, backward "
+        f"{format_seconds(report['backward_s'])}, stash {format_bytes(report['stash_bytes'])}; "
+        f"parameters {format_bytes(report['parameter_bytes'])}"
+    )
+    for note in imported.notes:
+        typer.echo(f"note: {note}")
+    typer.echo(f"wrote {', '.join(map(str, written.values()))}")
+    cluster = shlex.quote(str(written["cluster"])) if "cluster" in written else "CLUSTER.toml"
+    graph, job = (shlex.quote(str(written[kind])) for kind in ("graph", "job"))
+    typer.echo(f"next: pipeplan plan {graph} --cluster {cluster} --job {job}")

@@ -1,0 +1,90 @@
+"""The commands that read a plan: ``pipeplan verify | simulate | plot``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planner.cli.options import JsonOption, PlanArgument
+from planner.cli.output import print_json, show_plan, user_errors
+from planner.errors import PipeplanError
+
+
+def verify(path: PlanArgument, as_json: JsonOption = False) -> None:
+    """Check that a plan holds; exit status 1 and the reasons if it does not."""
+    with user_errors():
+        from planner.artifacts.plan import Plan
+        from planner.verifier import verify as find_problems
+
+        try:
+            problems = find_problems(Plan.load(path))
+        except PipeplanError as error:
+            problems = list(error.problems)
+        if as_json:
+            print_json({"plan": str(path), "valid": not problems, "problems": problems})
+        elif problems:
+            raise PipeplanError(problems)
+        else:
+            typer.echo(f"{path}: holds")
+        if problems:
+            raise typer.Exit(1)
+
+
+def simulate(
+    path: PlanArgument,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="write the plan with fresh predictions here"),
+    ] = None,
+    trace_path: Annotated[
+        Path | None, typer.Option("--trace", help="write a Chrome trace (opens in Perfetto)")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replay a plan and show what every device does."""
+    with user_errors():
+        from planner.artifacts.plan import Plan
+        from planner.assemble import refresh
+        from planner.report.chrome_trace import save_chrome_trace
+        from planner.simulator import simulate_plan
+
+        loaded = Plan.load(path)
+        the_plan = refresh(loaded)
+        if output is not None:
+            the_plan.save(output)
+        if trace_path is not None:
+            save_chrome_trace(simulate_plan(the_plan), trace_path)
+        if as_json:
+            print_json(the_plan.predicted.model_dump(mode="json"))
+            return
+        show_plan(the_plan)
+        if the_plan.provenance != loaded.provenance:
+            typer.echo(f"bound covers {the_plan.provenance.bound_covers}")
+        for written in (output, trace_path):
+            if written is not None:
+                typer.echo(f"wrote {written}")
+
+
+def plot(
+    path: PlanArgument,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="picture to write: .png or .svg")
+    ] = Path("plan.png"),
+    memory: Annotated[bool, typer.Option("--memory", help="memory over time instead")] = False,
+) -> None:
+    """Draw a plan as a Gantt chart, or its memory over time."""
+    with user_errors():
+        from planner.artifacts.plan import Plan
+        from planner.report.gantt import save_gantt
+        from planner.report.memory_plot import save_memory
+        from planner.verifier import replay
+
+        the_plan = Plan.load(path)
+        timeline = replay(the_plan)
+        if memory:
+            save_memory(timeline, output)
+        else:
+            save_gantt(timeline, output, title=f"{the_plan.model.name} on {the_plan.cluster.name}")
+        typer.echo(f"wrote {output}")

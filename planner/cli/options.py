@@ -1,0 +1,24 @@
+"""What several commands ask for in the same way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="module:factory (its code is imported), or a graph.json of `trace`"
+    ),
+]
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="plan file")]
+JobOption = Annotated[Path | None, typer.Option("--job", help="job file (TOML or JSON)")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="a model argument, over the job's; may be repeated"
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]

@@ -1,0 +1,92 @@
+"""``pipeplan plan``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner.cli.models import problem_of
+from planner.cli.options import JobOption, JsonOption, ModelArgument, SetOption
+from planner.cli.output import print_json, show_plan, user_errors
+from planner.units import format_seconds
+
+if TYPE_CHECKING:
+    from planner.result import HistoryRow, Result
+
+
+def plan(
+    model: ModelArgument,
+    cluster: Annotated[Path, typer.Option("--cluster", help="cluster file (TOML)")],
+    job: JobOption = None,
+    set_: SetOption = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="plan file")] = Path("plan.json"),
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", metavar="SECONDS", help="stop after this long")
+    ] = 30.0,
+    gap: Annotated[
+        float, typer.Option("--gap", help="stop once time / bound - 1 is this small")
+    ] = 1e-4,
+    seed: Annotated[int, typer.Option("--seed", help="of the solver")] = 0,
+    workers: Annotated[int, typer.Option("--workers", help="solver threads")] = 2,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="the same plan on every run and machine")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the fastest plan and prove how far from the best it can be."""
+    with user_errors():
+        from planner.artifacts.document import require_file_path
+        from planner.solver import check_settings, solve
+
+        # What can be wrong is found before the model is traced, which may take a while.
+        check_settings(time_limit, gap, seed, workers)
+        require_file_path(output)
+        result = solve(
+            problem_of(model, cluster, job, set_),
+            time_limit_s=time_limit,
+            gap_limit=gap,
+            seed=seed,
+            workers=workers,
+            deterministic=deterministic,
+            progress=_progress_table(quiet=as_json),
+        )
+        result.plan.save(output)
+        _report_result(result, output, as_json)
+
+
+def _report_result(result: Result, output: Path, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "status": result.status,
+                "plan": str(output),
+                **result.plan.predicted.model_dump(mode="json"),
+                "history": [row._asdict() for row in result.history],
+            }
+        )
+        return
+    show_plan(result.plan)
+    typer.echo(result.summary())
+    typer.echo(f"the bound holds for {result.plan.provenance.bound_covers}")
+    if result.status != "optimal" and result.gap is not None:
+        typer.echo("the gap is what is not proved: a better plan may exist, none is known")
+    typer.echo(f"wrote {output}")
+
+
+def _progress_table(quiet: bool) -> Callable[[HistoryRow], None]:
+    """Prints rows of progress as they come, below a heading."""
+    if quiet:
+        return lambda row: None
+    headings = [f"{'time':>8}  {'iteration':>12}  {'bound':>12}  {'gap':>7}"]
+
+    def show(row: HistoryRow) -> None:
+        while headings:
+            typer.echo(headings.pop(), err=True)
+        gap = f"{row.gap:7.2%}" if row.gap is not None else "      -"
+        time, bound = format_seconds(row.iteration_time_s), format_seconds(row.lower_bound_s)
+        typer.echo(f"{row.time_s:7.1f}s  {time:>12}  {bound:>12}  {gap}  {row.event}", err=True)
+
+    return show

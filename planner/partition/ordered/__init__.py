@@ -1,0 +1,1 @@
+"""Partitions along an order of the devices, and a search over orders."""

@@ -1,0 +1,220 @@
+"""A bound on every plan for large clusters: devices are bought from one budget.
+
+As planner.partition.relaxed_cluster, but instead of a number of devices for each type there is one
+budget: a device of each type has a price, a whole number, and all of the cluster together cost the
+budget (a surrogate constraint, Glover 1968). Any prices give a bound; those of the work bound are
+a good start, small changes are tried. The program then has one state for each amount spent,
+however many devices there are, and each stage buys the cheapest replicas that keep the limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.artifacts.link_table import LinkTable
+from planner.costs.collectives import fewest_steps
+from planner.partition.chain import Chain, FloatArray, IntArray
+from planner.partition.intervals import Intervals, coarse_cuts
+from planner.partition.relaxation import even_load_prices, work_bound_s
+
+ROUNDING = 1 + 1e-9
+BUDGET = 3000
+"""About how many units of price the whole cluster costs."""
+CHANGES = (0.9, 1.1)
+"""Factors by which each type's price is changed in search of a better bound."""
+
+
+@dataclass(frozen=True)
+class _Type:
+    """Figures of stages whose quickest replica is of this type; by cut and end.
+
+    Attributes:
+        work_s: one microbatch forward and back on this type; infinite where it does not fit.
+        path_s: on the quickest of the types that may stand beside it.
+        partners: types that are no quicker, by cut and end.
+    """
+
+    work_s: FloatArray
+    path_s: FloatArray
+    partners: FloatArray
+
+
+class PricedCluster:
+    """The relaxation of one problem.
+
+    Args:
+        chain: the layers.
+        links: of the cluster.
+    """
+
+    def __init__(self, chain: Chain, links: LinkTable) -> None:
+        self.chain = chain
+        self.links = links
+        self.intervals = Intervals(chain, coarse_cuts(chain), relaxed=True)
+        cluster = chain.problem.cluster
+        kinds = [chain.types.index(cluster.type_of(name)) for name in cluster.device_names]
+        self.kinds = np.array(kinds)
+        self.counts = np.array([kinds.count(k) for k in range(len(chain.types))])
+        self._replication = chain.problem.job.replication
+        self._types = self._stage_figures()
+        self._send = [self._transfer_s(k) for k in range(len(chain.types))]
+        self._step_s = self._least_step_s()
+        self._reduce_s = self._reductions()
+        forward = np.min([chain.forward_s(t) for t in chain.types], axis=0)
+        layer = np.array([chain.forward_s(t) + chain.backward_s(t) for t in chain.types])
+        self._head_s = self.intervals.before(forward)
+        self._rest_s = self.intervals.behind(layer.min(axis=0))
+        self._layer_s = layer
+
+    def bound_s(self, known_s: float, tolerance: float = 1e-3) -> float:
+        """No plan is faster; not more than the time of a known plan.
+
+        Args:
+            known_s: iteration time of any plan, or any valid time limit.
+            tolerance: of the bisection, relative.
+        """
+        prices = even_load_prices(self.chain)
+        bound = self._bisect(prices, work_bound_s(self.chain), known_s, tolerance)
+        for k in range(len(self.counts) if len(self.counts) > 1 else 0):
+            for factor in CHANGES:
+                changed = prices.copy()
+                changed[k] *= factor
+                better = bound * (1 + 2 * tolerance)
+                if better < known_s and not self._is_reachable(changed, better):
+                    bound = self._bisect(changed, better, known_s, tolerance)
+                    prices = changed
+        return bound
+
+    def _bisect(self, prices: FloatArray, low_s: float, high_s: float, tolerance: float) -> float:
+        """The largest limit found that these prices rule out."""
+        if low_s >= high_s or not self._is_reachable(prices, high_s):
+            return high_s
+        while high_s - low_s > tolerance * low_s:
+            middle = (low_s + high_s) / 2
+            if self._is_reachable(prices, middle):
+                high_s = middle
+            else:
+                low_s = middle
+        return low_s
+
+    # --- figures -----------------------------------------------------------------------------
+
+    def _stage_figures(self) -> list[_Type]:
+        table = self.intervals
+        work = np.array([f + b for f, b in zip(table.forward_s, table.backward_s, strict=True)])
+        unit = np.eye(len(self.counts), dtype=int)
+        rows = []
+        for k in range(len(self.counts)):
+            counts = tuple(int(x) for x in unit[k])
+            fits = table.is_interval & (table.most_in_flight(counts) >= 1)
+            partners = work >= work[k] * (1 - 1e-12)
+            forward = np.where(partners, np.array(table.forward_s), np.inf).min(axis=0)
+            backward = np.where(partners, np.array(table.backward_s), np.inf).min(axis=0)
+            rows.append(_Type(np.where(fits, work[k], np.inf), forward + backward, partners))
+        return rows
+
+    def _transfer_s(self, k: int) -> FloatArray:
+        """Forward and back at each cut, over the widest link to a device of the type."""
+        chain, latency_s = self.chain, self.links.least_latency_s
+        s_per_byte = self.links.least_s_per_byte_to(np.flatnonzero(self.kinds == k))
+        both = np.zeros(self.intervals.count + 1)
+        for bytes_ in (chain.cut_bytes, chain.cut_gradient_bytes):
+            crossing = self.intervals.at_cuts(bytes_)
+            seconds = latency_s + crossing * min(s_per_byte, 1e300)
+            both += np.where(crossing > 0, seconds, 0.0)
+        return both
+
+    def _least_step_s(self) -> FloatArray:
+        widest = max(kind.memory_bandwidth_gb_per_s for kind in self.intervals.types)
+        return self.intervals.optimizer_traffic_bytes / (widest * 1e9)
+
+    def _reductions(self) -> tuple[FloatArray, FloatArray]:
+        """Seconds at once and seconds a byte of an all-reduce, by the number of replicas."""
+        count = self.links.count
+        replicas = np.arange(count + 1)
+        steps = [fewest_steps(r) if r > 1 else 0 for r in range(count + 1)]
+        joint = self.links.joint_s_per_byte
+        with np.errstate(divide="ignore", invalid="ignore"):
+            each = np.where(replicas > 1, 2 * (replicas - 1) / replicas * joint, 0.0)
+        return np.array(steps) * self.links.least_latency_s, np.minimum(each, 1e300)
+
+    # --- the dynamic program -----------------------------------------------------------------
+
+    def _is_reachable(self, prices: FloatArray, limit_s: float) -> bool:
+        """Whether stages that keep the limit can be bought within the budget."""
+        whole = prices / float(prices @ self.counts) * BUDGET
+        price = np.maximum(1, np.round(whole)).astype(int)
+        budget = int(price @ self.counts)
+        limit = limit_s * ROUNDING
+        reached = np.full((self.intervals.count + 1, budget + 1), np.inf)
+        reached[0, 0] = 0.0
+        cheapest = (price[:, None] * self._layer_s).min(axis=0)
+        work = self.intervals.behind(cheapest) * self.intervals.microbatches / ROUNDING
+        left = (budget - np.arange(budget + 1)) * limit
+        for cut in range(self.intervals.count):
+            row = reached[cut]
+            least = np.minimum.accumulate(row)
+            best = np.append(True, row[1:] < least[:-1]) & (row <= limit - self._rest_s[cut])
+            alive = np.flatnonzero(best & (left >= work[cut]))
+            if len(alive):
+                for k in range(len(self.counts)):
+                    self._extend(reached, cut, alive, k, price, limit)
+        return bool((reached[-1] <= limit).any())
+
+    def _extend(
+        self, reached: FloatArray, cut: int, alive: IntArray, k: int, price: IntArray, limit: float
+    ) -> None:
+        """Buy a stage whose quickest replica is of type k, from ``cut`` to every end."""
+        figures, table = self._types[k], self.intervals
+        ends = int(np.searchsorted(figures.work_s[cut, cut + 1 :], limit, side="right"))
+        if not ends:
+            return
+        columns = slice(cut + 1, cut + 1 + ends)
+        send = self._send[k][cut] if cut else 0.0
+        arrival = (reached[cut, alive] + send)[:, None]
+        home = np.maximum(arrival, self._head_s[cut] + self._step_s[cut, columns])
+        most = self._most_microbatches(cut, columns, k, limit - home)
+        replicas = -(-table.microbatches // np.maximum(most.max(axis=0), 1)).astype(int)
+        replicas = np.minimum(replicas, self.links.count)
+        start, each = (row[replicas] for row in self._reduce_s)
+        bytes_ = table.gradient_bytes[cut, columns]
+        reduce = np.where((bytes_ > 0) & (replicas > 1), start + bytes_ * each, 0.0)
+        end = self._head_s[cut] + self._step_s[cut, columns] + reduce
+        home = np.maximum(arrival, end)
+        most = self._most_microbatches(cut, columns, k, limit - home)
+        cost = self._least_cost(most, price, k)
+        spent = alive[:, None] + np.minimum(cost, reached.shape[1])
+        new = home + figures.path_s[cut, columns]
+        good = (spent < reached.shape[1]) & (new <= limit)
+        end_cut = np.broadcast_to(np.arange(cut + 1, cut + 1 + ends), spent.shape)
+        np.minimum.at(reached, (end_cut[good], spent[good].astype(int)), new[good])
+
+    def _most_microbatches(
+        self, cut: int, columns: slice, k: int, seconds: FloatArray
+    ) -> FloatArray:
+        """What one replica of each type can do in the time, beside one of type k at the quickest.
+
+        Returns:
+            By type, state and end; 0 for types that may not take part.
+        """
+        rows = []
+        for other, figures in enumerate(self._types):
+            work = figures.work_s[cut, columns][None, :]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                most = np.floor(seconds / work)
+            most = np.where(work == 0, self.intervals.microbatches, most)
+            allowed = self._types[k].partners[other][cut, columns][None, :] & (seconds >= 0)
+            rows.append(np.where(allowed, np.clip(most, 0, self.intervals.microbatches), 0.0))
+        return np.array(rows)
+
+    def _least_cost(self, most: FloatArray, price: IntArray, k: int) -> FloatArray:
+        """Of replicas that together run all microbatches, one of type k at least."""
+        count = self.intervals.microbatches
+        if not self._replication:
+            return np.where(most[k] >= count, float(price[k]), np.inf)
+        with np.errstate(divide="ignore"):
+            each = np.where(most > 0, price[:, None, None] / most, np.inf)
+        cost = np.ceil(each.min(axis=0) * count / ROUNDING)
+        return np.where(most[k] > 0, np.maximum(cost, price[k]), np.inf)

@@ -1,0 +1,131 @@
+"""``pipeplan import``: what it writes, prints and refuses, and the way on from there."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from builders import star
+from commands import CLUSTERS, pipeplan
+from profiles import DAPPLE, PIPEDREAM
+
+from planner import Cluster, Job, LayerGraph, Plan, verify
+from planner.importing import formats
+
+
+@pytest.fixture
+def profile_path(tmp_path: Path) -> Path:
+    path = tmp_path / "bert-24-pbs-6.txt"
+    path.write_text(DAPPLE)
+    return path
+
+
+def test_a_profile_is_imported_planned_and_verified(profile_path: Path, tmp_path: Path) -> None:
+    graph, plan = tmp_path / "graph.json", tmp_path / "plan.json"
+    result = pipeplan("import", profile_path, "-o", graph)
+    assert result.exit_code == 0, result.output
+    made = pipeplan(
+        *("plan", graph, "--job", tmp_path / "graph.job.json", "-o", plan),
+        *("--cluster", CLUSTERS / "dapple_testbed.toml", "--time-limit", 1),
+    )
+    assert made.exit_code == 0, made.output
+    assert pipeplan("verify", plan).exit_code == 0
+    loaded = Plan.load(plan)
+    assert not verify(loaded)
+    # Eight microbatches on sixteen devices: at least one of them runs through on its own.
+    least_s = (0.01 + 0.011 + 0.056 + 2 * (8.07 + 13.4)) * 1e-3
+    assert loaded.predicted.iteration_time_s >= least_s
+
+
+def test_the_next_command_to_type_is_shown(profile_path: Path, tmp_path: Path) -> None:
+    graph = tmp_path / "a graph.json"
+    output = pipeplan("import", profile_path, "-o", graph).stdout
+    job = tmp_path / "a graph.job.json"
+    assert f"next: pipeplan plan '{graph}' --cluster CLUSTER.toml --job '{job}'" in output
+    assert f"wrote {graph}, {job}" in output
+    assert "bert-24-pbs-6 (dapple): 5 layers, 4 boundary tensors, 6 sample(s)" in output
+    assert "forward 16.22 ms, backward 26.8 ms" in output
+    assert "note: 6 sample(s) a microbatch, from the file's name (pbs-6)" in output
+
+
+def test_graph_and_job_fit_each_other(profile_path: Path, tmp_path: Path) -> None:
+    arguments = ("import", profile_path, "-o", tmp_path / "g.json", "--device-type", "A10")
+    result = pipeplan(*arguments, "--samples-per-microbatch", 4, "--from", "pipedream", "--json")
+    report = json.loads(result.stdout)
+    graph, job = LayerGraph.load(report["graph"]), Job.load(report["job"])
+    assert graph.record.samples_per_microbatch == job.samples_per_microbatch == 4
+    assert {kind for layer in graph.record.layers for kind in layer.measured} == {"A10"}
+    assert report["layers"] == 5
+    assert report["forward_s"] == pytest.approx((0.01 + 0.011 + 0.056 + 2 * 8.07) * 1e-3)
+    assert report["backward_s"] == pytest.approx(2 * 13.4e-3)
+    assert report["parameter_bytes"] == 127000 + 2 * 50000
+    assert "cluster" not in report
+    assert not (tmp_path / "g.cluster.json").exists()
+
+
+def test_inputs_can_be_free(tmp_path: Path) -> None:
+    (tmp_path / "graph.txt").write_text(PIPEDREAM)
+    arguments = ("import", tmp_path / "graph.txt", "-o", tmp_path / "g.json", "--json")
+    whole, free = (
+        json.loads(pipeplan(*arguments, *more).stdout) for more in ((), ("--free-inputs",))
+    )
+    assert whole["forward_s"] - free["forward_s"] == pytest.approx(2e-3)
+
+
+def test_a_cluster_of_the_file_is_written_beside(
+    profile_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines = star(3, 2.5, latency_us=7, duplex="half")
+    kind = formats.FORMATS["dapple"]
+    with_cluster = replace(kind, read=lambda *given: replace(kind.read(*given), cluster=machines))
+    monkeypatch.setitem(formats.FORMATS, "dapple", with_cluster)
+    output = pipeplan("import", profile_path, "-o", tmp_path / "g.json").stdout
+    path = tmp_path / "g.cluster.json"
+    assert f"--cluster {path}" in output
+    assert Cluster.load(path) == machines
+
+
+def test_help_names_every_format() -> None:
+    shown = pipeplan("import", "--help").stdout
+    for name in (formats.AUTO, *formats.FORMATS):
+        assert name in shown
+
+
+WRONG = {
+    "no such file": (("nowhere.txt",), "nowhere.txt: no such file"),
+    "a folder": ((".",), "no regular file"),
+    "unknown format": (("bert-24-pbs-6.txt", "--from", "onnx"), "'onnx' is unknown"),
+    "unknown device": (("bert-24-pbs-6.txt", "--device-type", "X"), "'X' is unknown"),
+    "no samples": (("bert-24-pbs-6.txt", "--samples-per-microbatch", 0), "samples_per_microbatch"),
+    "no graph's name": (("bert-24-pbs-6.txt", "-o", "graph.txt"), "ends in .json"),
+    "no such folder": (("bert-24-pbs-6.txt", "-o", "no/such/g.json"), "no folder"),
+    "over the file itself": (("g.json", "-o", "g.json"), "is the file to read"),
+    "a job over the file": (("g.job.json", "-o", "g.json"), "is the file to read"),
+    "a job that is a folder": (("bert-24-pbs-6.txt", "-o", "folder.json"), "it is a folder"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_is_named_and_nothing_written(
+    case: str, profile_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = profile_path.parent
+    monkeypatch.chdir(folder)
+    (folder / "folder.job.json").mkdir()
+    before = sorted(folder.rglob("*"))
+    arguments, named = WRONG[case]
+    result = pipeplan("import", *arguments)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert named in result.stderr
+    assert sorted(folder.rglob("*")) == before
+    assert profile_path.read_text() == DAPPLE
+
+
+def test_every_fault_of_a_file_is_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "graph.txt"
+    path.write_text(PIPEDREAM.replace("=0.500", "=nan").replace("node4 -- node5", "node4 -- 9"))
+    result = pipeplan("import", path, "-o", tmp_path / "g.json")
+    assert result.exit_code == 1
+    assert "line 1: node3: forward_compute_time: 'nan' is not finite" in result.stderr
+    assert not (tmp_path / "g.json").exists()
