@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from planner.artifacts.layer_graph import LayerGraph
     from planner.artifacts.plan import Plan
     from planner.artifacts.problem import ModelSource, Problem
+    from planner.comparison import compare
     from planner.errors import DeadlockError, InfeasibleError, PipeplanError
     from planner.result import Result
     from planner.simulator import simulate_plan as simulate
@@ -31,6 +32,7 @@ _HOME = {
     "Plan": ("planner.artifacts.plan", "Plan"),
     "Problem": ("planner.artifacts.problem", "Problem"),
     "Result": ("planner.result", "Result"),
+    "compare": ("planner.comparison", "compare"),
     "simulate": ("planner.simulator", "simulate_plan"),
     "solve": ("planner.solver", "solve"),
     "trace": ("planner.tracing.trace", "trace"),
@@ -48,6 +50,7 @@ __all__ = [
     "Plan",
     "Problem",
     "Result",
+    "compare",
     "simulate",
     "solve",
     "trace",

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from planner.cli.compare import compare
 from planner.cli.import_ import import_
 from planner.cli.inspect import plot, simulate, verify
 from planner.cli.plan import plan
@@ -40,7 +41,7 @@ def _main(
 
 
 app.command("import")(import_)
-for command in (trace, plan, verify, simulate, plot):
+for command in (trace, plan, compare, verify, simulate, plot):
     app.command()(command)
 
 

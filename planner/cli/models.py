@@ -11,6 +11,27 @@ from planner.errors import PipeplanError
 if TYPE_CHECKING:
     from planner.artifacts.job import Job
     from planner.artifacts.layer_graph import LayerGraph
+    from planner.artifacts.problem import Problem
+
+
+def problem_of(model: str, cluster: Path, job: Path | None, settings: list[str] | None) -> Problem:
+    """The problem of a command line; everything that is quick to read is read first.
+
+    Raises:
+        PipeplanError: for a wrong file or setting, or if the three do not fit together.
+    """
+    from planner.artifacts.cluster import Cluster
+    from planner.artifacts.problem import ModelSource, Problem
+
+    the_job = job_of(job, settings)
+    the_cluster = Cluster.load(cluster)
+    factory = None if model.endswith(".json") else model
+    if factory is None and settings:
+        raise PipeplanError(
+            f"--set {settings[0]}: {model} was traced already; trace the model again with it"
+        )
+    source = ModelSource(factory, dict(the_job.model_arguments))
+    return Problem(graph_of(model, the_job), the_cluster, the_job, source)
 
 
 def job_of(path: Path | None, settings: list[str] | None) -> Job:

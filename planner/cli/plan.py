@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.cli.models import graph_of, job_of
+from planner.cli.models import problem_of
 from planner.cli.options import JobOption, JsonOption, ModelArgument, SetOption
 from planner.cli.output import print_json, show_plan, user_errors
-from planner.errors import PipeplanError
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
@@ -39,25 +38,14 @@ def plan(
 ) -> None:
     """Find the fastest plan and prove how far from the best it can be."""
     with user_errors():
-        from planner.artifacts.cluster import Cluster
         from planner.artifacts.document import require_file_path
-        from planner.artifacts.problem import ModelSource, Problem
         from planner.solver import check_settings, solve
 
         # What can be wrong is found before the model is traced, which may take a while.
         check_settings(time_limit, gap, seed, workers)
         require_file_path(output)
-        the_job = job_of(job, set_)
-        the_cluster = Cluster.load(cluster)
-        factory = None if model.endswith(".json") else model
-        if factory is None and set_:
-            raise PipeplanError(
-                f"--set {set_[0]}: {model} was traced already; trace the model again with it"
-            )
-        source = ModelSource(factory, dict(the_job.model_arguments))
-        problem = Problem(graph_of(model, the_job), the_cluster, the_job, source)
         result = solve(
-            problem,
+            problem_of(model, cluster, job, set_),
             time_limit_s=time_limit,
             gap_limit=gap,
             seed=seed,

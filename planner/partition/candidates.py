@@ -1,4 +1,4 @@
-"""Partitions worth scheduling before any search: even, balanced along device orders, looped."""
+"""Partitions worth scheduling before any search: even, classic, balanced along orders, looped."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,7 @@ from planner.partition.chain import Chain, Partition, StageChoice
 from planner.partition.device_orders import device_orders
 from planner.partition.dynamic_program import partitions_along
 from planner.partition.looped import looped_partitions
+from planner.partition.planners import classic_partitions
 
 
 def candidate_partitions(chain: Chain, max_stages: int) -> Iterator[Partition]:
@@ -21,6 +22,7 @@ def _all(chain: Chain, max_stages: int) -> Iterator[Partition]:
     job = chain.problem.job
     for count in range(1, max_stages + 1):
         yield even_partition(chain, count)
+    yield from classic_partitions(chain, max_stages)
     seconds = {
         name: float((chain.forward_s(name) + chain.backward_s(name)).sum()) for name in chain.types
     }

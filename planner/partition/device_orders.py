@@ -1,5 +1,6 @@
 """Orders of the devices in which neighbours are well connected, for dynamic programs over them."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import networkx as nx
@@ -28,13 +29,17 @@ def recursive_minimum_cut(cluster: Cluster) -> tuple[str, ...]:
     Cut the bandwidth graph where it is narrowest (Stoer-Wagner), order both sides the same way
     and join them: devices with wide links end up side by side.
     """
-    return tuple(_order(_bandwidth_graph(cluster)))
+    return minimum_cut_order(cluster, cluster.device_names)
 
 
-def _bandwidth_graph(cluster: Cluster) -> nx.Graph:
+def minimum_cut_order(cluster: Cluster, names: Sequence[str]) -> tuple[str, ...]:
+    """The same for some of the devices."""
+    return tuple(_order(_bandwidth_graph(cluster, names)))
+
+
+def _bandwidth_graph(cluster: Cluster, names: Sequence[str]) -> nx.Graph:
     graph = nx.Graph()
-    graph.add_nodes_from(cluster.device_names)
-    names = cluster.device_names
+    graph.add_nodes_from(names)
     for position, source in enumerate(names):
         for target in names[position + 1 :]:
             route = cluster.route(source, target)

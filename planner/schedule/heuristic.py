@@ -7,6 +7,7 @@ from planner.costs.placement import PlacedPipeline
 from planner.errors import DeadlockError
 from planner.schedule.assignment import Assignment, balanced_assignment
 from planner.schedule.classics import gpipe, one_by_one, one_forward_one_backward
+from planner.schedule.execution_scheduler import spp_execution
 from planner.schedule.list_scheduler import (
     backward_first,
     forward_first,
@@ -88,3 +89,4 @@ def _classic_orders(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[tup
     yield "gpipe", gpipe(pipeline, owner)
     if all(len(stages) == 1 for stages in pipeline.stages_on.values()):
         yield "1f1b", one_forward_one_backward(pipeline, owner)
+        yield "pe", spp_execution(pipeline, owner)

@@ -13,7 +13,7 @@ from commands import CLUSTERS, ROOT, pipeplan
 
 from planner import LayerGraph, Plan, verify
 
-COMMANDS = ("trace", "plan", "verify", "simulate", "plot")
+COMMANDS = ("trace", "plan", "compare", "verify", "simulate", "plot")
 
 
 def test_help_names_every_command() -> None:

@@ -1,0 +1,99 @@
+"""``pipeplan compare``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner.cli.models import problem_of
+from planner.cli.options import JobOption, JsonOption, ModelArgument, SetOption
+from planner.cli.output import print_json, user_errors
+from planner.units import format_seconds
+
+if TYPE_CHECKING:
+    from planner.artifacts.problem import Problem
+    from planner.comparison import Row
+
+
+def compare(
+    model: ModelArgument,
+    cluster: Annotated[Path, typer.Option("--cluster", help="cluster file (TOML)")],
+    job: JobOption = None,
+    set_: SetOption = None,
+    planners: Annotated[
+        str | None,
+        typer.Option("--planners", metavar="NAME,…", help="classic planners; default all"),
+    ] = None,
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", metavar="SECONDS", help="of our own search")
+    ] = 30.0,
+    seed: Annotated[int, typer.Option("--seed", help="of the solver")] = 0,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="write the table as Markdown")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure our plan against the classic planners', all in one simulator."""
+    with user_errors():
+        from planner.artifacts.document import require_file_path
+        from planner.comparison import find_planners
+        from planner.solver import check_settings
+
+        # What can be wrong is found before the model is traced, which may take a while.
+        names = None if planners is None else [name.strip() for name in planners.split(",")]
+        names = names and [name for name in names if name]
+        find_planners(names)
+        check_settings(time_limit, 0.0, seed, 1)
+        if output is not None:
+            require_file_path(output)
+        problem = problem_of(model, cluster, job, set_)
+        rows = _compared(problem, names, time_limit, seed)
+        _report(problem, rows, output, as_json)
+        if all(row.figures is None for row in rows):
+            raise typer.Exit(1)
+
+
+def _compared(
+    problem: Problem, names: list[str] | None, time_limit_s: float, seed: int
+) -> tuple[Row, ...]:
+    """Compare, with a line on stderr as each planner is done."""
+    from rich.console import Console
+
+    from planner.comparison import compare as compare_planners
+
+    console = Console(stderr=True)
+    with console.status(f"planning for {time_limit_s:g} s") as status:
+
+        def show(row: Row) -> None:
+            _show_row(row, lambda line: console.print(line, highlight=False, markup=False))
+            status.update("classic planners")
+
+        return compare_planners(problem, names, time_limit_s=time_limit_s, seed=seed, progress=show)
+
+
+def _show_row(row: Row, show: Callable[[str], None]) -> None:
+    figures = row.figures
+    time = "no plan" if figures is None else format_seconds(figures.iteration_time_s)
+    show(f"{row.planner}: {time}, planned in {row.planning_s:.1f} s")
+
+
+def _report(problem: Problem, rows: tuple[Row, ...], output: Path | None, as_json: bool) -> None:
+    from rich.console import Console
+
+    from planner.artifacts.document import write_atomically
+    from planner.report.comparison import comparison_data, comparison_markdown, comparison_table
+
+    title = f"{problem.graph.name} on {problem.cluster.name}"
+    if as_json:
+        print_json(comparison_data(rows))
+    else:
+        # Piped output is for reading too: do not fold the table at 80 columns.
+        width = None if sys.stdout.isatty() else 140
+        Console(width=width).print(comparison_table(rows, title))
+    if output is not None:
+        write_atomically(output, comparison_markdown(rows, title))
+        typer.echo(f"wrote {output}", err=True)

@@ -1,0 +1,225 @@
+"""All planners on one problem, re-scored in one simulator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from planner.artifacts.problem import Problem
+from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place, place_plan
+from planner.errors import InfeasibleError, PipeplanError
+from planner.partition.chain import Chain
+from planner.partition.planners import PLANNERS, Planner
+from planner.schedule.assignment import balanced_assignment
+from planner.schedule.classics import one_by_one
+from planner.schedule.heuristic import Schedule, best_heuristic_schedule
+from planner.simulator import Timeline, simulate
+from planner.solver import solve
+from planner.units import format_bytes
+from planner.verifier import gap
+
+OURS = "pipeplan"
+"""The name of our own row."""
+
+
+class Figures(NamedTuple):
+    """What the simulator says of a plan.
+
+    Attributes:
+        iteration_time_s: of one iteration.
+        bubble: idle share of the devices used.
+        peak_memory_bytes: the most any device holds at any moment.
+        peak_memory_share: the largest share any device uses of its capacity.
+    """
+
+    iteration_time_s: float
+    bubble: float
+    peak_memory_bytes: int
+    peak_memory_share: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One planner's answer.
+
+    Attributes:
+        planner: its name.
+        source: where it was published.
+        stages: what it chose; None if it found nothing.
+        schedule: the method that made the fastest schedule of these stages that fits memory.
+        figures: of that schedule; None if the planner found nothing or no schedule fits.
+        reason: why there are no figures.
+        ratio: iteration time over ours; None without either.
+        gap: iteration time / proven lower bound - 1; None where no bound is known.
+        planning_s: seconds it took, the choice of the schedule included.
+    """
+
+    planner: str
+    source: str
+    stages: tuple[StageSpec, ...] | None
+    schedule: str | None
+    figures: Figures | None
+    reason: str | None
+    ratio: float | None
+    gap: float | None
+    planning_s: float
+
+    @property
+    def devices(self) -> int | None:
+        """Number of devices in use."""
+        if self.stages is None:
+            return None
+        return len({device for stage in self.stages for device in stage.devices})
+
+
+class _Answer(NamedTuple):
+    stages: tuple[StageSpec, ...] | None
+    schedule: str | None = None
+    timeline: Timeline | None = None
+    reason: str | None = None
+    lower_bound_s: float = 0.0
+
+
+def compare(
+    problem: Problem,
+    planners: Sequence[str] | None = None,
+    *,
+    time_limit_s: float = 30.0,
+    seed: int = 0,
+    workers: int = 2,
+    deterministic: bool = False,
+    progress: Callable[[Row], None] | None = None,
+) -> tuple[Row, ...]:
+    """Plan a problem with Pipeplan and with classic planners.
+
+    Every classic planner's stages get the fastest of the classic schedules (GPipe, 1F1B, SPP's PE,
+    list schedules) that fits memory; all are simulated alike.
+
+    Args:
+        problem: the model, cluster and job.
+        planners: names in :data:`PLANNERS`; all by default.
+        time_limit_s: of Pipeplan's search; the classic planners take the time they take.
+        seed: of the search.
+        workers: its threads.
+        deterministic: the same rows on every machine, but for ``planning_s``.
+        progress: called with every row as it is known.
+
+    Returns:
+        Our row, then the classic planners' in the order asked for.
+
+    Raises:
+        PipeplanError: naming every planner that is not known, or a setting out of range.
+    """
+    chosen = find_planners(planners)
+    start = time.perf_counter()
+
+    def search() -> _Answer:
+        result = solve(
+            problem,
+            time_limit_s=time_limit_s,
+            seed=seed,
+            workers=workers,
+            deterministic=deterministic,
+        )
+        pipeline = place_plan(result.plan)
+        timeline = simulate(pipeline, result.plan.parsed_orders())
+        method = result.plan.provenance.solver.rpartition("schedule by ")[2]
+        return _answer(pipeline, timeline, method, result.lower_bound_s)
+
+    show = progress or (lambda row: None)
+    ours = _tried(search)
+    rows = [_row(OURS, "this project", ours, ours, time.perf_counter() - start)]
+    show(rows[0])
+    chain = Chain(problem)
+    for planner in chosen:
+        start = time.perf_counter()
+        found = _tried(lambda planner=planner: _classic(chain, planner))  # type: ignore[misc]
+        rows.append(_row(planner.name, planner.source, found, ours, time.perf_counter() - start))
+        show(rows[-1])
+    return tuple(rows)
+
+
+def find_planners(names: Sequence[str] | None) -> tuple[Planner, ...]:
+    """The classic planners of these names, each once; all if no names are given.
+
+    Raises:
+        PipeplanError: naming every unknown one, and the known ones.
+    """
+    if names is None:
+        return tuple(PLANNERS.values())
+    unknown = [name for name in dict.fromkeys(names) if name not in PLANNERS]
+    if unknown or not names:
+        known = ", ".join(PLANNERS)
+        raise PipeplanError(
+            [f"planners: {name!r} is not known; choose from {known}" for name in unknown]
+            or f"planners: none named; choose from {known}"
+        )
+    return tuple(PLANNERS[name] for name in dict.fromkeys(names))
+
+
+def _tried(plan: Callable[[], _Answer]) -> _Answer:
+    try:
+        return plan()
+    except InfeasibleError as error:
+        return _Answer(None, reason="; ".join(error.problems))
+
+
+def _classic(chain: Chain, planner: Planner) -> _Answer:
+    specs = chain.specs(planner.plan(chain))
+    pipeline = place(chain.problem, specs)
+    if not is_connected(pipeline):
+        return _Answer(specs, reason="some of its neighbouring stages or replicas are not joined")
+    schedule: Schedule | None = best_heuristic_schedule(pipeline)
+    if schedule is None:
+        return _Answer(specs, reason=_lack_of_memory(pipeline))
+    return _answer(pipeline, schedule.timeline, schedule.method, 0.0)
+
+
+def _answer(
+    pipeline: PlacedPipeline, timeline: Timeline, method: str, lower_bound_s: float
+) -> _Answer:
+    specs = tuple(stage.spec for stage in pipeline.stages)
+    return _Answer(specs, method, timeline, None, lower_bound_s)
+
+
+def _lack_of_memory(pipeline: PlacedPipeline) -> str:
+    """Which device lacks most even if one microbatch runs after the other."""
+    timeline = simulate(pipeline, one_by_one(pipeline, balanced_assignment(pipeline)))
+    peaks = timeline.peak_memory_bytes
+    worst = max(peaks, key=lambda device: peaks[device] - pipeline.capacity_bytes(device))
+    stages = ", ".join(map(str, pipeline.stages_on[worst]))
+    return (
+        f"does not fit: stage {stages} needs {format_bytes(peaks[worst])} on {worst!r} with one "
+        f"microbatch in flight, there are {format_bytes(pipeline.capacity_bytes(worst))}"
+    )
+
+
+def _row(name: str, source: str, found: _Answer, ours: _Answer, planning_s: float) -> Row:
+    figures = None if found.timeline is None else _figures(found.timeline)
+    ratio = None
+    if figures is not None and ours.timeline is not None and ours.timeline.iteration_time_s > 0:
+        ratio = figures.iteration_time_s / ours.timeline.iteration_time_s
+    return Row(
+        planner=name,
+        source=source,
+        stages=found.stages,
+        schedule=found.schedule,
+        figures=figures,
+        reason=found.reason,
+        ratio=ratio,
+        gap=None if figures is None else gap(figures.iteration_time_s, ours.lower_bound_s),
+        planning_s=planning_s,
+    )
+
+
+def _figures(timeline: Timeline) -> Figures:
+    peaks = timeline.peak_memory_bytes
+    capacity = timeline.pipeline.capacity_bytes
+    return Figures(
+        timeline.iteration_time_s,
+        timeline.bubble,
+        max(peaks.values()),
+        max(peak / capacity(device) for device, peak in peaks.items()),
+    )
