@@ -10,6 +10,7 @@ however many devices there are, and each stage buys the cheapest replicas that k
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,10 +21,18 @@ from planner.partition.intervals import Intervals, coarse_cuts
 from planner.partition.relaxation import even_load_prices, work_bound_s
 
 ROUNDING = 1 + 1e-9
-BUDGET = 3000
+BUDGET = 10_000
 """About how many units of price the whole cluster costs."""
 CHANGES = (0.9, 1.1)
 """Factors by which each type's price is changed in search of a better bound."""
+
+
+class Bought(NamedTuple):
+    """A stage between two cuts, by their indices, and the type of its quickest replica."""
+
+    begin: int
+    end: int
+    quickest: int
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,7 @@ class PricedCluster:
     def __init__(self, chain: Chain, links: LinkTable) -> None:
         self.chain = chain
         self.links = links
+        self.prices = even_load_prices(chain)
         self.intervals = Intervals(chain, coarse_cuts(chain), relaxed=True)
         cluster = chain.problem.cluster
         kinds = [chain.types.index(cluster.type_of(name)) for name in cluster.device_names]
@@ -75,7 +85,7 @@ class PricedCluster:
             known_s: iteration time of any plan, or any valid time limit.
             tolerance: of the bisection, relative.
         """
-        prices = even_load_prices(self.chain)
+        prices = self.prices
         bound = self._bisect(prices, work_bound_s(self.chain), known_s, tolerance)
         for k in range(len(self.counts) if len(self.counts) > 1 else 0):
             for factor in CHANGES:
@@ -85,7 +95,37 @@ class PricedCluster:
                 if better < known_s and not self._is_reachable(changed, better):
                     bound = self._bisect(changed, better, known_s, tolerance)
                     prices = changed
+        self.prices = prices
         return bound
+
+    def stages(self, limit_s: float) -> tuple[Bought, ...] | None:
+        """Stages that keep a limit on the relaxed cluster, or None if there are none."""
+        price = self._whole_prices(self.prices)
+        reached = self._reach(price, limit_s * ROUNDING)
+        end, spent = self.intervals.count, int(reached[-1].argmin())
+        if reached[-1, spent] > limit_s * ROUNDING:
+            return None
+        stages = []
+        while end > 0:
+            stage, spent = self._last_stage(reached, end, spent, price, limit_s * ROUNDING)
+            stages.append(stage)
+            end = stage.begin
+        return tuple(reversed(stages))
+
+    def _last_stage(
+        self, reached: FloatArray, end: int, spent: int, price: IntArray, limit: float
+    ) -> tuple[Bought, int]:
+        """The stage by which a state was reached, and what was spent before."""
+        for cut in reversed(range(end)):
+            alive = np.flatnonzero(np.isfinite(reached[cut, :spent]))
+            for k in range(len(self.counts) if len(alive) else 0):
+                columns = slice(end, end + 1)
+                cost, new = self._offers(reached, cut, alive, k, price, limit, columns)
+                match = (cost[:, 0] == spent) & (new[:, 0] == reached[end, spent])
+                if match.any():
+                    state = int(alive[match.argmax()])
+                    return Bought(cut, end, k), state
+        raise AssertionError("the dynamic program reached a state by no stage")
 
     def _bisect(self, prices: FloatArray, low_s: float, high_s: float, tolerance: float) -> float:
         """The largest limit found that these prices rule out."""
@@ -144,10 +184,16 @@ class PricedCluster:
 
     def _is_reachable(self, prices: FloatArray, limit_s: float) -> bool:
         """Whether stages that keep the limit can be bought within the budget."""
-        whole = prices / float(prices @ self.counts) * BUDGET
-        price = np.maximum(1, np.round(whole)).astype(int)
-        budget = int(price @ self.counts)
         limit = limit_s * ROUNDING
+        return bool((self._reach(self._whole_prices(prices), limit)[-1] <= limit).any())
+
+    def _whole_prices(self, prices: FloatArray) -> IntArray:
+        whole = prices / float(prices @ self.counts) * BUDGET
+        return np.asarray(np.maximum(1, np.round(whole)).astype(int))
+
+    def _reach(self, price: IntArray, limit: float) -> FloatArray:
+        """Least head and way back of the next stage by cut and amount spent."""
+        budget = int(price @ self.counts)
         reached = np.full((self.intervals.count + 1, budget + 1), np.inf)
         reached[0, 0] = 0.0
         cheapest = (price[:, None] * self._layer_s).min(axis=0)
@@ -161,35 +207,47 @@ class PricedCluster:
             if len(alive):
                 for k in range(len(self.counts)):
                     self._extend(reached, cut, alive, k, price, limit)
-        return bool((reached[-1] <= limit).any())
+        return reached
 
     def _extend(
         self, reached: FloatArray, cut: int, alive: IntArray, k: int, price: IntArray, limit: float
     ) -> None:
         """Buy a stage whose quickest replica is of type k, from ``cut`` to every end."""
-        figures, table = self._types[k], self.intervals
-        ends = int(np.searchsorted(figures.work_s[cut, cut + 1 :], limit, side="right"))
+        work = self._types[k].work_s[cut, cut + 1 :]
+        ends = int(np.searchsorted(work, limit, side="right"))
         if not ends:
             return
         columns = slice(cut + 1, cut + 1 + ends)
-        send = self._send[k][cut] if cut else 0.0
-        arrival = (reached[cut, alive] + send)[:, None]
-        home = np.maximum(arrival, self._head_s[cut] + self._step_s[cut, columns])
-        most = self._most_microbatches(cut, columns, k, limit - home)
+        spent, new = self._offers(reached, cut, alive, k, price, limit, columns)
+        good = (spent < reached.shape[1]) & (new <= limit)
+        end = np.broadcast_to(np.arange(columns.start, columns.stop), spent.shape)
+        np.minimum.at(reached, (end[good], spent[good]), new[good])
+
+    def _offers(
+        self,
+        reached: FloatArray,
+        cut: int,
+        alive: IntArray,
+        k: int,
+        price: IntArray,
+        limit: float,
+        columns: slice,
+    ) -> tuple[IntArray, FloatArray]:
+        """What will have been spent, and the head and way back, by state and end of the stage."""
+        table = self.intervals
+        arrival = (reached[cut, alive] + (self._send[k][cut] if cut else 0.0))[:, None]
+        end = self._head_s[cut] + self._step_s[cut, columns]
+        most = self._most_microbatches(cut, columns, k, limit - np.maximum(arrival, end))
         replicas = -(-table.microbatches // np.maximum(most.max(axis=0), 1)).astype(int)
         replicas = np.minimum(replicas, self.links.count)
         start, each = (row[replicas] for row in self._reduce_s)
         bytes_ = table.gradient_bytes[cut, columns]
         reduce = np.where((bytes_ > 0) & (replicas > 1), start + bytes_ * each, 0.0)
-        end = self._head_s[cut] + self._step_s[cut, columns] + reduce
-        home = np.maximum(arrival, end)
+        home = np.maximum(arrival, end + reduce)
         most = self._most_microbatches(cut, columns, k, limit - home)
-        cost = self._least_cost(most, price, k)
-        spent = alive[:, None] + np.minimum(cost, reached.shape[1])
-        new = home + figures.path_s[cut, columns]
-        good = (spent < reached.shape[1]) & (new <= limit)
-        end_cut = np.broadcast_to(np.arange(cut + 1, cut + 1 + ends), spent.shape)
-        np.minimum.at(reached, (end_cut[good], spent[good].astype(int)), new[good])
+        cost = np.minimum(self._least_cost(most, price, k), reached.shape[1])
+        spent = alive[:, None] + cost.astype(int)
+        return spent, home + self._types[k].path_s[cut, columns]
 
     def _most_microbatches(
         self, cut: int, columns: slice, k: int, seconds: FloatArray
