@@ -20,8 +20,8 @@ from planner.partition.chain import Chain, Partition
 from planner.partition.local_search import neighbours
 from planner.partition.relaxation import longest_plan_s, work_bound_s
 from planner.result import HistoryRow, Result, Status
-from planner.schedule.heuristic import Schedule, best_heuristic_schedule, fits_never
-from planner.schedule.solve import improve_schedule
+from planner.schedule.heuristic import Schedule
+from planner.schedule.recomputed import RecomputedSchedules
 from planner.solver_settings import Clock, Settings
 from planner.verifier import require_valid
 
@@ -106,7 +106,11 @@ def _limit(time_limit_s: float, deterministic: bool) -> str:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A partition with its best schedule so far; ``proved_s`` bounds every schedule of it."""
+    """A partition with its best schedule so far.
+
+    ``partition`` recomputes nothing; the schedule's pipeline says what is recomputed.
+    ``proved_s`` bounds every schedule of these stages, whatever they recompute.
+    """
 
     partition: Partition
     schedule: Schedule
@@ -131,6 +135,7 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.chain = Chain(self.problem)
+        self.recomputed = RecomputedSchedules(self.chain)
         limit = self.problem.job.max_stages or self.chain.length
         self.max_stages = min(limit, self.chain.length, len(self.problem.cluster.devices))
 
@@ -150,7 +155,7 @@ class _Search:
     ) -> _Candidate | None:
         self.tried += 1
         self.clock.spend(SECONDS_AN_OPERATION * pipeline.microbatches * len(partition))
-        schedule = best_heuristic_schedule(pipeline)
+        schedule = self.recomputed.best(partition, pipeline)
         if schedule is None:
             return None
         candidate = _Candidate(partition, schedule, bound_s)
@@ -237,7 +242,7 @@ class _Search:
         if partition in self.candidates:
             return self.candidates[partition].proved_s
         pipeline = place(self.problem, self.chain.specs(partition))
-        if not is_connected(pipeline) or fits_never(pipeline):
+        if not is_connected(pipeline) or self.recomputed.fits_never(partition, pipeline):
             return math.inf
         return schedule_bound_s(pipeline)
 
@@ -288,11 +293,10 @@ class _Search:
         hopeless = candidate.proved_s >= self.best.schedule.iteration_time_s
         if candidate.improved or hopeless or limit_s <= 0:
             return
-        pipeline = candidate.schedule.timeline.pipeline
-        schedule = improve_schedule(
-            pipeline, candidate.schedule, self.settings, self.clock, limit_s
+        schedule, bound_s = self.recomputed.improve(
+            candidate.partition, candidate.schedule, self.settings, self.clock, limit_s
         )
-        proved_s = max(candidate.proved_s, schedule.lower_bound_s)
+        proved_s = max(candidate.proved_s, bound_s)
         better = _Candidate(candidate.partition, schedule, proved_s, improved=True)
         self.candidates[candidate.partition] = better
         self._offer(better)
@@ -382,7 +386,8 @@ class _Search:
             solver=f"partition portfolio, schedule by {self.best.schedule.method}",
             bound_covers=(
                 f"every plan that cuts the chain of layers, with up to {per_device} "
-                f"stage{'s' if per_device > 1 else ''} a device, whole backwards and no recompute"
+                f"stage{'s' if per_device > 1 else ''} a device, whole backwards and "
+                + ("any layers recomputed" if self.problem.job.recompute else "no recompute")
             ),
         )
 

@@ -1,9 +1,10 @@
 """Balanced partitions along a device order: stages are intervals, replicas are neighbours.
 
 For every number of stages, the partition with the smallest bottleneck (the largest work of a
-stage's replica or of a channel over all microbatches), with 1F1B's stashes within memory. The
-recursion is that of PipeDream (Narayanan et al. 2019, section 3.1) and SPP's PRM, from the last
-stage to the first so that the number of microbatches in flight is known.
+stage's replica or of a channel over all microbatches), with 1F1B's stashes within memory, if
+need be by recomputing some layers or holding fewer. The recursion is that of PipeDream (Narayanan
+et al. 2019, section 3.1) and SPP's PRM, from the last stage to the first so that the number of
+microbatches in flight is known.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import numpy as np
 
 from planner.costs.collectives import all_reduce_s
 from planner.partition.chain import Chain, FloatArray, Partition, StageChoice
+from planner.partition.interval_memory import IntervalMemory, intervals
 
 MAX_REPLICA_CHOICES = 16
 """Beyond this many devices only powers of two and all are tried as replica counts."""
+MOST_KNOWN_COSTS = 128
+"""Matrices of stage costs kept at a time, one a set of device types."""
 
 
 def partitions_along(chain: Chain, order: tuple[str, ...], max_stages: int) -> Iterator[Partition]:
@@ -48,16 +52,16 @@ class _Table:
         self.best = [first]
         self.choice: list[FloatArray] = []
         self._interval_s = {name: self._interval_seconds(name) for name in chain.types}
-        self._static = _intervals(chain.static_bytes.astype(float))
-        self._gradients = _intervals(chain.gradient_bytes.astype(float))
+        self._memory = IntervalMemory(chain)
+        self._gradients = intervals(chain.gradient_bytes)
         self._reduce_per_byte: dict[tuple[str, ...], float] = {}
-        self._stash = _intervals(chain.stash_bytes.astype(float))
         self._replicas = _replica_choices(devices, chain.problem.job.replication)
+        self._costs: dict[tuple[tuple[str, ...], int], FloatArray] = {}
 
     def _interval_seconds(self, name: str) -> FloatArray:
         """Seconds of layers [i, j) for one microbatch; infinite where j <= i."""
         times = self.chain.forward_s(name) + self.chain.backward_s(name)
-        sums = _intervals(times)
+        sums = intervals(times)
         sums[np.tril_indices(len(sums))] = np.inf
         return np.maximum(sums, 1e-15)
 
@@ -67,6 +71,7 @@ class _Table:
         length, devices = self.chain.length, len(self.order)
         best = np.full_like(before, np.inf)
         choice = np.zeros((devices + 1, length + 1, 2))
+        self._costs.clear()
         for first in range(devices):
             self._extend(first, before, in_flight, best, choice)
         self.best.append(best)
@@ -76,17 +81,9 @@ class _Table:
         self, first: int, before: FloatArray, in_flight: int, best: FloatArray, choice: FloatArray
     ) -> None:
         """The front stage on order[first : first + r], for each replica count r."""
-        per_second = np.zeros((self.chain.length + 1,) * 2)
-        capacity = np.inf
-        for replicas in range(1, len(self.order) - first + 1):
-            device = self.order[first + replicas - 1]
-            per_second += 1 / self._interval_s[self.chain.problem.cluster.type_of(device)]
-            kind = self.chain.problem.cluster.device_type(device)
-            capacity = min(capacity, kind.capacity_bytes)
-            if replicas not in self._replicas:
-                continue
-            reduce = self._reduce_s(self.order[first : first + replicas])
-            cost = self._stage_cost(per_second, replicas, capacity, in_flight) + reduce
+        for replicas in sorted(r for r in self._replicas if r <= len(self.order) - first):
+            devices = self.order[first : first + replicas]
+            cost = self._stage_cost(devices, in_flight) + self._reduce_s(devices)
             channel = self._channel_s(first + replicas, replicas)
             rest = np.maximum(before[first + replicas], channel)
             total = np.maximum(cost, rest[None, :])
@@ -96,13 +93,35 @@ class _Table:
             best[first][better] = value[better]
             choice[first][better] = np.stack([end, np.full(len(end), replicas)], 1)[better]
 
-    def _stage_cost(
-        self, per_second: FloatArray, replicas: int, capacity: float, in_flight: int
-    ) -> FloatArray:
+    def _stage_cost(self, devices: tuple[str, ...], in_flight: int) -> FloatArray:
+        """Work of all microbatches, recomputation and stalls included.
+
+        Where 1F1B's stashes do not fit even so, fewer may be in flight: the stage then waits for
+        gradients about as many times longer.
+        """
+        types = tuple(sorted(self.chain.problem.cluster.type_of(device) for device in devices))
+        stashes = min(self.microbatches, -(-in_flight // len(devices)))
+        key = (types, stashes)
+        if key not in self._costs:
+            if len(self._costs) >= MOST_KNOWN_COSTS:
+                self._costs.clear()
+            held, cost = stashes, self._work_s(types, stashes)
+            while held > 1 and np.isinf(cost[np.triu_indices(len(cost), 1)]).any():
+                held = -(-held // 2)
+                cost = np.minimum(cost, self._work_s(types, held) * (stashes / held))
+            self._costs[key] = cost
+        return self._costs[key]
+
+    def _work_s(self, types: tuple[str, ...], stashes: int) -> FloatArray:
+        """Seconds of all microbatches, with so many stashes on each replica."""
+        kinds = self.chain.problem.cluster.device_types
+        capacity = min(kinds[name].capacity_bytes for name in types)
+        per_second = np.zeros((self.chain.length + 1,) * 2)
+        for name in dict.fromkeys(types):
+            extra = self._memory.extra_s(name, stashes, capacity)
+            per_second += types.count(name) / (self._interval_s[name] + extra)
         with np.errstate(divide="ignore"):
-            seconds = self.microbatches / per_second
-        stashes = min(self.microbatches, -(-in_flight // replicas))
-        return np.where(self._static + stashes * self._stash <= capacity, seconds, np.inf)
+            return np.asarray(self.microbatches / per_second, dtype=np.float64)
 
     def _reduce_s(self, devices: tuple[str, ...]) -> FloatArray:
         """Seconds to reduce the gradients of layers [i, j) among these replicas."""
@@ -141,12 +160,6 @@ class _Table:
             stages.append(StageChoice(layer, end, self.order[device : device + replicas]))
             device, layer = device + replicas, end
         return tuple(stages)
-
-
-def _intervals(values: FloatArray) -> FloatArray:
-    """Matrix of sums over [i, j)."""
-    prefix = np.concatenate([[0.0], np.cumsum(values)])
-    return np.asarray(prefix[None, :] - prefix[:, None], dtype=np.float64)
 
 
 def _replica_choices(devices: int, replication: bool) -> set[int]:

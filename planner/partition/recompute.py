@@ -84,6 +84,10 @@ class RecomputeChooser:
                 return known
         return self._search(key, room_bytes)
 
+    def forward_s(self, device_type: str, layers: Sequence[int]) -> float:
+        """Seconds that running these layers' forwards again takes on a device type."""
+        return float(self._forward[device_type][list(layers)].sum())
+
     def fits_never(self, holding: Holding, room_bytes: int) -> bool:
         """Whether it is proved that no choice brings one stash into the room."""
         one = replace(holding, in_flight=1)
@@ -175,9 +179,7 @@ class _Search:
             node = self._solved(node.paid | {found}, node.barred, room_bytes)
         return None
 
-    def _push(
-        self, paid: frozenset[JointTensor], barred: frozenset[int], room_bytes: int
-    ) -> None:
+    def _push(self, paid: frozenset[JointTensor], barred: frozenset[int], room_bytes: int) -> None:
         node = self._solved(paid, barred, room_bytes)
         if node is not None:
             heapq.heappush(self._heap, (node.cover.cost, next(self._numbers), node))

@@ -151,4 +151,3 @@ class StashModel:
             last = min(tensor.saver, tensor.users[-1])
             kept[tensor.producer + 1 : last + 1, tensor.saver + 1 :] -= tensor.bytes
         return kept
-

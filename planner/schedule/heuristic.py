@@ -58,12 +58,6 @@ def best_heuristic_schedule(pipeline: PlacedPipeline) -> Schedule | None:
     return best or _least_memory(pipeline, owner)
 
 
-def fits_never(pipeline: PlacedPipeline) -> bool:
-    """Whether it is proved that no schedule keeps within memory, when no heuristic one does."""
-    replicated = any(len(stage.spec.devices) > 1 for stage in pipeline.stages)
-    return not replicated and all(len(stages) == 1 for stages in pipeline.stages_on.values())
-
-
 def _least_memory(pipeline: PlacedPipeline, owner: Assignment) -> Schedule | None:
     orders = one_by_one(pipeline, owner)
     timeline = simulate(pipeline, orders)

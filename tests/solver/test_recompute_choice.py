@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import chain as joined
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from planner.artifacts.problem import Problem
 from planner.costs.placement import StageSpec, place
 from planner.partition.chain import Chain
 from planner.partition.knapsack import TOLERANCE, cheapest_cover
-from planner.partition.recompute import Holding, RecomputeChooser, Recomputation
+from planner.partition.recompute import Holding, Recomputation, RecomputeChooser
 
 TYPES = ("fast", "slow")
 
@@ -60,7 +60,7 @@ def placed_stash_bytes(chain: Chain, begin: int, end: int, recompute: tuple[int,
             (f"d{number}",),
             tuple(names[layer] for layer in recompute if first <= layer < last),
         )
-        for number, (first, last) in enumerate(zip(edges, edges[1:], strict=False))
+        for number, (first, last) in enumerate(pairwise(edges))
     ]
     return place(chain.problem, specs).stages[edges.index(begin)].stash_bytes
 
@@ -150,9 +150,7 @@ def test_two_stages_of_a_device_share_its_room(
 
     def both_bytes(layers: tuple[int, ...]) -> int:
         first = placed_stash_bytes(chain, 0, cut, tuple(x for x in layers if x < cut))
-        second = placed_stash_bytes(
-            chain, cut, chain.length, tuple(x for x in layers if x >= cut)
-        )
+        second = placed_stash_bytes(chain, cut, chain.length, tuple(x for x in layers if x >= cut))
         return in_flight * first + second
 
     room_bytes = int(share * both_bytes(()))
@@ -223,9 +221,7 @@ def test_a_choice_among_many_entangled_layers_fits_even_if_it_is_not_the_least(
 # --- the knapsack ---------------------------------------------------------------------------------
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 6), st.integers(-3, 9)), max_size=9), st.integers(-3, 40)
-)
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(-3, 9)), max_size=9), st.integers(-3, 40))
 def test_the_cheapest_cover_is_the_best_of_all(items: list[tuple[int, int]], need: int) -> None:
     cost = np.array([c for c, _ in items], dtype=float)
     saving = np.array([s for _, s in items], dtype=np.int64)
