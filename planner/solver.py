@@ -14,7 +14,6 @@ from planner.assemble import assemble_plan, version
 from planner.costs.placement import PlacedPipeline, is_connected, place
 from planner.errors import PipeplanError
 from planner.feasibility import explain_infeasible
-from planner.partition.bounds import schedule_bound_s
 from planner.partition.candidates import candidate_partitions
 from planner.partition.chain import Chain, Partition
 from planner.partition.local_search import neighbours
@@ -148,16 +147,15 @@ class _Search:
         pipeline = place(self.problem, self.chain.specs(partition))
         if not is_connected(pipeline):
             return None
-        return self._schedule(partition, pipeline, schedule_bound_s(pipeline))
+        return self._schedule(partition, pipeline)
 
-    def _schedule(
-        self, partition: Partition, pipeline: PlacedPipeline, bound_s: float
-    ) -> _Candidate | None:
+    def _schedule(self, partition: Partition, pipeline: PlacedPipeline) -> _Candidate | None:
         self.tried += 1
         self.clock.spend(SECONDS_AN_OPERATION * pipeline.microbatches * len(partition))
         schedule = self.recomputed.best(partition, pipeline)
         if schedule is None:
             return None
+        bound_s = self.recomputed.bound_s(partition, pipeline)
         candidate = _Candidate(partition, schedule, bound_s)
         self.candidates[partition] = candidate
         self._offer(candidate)
@@ -201,17 +199,18 @@ class _Search:
         for partition in candidate_partitions(self.chain, self.max_stages):
             pipeline = place(self.problem, self.chain.specs(partition))
             self.clock.spend(SECONDS_A_STAGE * len(partition))
-            if is_connected(pipeline):
-                pool.append((schedule_bound_s(pipeline), partition, pipeline))
-            if self.clock.left_s < 0.8 * self._limit_s():
+            if is_connected(pipeline) and not self.recomputed.fits_never(partition, pipeline):
+                promise_s = self.recomputed.promise_s(partition, pipeline)
+                pool.append((promise_s, partition, pipeline))
+            if (pool and self.clock.left_s < 0.8 * self._limit_s()) or self.clock.left_s <= 0:
                 break
-        for bound_s, partition, pipeline in sorted(pool, key=lambda row: row[0]):
+        for promise_s, partition, pipeline in sorted(pool, key=lambda row: row[0]):
             if self.best is not None and (
-                bound_s >= self.best.schedule.iteration_time_s
+                promise_s >= self.best.schedule.iteration_time_s
                 or self.clock.left_s < 0.6 * self._limit_s()
             ):
                 break
-            self._schedule(partition, pipeline, bound_s)
+            self._schedule(partition, pipeline)
         self.raise_bound(work_bound_s(self.chain), "total work")
 
     def find_any(self) -> None:
@@ -242,9 +241,9 @@ class _Search:
         if partition in self.candidates:
             return self.candidates[partition].proved_s
         pipeline = place(self.problem, self.chain.specs(partition))
-        if not is_connected(pipeline) or self.recomputed.fits_never(partition, pipeline):
+        if not is_connected(pipeline):
             return math.inf
-        return schedule_bound_s(pipeline)
+        return self.recomputed.bound_s(partition, pipeline)
 
     def descend(self, starts: int = 4, share: float = 0.35) -> None:
         """Local search from the best partitions, judged by their schedules."""
@@ -267,10 +266,9 @@ class _Search:
             pipeline = place(self.problem, self.chain.specs(partition))
             if not is_connected(pipeline):
                 continue
-            bound_s = schedule_bound_s(pipeline)
-            if bound_s >= current.schedule.iteration_time_s:
+            if self.recomputed.promise_s(partition, pipeline) >= current.schedule.iteration_time_s:
                 continue
-            found = self._schedule(partition, pipeline, bound_s)
+            found = self._schedule(partition, pipeline)
             if found and found.schedule.iteration_time_s < current.schedule.iteration_time_s:
                 return found
         return None

@@ -38,7 +38,8 @@ class IntervalMemory:
         chain = self._chain
         gradients = chain.cut_gradient_bytes
         buffers = np.maximum(chain.cut_bytes[None, :], gradients[:, None] + gradients[None, :])
-        return intervals(chain.static_bytes) + self._workspace_bytes() + buffers
+        held = intervals(chain.static_bytes) + self._workspace_bytes() + buffers
+        return np.asarray(held, dtype=np.float64)
 
     def _workspace_bytes(self) -> FloatArray:
         chain = self._chain

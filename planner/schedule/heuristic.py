@@ -1,5 +1,6 @@
 """The best of the classic schedules and the list schedules, within memory."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -79,6 +80,13 @@ def _schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Schedule
 
 
 def _classic_orders(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[tuple[str, Orders]]:
-    yield "gpipe", gpipe(pipeline, owner)
+    if _may_hold_all(pipeline, owner):
+        yield "gpipe", gpipe(pipeline, owner)
     if all(len(stages) == 1 for stages in pipeline.stages_on.values()):
         yield "1f1b", one_forward_one_backward(pipeline, owner)
+
+
+def _may_hold_all(pipeline: PlacedPipeline, owner: Assignment) -> bool:
+    """Whether memory could hold all microbatches in flight, as GPipe's order needs."""
+    held = Counter((stage, device) for (stage, _), device in owner.items())
+    return all(count <= pipeline.stash_limit(*replica) for replica, count in held.items())

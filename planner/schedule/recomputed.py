@@ -9,6 +9,7 @@ from planner.costs.placement import PlacedPipeline, place
 from planner.errors import DeadlockError
 from planner.partition.bounds import schedule_bound_s
 from planner.partition.chain import Chain, Partition, StageChoice, without_recompute
+from planner.partition.in_flight_bound import in_flight_bound_s
 from planner.partition.recompute import Holding
 from planner.partition.recompute_variants import RecomputeVariants
 from planner.schedule.heuristic import Schedule, best_heuristic_schedule, fits_memory
@@ -27,27 +28,42 @@ class RecomputedSchedules:
         self._chain = chain
         self._variants = RecomputeVariants(chain)
 
-    def best(
-        self, partition: Partition, pipeline: PlacedPipeline, below_s: float = math.inf
-    ) -> Schedule | None:
+    def best(self, partition: Partition, pipeline: PlacedPipeline) -> Schedule | None:
         """The fastest quick schedule within memory; None if none fits.
 
         Args:
             partition: stages on devices.
             pipeline: the same stages placed, nothing recomputed.
-            below_s: variants whose bound is not below this are left out, unless nothing fits yet.
         """
         partition = without_recompute(partition)
-        found: list[Schedule] = []
-        for variant in self._variants.variants(partition, pipeline):
-            placed = self._placed(variant, pipeline)
-            if found and schedule_bound_s(placed) >= min(below_s, found[0].iteration_time_s):
-                continue
+        found: Schedule | None = None
+        for bound_s, placed in self._by_bound(partition, pipeline):
+            if found is not None and bound_s >= found.iteration_time_s:
+                return found
             schedule = best_heuristic_schedule(placed)
-            if schedule is not None:
-                found.append(self.relaxed(partition, schedule))
-                found.sort(key=lambda row: row.iteration_time_s)
-        return found[0] if found else self._leanest(partition, pipeline)
+            if schedule is None:
+                continue
+            schedule = self.relaxed(partition, schedule)
+            if found is None or schedule.iteration_time_s < found.iteration_time_s:
+                found = schedule
+        return found or self._leanest(partition, pipeline)
+
+    def promise_s(self, partition: Partition, pipeline: PlacedPipeline) -> float:
+        """No schedule that :meth:`best` could find is faster; infinity if nothing fits."""
+        partition = without_recompute(partition)
+        bounds = [bound_s for bound_s, _ in self._by_bound(partition, pipeline)]
+        if not bounds and not self.fits_never(partition, pipeline):
+            return schedule_bound_s(pipeline)
+        return min(bounds, default=math.inf)
+
+    def _by_bound(
+        self, partition: Partition, pipeline: PlacedPipeline
+    ) -> list[tuple[float, PlacedPipeline]]:
+        """The variants, placed, the most promising first."""
+        variants = self._variants.variants(partition, pipeline)
+        placed = [self._placed(variant, pipeline) for variant in variants]
+        bounds = [max(schedule_bound_s(p), in_flight_bound_s(p)) for p in placed]
+        return sorted(zip(bounds, placed, strict=True), key=lambda row: row[0])
 
     def _leanest(self, partition: Partition, pipeline: PlacedPipeline) -> Schedule | None:
         variant = self._variants.leanest(partition, pipeline)
@@ -89,6 +105,13 @@ class RecomputedSchedules:
 
     def _plain(self, partition: Partition) -> PlacedPipeline:
         return place(self._chain.problem, self._chain.specs(partition))
+
+    def bound_s(self, partition: Partition, pipeline: PlacedPipeline) -> float:
+        """No schedule of these stages is faster, whatever they recompute; infinity if none fits."""
+        if self.fits_never(partition, pipeline):
+            return math.inf
+        light = with_least_stash(self._chain, partition, pipeline)
+        return max(schedule_bound_s(pipeline), in_flight_bound_s(light))
 
     def fits_never(self, partition: Partition, pipeline: PlacedPipeline) -> bool:
         """Whether it is proved that no recomputation and no schedule fit these stages."""
@@ -171,6 +194,8 @@ def with_least_stash(
         partition: stages on devices.
         pipeline: the same stages placed, nothing recomputed.
     """
+    if not chain.problem.job.recompute:
+        return pipeline
     kept, received = chain.stashes.kept_bytes, chain.stashes.received_bytes
     stages = tuple(
         replace(
