@@ -16,6 +16,7 @@ from planner.errors import PipeplanError
 from planner.feasibility import explain_infeasible
 from planner.partition.candidates import candidate_partitions
 from planner.partition.chain import Chain, Partition
+from planner.partition.division import Division
 from planner.partition.local_search import neighbours
 from planner.partition.relaxation import longest_plan_s, work_bound_s
 from planner.result import HistoryRow, Result, Status
@@ -214,8 +215,11 @@ class _Search:
         self.raise_bound(work_bound_s(self.chain), "total work")
 
     def find_any(self) -> None:
-        """Where no candidate fits, let the partition model look for one that does."""
-        if self.best is not None or not self._model_applies():
+        """Where no candidate fits: any division of the layers that does, or the model's."""
+        if self.best is not None:
+            return
+        self._divide()
+        if self.best is not None or self.infeasible or not self._model_applies():
             return
         search = self._partition_search(None, longest_plan_s(self.chain, self.max_stages))
         while self.best is None and not self.is_done():
@@ -228,6 +232,15 @@ class _Search:
                     self.problem.job.max_stages_per_device == 1
                 )
                 return
+
+    def _divide(self) -> None:
+        """A division of the layers that fits memory, if there is one."""
+        division = Division(self.chain)
+        partition = division.partition()
+        if partition is not None:
+            self.consider(partition)
+        else:
+            self.infeasible = division.is_exact and self.problem.job.max_stages_per_device == 1
 
     def _partition_search(self, known: Partition | None, horizon_s: float) -> PartitionSearch:
         from planner.partition.exact.search import PartitionSearch

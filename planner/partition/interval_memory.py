@@ -20,6 +20,7 @@ class IntervalMemory:
         self._allowed = chain.problem.job.recompute
         layers = np.array([row.stash_bytes for row in chain.problem.graph.record.layers])
         self._saving = np.maximum(layers - chain.stashes.kept_bytes, 0).astype(float)
+        self._bonus = chain.stashes.unsaved_bytes.astype(float)
         self._layers = layers
 
     @cached_property
@@ -69,6 +70,7 @@ class IntervalMemory:
         extra = np.where(need <= 0, 0.0, np.inf)
         if not self._allowed or not extra.any():
             return extra
+        need = np.where(need <= 0, need, np.maximum(need - self._bonus[:, None], 0.0))
         extra = np.where(need <= self._most_saving, 0.0, np.inf)
         for price, gain in self._prices(device_type):
             extra = np.maximum(extra, price * need - gain)

@@ -28,6 +28,13 @@ class Tensor:
     saver: int
     bytes: int
 
+    @property
+    def restarts(self) -> int | None:
+        """The layer that would start again from it and alone decides whether it is kept."""
+        if self.saver in self.users:
+            return self.saver
+        return self.users[0] if self.saver < 0 and len(self.users) == 1 else None
+
 
 @dataclass(frozen=True)
 class JointTensor:
@@ -120,27 +127,60 @@ class StashModel:
 
     @cached_property
     def kept_bytes(self) -> IntArray:
-        """What each layer keeps at least, whatever is recomputed and wherever the cuts are.
+        """What each layer keeps at least, recomputed or not: what it would start again from.
 
-        Sums over an interval are never more than the least stash of a stage.
+        Sums over an interval, with ``received_bytes`` at its cut, are never more than the least
+        stash of a stage.
         """
-        restart = np.zeros(len(self._layers), dtype=np.int64)
+        starts = np.zeros(len(self._layers), dtype=np.int64)
         for tensor in self._tensors:
-            if tensor.saver in tensor.users:
-                restart[tensor.saver] += tensor.bytes
-        return np.minimum(restart, np.array(self._layers, dtype=np.int64))
+            layer = tensor.restarts
+            if layer is not None:
+                starts[layer] += tensor.bytes
+        return np.minimum(starts, np.array(self._layers, dtype=np.int64))
 
     @cached_property
     def received_bytes(self) -> IntArray:
         """At each cut, what the stage behind it receives and keeps whatever it recomputes.
 
-        Only tensors that no layer behind the cut saves: the others are in ``kept_bytes``.
+        Only tensors that are in nobody's ``kept_bytes``.
         """
         totals = np.zeros(len(self._layers) + 1, dtype=np.int64)
         for tensor in self._tensors:
-            first = max(tensor.producer, tensor.saver) + 1
-            totals[first : tensor.users[-1] + 1] += tensor.bytes
+            if tensor.saver >= 0 or tensor.restarts is None:
+                first = max(tensor.producer, tensor.saver) + 1
+                totals[first : tensor.users[-1] + 1] += tensor.bytes
         return totals
+
+    @cached_property
+    def unsaved_bytes(self) -> IntArray:
+        """At each cut, tensors in ``kept_bytes`` of a layer behind that are kept in any case.
+
+        Recomputing their user saves so much more if it is received than ``kept_bytes`` says.
+        """
+        totals = np.zeros(len(self._layers) + 1, dtype=np.int64)
+        for tensor in self._tensors:
+            if tensor.saver < 0 and tensor.restarts is not None:
+                totals[tensor.producer + 1 : tensor.restarts + 1] += tensor.bytes
+        return totals
+
+    def least_by_interval(self) -> IntArray:
+        """``[i, j]``: what layers i to j keep of a microbatch at least, whatever they recompute.
+
+        Exact but for joint tensors, which count as kept for nothing.
+        """
+        length = len(self._layers)
+        starts = np.zeros((length, length), dtype=np.int64)
+        for tensor in self._tensors:
+            layer = tensor.restarts
+            if layer is not None:
+                # One that nobody saves is kept in any case where it is received.
+                made_inside = tensor.producer + 1 if tensor.saver < 0 else length
+                starts[:made_inside, layer] += tensor.bytes
+        each = np.triu(np.minimum(starts, np.array(self._layers, dtype=np.int64)))
+        least = np.zeros((length + 1, length + 1), dtype=np.int64)
+        least[:-1, 1:] = each.cumsum(axis=1)
+        return least + self.received_by_interval()
 
     def received_by_interval(self) -> IntArray:
         """``[i, j]``: bytes that layers i to j receive and keep outside their layers' stashes."""

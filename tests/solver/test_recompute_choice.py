@@ -99,11 +99,13 @@ def test_the_stash_of_every_choice_is_the_simulators(
 def test_no_choice_keeps_less_than_the_least(stage: tuple[Chain, int, int]) -> None:
     chain, begin, end = stage
     model = chain.stashes
-    least = int(model.kept_bytes[begin:end].sum() + model.received_bytes[begin])
-    assert all(
-        least <= placed_stash_bytes(chain, begin, end, layers)
-        for layers in subsets(range(begin, end))
-    )
+    kept = [placed_stash_bytes(chain, begin, end, layers) for layers in subsets(range(begin, end))]
+    assert model.kept_bytes[begin:end].sum() + model.received_bytes[begin] <= min(kept)
+    least = model.least_by_interval()[begin, end]
+    assert least <= min(kept)
+    if not model.stage(begin, end).joint:
+        saved = [max(0, x) for x in model.stage(begin, end).saving_bytes]
+        assert model.stage(begin, end).fixed_bytes - sum(saved) == min(kept)
 
 
 @given(stages())
