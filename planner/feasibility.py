@@ -26,7 +26,13 @@ def explain_infeasible(chain: Chain, *, is_proved: bool) -> InfeasibleError:
         return InfeasibleError(f"{verdict}: {_not_memory(chain)}")
     helps = remedies(chain, division, slack_bytes)
     why = _largest_layer(chain, division) or _worst_stage(chain, division, slack_bytes)
-    return InfeasibleError(f"{verdict}: {why}; what would help: {', or '.join(helps)}")
+    return InfeasibleError(f"{verdict}: {why}; {_advice(helps)}")
+
+
+def _advice(helps: list[str]) -> str:
+    if not helps:
+        return "no change that was tried helps: fewer or smaller layers are needed"
+    return f"what would help: {', or '.join(helps)}"
 
 
 def _not_memory(chain: Chain) -> str:

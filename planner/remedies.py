@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,7 @@ def remedies(chain: Chain, division: Division, slack_bytes: float) -> list[str]:
     found = [text for text, changed in changes if fits(changed)]
     if not found:
         found = _together(chain.problem)
-    return [*found, *_more_devices(chain), _more_memory(chain, division, slack_bytes)]
+    return [*found, *_more_devices(chain), *_more_memory(chain, division, slack_bytes)]
 
 
 def fits(problem: Problem) -> bool:
@@ -130,19 +130,34 @@ def _more_devices(chain: Chain) -> list[str]:
     return [f"{high} more device{'s' * (high > 1)} of type {kind!r}"]
 
 
-def _more_memory(chain: Chain, division: Division, slack_bytes: float) -> str:
-    """On the roomiest type alone, or on every device."""
-    kind = _roomiest(chain)
-    problem = chain.problem
+def _more_memory(chain: Chain, division: Division, slack_bytes: float) -> list[str]:
+    """On the roomiest type alone, or on every device.
+
+    The table of needs leaves out what several layers share; a little more is tried for that.
+    """
+    kind, problem = _roomiest(chain), chain.problem
     kinds = problem.cluster.device_types
     most = float(max(division.need_bytes[i, i + 1] for i in range(chain.length)))
     lacking = max(slack_bytes, most - kinds[kind].capacity_bytes)
-    memory_gib = math.ceil((kinds[kind].memory_gib + lacking / GIB) * 100) / 100
-    larger = kinds[kind].model_copy(update={"memory_gib": memory_gib})
-    cluster = problem.cluster.model_copy(update={"device_types": {**kinds, kind: larger}})
-    if fits(replace(problem, cluster=cluster)):
-        return f"devices of type {kind!r} with memory_gib = {memory_gib:g}"
-    return f"{math.ceil(slack_bytes / GIB * 100) / 100:g} GiB more on every device"
+    for more in (1.0, 1.05, 1.2, 1.5):
+        size = kinds[kind].memory_gib + more * lacking / GIB
+        size = math.ceil(size * 100) / 100
+        if fits(_with_memory(problem, {kind: size})):
+            return [f"devices of type {kind!r} with memory_gib = {size:g}"]
+        extra = math.ceil(more * slack_bytes / GIB * 100) / 100
+        if fits(_with_memory(problem, {t: kinds[t].memory_gib + extra for t in kinds})):
+            return [f"{extra:g} GiB more on every device"]
+    return []
+
+
+def _with_memory(problem: Problem, memory_gib: Mapping[str, float]) -> Problem:
+    kinds = problem.cluster.device_types
+    changed = {
+        name: kinds[name].model_copy(update={"memory_gib": size})
+        for name, size in memory_gib.items()
+    }
+    cluster = problem.cluster.model_copy(update={"device_types": {**kinds, **changed}})
+    return replace(problem, cluster=cluster)
 
 
 def _roomiest(chain: Chain) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
+from planner.costs.placement import static_bytes
 from planner.partition.chain import Chain, FloatArray, IntArray
 
 MOST_PRICES = 12
@@ -39,8 +41,22 @@ class IntervalMemory:
         chain = self._chain
         gradients = chain.cut_gradient_bytes
         buffers = np.maximum(chain.cut_bytes[None, :], gradients[:, None] + gradients[None, :])
-        held = intervals(chain.static_bytes) + self._workspace_bytes() + buffers
+        held = self._static_bytes() + self._workspace_bytes() + buffers
         return np.asarray(held, dtype=np.float64)
+
+    def _static_bytes(self) -> FloatArray:
+        """Weights, gradients and optimizer state, a tied parameter once an interval."""
+        chain = self._chain
+        table = intervals(chain.static_bytes)
+        holders: dict[str, list[int]] = {}
+        for position, layer in enumerate(chain.problem.graph.record.layers):
+            for name in layer.parameters:
+                holders.setdefault(name, []).append(position)
+        for name, held in holders.items():
+            size = static_bytes(chain.problem, [chain.problem.graph.parameters[name]])
+            for before, first in pairwise(held):
+                table[before + 1 : first + 1, first + 1 :] += size
+        return table
 
     def _workspace_bytes(self) -> FloatArray:
         chain = self._chain

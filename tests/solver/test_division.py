@@ -65,7 +65,7 @@ def test_a_division_is_found_exactly_where_some_partition_fits(
 
 @given(problems())
 @settings(max_examples=50)
-def test_a_stage_needs_at_least_what_the_table_says(problem: Problem) -> None:
+def test_a_stage_needs_what_the_table_says(problem: Problem) -> None:
     job = problem.job.model_copy(update={"recompute": False})
     problem = Problem(problem.graph, problem.cluster, job)
     chain = Chain(problem)
@@ -75,7 +75,8 @@ def test_a_stage_needs_at_least_what_the_table_says(problem: Problem) -> None:
         specs = [StageSpec(names[:cut], (device,)), StageSpec(names[cut:], (device,))]
         pipeline = place(problem, specs)
         for stage, (begin, end) in enumerate([(0, cut), (cut, len(names))]):
-            assert division.need_bytes[begin, end] <= needs_bytes(pipeline, stage)
+            # Not less either: tied parameters count, once a stage.
+            assert division.need_bytes[begin, end] == needs_bytes(pipeline, stage)
             assert memory.stash_bytes[begin, end] == pipeline.stages[stage].stash_bytes
 
 
