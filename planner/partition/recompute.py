@@ -17,8 +17,8 @@ from planner.partition.stash import JointTensor, StageStash
 if TYPE_CHECKING:
     from planner.partition.chain import Chain
 
-MOST_NODES = 200
-"""Of the search over joint tensors; chains with skips need a handful."""
+MOST_NODES = 2000
+"""Of the search over joint tensors, times the layers; chains with some skips need a handful."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,8 @@ class _Search:
     Without them the least cost is a minimum knapsack. A node pays for some of them and bars some
     layers from recomputation; its knapsack ignores all others, so it is a lower bound. Where the
     knapsack's choice keeps an unpaid tensor and does not fit, one of these must hold: the tensor
-    is paid, its saver is not recomputed, or none of its users is.
+    is paid, its saver is not recomputed, or none of its users is. Where that takes too many nodes
+    a good choice is taken instead of the least.
     """
 
     def __init__(self, cost: NDArray[np.float64], stash: StageStash) -> None:
@@ -157,27 +158,45 @@ class _Search:
     def least(self, room_bytes: int) -> Recomputation | None:
         """The cheapest choice that fits; None if none does or the search was cut off."""
         self._push(frozenset(), frozenset(), room_bytes)
-        for _ in range(MOST_NODES):
+        for _ in range(max(4, MOST_NODES // len(self.cost))):
             if not self._heap:
                 return None
             node = heapq.heappop(self._heap)[2]
             found = self._open_tensor(node, room_bytes)
             if found is None:
-                return self._recomputation(node, is_least=node.cover.is_least)
+                return self._recomputation(self._layers(node), is_least=node.cover.is_least)
             for paid, barred in _branches(found):
                 self._push(node.paid | paid, node.barred | barred, room_bytes)
         self.is_complete = not self._heap
-        return self._dive(room_bytes)
+        return self._good(room_bytes)
 
-    def _dive(self, room_bytes: int) -> Recomputation | None:
-        """Pay for whatever is kept until it fits: not the least, but in a few steps."""
-        node = heapq.heappop(self._heap)[2] if self._heap else None
+    def _good(self, room_bytes: int) -> Recomputation | None:
+        """The better of two choices from which no layer can be dropped; None if neither fits."""
+        every = frozenset(self.stash.begin + int(i) for i in np.flatnonzero(self.saving > 0))
+        found = [
+            self._recomputation(self._dropped(layers, room_bytes), is_least=False)
+            for layers in (every, self._dive(room_bytes))
+            if layers is not None and self.stash.bytes(layers) <= room_bytes
+        ]
+        return min(found, key=lambda choice: choice.extra_s, default=None)
+
+    def _dive(self, room_bytes: int) -> frozenset[int] | None:
+        """Pay for all that is kept until it fits."""
+        node = self._solved(frozenset(), frozenset(), room_bytes)
         while node is not None:
-            found = self._open_tensor(node, room_bytes)
-            if found is None:
-                return self._recomputation(node, is_least=False)
-            node = self._solved(node.paid | {found}, node.barred, room_bytes)
+            layers = self._layers(node)
+            if self.stash.bytes(layers) <= room_bytes:
+                return layers
+            kept = {tensor for tensor in self.stash.joint if tensor.is_kept(layers)}
+            node = self._solved(node.paid | kept, node.barred, room_bytes)
         return None
+
+    def _dropped(self, layers: frozenset[int], room_bytes: int) -> frozenset[int]:
+        """Without the dearest layers that are not needed to fit."""
+        for layer in sorted(layers, key=lambda x: -self.cost[x - self.stash.begin]):
+            if self.stash.bytes(layers - {layer}) <= room_bytes:
+                layers -= {layer}
+        return layers
 
     def _push(self, paid: frozenset[JointTensor], barred: frozenset[int], room_bytes: int) -> None:
         node = self._solved(paid, barred, room_bytes)
@@ -204,11 +223,10 @@ class _Search:
     def _layers(self, node: _Node) -> frozenset[int]:
         return frozenset(self.stash.begin + item for item in node.cover.items)
 
-    def _recomputation(self, node: _Node, *, is_least: bool) -> Recomputation:
-        layers = self._layers(node)
-        return Recomputation(
-            tuple(sorted(layers)), self.stash.bytes(layers), node.cover.cost, is_least
-        )
+    def _recomputation(self, layers: frozenset[int], *, is_least: bool) -> Recomputation:
+        chosen = tuple(sorted(layers))
+        extra_s = float(sum(self.cost[layer - self.stash.begin] for layer in chosen))
+        return Recomputation(chosen, self.stash.bytes(layers), extra_s, is_least)
 
 
 @dataclass(frozen=True)
