@@ -173,7 +173,7 @@ def require_runnable(plan: Plan) -> None:
         if stage.recompute:
             problems.append(
                 f"stages[{stage.index}].recompute: the executor cannot recompute layers yet; "
-                "empty the list and run `pipeplan simulate PLAN -o PLAN`"
+                "plan again with recompute = false in the job file"
             )
     for device, order in plan.parsed_orders().items():
         if any(operation.kind in "IW" for operation in order):

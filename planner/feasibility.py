@@ -1,9 +1,14 @@
-"""Why no plan fits: which layer needs how much, what the devices have, and what would help."""
+"""Why no plan fits: which layers need how much of what, what their device has, what would help."""
 
-from planner.artifacts.problem import Problem
-from planner.costs.placement import static_bytes, workspace_bytes
+from __future__ import annotations
+
+import numpy as np
+
+from planner.costs.placement import workspace_bytes
 from planner.errors import InfeasibleError
 from planner.partition.chain import Chain
+from planner.partition.division import Division
+from planner.remedies import remedies
 from planner.units import format_bytes
 
 
@@ -14,31 +19,124 @@ def explain_infeasible(chain: Chain, *, is_proved: bool) -> InfeasibleError:
         chain: the layers.
         is_proved: whether no plan exists; otherwise none was found.
     """
-    problem = chain.problem
-    capacity = {d.name: problem.cluster.device_type(d.name) for d in problem.cluster.devices}
-    largest = max(capacity, key=lambda name: capacity[name].capacity_bytes)
-    room = capacity[largest].capacity_bytes
-    needs = {layer: _needed_bytes(problem, layer) for layer in chain.names}
-    worst = max(needs, key=needs.__getitem__)
-    if needs[worst] > room:
-        return InfeasibleError(
-            f"layer {worst!r} alone needs {format_bytes(needs[worst])} (weights, gradients, "
-            f"optimizer state and one microbatch), the largest device {largest!r} has "
-            f"{format_bytes(room)}; use smaller microbatches, a lighter optimizer or larger devices"
-        )
-    total = sum(static_bytes(problem, [p]) for p in problem.graph.record.parameters)
-    have = sum(kind.capacity_bytes for kind in capacity.values())
-    stages = "" if problem.job.max_stages is None else f" in {problem.job.max_stages} stages"
     verdict = "no plan fits" if is_proved else "no plan was found that fits"
-    return InfeasibleError(
-        f"{verdict}: weights, gradients and optimizer state need {format_bytes(total)}{stages}, "
-        f"{len(capacity)} devices have {format_bytes(have)} in all, the largest layer {worst!r} "
-        f"needs {format_bytes(needs[worst])} with one microbatch; use smaller microbatches, a "
-        "lighter optimizer, more stages or more devices"
+    division = Division(chain)
+    slack_bytes = division.least_slack_bytes()
+    if slack_bytes == 0:
+        return InfeasibleError(f"{verdict}: {_not_memory(chain)}")
+    helps = remedies(chain, division, slack_bytes)
+    why = _largest_layer(chain, division) or _worst_stage(chain, division, slack_bytes)
+    return InfeasibleError(f"{verdict}: {why}; {_advice(helps)}")
+
+
+def _advice(helps: list[str]) -> str:
+    if not helps:
+        return "no change that was tried helps: fewer or smaller layers are needed"
+    return f"what would help: {', or '.join(helps)}"
+
+
+def _not_memory(chain: Chain) -> str:
+    cluster = chain.problem.cluster
+    first = cluster.device_names[0]
+    apart = [device for device in cluster.device_names if cluster.route(first, device) is None]
+    if apart:
+        return (
+            f"memory would do, but no path of links and switches joins {first!r} and {apart[0]!r}, "
+            "among others; add links to the cluster"
+        )
+    return (
+        "memory would do for the stages one by one, but no schedule of them was found that keeps "
+        "within it; allow more time, use smaller microbatches or devices with more memory"
     )
 
 
-def _needed_bytes(problem: Problem, layer: str) -> int:
-    graph = problem.graph
-    static = static_bytes(problem, graph.parameters_of([layer]))
-    return static + workspace_bytes(graph, [layer]) + graph.layers[layer].stash_bytes
+def _largest_layer(chain: Chain, division: Division) -> str | None:
+    """The layer that fits on no device by the most, if there is one."""
+    needs = np.diagonal(division.need_bytes, 1)
+    largest = max(chain.problem.cluster.device_names, key=lambda d: _capacity_bytes(chain, d))
+    worst = int(needs.argmax())
+    if needs[worst] <= _capacity_bytes(chain, largest):
+        return None
+    parts = _parts(chain, worst, worst + 1)
+    return f"layer {chain.names[worst]!r} alone needs {_split(chain, parts, largest, 'largest ')}"
+
+
+def _worst_stage(chain: Chain, division: Division, slack_bytes: float) -> str:
+    """Of the division that overflows least, the stage that overflows most."""
+    stages = division.divide(slack_bytes)
+    assert stages is not None
+    problem = chain.problem
+    first_of = {device.type: device.name for device in reversed(problem.cluster.devices)}
+
+    def over_bytes(stage: tuple[int, int, str]) -> float:
+        begin, end, kind = stage
+        return float(division.need_bytes[begin, end]) - _capacity_bytes(chain, first_of[kind])
+
+    begin, end, kind = max(stages, key=over_bytes)
+    parts = _parts(chain, begin, end)
+    names = f"layers {chain.names[begin]!r} to {chain.names[end - 1]!r} need"
+    if end - begin == 1:
+        names = f"layer {chain.names[begin]!r} needs"
+    limit = f" (job.max_stages = {problem.job.max_stages})" if problem.job.max_stages else ""
+    return (
+        f"{_total(chain)}in the best division into {_stages(len(stages))}{limit} {names} "
+        f"{_split(chain, parts, first_of[kind])}"
+    )
+
+
+def _total(chain: Chain) -> str:
+    """Said where weights, gradients and optimizer state are too much for all devices together."""
+    names = chain.problem.cluster.device_names
+    need = int(chain.static_bytes.sum())
+    have = sum(_capacity_bytes(chain, device) for device in names)
+    if need <= have:
+        return ""
+    return (
+        f"weights, gradients and optimizer state need {format_bytes(need)} in all, "
+        f"{_devices(len(names))} {format_bytes(have)}; "
+    )
+
+
+def _stages(count: int) -> str:
+    return f"{count} stage{'s' * (count > 1)}"
+
+
+def _devices(count: int) -> str:
+    return f"{count} device{'s have' if count > 1 else ' has'}"
+
+
+def _capacity_bytes(chain: Chain, device: str) -> int:
+    return chain.problem.cluster.device_type(device).capacity_bytes
+
+
+def _parts(chain: Chain, begin: int, end: int) -> dict[str, int]:
+    """What a stage holds when its first microbatch is in flight, at the least."""
+    problem, layers = chain.problem, chain.names[begin:end]
+    parameters = problem.graph.parameters_of(layers)
+    trained = [parameter for parameter in parameters if parameter.trainable]
+    per_element = problem.job.optimizer_bytes_per_element
+    stashes, gradients = chain.stashes, chain.cut_gradient_bytes
+    stash, name = stashes.stage(begin, end).fixed_bytes, "stash of one microbatch"
+    if problem.job.recompute:
+        stash = int(stashes.least_by_interval()[begin, end])
+        name = "stash of one microbatch with all recomputed"
+    return {
+        "weights": sum(parameter.bytes for parameter in parameters),
+        "gradients": sum(parameter.bytes for parameter in trained),
+        "optimizer state": sum(per_element * parameter.elements for parameter in trained),
+        name: stash,
+        "workspace": workspace_bytes(problem.graph, layers),
+        "tensors to and from its neighbours": max(
+            int(chain.cut_bytes[end]), int(gradients[begin] + gradients[end])
+        ),
+    }
+
+
+def _split(chain: Chain, parts: dict[str, int], device: str, which: str = "") -> str:
+    """A sum with its parts, the device that should hold it, and what is missing."""
+    need, have = sum(parts.values()), _capacity_bytes(chain, device)
+    each = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
+    return (
+        f"{format_bytes(need)} ({each}), the {which}device {device!r} has {format_bytes(have)}: "
+        f"{format_bytes(need - have)} too little"
+    )

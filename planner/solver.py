@@ -14,14 +14,14 @@ from planner.assemble import assemble_plan, version
 from planner.costs.placement import PlacedPipeline, is_connected, place
 from planner.errors import PipeplanError
 from planner.feasibility import explain_infeasible
-from planner.partition.bounds import schedule_bound_s
 from planner.partition.candidates import candidate_partitions
 from planner.partition.chain import Chain, Partition
+from planner.partition.division import Division
 from planner.partition.local_search import neighbours
 from planner.partition.relaxation import longest_plan_s, work_bound_s
 from planner.result import HistoryRow, Result, Status
-from planner.schedule.heuristic import Schedule, best_heuristic_schedule, fits_never
-from planner.schedule.solve import improve_schedule
+from planner.schedule.heuristic import Schedule
+from planner.schedule.recomputed import RecomputedSchedules
 from planner.solver_settings import Clock, Settings
 from planner.verifier import require_valid
 
@@ -106,7 +106,11 @@ def _limit(time_limit_s: float, deterministic: bool) -> str:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A partition with its best schedule so far; ``proved_s`` bounds every schedule of it."""
+    """A partition with its best schedule so far.
+
+    ``partition`` recomputes nothing; the schedule's pipeline says what is recomputed.
+    ``proved_s`` bounds every schedule of these stages, whatever they recompute.
+    """
 
     partition: Partition
     schedule: Schedule
@@ -131,6 +135,7 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.chain = Chain(self.problem)
+        self.recomputed = RecomputedSchedules(self.chain)
         limit = self.problem.job.max_stages or self.chain.length
         self.max_stages = min(limit, self.chain.length, len(self.problem.cluster.devices))
 
@@ -143,16 +148,15 @@ class _Search:
         pipeline = place(self.problem, self.chain.specs(partition))
         if not is_connected(pipeline):
             return None
-        return self._schedule(partition, pipeline, schedule_bound_s(pipeline))
+        return self._schedule(partition, pipeline)
 
-    def _schedule(
-        self, partition: Partition, pipeline: PlacedPipeline, bound_s: float
-    ) -> _Candidate | None:
+    def _schedule(self, partition: Partition, pipeline: PlacedPipeline) -> _Candidate | None:
         self.tried += 1
         self.clock.spend(SECONDS_AN_OPERATION * pipeline.microbatches * len(partition))
-        schedule = best_heuristic_schedule(pipeline)
+        schedule = self.recomputed.best(partition, pipeline)
         if schedule is None:
             return None
+        bound_s = self.recomputed.bound_s(partition, pipeline)
         candidate = _Candidate(partition, schedule, bound_s)
         self.candidates[partition] = candidate
         self._offer(candidate)
@@ -196,22 +200,26 @@ class _Search:
         for partition in candidate_partitions(self.chain, self.max_stages):
             pipeline = place(self.problem, self.chain.specs(partition))
             self.clock.spend(SECONDS_A_STAGE * len(partition))
-            if is_connected(pipeline):
-                pool.append((schedule_bound_s(pipeline), partition, pipeline))
-            if self.clock.left_s < 0.8 * self._limit_s():
+            if is_connected(pipeline) and not self.recomputed.fits_never(partition, pipeline):
+                promise_s = self.recomputed.promise_s(partition, pipeline)
+                pool.append((promise_s, partition, pipeline))
+            if (pool and self.clock.left_s < 0.8 * self._limit_s()) or self.clock.left_s <= 0:
                 break
-        for bound_s, partition, pipeline in sorted(pool, key=lambda row: row[0]):
+        for promise_s, partition, pipeline in sorted(pool, key=lambda row: row[0]):
             if self.best is not None and (
-                bound_s >= self.best.schedule.iteration_time_s
+                promise_s >= self.best.schedule.iteration_time_s
                 or self.clock.left_s < 0.6 * self._limit_s()
             ):
                 break
-            self._schedule(partition, pipeline, bound_s)
+            self._schedule(partition, pipeline)
         self.raise_bound(work_bound_s(self.chain), "total work")
 
     def find_any(self) -> None:
-        """Where no candidate fits, let the partition model look for one that does."""
-        if self.best is not None or not self._model_applies():
+        """Where no candidate fits: any division of the layers that does, or the model's."""
+        if self.best is not None:
+            return
+        self._divide()
+        if self.best is not None or self.infeasible or not self._model_applies():
             return
         search = self._partition_search(None, longest_plan_s(self.chain, self.max_stages))
         while self.best is None and not self.is_done():
@@ -225,6 +233,15 @@ class _Search:
                 )
                 return
 
+    def _divide(self) -> None:
+        """A division of the layers that fits memory, if there is one."""
+        division = Division(self.chain)
+        partition = division.partition()
+        if partition is not None:
+            self.consider(partition)
+        else:
+            self.infeasible = division.is_exact and self.problem.job.max_stages_per_device == 1
+
     def _partition_search(self, known: Partition | None, horizon_s: float) -> PartitionSearch:
         from planner.partition.exact.search import PartitionSearch
 
@@ -237,9 +254,9 @@ class _Search:
         if partition in self.candidates:
             return self.candidates[partition].proved_s
         pipeline = place(self.problem, self.chain.specs(partition))
-        if not is_connected(pipeline) or fits_never(pipeline):
+        if not is_connected(pipeline):
             return math.inf
-        return schedule_bound_s(pipeline)
+        return self.recomputed.bound_s(partition, pipeline)
 
     def descend(self, starts: int = 4, share: float = 0.35) -> None:
         """Local search from the best partitions, judged by their schedules."""
@@ -262,10 +279,9 @@ class _Search:
             pipeline = place(self.problem, self.chain.specs(partition))
             if not is_connected(pipeline):
                 continue
-            bound_s = schedule_bound_s(pipeline)
-            if bound_s >= current.schedule.iteration_time_s:
+            if self.recomputed.promise_s(partition, pipeline) >= current.schedule.iteration_time_s:
                 continue
-            found = self._schedule(partition, pipeline, bound_s)
+            found = self._schedule(partition, pipeline)
             if found and found.schedule.iteration_time_s < current.schedule.iteration_time_s:
                 return found
         return None
@@ -288,11 +304,10 @@ class _Search:
         hopeless = candidate.proved_s >= self.best.schedule.iteration_time_s
         if candidate.improved or hopeless or limit_s <= 0:
             return
-        pipeline = candidate.schedule.timeline.pipeline
-        schedule = improve_schedule(
-            pipeline, candidate.schedule, self.settings, self.clock, limit_s
+        schedule, bound_s = self.recomputed.improve(
+            candidate.partition, candidate.schedule, self.settings, self.clock, limit_s
         )
-        proved_s = max(candidate.proved_s, schedule.lower_bound_s)
+        proved_s = max(candidate.proved_s, bound_s)
         better = _Candidate(candidate.partition, schedule, proved_s, improved=True)
         self.candidates[candidate.partition] = better
         self._offer(better)
@@ -382,7 +397,8 @@ class _Search:
             solver=f"partition portfolio, schedule by {self.best.schedule.method}",
             bound_covers=(
                 f"every plan that cuts the chain of layers, with up to {per_device} "
-                f"stage{'s' if per_device > 1 else ''} a device, whole backwards and no recompute"
+                f"stage{'s' if per_device > 1 else ''} a device, whole backwards and "
+                + ("any layers recomputed" if self.problem.job.recompute else "no recompute")
             ),
         )
 

@@ -31,7 +31,7 @@ class Job(Record):
     ``loss`` compares the model's output with the batch's ``target``: ``cross_entropy`` and ``mse``
     do that, ``output`` takes the model's own output as the loss. ``inputs`` describes a batch for
     a model that has no ``example_batch`` method. Plans may put up to ``max_stages_per_device``
-    stages on a device.
+    stages on a device, and recompute layers unless ``recompute`` forbids it.
     """
 
     format: Literal["pipeplan-job/1"] = "pipeplan-job/1"
@@ -45,6 +45,7 @@ class Job(Record):
     max_stages: Annotated[int, Field(ge=1)] | None = None
     max_stages_per_device: Annotated[int, Field(ge=1, le=16)] = 1
     replication: bool = True
+    recompute: bool = True
     model_arguments: dict[str, JsonValue] = Field(default_factory=dict)
     inputs: dict[str, InputSpec] = Field(default_factory=dict)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from planner.artifacts.problem import Problem
 from planner.costs.placement import StageSpec, static_bytes
 from planner.costs.roofline import OperationTimes, layer_times
+from planner.partition.stash import StashModel
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -19,14 +20,23 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class StageChoice:
-    """A stage of the chain: layers ``begin`` to ``end`` (exclusive) on a set of devices."""
+    """A stage of the chain: layers ``begin`` to ``end`` (exclusive) on a set of devices.
+
+    ``recompute`` are the positions of the layers that run again in the backward.
+    """
 
     begin: int
     end: int
     devices: tuple[str, ...]
+    recompute: tuple[int, ...] = ()
 
 
 Partition = tuple[StageChoice, ...]
+
+
+def without_recompute(partition: Partition) -> Partition:
+    """The same stages on the same devices, nothing recomputed."""
+    return tuple(replace(stage, recompute=()) for stage in partition)
 
 
 @dataclass(frozen=True)
@@ -166,8 +176,18 @@ class Chain:
         """Stash of each layer; sums over an interval are never more than a stage's."""
         return np.array([layer.stash_bytes for layer in self.problem.graph.record.layers])
 
+    @cached_property
+    def stashes(self) -> StashModel:
+        """What any stage keeps, depending on what it recomputes."""
+        return StashModel(self.problem.graph)
+
     def specs(self, partition: Sequence[StageChoice]) -> tuple[StageSpec, ...]:
         """The stages by layer names."""
         return tuple(
-            StageSpec(self.names[stage.begin : stage.end], stage.devices) for stage in partition
+            StageSpec(
+                self.names[stage.begin : stage.end],
+                stage.devices,
+                tuple(self.names[layer] for layer in stage.recompute),
+            )
+            for stage in partition
         )

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.partition.chain import Chain, Partition, StageChoice
+from planner.partition.chain import Chain, Partition, StageChoice, without_recompute
 
 
 def neighbours(chain: Chain, partition: Partition, max_stages: int) -> Iterator[Partition]:
-    """All partitions one step away, with one stage a device."""
+    """All partitions one step away, with one stage a device and nothing recomputed."""
+    partition = without_recompute(partition)
     yield from _shifted_boundaries(partition)
     yield from _swapped_devices(chain, partition)
     yield from _merged_stages(partition)

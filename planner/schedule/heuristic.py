@@ -1,5 +1,6 @@
 """The best of the classic schedules and the list schedules, within memory."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -59,12 +60,6 @@ def best_heuristic_schedule(pipeline: PlacedPipeline) -> Schedule | None:
     return best or _least_memory(pipeline, owner)
 
 
-def fits_never(pipeline: PlacedPipeline) -> bool:
-    """Whether it is proved that no schedule keeps within memory, when no heuristic one does."""
-    replicated = any(len(stage.spec.devices) > 1 for stage in pipeline.stages)
-    return not replicated and all(len(stages) == 1 for stages in pipeline.stages_on.values())
-
-
 def _least_memory(pipeline: PlacedPipeline, owner: Assignment) -> Schedule | None:
     orders = one_by_one(pipeline, owner)
     timeline = simulate(pipeline, orders)
@@ -86,7 +81,14 @@ def _schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Schedule
 
 
 def _classic_orders(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[tuple[str, Orders]]:
-    yield "gpipe", gpipe(pipeline, owner)
+    if _may_hold_all(pipeline, owner):
+        yield "gpipe", gpipe(pipeline, owner)
     if all(len(stages) == 1 for stages in pipeline.stages_on.values()):
         yield "1f1b", one_forward_one_backward(pipeline, owner)
         yield "pe", spp_execution(pipeline, owner)
+
+
+def _may_hold_all(pipeline: PlacedPipeline, owner: Assignment) -> bool:
+    """Whether memory could hold all microbatches in flight, as GPipe's order needs."""
+    held = Counter((stage, device) for (stage, _), device in owner.items())
+    return all(count <= pipeline.stash_limit(*replica) for replica, count in held.items())

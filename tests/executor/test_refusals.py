@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[Callable[[], Plan], str]] = {
     "recomputation": (
         lambda: plan_of(recompute=["wpe"]),
         "error: stages[0].recompute: the executor cannot recompute layers yet; "
-        "empty the list and run `pipeplan simulate PLAN -o PLAN`",
+        "plan again with recompute = false in the job file",
     ),
     "bfloat16": (
         lambda: plan_of(precision="bfloat16"),

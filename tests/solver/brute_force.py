@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import combinations, product
+from dataclasses import dataclass, replace
+from itertools import chain, combinations, product
 
 from planner import Problem
 from planner.artifacts.operations import Operation
@@ -73,10 +73,24 @@ class BruteForce:
     schedules: int = 0
 
 
+def all_recomputations(
+    problem: Problem, specs: tuple[StageSpec, ...]
+) -> Iterator[tuple[StageSpec, ...]]:
+    """Every choice of recomputed layers of the stages that the job allows; none at first."""
+    names = list(problem.graph.layers) if problem.job.recompute else []
+    for count in range(len(names) + 1):
+        for chosen in combinations(names, count):
+            yield tuple(
+                replace(spec, recompute=tuple(n for n in spec.layers if n in chosen))
+                for spec in specs
+            )
+
+
 def brute_force(problem: Problem) -> BruteForce:
     """The fastest plan by trying every plan."""
     best = BruteForce()
-    for specs in all_partitions(problem):
+    every = (all_recomputations(problem, specs) for specs in all_partitions(problem))
+    for specs in chain.from_iterable(every):
         pipeline = place(problem, specs)
         if not is_connected(pipeline):
             continue

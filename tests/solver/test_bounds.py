@@ -2,14 +2,18 @@
 
 from dataclasses import replace
 
+import pytest
+from builders import GIGA, boundary, cluster, device_type, graph, layer, link
+from builders import pipeline as pipeline_of
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import orders_for, partitions, problems
 
 from planner.artifacts.problem import Problem
-from planner.costs.placement import place
+from planner.costs.placement import PlacedPipeline, place
 from planner.partition.bounds import schedule_bound_s
 from planner.partition.chain import Chain
+from planner.partition.in_flight_bound import in_flight_bound_s
 from planner.partition.relaxation import work_bound_s
 from planner.simulator import simulate
 
@@ -34,3 +38,31 @@ def test_recomputing_only_raises_the_bound(data: st.DataObject) -> None:
     plain = [replace(spec, recompute=()) for spec in specs]
     raised = schedule_bound_s(place(problem, specs))
     assert raised * ROUNDING >= schedule_bound_s(place(problem, plain))
+
+
+@given(st.data())
+def test_no_schedule_within_memory_beats_the_bound_from_it(data: st.DataObject) -> None:
+    """Memory is set to what a random schedule needs: it fits, and the bound must allow it."""
+    problem: Problem = data.draw(problems())
+    pipeline = place(problem, data.draw(partitions(problem)))
+    orders = data.draw(orders_for(pipeline, split_backwards=False))
+    timeline = simulate(pipeline, orders)
+    capacity = timeline.peak_memory_bytes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PlacedPipeline, "capacity_bytes", lambda self, device: capacity[device])
+        assert in_flight_bound_s(pipeline) <= timeline.iteration_time_s * ROUNDING
+
+
+def test_few_microbatches_in_memory_take_their_round_trips() -> None:
+    """Two stages of 1 s and 2 s; the first has room for one: four round trips of 6 s."""
+    rows = [layer("a", stash_bytes=GIGA), layer("b")]
+    machines = cluster(["d0", "d1"], [link("d0", "d1", gb_per_s=1000)])
+    the_graph = graph(rows, [boundary("a", "b", bytes_=0)])
+    tight = {"unit": device_type(memory_gib=1.5)}
+    placed = [
+        pipeline_of(the_graph, machine, [(["a"], ["d0"]), (["b"], ["d1"])], microbatches=4)
+        for machine in (machines, cluster(["d0", "d1"], [link("d0", "d1")], types=tight))
+    ]
+    ample, short = (in_flight_bound_s(pipeline) for pipeline in placed)
+    assert short == pytest.approx(4 * 6)
+    assert ample == pytest.approx(max(6, 1 + 4 * 3))

@@ -24,6 +24,7 @@ def tiny_problem(
     memory_mib: float = 1000.0,
     cut_mib: float = 7.5,
     link_scale: float = 1.0,
+    recompute: bool = False,
 ) -> Problem:
     """Layers with measured times of milliseconds on devices joined in some way.
 
@@ -40,6 +41,7 @@ def tiny_problem(
         memory_mib: of every device.
         cut_mib: the most one layer hands to the next.
         link_scale: multiplies bandwidths.
+        recompute: of the job.
     """
     rng = random.Random(seed)
     kinds = [f"type{k}" for k in range(types)]
@@ -55,6 +57,7 @@ def tiny_problem(
         microbatches=microbatches,
         replication=replication,
         max_stages_per_device=max_stages_per_device,
+        recompute=recompute,
     )
     return Problem(LayerGraph.parse(graph), Cluster.from_data(cluster), job)
 

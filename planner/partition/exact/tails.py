@@ -41,9 +41,16 @@ class StageTails:
         self.tail = [reduce[j] + self._tied_apart[j] + step[j] for j in stages]
 
     def _fit_memory(self) -> None:
-        """Weights, gradients, optimizer state and the stash of one microbatch at least."""
+        """Weights, gradients, optimizer state and the stash of one microbatch at least.
+
+        Where layers may be recomputed, only what their recomputation starts from is kept.
+        """
         chain = self._d.chain
-        need = self._d.sums([int(x) // KIB for x in chain.static_bytes + chain.stash_bytes])
+        received = [int(x) // KIB for x in chain.stashes.received_bytes]
+        layers = chain.stashes.kept_bytes if self._d.job.recompute else chain.stash_bytes
+        need = self._d.sums([int(x) // KIB for x in chain.static_bytes + layers])
+        for j in self._d.stages:
+            need[j] += self._d.at(received, j)
         for (j, k), used in self._times.uses_type.items():
             kind = self._d.cluster.device_types[chain.types[k]]
             self._model.add(need[j] <= -(-kind.capacity_bytes // KIB)).only_enforce_if(used)

@@ -1,0 +1,70 @@
+"""A lower bound on the iteration time from how many microbatches fit into memory at a time."""
+
+from __future__ import annotations
+
+from planner.costs.placement import PlacedPipeline
+from planner.partition.bounds import fastest_split
+
+
+def in_flight_bound_s(pipeline: PlacedPipeline) -> float:
+    """No schedule of these stages, with what they recompute, is faster.
+
+    Of k microbatches in flight at a stage at most, sorted by their start, number m + k starts a
+    round trip after number m at the earliest: when it starts, k - 1 others at most are unfinished,
+    so at least m + 1 have ended, and the (m+1)-th to end has taken a round trip since a start not
+    before number m's. The last ones take the longer of a round trip and their own work. Stages
+    that share a device with others are left out, their limits would be loose.
+
+    Returns:
+        Seconds; infinity if some stage has no room for a microbatch.
+    """
+    bound = 0.0
+    head = 0.0
+    round_trips = _round_trips_s(pipeline)
+    for index, stage in enumerate(pipeline.stages):
+        if all(len(pipeline.stages_on[device]) == 1 for device in stage.spec.devices):
+            bound = max(bound, head + _blocks_s(pipeline, index, round_trips[index]))
+        head += min(times.forward_s for times in stage.times.values()) + _transfer_s(
+            pipeline, index, forward=True
+        )
+    return bound
+
+
+def _blocks_s(pipeline: PlacedPipeline, index: int, round_trip_s: float) -> float:
+    """From a stage's first forward to its last backward."""
+    stage, count = pipeline.stages[index], pipeline.microbatches
+    limit = sum(pipeline.stash_limit(index, device) for device in stage.spec.devices)
+    if limit == 0:
+        return float("inf")
+    before = -(-count // limit) - 1
+    each = [times.forward_s + times.backward_s for times in stage.times.values()]
+    last = max(round_trip_s, fastest_split(each, count - before * limit))
+    return before * round_trip_s + last
+
+
+def _round_trips_s(pipeline: PlacedPipeline) -> list[float]:
+    """From each stage's forward through all later stages to the end of its backward."""
+    trips: list[float] = []
+    way = 0.0
+    for index in reversed(range(len(pipeline.stages))):
+        times = pipeline.stages[index].times.values()
+        way += min(row.forward_s for row in times) + min(row.backward_s for row in times)
+        way += _transfer_s(pipeline, index, forward=True)
+        way += _transfer_s(pipeline, index, forward=False)
+        trips.append(way)
+    return trips[::-1]
+
+
+def _transfer_s(pipeline: PlacedPipeline, index: int, *, forward: bool) -> float:
+    """To the next stage or back from it, over the best pair of devices; 0 after the last."""
+    if index + 1 == len(pipeline.stages):
+        return 0.0
+    return min(
+        (
+            pipeline.forward_transfer(index, u, v)
+            if forward
+            else pipeline.backward_transfer(index + 1, v, u)
+        ).seconds
+        for u in pipeline.stages[index].spec.devices
+        for v in pipeline.stages[index + 1].spec.devices
+    )

@@ -1,0 +1,116 @@
+"""Memory of every interval of layers at once, and what it costs to fit: tables for programs."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from planner.costs.placement import static_bytes
+from planner.partition.chain import Chain, FloatArray, IntArray
+
+MOST_PRICES = 12
+"""Prices of a saved byte at which the extra time is bounded; more change little."""
+
+
+class IntervalMemory:
+    """Matrices over intervals: entry ``[i, j]`` is of the layers i to j, ``j`` exclusive."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+        self._allowed = chain.problem.job.recompute
+        layers = np.array([row.stash_bytes for row in chain.problem.graph.record.layers])
+        self._saving = np.maximum(layers - chain.stashes.kept_bytes, 0).astype(float)
+        self._bonus = chain.stashes.unsaved_bytes.astype(float)
+        self._layers = layers
+
+    @cached_property
+    def stash_bytes(self) -> FloatArray:
+        """Of one microbatch, nothing recomputed."""
+        received = self._chain.stashes.received_by_interval().astype(float)
+        return np.asarray(intervals(self._layers) + received, dtype=np.float64)
+
+    @cached_property
+    def held_bytes(self) -> FloatArray:
+        """What stands beside the stashes when most is held, whatever the schedule.
+
+        Weights, gradients, optimizer state, workspace; and the output being made or, in the
+        backward, the gradients received and being made.
+        """
+        chain = self._chain
+        gradients = chain.cut_gradient_bytes
+        buffers = np.maximum(chain.cut_bytes[None, :], gradients[:, None] + gradients[None, :])
+        held = self._static_bytes() + self._workspace_bytes() + buffers
+        return np.asarray(held, dtype=np.float64)
+
+    def _static_bytes(self) -> FloatArray:
+        """Weights, gradients and optimizer state, a tied parameter once an interval."""
+        chain = self._chain
+        table = intervals(chain.static_bytes)
+        holders: dict[str, list[int]] = {}
+        for position, layer in enumerate(chain.problem.graph.record.layers):
+            for name in layer.parameters:
+                holders.setdefault(name, []).append(position)
+        for name, held in holders.items():
+            size = static_bytes(chain.problem, [chain.problem.graph.parameters[name]])
+            for before, first in pairwise(held):
+                table[before + 1 : first + 1, first + 1 :] += size
+        return table
+
+    def _workspace_bytes(self) -> FloatArray:
+        chain = self._chain
+        position = {name: index for index, name in enumerate(chain.names)}
+        largest = np.zeros(chain.length)
+        for tensor in chain.problem.graph.record.boundaries:
+            at = position[tensor.producer]
+            largest[at] = max(largest[at], tensor.bytes)
+        inside = np.triu(np.broadcast_to(largest, (chain.length, chain.length)))
+        table = np.zeros((chain.length + 1,) * 2)
+        table[:-1, 1:] = 2 * np.maximum.accumulate(inside, axis=1)
+        return table
+
+    @cached_property
+    def _most_saving(self) -> FloatArray:
+        return intervals(self._saving)
+
+    def extra_s(self, device_type: str, in_flight: int, capacity_bytes: float) -> FloatArray:
+        """Seconds of recomputation a microbatch that fitting takes at least; infinite if none does.
+
+        The fractional knapsack by its dual: at a price of p seconds a byte, what must be saved
+        costs p a byte less what the layers that save a byte for less gain on it. Each price gives
+        a lower bound, the best ratio of each layer an exact one.
+        """
+        free = (capacity_bytes - self.held_bytes) / in_flight
+        need = self.stash_bytes - free
+        extra = np.where(need <= 0, 0.0, np.inf)
+        if not self._allowed or not extra.any():
+            return extra
+        need = np.where(need <= 0, need, np.maximum(need - self._bonus[:, None], 0.0))
+        extra = np.where(need <= self._most_saving, 0.0, np.inf)
+        for price, gain in self._prices(device_type):
+            extra = np.maximum(extra, price * need - gain)
+        return extra
+
+    def _prices(self, device_type: str) -> list[tuple[float, FloatArray]]:
+        """Prices of a byte with the gain of each interval's layers at them."""
+        if device_type not in self._priced:
+            cost = self._chain.forward_s(device_type)
+            useful = self._saving > 0
+            ratios = np.unique(cost[useful] / self._saving[useful])
+            if len(ratios) > MOST_PRICES:
+                ratios = np.quantile(ratios, np.linspace(0, 1, MOST_PRICES))
+            self._priced[device_type] = [
+                (float(p), intervals(np.maximum(p * self._saving - cost, 0.0))) for p in ratios
+            ]
+        return self._priced[device_type]
+
+    @cached_property
+    def _priced(self) -> dict[str, list[tuple[float, FloatArray]]]:
+        return {}
+
+
+def intervals(values: FloatArray | IntArray) -> FloatArray:
+    """Matrix of sums over [i, j)."""
+    prefix = np.concatenate([[0.0], np.cumsum(values.astype(float))])
+    return np.asarray(prefix[None, :] - prefix[:, None], dtype=np.float64)

@@ -1,0 +1,245 @@
+"""Recomputation for a whole partition: which layers, for how many microbatches in flight.
+
+More microbatches in flight hide the way of a microbatch through the later stages and back; each
+takes a stash, and where memory is short it is paid for by recomputing. The variants offered here
+are worth scheduling; the schedule decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from planner.costs.placement import PlacedPipeline, PlacedStage, place
+from planner.partition.chain import Chain, Partition, without_recompute
+from planner.partition.recompute import Holding, Recomputation, RecomputeChooser
+from planner.partition.steady_state import best_in_flight
+
+InFlight = Mapping[int, int]
+"""Microbatches in flight on each replica, by stage."""
+
+
+def with_recompute(chain: Chain, partition: Partition) -> Partition | None:
+    """Choose what each stage recomputes, for 1F1B's microbatches in flight or as many as fit.
+
+    Returns:
+        The partition with its recomputed layers; None if one microbatch in flight does not fit
+        with everything recomputed.
+    """
+    plain = without_recompute(partition)
+    pipeline = place(chain.problem, chain.specs(plain))
+    variants = RecomputeVariants(chain)
+    found = variants.with_in_flight(plain, pipeline, one_forward_one_backward(pipeline))
+    return found or variants.leanest(plain, pipeline)
+
+
+class RecomputeVariants:
+    """What to recompute in partitions of one chain; choices are remembered between them.
+
+    Every ``partition`` recomputes nothing, and ``pipeline`` is that partition placed.
+
+    Attributes:
+        chooser: the choices stage by stage.
+    """
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+        self.chooser = RecomputeChooser(chain)
+        self._allowed = chain.problem.job.recompute
+
+    def variants(self, partition: Partition, pipeline: PlacedPipeline) -> list[Partition]:
+        """Distinct choices worth scheduling; nothing recomputed first where that may fit."""
+        if not self._allowed or _holds_all(pipeline):
+            return [partition]
+        wanted = [one_forward_one_backward(pipeline)]
+        if _is_single(pipeline):
+            steady = best_in_flight(pipeline, lambda j, k: self._extra_s(partition, pipeline, j, k))
+            wanted = [steady, *wanted] if steady is not None else []
+        else:
+            wanted += [_fewer(wanted[0], 2), _fewer(wanted[0], 4)]
+        found = [self.with_in_flight(partition, pipeline, in_flight) for in_flight in wanted]
+        plain = [partition] if _may_fit(pipeline) else []
+        return list(dict.fromkeys([*plain, *(variant for variant in found if variant)]))
+
+    def may_change(self, pipeline: PlacedPipeline) -> bool:
+        """Whether recomputing more or less could let these stages run faster."""
+        recomputes = any(stage.spec.recompute for stage in pipeline.stages)
+        return self._allowed and (recomputes or not _holds_all(pipeline))
+
+    def leanest(self, partition: Partition, pipeline: PlacedPipeline) -> Partition | None:
+        """For one microbatch in flight and nothing held besides; None if that does not fit.
+
+        With one stage a device and no replicas this fits whenever anything does.
+        """
+        if not self._allowed:
+            return partition if _may_fit(pipeline) else None
+        one = dict.fromkeys(range(len(partition)), 1)
+        return self._choose(partition, pipeline, one, ample=False)
+
+    def with_in_flight(
+        self, partition: Partition, pipeline: PlacedPipeline, in_flight: InFlight
+    ) -> Partition | None:
+        """For so many microbatches in flight on each replica, or as many as fit; None if none."""
+        if _is_single(pipeline):
+            in_flight = {
+                j: self._as_many_as_fit(partition, pipeline, j, most)
+                for j, most in in_flight.items()
+            }
+            if not all(in_flight.values()):
+                return None
+        ample = self._choose(partition, pipeline, in_flight, ample=True)
+        return ample or self._choose(partition, pipeline, in_flight, ample=False)
+
+    def fits_never(self, partition: Partition, pipeline: PlacedPipeline) -> bool:
+        """Whether it is proved that no choice and no schedule keep these stages within memory.
+
+        Some replica of each stage runs a microbatch: one stash fits at least on the roomiest.
+        """
+        if any(_free_bytes(pipeline, device) < 0 for device in pipeline.devices):
+            return True
+        return any(self._is_too_large(partition, pipeline, j) for j in range(len(partition)))
+
+    def _is_too_large(self, partition: Partition, pipeline: PlacedPipeline, j: int) -> bool:
+        stage = pipeline.stages[j]
+        free = max(_free_bytes(pipeline, device) for device in stage.spec.devices)
+        room = free - _tight_bytes(stage)
+        if room >= stage.stash_bytes:
+            return False
+        return not self._allowed or self.chooser.fits_never(self._holding(partition, j, 1), room)
+
+    def _as_many_as_fit(
+        self, partition: Partition, pipeline: PlacedPipeline, j: int, most: int
+    ) -> int:
+        """The largest number in flight of a stage, up to ``most``, that some choice makes fit."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._choice(partition, pipeline, j, middle) is None:
+                high = middle - 1
+            else:
+                low = middle
+        return low
+
+    def _extra_s(
+        self, partition: Partition, pipeline: PlacedPipeline, j: int, in_flight: int
+    ) -> dict[str, float] | None:
+        choice = self._choice(partition, pipeline, j, in_flight)
+        if choice is None:
+            return None
+        cluster, layers = self._chain.problem.cluster, list(choice.layers)
+        return {
+            device: self.chooser.forward_s(cluster.type_of(device), layers)
+            for device in partition[j].devices
+        }
+
+    def _choice(
+        self, partition: Partition, pipeline: PlacedPipeline, j: int, in_flight: int
+    ) -> Recomputation | None:
+        """For one stage, alone on its devices: with room for what waits, or at least without."""
+        holding = self._holding(partition, j, in_flight)
+        room = min(_free_bytes(pipeline, device) for device in partition[j].devices)
+        stage = pipeline.stages[j]
+        ample = self.chooser.choose([holding], room - _ample_bytes(stage))
+        return ample or self.chooser.choose([holding], room - _tight_bytes(stage))
+
+    def _choose(
+        self, partition: Partition, pipeline: PlacedPipeline, in_flight: InFlight, *, ample: bool
+    ) -> Partition | None:
+        beside = _ample_bytes if ample else _tight_bytes
+        layers: dict[int, list[int]] = {}
+        for group in _groups(pipeline):
+            devices = {device for j in group for device in partition[j].devices}
+            # A replicated stage that shares its devices is counted on all of them.
+            static = sum(pipeline.stages[j].static_bytes for j in group)
+            sizes = [beside(pipeline.stages[j]) for j in group]
+            room = min(pipeline.capacity_bytes(device) for device in devices) - static
+            room -= sum(sizes) if ample else max(sizes)
+            holdings = [self._holding(partition, j, in_flight[j]) for j in group]
+            found = self.chooser.choose(holdings, room)
+            if found is None:
+                return None
+            for j in group:
+                stage = partition[j]
+                layers[j] = [x for x in found.layers if stage.begin <= x < stage.end]
+        return tuple(
+            replace(stage, recompute=tuple(layers[j])) for j, stage in enumerate(partition)
+        )
+
+    def _holding(self, partition: Partition, j: int, in_flight: int) -> Holding:
+        stage, cluster = partition[j], self._chain.problem.cluster
+        types = tuple(sorted(cluster.type_of(device) for device in stage.devices))
+        return Holding(stage.begin, stage.end, types, in_flight)
+
+
+def one_forward_one_backward(pipeline: PlacedPipeline) -> dict[int, int]:
+    """What 1F1B has in flight on each replica: one for every later device, as far as there are."""
+    held, behind = {}, 0
+    for j in reversed(range(len(pipeline.stages))):
+        replicas = len(pipeline.stages[j].spec.devices)
+        behind += replicas
+        held[j] = min(-(-pipeline.microbatches // replicas), -(-behind // replicas))
+    return held
+
+
+def _fewer(in_flight: InFlight, divisor: int) -> dict[int, int]:
+    return {j: -(-held // divisor) for j, held in in_flight.items()}
+
+
+def _is_single(pipeline: PlacedPipeline) -> bool:
+    """Whether every device holds one stage."""
+    return all(len(stages) == 1 for stages in pipeline.stages_on.values())
+
+
+def _free_bytes(pipeline: PlacedPipeline, device: str) -> int:
+    return pipeline.capacity_bytes(device) - pipeline.static_bytes(device)
+
+
+def _tight_bytes(stage: PlacedStage) -> int:
+    """Held beside the stashes at some moment of every schedule."""
+    gradients = stage.input_gradient_bytes + stage.output_gradient_bytes
+    return max(stage.output_bytes, gradients)
+
+
+def _ample_bytes(stage: PlacedStage) -> int:
+    """Enough for one tensor of each kind to wait or be on its way."""
+    gradients = stage.input_gradient_bytes + stage.output_gradient_bytes
+    return stage.input_bytes + stage.output_bytes + gradients
+
+
+def _holds_all(pipeline: PlacedPipeline) -> bool:
+    """Whether all microbatches at once fit everywhere: recomputing gains nothing."""
+    return all(
+        sum(
+            pipeline.microbatches * (pipeline.stages[j].stash_bytes + _ample_bytes(stage))
+            for j, stage in ((j, pipeline.stages[j]) for j in stages)
+        )
+        <= _free_bytes(pipeline, device)
+        for device, stages in pipeline.stages_on.items()
+    )
+
+
+def _may_fit(pipeline: PlacedPipeline) -> bool:
+    """Whether each stage's microbatch fits on some replica, so that a schedule may exist."""
+    return all(
+        any(
+            stage.stash_bytes + _tight_bytes(stage) <= _free_bytes(pipeline, device)
+            for device in stage.spec.devices
+        )
+        for stage in pipeline.stages
+    )
+
+
+def _groups(pipeline: PlacedPipeline) -> Iterator[list[int]]:
+    """Stages that share devices, directly or through others."""
+    left = set(range(len(pipeline.stages)))
+    while left:
+        group: list[int] = []
+        queue = [min(left)]
+        while queue:
+            j = queue.pop()
+            if j in left:
+                left.remove(j)
+                group.append(j)
+                devices = pipeline.stages[j].spec.devices
+                queue += [k for device in devices for k in pipeline.stages_on[device]]
+        yield sorted(group)

@@ -1,0 +1,207 @@
+"""The best quick schedule of a partition over what its stages may recompute."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from planner.costs.placement import PlacedPipeline, place
+from planner.errors import DeadlockError
+from planner.partition.bounds import schedule_bound_s
+from planner.partition.chain import Chain, Partition, StageChoice, without_recompute
+from planner.partition.in_flight_bound import in_flight_bound_s
+from planner.partition.recompute import Holding
+from planner.partition.recompute_variants import RecomputeVariants
+from planner.schedule.heuristic import Schedule, best_heuristic_schedule, fits_memory
+from planner.schedule.solve import improve_schedule
+from planner.simulator import Timeline, memory_profile, simulate
+from planner.solver_settings import Clock, Settings
+
+MOST_ROUNDS = 3
+"""Of dropping recomputation that a schedule does not need."""
+
+
+class RecomputedSchedules:
+    """Schedules of one chain's partitions, each with the recomputation that suits it best."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+        self._variants = RecomputeVariants(chain)
+
+    def best(self, partition: Partition, pipeline: PlacedPipeline) -> Schedule | None:
+        """The fastest quick schedule within memory; None if none fits.
+
+        Args:
+            partition: stages on devices.
+            pipeline: the same stages placed, nothing recomputed.
+        """
+        partition = without_recompute(partition)
+        found: Schedule | None = None
+        for bound_s, placed in self._by_bound(partition, pipeline):
+            if found is not None and bound_s >= found.iteration_time_s:
+                return found
+            schedule = best_heuristic_schedule(placed)
+            if schedule is None:
+                continue
+            schedule = self.relaxed(partition, schedule)
+            if found is None or schedule.iteration_time_s < found.iteration_time_s:
+                found = schedule
+        return found or self._leanest(partition, pipeline)
+
+    def promise_s(self, partition: Partition, pipeline: PlacedPipeline) -> float:
+        """No schedule that :meth:`best` could find is faster; infinity if nothing fits."""
+        partition = without_recompute(partition)
+        bounds = [bound_s for bound_s, _ in self._by_bound(partition, pipeline)]
+        if not bounds and not self.fits_never(partition, pipeline):
+            return schedule_bound_s(pipeline)
+        return min(bounds, default=math.inf)
+
+    def _by_bound(
+        self, partition: Partition, pipeline: PlacedPipeline
+    ) -> list[tuple[float, PlacedPipeline]]:
+        """The variants, placed, the most promising first."""
+        variants = self._variants.variants(partition, pipeline)
+        placed = [self._placed(variant, pipeline) for variant in variants]
+        bounds = [max(schedule_bound_s(p), in_flight_bound_s(p)) for p in placed]
+        return sorted(zip(bounds, placed, strict=True), key=lambda row: row[0])
+
+    def _leanest(self, partition: Partition, pipeline: PlacedPipeline) -> Schedule | None:
+        variant = self._variants.leanest(partition, pipeline)
+        if variant is None:
+            return None
+        schedule = best_heuristic_schedule(self._placed(variant, pipeline))
+        return schedule and self.relaxed(partition, schedule)
+
+    def _placed(self, variant: Partition, pipeline: PlacedPipeline) -> PlacedPipeline:
+        if not any(stage.recompute for stage in variant):
+            return pipeline
+        return place(self._chain.problem, self._chain.specs(variant))
+
+    def improve(
+        self,
+        partition: Partition,
+        start: Schedule,
+        settings: Settings,
+        clock: Clock,
+        limit_s: float,
+    ) -> tuple[Schedule, float]:
+        """Search with CP-SAT, as improve_schedule does, for what ``start`` recomputes.
+
+        Returns:
+            The best schedule, and a bound on every schedule of the partition whatever it
+            recomputes (0 if nothing is proved). Where memory binds, half the time goes into a
+            model of its own for that bound.
+        """
+        pipeline = start.timeline.pipeline
+        if not self._variants.may_change(pipeline):
+            found = improve_schedule(pipeline, start, settings, clock, limit_s)
+            return found, found.lower_bound_s
+        found = improve_schedule(pipeline, start, settings, clock, limit_s / 2)
+        found = self.relaxed(partition, replace(found, lower_bound_s=0.0))
+        light = with_least_stash(self._chain, partition, self._plain(partition))
+        begin = replace(found, timeline=simulate(light, found.orders))
+        bound = improve_schedule(light, begin, settings, clock, limit_s / 2)
+        return found, bound.lower_bound_s
+
+    def _plain(self, partition: Partition) -> PlacedPipeline:
+        return place(self._chain.problem, self._chain.specs(partition))
+
+    def bound_s(self, partition: Partition, pipeline: PlacedPipeline) -> float:
+        """No schedule of these stages is faster, whatever they recompute; infinity if none fits."""
+        if self.fits_never(partition, pipeline):
+            return math.inf
+        light = with_least_stash(self._chain, partition, pipeline)
+        return max(schedule_bound_s(pipeline), in_flight_bound_s(light))
+
+    def fits_never(self, partition: Partition, pipeline: PlacedPipeline) -> bool:
+        """Whether it is proved that no recomputation and no schedule fit these stages."""
+        return self._variants.fits_never(partition, pipeline)
+
+    def relaxed(self, partition: Partition, schedule: Schedule) -> Schedule:
+        """The same orders, less recomputed where they leave memory unused; never slower.
+
+        Its ``lower_bound_s`` is dropped where anything changes: it was proved for other stages.
+        """
+        for _ in range(MOST_ROUNDS):
+            faster = self._relaxed_once(partition, schedule)
+            if faster is None:
+                return schedule
+            schedule = faster
+        return schedule
+
+    def _relaxed_once(self, partition: Partition, schedule: Schedule) -> Schedule | None:
+        pipeline = schedule.timeline.pipeline
+        if not any(stage.spec.recompute for stage in pipeline.stages) or any(
+            len(stages) > 1 for stages in pipeline.stages_on.values()
+        ):
+            return None
+        rooms = _stash_rooms(schedule.timeline)
+        less = tuple(
+            self._recomputed(stage, rooms[j]) if pipeline.stages[j].spec.recompute else stage
+            for j, stage in enumerate(partition)
+        )
+        specs = self._chain.specs(less)
+        if specs == tuple(stage.spec for stage in pipeline.stages):
+            return None
+        try:
+            timeline = simulate(place(pipeline.problem, specs), schedule.orders)
+        except DeadlockError:
+            return None
+        if not fits_memory(timeline) or timeline.iteration_time_s >= schedule.iteration_time_s:
+            return None
+        return replace(schedule, timeline=timeline, lower_bound_s=0.0)
+
+    def _recomputed(self, stage: StageChoice, room_bytes: int) -> StageChoice:
+        cluster = self._chain.problem.cluster
+        types = tuple(sorted(cluster.type_of(device) for device in stage.devices))
+        found = self._variants.chooser.choose([Holding(stage.begin, stage.end, types)], room_bytes)
+        assert found is not None, "what the schedule recomputes now fits already"
+        return replace(stage, recompute=found.layers)
+
+
+def _stash_rooms(timeline: Timeline) -> dict[int, int]:
+    """By stage, the largest stash with which the same timeline stays within memory.
+
+    At every moment a device holds some number of stashes and something besides. Needs one stage a
+    device.
+    """
+    none, one = (_with_stash(timeline, bytes_) for bytes_ in (0, 1))
+    pipeline = timeline.pipeline
+    rooms: dict[int, int] = {}
+    for device, (stage,) in pipeline.stages_on.items():
+        capacity = pipeline.capacity_bytes(device)
+        for (_, beside), (_, with_stashes) in zip(none[device], one[device], strict=True):
+            stashes = with_stashes - beside
+            if stashes > 0:
+                room = (capacity - beside) // stashes
+                rooms[stage] = min(room, rooms.get(stage, room))
+    return rooms
+
+
+def _with_stash(timeline: Timeline, bytes_: int) -> dict[str, list[tuple[float, int]]]:
+    pipeline = timeline.pipeline
+    stages = tuple(replace(stage, stash_bytes=bytes_) for stage in pipeline.stages)
+    return memory_profile(replace(timeline, pipeline=replace(pipeline, stages=stages)))
+
+
+def with_least_stash(
+    chain: Chain, partition: Partition, pipeline: PlacedPipeline
+) -> PlacedPipeline:
+    """A pipeline whose every bound holds whatever the stages recompute: least times and stashes.
+
+    Args:
+        chain: the layers.
+        partition: stages on devices.
+        pipeline: the same stages placed, nothing recomputed.
+    """
+    if not chain.problem.job.recompute:
+        return pipeline
+    kept, received = chain.stashes.kept_bytes, chain.stashes.received_bytes
+    stages = tuple(
+        replace(
+            placed,
+            stash_bytes=int(kept[stage.begin : stage.end].sum() + received[stage.begin]),
+        )
+        for stage, placed in zip(partition, pipeline.stages, strict=True)
+    )
+    return replace(pipeline, stages=stages)

@@ -1,0 +1,144 @@
+"""What is said when nothing fits: the cause with its figures, and remedies that do help."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from builders import boundary, cluster, device_type, graph, layer, link, parameter
+
+from planner import Cluster, InfeasibleError, Job, Problem, solve
+
+GIB = 2**30
+MIB = 2**20
+
+
+def problem(
+    memory_gib: float,
+    *,
+    devices: int = 2,
+    weights_mib: int = 64,
+    stash_mib: int = 100,
+    joined: bool = True,
+    **job: object,
+) -> Problem:
+    """Four equal layers; weights are as many MiB each, a stash and a cut of 10 MiB."""
+    rows = [
+        layer(name, stash_bytes=(stash_mib + 10) * MIB, parameters=[f"p{name}"]) for name in "abcd"
+    ]
+    cuts = [boundary(u, v, bytes_=10 * MIB, saved_by=v) for u, v in zip("abc", "bcd", strict=True)]
+    parameters = [parameter(f"p{name}", weights_mib * MIB // 4) for name in "abcd"]
+    names = [f"d{i}" for i in range(devices)]
+    links = [link(name, "hub", 10) for name in names] if joined else []
+    machines = cluster(names, links, ["hub"], {"unit": device_type(memory_gib=memory_gib)})
+    samples = int(job.pop("samples_per_microbatch", 1))
+    the_graph = graph(rows, cuts, parameters, samples_per_microbatch=samples)
+    settings = {"microbatches": 4, "samples_per_microbatch": samples, **job}
+    return Problem(the_graph, machines, Job.model_validate(settings))
+
+
+def diagnosis(of: Problem) -> str:
+    with pytest.raises(InfeasibleError) as caught:
+        solve(of, time_limit_s=2, deterministic=True)
+    return str(caught.value)
+
+
+def sizes_mib(text: str) -> list[float]:
+    scale = {"GiB": 1024.0, "MiB": 1.0, "KiB": 1 / 1024}
+    return [float(n) * scale[unit] for n, unit in re.findall(r"([\d.]+) (GiB|MiB|KiB)", text)]
+
+
+def test_a_layer_larger_than_any_device_is_named_with_what_it_holds() -> None:
+    """Weights, gradients and two moments: 256 MiB; its input 10, workspace 20, neighbours 20."""
+    said = diagnosis(problem(0.25))
+    assert "no plan fits: layer 'b' alone needs 306 MiB" in said
+    need, *parts, have, missing = sizes_mib(said.split(";")[0])
+    assert need == pytest.approx(sum(parts))
+    assert (have, missing) == (256, 50)
+    assert "optimizer state 128 MiB" in said
+    assert "workspace 20 MiB" in said
+
+
+def test_state_larger_than_all_devices_is_said_with_the_missing_devices() -> None:
+    """Two layers need 512 MiB and more of state; a device takes one."""
+    said = diagnosis(problem(0.4))
+    assert "weights, gradients and optimizer state need 1 GiB in all, 2 devices have" in said
+    assert "in the best division into 2 stages layers" in said
+    assert "2 more devices of type 'unit'" in said
+    assert solve(problem(0.4, devices=4), time_limit_s=2, deterministic=True)
+
+
+def test_too_few_stages_are_said_with_the_number_that_fits() -> None:
+    of = problem(0.4, devices=4, max_stages=2)
+    said = diagnosis(of)
+    assert "job.max_stages = 2" in said
+    assert "max_stages = 4" in said
+    more = replace(of, job=of.job.model_copy(update={"max_stages": 4}))
+    assert len(solve(more, time_limit_s=2, deterministic=True).plan.stages) == 4
+
+
+def test_recomputation_is_named_where_it_helps() -> None:
+    of = problem(0.35, devices=4, recompute=False)
+    said = diagnosis(of)
+    assert "stash of one microbatch 110 MiB" in said
+    assert "what would help: recompute = true" in said
+    allowed = replace(of, job=of.job.model_copy(update={"recompute": True}))
+    assert solve(allowed, time_limit_s=2, deterministic=True)
+
+
+def test_a_lighter_optimizer_is_named_where_it_helps() -> None:
+    """Without one moment a layer needs 64 MiB less: 306 - 64 = 242."""
+    of = problem(0.25, devices=4)
+    said = diagnosis(of)
+    assert 'what would help: optimizer = "sgd_momentum"' in said
+    lighter = replace(of, job=of.job.model_copy(update={"optimizer": "sgd_momentum"}))
+    assert solve(lighter, time_limit_s=2, deterministic=True)
+
+
+def test_a_smaller_microbatch_is_named_where_it_helps() -> None:
+    """Half the activations: 256 + 25 MiB."""
+    said = diagnosis(problem(0.28, devices=4, samples_per_microbatch=8))
+    assert "samples_per_microbatch = 4" in said
+    assert "samples_per_microbatch = 4" not in diagnosis(
+        problem(0.26, devices=4, samples_per_microbatch=8)
+    )
+
+
+def test_settings_that_only_help_together_are_named_together() -> None:
+    of = problem(0.2, devices=4, recompute=False)
+    said = diagnosis(of)
+    assert 'recompute = true with optimizer = "sgd"' in said
+    settings = {"recompute": True, "optimizer": "sgd"}
+    assert solve(
+        replace(of, job=of.job.model_copy(update=settings)), time_limit_s=2, deterministic=True
+    )
+
+
+@pytest.mark.parametrize("memory_gib", [0.1, 0.25, 0.4])
+def test_the_memory_that_is_named_is_enough_and_little_less_is_not(memory_gib: float) -> None:
+    said = diagnosis(problem(memory_gib))
+    found = re.search(r"memory_gib = ([\d.]+)", said)
+    assert found is not None
+    assert solve(problem(float(found[1])), time_limit_s=2, deterministic=True)
+    diagnosis(problem(0.98 * float(found[1])))
+
+
+def test_memory_that_all_devices_lack_is_named_as_such() -> None:
+    """Two layers each: one larger device would have to hold three."""
+    of = problem(0.4)
+
+    def machines(more_gib: float) -> Cluster:
+        sizes = {"small": 0.3 + more_gib, "large": 0.31 + more_gib}
+        kinds = {name: device_type(memory_gib=size) for name, size in sizes.items()}
+        return cluster({"d0": "small", "d1": "large"}, [link("d0", "d1", 10)], types=kinds)
+
+    said = diagnosis(replace(of, cluster=machines(0)))
+    found = re.search(r"([\d.]+) GiB more on every device", said)
+    assert found is not None
+    enough = replace(of, cluster=machines(float(found[1])))
+    assert solve(enough, time_limit_s=2, deterministic=True)
+    diagnosis(replace(of, cluster=machines(float(found[1]) - 0.02)))
+
+
+def test_devices_that_nothing_joins_are_named_where_memory_would_do() -> None:
+    said = diagnosis(problem(0.4, devices=4, joined=False))
+    assert "no path of links and switches joins 'd0' and 'd1'" in said

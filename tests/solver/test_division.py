@@ -1,0 +1,131 @@
+"""Dividing layers among devices: found where there is a way, a proof where there is none."""
+
+import pytest
+from brute_force import all_partitions
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import problems
+from tiny_problems import tiny_problem
+
+from planner.artifacts.problem import Problem
+from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.partition.chain import Chain, StageChoice
+from planner.partition.division import Division
+from planner.partition.interval_memory import IntervalMemory
+from planner.partition.recompute import Holding, RecomputeChooser
+from planner.partition.recompute_variants import RecomputeVariants, with_recompute
+
+
+def needs_bytes(pipeline: PlacedPipeline, stage: int) -> int:
+    """With one microbatch in flight, nothing recomputed."""
+    placed = pipeline.stages[stage]
+    gradients = placed.input_gradient_bytes + placed.output_gradient_bytes
+    return placed.static_bytes + placed.stash_bytes + max(placed.output_bytes, gradients)
+
+
+def some_partition_fits(problem: Problem) -> bool:
+    """By trying all; what is recomputed is chosen stage by stage."""
+    chain = Chain(problem)
+    for specs in all_partitions(problem):
+        pipeline = place(problem, specs)
+        variants = RecomputeVariants(chain)
+        cuts = [0]
+        for spec in specs:
+            cuts.append(cuts[-1] + len(spec.layers))
+        partition = tuple(
+            StageChoice(cuts[j], cuts[j + 1], spec.devices) for j, spec in enumerate(specs)
+        )
+        if variants.leanest(partition, pipeline) is not None:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("memory_mib", [60, 90, 130])
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("types", [1, 2])
+def test_a_division_is_found_exactly_where_some_partition_fits(
+    seed: int, memory_mib: float, recompute: bool, types: int
+) -> None:
+    problem = tiny_problem(
+        seed,
+        layers=5,
+        devices=3,
+        microbatches=2,
+        types=types,
+        replication=False,
+        memory_mib=memory_mib,
+        recompute=recompute,
+    )
+    division = Division(Chain(problem))
+    assert division.is_exact
+    assert (division.divide() is not None) == some_partition_fits(problem)
+    assert (division.least_slack_bytes() == 0) == (division.divide() is not None)
+
+
+@given(problems())
+@settings(max_examples=50)
+def test_a_stage_needs_what_the_table_says(problem: Problem) -> None:
+    job = problem.job.model_copy(update={"recompute": False})
+    problem = Problem(problem.graph, problem.cluster, job)
+    chain = Chain(problem)
+    division, memory = Division(chain), IntervalMemory(chain)
+    names, device = chain.names, problem.cluster.device_names[0]
+    for cut in range(1, len(names)):
+        specs = [StageSpec(names[:cut], (device,)), StageSpec(names[cut:], (device,))]
+        pipeline = place(problem, specs)
+        for stage, (begin, end) in enumerate([(0, cut), (cut, len(names))]):
+            # Not less either: tied parameters count, once a stage.
+            assert division.need_bytes[begin, end] == needs_bytes(pipeline, stage)
+            assert memory.stash_bytes[begin, end] == pipeline.stages[stage].stash_bytes
+
+
+@given(problems(), st.integers(1, 4), st.floats(0, 1))
+@settings(max_examples=60)
+def test_the_table_of_extra_times_is_never_above_the_exact_choice(
+    problem: Problem, in_flight: int, share: float
+) -> None:
+    chain = Chain(problem)
+    memory, chooser = IntervalMemory(chain), RecomputeChooser(chain)
+    kind = chain.types[0]
+    capacity = float((memory.held_bytes + in_flight * memory.stash_bytes).max()) * share
+    table = memory.extra_s(kind, in_flight, capacity)
+    for begin in range(chain.length):
+        for end in range(begin + 1, chain.length + 1):
+            room = int(capacity - memory.held_bytes[begin, end])
+            found = chooser.choose([Holding(begin, end, (kind,), in_flight)], room)
+            if found is not None:
+                assert table[begin, end] <= found.extra_s * (1 + 1e-6) + 1e-12
+
+
+def test_a_partition_gets_the_recomputation_that_one_forward_one_backward_needs() -> None:
+    """Of equal stages the first holds most microbatches and recomputes most layers."""
+    problem = tiny_problem(
+        2, layers=9, devices=3, microbatches=6, replication=False, memory_mib=150, recompute=True
+    )
+    chain = Chain(problem)
+    plain = Division(chain).partition()
+    assert plain is not None
+    chosen = with_recompute(chain, plain)
+    assert chosen is not None
+    assert any(stage.recompute for stage in chosen)
+    pipeline = place(problem, chain.specs(chosen))
+    for j, stage in enumerate(pipeline.stages):
+        assert pipeline.stash_limit(j, stage.spec.devices[0]) >= 1
+    unchanged = [(stage.begin, stage.end, stage.devices) for stage in chosen]
+    assert unchanged == [(stage.begin, stage.end, stage.devices) for stage in plain]
+
+
+def test_no_recomputation_makes_a_layer_fit_whose_weights_alone_are_too_large() -> None:
+    problem = tiny_problem(
+        2, layers=9, devices=3, microbatches=6, replication=False, memory_mib=150, recompute=True
+    )
+    chain = Chain(problem)
+    plain = Division(chain).partition()
+    small = tiny_problem(
+        2, layers=9, devices=3, microbatches=6, replication=False, memory_mib=20, recompute=True
+    )
+    assert plain is not None
+    assert with_recompute(Chain(small), plain) is None
+    placed = place(small, chain.specs(plain))
+    assert RecomputeVariants(Chain(small)).fits_never(plain, placed)
