@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.partition.chain import Chain, FloatArray, IntArray
 
+BoolArray = NDArray[np.bool_]
 MAX_CUTS = 400
 """Matrices of so many cuts take a megabyte; longer chains are coarsened."""
 Counts = tuple[int, ...]
@@ -97,6 +99,13 @@ class Intervals:
         return self.sums(self.chain.stash_bytes)
 
     @cached_property
+    def least_stash_bytes(self) -> FloatArray:
+        """Stash of a microbatch, at least, if layers are recomputed wherever the job allows it."""
+        if not self.chain.problem.job.recompute:
+            return self.stash_bytes
+        return self.sums(self.chain.stashes.kept_bytes)
+
+    @cached_property
     def gradient_bytes(self) -> FloatArray:
         """Gradients reduced among the replicas of a stage."""
         return self.sums(self.chain.gradient_bytes)
@@ -128,12 +137,26 @@ class Intervals:
         widest = max(self.types[k].memory_bandwidth_gb_per_s for k in _held(counts))
         return self.optimizer_traffic_bytes / (widest * 1e9)
 
-    def most_in_flight(self, counts: Counts) -> FloatArray:
-        """How many microbatches fit into each replica's memory; negative if not even the state."""
-        room = min(self.types[k].capacity_bytes for k in _held(counts)) - self.static_bytes
+    def fits(self, counts: Counts) -> BoolArray:
+        """Whether one microbatch fits into each replica's memory, recomputed if need be."""
+        needed = self.static_bytes + self.least_stash_bytes
+        return np.asarray(self.is_interval & (needed <= self._room_bytes(counts)))
+
+    def most_in_flight(self, counts: Counts, *, recompute: bool = False) -> FloatArray:
+        """How many microbatches fit into each replica's memory; negative if not even the state.
+
+        Args:
+            counts: devices by type.
+            recompute: everything is recomputed that may be.
+        """
+        room = self._room_bytes(counts) - self.static_bytes
+        stash = self.least_stash_bytes if recompute else self.stash_bytes
         with np.errstate(divide="ignore", invalid="ignore"):
-            stashes = np.floor(room / self.stash_bytes)
-        return np.asarray(np.where(room < 0, -1.0, np.where(self.stash_bytes > 0, stashes, np.inf)))
+            stashes = np.floor(room / stash)
+        return np.asarray(np.where(room < 0, -1.0, np.where(stash > 0, stashes, np.inf)))
+
+    def _room_bytes(self, counts: Counts) -> int:
+        return min(self.types[k].capacity_bytes for k in _held(counts))
 
 
 def _held(counts: Counts) -> list[int]:

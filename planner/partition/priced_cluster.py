@@ -148,7 +148,7 @@ class PricedCluster:
         rows = []
         for k in range(len(self.counts)):
             counts = tuple(int(x) for x in unit[k])
-            fits = table.is_interval & (table.most_in_flight(counts) >= 1)
+            fits = table.fits(counts)
             partners = work >= work[k] * (1 - 1e-12)
             forward = np.where(partners, np.array(table.forward_s), np.inf).min(axis=0)
             backward = np.where(partners, np.array(table.backward_s), np.inf).min(axis=0)

@@ -137,7 +137,7 @@ class QuickBound:
             counts[self.kinds[device]] += 1
         held = [k for k, count in enumerate(counts) if count]
         room = min(float(table.types[k].capacity_bytes) for k in held)
-        if table.static_bytes[place] + table.stash_bytes[place] > room:
+        if table.static_bytes[place] + table.least_stash_bytes[place] > room:
             return _Stage(np.inf, 0.0, 0.0, 0.0)
         work = {k: float(table.forward_s[k][place] + table.backward_s[k][place]) for k in held}
         widest = max(table.types[k].memory_bandwidth_gb_per_s for k in held)

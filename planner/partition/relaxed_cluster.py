@@ -178,7 +178,7 @@ class RelaxedCluster:
         elif replicas > 1:
             reduce = np.where(table.gradient_bytes > 0, np.inf, 0.0)
         end = reduce + table.optimizer_s(counts)
-        load = np.where(table.most_in_flight(counts) >= 1, load, np.inf)
+        load = np.where(table.fits(counts), load, np.inf)
         return _Option(counts, load, end, table.path_s(counts), crossings)
 
     # --- what a cut costs --------------------------------------------------------------------

@@ -20,12 +20,14 @@ class StageFigures:
     """Figures of stages on so many devices of each type, by the cuts they begin and end at.
 
     Attributes:
-        load_s: work of the most loaded replica; infinite if not one microbatch fits.
+        load_s: work of the most loaded replica; infinite if no microbatch fits.
         path_s: one microbatch forward and back.
         forward_s: one microbatch forward.
         optimizer_s: optimizer step.
         gradient_bytes: reduced among the replicas.
+        recomputed_s: load if every layer is recomputed in its backward.
         in_flight: microbatches a replica has memory for.
+        lean_in_flight: the same if everything is recomputed.
         always_in_flight: so many fit any stage that keeps the limit.
         last_end: the last cut at which such a stage may end, by the cut it begins at.
     """
@@ -35,15 +37,22 @@ class StageFigures:
     forward_s: FloatArray
     optimizer_s: FloatArray
     gradient_bytes: FloatArray
+    recomputed_s: FloatArray
     in_flight: FloatArray
+    lean_in_flight: FloatArray
     always_in_flight: float
     last_end: FloatArray
 
     def load_within_memory_s(self, block: Block, in_flight: int) -> FloatArray:
-        """Load, infinite where so many microbatches in flight do not fit."""
+        """Load where so many microbatches in flight fit, recomputed and stalled where they do not.
+
+        With fewer in flight than 1F1B has, a stage waits for gradients about as many times longer.
+        """
         if in_flight <= self.always_in_flight:
             return self.load_s[block]
-        return np.where(self.in_flight[block] >= in_flight, self.load_s[block], np.inf)
+        lean = np.maximum(self.lean_in_flight[block], 1)
+        stalled = self.recomputed_s[block] * np.maximum(1.0, in_flight / lean)
+        return np.where(self.in_flight[block] >= in_flight, self.load_s[block], stalled)
 
     def end_s(self, block: Block, start_s: float, s_per_byte: float) -> FloatArray:
         """What follows the load on the stage itself: reduction and optimizer step."""
@@ -98,16 +107,20 @@ class StageCosts:
     def _work_out(self, counts: Counts) -> StageFigures:
         table = self.intervals
         step, in_flight = table.optimizer_s(counts), table.most_in_flight(counts)
-        load = np.where(in_flight >= 1, table.load_s(counts), np.inf)
+        fits, path = table.fits(counts), table.path_s(counts)
+        load = np.where(fits, table.load_s(counts), np.inf)
+        again = 1 + table.least_forward_s(counts) / np.maximum(path, 1e-300)
         holds = table.is_interval & (load + step <= self._limit_s)
         last = np.where(holds, np.arange(table.count + 1)[None, :], 0).max(axis=1)
         return StageFigures(
             load_s=load,
-            path_s=table.path_s(counts),
+            path_s=path,
             forward_s=table.least_forward_s(counts),
             optimizer_s=step,
             gradient_bytes=table.gradient_bytes,
+            recomputed_s=load * again if table.chain.problem.job.recompute else load,
             in_flight=in_flight,
+            lean_in_flight=table.most_in_flight(counts, recompute=True),
             always_in_flight=float(in_flight[holds].min(initial=np.inf)),
             last_end=np.maximum.accumulate(last),
         )
