@@ -33,9 +33,10 @@ def test_optimum_is_the_least_bound_of_all_partitions(seed, types, replication):
     chain, model, solver = solved(problem, 2 * max(bounds))
     found_s = solver.objective_value * model.tick_s
     # The bound sharpens all-reduces only at some replica counts, all of them here.
-    assert found_s == pytest.approx(min(bounds), rel=1e-5)
+    assert found_s <= min(bounds) * (1 + 1e-9)
+    assert found_s >= min(bounds) * (1 - 1e-6) - 1.01 * model.tick_s
     chosen = place(problem, chain.specs(model.partition(solver)))
-    assert schedule_bound_s(chosen) == pytest.approx(found_s, rel=1e-5)
+    assert schedule_bound_s(chosen) <= min(bounds) + 1.01 * model.tick_s
 
 
 @pytest.mark.parametrize("seed", range(6))
