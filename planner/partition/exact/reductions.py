@@ -18,6 +18,8 @@ from planner.partition.exact.decisions import Decisions
 from planner.partition.exact.fixed_point import SCALE, ByteUnit, fixed_point
 from planner.partition.exact.layer_stages import Expression
 
+MOST_STEPS = 1024
+"""Far beyond the steps of a tree among all devices that an exact model can have."""
 MOST_JOINS = 8
 """Steps of the widest spanning tree that are looked at: those where the bandwidth drops most."""
 
@@ -60,36 +62,48 @@ class Reductions:
             return
         some = self._model.new_bool_var("")
         self._model.add(units == 0).only_enforce_if(~some)
+        moved = self._moved(units, at_least)
+        steps = self._steps(some, at_least) if latency else 0
         for d, member in enumerate(members):
             for s_per_byte, delay_s, better in self._paths(d, latency=latency):
-                literals = [some, member, *(~members[v] for v in better)]
-                self._take(duration, units, at_least, (s_per_byte, delay_s), literals)
+                time = self._scaled(s_per_byte, delay_s, moved, steps)
+                self._model.add(duration * SCALE + SCALE - 1 >= time).only_enforce_if(
+                    [member, *(~members[v] for v in better)]
+                )
             reachable = [members[v] for v in self._reachable(d)]
             self._model.add_bool_or([~some, ~member, ~at_least[2], *reachable])
-        delay_s = self._d.cluster.link_table.least_latency_s if latency else 0.0
         for join in self._joins:
+            least_s = self._d.cluster.link_table.least_latency_s
+            time = self._scaled(join.s_per_byte, least_s, moved, steps)
             sides = [
                 self._d.any_of([members[d] for d in side]) for side in (join.first, join.second)
             ]
-            self._take(duration, units, at_least, (join.s_per_byte, delay_s), [some, *sides])
+            self._model.add(duration * SCALE + SCALE - 1 >= time).only_enforce_if(sides)
 
-    def _take(
-        self,
-        duration: cp_model.IntVar,
-        units: Expression,
-        at_least: Mapping[int, cp_model.IntVar],
-        path: tuple[float, float],
-        literals: list[cp_model.LiteralT],
-    ) -> None:
-        """Under the literals every step takes this path or a worse one."""
-        s_per_byte, delay_s = path
+    def _moved(self, units: Expression, at_least: Mapping[int, cp_model.IntVar]) -> Expression:
+        """Each of n devices exchanges 2(n-1)/n of the units."""
+        moved = self._model.new_int_var(0, 2 * self._most_units + 1, "")
         for count, literal in at_least.items():
-            moved = 2 * (count - 1) / count * s_per_byte * self.unit.bytes
-            per_unit = fixed_point(moved / self._d.tick_s, self._most_units)
-            start = fixed_point(fewest_steps(count) * delay_s / self._d.tick_s)
-            self._model.add(
-                duration * SCALE + SCALE - 1 >= per_unit * units + start
-            ).only_enforce_if([*literals, literal])
+            self._model.add(count * moved + count - 1 >= 2 * (count - 1) * units).only_enforce_if(
+                literal
+            )
+        return moved
+
+    def _steps(
+        self, some: cp_model.IntVar, at_least: Mapping[int, cp_model.IntVar]
+    ) -> cp_model.IntVar:
+        """Steps one after another, if there is anything to reduce."""
+        steps = self._model.new_int_var(0, max(map(fewest_steps, at_least)), "")
+        for count, literal in at_least.items():
+            self._model.add(steps >= fewest_steps(count)).only_enforce_if([some, literal])
+        return steps
+
+    def _scaled(
+        self, s_per_byte: float, delay_s: float, moved: Expression, steps: Expression
+    ) -> Expression:
+        """In fixed point, where every step takes this path."""
+        each = fixed_point(s_per_byte * self.unit.bytes / self._d.tick_s, 2 * self._most_units + 1)
+        return each * moved + fixed_point(delay_s / self._d.tick_s, MOST_STEPS) * steps
 
     def _reachable(self, d: int) -> list[int]:
         names = self._d.devices
