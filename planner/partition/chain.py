@@ -181,6 +181,23 @@ class Chain:
         """What any stage keeps, depending on what it recomputes."""
         return StashModel(self.problem.graph)
 
+    def partition(self, stages: Sequence[tuple[Sequence[str], Sequence[str]]]) -> Partition | None:
+        """Stages given by names of layers and devices, less the devices that are gone.
+
+        Returns:
+            None if they do not cut the chain in order, or a stage has no device left.
+        """
+        known = set(self.problem.cluster.device_names)
+        choices, begin = [], 0
+        for layers, devices in stages:
+            end = begin + len(layers)
+            held = tuple(device for device in devices if device in known)
+            if not held or set(self.names[begin:end]) != set(layers):
+                return None
+            choices.append(StageChoice(begin, end, held))
+            begin = end
+        return tuple(choices) if begin == self.length else None
+
     def specs(self, partition: Sequence[StageChoice]) -> tuple[StageSpec, ...]:
         """The stages by layer names."""
         return tuple(
