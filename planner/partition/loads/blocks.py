@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import floor, frexp, fsum, inf, ldexp
 
@@ -109,7 +109,9 @@ class Blocks:
             ),
             memory=tuple(sum(self.memory[b] for b in part) for part in parts),
             limits=self.limits,
-            nets=join_nets((tuple(block_of[pin] for pin in net.pins), net.cost) for net in self.nets),
+            nets=join_nets(
+                (tuple(block_of[pin] for pin in net.pins), net.cost) for net in self.nets
+            ),
             precedences=frozenset(
                 (block_of[first], block_of[second])
                 for first, second in self.precedences
@@ -184,7 +186,9 @@ def make_blocks(
         limits=limits,
         nets=join_nets(_nets(instance, group, step)),
         precedences=frozenset((a, b) for a, b in precedences if a != b),
-        classes=instance.classes,
+        classes=tuple(
+            replace(kind, count=min(kind.count, len(members))) for kind in instance.classes
+        ),
         step=step,
     )
 
@@ -204,23 +208,26 @@ def _memory_units(instance: LoadInstance) -> tuple[list[int], tuple[int, ...]]:
     """Memory in whole units: bytes, unless all of it would overflow 52 bits.
 
     Sizes are rounded up and limits down, so no device is ever overfilled; nothing is rounded
-    where sizes are whole bytes, as they are in every file of the authors.
+    where sizes are whole bytes, as they are in every file of the authors. Where all nodes fit on
+    any one device, they take nothing.
     """
     total = fsum(node.memory_bytes for node in instance.nodes)
     unit = ldexp(1.0, max(0, frexp(total)[1] - 52))
     sizes = [-floor(-node.memory_bytes / unit) for node in instance.nodes]
     limits = [inf if kind.memory_bytes is None else kind.memory_bytes for kind in instance.classes]
+    if total <= min(limits):
+        sizes = [0] * len(sizes)
     return sizes, tuple(UNLIMITED if x >= UNLIMITED * unit else floor(x / unit) for x in limits)
 
 
-def block_loads(blocks: Blocks, devices: np.ndarray, kinds: np.ndarray) -> np.ndarray:
-    """Loads in steps.
+def block_loads(blocks: Blocks, devices: np.ndarray) -> np.ndarray:
+    """The load of every device in steps.
 
     Args:
         blocks: the problem.
         devices: the device of every block, shape ``(blocks,)``.
-        kinds: the class of every device, shape ``(devices,)``.
     """
+    kinds = [number for number, kind in enumerate(blocks.classes) for _ in range(kind.count)]
     loads = np.zeros(len(kinds), dtype=np.int64)
     for block, device in enumerate(devices):
         loads[device] += blocks.times[kinds[device]][block]

@@ -94,3 +94,55 @@ def average_bound(blocks: Blocks) -> int:
         for block in range(blocks.size)
     )
     return max(largest, _bound(blocks, list(best_prices(blocks).of_class)))
+
+
+def pigeonhole_bound(blocks: Blocks, most_blocks: int = 400) -> int:
+    """No assignment's largest load is below this: too many large blocks for the devices.
+
+    Of the m largest blocks the devices of each class hold at most as many as the smallest of them
+    fill a device; the bound is the least load with room for all m, for the best m.
+    """
+    classes = [number for number, kind in enumerate(blocks.classes) if kind.count]
+    times = np.array([blocks.times[number] for number in classes], dtype=np.int64)
+    order = np.argsort(-times.min(axis=0), kind="stable")[:most_blocks]
+    counts = [blocks.classes[number].count for number in classes]
+    best = 0
+    for m in range(1, len(order) + 1):
+        filled = [np.cumsum(np.sort(row)) for row in times[:, order[:m]]]
+        if _room(filled, counts, best) < m:
+            best = _least_load(filled, counts, m)
+    return best
+
+
+def _room(filled: list[NDArray[np.int64]], counts: list[int], load: int) -> int:
+    return sum(
+        count * int(np.searchsorted(sums, load, side="right"))
+        for sums, count in zip(filled, counts, strict=True)
+    )
+
+
+def _least_load(filled: list[NDArray[np.int64]], counts: list[int], m: int) -> int:
+    low, high = -1, int(max(sums[-1] for sums in filled))
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _room(filled, counts, middle) < m:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def unplaceable(blocks: Blocks, most: int | None = None) -> bool:
+    """Whether some block fits on no device, or only with a load above ``most``."""
+    return any(
+        not any(
+            kind.count
+            and allowed[block]
+            and blocks.memory[block] <= limit
+            and (most is None or times[block] <= most)
+            for kind, allowed, limit, times in zip(
+                blocks.classes, blocks.allowed, blocks.limits, blocks.times, strict=True
+            )
+        )
+        for block in range(blocks.size)
+    )

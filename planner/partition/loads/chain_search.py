@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +20,11 @@ from numpy.typing import NDArray
 from planner.partition.loads.blocks import Blocks
 from planner.partition.loads.bounds import Prices, best_prices
 from planner.partition.loads.ideals import Family
-from planner.partition.loads.pair_loads import PairLoads, Rows, Steps
+from planner.partition.loads.pair_loads import PairLoads, Rows, Steps, row_sums
 from planner.solver_settings import Clock
 
 COLUMNS = 128
+MOST_TABLES = 4000
 SECONDS_PER_PAIR = 5e-8
 """Deterministic time booked for one pair of ideals."""
 Counts = tuple[int, ...]
@@ -50,6 +52,11 @@ class Chain:
                 device[block] = int(starts[number]) + used[number]
             used[number] += 1
         return device
+
+
+def is_searchable(blocks: Blocks) -> bool:
+    """Whether the recursion's tables, one for every number of devices of each class, are few."""
+    return prod(kind.count + 1 for kind in blocks.classes) <= MOST_TABLES
 
 
 def best_chain(blocks: Blocks, family: Family, below: int, clock: Clock) -> Chain | None:
@@ -80,51 +87,57 @@ class _Search:
         prices = best_prices(blocks)
         self._order_family(family, prices)
         self._stage_budget = max(prices.budget(one, most) for one in self._singles())
+        self._keep(self._windows(prices, None))
         self._loads = PairLoads(blocks, self._family)
-        self._may = {counts: self._window(counts, prices) for counts in self._counts}
-        self._keep(np.logical_or.reduce(list(self._may.values())))
+        self._keep(self._windows(prices, self._loads.cut))
+        self._loads = PairLoads(blocks, self._family)
         self._best = {counts: np.full(len(self._family), np.inf) for counts in self._counts}
 
     def _order_family(self, family: Family, prices: Prices) -> None:
         """Sort so that parts come before the whole."""
-        weights = family.astype(np.int64) @ prices.weights
+        weights = row_sums(family, prices.weights)
         order = np.lexsort((family.sum(axis=1), weights))
         self._family, self._weights = family[order], weights[order]
-
-    def _keep(self, rows: NDArray[np.bool_]) -> None:
-        self._family, self._weights = self._family[rows], self._weights[rows]
-        self._may = {counts: may[rows] for counts, may in self._may.items()}
-        self._loads = PairLoads(self._blocks, self._family)
+        self._total = int(prices.weights.sum())
 
     def _singles(self) -> Iterator[Counts]:
         for number in range(len(self._full)):
             yield tuple(int(number == other) for other in range(len(self._full)))
 
-    def _window(self, counts: Counts, prices: Prices) -> NDArray[np.bool_]:
-        """The ideals that these devices can hold while the others can hold the rest."""
-        rest = tuple(all_ - used for all_, used in zip(self._full, counts, strict=True))
-        inside, outside = self._weights, self._weights[-1] - self._weights
-        return (inside + self._border(counts, prices) <= prices.budget(counts, self._most)) & (
-            outside + self._border(rest, prices) <= prices.budget(rest, self._most)
-        )
+    def _keep(self, may: dict[Counts, NDArray[np.bool_]]) -> None:
+        """Leave out the ideals that no devices may hold."""
+        rows = np.logical_or.reduce(list(may.values()))
+        self._family, self._weights = self._family[rows], self._weights[rows]
+        self._may = {counts: allowed[rows] for counts, allowed in may.items()}
 
-    def _border(self, counts: Counts, prices: Prices) -> NDArray[np.int64] | int:
+    def _windows(self, prices: Prices, cut: Steps | None) -> dict[Counts, NDArray[np.bool_]]:
+        """By counts: the ideals that these devices can hold while the others can hold the rest.
+
+        Args:
+            prices: of the classes' time, see :class:`Prices`.
+            cut: by ideal, the cost of the nets across its border; None to leave it out.
+        """
+        windows = {}
+        for counts in self._counts:
+            rest = tuple(all_ - used for all_, used in zip(self._full, counts, strict=True))
+            inside = self._weights + self._border(counts, prices, cut)
+            outside = self._total - self._weights + self._border(rest, prices, cut)
+            windows[counts] = (inside <= prices.budget(counts, self._most)) & (
+                outside <= prices.budget(rest, self._most)
+            )
+        return windows
+
+    def _border(self, counts: Counts, prices: Prices, cut: Steps | None) -> NDArray[np.int64] | int:
         """What these devices pay at least for the nets across an ideal's border."""
-        present = [
-            number
-            for number, (count, kind) in enumerate(zip(counts, self._blocks.classes, strict=True))
-            if count
-        ]
-        if not present or not all(self._blocks.classes[n].pays_transfers for n in present):
+        kinds = self._blocks.classes
+        present = [number for number, count in enumerate(counts) if count]
+        if cut is None or not present or not all(kinds[n].pays_transfers for n in present):
             return 0
-        least = min(prices.of_class[number] for number in present)
-        return self._loads.cut.astype(np.int64) * least
+        return cut.astype(np.int64) * min(prices.of_class[number] for number in present)
 
     def run(self, clock: Clock) -> Chain | None:
-        if not len(self._family) or not self._may[self._full][-1]:
-            return None
-        if self._family[0].any():
-            return None
+        if not len(self._family) or self._family[0].any() or not self._family[-1].all():
+            return None  # No devices can hold nothing, or everything: the limit is too low.
         for counts in self._counts:
             self._best[counts][0] = 0
         for start in range(1, len(self._family), COLUMNS):

@@ -87,9 +87,7 @@ class LoadInstance:
     @cached_property
     def devices(self) -> tuple[int, ...]:
         """The class of every device, by device number."""
-        return tuple(
-            number for number, kind in enumerate(self.classes) for _ in range(kind.count)
-        )
+        return tuple(number for number, kind in enumerate(self.classes) for _ in range(kind.count))
 
     @cached_property
     def position(self) -> dict[int, int]:

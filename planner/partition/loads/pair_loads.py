@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +14,7 @@ from planner.partition.loads.ideals import Family
 Steps = NDArray[np.float64]
 """Loads in steps: whole numbers below 2**53, or infinity where a stage is impossible."""
 Rows = NDArray[np.intp]
+ROWS = 4096
 
 
 class PairLoads:
@@ -39,8 +42,11 @@ class PairLoads:
     @property
     def cut(self) -> Steps:
         """By ideal: the cost of the nets with pins on both sides of its border."""
-        is_cut = (self._held > 0) & (self._held < self._pins)
-        return is_cut.astype(np.float64) @ self._cost
+        sums = np.empty(len(self._held))
+        for rows in _slices(len(self._held)):
+            is_cut = (self._held[rows] > 0) & (self._held[rows] < self._pins)
+            sums[rows] = is_cut.astype(np.float64) @ self._cost
+        return sums
 
     def between(self, lower: Rows, upper: Rows) -> list[Steps]:
         """Loads by class, each of shape ``(len(lower), len(upper))``.
@@ -91,17 +97,30 @@ class PairLoads:
         return paid_from_none[None, :] - saved
 
 
-def _sums(family: Family, values: object) -> Steps:
-    row = np.array(values, dtype=np.float64)
-    sums: Steps = family.astype(np.float64) @ row
-    return sums
+def row_sums(family: Family, values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """By ideal: the sum of its blocks' values, exact."""
+    sums = [family[rows].astype(np.int64) @ values for rows in _slices(len(family))]
+    return np.concatenate(sums) if sums else np.zeros(0, dtype=np.int64)
+
+
+def _sums(family: Family, values: Iterable[int]) -> Steps:
+    return row_sums(family, np.array(list(values), dtype=np.int64)).astype(np.float64)
 
 
 def _held_pins(blocks: Blocks, family: Family) -> NDArray[np.uint16]:
+    """How many of the pins of each net an ideal holds, shape ``(ideals, nets)``."""
     incidence = np.zeros((blocks.size, len(blocks.nets)), dtype=np.float32)
     for number, net in enumerate(blocks.nets):
         incidence[list(net.pins), number] = 1
-    return (family.astype(np.float32) @ incidence).astype(np.uint16)
+    held = np.empty((len(family), len(blocks.nets)), dtype=np.uint16)
+    for rows in _slices(len(family)):
+        held[rows] = family[rows].astype(np.float32) @ incidence
+    return held
+
+
+def _slices(count: int) -> Iterator[slice]:
+    """Rows a few thousand at a time: wider types of all at once would take gigabytes."""
+    return (slice(start, start + ROWS) for start in range(0, count, ROWS))
 
 
 def _chain_counts(blocks: Blocks, family: Family) -> list[NDArray[np.uint16]]:
