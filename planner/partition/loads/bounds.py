@@ -96,8 +96,13 @@ def average_bound(blocks: Blocks) -> int:
     return max(largest, _bound(blocks, list(best_prices(blocks).of_class)))
 
 
-def pigeonhole_bound(blocks: Blocks, most_blocks: int = 400) -> int:
-    """No assignment's largest load is below this: too many large blocks for the devices.
+def pigeonhole_bound(blocks: Blocks) -> int:
+    """No assignment's largest load is below this: see :func:`crowded_blocks`."""
+    return crowded_blocks(blocks)[0]
+
+
+def crowded_blocks(blocks: Blocks, most_blocks: int = 400) -> tuple[int, list[int]]:
+    """A bound, and the blocks that are too many for the devices with any lower load.
 
     Of the m largest blocks the devices of each class hold at most as many as the smallest of them
     fill a device; the bound is the least load with room for all m, for the best m.
@@ -106,12 +111,12 @@ def pigeonhole_bound(blocks: Blocks, most_blocks: int = 400) -> int:
     times = np.array([blocks.times[number] for number in classes], dtype=np.int64)
     order = np.argsort(-times.min(axis=0), kind="stable")[:most_blocks]
     counts = [blocks.classes[number].count for number in classes]
-    best = 0
+    best, crowd = 0, 1
     for m in range(1, len(order) + 1):
         filled = [np.cumsum(np.sort(row)) for row in times[:, order[:m]]]
         if _room(filled, counts, best) < m:
-            best = _least_load(filled, counts, m)
-    return best
+            best, crowd = _least_load(filled, counts, m), m
+    return best, [int(block) for block in order[:crowd]]
 
 
 def _room(filled: list[NDArray[np.int64]], counts: list[int], load: int) -> int:

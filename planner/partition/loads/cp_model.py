@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
 
 from ortools.sat.python import cp_model
 
 from planner.partition.loads.blocks import Blocks, Net
+from planner.partition.loads.bounds import crowded_blocks
 
 MOST_COVERS = 12
 
@@ -24,11 +28,18 @@ class PlacementModel:
             is a decision.
         lower: no load below this is possible.
         most: only placements with loads up to this are looked for.
+        order: which of the placements that differ by the names of like devices is kept: by the
+            longest blocks (the i-th of them on one of the first i devices), or by how many of the
+            blocks they hold that are too many for the devices (:func:`crowded_blocks`). The first
+            is better as a rule, the second where blocks are much alike.
     """
 
-    def __init__(self, blocks: Blocks, lower: int, most: int) -> None:
+    def __init__(
+        self, blocks: Blocks, lower: int, most: int, order: Literal["longest", "crowd"] = "longest"
+    ) -> None:
         self.model = cp_model.CpModel()
         self._blocks = blocks
+        self._order = order
         self._is_ordered = bool(blocks.precedences)
         self.load = self.model.new_int_var(lower, most, "largest load")
         count = sum(kind.count for kind in blocks.classes)
@@ -78,7 +89,7 @@ class PlacementModel:
                 self.model.add(sum(row[number] for row in self.is_class) == kind.count)
 
     def _add_order(self) -> None:
-        """A block's stage is not before that of what it needs: ``by[k]`` is "in stage k or before"."""
+        """A block's stage is not before that of what it needs; ``by[k]``: in stage k or before."""
         if not self._is_ordered:
             return
         by = []
@@ -148,17 +159,39 @@ class PlacementModel:
                     self.model.add(sum(self.on[block][device] for block in large) <= k)
 
     def _add_symmetry(self) -> None:
-        """Devices of one class are alike: those with more large blocks come first."""
-        large = large_blocks(self._blocks)
-        for device in range(len(self.is_class) - 1):
-            if self.is_class[device] == self.is_class[device + 1]:
-                held = [sum(self.on[block][d] for block in large) for d in (device, device + 1)]
-                self.model.add(held[0] >= held[1])
+        """Devices of one class are alike: choose between placements that differ by their names."""
+        kinds = [row.index(True) for row in self.is_class]
+        if self._order == "crowd":
+            _, crowd = crowded_blocks(self._blocks)
+            for device, (kind, following) in enumerate(pairwise(kinds)):
+                if kind == following:
+                    held = [sum(self.on[b][d] for b in crowd) for d in (device, device + 1)]
+                    self.model.add(held[0] >= held[1])
+            return
+        for number in set(kinds):
+            devices = [device for device, kind in enumerate(kinds) if kind == number]
+            for rank, block in enumerate(_longest_first(self._blocks)[: len(devices)]):
+                for device in devices[rank + 1 :]:
+                    self.model.add(self.on[block][device] == 0)
+
+    def _renamed(self, devices: Sequence[int], classes: Sequence[int]) -> list[int]:
+        """A placement under the names that :meth:`_add_symmetry` allows."""
+        if self._order == "crowd":
+            _, crowd = crowded_blocks(self._blocks)
+            held = Counter(devices[block] for block in crowd)
+            ranks = {device: -held[device] for device in range(len(classes))}
+        else:
+            longest = _longest_first(self._blocks)
+            first = {devices[block]: rank for rank, block in reversed(list(enumerate(longest)))}
+            ranks = {device: first.get(device, len(longest)) for device in range(len(classes))}
+        order = sorted(ranks, key=lambda device: (classes[device], ranks[device], device))
+        new = {old: position for position, old in enumerate(order)}
+        return [new[device] for device in devices]
 
     def hint(self, devices: Sequence[int], classes: Sequence[int]) -> None:
         """Suggest a placement: the device of every block, the class of every device."""
         if not self._is_ordered:
-            devices = _canonical(self._blocks, devices, classes)
+            devices = self._renamed(devices, classes)
         for row, chosen in zip(self.on, devices, strict=True):
             for device, literal in enumerate(row):
                 self.model.add_hint(literal, device == chosen)
@@ -171,22 +204,6 @@ class PlacementModel:
             self.model.add_hint(touch, any(inside) and not all(inside))
 
 
-def large_blocks(blocks: Blocks) -> list[int]:
-    """The larger blocks: those of which few fit on a device."""
+def _longest_first(blocks: Blocks) -> list[int]:
     times = [min(column) for column in zip(*blocks.times, strict=True)]
-    total = sum(times)
-    order = sorted(range(blocks.size), key=lambda block: -times[block])
-    return [
-        block
-        for block in order
-        if 8 * 2 * times[block] * sum(kind.count for kind in blocks.classes) > total
-    ] or order[:1]
-
-
-def _canonical(blocks: Blocks, devices: Sequence[int], classes: Sequence[int]) -> list[int]:
-    """The same placement with the devices of each class sorted by how many large blocks they hold."""
-    large = large_blocks(blocks)
-    held = [sum(devices[block] == device for block in large) for device in range(len(classes))]
-    order = sorted(range(len(classes)), key=lambda device: (classes[device], -held[device], device))
-    new = {old: position for position, old in enumerate(order)}
-    return [new[device] for device in devices]
+    return sorted(range(blocks.size), key=lambda block: -times[block])

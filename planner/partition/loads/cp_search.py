@@ -3,31 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from ortools.sat.python import cp_model
 
 from planner.partition.loads.blocks import Blocks
 from planner.partition.loads.cp_model import PlacementModel
 from planner.partition.loads.incumbent import Incumbent
-from planner.partition.loads.reduction import joined_below, joined_followers
+from planner.partition.loads.reduction import joined_followers
+from planner.partition.loads.separation import destructive_bound, tightened
 from planner.solver_settings import Clock, Settings, run_solver
 
+Order = Literal["longest", "crowd"]
+ROUNDS: tuple[tuple[Order, float], ...] = (("longest", 0.1), ("crowd", 0.1), ("longest", 1.0))
+"""The names of like devices, and the share of the time left, of one search after the other."""
 
-def search(
-    blocks: Blocks, best: Incumbent, settings: Settings, clock: Clock, limit_s: float
+
+def search(blocks: Blocks, best: Incumbent, settings: Settings, clock: Clock) -> None:
+    """Improve the best placement, and the bound, until the clock ends it.
+
+    Raises the bound first by what minimum cuts refute.
+    """
+    best.raise_bound(destructive_bound(blocks, best.bound, best.value, clock))
+    for order, share in ROUNDS:
+        if not best.is_proved and clock.left_s > 0:
+            _search_once(blocks, best, settings, clock, order, share * clock.left_s)
+
+
+def _search_once(
+    blocks: Blocks,
+    best: Incumbent,
+    settings: Settings,
+    clock: Clock,
+    order: Order,
+    limit_s: float,
 ) -> None:
-    """Improve the best placement, and the bound, for some time.
+    """One search with CP-SAT.
 
     Args:
         blocks: the problem; with precedences the devices are stages.
         best: takes what is found.
         settings: of CP-SAT.
         clock: books the time.
+        order: of like devices, see :class:`PlacementModel`.
         limit_s: when to stop.
     """
     most = best.value
-    reduced = joined_followers(joined_below(blocks, most), most)
-    placement = PlacementModel(reduced, best.bound, most)
+    joined = tightened(blocks, most, clock)
+    if joined is None:
+        best.raise_bound(most + 1)
+        return
+    reduced = joined_followers(joined, most)
+    placement = PlacementModel(reduced, best.bound, most, order)
     known = best.devices
     if known is not None:
         placement.hint(*_as_stages(reduced, _on_reduced(blocks, reduced, known)))

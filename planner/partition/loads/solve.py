@@ -95,11 +95,8 @@ def _solve_free(
     blocks: Blocks, stages: Blocks, best: Incumbent, settings: Settings, clock: Clock
 ) -> None:
     _start_contiguous(stages, best, settings, clock)
-    while not best.is_proved and clock.left_s > 0:
-        before = best.value
+    if not best.is_proved:
         _search_model(blocks, best, settings, clock)
-        if best.value == before:
-            break
 
 
 def _search_model(blocks: Blocks, best: Incumbent, settings: Settings, clock: Clock) -> None:
@@ -109,4 +106,4 @@ def _search_model(blocks: Blocks, best: Incumbent, settings: Settings, clock: Cl
     # Here, for CP-SAT takes half a second to import and most problems do without it.
     from planner.partition.loads.cp_search import search
 
-    search(blocks, best, settings, clock, clock.left_s)
+    search(blocks, best, settings, clock)
