@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import floor, frexp, fsum, inf, ldexp
+from math import floor, frexp, fsum, inf, ldexp, ulp
 
 import networkx as nx
 import numpy as np
@@ -152,7 +152,7 @@ def join_nets(found: Iterable[tuple[Iterable[int], int]]) -> tuple[Net, ...]:
 def step_of(instance: LoadInstance) -> float:
     """A power of two such that all times and transfers together stay below 2**46 steps."""
     total = fsum(max(node.times) + node.transfer_time for node in instance.nodes)
-    return ldexp(1.0, frexp(total)[1] - TOTAL_BITS) if total > 0 else 1.0
+    return max(ldexp(1.0, frexp(total)[1] - TOTAL_BITS), ulp(0.0)) if total > 0 else 1.0
 
 
 def make_blocks(

@@ -168,7 +168,8 @@ class _Search:
         first = int(np.searchsorted(self._weights, least))
         rows = np.arange(first, upper[-1] + 1)
         reached = np.logical_or.reduce([np.isfinite(best[rows]) for best in self._best.values()])
-        return rows[reached | (rows >= upper[0])]
+        below: Rows = rows[reached | (rows >= upper[0])]
+        return below
 
     def _from_fewer(
         self, counts: Counts, lower: Rows, loads: list[Steps], columns: Rows, upper: Rows

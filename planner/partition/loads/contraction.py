@@ -44,12 +44,17 @@ def contiguous_blocks(instance: LoadInstance) -> Blocks:
        again and again. **This is a rule of the authors' program, not of the problem**: where
        memory and permissions do not bind it changes no optimum of theirs, else it can.
     """
+    group, edges = ordered_groups(instance)
+    group, edges = _merge(group, edges, _leaves(instance, group, edges))
+    return make_blocks(instance, group, {(edge.before, edge.after) for edge in edges})
+
+
+def ordered_groups(instance: LoadInstance) -> tuple[list[int], set[Ordered]]:
+    """The group of every node after rules 1 to 3 of :func:`contiguous_blocks`, and their order."""
     group = _by_color(instance)
     edges = _ordered(instance, group)
     circles = nx.DiGraph([(edge.before, edge.after) for edge in edges])
-    group, edges = _merge(group, edges, nx.strongly_connected_components(circles))
-    group, edges = _merge(group, edges, _leaves(instance, group, edges))
-    return make_blocks(instance, group, {(edge.before, edge.after) for edge in edges})
+    return _merge(group, edges, nx.strongly_connected_components(circles))
 
 
 def _by_color(instance: LoadInstance) -> list[int]:
@@ -113,7 +118,7 @@ def _leaves(
         forest.add_edge(leaf, neighbour)
         idle.discard(leaf)
         waiting.append(neighbour)
-    return nx.connected_components(forest)
+    return list(nx.connected_components(forest))
 
 
 def _idle(instance: LoadInstance, group: list[int]) -> set[int]:

@@ -192,9 +192,9 @@ class PlacementModel:
         """Suggest a placement: the device of every block, the class of every device."""
         if not self._is_ordered:
             devices = self._renamed(devices, classes)
-        for row, chosen in zip(self.on, devices, strict=True):
-            for device, literal in enumerate(row):
-                self.model.add_hint(literal, device == chosen)
+        for on, chosen in zip(self.on, devices, strict=True):
+            for device, here in enumerate(on):
+                self.model.add_hint(here, device == chosen)
         for device, row in enumerate(self.is_class):
             for number, literal in enumerate(row):
                 if not isinstance(literal, bool):

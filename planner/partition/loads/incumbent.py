@@ -32,9 +32,10 @@ class Incumbent:
     ) -> None:
         self._instance, self._blocks = instance, blocks
         self._contiguous, self._clock = contiguous, clock
-        self.worst = 1 + sum(max(column) for column in zip(*blocks.times, strict=True))
-        self.worst += sum(net.cost for net in blocks.nets)
-        self.value, self.bound = self.worst, 0
+        longest = sum(max(column) for column in zip(*blocks.times, strict=True))
+        self.worst: int = 1 + longest + sum(net.cost for net in blocks.nets)
+        self.value: int = self.worst
+        self.bound: int = 0
         self._number = _numbers(instance, blocks)
         self._assignment: tuple[int, ...] | None = None
         self._objective: float | None = None
@@ -98,7 +99,7 @@ class Incumbent:
 
 def _numbers(instance: LoadInstance, blocks: Blocks) -> list[int]:
     """The instance's number of each device: the blocks leave out those that no block can use."""
-    numbers = []
+    numbers: list[int] = []
     start = 0
     for kind, used in zip(instance.classes, blocks.classes, strict=True):
         numbers += range(start, start + used.count)

@@ -6,7 +6,8 @@ The model of Tarnawski et al., "Efficient Algorithms for Device Placement of DNN
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
@@ -14,6 +15,8 @@ from math import isfinite
 import networkx as nx
 
 from planner.errors import PipeplanError, shorten
+
+MOST_DEVICES = 100_000
 
 
 @dataclass(frozen=True)
@@ -103,18 +106,15 @@ def instance_problems(instance: LoadInstance) -> Iterator[str]:
         yield from _class_problems(kind)
     if sum(max(kind.count, 0) for kind in instance.classes) == 0:
         yield "there are no devices; give at least one"
-    seen: set[int] = set()
     for node in instance.nodes:
-        if node.id in seen:
-            yield f"node {node.id}: two nodes have this id; ids must be unique"
-        seen.add(node.id)
         yield from _node_problems(node, instance)
-    yield from _edge_problems(instance, seen)
+    backward = {node.id for node in instance.nodes if node.is_backward}
+    yield from graph_problems([node.id for node in instance.nodes], backward, instance.edges)
 
 
 def _class_problems(kind: DeviceClass) -> Iterator[str]:
-    if kind.count < 0:
-        yield f"{kind.name}: a count of {kind.count}; expected 0 or more"
+    if not 0 <= kind.count <= MOST_DEVICES:
+        yield f"{kind.name}: a count of {kind.count}; expected 0 to {MOST_DEVICES}"
     if kind.memory_bytes is not None and not _is_amount(kind.memory_bytes):
         yield f"{kind.name}: memory {shorten(kind.memory_bytes)}; expected 0 or more bytes"
 
@@ -132,10 +132,22 @@ def _is_amount(figure: float) -> bool:
     return isfinite(figure) and figure >= 0
 
 
-def _edge_problems(instance: LoadInstance, known: set[int]) -> Iterator[str]:
-    backward = {node.id for node in instance.nodes if node.is_backward}
+def graph_problems(
+    ids: Sequence[int], backward: Container[int], edges: Iterable[tuple[int, int]]
+) -> Iterator[str]:
+    """What is wrong with nodes and edges, a line each.
+
+    Args:
+        ids: of all nodes.
+        backward: ids of the nodes of the backward pass.
+        edges: from producers to consumers.
+    """
+    known = set(ids)
+    for id_, count in Counter(ids).items():
+        if count > 1:
+            yield f"node {id_}: {count} nodes have this id; ids must be unique"
     graph = nx.DiGraph()
-    for source, target in instance.edges:
+    for source, target in edges:
         for end in (source, target):
             if end not in known:
                 yield f"edge {source} -> {target}: there is no node {end}; correct the id"
@@ -146,6 +158,6 @@ def _edge_problems(instance: LoadInstance, known: set[int]) -> Iterator[str]:
             )
         graph.add_edge(source, target)
     if not nx.is_directed_acyclic_graph(graph):
-        circle = [source for source, _ in nx.find_cycle(graph)]
+        circle = [edge[0] for edge in nx.find_cycle(graph)]
         shown = " -> ".join(map(str, [*circle[:20], circle[0]]))
         yield f"edges: they form a cycle ({shown}); a node cannot wait for itself"

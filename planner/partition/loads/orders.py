@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from planner.partition.loads.blocks import Blocks
-
-Pick = Callable[[list[int]], int]
-"""Takes the next block out of those that are ready."""
 
 
 def linear_orders(blocks: Blocks, count: int, seed: int) -> Iterator[list[int]]:
     """Orders that respect the precedences: depth first, breadth first, then random ones of both."""
     draw = random.Random(seed)
-    yield _order(blocks, lambda ready: ready.pop(), None)
-    yield _order(blocks, lambda ready: ready.pop(0), None)
+    yield _order(blocks, -1, None)
+    yield _order(blocks, 0, None)
     for number in range(count - 2):
-        deep = number % 2 == 0
-        yield _order(blocks, lambda ready, deep=deep: _drawn(ready, deep, draw), draw)
+        yield _order(blocks, None if number % 2 else -1, draw)
 
 
-def _drawn(ready: list[int], deep: bool, draw: random.Random) -> int:
-    return ready.pop(-1 if deep else draw.randrange(len(ready)))
+def _order(blocks: Blocks, pick: int | None, draw: random.Random | None) -> list[int]:
+    """One order.
 
-
-def _order(blocks: Blocks, pick: Pick, draw: random.Random | None) -> list[int]:
+    Args:
+        blocks: what is ordered.
+        pick: which of the ready blocks comes next: the last, the first, or any.
+        draw: mixes the blocks that become ready together; without it they keep their order.
+    """
     waits_for = [len(found) for found in blocks.predecessors]
     ready = [block for block in range(blocks.size) if not waits_for[block]]
     order = []
     while ready:
-        block = pick(ready)
-        order.append(block)
-        after = list(blocks.successors[block])
-        if draw:
+        if pick is None and draw is not None:
+            order.append(ready.pop(draw.randrange(len(ready))))
+        else:
+            order.append(ready.pop(pick or 0))
+        after = list(blocks.successors[order[-1]])
+        if draw is not None:
             draw.shuffle(after)
         for successor in after:
             waits_for[successor] -= 1

@@ -92,9 +92,10 @@ class PairLoads:
             right.append(same * cost[columns])
         paid_from_none = cost.sum() - from_none.astype(np.float64) @ cost
         if not left:
-            return np.broadcast_to(paid_from_none, (len(lower), len(upper)))
-        saved: Steps = np.concatenate(left, axis=1) @ np.concatenate(right, axis=1).T
-        return paid_from_none[None, :] - saved
+            return np.tile(paid_from_none, (len(lower), 1))
+        saved = np.concatenate(left, axis=1) @ np.concatenate(right, axis=1).T
+        transfers: Steps = paid_from_none[None, :] - saved
+        return transfers
 
 
 def row_sums(family: Family, values: NDArray[np.int64]) -> NDArray[np.int64]:
