@@ -45,7 +45,7 @@ class Blocks:
         nets: what transfers may cost.
         precedences: pairs of blocks of which the first may not be in a later stage; none unless
             stages are to be contiguous.
-        classes: the kinds of devices; their counts at most the number of blocks.
+        classes: the kinds of devices; their counts at most the number of nodes.
         step: the unit of time; a figure in steps is at most ``step`` below each time it stands for.
     """
 
@@ -187,7 +187,7 @@ def make_blocks(
         nets=join_nets(_nets(instance, group, step)),
         precedences=frozenset((a, b) for a, b in precedences if a != b),
         classes=tuple(
-            replace(kind, count=min(kind.count, len(members))) for kind in instance.classes
+            replace(kind, count=min(kind.count, len(instance.nodes))) for kind in instance.classes
         ),
         step=step,
     )

@@ -8,15 +8,18 @@ from typing import Literal
 from ortools.sat.python import cp_model
 
 from planner.partition.loads.blocks import Blocks
+from planner.partition.loads.bounds import unplaceable
 from planner.partition.loads.cp_model import PlacementModel
 from planner.partition.loads.incumbent import Incumbent
-from planner.partition.loads.reduction import joined_followers
+from planner.partition.loads.reduction import joined_below, joined_followers
 from planner.partition.loads.separation import destructive_bound, tightened
 from planner.solver_settings import Clock, Settings, run_solver
 
 Order = Literal["longest", "crowd"]
 ROUNDS: tuple[tuple[Order, float], ...] = (("longest", 0.1), ("crowd", 0.1), ("longest", 1.0))
 """The names of like devices, and the share of the time left, of one search after the other."""
+MOST_CUT_BLOCKS = 1500
+"""Of more, minimum cuts take too long."""
 
 
 def search(blocks: Blocks, best: Incumbent, settings: Settings, clock: Clock) -> None:
@@ -24,7 +27,8 @@ def search(blocks: Blocks, best: Incumbent, settings: Settings, clock: Clock) ->
 
     Raises the bound first by what minimum cuts refute.
     """
-    best.raise_bound(destructive_bound(blocks, best.bound, best.value, clock))
+    if blocks.size <= MOST_CUT_BLOCKS:
+        best.raise_bound(destructive_bound(blocks, best.bound, best.value, clock))
     for order, share in ROUNDS:
         if not best.is_proved and clock.left_s > 0:
             _search_once(blocks, best, settings, clock, order, share * clock.left_s)
@@ -49,7 +53,8 @@ def _search_once(
         limit_s: when to stop.
     """
     most = best.value
-    joined = tightened(blocks, most, clock)
+    reduces = tightened if blocks.size <= MOST_CUT_BLOCKS else _quickly_tightened
+    joined = reduces(blocks, most, clock)
     if joined is None:
         best.raise_bound(most + 1)
         return
@@ -63,6 +68,11 @@ def _search_once(
     status = run_solver(solver, placement.model, clock, _Callback(placement, reduced, best))
     if status in (cp_model.OPTIMAL, cp_model.INFEASIBLE):
         best.raise_bound(best.value)
+
+
+def _quickly_tightened(blocks: Blocks, most: int, _: Clock) -> Blocks | None:
+    joined = joined_below(blocks, most)
+    return None if unplaceable(joined, most) else joined
 
 
 class _Callback(cp_model.CpSolverSolutionCallback):

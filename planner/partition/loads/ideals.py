@@ -6,7 +6,7 @@ The first stages of every contiguous split hold an ideal together, so a split is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,26 +33,40 @@ def all_ideals(blocks: Blocks, limit: int, clock: Clock) -> Family | None:
 
 def _levels(blocks: Blocks, limit: int) -> Iterator[Family]:
     """The ideals of 0, 1, 2, … blocks; stops early after a level beyond the limit."""
-    needs = np.zeros((blocks.size, blocks.size), dtype=np.float32)
-    for before, after in blocks.precedences:
-        needs[before, after] = 1
+    needs = _Needs(sorted(blocks.precedences))
     level = np.zeros((1, blocks.size), dtype=bool)
     for _ in range(blocks.size):
         yield level
         if len(level) > limit:
             return
-        level = _grown(level, needs)
+        level = needs.grown(level)
     yield level
 
 
-def _grown(level: Family, needs: NDArray[np.float32]) -> Family:
-    """Every ideal that is one block larger than one of a level."""
-    outside = ~level
-    ready = outside & (outside.astype(np.float32) @ needs == 0)
-    rows, added = np.nonzero(ready)
-    grown = level[rows]
-    grown[np.arange(len(rows)), added] = True
-    return distinct(grown)
+class _Needs:
+    """Which blocks must be there before another can be added.
+
+    Args:
+        pairs: (what is needed, by which block).
+    """
+
+    def __init__(self, pairs: Iterable[tuple[int, int]]) -> None:
+        by_needer = sorted(pairs, key=lambda pair: pair[1])
+        self._needed = [needed for needed, _ in by_needer]
+        needers = [needer for _, needer in by_needer]
+        self._needers, self._starts = np.unique(needers, return_index=True)
+
+    def grown(self, level: Family) -> Family:
+        """Every ideal that is one block larger than one of a level."""
+        outside = ~level
+        ready = outside.copy()
+        if self._needed:
+            lacks = np.logical_or.reduceat(outside[:, self._needed], self._starts, axis=1)
+            ready[:, self._needers] &= ~lacks
+        rows, added = np.nonzero(ready)
+        grown = level[rows]
+        grown[np.arange(len(rows)), added] = True
+        return distinct(grown)
 
 
 def distinct(family: Family) -> Family:
@@ -65,12 +79,9 @@ def distinct(family: Family) -> Family:
 
 def neighbours(blocks: Blocks, family: Family) -> Family:
     """Every ideal that is one block larger or smaller than one of the family."""
-    needs = np.zeros((blocks.size, blocks.size), dtype=np.float32)
-    for before, after in blocks.precedences:
-        needs[before, after] = 1
-    larger = _grown(family, needs)
-    smaller = ~_grown(~family, needs.T)
-    return np.concatenate([larger, smaller])
+    larger = _Needs(sorted(blocks.precedences)).grown(family)
+    turned = sorted((after, before) for before, after in blocks.precedences)
+    return np.concatenate([larger, ~_Needs(turned).grown(~family)])
 
 
 def prefixes(order: list[int]) -> Family:

@@ -16,8 +16,12 @@ from planner.partition.loads.result import LoadResult
 from planner.solver_settings import Clock, Settings
 
 MOST_IDEALS = 250_000
-MOST_BLOCKS = 1500
-"""More are coarsened for the search of chains."""
+MOST_CELLS = 4e8
+"""Ideals times blocks of a family: the bytes of its table."""
+MOST_BLOCKS = 4000
+"""Of more, no family of all ideals is made."""
+MOST_COARSE_BLOCKS = 1500
+"""More are coarsened for a first split."""
 MOST_MODEL_CELLS = 200_000
 """Blocks and nets times devices of a CP-SAT model that is worth building."""
 
@@ -64,7 +68,7 @@ def _solve_contiguous(blocks: Blocks, best: Incumbent, settings: Settings, clock
 
 def _start_contiguous(blocks: Blocks, best: Incumbent, settings: Settings, clock: Clock) -> None:
     """A good contiguous split, if one is found."""
-    coarse = coarsened(blocks, MOST_BLOCKS)
+    coarse = coarsened(blocks, MOST_COARSE_BLOCKS)
     if unplaceable(coarse):
         return
     chain = good_chain(coarse, best.value, settings.seed, clock)
@@ -79,8 +83,10 @@ def _search_all_ideals(blocks: Blocks, best: Incumbent, clock: Clock) -> None:
     if unplaceable(reduced, most):
         best.raise_bound(best.value)
         return
-    family = all_ideals(reduced, MOST_IDEALS, clock)
-    if family is None or not is_searchable(reduced):
+    if not is_searchable(reduced):
+        return
+    family = all_ideals(reduced, int(min(MOST_IDEALS, MOST_CELLS / reduced.size)), clock)
+    if family is None:
         return
     try:
         chain = best_chain(reduced, family, best.value, clock)
