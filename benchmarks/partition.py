@@ -22,8 +22,8 @@ from typing import Any
 
 from benchmarks import partition_rows
 from benchmarks.report import heading, table
-from planner.artifacts.document import read_json
 from planner import Cluster, Job, LayerGraph, PipeplanError, Problem
+from planner.artifacts.document import read_json
 from planner.importing.formats import ImportOptions, import_file
 from planner.importing.loads_file import solve_file
 from planner.partition.best import best_partition
