@@ -88,7 +88,7 @@ class PartitionOptimiser:
         return self.pool[partition]
 
     def _score_s(self, partition: Partition) -> float:
-        if len(partition) > self._max_stages:
+        if len(partition) > self._max_stages or not self.chain.keeps_rules(partition):
             return math.inf
         pipeline = place(self.chain.problem, self.chain.specs(partition))
         return schedule_bound_s(pipeline) if is_connected(pipeline) else math.inf

@@ -97,6 +97,8 @@ class Search:
         """Schedule a partition quickly; None if it does not fit."""
         if partition in self.candidates:
             return self.candidates[partition]
+        if not self.chain.keeps_rules(partition):
+            return None
         pipeline = place(self.problem, self.chain.specs(partition))
         return self.schedule(partition, pipeline) if is_connected(pipeline) else None
 
@@ -154,7 +156,7 @@ class Search:
         if partition in self.candidates:
             return self.candidates[partition].proved_s
         pipeline = place(self.problem, self.chain.specs(partition))
-        if not is_connected(pipeline):
+        if not self.chain.keeps_rules(partition) or not is_connected(pipeline):
             return math.inf
         return self.recomputed.bound_s(partition, pipeline)
 
