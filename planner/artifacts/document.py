@@ -94,12 +94,18 @@ def _json(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def read_json(path: str | Path) -> Any:
-    """Read a JSON file; a cut file, a duplicate key or a NaN is an error that names the place."""
+def read_json(path: str | Path, *, keeps_nan: bool = False) -> Any:
+    """Read a JSON file; a cut file, a duplicate key or a NaN is an error that names the place.
+
+    Args:
+        path: of the file.
+        keeps_nan: hand on NaN and Infinity, for a reader that names the field they stand in.
+    """
     path = Path(path)
     text = read_text(path)
+    constant = float if keeps_nan else _no_constant
     try:
-        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=constant)
     except json.JSONDecodeError as error:
         raise PipeplanError(
             f"{path}: line {error.lineno}, column {error.colno}: not valid JSON ({error.msg}); "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Self
 
 import networkx as nx
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from planner.artifacts.document import (
     Count,
@@ -54,6 +54,18 @@ class Layer(Record):
     stash_bytes: Count
     parameters: tuple[Name, ...] = ()
     measured: dict[Name, MeasuredTimes] = Field(default_factory=dict)
+    device_types: tuple[Name, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_empty_rules(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = dump(self)
+        if not self.device_types:
+            del fields["device_types"]
+        return fields
+
+    def may_run_on(self, device_type: str) -> bool:
+        """Whether a device of this type can run the layer."""
+        return not self.device_types or device_type in self.device_types
 
 
 class Parameter(Record):
@@ -190,6 +202,7 @@ class LayerGraph(nx.DiGraph):  # type: ignore[misc]
             fields["measured"] = _read_only(
                 {kind: _read_only(times) for kind, times in fields["measured"].items()}
             )
+            fields["device_types"] = layer.device_types
             graph.add_node(layer.name, **fields, parameter_bytes=bytes_)
         crossing: dict[tuple[str, str], list[Boundary]] = {}
         for boundary in record.boundaries:

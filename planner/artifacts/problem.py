@@ -46,7 +46,18 @@ class Problem:
                 f"layer graph {self.graph.name!r} was traced in {self.graph.record.precision}, "
                 f"the job says precision = {self.job.precision!r}; trace it again"
             )
-        for name in sorted({device.type for device in self.cluster.devices}):
+        types = {device.type for device in self.cluster.devices}
+        homeless = [
+            layer for layer in self.graph.record.layers if not any(map(layer.may_run_on, types))
+        ]
+        if homeless:
+            raise PipeplanError(
+                f"layer {layer.name!r} runs on device types {', '.join(layer.device_types)} only, "
+                f"the cluster has {', '.join(sorted(types))}; add such a device or change the "
+                "layer's device_types"
+                for layer in homeless
+            )
+        for name in sorted(types):
             kind = self.cluster.device_types[name]
             measured = all(name in layer.measured for layer in self.graph.record.layers)
             if not measured and self.job.precision not in kind.peak_tflop_per_s:

@@ -21,17 +21,19 @@ STRETCH = (1.0, 1.005, 1.01, 1.015, 1.02, 1.03, 1.04, 1.05, 1.07, 1.1, 1.15, 1.2
 
 
 def bought_partitions(relaxation: PricedCluster, bound_s: float) -> Iterator[Partition]:
-    """Partitions for ever looser limits and for each way of choosing the other replicas."""
-    types = range(len(relaxation.counts))
-    preferences = list(dict.fromkeys([tuple(types), tuple(reversed(types))]))
+    """Partitions for ever looser limits.
+
+    Args:
+        relaxation: after its bound was found, so that its prices use up every type.
+        bound_s: that bound.
+    """
     for stretch in STRETCH:
         stages = relaxation.stages(bound_s * stretch)
         if stages is None:
             continue
-        for preference in preferences:
-            partition = _Buyer(relaxation, bound_s * stretch, preference).buy(stages)
-            if partition is not None:
-                yield partition
+        partition = _Buyer(relaxation, bound_s * stretch).buy(stages)
+        if partition is not None:
+            yield partition
 
 
 class _Buyer:
@@ -40,17 +42,12 @@ class _Buyer:
     Args:
         relaxation: where the stages are from.
         limit_s: for every stage to keep.
-        preference: types from which a stage's other replicas are taken if all are worth their
-            price, first to last.
     """
 
-    def __init__(
-        self, relaxation: PricedCluster, limit_s: float, preference: Sequence[int]
-    ) -> None:
+    def __init__(self, relaxation: PricedCluster, limit_s: float) -> None:
         self._relaxation = relaxation
         self._table = relaxation.intervals
         self._limit_s = limit_s
-        self._preference = preference
         self._left = [
             deque(np.flatnonzero(relaxation.kinds == k).tolist())
             for k in range(len(relaxation.counts))
@@ -82,7 +79,7 @@ class _Buyer:
         devices = [self._left[stage.quickest].popleft()]
         self._arrive(stage, devices[0])
         while not self._carry(stage, devices):
-            free = [k for k in self._preference if len(self._left[k]) > kept[k]]
+            free = [k for k, left in enumerate(self._left) if len(left) > kept[k]]
             if not free or not self._relaxation.chain.problem.job.replication:
                 return None
             k = max(free, key=lambda k: self._value(stage, devices, k))
@@ -119,7 +116,7 @@ class _Buyer:
         return count if work <= 0 else min(count, max(0.0, room_s // work))
 
     def _value(self, stage: Bought, devices: list[int], k: int) -> float:
-        """Microbatches for the price of a device; types that are preferred win ties."""
+        """Microbatches for the price of a device."""
         room_s = self._room_s(stage, devices)
         return self._microbatches(stage, room_s, k) / float(self._relaxation.prices[k])
 

@@ -8,21 +8,24 @@ from planner.partition.dynamic_program import partitions_along
 from planner.partition.looped import looped_partitions
 from planner.partition.planners import classic_partitions
 
-
-def candidate_partitions(chain: Chain, max_stages: int) -> Iterator[Partition]:
-    """Distinct candidates; the first ones are cheap and always there."""
-    seen: set[Partition] = set()
-    for partition in _all(chain, max_stages):
-        if partition not in seen:
-            seen.add(partition)
-            yield partition
+MAX_DEVICES_FOR_TABLES = 32
+"""Programs with a table for every number of stages take too long beyond this."""
+MOST_EVEN = 64
+"""Even splits into more stages are left out."""
 
 
-def _all(chain: Chain, max_stages: int) -> Iterator[Partition]:
-    job = chain.problem.job
-    for count in range(1, max_stages + 1):
+def quick_partitions(chain: Chain, max_stages: int) -> Iterator[Partition]:
+    """Even splits and what the classic planners choose, the cheapest first."""
+    for count in range(1, min(max_stages, MOST_EVEN) + 1):
         yield even_partition(chain, count)
     yield from classic_partitions(chain, max_stages)
+
+
+def thorough_partitions(chain: Chain, max_stages: int) -> Iterator[Partition]:
+    """Balanced partitions for every number of stages; several stages a device where allowed."""
+    job = chain.problem.job
+    if len(chain.problem.cluster.devices) > MAX_DEVICES_FOR_TABLES:
+        return
     seconds = {
         name: float((chain.forward_s(name) + chain.backward_s(name)).sum()) for name in chain.types
     }

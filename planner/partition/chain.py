@@ -181,6 +181,45 @@ class Chain:
         """What any stage keeps, depending on what it recomputes."""
         return StashModel(self.problem.graph)
 
+    @cached_property
+    def _foreign(self) -> dict[str, IntArray]:
+        """By device type, how many layers before each position may not run on it."""
+        layers = self.problem.graph.record.layers
+        return {
+            name: np.cumsum([0, *(not layer.may_run_on(name) for layer in layers)])
+            for name in self.types
+        }
+
+    def foreign_layers(self, device_type: str) -> FloatArray:
+        """1 for each layer that may not run on a device type, else 0."""
+        return np.diff(self._foreign[device_type]).astype(float)
+
+    def keeps_rules(self, partition: Sequence[StageChoice]) -> bool:
+        """Whether every layer may run on all devices of its stage."""
+        cluster = self.problem.cluster
+        return all(
+            self._foreign[name][stage.end] == self._foreign[name][stage.begin]
+            for stage in partition
+            for name in {cluster.type_of(device) for device in stage.devices}
+        )
+
+    def partition(self, stages: Sequence[tuple[Sequence[str], Sequence[str]]]) -> Partition | None:
+        """Stages given by names of layers and devices, less the devices that are gone.
+
+        Returns:
+            None if they do not cut the chain in order, or a stage has no device left.
+        """
+        known = set(self.problem.cluster.device_names)
+        choices, begin = [], 0
+        for layers, devices in stages:
+            end = begin + len(layers)
+            held = tuple(device for device in devices if device in known)
+            if not held or set(self.names[begin:end]) != set(layers):
+                return None
+            choices.append(StageChoice(begin, end, held))
+            begin = end
+        return tuple(choices) if begin == self.length else None
+
     def specs(self, partition: Sequence[StageChoice]) -> tuple[StageSpec, ...]:
         """The stages by layer names."""
         return tuple(

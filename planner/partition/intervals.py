@@ -138,9 +138,20 @@ class Intervals:
         return self.optimizer_traffic_bytes / (widest * 1e9)
 
     def fits(self, counts: Counts) -> BoolArray:
-        """Whether one microbatch fits into each replica's memory, recomputed if need be."""
+        """Whether the layers may run on these types and one microbatch fits each memory.
+
+        Layers are recomputed if need be.
+        """
         needed = self.static_bytes + self.least_stash_bytes
-        return np.asarray(self.is_interval & (needed <= self._room_bytes(counts)))
+        fits = self.is_interval & (needed <= self._room_bytes(counts))
+        for k in _held(counts):
+            fits &= self._foreign[k] == 0
+        return np.asarray(fits)
+
+    @cached_property
+    def _foreign(self) -> list[FloatArray]:
+        """Layers that may not run on each type."""
+        return [self.sums(self.chain.foreign_layers(name)) for name in self.chain.types]
 
     def most_in_flight(self, counts: Counts, *, recompute: bool = False) -> FloatArray:
         """How many microbatches fit into each replica's memory; negative if not even the state.

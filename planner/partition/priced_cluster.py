@@ -9,6 +9,7 @@ however many devices there are, and each stage buys the cheapest replicas that k
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,16 +24,25 @@ from planner.partition.relaxation import even_load_prices, work_bound_s
 ROUNDING = 1 + 1e-9
 BUDGET = 10_000
 """About how many units of price the whole cluster costs."""
-CHANGES = (0.9, 1.1)
-"""Factors by which each type's price is changed in search of a better bound."""
+ROUNDS = 16
+"""Of changing the prices towards using up every type."""
+FIRST_STEP = 0.5
+STEP_DECAY = 0.85
 
 
 class Bought(NamedTuple):
-    """A stage between two cuts, by their indices, and the type of its quickest replica."""
+    """A stage between two cuts, by their indices.
+
+    Attributes:
+        quickest: type of its quickest replica.
+        type, replicas: of all its replicas, if they are of the type that is worth its price most.
+    """
 
     begin: int
     end: int
     quickest: int
+    type: int
+    replicas: float
 
 
 @dataclass(frozen=True)
@@ -85,18 +95,27 @@ class PricedCluster:
             known_s: iteration time of any plan, or any valid time limit.
             tolerance: of the bisection, relative.
         """
-        prices = self.prices
-        bound = self._bisect(prices, work_bound_s(self.chain), known_s, tolerance)
-        for k in range(len(self.counts) if len(self.counts) > 1 else 0):
-            for factor in CHANGES:
-                changed = prices.copy()
-                changed[k] *= factor
-                better = bound * (1 + 2 * tolerance)
-                if better < known_s and not self._is_reachable(changed, better):
-                    bound = self._bisect(changed, better, known_s, tolerance)
-                    prices = changed
-        self.prices = prices
+        bound = self._bisect(self.prices, work_bound_s(self.chain), known_s, tolerance)
+        step = FIRST_STEP
+        for _ in range(ROUNDS if len(self.counts) > 1 else 0):
+            target_s = bound * (1 + 2 * tolerance)
+            if target_s >= known_s:
+                break
+            stages = self.stages(target_s)
+            if stages is None:
+                bound = self._bisect(self.prices, target_s, known_s, tolerance)
+            else:
+                self._change_prices(stages, step)
+                step *= STEP_DECAY
         return bound
+
+    def _change_prices(self, stages: Sequence[Bought], step: float) -> None:
+        """Dearer what more is used of than there is, cheaper what is left over."""
+        used = np.zeros(len(self.counts))
+        for stage in stages:
+            used[stage.type] += stage.replicas
+        self.prices = self.prices * np.exp(step * (used / self.counts - 1).clip(-1, 1))
+        self.prices /= float(self.prices @ self.counts)
 
     def stages(self, limit_s: float) -> tuple[Bought, ...] | None:
         """Stages that keep a limit on the relaxed cluster, or None if there are none."""
@@ -123,8 +142,11 @@ class PricedCluster:
                 cost, new = self._offers(reached, cut, alive, k, price, limit, columns)
                 match = (cost[:, 0] == spent) & (new[:, 0] == reached[end, spent])
                 if match.any():
-                    state = int(alive[match.argmax()])
-                    return Bought(cut, end, k), state
+                    which = int(match.argmax())
+                    chosen, replicas = self._cheapest(
+                        reached, cut, alive[which], k, price, limit, end
+                    )
+                    return Bought(cut, end, k, chosen, replicas), int(alive[which])
         raise AssertionError("the dynamic program reached a state by no stage")
 
     def _bisect(self, prices: FloatArray, low_s: float, high_s: float, tolerance: float) -> float:
@@ -234,6 +256,15 @@ class PricedCluster:
         columns: slice,
     ) -> tuple[IntArray, FloatArray]:
         """What will have been spent, and the head and way back, by state and end of the stage."""
+        home, most = self._room(reached, cut, alive, k, limit, columns)
+        cost = np.minimum(self._least_cost(most, price, k), reached.shape[1])
+        spent = alive[:, None] + cost.astype(int)
+        return spent, home + self._types[k].path_s[cut, columns]
+
+    def _room(
+        self, reached: FloatArray, cut: int, alive: IntArray, k: int, limit: float, columns: slice
+    ) -> tuple[FloatArray, FloatArray]:
+        """Head and way back of a stage, and what a replica of each type can do besides."""
         table = self.intervals
         arrival = (reached[cut, alive] + (self._send[k][cut] if cut else 0.0))[:, None]
         end = self._head_s[cut] + self._step_s[cut, columns]
@@ -244,10 +275,24 @@ class PricedCluster:
         bytes_ = table.gradient_bytes[cut, columns]
         reduce = np.where((bytes_ > 0) & (replicas > 1), start + bytes_ * each, 0.0)
         home = np.maximum(arrival, end + reduce)
-        most = self._most_microbatches(cut, columns, k, limit - home)
-        cost = np.minimum(self._least_cost(most, price, k), reached.shape[1])
-        spent = alive[:, None] + cost.astype(int)
-        return spent, home + self._types[k].path_s[cut, columns]
+        return home, self._most_microbatches(cut, columns, k, limit - home)
+
+    def _cheapest(
+        self,
+        reached: FloatArray,
+        cut: int,
+        state: int,
+        k: int,
+        price: IntArray,
+        limit: float,
+        end: int,
+    ) -> tuple[int, float]:
+        """The type that carries a stage at the least price, and how many of it."""
+        columns = slice(end, end + 1)
+        _, most = self._room(reached, cut, np.array([state]), k, limit, columns)
+        each = [price[j] / n if n else np.inf for j, n in enumerate(most[:, 0, 0])]
+        chosen = int(np.argmin(each))
+        return chosen, self.intervals.microbatches / float(most[chosen, 0, 0])
 
     def _most_microbatches(
         self, cut: int, columns: slice, k: int, seconds: FloatArray

@@ -11,7 +11,7 @@ from tiny_problems import tiny_problem
 
 from planner import InfeasibleError, Job, Problem
 from planner.partition import stage_costs
-from planner.partition.candidates import candidate_partitions
+from planner.partition.candidates import quick_partitions
 from planner.partition.chain import Chain, Partition
 from planner.partition.planners import PLANNERS, classic_partitions
 from planner.partition.stage_costs import device_blocks, even_cuts
@@ -109,7 +109,7 @@ def test_classic_partitions_are_candidates_of_the_portfolio() -> None:
     chain = Chain(tiny_problem(5, layers=8, devices=4, microbatches=4))
     classic = list(classic_partitions(chain, 4))
     assert len(classic) == len(set(classic)) > 2
-    assert set(classic) <= set(candidate_partitions(chain, 4))
+    assert set(classic) <= set(quick_partitions(chain, 4))
     assert all(len(partition) <= 2 for partition in classic_partitions(chain, 2))
 
 

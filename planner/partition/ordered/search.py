@@ -35,16 +35,16 @@ class OrderSearch:
         self._program = program
         self._clock = clock
         self._random = random.Random(seed)
-        self._bound_s = bound_s
+        self.bound_s = bound_s
         self.order = order
         self.limit_s = np.inf
         self.tried = 0
         self._rows: list[Row] = []
         self._score: Score = (0, 0.0)
 
-    def start(self, high_s: float) -> Partition | None:
+    def start(self, high_s: float, tolerance: float = IMPROVEMENT) -> Partition | None:
         """The partition along the first order, if it has any within ``high_s``."""
-        found = self._program.least_limit_s(self.order, self._bound_s, high_s)
+        found = self._program.least_limit_s(self.order, self.bound_s, high_s, tolerance)
         self._spend(12 * len(self.order))
         if found is None:
             return None
@@ -52,7 +52,7 @@ class OrderSearch:
 
     def improve(self, may_go_on: Callable[[], bool]) -> Iterator[Partition]:
         """Better and better partitions, until time is up or the bound is met."""
-        while may_go_on() and self._target_s > self._bound_s:
+        while may_go_on() and self._target_s > self.bound_s:
             order, first = self._neighbour()
             if first >= len(self._rows):
                 continue
@@ -60,7 +60,7 @@ class OrderSearch:
             self.tried += 1
             self._spend(len(order) - first)
             if self._program.time_s(rows) <= self._target_s:
-                found = self._program.least_limit_s(order, self._bound_s, self._target_s)
+                found = self._program.least_limit_s(order, self.bound_s, self._target_s)
                 self._spend(8 * len(order))
                 partition = self._accept(order, found or self._target_s)
                 if partition is not None:

@@ -1,0 +1,141 @@
+"""Stage partition and device mapping: public instances, random clusters, classic planners.
+
+Usage:
+    python -m benchmarks.partition [--data FOLDER] [--rows NAMES] [--output FILE]
+    python -m benchmarks.partition --instance FILE [--contiguous | --free] [--cluster FILE]
+        [--time-limit S] --json
+
+Without --instance it runs the whole table and writes Markdown. FOLDER holds the public instances
+in folders dnn_partitioning, pipedream and dapple; rows that need them are left out without it.
+With --instance it solves one file of any importable format and prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import partition_rows
+from benchmarks.report import heading, table
+from planner import Cluster, Job, LayerGraph, PipeplanError, Problem
+from planner.artifacts.document import read_json
+from planner.importing.formats import ImportOptions, import_file
+from planner.importing.loads_file import solve_file
+from planner.partition.best import best_partition
+from planner.solver_settings import Settings
+
+DEFAULT_CLUSTER = Path(__file__).parent.parent / "examples" / "clusters" / "dapple_testbed.toml"
+MICROBATCHES = 32
+"""Of an instance that says nothing of the job."""
+
+
+def solve_instance(arguments: argparse.Namespace) -> dict[str, Any]:
+    """One file, in its own objective: the largest stage load, or the bound on an iteration."""
+    path = Path(arguments.instance)
+    if path.suffix == ".json" and "format" not in read_json(path):
+        settings = Settings(arguments.seed, arguments.workers)
+        return dict(solve_file(path, not arguments.free, arguments.time_limit, settings))
+    begin = time.perf_counter()
+    found = best_partition(
+        _problem(path, arguments),
+        time_limit_s=arguments.time_limit,
+        workers=arguments.workers,
+        seed=arguments.seed,
+    )
+    return {
+        "instance": path.name,
+        "objective": found.objective_s,
+        "lower_bound": found.lower_bound_s,
+        "status": found.status,
+        "seconds": round(time.perf_counter() - begin, 2),
+        "peak_memory_gib": round(peak_memory_gib(), 3),
+    }
+
+
+def _problem(path: Path, arguments: argparse.Namespace) -> Problem:
+    cluster = Cluster.load(arguments.cluster or DEFAULT_CLUSTER)
+    if path.suffix == ".json":
+        graph = LayerGraph.load(path)
+        record = graph.record
+        job = Job(
+            microbatches=MICROBATCHES,
+            samples_per_microbatch=record.samples_per_microbatch,
+            precision=record.precision,
+        )
+    else:
+        _, imported = import_file(path, options=ImportOptions())
+        graph = imported.graph
+        job = imported.job.model_copy(update={"microbatches": MICROBATCHES})
+    return Problem(graph, cluster, job)
+
+
+def peak_memory_gib() -> float:
+    """Of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def run_table(arguments: argparse.Namespace) -> str:
+    """All rows asked for, as Markdown."""
+    names = arguments.rows.split(",") if arguments.rows else list(partition_rows.SECTIONS)
+    unknown = [name for name in names if name not in partition_rows.SECTIONS]
+    if unknown:
+        known = ", ".join(partition_rows.SECTIONS)
+        raise PipeplanError(f"--rows: {', '.join(unknown)} is not known; choose from {known}")
+    parts = [heading("Stage partition and device mapping", "python -m benchmarks.partition")]
+    for name in names:
+        section = partition_rows.SECTIONS[name]
+        rows = section.run(arguments.data, arguments.workers)
+        parts.append(f"## {section.title}\n\n{section.note}\n")
+        parts.append(table(section.columns, rows))
+        print(parts[-2], parts[-1], sep="\n", file=sys.stderr, flush=True)
+    return "\n".join(parts)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found.add_argument("--instance", help="solve one file and print a line")
+    form = found.add_mutually_exclusive_group()
+    form.add_argument("--contiguous", action="store_true", help="convex stages (the default)")
+    form.add_argument("--free", action="store_true", help="any set of layers may be a stage")
+    found.add_argument("--cluster", help="cluster file for profiles (default: DAPPLE's testbed)")
+    found.add_argument("--time-limit", type=float, default=60.0, metavar="S")
+    found.add_argument("--json", action="store_true", help="print one JSON line")
+    found.add_argument("--data", type=Path, help="folder of the public instances")
+    found.add_argument("--rows", help="sections to run: " + ", ".join(partition_rows.SECTIONS))
+    found.add_argument("--output", type=Path, help="write the table to this file")
+    found.add_argument("--workers", type=int, default=8)
+    found.add_argument("--seed", type=int, default=0)
+    return found
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    arguments = parser().parse_args()
+    try:
+        if arguments.instance:
+            found = solve_instance(arguments)
+            print(
+                json.dumps(found) if arguments.json else table(list(found), [list(found.values())])
+            )
+            return 0
+        text = run_table(arguments)
+    except PipeplanError as error:
+        print("\n".join(error.problems), file=sys.stderr)
+        return 1
+    if arguments.output:
+        arguments.output.write_text(text)
+    else:
+        print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

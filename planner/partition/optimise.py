@@ -1,0 +1,199 @@
+"""The partition with the least bound on the iteration time, and a bound on every partition.
+
+First the best partitions along a few orders of the devices and, on large clusters, those that
+follow the relaxation; then a bound over relaxed clusters; then local search over orders and small
+changes, in turns, until the two meet or time is up. One stage a device. The CP-SAT model of
+planner.partition.exact goes on from here where the cluster is small enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from planner.costs.placement import is_connected, place
+from planner.partition.bought import bought_partitions
+from planner.partition.bounds import schedule_bound_s
+from planner.partition.chain import Chain, Partition
+from planner.partition.intervals import Intervals, coarse_cuts
+from planner.partition.ordered.program import OrderProgram
+from planner.partition.ordered.search import OrderSearch
+from planner.partition.ordered.stages import StageCosts
+from planner.partition.ordered.starts import first_orders, replica_choices, unit_size
+from planner.partition.polish import Polish
+from planner.partition.priced_cluster import PricedCluster
+from planner.partition.quick_bound import QuickBound
+from planner.partition.relaxation import longest_plan_s, work_bound_s
+from planner.partition.relaxed_cluster import RelaxedCluster
+from planner.solver_settings import Clock
+
+SEARCHES = 3
+"""Orders that are improved, the best ones."""
+TURN_S = 0.5
+"""Seconds one search goes on before it is the next one's turn."""
+SLACK = 1.5
+"""Orders whose best partition is worse than the best known by this factor are left."""
+SECONDS_A_SCORE = 1e-3
+"""What scoring a partition counts in deterministic time."""
+SAME = 1 + 1e-9
+
+
+class PartitionOptimiser:
+    """Finds partitions of one problem.
+
+    Args:
+        chain: the layers.
+        max_stages: the largest number of stages.
+        clock: time spent is booked on it.
+        seed: of the searches.
+
+    Attributes:
+        pool: the bound of every partition found.
+        bound_s: no plan with one stage a device is faster, whatever its partition and schedule.
+        best, best_s: the partition with the least bound so far.
+    """
+
+    def __init__(self, chain: Chain, max_stages: int, clock: Clock, seed: int) -> None:
+        self.chain = chain
+        self.clock = clock
+        self.pool: dict[Partition, float] = {}
+        self.best: Partition | None = None
+        self.best_s = math.inf
+        self.bound_s = 0.0
+        self._seed = seed
+        self._max_stages = max_stages
+        self._links = chain.problem.cluster.link_table
+        self._intervals = Intervals(chain, coarse_cuts(chain))
+        self._program = OrderProgram(
+            StageCosts(self._intervals, self._links), replica_choices(chain)
+        )
+        self._quick = QuickBound(self._intervals, self._links)
+        self._searches: list[OrderSearch] = []
+        self._polished: set[Partition] = set()
+        self._priced: PricedCluster | None = None
+        self._is_relaxed = False
+
+    def offer(self, partition: Partition) -> float:
+        """Score a partition and remember it.
+
+        Returns:
+            Its bound; infinity if it has too many stages or devices that are not joined.
+        """
+        if partition not in self.pool:
+            self.clock.spend(SECONDS_A_SCORE)
+            self.pool[partition] = self._score_s(partition)
+            if self.pool[partition] < self.best_s:
+                self.best, self.best_s = partition, self.pool[partition]
+        return self.pool[partition]
+
+    def _score_s(self, partition: Partition) -> float:
+        if len(partition) > self._max_stages or not self.chain.keeps_rules(partition):
+            return math.inf
+        pipeline = place(self.chain.problem, self.chain.specs(partition))
+        return schedule_bound_s(pipeline) if is_connected(pipeline) else math.inf
+
+    # --- the steps ---------------------------------------------------------------------------
+
+    def start(self, may_go_on: Callable[[], bool]) -> None:
+        """Partitions along a few orders; on large clusters also along the relaxation."""
+        self.bound_s = max(self.bound_s, work_bound_s(self.chain))
+        if self._is_large:
+            self._buy(may_go_on)
+        found = []
+        for number, order in enumerate(first_orders(self.chain)):
+            if self.best is not None and not may_go_on():
+                break
+            search = OrderSearch(
+                self._program, order, self.bound_s, self.clock, self._seed + number
+            )
+            partition = self._start(search)
+            if partition is not None:
+                found.append((self.offer(partition), number, search))
+        found.sort(key=lambda row: row[:2])
+        self._searches = [search for _, _, search in found[:SEARCHES]]
+
+    @property
+    def _is_large(self) -> bool:
+        return unit_size(self.chain) > 1
+
+    def _buy(self, may_go_on: Callable[[], bool]) -> None:
+        self.relax()
+        if self._priced is None:
+            return
+        for partition in bought_partitions(self._priced, self.bound_s):
+            if self.offer(partition) > SLACK * self.best_s or not may_go_on():
+                return
+
+    def _start(self, search: OrderSearch) -> Partition | None:
+        """The best partition along an order, within a limit that is raised while it must be."""
+        if math.isfinite(self.best_s):
+            slack = 1.0 if self._is_large else SLACK
+            return search.start(self.best_s * slack, self._tolerance)
+        limit_s, longest_s = 3 * self.bound_s, longest_plan_s(self.chain, self._max_stages)
+        while True:
+            partition = search.start(min(limit_s, longest_s), self._tolerance)
+            if partition is not None or limit_s > longest_s:
+                return partition
+            limit_s *= 4
+
+    @property
+    def _tolerance(self) -> float:
+        return 1e-3 if self._is_large else 1e-4
+
+    def relax(self) -> None:
+        """The bound over relaxed clusters."""
+        if self._is_relaxed:
+            return
+        known_s = self.best_s
+        if math.isinf(known_s):
+            known_s = longest_plan_s(self.chain, self._max_stages)
+        relaxed = RelaxedCluster(self.chain, self._links)
+        if relaxed.is_tractable and not self._is_large:
+            bound_s = relaxed.bound_s(known_s)
+        else:
+            self._priced = PricedCluster(self.chain, self._links)
+            bound_s = self._priced.bound_s(known_s)
+        self.bound_s = max(self.bound_s, bound_s)
+        self._is_relaxed = True
+
+    def search(self, may_go_on: Callable[[], bool], gap_limit: float = 0.0) -> None:
+        """Improve orders and partitions in turns."""
+
+        def goes_on() -> bool:
+            return may_go_on() and self.best_s > self.bound_s * (1 + gap_limit) * SAME
+
+        for search in self._searches:
+            search.bound_s = self.bound_s
+        while goes_on():
+            before = len(self.pool)
+            for turn in self._turns():
+                for partition in turn(self._turn(goes_on)):
+                    self.offer(partition)
+            if not self._searches and len(self.pool) == before:
+                return
+
+    def _turns(self) -> Iterator[Callable[[Callable[[], bool]], Iterator[Partition]]]:
+        for search in self._searches:
+            yield search.improve
+        for partition in self._unpolished():
+            self._polished.add(partition)
+            polish = Polish(self._quick, self.clock, self._seed + len(self._polished))
+            yield partial(polish.improve, partition)
+
+    def _unpolished(self, count: int = 2) -> list[Partition]:
+        ranked = sorted(self.pool, key=self.pool.__getitem__)
+        return [partition for partition in ranked if partition not in self._polished][:count]
+
+    def _turn(self, may_go_on: Callable[[], bool]) -> Callable[[], bool]:
+        end_s = self.clock.elapsed_s + TURN_S
+        return lambda: self.clock.elapsed_s < end_s and may_go_on()
+
+    def promising(self, count: int) -> list[Partition]:
+        """The partitions with the least bounds, and the best with each number of stages."""
+        finite = [partition for partition, s in self.pool.items() if math.isfinite(s)]
+        ranked = sorted(finite, key=self.pool.__getitem__)
+        of_each: dict[int, Partition] = {}
+        for partition in ranked:
+            of_each.setdefault(len(partition), partition)
+        return list(dict.fromkeys([*ranked[:count], *of_each.values()]))

@@ -1,0 +1,114 @@
+"""First plans: warm starts, the classic planners' and the partition optimiser's partitions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from planner.costs.placement import PlacedPipeline, is_connected, place
+from planner.partition.candidates import quick_partitions, thorough_partitions
+from planner.partition.chain import Partition
+from planner.partition.division import Division
+from planner.partition.relaxation import longest_plan_s, work_bound_s
+from planner.portfolio.exact import model_applies, partition_search
+from planner.portfolio.search import Search
+
+SECONDS_A_STAGE = 1e-4
+"""What placing a stage counts in deterministic time."""
+PROMISING = 16
+"""Partitions of the optimiser that are scheduled in any case, besides one a stage count."""
+
+
+def schedule_warm_starts(search: Search, partitions: Iterable[Partition]) -> None:
+    """Schedule the partitions the user brought, whatever time it takes."""
+    for partition in partitions:
+        search.optimiser.offer(partition)
+        search.consider(partition)
+
+
+def optimise_partitions(search: Search, share: float = 0.3) -> None:
+    """Partitions with the least bound, and a bound on all; the most promising are scheduled."""
+    search.raise_bound(work_bound_s(search.chain), "total work")
+    end_s = search.clock.elapsed_s + share * search.clock.left_s
+    optimiser = search.optimiser
+
+    def may_go_on() -> bool:
+        return search.clock.elapsed_s < end_s and search.clock.left_s > 0
+
+    for partition in quick_partitions(search.chain, search.max_stages):
+        optimiser.offer(partition)
+        if optimiser.best is not None and not may_go_on():
+            break
+    optimiser.start(may_go_on)
+    _schedule_best(search, optimiser.promising(1))
+    if search.clock.left_s > 0:
+        optimiser.relax()
+        search.raise_single_bound(optimiser.bound_s, "relaxed cluster")
+    optimiser.search(may_go_on, search.gap_limit)
+    _schedule_best(search, optimiser.promising(PROMISING))
+
+
+def schedule_thorough(search: Search, share: float = 0.2) -> None:
+    """Balanced partitions for every number of stages, and several stages a device."""
+    stop_s = (1 - share) * search.clock.left_s
+    found = []
+    for partition in thorough_partitions(search.chain, search.max_stages):
+        found.append(partition)
+        if search.clock.left_s < stop_s or search.is_done():
+            break
+    _schedule_best(search, found)
+
+
+def _schedule_best(search: Search, partitions: Sequence[Partition]) -> None:
+    """In order of what they promise, while one may beat the incumbent."""
+    pool = []
+    for partition in partitions:
+        promise_s, pipeline = _promise(search, partition)
+        if math.isfinite(promise_s):
+            pool.append((promise_s, partition, pipeline))
+    for promise_s, partition, pipeline in sorted(pool, key=lambda row: row[0]):
+        if promise_s >= search.best_s or (search.best is not None and search.is_done()):
+            return
+        if partition not in search.candidates:
+            search.schedule(partition, pipeline)
+
+
+def _promise(search: Search, partition: Partition) -> tuple[float, PlacedPipeline]:
+    pipeline = place(search.problem, search.chain.specs(partition))
+    search.clock.spend(SECONDS_A_STAGE * len(partition))
+    if not search.chain.keeps_rules(partition) or not is_connected(pipeline):
+        return math.inf, pipeline
+    if search.recomputed.fits_never(partition, pipeline):
+        return math.inf, pipeline
+    return search.recomputed.promise_s(partition, pipeline), pipeline
+
+
+def find_any(search: Search) -> None:
+    """Where no candidate fits: any division of the layers that does, or the exact model's."""
+    if search.best is not None:
+        return
+    _divide(search)
+    if search.best is not None or search.infeasible or not model_applies(search):
+        return
+    model = partition_search(search, None, longest_plan_s(search.chain, search.max_stages))
+    while search.best is None and not search.is_done():
+        found = model.next(model.horizon_s, search.clock.left_s)
+        for partition in found.partitions:
+            search.consider(partition)
+            model.exclude(partition, search.proved_s(partition))
+        if found.is_exhausted:
+            search.infeasible = all(math.isinf(s) for s in model.excluded.values()) and (
+                search.problem.job.max_stages_per_device == 1
+            )
+            return
+
+
+def _divide(search: Search) -> None:
+    """A division of the layers that fits memory, if there is one."""
+    division = Division(search.chain)
+    partition = division.partition()
+    if partition is not None:
+        search.consider(partition)
+    else:
+        single = search.problem.job.max_stages_per_device == 1
+        search.infeasible = division.is_exact and single

@@ -1,0 +1,165 @@
+"""What all steps of the search share: candidates, the incumbent and the bound."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from planner.artifacts.problem import Problem
+from planner.costs.placement import PlacedPipeline, is_connected, place
+from planner.partition.chain import Chain, Partition
+from planner.partition.optimise import PartitionOptimiser
+from planner.result import HistoryRow
+from planner.schedule.heuristic import Schedule
+from planner.schedule.recomputed import RecomputedSchedules
+from planner.solver_settings import Clock, Settings
+
+logger = logging.getLogger(__name__)
+
+SECONDS_AN_OPERATION = 1e-4
+"""What scheduling an operation counts in deterministic time."""
+Progress = Callable[[HistoryRow], None]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A partition with its best schedule so far.
+
+    ``partition`` recomputes nothing; the schedule's pipeline says what is recomputed.
+    ``proved_s`` bounds every schedule of these stages, whatever they recompute.
+    """
+
+    partition: Partition
+    schedule: Schedule
+    proved_s: float
+    improved: bool = False
+
+    @property
+    def shares_devices(self) -> bool:
+        """Whether a device holds several stages."""
+        devices = [device for stage in self.partition for device in stage.devices]
+        return len(set(devices)) < len(devices)
+
+
+@dataclass
+class Search:
+    """The state of one search.
+
+    Attributes:
+        bound_s: no plan of the problem's space is faster.
+        best: the incumbent.
+        tried: number of partitions that were scheduled.
+        infeasible: whether it is proved that nothing fits.
+    """
+
+    problem: Problem
+    settings: Settings
+    clock: Clock
+    gap_limit: float
+    progress: Progress
+    bound_s: float = 0.0
+    history: list[HistoryRow] = field(default_factory=list)
+    candidates: dict[Partition, Candidate] = field(default_factory=dict)
+    best: Candidate | None = None
+    tried: int = 0
+    infeasible: bool = False
+
+    def __post_init__(self) -> None:
+        self.chain = Chain(self.problem)
+        self.recomputed = RecomputedSchedules(self.chain)
+        limit = self.problem.job.max_stages or self.chain.length
+        self.max_stages = min(limit, self.chain.length, len(self.problem.cluster.devices))
+        self.optimiser = PartitionOptimiser(
+            self.chain, self.max_stages, self.clock, self.settings.seed
+        )
+
+    @property
+    def limit_s(self) -> float:
+        """The time limit of the whole search."""
+        return self.clock.left_s + self.clock.elapsed_s
+
+    @property
+    def best_s(self) -> float:
+        """Iteration time of the incumbent; infinity without one."""
+        return math.inf if self.best is None else self.best.schedule.iteration_time_s
+
+    def is_done(self) -> bool:
+        """Whether time is up or the gap is small enough."""
+        if self.clock.left_s <= 0:
+            return True
+        if self.best is None:
+            return self.infeasible
+        return self.best_s <= self.bound_s * (1 + self.gap_limit)
+
+    def consider(self, partition: Partition) -> Candidate | None:
+        """Schedule a partition quickly; None if it does not fit."""
+        if partition in self.candidates:
+            return self.candidates[partition]
+        if not self.chain.keeps_rules(partition):
+            return None
+        pipeline = place(self.problem, self.chain.specs(partition))
+        return self.schedule(partition, pipeline) if is_connected(pipeline) else None
+
+    def schedule(self, partition: Partition, pipeline: PlacedPipeline) -> Candidate | None:
+        """Schedule a partition that was placed already; None if it does not fit."""
+        self.tried += 1
+        self.clock.spend(SECONDS_AN_OPERATION * pipeline.microbatches * len(partition))
+        schedule = self.recomputed.best(partition, pipeline)
+        if schedule is None:
+            return None
+        candidate = Candidate(partition, schedule, self.recomputed.bound_s(partition, pipeline))
+        self.candidates[partition] = candidate
+        self._offer(candidate)
+        return candidate
+
+    def improve(self, candidate: Candidate, limit_s: float) -> Candidate:
+        """Let CP-SAT search for a better schedule of a partition, once."""
+        if candidate.improved or candidate.proved_s >= self.best_s or limit_s <= 0:
+            return candidate
+        schedule, bound_s = self.recomputed.improve(
+            candidate.partition, candidate.schedule, self.settings, self.clock, limit_s
+        )
+        proved_s = max(candidate.proved_s, bound_s)
+        better = Candidate(candidate.partition, schedule, proved_s, improved=True)
+        self.candidates[candidate.partition] = better
+        self._offer(better)
+        return better
+
+    def _offer(self, candidate: Candidate) -> None:
+        if candidate.schedule.iteration_time_s < self.best_s * (1 - 1e-12):
+            self.best = candidate
+            self._record(f"plan: {len(candidate.partition)} stages, {candidate.schedule.method}")
+
+    def raise_bound(self, bound_s: float, event: str) -> None:
+        """A new bound on every plan."""
+        if bound_s > self.bound_s * (1 + 1e-12):
+            self.bound_s = bound_s
+            self._record(f"bound: {event}")
+
+    def raise_single_bound(self, bound_s: float, event: str) -> None:
+        """A new bound on every plan with one stage a device; no others may be in the space."""
+        if self.problem.job.max_stages_per_device == 1:
+            self.raise_bound(bound_s, event)
+
+    def _record(self, event: str) -> None:
+        if self.best is None:
+            return
+        row = HistoryRow(self.clock.elapsed_s, self.best_s, min(self.bound_s, self.best_s), event)
+        self.history.append(row)
+        logger.info("%8.2f s  %.6f s  bound %.6f s  %s", *row)
+        self.progress(row)
+
+    def proved_s(self, partition: Partition) -> float:
+        """What is proved of all schedules of a partition: infinity if none fits."""
+        if partition in self.candidates:
+            return self.candidates[partition].proved_s
+        pipeline = place(self.problem, self.chain.specs(partition))
+        if not self.chain.keeps_rules(partition) or not is_connected(pipeline):
+            return math.inf
+        return self.recomputed.bound_s(partition, pipeline)
+
+    def ranked(self) -> list[Candidate]:
+        """Candidates, the fastest first."""
+        return sorted(self.candidates.values(), key=lambda c: c.schedule.iteration_time_s)
