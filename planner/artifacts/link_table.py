@@ -133,7 +133,7 @@ class LinkTable:
 
         Devices on both sides of a join are joined by no chain of wider links.
         """
-        sides = {device: (device,) for device in range(self.count)}
+        sides: dict[int, tuple[int, ...]] = {device: (device,) for device in range(self.count)}
         joins = []
         for inverse, u, v in self._widening:
             joins.append(Join(inverse, sides[u], sides[v]))

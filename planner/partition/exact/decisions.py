@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Literal as OneOf
 
 import numpy as np
 from ortools.sat.python import cp_model
 
+from planner.costs.placement import StageSpec
 from planner.errors import PipeplanError, shorten
-from planner.partition.chain import Chain, FloatArray
+from planner.partition.chain import Chain, FloatArray, Partition, StageChoice
 from planner.partition.exact.cuts import ChainCuts
 from planner.partition.exact.device_sets import DeviceSets
 from planner.partition.exact.graph_stages import GraphStages
-from planner.partition.exact.layer_stages import Expression, LayerStages, Literal
+from planner.partition.exact.layer_stages import (
+    Expression,
+    LayersByStage,
+    LayerStages,
+    Literal,
+)
 from planner.partition.exact.tensors import CutTensor, cut_tensors
 from planner.partition.symmetry import interchangeable_devices
 
 Form = OneOf["chain", "graph"]
 """Stages are intervals of the file's order, or any sets of layers that no edge leaves backwards."""
+Stages = Sequence[StageChoice | StageSpec]
+"""Stages by positions in the chain, or by layer names."""
 OBJECTIVE_TICKS = 200_000
 """Ticks of the objective in the horizon. The search may raise its bound tick by tick."""
 FINE = 2**12
@@ -181,8 +189,7 @@ class Decisions:
         """
         if device not in self.cluster.numbers:
             raise PipeplanError(
-                f"device {shorten(device)} is not in the cluster; it has "
-                f"{', '.join(self.devices)}"
+                f"device {shorten(device)} is not in the cluster; it has {', '.join(self.devices)}"
             )
         return self.cluster.numbers[device]
 
@@ -196,6 +203,35 @@ class Decisions:
         if key not in self._literals:
             self._literals[key] = make()
         return self._literals[key]
+
+    def values_of(self, stages: Stages) -> Iterator[tuple[cp_model.IntVar, int]]:
+        """The decisions that make these stages on these devices, with their values.
+
+        Raises:
+            ValueError: if the stages are more than the model has, or not of its form.
+        """
+        layers, held = self.places(stages)
+        yield from self.layers.hints(layers)
+        for place, literal in self.on.items():
+            yield literal, int(place in held)
+
+    def places(self, stages: Stages) -> tuple[LayersByStage, set[tuple[int, int]]]:
+        """Layers by stage, and pairs of stage and device, interchangeable devices in order."""
+        if len(stages) > len(self.stages):
+            raise ValueError(f"{len(stages)} stages are more than the model's {len(self.stages)}")
+        held: dict[str, int] = {}
+        for j, stage in enumerate(stages):
+            held.update(dict.fromkeys(stage.devices, j))
+        for group in self.interchangeable:
+            places = sorted(held.pop(device) for device in group if device in held)
+            held.update(zip(group, places, strict=False))
+        layers = [
+            range(stage.begin, stage.end)
+            if isinstance(stage, StageChoice)
+            else sorted(self.position(layer) for layer in stage.layers)
+            for stage in stages
+        ]
+        return layers, {(j, self.number(device)) for device, j in held.items()}
 
     # --- what the parts of the model are built with ------------------------------------------
 

@@ -17,13 +17,12 @@ Values = cp_model.CpSolver | cp_model.CpSolverSolutionCallback
 
 
 class LayerStages(Protocol):
-    """Every layer in one stage, no edge backwards, existing stages first, none of them empty.
+    """Every layer in one stage, no edge backwards, existing stages first, none of them empty."""
 
-    Attributes:
-        active: whether each stage exists.
-    """
-
-    active: Sequence[cp_model.IntVar]
+    @property
+    def active(self) -> Sequence[cp_model.IntVar]:
+        """Whether each stage exists."""
+        ...
 
     def done_by(self, j: int, layer: int) -> Literal:
         """Literal that the layer is in stage j or an earlier one; j may be -1 or the last."""

@@ -130,9 +130,7 @@ class StageMemory:
             each = [self._model.new_bool_var("") for _ in (None, *self.levels)]
             self._model.add_exactly_one(each)
             most = self._model.new_int_var(0, count, "")
-            self._model.add(
-                most == sum(x.most * each[i + 1] for i, x in self._numbered)
-            )
+            self._model.add(most == sum(x.most * each[i + 1] for i, x in self._numbered))
             self._fit(j, k, standing, [(0, each[0])])
             limits = [(x.least, each[i + 1]) for i, x in self._numbered]
             self._fit(j, k, standing + moved, limits)

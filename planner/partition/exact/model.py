@@ -8,15 +8,14 @@ down and all relaxations lean the same way.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ortools.sat.python import cp_model
 
 from planner.costs.placement import StageSpec
 from planner.partition.chain import Chain, Partition, StageChoice
-from planner.partition.exact.decisions import FINE, Decisions, Form
-from planner.partition.exact.layer_stages import LayersByStage, Literal, Values
+from planner.partition.exact.decisions import FINE, Decisions, Form, Stages
+from planner.partition.exact.layer_stages import Literal, Values
 from planner.partition.exact.memory import StageMemory, memory_may_bind
 from planner.partition.exact.objective import IterationBound
 from planner.partition.exact.recomputation import Recomputation
@@ -24,9 +23,6 @@ from planner.partition.exact.tails import StageTails
 from planner.partition.exact.times import StageTimes
 from planner.partition.exact.transfers import StageTransfers
 from planner.solver_settings import Clock, run_solver
-
-Stages = Partition | Sequence[StageSpec]
-"""Stages by positions in the chain, or by layer names."""
 
 
 class PartitionModel:
@@ -89,7 +85,7 @@ class PartitionModel:
 
     def forbid(self, stages: Stages) -> None:
         """Exclude stages on devices, whatever they recompute, to go on to the next best."""
-        layers, held = self._canonical(stages)
+        layers, held = self.decisions.places(stages)
         differences: list[Literal] = self.decisions.layers.differences(layers)
         for (j, d), literal in self.decisions.on.items():
             differences.append(~literal if (j, d) in held else literal)
@@ -98,11 +94,9 @@ class PartitionModel:
     def hint(self, stages: Stages) -> None:
         """Suggest stages on devices, and what they recompute if they recompute anything."""
         self._clear_hints()
-        layers, held = self._canonical(stages)
-        for variable, value in self.decisions.layers.hints(layers):
+        for variable, value in self.decisions.values_of(stages):
             self.model.add_hint(variable, value)
-        for place, literal in self.decisions.on.items():
-            self.model.add_hint(literal, place in held)
+        layers, _ = self.decisions.places(stages)
         again = {self.decisions.position(layer) for stage in stages for layer in stage.recompute}
         if again and self._recomputation is not None:
             for (j, layer), literal in self._recomputation.again.items():
@@ -131,20 +125,6 @@ class PartitionModel:
 
     def _clear_hints(self) -> None:
         self.model.clear_hints()  # type: ignore[no-untyped-call]
-
-    def _canonical(self, stages: Stages) -> tuple[LayersByStage, set[tuple[int, int]]]:
-        """Layers by stage, and pairs of stage and device, as the order of symmetry has them."""
-        held = {device: j for j, stage in enumerate(stages) for device in stage.devices}
-        for group in self.decisions.interchangeable:
-            places = sorted(held.pop(device) for device in group if device in held)
-            held.update(zip(group, places, strict=False))
-        layers = [
-            range(stage.begin, stage.end)
-            if isinstance(stage, StageChoice)
-            else sorted(self.decisions.position(layer) for layer in stage.layers)
-            for stage in stages
-        ]
-        return layers, {(j, self.decisions.number(device)) for device, j in held.items()}
 
     # --- solutions ---------------------------------------------------------------------------
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ortools.sat.python import cp_model
-
 from planner.partition.exact.decisions import FINE, OBJECTIVE_TICKS, Decisions
 from planner.partition.exact.layer_stages import Expression, Literal
 from planner.partition.exact.memory import StageMemory
@@ -18,8 +16,10 @@ PRICE_STEPS = 1000
 
 
 class IterationBound:
-    """The expression of planner.partition.bounds.schedule_bound_s, and where memory may bind of
-    planner.partition.in_flight_bound with the way home behind it.
+    """The expression of planner.partition.bounds.schedule_bound_s.
+
+    Where memory may bind also that of planner.partition.in_flight_bound, with the way home
+    behind it.
 
     Attributes:
         value: the bound in ticks of the objective; the model's objective.

@@ -35,6 +35,7 @@ class StageTimes:
         self.uses_type = {
             (j, k): self._uses_type(j, k) for j in decisions.stages for k in self._kinds
         }
+        self._keep_rules()
         self.least_forward = [self._least(self.forward, j) for j in decisions.stages]
         self.least_backward = [self._least(self.backward, j) for j in decisions.stages]
         self.load = [decisions.time(f"load {j}") for j in decisions.stages]
@@ -48,6 +49,14 @@ class StageTimes:
         literal = self._model.new_bool_var(f"stage {j} uses type {k}")
         self._model.add_max_equality(literal, self._d.holders(j, k))
         return literal
+
+    def _keep_rules(self) -> None:
+        """No layer in a stage with a device of a type that it may not run on."""
+        for k, name in enumerate(self._d.chain.types):
+            foreign = [int(x) for x in self._d.chain.foreign_layers(name)]
+            if any(foreign):
+                for j, inside in enumerate(self._d.sums(foreign)):
+                    self._model.add(inside == 0).only_enforce_if(self.uses_type[j, k])
 
     def _least(self, table: list[list[Expression]], j: int) -> Expression:
         """The smallest over the device types a stage uses."""
