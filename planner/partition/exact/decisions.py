@@ -11,7 +11,7 @@ from ortools.sat.python import cp_model
 
 from planner.costs.placement import StageSpec
 from planner.errors import PipeplanError, shorten
-from planner.partition.chain import Chain, FloatArray, Partition, StageChoice
+from planner.partition.chain import Chain, FloatArray, StageChoice
 from planner.partition.exact.cuts import ChainCuts
 from planner.partition.exact.device_sets import DeviceSets
 from planner.partition.exact.graph_stages import GraphStages
