@@ -85,7 +85,9 @@ def is_interval_division(problem: Problem, division: list[list[str]]) -> bool:
     return [name for stage in division for name in stage] == list(problem.graph.layers)
 
 
-def on_single_devices(problem: Problem, division: list[list[str]]) -> Iterator[tuple[StageSpec, ...]]:
+def on_single_devices(
+    problem: Problem, division: list[list[str]]
+) -> Iterator[tuple[StageSpec, ...]]:
     for devices in permutations(problem.cluster.device_names, len(division)):
         yield tuple(
             StageSpec(tuple(layers), (device,))

@@ -154,9 +154,7 @@ def test_a_proven_bound_is_the_least_the_search_reports():
 
     def search(least_s):
         clock = Clock(10, True)
-        return PartitionSearch(
-            chain, 3, Settings(0, 1, True), clock, None, 10.0, least_s=least_s
-        )
+        return PartitionSearch(chain, 3, Settings(0, 1, True), clock, None, 10.0, least_s=least_s)
 
     best_s = search(0.0).next(10.0, 10.0).bound_s
     early = search(0.7 * best_s)

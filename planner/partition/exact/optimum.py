@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from ortools.sat.python import cp_model
 
 from planner.artifacts.problem import Problem
 from planner.costs.placement import StageSpec, is_connected, place
+from planner.errors import PipeplanError
 from planner.partition.bounds import schedule_bound_s
 from planner.partition.candidates import even_partition
 from planner.partition.chain import Chain
@@ -74,12 +75,26 @@ def search_partition(
         deterministic: one worker and a deterministic limit: the same answer on every machine.
 
     Raises:
-        PipeplanError: if ``constrain`` names a layer or device that is not there.
+        PipeplanError: if a setting is out of range, or ``constrain`` names a layer or device that
+            is not there.
     """
+    _check(form, time_limit_s, workers)
     chain = Chain(problem)
     settings = Settings(seed, workers, deterministic)
     clock = Clock(time_limit_s, deterministic)
     return _Search(chain, constrain, form, settings, clock).run(time_limit_s)
+
+
+def _check(form: str, time_limit_s: float, workers: int) -> None:
+    problems = []
+    if form not in get_args(Form):
+        problems.append(f"form: {form!r} is not one of {', '.join(get_args(Form))}")
+    if not time_limit_s > 0:
+        problems.append(f"time_limit_s: {time_limit_s} is not a positive number of seconds")
+    if workers < 1:
+        problems.append(f"workers: {workers} is not a whole number of at least 1")
+    if problems:
+        raise PipeplanError(problems)
 
 
 class _Search:
