@@ -9,7 +9,7 @@ from ortools.sat.python import cp_model
 
 from planner.artifacts.cluster import Cluster
 
-REPLICA_STEPS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+REPLICA_STEPS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 """Replica counts at which the all-reduce bound is sharpened; in between it is weaker but valid."""
 
 
