@@ -11,10 +11,10 @@ from ortools.sat.python import cp_model
 from strategies import orders_for, partitions, problems
 from tiny_problems import tiny_problem
 
-from planner import Cluster, Job, Problem
-from planner.costs.placement import place
+from planner import Cluster, Job, LayerGraph, Problem
+from planner.costs.placement import StageSpec, place
 from planner.partition.bounds import schedule_bound_s
-from planner.partition.chain import Chain
+from planner.partition.chain import Chain, StageChoice
 from planner.partition.exact.in_flight import in_flight_levels
 from planner.partition.exact.model import PartitionModel
 from planner.partition.exact.search import PartitionSearch
@@ -148,6 +148,43 @@ def test_a_reduction_across_nodes_takes_the_links_between_them(width_gb_per_s):
     assert found_s >= min(bounds) * (1 - 1e-6) - 1.01 * model.tick_s
 
 
+@pytest.mark.parametrize("replicas", range(1, 9))
+def test_reductions_of_any_number_of_replicas_are_exact(replicas):
+    problem = tiny_problem(3, layers=2, devices=8, microbatches=7)
+    names = tuple(problem.graph.layers)
+    specs = [StageSpec(names, problem.cluster.device_names[-replicas:])]
+    bound_s = schedule_bound_s(place(problem, specs))
+    model = PartitionModel(Chain(problem), 1.01 * bound_s, 1)
+    is_allowed, value_s = fixed(model, specs)
+    assert is_allowed
+    assert value_s <= bound_s * (1 + 1e-9)
+    assert value_s >= bound_s * (1 - 1e-6) - 1.01 * model.tick_s
+
+
+@pytest.mark.parametrize("form", ["chain", "graph"])
+def test_layers_keep_to_the_device_types_they_may_run_on(form):
+    problem = tiny_problem(2, layers=5, devices=3, microbatches=4, types=2)
+    record = problem.graph.record
+    rows = [
+        row.model_copy(update={"device_types": ("type1",)}) if row.name == "layer2" else row
+        for row in record.layers
+    ]
+    limited = record.model_copy(update={"layers": tuple(rows)})
+    problem = replace(problem, graph=LayerGraph.from_record(limited))
+    model = PartitionModel(Chain(problem), 10.0, 3, form=form)
+    solver = cp_model.CpSolver()
+    assert solver.solve(model.model) == cp_model.OPTIMAL
+    found = next(stage for stage in model.stages(solver) if "layer2" in stage.layers)
+    assert {problem.cluster.type_of(device) for device in found.devices} == {"type1"}
+    kept = [
+        specs
+        for specs in all_partitions(problem)
+        if all("layer2" not in s.layers or set(s.devices) == {"d1"} for s in specs)
+    ]
+    best_s = min(schedule_bound_s(place(problem, specs)) for specs in kept)
+    assert solver.objective_value * model.tick_s == pytest.approx(best_s, rel=1e-3)
+
+
 def test_a_proven_bound_is_the_least_the_search_reports():
     problem = tiny_problem(2, layers=6, devices=3, microbatches=4, replication=False)
     chain = Chain(problem)
@@ -181,6 +218,15 @@ def test_partitions_that_differ_by_interchangeable_devices_only_are_one():
     assert values[0][0]
     model.forbid(specs[1])
     assert not fixed(model, specs[0])[0]
+
+
+def test_a_search_starts_from_any_incumbent():
+    """One with several stages a device is no hint, and nothing to exclude."""
+    problem = tiny_problem(6, layers=4, devices=2, microbatches=3, replication=False)
+    shared = tuple(StageChoice(i, i + 1, (f"d{i % 2}",)) for i in range(4))
+    search = PartitionSearch(Chain(problem), 2, Settings(0, 1), Clock(10, False), shared, 10.0)
+    search.exclude(shared, 5.0)
+    assert len(search.next(10.0, 10.0).partitions) > 0
 
 
 def split_in_two(problem):

@@ -204,11 +204,22 @@ class Decisions:
             self._literals[key] = make()
         return self._literals[key]
 
+    def has(self, stages: Stages) -> bool:
+        """Whether the stages are among what is decided: one a device, and no more than there are.
+
+        In the chain form they also are intervals of the file's order.
+        """
+        devices = [device for stage in stages for device in stage.devices]
+        if len(set(devices)) < len(devices) or len(stages) > len(self.stages):
+            return False
+        layers, _ = self.places(stages)
+        in_order = [layer for held in layers for layer in held] == list(range(self.chain.length))
+        return in_order or self.form == "graph"
+
     def values_of(self, stages: Stages) -> Iterator[tuple[cp_model.IntVar, int]]:
         """The decisions that make these stages on these devices, with their values.
 
-        Raises:
-            ValueError: if the stages are more than the model has, or not of its form.
+        The stages have to be among what is decided, see :meth:`has`.
         """
         layers, held = self.places(stages)
         yield from self.layers.hints(layers)
@@ -217,8 +228,6 @@ class Decisions:
 
     def places(self, stages: Stages) -> tuple[LayersByStage, set[tuple[int, int]]]:
         """Layers by stage, and pairs of stage and device, interchangeable devices in order."""
-        if len(stages) > len(self.stages):
-            raise ValueError(f"{len(stages)} stages are more than the model's {len(self.stages)}")
         held: dict[str, int] = {}
         for j, stage in enumerate(stages):
             held.update(dict.fromkeys(stage.devices, j))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ortools.sat.python import cp_model
 
-from planner.costs.placement import StageSpec
-from planner.partition.chain import Chain, StageChoice
+from planner.partition.chain import Chain
 from planner.partition.exact.decisions import Decisions, Form, Stages
 from planner.partition.exact.search import Constrain
 
@@ -34,10 +31,7 @@ class ConstraintCheck:
         CP-SAT looks for values of whatever variables the constraints brought along, with the
         stages and their devices fixed.
         """
-        devices = [device for stage in stages for device in stage.devices]
-        if len(set(devices)) < len(devices) or len(stages) > len(self._decisions.stages):
-            return False
-        if self._decisions.form == "chain" and not _are_intervals(stages, self._decisions):
+        if not self._decisions.has(stages):
             return False
         model = self._decisions.model
         model.clear_hints()  # type: ignore[no-untyped-call]
@@ -47,22 +41,3 @@ class ConstraintCheck:
         solver.parameters.fix_variables_to_their_hinted_value = True
         solver.parameters.num_workers = 1
         return solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
-
-
-def _are_intervals(stages: Stages, decisions: Decisions) -> bool:
-    begin = 0
-    for stage in stages:
-        end = _end(stage, begin, decisions)
-        if end is None:
-            return False
-        begin = end
-    return begin == decisions.chain.length
-
-
-def _end(stage: StageChoice | StageSpec, begin: int, decisions: Decisions) -> int | None:
-    """Where a stage ends, if it is an interval that begins here."""
-    if isinstance(stage, StageChoice):
-        return stage.end if stage.begin == begin else None
-    positions: Sequence[int] = sorted(decisions.position(layer) for layer in stage.layers)
-    end = begin + len(positions)
-    return end if positions == list(range(begin, end)) else None

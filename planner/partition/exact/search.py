@@ -92,7 +92,7 @@ class PartitionSearch:
         )
         if constrain is not None:
             constrain(self.model.decisions)
-        self._hint = known
+        self._hint = known if known and self.model.decisions.has(known) else None
         self._settings = settings
         self._clock = clock
         self._least_s = least_s
@@ -106,7 +106,7 @@ class PartitionSearch:
 
     def exclude(self, partition: Partition, proved_s: float) -> None:
         """Go on without a partition none of whose schedules is faster than ``proved_s``."""
-        if partition not in self.excluded:
+        if partition not in self.excluded and self.model.decisions.has(partition):
             self.model.forbid(partition)
         self.excluded[partition] = max(proved_s, self.excluded.get(partition, 0.0))
 
