@@ -166,24 +166,29 @@ class PartitionOptimiser:
         for search in self._searches:
             search.bound_s = self.bound_s
         while goes_on():
-            before = len(self.pool)
-            for turn in self._turns():
+            turns = list(self._turns())
+            if not turns:
+                return
+            for turn in turns:
                 for partition in turn(self._turn(goes_on)):
                     self.offer(partition)
-            if not self._searches and len(self.pool) == before:
-                return
 
     def _turns(self) -> Iterator[Callable[[Callable[[], bool]], Iterator[Partition]]]:
         for search in self._searches:
-            yield search.improve
+            if not search.is_finished:
+                yield search.improve
         for partition in self._unpolished():
             self._polished.add(partition)
             polish = Polish(self._quick, self.clock, self._seed + len(self._polished))
             yield partial(polish.improve, partition)
 
     def _unpolished(self, count: int = 2) -> list[Partition]:
-        ranked = sorted(self.pool, key=self.pool.__getitem__)
-        return [partition for partition in ranked if partition not in self._polished][:count]
+        ranked = [partition for partition in self._ranked() if partition not in self._polished]
+        return ranked[:count]
+
+    def _ranked(self) -> list[Partition]:
+        finite = [partition for partition, time_s in self.pool.items() if math.isfinite(time_s)]
+        return sorted(finite, key=self.pool.__getitem__)
 
     def _turn(self, may_go_on: Callable[[], bool]) -> Callable[[], bool]:
         end_s = self.clock.elapsed_s + TURN_S
@@ -191,8 +196,7 @@ class PartitionOptimiser:
 
     def promising(self, count: int) -> list[Partition]:
         """The partitions with the least bounds, and the best with each number of stages."""
-        finite = [partition for partition, s in self.pool.items() if math.isfinite(s)]
-        ranked = sorted(finite, key=self.pool.__getitem__)
+        ranked = self._ranked()
         of_each: dict[int, Partition] = {}
         for partition in ranked:
             of_each.setdefault(len(partition), partition)
