@@ -98,7 +98,7 @@ class PartitionOptimiser:
     def start(self, may_go_on: Callable[[], bool]) -> None:
         """Partitions along a few orders; on large clusters also along the relaxation."""
         self.bound_s = max(self.bound_s, work_bound_s(self.chain))
-        if self._is_large:
+        if self.is_large:
             self._buy(may_go_on)
         found = []
         for number, order in enumerate(first_orders(self.chain)):
@@ -114,7 +114,8 @@ class PartitionOptimiser:
         self._searches = [search for _, _, search in found[:SEARCHES]]
 
     @property
-    def _is_large(self) -> bool:
+    def is_large(self) -> bool:
+        """Whether devices are handed out in units of several."""
         return unit_size(self.chain) > 1
 
     def _buy(self, may_go_on: Callable[[], bool]) -> None:
@@ -128,7 +129,7 @@ class PartitionOptimiser:
     def _start(self, search: OrderSearch) -> Partition | None:
         """The best partition along an order, within a limit that is raised while it must be."""
         if math.isfinite(self.best_s):
-            slack = 1.0 if self._is_large else SLACK
+            slack = 1.0 if self.is_large else SLACK
             return search.start(self.best_s * slack, self._tolerance)
         limit_s, longest_s = 3 * self.bound_s, longest_plan_s(self.chain, self._max_stages)
         while True:
@@ -139,7 +140,7 @@ class PartitionOptimiser:
 
     @property
     def _tolerance(self) -> float:
-        return 1e-3 if self._is_large else 1e-4
+        return 1e-3 if self.is_large else 1e-4
 
     def relax(self) -> None:
         """The bound over relaxed clusters."""
@@ -149,7 +150,7 @@ class PartitionOptimiser:
         if math.isinf(known_s):
             known_s = longest_plan_s(self.chain, self._max_stages)
         relaxed = RelaxedCluster(self.chain, self._links)
-        if relaxed.is_tractable and not self._is_large:
+        if relaxed.is_tractable and not self.is_large:
             bound_s = relaxed.bound_s(known_s)
         else:
             self._priced = PricedCluster(self.chain, self._links)

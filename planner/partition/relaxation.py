@@ -1,7 +1,5 @@
 """Bounds on every plan whatsoever: from below by the total work, from above one by one."""
 
-from itertools import permutations
-
 import numpy as np
 
 from planner.partition.chain import Chain, FloatArray
@@ -28,11 +26,12 @@ def longest_plan_s(chain: Chain, max_stages: int) -> float:
     """
     problem = chain.problem
     cluster, microbatches = problem.cluster, problem.job.microbatches
-    found = [cluster.route(u, v) for u, v in permutations(cluster.device_names, 2)]
-    routes = [route for route in found if route is not None]
-    latency_s = max((route.latency_s for route in routes), default=0.0)
+    links = cluster.link_table
+    joined = np.isfinite(links.s_per_byte)
+    latency_s = float(links.latency_s[joined].max())
     # Ring steps of all devices at once may share a link.
-    width = min((route.bandwidth_gb_per_s for route in routes), default=np.inf) * 1e9
+    slowest = float(links.s_per_byte[joined].max())
+    width = 1 / slowest if slowest > 0 else np.inf
     count = len(cluster.devices)
     seconds = np.array([chain.forward_s(t) + chain.backward_s(t) for t in chain.types])
     work = float(seconds.max(axis=0).sum())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from planner.costs.placement import PlacedPipeline, is_connected, place
 from planner.partition.candidates import quick_partitions, thorough_partitions
@@ -35,17 +35,28 @@ def optimise_partitions(search: Search, share: float = 0.3) -> None:
     def may_go_on() -> bool:
         return search.clock.elapsed_s < end_s and search.clock.left_s > 0
 
+    # On large clusters the classic planners take longer than the first good partitions.
+    steps = [_offer_classics, _start] if not optimiser.is_large else [_start, _offer_classics]
+    for step in steps:
+        step(search, may_go_on)
+    optimiser.search(may_go_on, search.gap_limit)
+    _schedule_best(search, optimiser.promising(PROMISING))
+
+
+def _offer_classics(search: Search, may_go_on: Callable[[], bool]) -> None:
     for partition in quick_partitions(search.chain, search.max_stages):
-        optimiser.offer(partition)
-        if optimiser.best is not None and not may_go_on():
-            break
+        search.optimiser.offer(partition)
+        if search.optimiser.best is not None and not may_go_on():
+            return
+
+
+def _start(search: Search, may_go_on: Callable[[], bool]) -> None:
+    optimiser = search.optimiser
     optimiser.start(may_go_on)
-    _schedule_best(search, optimiser.promising(1))
+    _schedule_best(search, optimiser.promising(1)[:1])
     if search.clock.left_s > 0:
         optimiser.relax()
         search.raise_single_bound(optimiser.bound_s, "relaxed cluster")
-    optimiser.search(may_go_on, search.gap_limit)
-    _schedule_best(search, optimiser.promising(PROMISING))
 
 
 def schedule_thorough(search: Search, share: float = 0.2) -> None:

@@ -82,7 +82,7 @@ def blocks_of(pipeline: PlacedPipeline) -> Blocks:
 
 def _channel_s(pipeline: PlacedPipeline, index: int, *, forward: bool) -> float:
     seconds = pipeline.transfers_s(index, forward=forward)
-    return float(seconds.max()) / min(seconds.shape)
+    return float(seconds.max()) / int(min(seconds.shape))
 
 
 def makespan_s(blocks: Blocks, microbatches: int) -> float:
