@@ -221,7 +221,7 @@ def planners(data: Path | None, workers: int) -> list[Cells]:
     if data is None:
         return []
     clusters = [Cluster.load(path) for path in sorted(EXAMPLES.glob("*.toml"))]
-    clusters = [cluster for cluster in clusters if cluster.name != "this-machine"]
+    clusters = [cluster for cluster in clusters if cluster.name != "this_machine"]
     clusters += [random_cluster(seed) for seed in range(RANDOM_CLUSTERS)]
     rows: list[Cells] = []
     everything: list[tuple[float, float]] = []
