@@ -76,7 +76,7 @@ def best_partition(
         return clock.left_s > 0 and clock.elapsed_s < share * time_limit_s
 
     optimiser.start(may_go_on)
-    optimiser.relax()
+    optimiser.relax(lambda: clock.left_s > 0)
     optimiser.search(may_go_on, gap_limit)
     if optimiser.best is None:
         raise InfeasibleError(

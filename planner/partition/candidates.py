@@ -12,6 +12,7 @@ from planner.partition.looped import looped_partitions
 from planner.partition.planners import classic_partitions
 
 MAX_DEVICES_FOR_TABLES = 32
+MAX_LAYERS_FOR_TABLES = 800
 """Programs with a table for every number of stages take too long beyond this."""
 GRIDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 """Numbers of stages of the grids."""
@@ -51,6 +52,8 @@ def thorough_partitions(chain: Chain, max_stages: int) -> Iterator[Partition]:
     """Balanced partitions for every number of stages; several stages a device where allowed."""
     job = chain.problem.job
     if len(chain.problem.cluster.devices) > MAX_DEVICES_FOR_TABLES:
+        return
+    if chain.length > MAX_LAYERS_FOR_TABLES:
         return
     seconds = {
         name: float((chain.forward_s(name) + chain.backward_s(name)).sum()) for name in chain.types

@@ -78,7 +78,7 @@ class PartitionOptimiser:
         """Score a partition and remember it.
 
         Returns:
-            Its bound; infinity if it has too many stages or devices that are not joined.
+            Its bound; infinity if it has too many stages, does not fit, or is not joined.
         """
         if partition not in self.pool:
             self.clock.spend(SECONDS_A_SCORE)
@@ -88,7 +88,9 @@ class PartitionOptimiser:
         return self.pool[partition]
 
     def _score_s(self, partition: Partition) -> float:
-        if len(partition) > self._max_stages or not self.chain.keeps_rules(partition):
+        chain = self.chain
+        allowed = len(partition) <= self._max_stages and chain.keeps_rules(partition)
+        if not allowed or not chain.may_fit(partition):
             return math.inf
         pipeline = place(self.chain.problem, self.chain.specs(partition))
         return schedule_bound_s(pipeline) if is_connected(pipeline) else math.inf
@@ -119,7 +121,7 @@ class PartitionOptimiser:
         return unit_size(self.chain) > 1
 
     def _buy(self, may_go_on: Callable[[], bool]) -> None:
-        self.relax()
+        self.relax(may_go_on)
         if self._priced is None:
             return
         for partition in bought_partitions(self._priced, self.bound_s):
@@ -142,8 +144,8 @@ class PartitionOptimiser:
     def _tolerance(self) -> float:
         return 1e-3 if self.is_large else 1e-4
 
-    def relax(self) -> None:
-        """The bound over relaxed clusters."""
+    def relax(self, may_go_on: Callable[[], bool] = lambda: True) -> None:
+        """The bound over relaxed clusters, as tight as time allows."""
         if self._is_relaxed:
             return
         known_s = self.best_s
@@ -151,10 +153,10 @@ class PartitionOptimiser:
             known_s = longest_plan_s(self.chain, self._max_stages)
         relaxed = RelaxedCluster(self.chain, self._links)
         if relaxed.is_tractable and not self.is_large:
-            bound_s = relaxed.bound_s(known_s)
+            bound_s = relaxed.bound_s(known_s, may_go_on=may_go_on)
         else:
             self._priced = PricedCluster(self.chain, self._links)
-            bound_s = self._priced.bound_s(known_s)
+            bound_s = self._priced.bound_s(known_s, may_go_on=may_go_on)
         self.bound_s = max(self.bound_s, bound_s)
         self._is_relaxed = True
 

@@ -9,7 +9,7 @@ however many devices there are, and each stage buys the cheapest replicas that k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from planner.artifacts.link_table import LinkTable
 from planner.costs.collectives import fewest_steps
 from planner.partition.chain import Chain, FloatArray, IntArray
 from planner.partition.intervals import Intervals, coarse_cuts
-from planner.partition.relaxation import even_load_prices, work_bound_s
+from planner.partition.relaxation import work_bound_s
 
 ROUNDING = 1 + 1e-9
 BUDGET = 10_000
@@ -71,7 +71,8 @@ class PricedCluster:
     def __init__(self, chain: Chain, links: LinkTable) -> None:
         self.chain = chain
         self.links = links
-        self.prices = even_load_prices(chain)
+        self.prices = chain.load_prices
+        self._may_go_on: Callable[[], bool] = lambda: True
         self.intervals = Intervals(chain, coarse_cuts(chain), relaxed=True)
         cluster = chain.problem.cluster
         kinds = [chain.types.index(cluster.type_of(name)) for name in cluster.device_names]
@@ -88,18 +89,25 @@ class PricedCluster:
         self._rest_s = self.intervals.behind(layer.min(axis=0))
         self._layer_s = layer
 
-    def bound_s(self, known_s: float, tolerance: float = 1e-3) -> float:
+    def bound_s(
+        self,
+        known_s: float,
+        tolerance: float = 1e-3,
+        may_go_on: Callable[[], bool] = lambda: True,
+    ) -> float:
         """No plan is faster; not more than the time of a known plan.
 
         Args:
             known_s: iteration time of any plan, or any valid time limit.
             tolerance: of the bisection, relative.
+            may_go_on: whether there is time for another step.
         """
+        self._may_go_on = may_go_on
         bound = self._bisect(self.prices, work_bound_s(self.chain), known_s, tolerance)
         step = FIRST_STEP
         for _ in range(ROUNDS if len(self.counts) > 1 else 0):
             target_s = bound * (1 + 2 * tolerance)
-            if target_s >= known_s:
+            if target_s >= known_s or not may_go_on():
                 break
             stages = self.stages(target_s)
             if stages is None:
@@ -153,7 +161,7 @@ class PricedCluster:
         """The largest limit found that these prices rule out."""
         if low_s >= high_s or not self._is_reachable(prices, high_s):
             return high_s
-        while high_s - low_s > tolerance * low_s:
+        while high_s - low_s > tolerance * low_s and self._may_go_on():
             middle = (low_s + high_s) / 2
             if self._is_reachable(prices, middle):
                 high_s = middle

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from planner.costs.placement import PlacedPipeline, is_connected, place
+from planner.feasibility import MOST_LAYERS
 from planner.partition.candidates import quick_partitions, thorough_partitions
 from planner.partition.chain import Partition
 from planner.partition.division import Division
@@ -55,7 +56,7 @@ def _start(search: Search, may_go_on: Callable[[], bool]) -> None:
     optimiser.start(may_go_on)
     _schedule_best(search, optimiser.promising(1)[:1])
     if search.clock.left_s > 0:
-        optimiser.relax()
+        optimiser.relax(lambda: search.clock.left_s > 0)
         search.raise_single_bound(optimiser.bound_s, "relaxed cluster")
 
 
@@ -116,6 +117,8 @@ def find_any(search: Search) -> None:
 
 def _divide(search: Search) -> None:
     """A division of the layers that fits memory, if there is one."""
+    if search.chain.length > MOST_LAYERS:
+        return
     division = Division(search.chain)
     partition = division.partition()
     if partition is not None:

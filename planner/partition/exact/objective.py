@@ -8,7 +8,6 @@ from planner.partition.exact.decisions import Decisions, Expression
 from planner.partition.exact.tails import StageTails
 from planner.partition.exact.times import StageTimes
 from planner.partition.exact.transfers import StageTransfers
-from planner.partition.relaxation import even_load_prices
 
 PRICE_STEPS = 1000
 
@@ -101,7 +100,7 @@ class IterationBound:
         CP-SAT sees no connection between the stages' loads.
         """
         chain = self._d.chain
-        dual = even_load_prices(chain)
+        dual = chain.load_prices
         prices = [round(PRICE_STEPS * float(x)) for x in dual / dual.max()]
         ticks = [self._d.ticks(chain.forward_s(t) + chain.backward_s(t)) for t in chain.types]
         work = sum(

@@ -15,7 +15,6 @@ import numpy as np
 
 from planner.partition.chain import FloatArray, Partition, StageChoice
 from planner.partition.ordered.stages import StageCosts
-from planner.partition.relaxation import even_load_prices
 
 Unit = tuple[int, ...]
 """Device numbers that always stay together: one device, or in large clusters several of a node."""
@@ -41,7 +40,7 @@ class OrderProgram:
         self._cells = table.count
         layer = np.array([chain.forward_s(t) + chain.backward_s(t) for t in chain.types])
         self._rest_s = table.behind(layer.min(axis=0))
-        self._prices = even_load_prices(chain)
+        self._prices = chain.load_prices
         cheapest = (self._prices[:, None] * layer).min(axis=0)
         self._work_left = table.behind(cheapest) * self._microbatches * (1 - 1e-9)
 
