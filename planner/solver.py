@@ -34,7 +34,7 @@ def solve(
     time_limit_s: float = 30.0,
     gap_limit: float = OPTIMALITY_TOLERANCE,
     seed: int = 0,
-    workers: int = 2,
+    workers: int = 8,
     deterministic: bool = False,
     progress: Progress | None = None,
     warm_starts: Sequence[Plan | Sequence[StageSpec]] = (),
@@ -47,7 +47,8 @@ def solve(
             deterministic time in deterministic mode.
         gap_limit: stop once iteration time / lower bound - 1 is at most this.
         seed: of the solver's searches.
-        workers: threads of the solver.
+        workers: threads of the solver; with fewer than 8 CP-SAT leaves out some of its
+            strategies, even on two cores.
         deterministic: one worker and a deterministic limit: the same plan on every machine.
         progress: called with every new incumbent or bound.
         warm_starts: earlier plans of the model, perhaps for another job or cluster, or just
