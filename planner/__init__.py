@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from planner.artifacts.problem import ModelSource, Problem
     from planner.comparison import compare
     from planner.errors import DeadlockError, InfeasibleError, PipeplanError
+    from planner.partition.exact.optimum import search_partition
     from planner.result import Result
     from planner.simulator import simulate_plan as simulate
     from planner.solver import solve
@@ -33,6 +34,7 @@ _HOME = {
     "Problem": ("planner.artifacts.problem", "Problem"),
     "Result": ("planner.result", "Result"),
     "compare": ("planner.comparison", "compare"),
+    "search_partition": ("planner.partition.exact.optimum", "search_partition"),
     "simulate": ("planner.simulator", "simulate_plan"),
     "solve": ("planner.solver", "solve"),
     "trace": ("planner.tracing.trace", "trace"),
@@ -51,6 +53,7 @@ __all__ = [
     "Problem",
     "Result",
     "compare",
+    "search_partition",
     "simulate",
     "solve",
     "trace",

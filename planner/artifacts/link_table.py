@@ -40,6 +40,14 @@ class Reduction(NamedTuple):
     s_per_byte: float
 
 
+class Join(NamedTuple):
+    """Two sets of devices, each joined by wider links, and their widest link between them."""
+
+    s_per_byte: float
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+
+
 class LinkTable:
     """Latency and seconds a byte between all pairs of devices, by their numbers in the cluster.
 
@@ -118,6 +126,20 @@ class LinkTable:
                 forest.union(u, v)
                 edges.append((float(inverse[edge]), u, v))
         return edges
+
+    @cached_property
+    def joins(self) -> list[Join]:
+        """How a maximum spanning forest grows together, the widest links first.
+
+        Devices on both sides of a join are joined by no chain of wider links.
+        """
+        sides: dict[int, tuple[int, ...]] = {device: (device,) for device in range(self.count)}
+        joins = []
+        for inverse, u, v in self._widening:
+            joins.append(Join(inverse, sides[u], sides[v]))
+            both = (*sides[u], *sides[v])
+            sides.update(dict.fromkeys(both, both))
+        return joins
 
     @cached_property
     def joint_s_per_byte(self) -> FloatArray:

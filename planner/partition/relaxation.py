@@ -18,11 +18,16 @@ def work_bound_s(chain: Chain) -> float:
     return max(path, chain.problem.job.microbatches * even)
 
 
-def longest_plan_s(chain: Chain, max_stages: int) -> float:
+def longest_plan_s(chain: Chain, max_stages: int, crossing_bytes: float | None = None) -> float:
     """No plan with one stage a device takes longer that runs one microbatch after the other.
 
-    Every layer on its slowest type, every transfer at the largest cut over the slowest path, all
-    gradients around all devices one by one.
+    Every layer on its slowest type, recomputed if it may be, every transfer at the largest cut
+    over the slowest path, all gradients around all devices one by one.
+
+    Args:
+        chain: the layers.
+        max_stages: the largest number of stages.
+        crossing_bytes: the most that a cut sends, there and back; of the chain's cuts if not given.
     """
     problem = chain.problem
     cluster, microbatches = problem.cluster, problem.job.microbatches
@@ -33,9 +38,12 @@ def longest_plan_s(chain: Chain, max_stages: int) -> float:
     slowest = float(links.s_per_byte[joined].max())
     width = 1 / slowest if slowest > 0 else np.inf
     count = len(cluster.devices)
-    seconds = np.array([chain.forward_s(t) + chain.backward_s(t) for t in chain.types])
-    work = float(seconds.max(axis=0).sum())
-    crossing = float(chain.cut_bytes.max() + chain.cut_gradient_bytes.max())
+    forwards = 2 if problem.job.recompute else 1
+    seconds = [forwards * chain.forward_s(t) + chain.backward_s(t) for t in chain.types]
+    work = float(np.max(seconds, axis=0).sum())
+    crossing = crossing_bytes
+    if crossing is None:
+        crossing = float(chain.cut_bytes.max() + chain.cut_gradient_bytes.max())
     transfers = (max_stages - 1) * (2 * latency_s + crossing / width)
     state = float(chain.static_bytes.sum())
     reductions = max_stages + len(chain.tied_parameters)

@@ -1,114 +1,239 @@
-"""What the model decides: boundaries, stages, and which devices hold them."""
+"""What the model decides: which layers each stage has, and which devices hold it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Literal as OneOf
 
 import numpy as np
 from ortools.sat.python import cp_model
 
-from planner.partition.chain import Chain, FloatArray
+from planner.costs.placement import StageSpec
+from planner.errors import PipeplanError, shorten
+from planner.partition.chain import Chain, FloatArray, StageChoice
+from planner.partition.exact.cuts import ChainCuts
+from planner.partition.exact.device_sets import DeviceSets
+from planner.partition.exact.graph_stages import GraphStages
+from planner.partition.exact.layer_stages import (
+    Expression,
+    LayersByStage,
+    LayerStages,
+    Literal,
+)
+from planner.partition.exact.tensors import CutTensor, cut_tensors
 from planner.partition.symmetry import interchangeable_devices
 
-Expression = Any
-"""A linear expression; ortools types sums as unions that cannot be added again."""
-TICKS = 20_000_000
-"""Ticks in the longest time the model has to tell apart."""
-REPLICA_STEPS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Replica counts at which the all-reduce bound is sharpened; in between it is weaker but valid."""
+Form = OneOf["chain", "graph"]
+"""Stages are intervals of the file's order, or any sets of layers that no edge leaves backwards."""
+Stages = Sequence[StageChoice | StageSpec]
+"""Stages by positions in the chain, or by layer names."""
+OBJECTIVE_TICKS = 200_000
+"""Ticks of the objective in the horizon. The search may raise its bound tick by tick."""
+FINE = 2**12
+"""Ticks of all other times in a tick of the objective: they are summed up, and rounded each."""
 
 
 class Decisions:
-    """The decision variables, and lookups by boundary position.
+    """The decision variables, and literals to state constraints of one's own with.
+
+    Layers are named or given by their position in the file's order, devices are named. All
+    durations are in ticks of ``tick_s``, rounded down so that bounds stay valid.
+
+    Args:
+        chain: the layers.
+        horizon_s: the longest time to tell apart.
+        max_stages: the largest number of stages.
+        form: of the stages.
+        break_symmetry: let interchangeable devices hold stages in one order only. Constraints that
+            name devices need it off.
 
     Attributes:
-        model: the CP-SAT model.
-        boundary: ``boundary[j]`` is the first layer of stage j; the last is the chain's end.
-        active: whether stage j exists; existing stages come first.
+        model: the CP-SAT model, to add constraints to.
+        stages: the stage numbers; those that exist come first.
+        active: whether stage j exists.
         on: ``on[j, d]``: device number d (in cluster order) holds stage j.
-        at_least: ``at_least[j, n]``: stage j has n replicas or more, for n of REPLICA_STEPS;
-            empty if replication is not allowed.
+        at_least: see :class:`DeviceSets`.
+        layers: the decision on the layers.
+        tensors: between the layers.
         tick_s: seconds of a tick.
+        horizon: ticks that no time exceeds.
     """
 
-    def __init__(self, chain: Chain, horizon_s: float, max_stages: int) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        horizon_s: float,
+        max_stages: int,
+        *,
+        form: Form = "chain",
+        break_symmetry: bool = True,
+    ) -> None:
         self.chain = chain
+        self.form = form
         self.job = chain.problem.job
         self.cluster = chain.problem.cluster
         self.devices = self.cluster.device_names
         self.type_of = [chain.types.index(self.cluster.type_of(d)) for d in self.devices]
         self.stages = range(max_stages)
-        self.tick_s = horizon_s / TICKS
-        self.horizon = TICKS + 1
+        self.tick_s = horizon_s / (OBJECTIVE_TICKS * FINE)
+        self.horizon = (OBJECTIVE_TICKS + 1) * FINE
         self.model = cp_model.CpModel()
-        self._comparisons: dict[tuple[int, int], cp_model.IntVar] = {}
-        self._cut_chain()
-        self._map_devices()
-        self._count_replicas()
-        self._break_symmetry()
+        self.tensors: tuple[CutTensor, ...] = cut_tensors(chain.problem.graph)
+        self.layers: LayerStages = self._layer_stages()
+        self.active = self.layers.active
+        sets = DeviceSets(self.model, self.cluster, self.active, replication=self.job.replication)
+        self.on, self.at_least = sets.on, sets.at_least
+        self.interchangeable = interchangeable_devices(self.cluster) if break_symmetry else []
+        sets.order(self.interchangeable)
+        self._literals: dict[tuple[object, ...], cp_model.IntVar] = {}
 
-    def _cut_chain(self) -> None:
-        length, count = self.chain.length, len(self.stages)
-        self.boundary = [
-            self.model.new_int_var(0, length, f"boundary {j}") for j in range(count + 1)
+    def _layer_stages(self) -> LayerStages:
+        count, length = len(self.stages), self.chain.length
+        if self.form == "chain":
+            return ChainCuts(self.model, length, self.tensors, count)
+        position = {name: index for index, name in enumerate(self.chain.names)}
+        edges = [(position[u], position[v]) for u, v in self.chain.problem.graph.edges]
+        return GraphStages(self.model, length, self.tensors, edges, count)
+
+    # --- literals for constraints ------------------------------------------------------------
+
+    def holds(self, j: int, layer: str | int) -> Literal:
+        """Literal that stage j has a layer."""
+        position = self.position(layer)
+        done, before = (self.layers.done_by(x, position) for x in (j, j - 1))
+        if j == 0:
+            return done
+        return self._once(("holds", j, position), lambda: self.all_of([done, ~before]))
+
+    def holds_any(self, j: int, layers: Sequence[str | int]) -> Literal:
+        """Literal that stage j has one of some layers."""
+        positions = tuple(self.position(layer) for layer in layers)
+        return self._once(
+            ("holds any", j, positions), lambda: self.any_of([self.holds(j, x) for x in positions])
+        )
+
+    def uses(self, j: int, device: str) -> Literal:
+        """Literal that a device holds stage j."""
+        return self.on[j, self.number(device)]
+
+    def is_used(self, device: str) -> Literal:
+        """Literal that a device holds any stage."""
+        number = self.number(device)
+        return self._once(
+            ("is used", number), lambda: self.any_of([self.on[j, number] for j in self.stages])
+        )
+
+    def runs_on(self, layer: str | int, device: str) -> Literal:
+        """Literal that a device is one of those that hold a layer."""
+        position, number = self.position(layer), self.number(device)
+
+        def make() -> cp_model.IntVar:
+            both = [[self.holds(j, position), self.on[j, number]] for j in self.stages]
+            return self.any_of([self.all_of(pair) for pair in both])
+
+        return self._once(("runs on", position, number), make)
+
+    def same_stage(self, first: str | int, second: str | int) -> Literal:
+        """Literal that two layers are in one stage."""
+        a, b = sorted((self.position(first), self.position(second)))
+
+        def make() -> cp_model.IntVar:
+            both = [[self.holds(j, a), self.holds(j, b)] for j in self.stages]
+            return self.any_of([self.all_of(pair) for pair in both])
+
+        return self._once(("same stage", a, b), make)
+
+    def stage_of(self, layer: str | int) -> Expression:
+        """The number of a layer's stage, a linear expression."""
+        position = self.position(layer)
+        return sum(1 - self.layers.done_by(j, position) for j in self.stages[:-1])
+
+    def all_of(self, literals: Sequence[Literal]) -> cp_model.IntVar:
+        """A literal that is true exactly if all are."""
+        result = self.model.new_bool_var("")
+        for literal in literals:
+            self.model.add_implication(result, literal)
+        self.model.add_bool_or([result, *(~literal for literal in literals)])
+        return result
+
+    def any_of(self, literals: Sequence[Literal]) -> cp_model.IntVar:
+        """A literal that is true exactly if one of them is."""
+        result = self.model.new_bool_var("")
+        for literal in literals:
+            self.model.add_implication(literal, result)
+        self.model.add_bool_or([~result, *literals])
+        return result
+
+    def position(self, layer: str | int) -> int:
+        """The place of a layer in the file's order.
+
+        Raises:
+            PipeplanError: if the graph has no such layer.
+        """
+        if isinstance(layer, int) and 0 <= layer < self.chain.length:
+            return layer
+        if layer not in self._positions:
+            raise PipeplanError(
+                f"layer {shorten(layer)} is not in layer graph {self.chain.problem.graph.name!r} "
+                f"of {self.chain.length} layers, {self.chain.names[0]!r} to "
+                f"{self.chain.names[-1]!r}; give a name or a position from 0"
+            )
+        return self._positions[layer]
+
+    def number(self, device: str) -> int:
+        """The place of a device in the cluster.
+
+        Raises:
+            PipeplanError: if the cluster has no such device.
+        """
+        if device not in self.cluster.numbers:
+            raise PipeplanError(
+                f"device {shorten(device)} is not in the cluster; it has {', '.join(self.devices)}"
+            )
+        return self.cluster.numbers[device]
+
+    @cached_property
+    def _positions(self) -> dict[str | int, int]:
+        return {name: index for index, name in enumerate(self.chain.names)}
+
+    def _once(
+        self, key: tuple[object, ...], make: Callable[[], cp_model.IntVar]
+    ) -> cp_model.IntVar:
+        if key not in self._literals:
+            self._literals[key] = make()
+        return self._literals[key]
+
+    def values_of(self, stages: Stages) -> Iterator[tuple[cp_model.IntVar, int]]:
+        """The decisions that make these stages on these devices, with their values.
+
+        Raises:
+            ValueError: if the stages are more than the model has, or not of its form.
+        """
+        layers, held = self.places(stages)
+        yield from self.layers.hints(layers)
+        for place, literal in self.on.items():
+            yield literal, int(place in held)
+
+    def places(self, stages: Stages) -> tuple[LayersByStage, set[tuple[int, int]]]:
+        """Layers by stage, and pairs of stage and device, interchangeable devices in order."""
+        if len(stages) > len(self.stages):
+            raise ValueError(f"{len(stages)} stages are more than the model's {len(self.stages)}")
+        held: dict[str, int] = {}
+        for j, stage in enumerate(stages):
+            held.update(dict.fromkeys(stage.devices, j))
+        for group in self.interchangeable:
+            places = sorted(held.pop(device) for device in group if device in held)
+            held.update(zip(group, places, strict=False))
+        layers = [
+            range(stage.begin, stage.end)
+            if isinstance(stage, StageChoice)
+            else sorted(self.position(layer) for layer in stage.layers)
+            for stage in stages
         ]
-        self.active = [self.model.new_bool_var(f"active {j}") for j in self.stages]
-        self.model.add(self.boundary[0] == 0)
-        self.model.add(self.boundary[count] == length)
-        self.model.add(self.active[0] == 1)
-        for j in self.stages:
-            first, end, active = self.boundary[j], self.boundary[j + 1], self.active[j]
-            self.model.add(end >= first + 1).only_enforce_if(active)
-            self.model.add(first == length).only_enforce_if(~active)
-            self.model.add(end == length).only_enforce_if(~active)
-            if j:
-                self.model.add_implication(active, self.active[j - 1])
+        return layers, {(j, self.number(device)) for device, j in held.items()}
 
-    def _map_devices(self) -> None:
-        numbers = range(len(self.devices))
-        self.on = {
-            (j, d): self.model.new_bool_var(f"stage {j} on {self.devices[d]}")
-            for j in self.stages
-            for d in numbers
-        }
-        for d in numbers:
-            self.model.add_at_most_one(self.on[j, d] for j in self.stages)
-        for j in self.stages:
-            held = self.holders(j)
-            self.model.add_bool_or([~self.active[j], *held])
-            for literal in held:
-                self.model.add_implication(literal, self.active[j])
-            if not self.job.replication:
-                self.model.add_at_most_one(held)
-
-    def _count_replicas(self) -> None:
-        self.at_least: dict[tuple[int, int], cp_model.IntVar] = {}
-        if not self.job.replication:
-            return
-        for j in self.stages:
-            replicas = sum(self.holders(j))
-            for count in (step for step in REPLICA_STEPS if step <= len(self.devices)):
-                literal = self.model.new_bool_var(f"stage {j} has {count} replicas or more")
-                self.model.add(replicas >= count).only_enforce_if(literal)
-                self.model.add(replicas <= count - 1).only_enforce_if(~literal)
-                self.at_least[j, count] = literal
-
-    def _break_symmetry(self) -> None:
-        """Interchangeable devices hold stages in order, unused ones last."""
-        count = len(self.stages)
-        place = [
-            sum(j * self.on[j, d] for j in self.stages)
-            + count * (1 - sum(self.on[j, d] for j in self.stages))
-            for d in range(len(self.devices))
-        ]
-        for group in interchangeable_devices(self.cluster):
-            numbers = [self.devices.index(device) for device in group]
-            for first, second in pairwise(numbers):
-                self.model.add(place[first] <= place[second])
-
-    # --- lookups -----------------------------------------------------------------------------
+    # --- what the parts of the model are built with ------------------------------------------
 
     def holders(self, j: int, type_number: int | None = None) -> list[cp_model.IntVar]:
         """Literals of the devices, all or of one type, to hold stage j."""
@@ -127,38 +252,10 @@ class Decisions:
         return self.model.new_int_var(0, self.horizon, name)
 
     def ticks(self, seconds: FloatArray) -> list[int]:
-        """Durations in ticks, rounded down so that bounds stay valid."""
+        """Durations in ticks, rounded down."""
         return [int(x) for x in np.minimum(np.floor(seconds / self.tick_s), self.horizon)]
 
     def sums(self, per_layer: Sequence[int]) -> list[Expression]:
         """Per stage, the sum of a figure over its layers."""
-        prefix = [0, *np.cumsum(np.array(per_layer, dtype=np.int64)).tolist()]
-        at = [self.at(prefix, j) for j in range(len(self.stages) + 1)]
+        at = [self.layers.before(per_layer, j) for j in range(len(self.stages) + 1)]
         return [at[j + 1] - at[j] for j in self.stages]
-
-    def at(self, table: list[int], j: int) -> cp_model.IntVar:
-        """The entry of a table at the position of boundary j."""
-        value = self.model.new_int_var(0, max(table), "")
-        self.model.add_element(self.boundary[j], table, value)
-        return value
-
-    def is_cut_at_most(self, j: int, position: int) -> cp_model.IntVar:
-        """Literal of ``boundary[j] <= position``."""
-        if (j, position) not in self._comparisons:
-            literal = self.model.new_bool_var("")
-            self.model.add(self.boundary[j] <= position).only_enforce_if(literal)
-            self.model.add(self.boundary[j] >= position + 1).only_enforce_if(~literal)
-            self._comparisons[j, position] = literal
-        return self._comparisons[j, position]
-
-    def all_of(self, literals: Sequence[cp_model.LiteralT]) -> cp_model.IntVar:
-        """A literal that is true exactly if all are."""
-        result = self.model.new_bool_var("")
-        for literal in literals:
-            self.model.add_implication(result, literal)
-        self.model.add_bool_or([result, *(_negated(literal) for literal in literals)])
-        return result
-
-
-def _negated(literal: Expression) -> Expression:
-    return ~literal

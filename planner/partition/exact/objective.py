@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from ortools.sat.python import cp_model
+from collections.abc import Sequence
 
-from planner.partition.exact.decisions import Decisions, Expression
+from planner.partition.exact.decisions import FINE, OBJECTIVE_TICKS, Decisions
+from planner.partition.exact.layer_stages import Expression, Literal
+from planner.partition.exact.memory import StageMemory
 from planner.partition.exact.tails import StageTails
 from planner.partition.exact.times import StageTimes
 from planner.partition.exact.transfers import StageTransfers
@@ -15,8 +17,11 @@ PRICE_STEPS = 1000
 class IterationBound:
     """The expression of planner.partition.bounds.schedule_bound_s.
 
+    Where memory may bind also that of planner.partition.in_flight_bound, with the way home
+    behind it.
+
     Attributes:
-        value: the bound in ticks; the model's objective.
+        value: the bound in ticks of the objective; the model's objective.
     """
 
     def __init__(
@@ -25,22 +30,29 @@ class IterationBound:
         times: StageTimes,
         transfers: StageTransfers,
         tails: StageTails,
+        memory: StageMemory | None,
     ) -> None:
         self._d = decisions
         self._model = decisions.model
         self._times = times
         self._transfers = transfers
         self._tails = tails
-        self.value = decisions.time("iteration time")
+        self.value = decisions.model.new_int_var(0, OBJECTIVE_TICKS + 1, "iteration time")
+        self._fine = FINE * self.value + FINE - 1
         self._down = self._ways_down()
         self._home = self._ways_home()
         self._head = self._heads()
         for j in decisions.stages:
-            bound = self._head[j] + times.load[j] + self._home[j]
-            self._model.add(self.value >= bound).only_enforce_if(decisions.active[j])
+            self._take(self._head[j] + times.load[j] + self._home[j], [decisions.active[j]])
             if j + 1 < len(decisions.stages):
                 self._bound_channel(j)
+            if memory is not None:
+                self._bound_in_flight(j, memory)
         self._spread_work()
+
+    def _take(self, time: Expression, literals: Sequence[Literal]) -> None:
+        """The iteration takes a time at least, under some literals."""
+        self._model.add(self._fine >= time).only_enforce_if(literals)
 
     def _heads(self) -> list[Expression]:
         """From the iteration's start to the first microbatch's arrival at each stage."""
@@ -80,7 +92,7 @@ class IterationBound:
     def _bound_channel(self, j: int) -> None:
         """Between two single devices all microbatches pass one after the other."""
         replicated = [*self._d.is_replicated(j), *self._d.is_replicated(j + 1)]
-        condition: list[cp_model.LiteralT] = [self._d.active[j + 1]]
+        condition: list[Literal] = [self._d.active[j + 1]]
         condition += [~literal for literal in replicated]
         condition += self._transfers.exclusive(j)
         count = self._d.job.microbatches
@@ -88,10 +100,22 @@ class IterationBound:
         begin = self._head[j] + self._times.least_forward[j]
         end = self._times.least_backward[j] + self._home[j]
         down = self._down[j + 1]
-        forwards = begin + count * send + down + back + end
-        backwards = begin + send + down + count * back + end
-        self._model.add(self.value >= forwards).only_enforce_if(condition)
-        self._model.add(self.value >= backwards).only_enforce_if(condition)
+        self._take(begin + count * send + down + back + end, condition)
+        self._take(begin + send + down + count * back + end, condition)
+
+    def _bound_in_flight(self, j: int, memory: StageMemory) -> None:
+        """Each block of microbatches in flight takes a round trip; the last also its own work."""
+        head, trip, home = self._head[j], self._down[j], self._home[j]
+        single = [~literal for literal in self._d.is_replicated(j)]
+        for i, level in enumerate(memory.levels):
+            chosen = memory.in_flight[j, i]
+            before = head + level.blocks * trip
+            if level.blocks:
+                self._take(before + trip + home, [chosen])
+            for k in range(len(self._d.chain.types) if level.blocks else 0):
+                work = level.rest * (self._times.forward[k][j] + self._times.backward[k][j])
+                used = self._times.uses_type[j, k]
+                self._take(before + work + home, [chosen, used, *single])
 
     def _spread_work(self) -> None:
         """Redundant: the devices' time between head and home must hold all layers' work.
@@ -111,10 +135,10 @@ class IterationBound:
         for d, kind in enumerate(self._d.type_of):
             free = self._d.time(f"time of {self._d.devices[d]}")
             holds = [self._d.on[j, d] for j in self._d.stages]
-            self._model.add(free <= self.value)
+            self._model.add(free <= self._fine)
             self._model.add(free == 0).only_enforce_if([~literal for literal in holds])
             for j, literal in enumerate(holds):
-                limit = self.value - self._head[j] - self._home[j]
+                limit = self._fine - self._head[j] - self._home[j]
                 self._model.add(free <= limit).only_enforce_if(literal)
             time.append(prices[kind] * free)
         self._model.add(sum(time) >= self._d.job.microbatches * work)

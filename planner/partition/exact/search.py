@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ortools.sat.python import cp_model
 
-from planner.partition.chain import Chain, Partition
+from planner.partition.chain import Chain, Partition, without_recompute
+from planner.partition.exact.decisions import Decisions
 from planner.partition.exact.model import PartitionModel
 from planner.solver_settings import Clock, Settings, run_solver
+
+Constrain = Callable[[Decisions], None]
+"""Adds constraints of one's own to ``decisions.model``."""
+PRECISION = 1e-5
+"""A search ends when its bound is this near its best solution, relative."""
 
 
 @dataclass(frozen=True)
 class Found:
     """One search: new partitions, the best last, and a bound on every plan of the problem.
 
-    ``is_exhausted``: no partition is left that could beat the incumbent.
+    Attributes:
+        partitions: nothing recomputed.
+        bound_s: no plan is faster.
+        is_exhausted: no partition is left that could beat the incumbent.
+        recomputed: the same partitions with what the model would have them recompute, where
+            memory could bind.
     """
 
     partitions: tuple[Partition, ...]
     bound_s: float
     is_exhausted: bool
+    recomputed: tuple[Partition, ...] = ()
 
 
 class _Collector(cp_model.CpSolverSolutionCallback):
@@ -29,11 +42,14 @@ class _Collector(cp_model.CpSolverSolutionCallback):
     def __init__(self, model: PartitionModel) -> None:
         super().__init__()
         self._model = model
-        self.found: list[Partition] = []
+        self.found: dict[Partition, Partition] = {}
 
     def on_solution_callback(self) -> None:
         """Called by the solver."""
-        self.found.append(self._model.partition(self))
+        recomputed = self._model.recomputed(self)
+        plain = without_recompute(recomputed)
+        self.found.pop(plain, None)  # The best last.
+        self.found[plain] = recomputed
 
 
 class PartitionSearch:
@@ -49,6 +65,9 @@ class PartitionSearch:
         clock: deterministic time is booked on it.
         known: the search starts from it, if there is one.
         horizon_s: nothing slower is looked for.
+        least_s: a proven bound on every plan.
+        constrain: adds constraints that every partition has to keep; the bound then is one on the
+            plans that keep them.
     """
 
     def __init__(
@@ -59,19 +78,31 @@ class PartitionSearch:
         clock: Clock,
         known: Partition | None,
         horizon_s: float,
+        *,
+        least_s: float = 0.0,
+        constrain: Constrain | None = None,
     ) -> None:
         self.horizon_s = horizon_s
-        self.model = PartitionModel(chain, horizon_s * (1 + 1e-6), max_stages)
+        self.model = PartitionModel(
+            chain,
+            horizon_s * (1 + 1e-6),
+            max_stages,
+            least_s=least_s,
+            break_symmetry=constrain is None,
+        )
+        if constrain is not None:
+            constrain(self.model.decisions)
         self._hint = known
         self._settings = settings
         self._clock = clock
-        self._rest_s = 0.0
+        self._least_s = least_s
+        self._rest_s = least_s
         self.excluded: dict[Partition, float] = {}
 
     @property
     def bound_s(self) -> float:
         """No plan is faster."""
-        return min([self._rest_s, *self.excluded.values()])
+        return max(self._least_s, min([self._rest_s, *self.excluded.values()]))
 
     def exclude(self, partition: Partition, proved_s: float) -> None:
         """Go on without a partition none of whose schedules is faster than ``proved_s``."""
@@ -88,13 +119,18 @@ class PartitionSearch:
             completing = self._settings.solver(min(5.0, 0.2 * limit_s))
             self.model.complete_hint(completing, self._clock)
         solver = self._settings.solver(limit_s)
+        solver.parameters.relative_gap_limit = PRECISION
         collector = _Collector(self.model)
         status = run_solver(solver, self.model.model, self._clock, collector)
         if status == cp_model.INFEASIBLE:
             # What is left cannot beat the incumbent.
-            self._rest_s = incumbent_s
+            self._rest_s = max(self._rest_s, incumbent_s)
             return Found((), self.bound_s, is_exhausted=True)
         bound = max(solver.best_objective_bound, 0) * self.model.tick_s
         self._rest_s = max(self._rest_s, bound)
-        partitions = tuple(dict.fromkeys(collector.found))
-        return Found(partitions, self.bound_s, is_exhausted=False)
+        return Found(
+            tuple(collector.found),
+            self.bound_s,
+            is_exhausted=False,
+            recomputed=tuple(collector.found.values()),
+        )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from ortools.sat.python import cp_model
 
-from planner.partition.exact.decisions import Decisions, Expression
+from planner.partition.exact.decisions import Decisions
+from planner.partition.exact.layer_stages import Expression
+from planner.partition.exact.recomputation import Recomputation
 
 
 class StageTimes:
@@ -12,24 +14,30 @@ class StageTimes:
 
     Attributes:
         uses_type: ``uses_type[j, k]``: some replica of stage j is of device type k.
+        forward, backward: ``forward[k][j]``: one microbatch of stage j on type k.
         least_forward, least_backward: per stage, one microbatch on its fastest replica.
         load: per stage, the work of its most loaded replica if the microbatches are split best.
     """
 
-    def __init__(self, decisions: Decisions) -> None:
+    def __init__(self, decisions: Decisions, recomputation: Recomputation | None) -> None:
         self._d = decisions
         self._model = decisions.model
-        types = decisions.chain.types
-        self._kinds = range(len(types))
-        forward = [decisions.chain.forward_s(name) for name in types]
-        backward = [decisions.chain.backward_s(name) for name in types]
-        self._forward = [decisions.sums(decisions.ticks(seconds)) for seconds in forward]
-        self._backward = [decisions.sums(decisions.ticks(seconds)) for seconds in backward]
+        chain = decisions.chain
+        self._kinds = range(len(chain.types))
+        ticks = decisions.ticks
+        self.forward = [decisions.sums(ticks(chain.forward_s(t))) for t in chain.types]
+        self.backward = [decisions.sums(ticks(chain.backward_s(t))) for t in chain.types]
+        if recomputation is not None:
+            for k, name in enumerate(chain.types):
+                again = recomputation.sums(ticks(chain.forward_s(name)))
+                for j in decisions.stages:
+                    self.backward[k][j] += again[j]
         self.uses_type = {
             (j, k): self._uses_type(j, k) for j in decisions.stages for k in self._kinds
         }
-        self.least_forward = [self._least(self._forward, j) for j in decisions.stages]
-        self.least_backward = [self._least(self._backward, j) for j in decisions.stages]
+        self._keep_rules()
+        self.least_forward = [self._least(self.forward, j) for j in decisions.stages]
+        self.least_backward = [self._least(self.backward, j) for j in decisions.stages]
         self.load = [decisions.time(f"load {j}") for j in decisions.stages]
         for j in decisions.stages:
             if decisions.job.replication:
@@ -41,6 +49,14 @@ class StageTimes:
         literal = self._model.new_bool_var(f"stage {j} uses type {k}")
         self._model.add_max_equality(literal, self._d.holders(j, k))
         return literal
+
+    def _keep_rules(self) -> None:
+        """No layer in a stage with a device of a type that it may not run on."""
+        for k, name in enumerate(self._d.chain.types):
+            foreign = [int(x) for x in self._d.chain.foreign_layers(name)]
+            if any(foreign):
+                for j, inside in enumerate(self._d.sums(foreign)):
+                    self._model.add(inside == 0).only_enforce_if(self.uses_type[j, k])
 
     def _least(self, table: list[list[Expression]], j: int) -> Expression:
         """The smallest over the device types a stage uses."""
@@ -56,7 +72,7 @@ class StageTimes:
 
     def _load_single_device(self, j: int) -> None:
         for k in self._kinds:
-            work = self._d.job.microbatches * (self._forward[k][j] + self._backward[k][j])
+            work = self._d.job.microbatches * (self.forward[k][j] + self.backward[k][j])
             self._model.add(self.load[j] >= work).only_enforce_if(self.uses_type[j, k])
 
     def _split_microbatches(self, j: int) -> None:
@@ -74,9 +90,7 @@ class StageTimes:
             self._model.add_multiplication_equality(product, [replicas, most])
             taken.append(product)
             each, work = self._d.time(), self._d.time()
-            self._model.add(each >= self._forward[k][j] + self._backward[k][j]).only_enforce_if(
-                used
-            )
+            self._model.add(each >= self.forward[k][j] + self.backward[k][j]).only_enforce_if(used)
             self._model.add_multiplication_equality(work, [most, each])
             self._model.add(self.load[j] >= work)
         self._model.add(sum(taken) >= count).only_enforce_if(self._d.active[j])

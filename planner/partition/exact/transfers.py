@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
+import networkx as nx
 from ortools.sat.python import cp_model
 
-from planner.partition.chain import IntArray
 from planner.partition.exact.decisions import Decisions
+from planner.partition.exact.fixed_point import SCALE, ByteUnit, fixed_point
+from planner.partition.exact.layer_stages import Expression
 
 Route = tuple[float, float]
 """Latency in seconds and bandwidth in GB/s: all that tells one route from another."""
+Routes = dict[tuple[int, int], Route | None]
 
 
 class StageTransfers:
@@ -23,23 +25,20 @@ class StageTransfers:
     def __init__(self, decisions: Decisions) -> None:
         self._d = decisions
         self._model = decisions.model
-        channels = range(len(decisions.stages) - 1)
-        self.routes = self._find_routes()
-        self.send = [decisions.time(f"send {j}") for j in channels]
-        self.back = [decisions.time(f"back {j}") for j in channels]
-        chain = decisions.chain
-        same = chain.cut_bytes.tolist() == chain.cut_gradient_bytes.tolist()
-        for j in channels:
+        self._there = self._find_routes()
+        forwards = [tensor.bytes for tensor in decisions.tensors]
+        backwards = [tensor.gradient_bytes for tensor in decisions.tensors]
+        self._unit = ByteUnit.for_total(sum(forwards))
+        for j in decisions.stages[:-1]:
             self._exclude_unconnected(j)
-            self._over_best_pair(j, self.send[j], chain.cut_bytes)
-            if same:
-                self._model.add(self.back[j] == self.send[j])
-            else:
-                self._over_best_pair(j, self.back[j], chain.cut_gradient_bytes)
+        home = {(u, v): self._there[v, u] for u, v in self._there}
+        self.send = self._times(forwards, self._there, "send")
+        same = forwards == backwards and home == self._there
+        self.back = self.send if same else self._times(backwards, home, "back")
 
-    def _find_routes(self) -> dict[tuple[int, int], Route | None]:
+    def _find_routes(self) -> Routes:
         """Routes between different devices, by their numbers; None where there is no path."""
-        routes: dict[tuple[int, int], Route | None] = {}
+        routes: Routes = {}
         for u, source in enumerate(self._d.devices):
             for v, target in enumerate(self._d.devices):
                 if u != v:
@@ -48,23 +47,49 @@ class StageTransfers:
         return routes
 
     def _exclude_unconnected(self, j: int) -> None:
-        for (u, v), route in self.routes.items():
+        for (u, v), route in self._there.items():
             if route is None:
                 self._model.add_bool_or([~self._d.on[j, u], ~self._d.on[j + 1, v]])
 
-    def _over_best_pair(self, j: int, value: cp_model.IntVar, bytes_: IntArray) -> None:
-        distinct = {route for route in self.routes.values() if route is not None}
-        ticks = {route: self._d.at(self._table(bytes_, route), j + 1) for route in sorted(distinct)}
-        sender, receiver = self._any_device(j), self._any_device(j + 1)
-        for (u, v), route in self.routes.items():
-            if route is not None:
-                pair = [sender[u], receiver[v]]
-                self._model.add(value >= ticks[route]).only_enforce_if(pair)
+    def _times(self, sizes: list[int], routes: Routes, name: str) -> list[cp_model.IntVar]:
+        """Of every channel, over the route of the pair of devices that is picked."""
+        units, joined = self._unit.floor(sizes), self._joins_all(sizes)
+        times = []
+        for j in self._d.stages[:-1]:
+            value = self._d.time(f"{name} {j}")
+            crossing = self._d.layers.crossing(units, j + 1) if any(units) else 0
+            some = 1 if joined else self._crosses_any(sizes, j + 1)
+            sender, receiver = self._any_device(j), self._any_device(j + 1)
+            for (u, v), route in routes.items():
+                if route is not None:
+                    time = self._scaled(route, crossing, sum(units), some)
+                    self._model.add(value * SCALE + SCALE - 1 >= time).only_enforce_if(
+                        [sender[u], receiver[v]]
+                    )
+            times.append(value)
+        return times
 
-    def _table(self, bytes_: IntArray, route: Route) -> list[int]:
+    def _scaled(self, route: Route, units: Expression, most: int, some: Expression) -> Expression:
         latency_s, bandwidth_gb_per_s = route
-        seconds = latency_s + bytes_.astype(float) / (bandwidth_gb_per_s * 1e9)
-        return self._d.ticks(np.where(bytes_ == 0, 0.0, seconds))
+        each_s = self._unit.bytes / (bandwidth_gb_per_s * 1e9)
+        per_unit = fixed_point(each_s / self._d.tick_s, most)
+        return per_unit * units + fixed_point(latency_s / self._d.tick_s) * some
+
+    def _joins_all(self, sizes: list[int]) -> bool:
+        """Whether something crosses every cut."""
+        graph = nx.Graph()
+        graph.add_nodes_from(range(self._d.chain.length))
+        for tensor, size in zip(self._d.tensors, sizes, strict=True):
+            if size:
+                graph.add_edges_from((tensor.producer, user) for user in tensor.users)
+        return bool(nx.is_connected(graph))
+
+    def _crosses_any(self, sizes: list[int], j: int) -> cp_model.IntVar:
+        """Whether anything crosses the cut before stage j: without, there is no latency."""
+        some = self._model.new_bool_var("")
+        count = self._d.layers.crossing([int(size > 0) for size in sizes], j)
+        self._model.add(count <= len(sizes) * some)
+        return some
 
     def _any_device(self, j: int) -> list[cp_model.IntVar]:
         """One device of stage j, free to choose; without replication, the only one."""
@@ -79,10 +104,10 @@ class StageTransfers:
 
     def exclusive(self, j: int) -> list[cp_model.IntVar]:
         """Condition that transfers of channel j wait for each other: no shared links only."""
-        if not any(self._is_shared(*pair) for pair in self.routes):
+        if not any(self._is_shared(*pair) for pair in self._there):
             return []
         literal = self._model.new_bool_var(f"exclusive channel {j}")
-        for (u, v), route in self.routes.items():
+        for (u, v), route in self._there.items():
             if route is not None and not self._is_shared(u, v):
                 self._model.add_bool_or([literal, ~self._d.on[j, u], ~self._d.on[j + 1, v]])
         return [literal]

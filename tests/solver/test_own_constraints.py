@@ -1,0 +1,165 @@
+"""Constraints of users on the partition model, as the documentation shows them."""
+
+import re
+from pathlib import Path
+
+import pytest
+from brute_force import all_partitions
+from builders import ROOT
+from tiny_problems import tiny_problem
+
+from planner import PipeplanError, search_partition
+from planner.costs.placement import StageSpec, place
+from planner.partition.bounds import schedule_bound_s
+from planner.partition.chain import Chain
+from planner.partition.exact.own_constraints import ConstraintCheck
+
+DOCUMENT = ROOT / "docs" / "own_constraints.md"
+CLUSTER = """
+format = "pipeplan-cluster/1"
+[device_types.unit]
+memory_gib = 16
+memory_bandwidth_gb_per_s = 1000
+peak_tflop_per_s = { float32 = 1 }
+"""
+NAMES = ["embedding", "block0", "block1", "block2", "block3", "head"]
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph, a cluster and a job as the documentation's first lines load them."""
+    from builders import graph, layer
+
+    rows = [layer(name, 0.01 * (1 + i % 3), 0.02) for i, name in enumerate(NAMES)]
+    graph(rows).save(tmp_path / "graph.json")
+    devices = "".join(f'[[devices]]\nname = "d{i}"\ntype = "unit"\n' for i in range(4))
+    links = "".join(
+        f'[[links]]\nbetween = ["d{i}", "d{k}"]\nbandwidth_gb_per_s = {20 + 10 * i + k}\n'
+        for i in range(4)
+        for k in range(i + 1, 4)
+    )
+    (tmp_path / "cluster.toml").write_text(CLUSTER + devices + links)
+    (tmp_path / "job.toml").write_text('format = "pipeplan-job/1"\nmicrobatches = 6\n')
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("files")
+def test_every_snippet_of_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    snippets = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert len(snippets) >= 7
+    names: dict[str, object] = {}
+    for snippet in snippets:
+        exec(compile(snippet, str(DOCUMENT), "exec"), names)  # noqa: S102 - our own document.
+    assert "optimal" in capsys.readouterr().out
+
+
+def pin(decisions):
+    decisions.model.add(decisions.runs_on("layer1", "d0") == 1)
+
+
+def forbid(decisions):
+    decisions.model.add(decisions.is_used("d1") == 0)
+
+
+def together(decisions):
+    decisions.model.add(decisions.same_stage("layer0", 2) == 1)
+
+
+def late(decisions):
+    decisions.model.add(decisions.stage_of("layer3") >= 1)
+    decisions.model.add_bool_or([~decisions.holds(1, "layer3"), ~decisions.uses(1, "d2")])
+
+
+def stage_with(specs: tuple[StageSpec, ...], name: str) -> int:
+    return next(j for j, spec in enumerate(specs) if name in spec.layers)
+
+
+KEPT = {
+    pin: lambda specs: "d0" in specs[stage_with(specs, "layer1")].devices,
+    forbid: lambda specs: all("d1" not in spec.devices for spec in specs),
+    together: lambda specs: stage_with(specs, "layer0") == stage_with(specs, "layer2"),
+    late: lambda specs: (
+        (j := stage_with(specs, "layer3")) >= 1 and not (j == 1 and "d2" in specs[1].devices)
+    ),
+}
+
+
+@pytest.mark.parametrize("topology", ["mesh", "switches"])
+@pytest.mark.parametrize("form", ["chain", "graph"])
+@pytest.mark.parametrize("constrain", KEPT, ids=lambda rule: rule.__name__)
+def test_found_is_the_best_of_all_partitions_that_keep_the_constraint(constrain, form, topology):
+    """With two switches some devices are interchangeable, but not for who names them."""
+    problem = tiny_problem(
+        7, layers=4, devices=3, microbatches=4, replication=topology == "mesh", topology=topology
+    )
+    kept = [specs for specs in all_partitions(problem) if KEPT[constrain](specs)]
+    best_s = min(schedule_bound_s(place(problem, specs)) for specs in kept)
+    found = search_partition(problem, constrain=constrain, form=form, time_limit_s=20, workers=8)
+    assert found.status == "optimal"
+    assert KEPT[constrain](found.stages)
+    assert found.objective_s == pytest.approx(best_s, rel=1e-4)
+    assert found.lower_bound_s <= best_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("constrain", KEPT, ids=lambda rule: rule.__name__)
+def test_partitions_are_checked_as_the_constraint_says(constrain):
+    problem = tiny_problem(3, layers=4, devices=3, microbatches=2)
+    check = ConstraintCheck(Chain(problem), 3, constrain)
+    every = list(all_partitions(problem))[::7]
+    assert [check.keeps(specs) for specs in every] == [KEPT[constrain](specs) for specs in every]
+    assert len({KEPT[constrain](specs) for specs in every}) == 2
+
+
+def test_check_knows_one_stage_a_device_and_intervals_of_the_chain():
+    problem = tiny_problem(3, layers=4, devices=3, microbatches=2)
+    chain = Chain(problem)
+    check = ConstraintCheck(chain, 3, lambda decisions: None)
+    names = list(chain.names)
+    assert check.keeps([StageSpec(tuple(names), ("d0",))])
+    assert not check.keeps([StageSpec((n,), ("d0",)) for n in names[:3]])
+    assert not check.keeps([StageSpec((n,), (f"d{i}",)) for i, n in enumerate(names)])
+    crossed = [StageSpec((names[1], names[0]), ("d0",)), StageSpec((names[2], names[3]), ("d1",))]
+    assert check.keeps(crossed)
+    apart = [StageSpec((names[0], names[2]), ("d0",)), StageSpec((names[1], names[3]), ("d1",))]
+    assert not check.keeps(apart)
+
+
+def test_what_cannot_be_kept_is_proved_infeasible():
+    problem = tiny_problem(1, layers=3, devices=2, microbatches=2)
+
+    def never(decisions):
+        for device in decisions.devices:
+            decisions.model.add(decisions.is_used(device) == 0)
+
+    found = search_partition(problem, constrain=never, time_limit_s=10)
+    assert found.status == "infeasible"
+    assert found.stages == ()
+
+
+@pytest.mark.parametrize(
+    ("constrain", "message"),
+    [
+        (lambda d: d.runs_on("layer9", "d0"), "'layer9' is not in layer graph 'tiny' of 3 layers"),
+        (lambda d: d.runs_on("layer0", "gpu7"), "'gpu7' is not in the cluster; it has d0, d1"),
+        (lambda d: d.holds(0, 17), "layer 17 is not in layer graph 'tiny'"),
+    ],
+)
+def test_names_that_are_not_there_are_said(constrain, message):
+    problem = tiny_problem(1, layers=3, devices=2, microbatches=2)
+    with pytest.raises(PipeplanError, match=message):
+        search_partition(problem, constrain=constrain, time_limit_s=5)
+
+
+def test_deterministic_search_gives_the_same_partition_twice():
+    problem = tiny_problem(2, layers=6, devices=3, microbatches=4)
+    first, second = (
+        search_partition(problem, time_limit_s=0.5, deterministic=True) for _ in range(2)
+    )
+    assert first == second
+
+
+def test_settings_out_of_range_are_all_named():
+    problem = tiny_problem(1, layers=3, devices=2, microbatches=2)
+    with pytest.raises(PipeplanError) as caught:
+        search_partition(problem, form="tree", time_limit_s=0, workers=0)
+    assert len(caught.value.problems) == 3
