@@ -17,7 +17,7 @@ from planner.solver_settings import Clock, Settings
 
 MAX_DEVICES_FOR_MODEL = 24
 """Beyond this the CP-SAT model is too large to help."""
-SHARE_OF_SEARCH = 0.3
+SHARE_OF_SEARCH = 0.2
 """Of the time, where CP-SAT goes on afterwards."""
 
 
@@ -102,7 +102,13 @@ def _prove(
     from planner.partition.exact.search import PartitionSearch
 
     model = PartitionSearch(
-        optimiser.chain, max_stages, settings, clock, optimiser.best, optimiser.best_s
+        optimiser.chain,
+        max_stages,
+        settings,
+        clock,
+        optimiser.best,
+        optimiser.best_s,
+        least_s=min(optimiser.bound_s, optimiser.best_s),
     )
     while clock.left_s > 0 and optimiser.best_s > optimiser.bound_s * (1 + gap_limit):
         found = model.next(optimiser.best_s, clock.left_s)

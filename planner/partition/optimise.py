@@ -47,6 +47,7 @@ class PartitionOptimiser:
         max_stages: the largest number of stages.
         clock: time spent is booked on it.
         seed: of the searches.
+        allows: whether a partition may be used; by default, whether it keeps the device rules.
 
     Attributes:
         pool: the bound of every partition found.
@@ -54,7 +55,14 @@ class PartitionOptimiser:
         best, best_s: the partition with the least bound so far.
     """
 
-    def __init__(self, chain: Chain, max_stages: int, clock: Clock, seed: int) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        max_stages: int,
+        clock: Clock,
+        seed: int,
+        allows: Callable[[Partition], bool] | None = None,
+    ) -> None:
         self.chain = chain
         self.clock = clock
         self.pool: dict[Partition, float] = {}
@@ -62,6 +70,7 @@ class PartitionOptimiser:
         self.best_s = math.inf
         self.bound_s = 0.0
         self._seed = seed
+        self._allows = allows or chain.keeps_rules
         self._max_stages = max_stages
         self._links = chain.problem.cluster.link_table
         self._intervals = Intervals(chain, coarse_cuts(chain))
@@ -89,7 +98,7 @@ class PartitionOptimiser:
 
     def _score_s(self, partition: Partition) -> float:
         chain = self.chain
-        allowed = len(partition) <= self._max_stages and chain.keeps_rules(partition)
+        allowed = len(partition) <= self._max_stages and self._allows(partition)
         if not allowed or not chain.may_fit(partition):
             return math.inf
         pipeline = place(self.chain.problem, self.chain.specs(partition))

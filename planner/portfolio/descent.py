@@ -24,7 +24,7 @@ def _better_neighbour(search: Search, current: Candidate, stop_s: float) -> Cand
     for partition in neighbours(search.chain, current.partition, search.max_stages):
         if search.clock.left_s <= stop_s:
             return None
-        if partition in search.candidates or not search.chain.keeps_rules(partition):
+        if partition in search.candidates or not search.allows(partition):
             continue
         search.clock.spend(SECONDS_A_STAGE * len(partition))
         pipeline = place(search.problem, search.chain.specs(partition))

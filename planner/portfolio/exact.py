@@ -27,7 +27,14 @@ def partition_search(search: Search, known: Partition | None, horizon_s: float) 
     from planner.partition.exact.search import PartitionSearch
 
     return PartitionSearch(
-        search.chain, search.max_stages, search.settings, search.clock, known, horizon_s
+        search.chain,
+        search.max_stages,
+        search.settings,
+        search.clock,
+        known,
+        horizon_s,
+        least_s=min(search.optimiser.bound_s, horizon_s),
+        constrain=search.constrain,
     )
 
 

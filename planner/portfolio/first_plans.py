@@ -88,7 +88,7 @@ def _schedule_best(search: Search, partitions: Sequence[Partition]) -> None:
 def _promise(search: Search, partition: Partition) -> tuple[float, PlacedPipeline]:
     pipeline = place(search.problem, search.chain.specs(partition))
     search.clock.spend(SECONDS_A_STAGE * len(partition))
-    if not search.chain.keeps_rules(partition) or not is_connected(pipeline):
+    if not search.allows(partition) or not is_connected(pipeline):
         return math.inf, pipeline
     if search.recomputed.fits_never(partition, pipeline):
         return math.inf, pipeline
