@@ -53,6 +53,7 @@ class PartitionOptimiser:
         pool: the bound of every partition found.
         bound_s: no plan with one stage a device is faster, whatever its partition and schedule.
         best, best_s: the partition with the least bound so far.
+        quick: scores partitions with one stage a device.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class PartitionOptimiser:
         self._program = OrderProgram(
             StageCosts(self._intervals, self._links), replica_choices(chain)
         )
-        self._quick = QuickBound(self._intervals, self._links)
+        self.quick = QuickBound(self._intervals, self._links)
         self._searches: list[OrderSearch] = []
         self._polished: set[Partition] = set()
         self._priced: PricedCluster | None = None
@@ -191,7 +192,7 @@ class PartitionOptimiser:
                 yield search.improve
         for partition in self._unpolished():
             self._polished.add(partition)
-            polish = Polish(self._quick, self.clock, self._seed + len(self._polished))
+            polish = Polish(self.quick, self.clock, self._seed + len(self._polished))
             yield partial(polish.improve, partition)
 
     def _unpolished(self, count: int = 2) -> list[Partition]:
