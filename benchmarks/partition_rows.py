@@ -21,7 +21,7 @@ from benchmarks.partition_instances import (
 from planner import Cluster, PipeplanError, Problem
 from planner.comparison import OURS, Row, compare
 from planner.importing.formats import ImportOptions, import_file
-from planner.partition.best import best_partition
+from planner.partition.search.best import best_partition
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "clusters"
 OPTIMA = {
@@ -173,7 +173,7 @@ LARGE = """
 import json, resource, sys, time
 from benchmarks.partition_instances import layers, problem, two_level
 from planner import solve, verify
-from planner.partition.best import best_partition
+from planner.partition.search.best import best_partition
 nodes = tuple(json.loads(sys.argv[1]))
 kind = "transformer" if len(nodes) == 1 else "cnn"
 instance = problem(layers(200, kind, len(nodes), 1), two_level(nodes, 8), 1024, True)

@@ -7,7 +7,7 @@ import numpy as np
 from planner.costs.placement import workspace_bytes
 from planner.errors import InfeasibleError
 from planner.partition.chain import Chain
-from planner.partition.division import Division
+from planner.partition.memory.division import Division
 from planner.remedies import remedies
 from planner.units import format_bytes
 

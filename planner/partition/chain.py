@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from planner.artifacts.problem import Problem
 from planner.costs.placement import StageSpec, static_bytes
 from planner.costs.roofline import OperationTimes, layer_times
-from planner.partition.load_prices import even_load_prices
-from planner.partition.stash import StashModel
+from planner.partition.bounds.prices import even_load_prices
+from planner.partition.memory.stash import StashModel
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -87,12 +87,20 @@ class Chain:
         return np.array([times.backward_s for times in self.layer_times[device_type]])
 
     @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """The type of each device of the cluster, by its number in ``types``."""
+        return tuple(self.types.index(device.type) for device in self.problem.cluster.devices)
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """How many devices the cluster has of each type."""
+        return tuple(self.kinds.count(k) for k in range(len(self.types)))
+
+    @cached_property
     def load_prices(self) -> FloatArray:
-        """Price of a second on each device type: see :mod:`planner.partition.load_prices`."""
+        """Price of a second on each device type: see :mod:`planner.partition.bounds.prices`."""
         seconds = np.array([self.forward_s(t) + self.backward_s(t) for t in self.types])
-        kinds = [device.type for device in self.problem.cluster.devices]
-        counts = np.array([kinds.count(name) for name in self.types], dtype=float)
-        return even_load_prices(seconds, counts)
+        return even_load_prices(seconds, np.array(self.counts, dtype=float))
 
     @cached_property
     def cut_bytes(self) -> IntArray:

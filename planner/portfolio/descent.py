@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.costs.placement import is_connected, place
 from planner.partition.chain import Partition
-from planner.partition.local_search import neighbours
+from planner.partition.search.local_search import neighbours
 from planner.portfolio.first_plans import SECONDS_A_STAGE
 from planner.portfolio.search import Candidate, Search
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from planner.costs.placement import PlacedPipeline, is_connected, place
 from planner.feasibility import MOST_LAYERS
+from planner.partition.bounds.work import longest_plan_s, work_bound_s
 from planner.partition.candidates import quick_partitions, thorough_partitions
 from planner.partition.chain import Partition
-from planner.partition.division import Division
-from planner.partition.relaxation import longest_plan_s, work_bound_s
+from planner.partition.memory.division import Division
 from planner.portfolio.exact import model_applies, partition_search
 from planner.portfolio.search import Search
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from planner.artifacts.problem import Problem
 from planner.costs.placement import PlacedPipeline, is_connected, place
 from planner.partition.chain import Chain, Partition
-from planner.partition.optimise import PartitionOptimiser
+from planner.partition.search.optimise import PartitionOptimiser
 from planner.result import HistoryRow
 from planner.schedule.heuristic import Schedule
 from planner.schedule.recomputed import RecomputedSchedules

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from planner.costs.placement import PlacedPipeline, place
 from planner.errors import DeadlockError
-from planner.partition.bounds import schedule_bound_s
+from planner.partition.bounds.in_flight import in_flight_bound_s
+from planner.partition.bounds.link_loads import link_load_bound_s
+from planner.partition.bounds.schedule import schedule_bound_s
 from planner.partition.chain import Chain, Partition, StageChoice, without_recompute
-from planner.partition.in_flight_bound import in_flight_bound_s
-from planner.partition.link_loads import link_load_bound_s
-from planner.partition.recompute import Holding
-from planner.partition.recompute_variants import RecomputeVariants
+from planner.partition.memory.recompute import Holding
+from planner.partition.memory.recompute_variants import RecomputeVariants
 from planner.schedule.heuristic import Schedule, best_heuristic_schedule, fits_memory
 from planner.schedule.solve import improve_schedule
 from planner.simulator import Timeline, memory_profile, simulate

@@ -12,7 +12,7 @@ from strategies import orders_for, partitions, problems
 from planner.artifacts.cluster import Cluster
 from planner.artifacts.problem import Problem
 from planner.costs.placement import place
-from planner.partition.link_loads import _Flows, link_load_bound_s
+from planner.partition.bounds.link_loads import _Flows, link_load_bound_s
 from planner.simulator import simulate
 
 ROUNDING = 1 + 1e-6

@@ -11,19 +11,19 @@ from tiny_problems import tiny_problem
 
 from planner import Problem
 from planner.costs.placement import is_connected, place
-from planner.partition import optimise
-from planner.partition.best import best_partition
-from planner.partition.bought import bought_partitions
-from planner.partition.bounds import schedule_bound_s
+from planner.partition.bounds.priced_cluster import PricedCluster
+from planner.partition.bounds.quick import NumberedStage, QuickBound
+from planner.partition.bounds.schedule import schedule_bound_s
 from planner.partition.chain import Chain, Partition
 from planner.partition.intervals import Intervals
-from planner.partition.optimise import PartitionOptimiser
 from planner.partition.ordered import starts
 from planner.partition.ordered.program import OrderProgram
 from planner.partition.ordered.stages import StageCosts
-from planner.partition.polish import Polish
-from planner.partition.priced_cluster import PricedCluster
-from planner.partition.quick_bound import NumberedStage, QuickBound
+from planner.partition.search import optimise
+from planner.partition.search.best import best_partition
+from planner.partition.search.bought import bought_partitions
+from planner.partition.search.optimise import PartitionOptimiser
+from planner.partition.search.polish import Polish
 from planner.solver_settings import Clock
 
 ROUNDING = 1 + 1e-9

@@ -9,13 +9,13 @@ from tiny_problems import tiny_problem
 
 from planner import Cluster, Job, Problem
 from planner.costs.placement import is_connected, place
-from planner.partition import priced_cluster, relaxed_cluster
-from planner.partition.bounds import schedule_bound_s
+from planner.partition.bounds import priced_cluster, relaxed_cluster
+from planner.partition.bounds.priced_cluster import PricedCluster
+from planner.partition.bounds.relaxed_cluster import RelaxedCluster
+from planner.partition.bounds.schedule import schedule_bound_s
+from planner.partition.bounds.work import work_bound_s
 from planner.partition.chain import Chain
 from planner.partition.intervals import coarse_cuts
-from planner.partition.priced_cluster import PricedCluster
-from planner.partition.relaxation import work_bound_s
-from planner.partition.relaxed_cluster import RelaxedCluster
 
 ROUNDING = 1 + 1e-9
 CASES = [

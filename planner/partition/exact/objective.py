@@ -17,7 +17,7 @@ PRICE_STEPS = 1000
 class IterationBound:
     """The expression of planner.partition.bounds.schedule_bound_s.
 
-    Where memory may bind also that of planner.partition.in_flight_bound, with the way home
+    Where memory may bind also that of planner.partition.bounds.in_flight, with the way home
     behind it.
 
     Attributes:

@@ -4,7 +4,7 @@ Stages take the devices in order, replicas side by side. Whether a limit can be 
 a dynamic program: for every cut and number of devices, the least sum of the head of the next stage
 and its way back to the end of the iteration. A stage keeps the limit if that sum and its load do;
 the least limit is found by bisection. Transfers are estimated by one of the pairs of
-devices, so the result is scored again by planner.partition.bounds.
+devices, so the result is scored again by planner.partition.bounds.schedule.
 """
 
 from __future__ import annotations

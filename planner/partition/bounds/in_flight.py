@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.costs.placement import PlacedPipeline
-from planner.partition.bounds import fastest_split
+from planner.partition.bounds.schedule import fastest_split
 
 
 def in_flight_bound_s(pipeline: PlacedPipeline) -> float:

@@ -66,10 +66,9 @@ class QuickBound:
 
     def __init__(self, intervals: Intervals, links: LinkTable) -> None:
         chain = intervals.chain
-        cluster = chain.problem.cluster
         self.intervals = intervals
         self.links = links
-        self.kinds = [chain.types.index(cluster.type_of(name)) for name in cluster.device_names]
+        self.kinds = chain.kinds
         self._bytes = (
             intervals.at_cuts(chain.cut_bytes),
             intervals.at_cuts(chain.cut_gradient_bytes),

@@ -1,8 +1,8 @@
 """A bound on every plan for large clusters: devices are bought from one budget.
 
-As planner.partition.relaxed_cluster, but instead of a number of devices for each type there is one
-budget: a device of each type has a price, a whole number, and all of the cluster together cost the
-budget (a surrogate constraint, Glover 1968). Any prices give a bound; those of the work bound are
+As ``relaxed_cluster``, but instead of a number of devices for each type there is one budget: a
+device of each type has a price, a whole number, and all of the cluster together cost the budget
+(a surrogate constraint, Glover 1968). Any prices give a bound; those of the work bound are
 a good start, small changes are tried. The program then has one state for each amount spent,
 however many devices there are, and each stage buys the cheapest replicas that keep the limit.
 """
@@ -17,9 +17,9 @@ import numpy as np
 
 from planner.artifacts.link_table import LinkTable
 from planner.costs.collectives import fewest_steps
+from planner.partition.bounds.work import work_bound_s
 from planner.partition.chain import Chain, FloatArray, IntArray
 from planner.partition.intervals import Intervals, coarse_cuts
-from planner.partition.relaxation import work_bound_s
 
 ROUNDING = 1 + 1e-9
 BUDGET = 10_000
@@ -74,10 +74,8 @@ class PricedCluster:
         self.prices = chain.load_prices
         self._may_go_on: Callable[[], bool] = lambda: True
         self.intervals = Intervals(chain, coarse_cuts(chain), relaxed=True)
-        cluster = chain.problem.cluster
-        kinds = [chain.types.index(cluster.type_of(name)) for name in cluster.device_names]
-        self.kinds = np.array(kinds)
-        self.counts = np.array([kinds.count(k) for k in range(len(chain.types))])
+        self.kinds = np.array(chain.kinds)
+        self.counts = np.array(chain.counts)
         self._replication = chain.problem.job.replication
         self._types = self._stage_figures()
         self._send = [self._transfer_s(k) for k in range(len(chain.types))]

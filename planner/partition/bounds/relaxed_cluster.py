@@ -22,9 +22,9 @@ import numpy as np
 
 from planner.artifacts.link_table import LinkTable
 from planner.costs.collectives import fewest_steps
+from planner.partition.bounds.work import work_bound_s
 from planner.partition.chain import Chain, FloatArray, IntArray
 from planner.partition.intervals import Counts, Intervals, coarse_cuts
-from planner.partition.relaxation import work_bound_s
 
 ROUNDING = 1 + 1e-9
 MAX_STATES = 60_000
@@ -83,10 +83,8 @@ class RelaxedCluster:
         self.chain = chain
         self.links = links
         self.intervals = Intervals(chain, coarse_cuts(chain), relaxed=True)
-        cluster = chain.problem.cluster
-        kinds = [chain.types.index(cluster.type_of(name)) for name in cluster.device_names]
-        self.kinds = np.array(kinds)
-        self.counts = tuple(kinds.count(k) for k in range(len(chain.types)))
+        self.kinds = np.array(chain.kinds)
+        self.counts = chain.counts
         self._single = not chain.problem.job.replication
         self._shape = tuple(count + 1 for count in self.counts)
         self._used = np.array(list(product(*(range(size) for size in self._shape))))

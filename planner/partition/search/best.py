@@ -12,7 +12,7 @@ from typing import Literal
 from planner.artifacts.problem import Problem
 from planner.errors import InfeasibleError
 from planner.partition.chain import Chain, Partition
-from planner.partition.optimise import PartitionOptimiser
+from planner.partition.search.optimise import PartitionOptimiser
 from planner.solver_settings import Clock, Settings
 
 MAX_DEVICES_FOR_MODEL = 24
@@ -28,7 +28,7 @@ class BestPartition:
     Attributes:
         status: ``optimal`` if the gap is at most the limit asked for.
         partition: stages as intervals of the chain, on devices.
-        objective_s: no schedule of the partition is faster (planner.partition.bounds).
+        objective_s: no schedule of the partition is faster (planner.partition.bounds.schedule).
         lower_bound_s: no partition with one stage a device has a smaller objective.
     """
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 
+from planner.partition.bounds.quick import Numbered, NumberedStage, QuickBound, Score
 from planner.partition.chain import Partition
-from planner.partition.quick_bound import Numbered, NumberedStage, QuickBound, Score
 from planner.solver_settings import Clock
 
 PATIENCE = 4000

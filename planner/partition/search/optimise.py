@@ -13,19 +13,19 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from planner.costs.placement import is_connected, place
-from planner.partition.bought import bought_partitions
-from planner.partition.bounds import schedule_bound_s
+from planner.partition.bounds.priced_cluster import PricedCluster
+from planner.partition.bounds.quick import QuickBound
+from planner.partition.bounds.relaxed_cluster import RelaxedCluster
+from planner.partition.bounds.schedule import schedule_bound_s
+from planner.partition.bounds.work import longest_plan_s, work_bound_s
 from planner.partition.chain import Chain, Partition
 from planner.partition.intervals import Intervals, coarse_cuts
 from planner.partition.ordered.program import OrderProgram
 from planner.partition.ordered.search import OrderSearch
 from planner.partition.ordered.stages import StageCosts
 from planner.partition.ordered.starts import first_orders, replica_choices, unit_size
-from planner.partition.polish import Polish
-from planner.partition.priced_cluster import PricedCluster
-from planner.partition.quick_bound import QuickBound
-from planner.partition.relaxation import longest_plan_s, work_bound_s
-from planner.partition.relaxed_cluster import RelaxedCluster
+from planner.partition.search.bought import bought_partitions
+from planner.partition.search.polish import Polish
 from planner.solver_settings import Clock
 
 SEARCHES = 3
