@@ -296,8 +296,8 @@ SECTIONS = {
     "matrices": Section(
         "Random clusters: the partition's objective",
         "The objective is the bound on the iteration time that holds for every schedule of the "
-        "partition; the bound holds for every partition. Milliseconds; 32 microbatches. Searches stop "
-        f"at {ENOUGH:.0%} of their bar.",
+        "partition; the bound holds for every partition. Milliseconds; 32 microbatches. Searches "
+        f"stop at {ENOUGH:.0%} of their bar.",
         ("instance", "objective", "bound", "gap", "bar", "s", ""),
         matrices,
     ),
