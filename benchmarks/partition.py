@@ -26,7 +26,7 @@ from planner import Cluster, Job, LayerGraph, PipeplanError, Problem
 from planner.artifacts.document import read_json
 from planner.importing.formats import ImportOptions, import_file
 from planner.importing.loads_file import solve_file
-from planner.partition.best import best_partition
+from planner.partition.search.best import best_partition
 from planner.solver_settings import Settings
 
 DEFAULT_CLUSTER = Path(__file__).parent.parent / "examples" / "clusters" / "dapple_testbed.toml"

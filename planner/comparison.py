@@ -89,7 +89,7 @@ def compare(
     *,
     time_limit_s: float = 30.0,
     seed: int = 0,
-    workers: int = 2,
+    workers: int = 8,
     deterministic: bool = False,
     progress: Callable[[Row], None] | None = None,
 ) -> tuple[Row, ...]:

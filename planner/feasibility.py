@@ -7,9 +7,12 @@ import numpy as np
 from planner.costs.placement import workspace_bytes
 from planner.errors import InfeasibleError
 from planner.partition.chain import Chain
-from planner.partition.division import Division
+from planner.partition.memory.division import Division
 from planner.remedies import remedies
 from planner.units import format_bytes
+
+MOST_LAYERS = 1500
+"""Of longer chains not every interval is looked at."""
 
 
 def explain_infeasible(chain: Chain, *, is_proved: bool) -> InfeasibleError:
@@ -20,6 +23,8 @@ def explain_infeasible(chain: Chain, *, is_proved: bool) -> InfeasibleError:
         is_proved: whether no plan exists; otherwise none was found.
     """
     verdict = "no plan fits" if is_proved else "no plan was found that fits"
+    if chain.length > MOST_LAYERS:
+        return InfeasibleError(f"{verdict}: {_sums(chain)}")
     division = Division(chain)
     slack_bytes = division.least_slack_bytes()
     if slack_bytes == 0:
@@ -27,6 +32,28 @@ def explain_infeasible(chain: Chain, *, is_proved: bool) -> InfeasibleError:
     helps = remedies(chain, division, slack_bytes)
     why = _largest_layer(chain, division) or _worst_stage(chain, division, slack_bytes)
     return InfeasibleError(f"{verdict}: {why}; {_advice(helps)}")
+
+
+def _sums(chain: Chain) -> str:
+    """For chains too long for every interval to be looked at: the largest layer, or all of them."""
+    cluster = chain.problem.cluster
+    least, have = (
+        chain.least_bytes,
+        [cluster.device_type(d).capacity_bytes for d in cluster.device_names],
+    )
+    alone = np.diff(least)
+    worst = int(alone.argmax())
+    if alone[worst] > max(have):
+        return (
+            f"layer {chain.names[worst]!r} alone needs {format_bytes(int(alone[worst]))} with one "
+            f"microbatch, the largest device has {format_bytes(max(have))}; use smaller "
+            "microbatches, a lighter optimizer or larger devices"
+        )
+    return (
+        f"the {chain.length} layers need {format_bytes(int(least[-1]))} with one microbatch each, "
+        f"{len(have)} devices have {format_bytes(sum(have))} in all; use smaller microbatches, a "
+        "lighter optimizer, more or larger devices; where the sum suffices, allow more time"
+    )
 
 
 def _advice(helps: list[str]) -> str:

@@ -13,8 +13,8 @@ from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.problem import Problem
 from planner.costs.placement import place
 from planner.partition.chain import Chain
-from planner.partition.division import Division
-from planner.partition.recompute_variants import RecomputeVariants
+from planner.partition.memory.division import Division
+from planner.partition.memory.recompute_variants import RecomputeVariants
 
 OPTIMIZERS = ("adamw", "sgd_momentum", "sgd")
 """From the most state to none."""

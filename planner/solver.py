@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from planner.artifacts.plan import Plan, Provenance
 from planner.artifacts.problem import Problem
@@ -24,6 +25,9 @@ from planner.result import Result, Status
 from planner.solver_settings import Clock, Settings
 from planner.verifier import require_valid
 
+if TYPE_CHECKING:
+    from planner.partition.exact.search import Constrain
+
 OPTIMALITY_TOLERANCE = 1e-4
 """Rounding to ticks alone costs up to this much; a smaller gap counts as proved optimal."""
 
@@ -34,10 +38,11 @@ def solve(
     time_limit_s: float = 30.0,
     gap_limit: float = OPTIMALITY_TOLERANCE,
     seed: int = 0,
-    workers: int = 2,
+    workers: int = 8,
     deterministic: bool = False,
     progress: Progress | None = None,
     warm_starts: Sequence[Plan | Sequence[StageSpec]] = (),
+    constrain: Constrain | None = None,
 ) -> Result:
     """Find the fastest plan for a problem and bound how far it can be from the best.
 
@@ -47,11 +52,14 @@ def solve(
             deterministic time in deterministic mode.
         gap_limit: stop once iteration time / lower bound - 1 is at most this.
         seed: of the solver's searches.
-        workers: threads of the solver.
+        workers: threads of the solver; with fewer than 8 CP-SAT leaves out some of its
+            strategies, even on two cores.
         deterministic: one worker and a deterministic limit: the same plan on every machine.
         progress: called with every new incumbent or bound.
         warm_starts: earlier plans of the model, perhaps for another job or cluster, or just
             stages; the search starts from them where the layers and devices still exist.
+        constrain: adds constraints of one's own to the partition model's decisions, see
+            docs/own_constraints.md; plans with several stages a device are left out then.
 
     Raises:
         InfeasibleError: if no plan fits; the message says which constraint binds.
@@ -60,7 +68,8 @@ def solve(
     check_settings(time_limit_s, gap_limit, seed, workers)
     settings = Settings(seed, workers, deterministic)
     clock = Clock(time_limit_s, deterministic)
-    search = Search(problem, settings, clock, gap_limit, progress or (lambda row: None))
+    report = progress or (lambda row: None)
+    search = Search(problem, settings, clock, gap_limit, report, constrain)
     try:
         schedule_warm_starts(search, _partitions(search.chain, warm_starts))
         optimise_partitions(search)
@@ -142,5 +151,6 @@ def _provenance(search: Search, limit: str, method: str) -> Provenance:
             f"every plan that cuts the chain of layers, with up to {per_device} "
             f"stage{'s' if per_device > 1 else ''} a device, whole backwards and "
             + ("any layers recomputed" if search.problem.job.recompute else "no recompute")
+            + (", under constraints of one's own" if search.constrain is not None else "")
         ),
     )

@@ -24,7 +24,7 @@ class Settings:
     """
 
     seed: int = 0
-    workers: int = 2
+    workers: int = 8
     deterministic: bool = False
 
     def solver(self, limit_s: float) -> cp_model.CpSolver:

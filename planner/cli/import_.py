@@ -34,7 +34,9 @@ def import_(
     format_name: Annotated[
         str,
         typer.Option(
-            "--from", metavar="FORMAT", help="auto, or the kind of FILE: dapple, pipedream"
+            "--from",
+            metavar="FORMAT",
+            help="auto, or the kind of FILE: dapple, pipedream, dnn-partitioning",
         ),
     ] = "auto",
     device_type: Annotated[

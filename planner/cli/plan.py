@@ -30,7 +30,11 @@ def plan(
         float, typer.Option("--gap", help="stop once time / bound - 1 is this small")
     ] = 1e-4,
     seed: Annotated[int, typer.Option("--seed", help="of the solver")] = 0,
-    workers: Annotated[int, typer.Option("--workers", help="solver threads")] = 2,
+    workers: Annotated[int, typer.Option("--workers", help="solver threads")] = 8,
+    warm_start: Annotated[
+        list[Path] | None,
+        typer.Option("--warm-start", metavar="PLAN", help="start from this plan's stages"),
+    ] = None,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="the same plan on every run and machine")
     ] = False,
@@ -39,11 +43,13 @@ def plan(
     """Find the fastest plan and prove how far from the best it can be."""
     with user_errors():
         from planner.artifacts.document import require_file_path
+        from planner.artifacts.plan import Plan
         from planner.solver import check_settings, solve
 
         # What can be wrong is found before the model is traced, which may take a while.
         check_settings(time_limit, gap, seed, workers)
         require_file_path(output)
+        warm_starts = [Plan.load(path) for path in warm_start or ()]
         result = solve(
             problem_of(model, cluster, job, set_),
             time_limit_s=time_limit,
@@ -52,6 +58,7 @@ def plan(
             workers=workers,
             deterministic=deterministic,
             progress=_progress_table(quiet=as_json),
+            warm_starts=warm_starts,
         )
         result.plan.save(output)
         _report_result(result, output, as_json)

@@ -6,9 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
 
 from planner.artifacts.cluster import Route
 from planner.artifacts.layer_graph import Boundary, LayerGraph, Parameter
+from planner.artifacts.link_table import FloatArray
 from planner.artifacts.plan import Plan
 from planner.artifacts.problem import Problem
 from planner.costs.collectives import all_reduce_s
@@ -100,6 +104,27 @@ class PlacedPipeline:
     def backward_transfer(self, stage: int, source: str, target: str) -> Transfer:
         """The gradients of ``stage``'s input on their way to the stage before."""
         return self._transfer(self.stages[stage].input_gradient_bytes, source, target)
+
+    def transfers_s(self, stage: int, *, forward: bool) -> FloatArray:
+        """Seconds of all transfers between a stage and the next, by their devices.
+
+        Args:
+            stage: the earlier one.
+            forward: activations to the next stage, else gradients back.
+
+        Returns:
+            A row for each device of ``stage``, a column for each of the next; infinite where no
+            path joins two.
+        """
+        here, there = self.stages[stage], self.stages[stage + 1]
+        bytes_ = here.output_bytes if forward else here.output_gradient_bytes
+        numbers, table = self.problem.cluster.numbers, self.problem.cluster.link_table
+        rows, columns = ([numbers[d] for d in side.spec.devices] for side in (here, there))
+        if bytes_ == 0:
+            return np.zeros((len(rows), len(columns)))
+        block = np.ix_(rows, columns) if forward else np.ix_(columns, rows)
+        seconds = table.latency_s[block] + bytes_ * table.s_per_byte[block]
+        return np.asarray(seconds if forward else seconds.T)
 
     def _transfer(self, bytes_: int, source: str, target: str) -> Transfer:
         route = self._route(source, target)
@@ -301,13 +326,16 @@ def _optimizer_s(problem: Problem, stages: Sequence[StageSpec]) -> dict[str, flo
 
 def is_connected(placed: PlacedPipeline) -> bool:
     """Whether every transfer and every all-reduce of the pipeline has a path."""
+    return _is_joined(placed) and all(math.isfinite(s.seconds) for s in placed.synchronisations)
+
+
+def _is_joined(placed: PlacedPipeline) -> bool:
+    """Whether there is a path between all devices of neighbouring stages."""
     cluster = placed.problem.cluster
-    pairs = (
-        (u, v)
-        for first, second in zip(placed.stages, placed.stages[1:], strict=False)
-        for u in first.spec.devices
-        for v in second.spec.devices
-    )
-    return all(cluster.route(*pair) is not None for pair in pairs) and all(
-        math.isfinite(s.seconds) for s in placed.synchronisations
-    )
+    for first, second in pairwise(placed.stages):
+        rows, columns = (
+            [cluster.numbers[device] for device in side.spec.devices] for side in (first, second)
+        )
+        if not np.isfinite(cluster.link_table.latency_s[np.ix_(rows, columns)]).all():
+            return False
+    return True

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import PipeplanError, shorten
+from planner.importing.dnn_partitioning import looks_like_dnn_partitioning
+from planner.importing.dnn_partitioning_graph import read_dnn_partitioning
 from planner.importing.imported import Imported
 from planner.importing.options import ImportOptions
 from planner.importing.profiles import looks_like_profile, profile_batch, read_profile
@@ -41,6 +43,11 @@ FORMATS: dict[str, Format] = {
         "a profile of PipeDream, graph.txt",
         lambda path, head: looks_like_profile(head),
         read_profile,
+    ),
+    "dnn-partitioning": Format(
+        "a placement instance of dnn-partitioning, JSON",
+        lambda path, head: looks_like_dnn_partitioning(head),
+        lambda path, options: read_dnn_partitioning(path),
     ),
 }
 """By name. A file is of the first format that recognises it."""

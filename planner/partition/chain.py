@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from planner.artifacts.problem import Problem
 from planner.costs.placement import StageSpec, static_bytes
 from planner.costs.roofline import OperationTimes, layer_times
-from planner.partition.stash import StashModel
+from planner.partition.bounds.prices import even_load_prices
+from planner.partition.memory.stash import StashModel
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -84,6 +85,22 @@ class Chain:
     def backward_s(self, device_type: str) -> FloatArray:
         """Backward seconds of each layer."""
         return np.array([times.backward_s for times in self.layer_times[device_type]])
+
+    @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """The type of each device of the cluster, by its number in ``types``."""
+        return tuple(self.types.index(device.type) for device in self.problem.cluster.devices)
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """How many devices the cluster has of each type."""
+        return tuple(self.kinds.count(k) for k in range(len(self.types)))
+
+    @cached_property
+    def load_prices(self) -> FloatArray:
+        """Price of a second on each device type: see :mod:`planner.partition.bounds.prices`."""
+        seconds = np.array([self.forward_s(t) + self.backward_s(t) for t in self.types])
+        return even_load_prices(seconds, np.array(self.counts, dtype=float))
 
     @cached_property
     def cut_bytes(self) -> IntArray:
@@ -201,6 +218,21 @@ class Chain:
             self._foreign[name][stage.end] == self._foreign[name][stage.begin]
             for stage in partition
             for name in {cluster.type_of(device) for device in stage.devices}
+        )
+
+    @cached_property
+    def least_bytes(self) -> IntArray:
+        """What the layers before each position take at least with one microbatch in flight."""
+        stash = self.stashes.kept_bytes if self.problem.job.recompute else self.stash_bytes
+        return np.concatenate([[0], np.cumsum(self.static_bytes + stash)])
+
+    def may_fit(self, partition: Sequence[StageChoice]) -> bool:
+        """Whether one microbatch fits each device, as far as sums over layers tell."""
+        cluster, least = self.problem.cluster, self.least_bytes
+        return all(
+            least[stage.end] - least[stage.begin] <= cluster.device_type(device).capacity_bytes
+            for stage in partition
+            for device in stage.devices
         )
 
     def partition(self, stages: Sequence[tuple[Sequence[str], Sequence[str]]]) -> Partition | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.costs.collectives import all_reduce_s
 from planner.partition.chain import Chain, FloatArray, Partition, StageChoice
-from planner.partition.interval_memory import IntervalMemory
+from planner.partition.memory.interval_memory import IntervalMemory
 from planner.partition.min_max import MinMaxTable, interval_sums, replica_counts
 
 MOST_KNOWN_COSTS = 128

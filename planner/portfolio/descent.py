@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from planner.costs.placement import is_connected, place
-from planner.partition.local_search import neighbours
+from planner.partition.chain import Partition
+from planner.partition.search.local_search import neighbours
 from planner.portfolio.first_plans import SECONDS_A_STAGE
 from planner.portfolio.search import Candidate, Search
+
+MOST_NEIGHBOURS = 4000
+"""Of a partition, that are looked at."""
+SECONDS_A_SCORE = 1e-4
+"""What a quick bound counts in deterministic time."""
 
 
 def descend(search: Search, starts: int = 4, share: float = 0.35) -> None:
@@ -19,13 +25,11 @@ def descend(search: Search, starts: int = 4, share: float = 0.35) -> None:
 
 
 def _better_neighbour(search: Search, current: Candidate, stop_s: float) -> Candidate | None:
-    """The first neighbour with a faster schedule; hopeless bounds are skipped."""
+    """The first neighbour with a faster schedule, the least bounds first."""
     time_s = current.schedule.iteration_time_s
-    for partition in neighbours(search.chain, current.partition, search.max_stages):
+    for partition in _promising(search, current, stop_s):
         if search.clock.left_s <= stop_s:
             return None
-        if partition in search.candidates or not search.chain.keeps_rules(partition):
-            continue
         search.clock.spend(SECONDS_A_STAGE * len(partition))
         pipeline = place(search.problem, search.chain.specs(partition))
         if not is_connected(pipeline):
@@ -36,3 +40,18 @@ def _better_neighbour(search: Search, current: Candidate, stop_s: float) -> Cand
         if found and found.schedule.iteration_time_s < time_s:
             return found
     return None
+
+
+def _promising(search: Search, current: Candidate, stop_s: float) -> list[Partition]:
+    """Neighbours whose quick bound is below the current time, the least first."""
+    quick, time_s = search.optimiser.quick, current.schedule.iteration_time_s
+    rows: list[tuple[float, int, Partition]] = []
+    for partition in neighbours(search.chain, current.partition, search.max_stages):
+        if search.clock.left_s <= stop_s or len(rows) >= MOST_NEIGHBOURS:
+            break
+        search.clock.spend(SECONDS_A_SCORE)
+        numbered = quick.numbered(partition)
+        bound_s = 0.0 if numbered is None else quick.score(numbered).bound_s
+        if bound_s < time_s and partition not in search.candidates and search.allows(partition):
+            rows.append((bound_s, len(rows), partition))
+    return [partition for _, _, partition in sorted(rows)]

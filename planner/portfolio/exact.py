@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from planner.partition.exact.search import PartitionSearch
 
 MAX_DEVICES = 24
+MAX_LAYERS = 2000
 """Beyond this the partition model is too large to help; the relaxations and candidates stand."""
-WORTH_KNOWING = 2
-"""The model's search starts from a bound at most this factor below the plan."""
 
 
 def model_applies(search: Search) -> bool:
     """Whether the cluster is small enough for the partition model."""
-    return len(search.problem.cluster.devices) <= MAX_DEVICES
+    small = len(search.problem.cluster.devices) <= MAX_DEVICES
+    return small and search.chain.length <= MAX_LAYERS
 
 
 def partition_search(search: Search, known: Partition | None, horizon_s: float) -> PartitionSearch:
@@ -27,7 +27,14 @@ def partition_search(search: Search, known: Partition | None, horizon_s: float) 
     from planner.partition.exact.search import PartitionSearch
 
     return PartitionSearch(
-        search.chain, search.max_stages, search.settings, search.clock, known, horizon_s
+        search.chain,
+        search.max_stages,
+        search.settings,
+        search.clock,
+        known,
+        horizon_s,
+        least_s=min(search.optimiser.bound_s, horizon_s),
+        constrain=search.constrain,
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from planner.costs.placement import PlacedPipeline, is_connected, place
+from planner.feasibility import MOST_LAYERS
+from planner.partition.bounds.work import longest_plan_s, work_bound_s
 from planner.partition.candidates import quick_partitions, thorough_partitions
 from planner.partition.chain import Partition
-from planner.partition.division import Division
-from planner.partition.relaxation import longest_plan_s, work_bound_s
+from planner.partition.memory.division import Division
 from planner.portfolio.exact import model_applies, partition_search
 from planner.portfolio.search import Search
 
@@ -35,17 +36,28 @@ def optimise_partitions(search: Search, share: float = 0.3) -> None:
     def may_go_on() -> bool:
         return search.clock.elapsed_s < end_s and search.clock.left_s > 0
 
-    for partition in quick_partitions(search.chain, search.max_stages):
-        optimiser.offer(partition)
-        if optimiser.best is not None and not may_go_on():
-            break
-    optimiser.start(may_go_on)
-    _schedule_best(search, optimiser.promising(1))
-    if search.clock.left_s > 0:
-        optimiser.relax()
-        search.raise_single_bound(optimiser.bound_s, "relaxed cluster")
+    # On large clusters the classic planners take longer than the first good partitions.
+    steps = [_offer_classics, _start] if not optimiser.is_large else [_start, _offer_classics]
+    for step in steps:
+        step(search, may_go_on)
     optimiser.search(may_go_on, search.gap_limit)
     _schedule_best(search, optimiser.promising(PROMISING))
+
+
+def _offer_classics(search: Search, may_go_on: Callable[[], bool]) -> None:
+    for partition in quick_partitions(search.chain, search.max_stages):
+        search.optimiser.offer(partition)
+        if search.optimiser.best is not None and not may_go_on():
+            return
+
+
+def _start(search: Search, may_go_on: Callable[[], bool]) -> None:
+    optimiser = search.optimiser
+    optimiser.start(may_go_on)
+    _schedule_best(search, optimiser.promising(1)[:1])
+    if search.clock.left_s > 0:
+        optimiser.relax(lambda: search.clock.left_s > 0)
+        search.raise_single_bound(optimiser.bound_s, "relaxed cluster")
 
 
 def schedule_thorough(search: Search, share: float = 0.2) -> None:
@@ -76,7 +88,7 @@ def _schedule_best(search: Search, partitions: Sequence[Partition]) -> None:
 def _promise(search: Search, partition: Partition) -> tuple[float, PlacedPipeline]:
     pipeline = place(search.problem, search.chain.specs(partition))
     search.clock.spend(SECONDS_A_STAGE * len(partition))
-    if not search.chain.keeps_rules(partition) or not is_connected(pipeline):
+    if not search.allows(partition) or not is_connected(pipeline):
         return math.inf, pipeline
     if search.recomputed.fits_never(partition, pipeline):
         return math.inf, pipeline
@@ -105,6 +117,8 @@ def find_any(search: Search) -> None:
 
 def _divide(search: Search) -> None:
     """A division of the layers that fits memory, if there is one."""
+    if search.chain.length > MOST_LAYERS:
+        return
     division = Division(search.chain)
     partition = division.partition()
     if partition is not None:

@@ -6,15 +6,20 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from planner.artifacts.problem import Problem
 from planner.costs.placement import PlacedPipeline, is_connected, place
 from planner.partition.chain import Chain, Partition
-from planner.partition.optimise import PartitionOptimiser
+from planner.partition.search.optimise import PartitionOptimiser
 from planner.result import HistoryRow
 from planner.schedule.heuristic import Schedule
 from planner.schedule.recomputed import RecomputedSchedules
 from planner.solver_settings import Clock, Settings
+
+if TYPE_CHECKING:
+    from planner.partition.exact.own_constraints import ConstraintCheck
+    from planner.partition.exact.search import Constrain
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +64,7 @@ class Search:
     clock: Clock
     gap_limit: float
     progress: Progress
+    constrain: Constrain | None = None
     bound_s: float = 0.0
     history: list[HistoryRow] = field(default_factory=list)
     candidates: dict[Partition, Candidate] = field(default_factory=dict)
@@ -71,9 +77,23 @@ class Search:
         self.recomputed = RecomputedSchedules(self.chain)
         limit = self.problem.job.max_stages or self.chain.length
         self.max_stages = min(limit, self.chain.length, len(self.problem.cluster.devices))
+        self._check = self._constraint_check()
         self.optimiser = PartitionOptimiser(
-            self.chain, self.max_stages, self.clock, self.settings.seed
+            self.chain, self.max_stages, self.clock, self.settings.seed, self.allows
         )
+
+    def _constraint_check(self) -> ConstraintCheck | None:
+        if self.constrain is None:
+            return None
+        from planner.partition.exact.own_constraints import ConstraintCheck
+
+        return ConstraintCheck(self.chain, self.max_stages, self.constrain)
+
+    def allows(self, partition: Partition) -> bool:
+        """Whether a partition keeps the layers' device rules and the user's constraints."""
+        if not self.chain.keeps_rules(partition):
+            return False
+        return self._check is None or self._check.keeps(partition)
 
     @property
     def limit_s(self) -> float:
@@ -97,7 +117,7 @@ class Search:
         """Schedule a partition quickly; None if it does not fit."""
         if partition in self.candidates:
             return self.candidates[partition]
-        if not self.chain.keeps_rules(partition):
+        if not self.allows(partition):
             return None
         pipeline = place(self.problem, self.chain.specs(partition))
         return self.schedule(partition, pipeline) if is_connected(pipeline) else None
@@ -156,7 +176,7 @@ class Search:
         if partition in self.candidates:
             return self.candidates[partition].proved_s
         pipeline = place(self.problem, self.chain.specs(partition))
-        if not self.chain.keeps_rules(partition) or not is_connected(pipeline):
+        if not self.allows(partition) or not is_connected(pipeline):
             return math.inf
         return self.recomputed.bound_s(partition, pipeline)
 

@@ -26,6 +26,9 @@ def balanced_assignment(pipeline: PlacedPipeline) -> Assignment:
     return owner
 
 
-def microbatches_on(owner: Assignment, stage: int, device: str) -> tuple[int, ...]:
-    """The microbatches a replica runs, in order."""
-    return tuple(sorted(m for (s, m), d in owner.items() if s == stage and d == device))
+def microbatches_by_replica(owner: Assignment) -> dict[tuple[int, str], tuple[int, ...]]:
+    """The microbatches each replica runs, in order; replicas that run none are left out."""
+    rows: dict[tuple[int, str], list[int]] = {}
+    for (stage, microbatch), device in sorted(owner.items()):
+        rows.setdefault((stage, device), []).append(microbatch)
+    return {replica: tuple(row) for replica, row in rows.items()}

@@ -2,19 +2,18 @@
 
 from planner.artifacts.operations import Operation
 from planner.costs.placement import PlacedPipeline
-from planner.schedule.assignment import Assignment, microbatches_on
+from planner.schedule.assignment import Assignment, microbatches_by_replica
 from planner.simulator import Orders
 
 
 def gpipe(pipeline: PlacedPipeline, owner: Assignment) -> Orders:
     """All forwards, then all backwards (Huang et al. 2019, "GPipe", figure 2c)."""
     orders: dict[str, list[Operation]] = {}
+    held = microbatches_by_replica(owner)
     for device, stages in pipeline.stages_on.items():
-        forward = [Operation(s, "F", m) for s in stages for m in microbatches_on(owner, s, device)]
+        forward = [Operation(s, "F", m) for s in stages for m in held.get((s, device), ())]
         backward = [
-            Operation(s, "B", m)
-            for s in reversed(stages)
-            for m in microbatches_on(owner, s, device)
+            Operation(s, "B", m) for s in reversed(stages) for m in held.get((s, device), ())
         ]
         orders[device] = forward + backward
     return orders
@@ -48,21 +47,20 @@ def one_forward_one_backward(pipeline: PlacedPipeline, owner: Assignment) -> Ord
     if any(len(stages) > 1 for stages in pipeline.stages_on.values()):
         raise ValueError("1F1B is defined for one stage a device")
     orders: dict[str, list[Operation]] = {}
+    held = microbatches_by_replica(owner)
     for device, (stage,) in pipeline.stages_on.items():
-        mine = microbatches_on(owner, stage, device)
-        warm_up = _warm_up(pipeline, owner, stage, device)
-        orders[device] = _alternate(stage, mine, warm_up)
+        mine = held.get((stage, device), ())
+        orders[device] = _alternate(stage, mine, _warm_up(pipeline, mine, stage))
     return orders
 
 
-def _warm_up(pipeline: PlacedPipeline, owner: Assignment, stage: int, device: str) -> int:
+def _warm_up(pipeline: PlacedPipeline, mine: tuple[int, ...], stage: int) -> int:
     """This replica's forwards among those the stage must run before its first backward.
 
     The microbatches in flight below stage s are at least one per later stage; with replicas each
     later replica holds one, so that the whole of it is kept busy.
     """
     in_flight = sum(len(later.spec.devices) for later in pipeline.stages[stage:])
-    mine = microbatches_on(owner, stage, device)
     return max(1, sum(1 for microbatch in mine if microbatch < in_flight))
 
 

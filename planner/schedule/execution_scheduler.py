@@ -81,18 +81,8 @@ def blocks_of(pipeline: PlacedPipeline) -> Blocks:
 
 
 def _channel_s(pipeline: PlacedPipeline, index: int, *, forward: bool) -> float:
-    sources = pipeline.stages[index].spec.devices
-    targets = pipeline.stages[index + 1].spec.devices
-    slowest = max(
-        (
-            pipeline.forward_transfer(index, u, v)
-            if forward
-            else pipeline.backward_transfer(index + 1, v, u)
-        ).seconds
-        for u in sources
-        for v in targets
-    )
-    return slowest / min(len(sources), len(targets))
+    seconds = pipeline.transfers_s(index, forward=forward)
+    return float(seconds.max()) / int(min(seconds.shape))
 
 
 def makespan_s(blocks: Blocks, microbatches: int) -> float:

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from planner.costs.placement import PlacedPipeline, place
 from planner.errors import DeadlockError
-from planner.partition.bounds import schedule_bound_s
+from planner.partition.bounds.in_flight import in_flight_bound_s
+from planner.partition.bounds.link_loads import link_load_bound_s
+from planner.partition.bounds.schedule import schedule_bound_s
 from planner.partition.chain import Chain, Partition, StageChoice, without_recompute
-from planner.partition.in_flight_bound import in_flight_bound_s
-from planner.partition.recompute import Holding
-from planner.partition.recompute_variants import RecomputeVariants
+from planner.partition.memory.recompute import Holding
+from planner.partition.memory.recompute_variants import RecomputeVariants
 from planner.schedule.heuristic import Schedule, best_heuristic_schedule, fits_memory
 from planner.schedule.solve import improve_schedule
 from planner.simulator import Timeline, memory_profile, simulate
@@ -53,7 +54,7 @@ class RecomputedSchedules:
         partition = without_recompute(partition)
         bounds = [bound_s for bound_s, _ in self._by_bound(partition, pipeline)]
         if not bounds and not self.fits_never(partition, pipeline):
-            return schedule_bound_s(pipeline)
+            return max(schedule_bound_s(pipeline), link_load_bound_s(pipeline))
         return min(bounds, default=math.inf)
 
     def _by_bound(
@@ -62,7 +63,8 @@ class RecomputedSchedules:
         """The variants, placed, the most promising first."""
         variants = self._variants.variants(partition, pipeline)
         placed = [self._placed(variant, pipeline) for variant in variants]
-        bounds = [max(schedule_bound_s(p), in_flight_bound_s(p)) for p in placed]
+        carried_s = link_load_bound_s(pipeline)
+        bounds = [max(schedule_bound_s(p), in_flight_bound_s(p), carried_s) for p in placed]
         return sorted(zip(bounds, placed, strict=True), key=lambda row: row[0])
 
     def _leanest(self, partition: Partition, pipeline: PlacedPipeline) -> Schedule | None:
@@ -111,7 +113,8 @@ class RecomputedSchedules:
         if self.fits_never(partition, pipeline):
             return math.inf
         light = with_least_stash(self._chain, partition, pipeline)
-        return max(schedule_bound_s(pipeline), in_flight_bound_s(light))
+        carried_s = link_load_bound_s(pipeline)
+        return max(schedule_bound_s(pipeline), in_flight_bound_s(light), carried_s)
 
     def fits_never(self, partition: Partition, pipeline: PlacedPipeline) -> bool:
         """Whether it is proved that no recomputation and no schedule fit these stages."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from loads.load_instances import load_instances
+from loads.load_instances import chain, load_instances
 from loads.load_oracle import best_load
 
 from planner.partition.loads.blocks import Blocks, block_loads
@@ -15,10 +15,11 @@ from planner.partition.loads.coarsening import coarsened
 from planner.partition.loads.contraction import contiguous_blocks, free_blocks
 from planner.partition.loads.ideals import all_ideals
 from planner.partition.loads.instance import LoadInstance
+from planner.partition.loads.one_device import one_device_bound
 from planner.partition.loads.pair_loads import PairLoads
 from planner.partition.loads.reduction import joined_below, joined_followers
 from planner.partition.loads.separation import destructive_bound, tightened
-from planner.solver_settings import Clock
+from planner.solver_settings import Clock, Settings
 
 
 def clock() -> Clock:
@@ -49,6 +50,26 @@ def test_no_placement_is_below_the_bounds(instance: LoadInstance) -> None:
     assert average_bound(blocks) <= best
     assert pigeonhole_bound(blocks) <= best
     assert destructive_bound(blocks, 0, 10 * best, clock()) <= best
+
+
+@given(load_instances(most_nodes=5))
+def test_no_placement_is_below_the_bound_of_one_device(instance: LoadInstance) -> None:
+    blocks = free_blocks(instance)
+    best = best_steps(blocks)
+    assume(best is not None)
+    assert best is not None
+    settings = Settings(workers=1, deterministic=True)
+    assert one_device_bound(blocks, 0, best, settings, clock(), 10.0) <= best
+    assert one_device_bound(blocks, 0, 2 * best, settings, clock(), 10.0) <= best
+
+
+def test_one_device_pays_for_its_border() -> None:
+    """Two devices share a chain of 4 s; the one with half of it pays 1 s for the cheaper cut."""
+    blocks = free_blocks(chain([1.0, 1.0, 1.0, 1.0], transfer_time=1.0))
+    settings = Settings(workers=1, deterministic=True)
+    bound = one_device_bound(blocks, 0, int(4 / blocks.step), settings, clock(), 10.0)
+    assert bound * blocks.step == pytest.approx(3.0, rel=1e-3)
+    assert average_bound(blocks) * blocks.step == pytest.approx(2.0)
 
 
 @given(load_instances(most_nodes=5))
@@ -138,8 +159,6 @@ def _stage_load(
 
 @pytest.mark.parametrize("most", [3, 5])
 def test_coarse_blocks_keep_an_order(most: int) -> None:
-    from loads.load_instances import chain
-
     blocks = contiguous_blocks(chain([float(1 + index % 3) for index in range(20)]))
     coarse = coarsened(blocks, most)
     assert coarse.size < blocks.size

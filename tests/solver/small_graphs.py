@@ -8,7 +8,7 @@ from builders import boundary, cluster, device_type, graph, layer, link, paramet
 
 from planner import Job, Problem
 from planner.costs.placement import PlacedPipeline, StageSpec, place
-from planner.partition.bounds import balanced_load_s, schedule_bound_s
+from planner.partition.bounds.schedule import balanced_load_s, schedule_bound_s
 
 MIB = 2**20
 
@@ -98,8 +98,8 @@ def on_single_devices(
 def bound_within_memory_s(pipeline: PlacedPipeline) -> float:
     """The best over the microbatches in flight that fit of what is proved for so many.
 
-    An oracle for stages on single devices: planner.partition.bounds, and for every stage with at
-    most k microbatches in flight full blocks of k, a round trip each, and the last block.
+    An oracle for stages on single devices: schedule_bound_s, and for every stage with at most
+    k microbatches in flight full blocks of k, a round trip each, and the last block.
     """
     bound_s = schedule_bound_s(pipeline)
     stages, count = pipeline.stages, pipeline.microbatches

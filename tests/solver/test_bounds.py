@@ -11,10 +11,10 @@ from strategies import orders_for, partitions, problems
 
 from planner.artifacts.problem import Problem
 from planner.costs.placement import PlacedPipeline, place
-from planner.partition.bounds import schedule_bound_s
+from planner.partition.bounds.in_flight import in_flight_bound_s
+from planner.partition.bounds.schedule import schedule_bound_s
+from planner.partition.bounds.work import work_bound_s
 from planner.partition.chain import Chain
-from planner.partition.in_flight_bound import in_flight_bound_s
-from planner.partition.relaxation import work_bound_s
 from planner.simulator import simulate
 
 ROUNDING = 1 + 1e-9

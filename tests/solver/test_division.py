@@ -10,10 +10,10 @@ from tiny_problems import tiny_problem
 from planner.artifacts.problem import Problem
 from planner.costs.placement import PlacedPipeline, StageSpec, place
 from planner.partition.chain import Chain, StageChoice
-from planner.partition.division import Division
-from planner.partition.interval_memory import IntervalMemory
-from planner.partition.recompute import Holding, RecomputeChooser
-from planner.partition.recompute_variants import RecomputeVariants, with_recompute
+from planner.partition.memory.division import Division
+from planner.partition.memory.interval_memory import IntervalMemory
+from planner.partition.memory.recompute import Holding, RecomputeChooser
+from planner.partition.memory.recompute_variants import RecomputeVariants, with_recompute
 
 
 def needs_bytes(pipeline: PlacedPipeline, stage: int) -> int:

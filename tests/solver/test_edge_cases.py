@@ -10,10 +10,10 @@ from ortools.sat.python import cp_model
 from planner import Job, Problem, solve
 from planner.costs.placement import is_connected, place
 from planner.errors import InfeasibleError, PipeplanError
-from planner.partition.bounds import schedule_bound_s
+from planner.partition.bounds.schedule import schedule_bound_s
+from planner.partition.bounds.work import longest_plan_s
 from planner.partition.chain import Chain
 from planner.partition.exact.model import PartitionModel
-from planner.partition.relaxation import longest_plan_s
 from planner.partition.symmetry import interchangeable_devices
 from planner.schedule.classics import one_by_one
 from planner.simulator import owners, simulate

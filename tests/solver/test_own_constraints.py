@@ -10,7 +10,7 @@ from tiny_problems import tiny_problem
 
 from planner import PipeplanError, search_partition
 from planner.costs.placement import StageSpec, place
-from planner.partition.bounds import schedule_bound_s
+from planner.partition.bounds.schedule import schedule_bound_s
 from planner.partition.chain import Chain
 from planner.partition.exact.own_constraints import ConstraintCheck
 

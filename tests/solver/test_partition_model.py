@@ -13,12 +13,12 @@ from tiny_problems import tiny_problem
 
 from planner import Cluster, Job, LayerGraph, Problem
 from planner.costs.placement import StageSpec, place
-from planner.partition.bounds import schedule_bound_s
+from planner.partition.bounds.schedule import schedule_bound_s
+from planner.partition.bounds.work import work_bound_s
 from planner.partition.chain import Chain, StageChoice
 from planner.partition.exact.in_flight import in_flight_levels
 from planner.partition.exact.model import PartitionModel
 from planner.partition.exact.search import PartitionSearch
-from planner.partition.relaxation import work_bound_s
 from planner.schedule.heuristic import best_heuristic_schedule
 from planner.simulator import simulate
 from planner.solver_settings import Clock, Settings

@@ -19,7 +19,7 @@ from planner.partition.planners.machines import equal_machines
 from planner.partition.planners.one_forward_one_backward import Pipeline, simulate_1f1b
 from planner.partition.planners.pipedream import _Program
 from planner.partition.planners.pipedream import plan as pipedream
-from planner.partition.stage_costs import StageCosts, device_blocks
+from planner.partition.planners.stage_costs import StageCosts, device_blocks
 from planner.schedule.assignment import balanced_assignment
 from planner.schedule.classics import one_forward_one_backward
 from planner.simulator import simulate

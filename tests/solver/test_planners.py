@@ -10,11 +10,10 @@ from strategies import clusters, jobs, layer_graphs
 from tiny_problems import tiny_problem
 
 from planner import InfeasibleError, Job, Problem
-from planner.partition import stage_costs
 from planner.partition.candidates import quick_partitions
 from planner.partition.chain import Chain, Partition
-from planner.partition.planners import PLANNERS, classic_partitions
-from planner.partition.stage_costs import device_blocks, even_cuts
+from planner.partition.planners import PLANNERS, classic_partitions, stage_costs
+from planner.partition.planners.stage_costs import device_blocks, even_cuts
 
 
 def problem_of(layers: list[dict], devices: int, **job: object) -> Problem:

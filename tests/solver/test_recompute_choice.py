@@ -16,8 +16,8 @@ from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.problem import Problem
 from planner.costs.placement import StageSpec, place
 from planner.partition.chain import Chain
-from planner.partition.knapsack import TOLERANCE, cheapest_cover
-from planner.partition.recompute import Holding, Recomputation, RecomputeChooser
+from planner.partition.memory.knapsack import TOLERANCE, cheapest_cover
+from planner.partition.memory.recompute import Holding, Recomputation, RecomputeChooser
 
 TYPES = ("fast", "slow")
 

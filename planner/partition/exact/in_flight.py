@@ -1,6 +1,6 @@
 """How many microbatches are in flight at each stage: few enough for memory, many for speed.
 
-The bound of planner.partition.in_flight_bound as decisions: with at most k in flight, blocks of k
+The bound of planner.partition.bounds.in_flight as decisions: with at most k in flight, blocks of k
 microbatches take a round trip each.
 """
 

@@ -15,7 +15,7 @@ from planner.partition.exact.in_flight import Level, in_flight_levels
 from planner.partition.exact.layer_stages import Expression
 from planner.partition.exact.recomputation import Recomputation, StageStashes
 from planner.partition.exact.times import StageTimes
-from planner.partition.interval_memory import IntervalMemory
+from planner.partition.memory.interval_memory import IntervalMemory
 
 MOST_UNITS = 2**30
 MOST_LAYERS = 1500

@@ -10,7 +10,6 @@ from planner.partition.exact.memory import StageMemory
 from planner.partition.exact.tails import StageTails
 from planner.partition.exact.times import StageTimes
 from planner.partition.exact.transfers import StageTransfers
-from planner.partition.relaxation import even_load_prices
 
 PRICE_STEPS = 1000
 
@@ -18,7 +17,7 @@ PRICE_STEPS = 1000
 class IterationBound:
     """The expression of planner.partition.bounds.schedule_bound_s.
 
-    Where memory may bind also that of planner.partition.in_flight_bound, with the way home
+    Where memory may bind also that of planner.partition.bounds.in_flight, with the way home
     behind it.
 
     Attributes:
@@ -125,7 +124,7 @@ class IterationBound:
         CP-SAT sees no connection between the stages' loads.
         """
         chain = self._d.chain
-        dual = even_load_prices(chain)
+        dual = chain.load_prices
         prices = [round(PRICE_STEPS * float(x)) for x in dual / dual.max()]
         ticks = [self._d.ticks(chain.forward_s(t) + chain.backward_s(t)) for t in chain.types]
         work = sum(

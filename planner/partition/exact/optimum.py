@@ -11,13 +11,13 @@ from ortools.sat.python import cp_model
 from planner.artifacts.problem import Problem
 from planner.costs.placement import StageSpec, is_connected, place
 from planner.errors import PipeplanError
-from planner.partition.bounds import schedule_bound_s
+from planner.partition.bounds.schedule import schedule_bound_s
+from planner.partition.bounds.work import longest_plan_s, work_bound_s
 from planner.partition.candidates import even_partition
 from planner.partition.chain import Chain
 from planner.partition.exact.decisions import OBJECTIVE_TICKS, Form
 from planner.partition.exact.model import PartitionModel
 from planner.partition.exact.search import PRECISION, Constrain
-from planner.partition.relaxation import longest_plan_s, work_bound_s
 from planner.solver_settings import Clock, Settings, run_solver
 
 FIRST_SHARE = 0.3

@@ -1,6 +1,6 @@
-"""Placement of operator graphs so that the largest load of a device is least.
+"""Placing a graph's nodes so that the largest device load is least: dnn-partitioning's problem.
 
-The problem of Tarnawski et al. 2020 ("Efficient algorithms for device placement of DNN graph
-operators"): ``instance`` is its data, ``evaluator`` checks and scores any answer, ``solve`` finds
-one and proves how good it is.
+Hands out :func:`~planner.partition.loads.solve.solve_loads` and, beside it, the instance
+(``instance``), an evaluator that shares no code with the solvers (``evaluator``) and the CP-SAT
+model (``cp_model``).
 """

@@ -11,27 +11,38 @@ from planner.partition.loads.blocks import Blocks
 from planner.partition.loads.bounds import unplaceable
 from planner.partition.loads.cp_model import PlacementModel
 from planner.partition.loads.incumbent import Incumbent
+from planner.partition.loads.one_device import one_device_bound
 from planner.partition.loads.reduction import joined_below, joined_followers
 from planner.partition.loads.separation import destructive_bound, tightened
 from planner.solver_settings import Clock, Settings, run_solver
 
 Order = Literal["longest", "crowd"]
-ROUNDS: tuple[tuple[Order, float], ...] = (("longest", 0.1), ("crowd", 0.1), ("longest", 1.0))
-"""The names of like devices, and the share of the time left, of one search after the other."""
+FIRST_ROUNDS: tuple[Order, ...] = ("longest", "crowd")
+"""The names of like devices in searches that are short: most problems need no more."""
+FIRST_SHARE, BOUND_SHARE = 0.1, 0.3
+"""Of the time left: for each of these searches, and for a bound if they prove nothing."""
 MOST_CUT_BLOCKS = 1500
 """Of more, minimum cuts take too long."""
 
 
 def search(blocks: Blocks, best: Incumbent, settings: Settings, clock: Clock) -> None:
-    """Improve the best placement, and the bound, until the clock ends it.
-
-    Raises the bound first by what minimum cuts refute.
-    """
-    if blocks.size <= MOST_CUT_BLOCKS:
+    """Improve the best placement, and the bound, until the clock ends it."""
+    is_small = blocks.size <= MOST_CUT_BLOCKS
+    if is_small:
         best.raise_bound(destructive_bound(blocks, best.bound, best.value, clock))
-    for order, share in ROUNDS:
-        if not best.is_proved and clock.left_s > 0:
-            _search_once(blocks, best, settings, clock, order, share * clock.left_s)
+    for order in FIRST_ROUNDS:
+        if _goes_on(best, clock):
+            _search_once(blocks, best, settings, clock, order, FIRST_SHARE * clock.left_s)
+    if is_small and _goes_on(best, clock):
+        limit_s = BOUND_SHARE * clock.left_s
+        bound = one_device_bound(blocks, best.bound, best.value, settings, clock, limit_s)
+        best.raise_bound(bound)
+    if _goes_on(best, clock):
+        _search_once(blocks, best, settings, clock, "longest", clock.left_s)
+
+
+def _goes_on(best: Incumbent, clock: Clock) -> bool:
+    return not best.is_proved and clock.left_s > 0
 
 
 def _search_once(

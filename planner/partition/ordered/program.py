@@ -4,7 +4,7 @@ Stages take the devices in order, replicas side by side. Whether a limit can be 
 a dynamic program: for every cut and number of devices, the least sum of the head of the next stage
 and its way back to the end of the iteration. A stage keeps the limit if that sum and its load do;
 the least limit is found by bisection. Transfers are estimated by one of the pairs of
-devices, so the result is scored again by planner.partition.bounds.
+devices, so the result is scored again by planner.partition.bounds.schedule.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 
 from planner.partition.chain import FloatArray, Partition, StageChoice
 from planner.partition.ordered.stages import StageCosts
-from planner.partition.relaxation import even_load_prices
 
 Unit = tuple[int, ...]
 """Device numbers that always stay together: one device, or in large clusters several of a node."""
@@ -41,7 +40,7 @@ class OrderProgram:
         self._cells = table.count
         layer = np.array([chain.forward_s(t) + chain.backward_s(t) for t in chain.types])
         self._rest_s = table.behind(layer.min(axis=0))
-        self._prices = even_load_prices(chain)
+        self._prices = chain.load_prices
         cheapest = (self._prices[:, None] * layer).min(axis=0)
         self._work_left = table.behind(cheapest) * self._microbatches * (1 - 1e-9)
 

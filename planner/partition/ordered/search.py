@@ -13,6 +13,8 @@ from planner.solver_settings import Clock
 
 IMPROVEMENT = 1e-4
 """The least relative improvement looked for."""
+PATIENCE = 100
+"""Changes in a row without any improvement, for each device of the order, after which it ends."""
 SECONDS_A_ROW = 5e-5
 """What one row of the program counts in deterministic time."""
 Score = tuple[int, float]
@@ -39,6 +41,7 @@ class OrderSearch:
         self.order = order
         self.limit_s = np.inf
         self.tried = 0
+        self._failures = 0
         self._rows: list[Row] = []
         self._score: Score = (0, 0.0)
 
@@ -52,9 +55,11 @@ class OrderSearch:
 
     def improve(self, may_go_on: Callable[[], bool]) -> Iterator[Partition]:
         """Better and better partitions, until time is up or the bound is met."""
-        while may_go_on() and self._target_s > self.bound_s:
+        while not self.is_finished and may_go_on():
+            self._failures += 1
             order, first = self._neighbour()
             if first >= len(self._rows):
+                self._spend(1)
                 continue
             rows = self._program.reach(order, self._target_s, self._rows[: first + 1])
             self.tried += 1
@@ -69,12 +74,19 @@ class OrderSearch:
                 self.order, self._rows, self._score = order, rows, _score(rows)
 
     @property
+    def is_finished(self) -> bool:
+        """Whether the bound is met, or nothing better is to be expected."""
+        patience = PATIENCE * (len(self.order) + 10)
+        met = self._target_s <= self.bound_s
+        return met or len(self.order) < 2 or self._failures > patience
+
+    @property
     def _target_s(self) -> float:
         return self.limit_s * (1 - IMPROVEMENT)
 
     def _accept(self, order: Order, limit_s: float) -> Partition | None:
         partition = self._program.partition(order, limit_s)
-        self.order, self.limit_s = order, limit_s
+        self.order, self.limit_s, self._failures = order, limit_s, 0
         self._rows = self._program.reach(order, self._target_s)
         self._score = _score(self._rows)
         return partition

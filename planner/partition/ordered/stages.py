@@ -74,10 +74,9 @@ class StageCosts:
 
     def __init__(self, intervals: Intervals, links: LinkTable) -> None:
         chain = intervals.chain
-        cluster = chain.problem.cluster
         self.intervals = intervals
         self.links = links
-        self.kinds = [chain.types.index(cluster.type_of(name)) for name in cluster.device_names]
+        self.kinds = chain.kinds
         self._there = intervals.at_cuts(chain.cut_bytes)
         self._back = intervals.at_cuts(chain.cut_gradient_bytes)
         self._transfers: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}

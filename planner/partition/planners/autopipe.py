@@ -26,7 +26,7 @@ import numpy as np
 from planner.partition.chain import Chain, FloatArray, Partition
 from planner.partition.planners.one_forward_one_backward import Pipeline, simulate_1f1b
 from planner.partition.planners.planner import Planner, nothing_fits
-from planner.partition.stage_costs import (
+from planner.partition.planners.stage_costs import (
     Block,
     StageCosts,
     device_blocks,

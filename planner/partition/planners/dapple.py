@@ -30,7 +30,7 @@ from planner.partition.min_max import replica_counts
 from planner.partition.planners.dapple_latency import Latency, Stage, extended, total_with
 from planner.partition.planners.machines import machines
 from planner.partition.planners.planner import Planner, nothing_fits
-from planner.partition.stage_costs import (
+from planner.partition.planners.stage_costs import (
     Block,
     StageCosts,
     device_blocks,

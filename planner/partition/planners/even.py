@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from planner.partition.chain import Chain, Partition, StageChoice
 from planner.partition.planners.planner import Planner, nothing_fits
-from planner.partition.stage_costs import most_stages
+from planner.partition.planners.stage_costs import most_stages
 
 
 def plan(chain: Chain) -> Partition:

@@ -27,7 +27,7 @@ from planner.partition.chain import Chain, FloatArray, IntArray, Partition, Stag
 from planner.partition.min_max import MinMaxTable, replica_counts
 from planner.partition.planners.machines import equal_machines
 from planner.partition.planners.planner import Planner, nothing_fits
-from planner.partition.stage_costs import (
+from planner.partition.planners.stage_costs import (
     Block,
     RowCosts,
     StageCosts,

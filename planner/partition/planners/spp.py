@@ -26,7 +26,7 @@ from planner.partition.chain import Chain, FloatArray, Partition
 from planner.partition.device_orders import MAX_DEVICES_FOR_MINIMUM_CUT, minimum_cut_order
 from planner.partition.min_max import MinMaxTable
 from planner.partition.planners.planner import Planner, nothing_fits
-from planner.partition.stage_costs import (
+from planner.partition.planners.stage_costs import (
     Block,
     RowCosts,
     device_blocks,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.costs.placement import PlacedPipeline
-from planner.partition.bounds import fastest_split
+from planner.partition.bounds.schedule import fastest_split
 
 
 def in_flight_bound_s(pipeline: PlacedPipeline) -> float:
@@ -59,12 +59,4 @@ def _transfer_s(pipeline: PlacedPipeline, index: int, *, forward: bool) -> float
     """To the next stage or back from it, over the best pair of devices; 0 after the last."""
     if index + 1 == len(pipeline.stages):
         return 0.0
-    return min(
-        (
-            pipeline.forward_transfer(index, u, v)
-            if forward
-            else pipeline.backward_transfer(index + 1, v, u)
-        ).seconds
-        for u in pipeline.stages[index].spec.devices
-        for v in pipeline.stages[index + 1].spec.devices
-    )
+    return float(pipeline.transfers_s(index, forward=forward).min())

@@ -8,6 +8,7 @@ left out: a partition that is to be used is scored again by the bound itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from planner.artifacts.link_table import LinkTable
 from planner.costs.collectives import fewest_steps
+from planner.partition.chain import Partition, StageChoice
 from planner.partition.intervals import Intervals
 
 
@@ -24,6 +26,9 @@ class NumberedStage(NamedTuple):
     begin: int
     end: int
     devices: tuple[int, ...]
+
+
+Numbered = tuple[NumberedStage, ...]
 
 
 class Score(NamedTuple):
@@ -61,10 +66,9 @@ class QuickBound:
 
     def __init__(self, intervals: Intervals, links: LinkTable) -> None:
         chain = intervals.chain
-        cluster = chain.problem.cluster
         self.intervals = intervals
         self.links = links
-        self.kinds = [chain.types.index(cluster.type_of(name)) for name in cluster.device_names]
+        self.kinds = chain.kinds
         self._bytes = (
             intervals.at_cuts(chain.cut_bytes),
             intervals.at_cuts(chain.cut_gradient_bytes),
@@ -86,6 +90,36 @@ class QuickBound:
         excess = sum(max(0.0, time - NEAR * bound) for time in times)
         critical = times.index(bound)
         return Score(bound, excess, critical % len(partition))
+
+    def numbered(self, partition: Partition) -> Numbered | None:
+        """The stages by numbers; None if some cut is not among the intervals'."""
+        index, numbers = self._index, self.intervals.chain.problem.cluster.numbers
+        if any(stage.end not in index for stage in partition):
+            return None
+        return tuple(
+            NumberedStage(
+                index[stage.begin],
+                index[stage.end],
+                tuple(sorted(numbers[device] for device in stage.devices)),
+            )
+            for stage in partition
+        )
+
+    @cached_property
+    def _index(self) -> dict[int, int]:
+        return {int(cut): number for number, cut in enumerate(self.intervals.cuts)}
+
+    def named(self, stages: Numbered) -> Partition:
+        """The stages by positions in the chain and names of devices."""
+        names, cuts = self.intervals.chain.problem.cluster.device_names, self.intervals.cuts
+        return tuple(
+            StageChoice(
+                int(cuts[stage.begin]),
+                int(cuts[stage.end]),
+                tuple(names[device] for device in stage.devices),
+            )
+            for stage in stages
+        )
 
     def _stage_bounds(
         self, figures: list[_Stage], channels: list[tuple[float, float]]

@@ -1,15 +1,15 @@
 """A bound on every plan for large clusters: devices are bought from one budget.
 
-As planner.partition.relaxed_cluster, but instead of a number of devices for each type there is one
-budget: a device of each type has a price, a whole number, and all of the cluster together cost the
-budget (a surrogate constraint, Glover 1968). Any prices give a bound; those of the work bound are
+As ``relaxed_cluster``, but instead of a number of devices for each type there is one budget: a
+device of each type has a price, a whole number, and all of the cluster together cost the budget
+(a surrogate constraint, Glover 1968). Any prices give a bound; those of the work bound are
 a good start, small changes are tried. The program then has one state for each amount spent,
 however many devices there are, and each stage buys the cheapest replicas that keep the limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,9 +17,9 @@ import numpy as np
 
 from planner.artifacts.link_table import LinkTable
 from planner.costs.collectives import fewest_steps
+from planner.partition.bounds.work import work_bound_s
 from planner.partition.chain import Chain, FloatArray, IntArray
 from planner.partition.intervals import Intervals, coarse_cuts
-from planner.partition.relaxation import even_load_prices, work_bound_s
 
 ROUNDING = 1 + 1e-9
 BUDGET = 10_000
@@ -71,12 +71,11 @@ class PricedCluster:
     def __init__(self, chain: Chain, links: LinkTable) -> None:
         self.chain = chain
         self.links = links
-        self.prices = even_load_prices(chain)
+        self.prices = chain.load_prices
+        self._may_go_on: Callable[[], bool] = lambda: True
         self.intervals = Intervals(chain, coarse_cuts(chain), relaxed=True)
-        cluster = chain.problem.cluster
-        kinds = [chain.types.index(cluster.type_of(name)) for name in cluster.device_names]
-        self.kinds = np.array(kinds)
-        self.counts = np.array([kinds.count(k) for k in range(len(chain.types))])
+        self.kinds = np.array(chain.kinds)
+        self.counts = np.array(chain.counts)
         self._replication = chain.problem.job.replication
         self._types = self._stage_figures()
         self._send = [self._transfer_s(k) for k in range(len(chain.types))]
@@ -88,18 +87,25 @@ class PricedCluster:
         self._rest_s = self.intervals.behind(layer.min(axis=0))
         self._layer_s = layer
 
-    def bound_s(self, known_s: float, tolerance: float = 1e-3) -> float:
+    def bound_s(
+        self,
+        known_s: float,
+        tolerance: float = 1e-3,
+        may_go_on: Callable[[], bool] = lambda: True,
+    ) -> float:
         """No plan is faster; not more than the time of a known plan.
 
         Args:
             known_s: iteration time of any plan, or any valid time limit.
             tolerance: of the bisection, relative.
+            may_go_on: whether there is time for another step.
         """
+        self._may_go_on = may_go_on
         bound = self._bisect(self.prices, work_bound_s(self.chain), known_s, tolerance)
         step = FIRST_STEP
         for _ in range(ROUNDS if len(self.counts) > 1 else 0):
             target_s = bound * (1 + 2 * tolerance)
-            if target_s >= known_s:
+            if target_s >= known_s or not may_go_on():
                 break
             stages = self.stages(target_s)
             if stages is None:
@@ -153,7 +159,7 @@ class PricedCluster:
         """The largest limit found that these prices rule out."""
         if low_s >= high_s or not self._is_reachable(prices, high_s):
             return high_s
-        while high_s - low_s > tolerance * low_s:
+        while high_s - low_s > tolerance * low_s and self._may_go_on():
             middle = (low_s + high_s) / 2
             if self._is_reachable(prices, middle):
                 high_s = middle

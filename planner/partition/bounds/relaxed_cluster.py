@@ -13,7 +13,7 @@ devices used lie in at least, and has some cut or some stage cross the network f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -22,9 +22,9 @@ import numpy as np
 
 from planner.artifacts.link_table import LinkTable
 from planner.costs.collectives import fewest_steps
+from planner.partition.bounds.work import work_bound_s
 from planner.partition.chain import Chain, FloatArray, IntArray
 from planner.partition.intervals import Counts, Intervals, coarse_cuts
-from planner.partition.relaxation import even_load_prices, work_bound_s
 
 ROUNDING = 1 + 1e-9
 MAX_STATES = 60_000
@@ -83,10 +83,8 @@ class RelaxedCluster:
         self.chain = chain
         self.links = links
         self.intervals = Intervals(chain, coarse_cuts(chain), relaxed=True)
-        cluster = chain.problem.cluster
-        kinds = [chain.types.index(cluster.type_of(name)) for name in cluster.device_names]
-        self.kinds = np.array(kinds)
-        self.counts = tuple(kinds.count(k) for k in range(len(chain.types)))
+        self.kinds = np.array(chain.kinds)
+        self.counts = chain.counts
         self._single = not chain.problem.job.replication
         self._shape = tuple(count + 1 for count in self.counts)
         self._used = np.array(list(product(*(range(size) for size in self._shape))))
@@ -108,18 +106,24 @@ class RelaxedCluster:
         states = prod(self._shape)
         return states <= MAX_STATES and states * options * self.intervals.count * 8 <= MAX_WORK
 
-    def bound_s(self, known_s: float, tolerance: float = 1e-4) -> float:
+    def bound_s(
+        self,
+        known_s: float,
+        tolerance: float = 1e-4,
+        may_go_on: Callable[[], bool] = lambda: True,
+    ) -> float:
         """No plan is faster; not more than the time of a known plan.
 
         Args:
             known_s: iteration time of any plan, or any valid time limit.
             tolerance: of the bisection, relative.
+            may_go_on: whether there is time for another step of it.
         """
         self._options = list(self._all_options())
         low, high = work_bound_s(self.chain), known_s
         if low >= high or not self._is_reachable(high):
             return high
-        while high - low > tolerance * low:
+        while high - low > tolerance * low and may_go_on():
             middle = (low + high) / 2
             if self._is_reachable(middle):
                 high = middle
@@ -327,7 +331,7 @@ class RelaxedCluster:
 
     def _most_work(self, limit_s: float) -> FloatArray:
         """Work the unused devices of each state can do at most, by the prices of the work bound."""
-        prices = even_load_prices(self.chain)
+        prices = self.chain.load_prices
         chain = self.chain
         layer = np.array([chain.forward_s(t) + chain.backward_s(t) for t in chain.types])
         cheapest = (prices[:, None] * layer).min(axis=0) * self.intervals.microbatches

@@ -12,12 +12,12 @@ from typing import Literal
 from planner.artifacts.problem import Problem
 from planner.errors import InfeasibleError
 from planner.partition.chain import Chain, Partition
-from planner.partition.optimise import PartitionOptimiser
+from planner.partition.search.optimise import PartitionOptimiser
 from planner.solver_settings import Clock, Settings
 
 MAX_DEVICES_FOR_MODEL = 24
 """Beyond this the CP-SAT model is too large to help."""
-SHARE_OF_SEARCH = 0.3
+SHARE_OF_SEARCH = 0.2
 """Of the time, where CP-SAT goes on afterwards."""
 
 
@@ -28,7 +28,7 @@ class BestPartition:
     Attributes:
         status: ``optimal`` if the gap is at most the limit asked for.
         partition: stages as intervals of the chain, on devices.
-        objective_s: no schedule of the partition is faster (planner.partition.bounds).
+        objective_s: no schedule of the partition is faster (planner.partition.bounds.schedule).
         lower_bound_s: no partition with one stage a device has a smaller objective.
     """
 
@@ -76,7 +76,7 @@ def best_partition(
         return clock.left_s > 0 and clock.elapsed_s < share * time_limit_s
 
     optimiser.start(may_go_on)
-    optimiser.relax()
+    optimiser.relax(lambda: clock.left_s > 0)
     optimiser.search(may_go_on, gap_limit)
     if optimiser.best is None:
         raise InfeasibleError(
@@ -102,7 +102,13 @@ def _prove(
     from planner.partition.exact.search import PartitionSearch
 
     model = PartitionSearch(
-        optimiser.chain, max_stages, settings, clock, optimiser.best, optimiser.best_s
+        optimiser.chain,
+        max_stages,
+        settings,
+        clock,
+        optimiser.best,
+        optimiser.best_s,
+        least_s=min(optimiser.bound_s, optimiser.best_s),
     )
     while clock.left_s > 0 and optimiser.best_s > optimiser.bound_s * (1 + gap_limit):
         found = model.next(optimiser.best_s, clock.left_s)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.partition.chain import Chain, FloatArray, Partition, StageChoice
-from planner.partition.interval_memory import IntervalMemory
+from planner.partition.memory.interval_memory import IntervalMemory
 
 MOST_STATES = 4000
 """Numbers of devices used of each type; beyond this devices are taken largest first."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from planner.partition.chain import Partition, StageChoice
-from planner.partition.quick_bound import NumberedStage, QuickBound, Score
+from planner.partition.bounds.quick import Numbered, NumberedStage, QuickBound, Score
+from planner.partition.chain import Partition
 from planner.solver_settings import Clock
 
 PATIENCE = 4000
 """Changes in a row without any improvement after which it ends."""
 SECONDS_A_CHANGE = 1e-4
 """What a change counts in deterministic time."""
-Numbered = tuple[NumberedStage, ...]
 
 
 class Polish:
@@ -34,7 +33,7 @@ class Polish:
 
     def improve(self, start: Partition, may_go_on: Callable[[], bool]) -> Iterator[Partition]:
         """Better and better partitions; the first is better than ``start``."""
-        current = self._numbered(start)
+        current = self._quick.numbered(start)
         if current is None:
             return
         score, failures = self._quick.score(current), 0
@@ -49,7 +48,7 @@ class Polish:
                 better = found.bound_s < score.bound_s * (1 - 1e-9)
                 current, score, failures = changed, found, 0
                 if better:
-                    yield self._named(current)
+                    yield self._quick.named(current)
 
     def _change(self, stages: Numbered, score: Score) -> Numbered | None:
         """One random change, mostly at the stage that sets the bound."""
@@ -118,34 +117,6 @@ class Polish:
     def _unused(self, stages: Numbered) -> list[int]:
         used = {device for stage in stages for device in stage.devices}
         return [device for device in range(self._quick.links.count) if device not in used]
-
-    def _numbered(self, partition: Partition) -> Numbered | None:
-        """The stages by indices of cuts; None if some cut is not among the quick bound's."""
-        chain = self._quick.intervals.chain
-        index = {int(cut): number for number, cut in enumerate(self._quick.intervals.cuts)}
-        numbers = chain.problem.cluster.numbers
-        if any(stage.end not in index for stage in partition):
-            return None
-        return tuple(
-            NumberedStage(
-                index[stage.begin],
-                index[stage.end],
-                tuple(sorted(numbers[device] for device in stage.devices)),
-            )
-            for stage in partition
-        )
-
-    def _named(self, stages: Numbered) -> Partition:
-        names = self._quick.intervals.chain.problem.cluster.device_names
-        cuts = self._quick.intervals.cuts
-        return tuple(
-            StageChoice(
-                int(cuts[stage.begin]),
-                int(cuts[stage.end]),
-                tuple(names[device] for device in stage.devices),
-            )
-            for stage in stages
-        )
 
 
 def _with(stages: Numbered, changes: dict[int, NumberedStage]) -> Numbered:

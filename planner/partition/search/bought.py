@@ -2,7 +2,7 @@
 
 The relaxation says which layers a stage holds and what its quickest replica is; here each stage is
 given real devices, node by node, until its replicas carry all microbatches within the limit. What
-comes out is a partition of the problem itself, to be scored by planner.partition.bounds.
+comes out is a partition of the problem itself, to be scored by planner.partition.bounds.schedule.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from planner.costs.collectives import fewest_steps
+from planner.partition.bounds.priced_cluster import Bought, PricedCluster
 from planner.partition.chain import Partition, StageChoice
-from planner.partition.priced_cluster import Bought, PricedCluster
 
 STRETCH = (1.0, 1.005, 1.01, 1.015, 1.02, 1.03, 1.04, 1.05, 1.07, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)
 """Limits tried, as multiples of the bound."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from planner.costs.collectives import fastest_all_reduce_s
 from planner.costs.placement import PlacedPipeline, PlacedStage
 
@@ -83,19 +81,7 @@ def _fastest(stage: PlacedStage, kind: str) -> float:
 
 def _fastest_transfer(pipeline: PlacedPipeline, index: int, *, forward: bool) -> float:
     """Between stage ``index`` and the next, over the best pair of their devices."""
-    cluster = pipeline.problem.cluster
-    here, there = (pipeline.stages[i].spec.devices for i in (index, index + 1))
-    sent = pipeline.stages[index]
-    bytes_ = sent.output_bytes if forward else sent.output_gradient_bytes
-    if bytes_ == 0 or set(here) & set(there):
-        return 0.0
-    rows, columns = ([cluster.numbers[device] for device in side] for side in (here, there))
-    if not forward:
-        rows, columns = columns, rows
-    block = np.ix_(rows, columns)
-    table = cluster.link_table
-    seconds = table.latency_s[block] + bytes_ * table.s_per_byte[block]
-    return float(seconds.min())
+    return float(pipeline.transfers_s(index, forward=forward).min())
 
 
 def _tail_s(pipeline: PlacedPipeline, index: int) -> float:

@@ -13,19 +13,19 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from planner.costs.placement import is_connected, place
-from planner.partition.bought import bought_partitions
-from planner.partition.bounds import schedule_bound_s
+from planner.partition.bounds.priced_cluster import PricedCluster
+from planner.partition.bounds.quick import QuickBound
+from planner.partition.bounds.relaxed_cluster import RelaxedCluster
+from planner.partition.bounds.schedule import schedule_bound_s
+from planner.partition.bounds.work import longest_plan_s, work_bound_s
 from planner.partition.chain import Chain, Partition
 from planner.partition.intervals import Intervals, coarse_cuts
 from planner.partition.ordered.program import OrderProgram
 from planner.partition.ordered.search import OrderSearch
 from planner.partition.ordered.stages import StageCosts
 from planner.partition.ordered.starts import first_orders, replica_choices, unit_size
-from planner.partition.polish import Polish
-from planner.partition.priced_cluster import PricedCluster
-from planner.partition.quick_bound import QuickBound
-from planner.partition.relaxation import longest_plan_s, work_bound_s
-from planner.partition.relaxed_cluster import RelaxedCluster
+from planner.partition.search.bought import bought_partitions
+from planner.partition.search.polish import Polish
 from planner.solver_settings import Clock
 
 SEARCHES = 3
@@ -47,14 +47,23 @@ class PartitionOptimiser:
         max_stages: the largest number of stages.
         clock: time spent is booked on it.
         seed: of the searches.
+        allows: whether a partition may be used; by default, whether it keeps the device rules.
 
     Attributes:
         pool: the bound of every partition found.
         bound_s: no plan with one stage a device is faster, whatever its partition and schedule.
         best, best_s: the partition with the least bound so far.
+        quick: scores partitions with one stage a device.
     """
 
-    def __init__(self, chain: Chain, max_stages: int, clock: Clock, seed: int) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        max_stages: int,
+        clock: Clock,
+        seed: int,
+        allows: Callable[[Partition], bool] | None = None,
+    ) -> None:
         self.chain = chain
         self.clock = clock
         self.pool: dict[Partition, float] = {}
@@ -62,13 +71,14 @@ class PartitionOptimiser:
         self.best_s = math.inf
         self.bound_s = 0.0
         self._seed = seed
+        self._allows = allows or chain.keeps_rules
         self._max_stages = max_stages
         self._links = chain.problem.cluster.link_table
         self._intervals = Intervals(chain, coarse_cuts(chain))
         self._program = OrderProgram(
             StageCosts(self._intervals, self._links), replica_choices(chain)
         )
-        self._quick = QuickBound(self._intervals, self._links)
+        self.quick = QuickBound(self._intervals, self._links)
         self._searches: list[OrderSearch] = []
         self._polished: set[Partition] = set()
         self._priced: PricedCluster | None = None
@@ -78,7 +88,7 @@ class PartitionOptimiser:
         """Score a partition and remember it.
 
         Returns:
-            Its bound; infinity if it has too many stages or devices that are not joined.
+            Its bound; infinity if it has too many stages, does not fit, or is not joined.
         """
         if partition not in self.pool:
             self.clock.spend(SECONDS_A_SCORE)
@@ -88,7 +98,9 @@ class PartitionOptimiser:
         return self.pool[partition]
 
     def _score_s(self, partition: Partition) -> float:
-        if len(partition) > self._max_stages or not self.chain.keeps_rules(partition):
+        chain = self.chain
+        allowed = len(partition) <= self._max_stages and self._allows(partition)
+        if not allowed or not chain.may_fit(partition):
             return math.inf
         pipeline = place(self.chain.problem, self.chain.specs(partition))
         return schedule_bound_s(pipeline) if is_connected(pipeline) else math.inf
@@ -98,7 +110,7 @@ class PartitionOptimiser:
     def start(self, may_go_on: Callable[[], bool]) -> None:
         """Partitions along a few orders; on large clusters also along the relaxation."""
         self.bound_s = max(self.bound_s, work_bound_s(self.chain))
-        if self._is_large:
+        if self.is_large:
             self._buy(may_go_on)
         found = []
         for number, order in enumerate(first_orders(self.chain)):
@@ -114,11 +126,12 @@ class PartitionOptimiser:
         self._searches = [search for _, _, search in found[:SEARCHES]]
 
     @property
-    def _is_large(self) -> bool:
+    def is_large(self) -> bool:
+        """Whether devices are handed out in units of several."""
         return unit_size(self.chain) > 1
 
     def _buy(self, may_go_on: Callable[[], bool]) -> None:
-        self.relax()
+        self.relax(may_go_on)
         if self._priced is None:
             return
         for partition in bought_partitions(self._priced, self.bound_s):
@@ -128,7 +141,7 @@ class PartitionOptimiser:
     def _start(self, search: OrderSearch) -> Partition | None:
         """The best partition along an order, within a limit that is raised while it must be."""
         if math.isfinite(self.best_s):
-            slack = 1.0 if self._is_large else SLACK
+            slack = 1.0 if self.is_large else SLACK
             return search.start(self.best_s * slack, self._tolerance)
         limit_s, longest_s = 3 * self.bound_s, longest_plan_s(self.chain, self._max_stages)
         while True:
@@ -139,21 +152,21 @@ class PartitionOptimiser:
 
     @property
     def _tolerance(self) -> float:
-        return 1e-3 if self._is_large else 1e-4
+        return 1e-3 if self.is_large else 1e-4
 
-    def relax(self) -> None:
-        """The bound over relaxed clusters."""
+    def relax(self, may_go_on: Callable[[], bool] = lambda: True) -> None:
+        """The bound over relaxed clusters, as tight as time allows."""
         if self._is_relaxed:
             return
         known_s = self.best_s
         if math.isinf(known_s):
             known_s = longest_plan_s(self.chain, self._max_stages)
         relaxed = RelaxedCluster(self.chain, self._links)
-        if relaxed.is_tractable and not self._is_large:
-            bound_s = relaxed.bound_s(known_s)
+        if relaxed.is_tractable and not self.is_large:
+            bound_s = relaxed.bound_s(known_s, may_go_on=may_go_on)
         else:
             self._priced = PricedCluster(self.chain, self._links)
-            bound_s = self._priced.bound_s(known_s)
+            bound_s = self._priced.bound_s(known_s, may_go_on=may_go_on)
         self.bound_s = max(self.bound_s, bound_s)
         self._is_relaxed = True
 
@@ -166,24 +179,29 @@ class PartitionOptimiser:
         for search in self._searches:
             search.bound_s = self.bound_s
         while goes_on():
-            before = len(self.pool)
-            for turn in self._turns():
+            turns = list(self._turns())
+            if not turns:
+                return
+            for turn in turns:
                 for partition in turn(self._turn(goes_on)):
                     self.offer(partition)
-            if not self._searches and len(self.pool) == before:
-                return
 
     def _turns(self) -> Iterator[Callable[[Callable[[], bool]], Iterator[Partition]]]:
         for search in self._searches:
-            yield search.improve
+            if not search.is_finished:
+                yield search.improve
         for partition in self._unpolished():
             self._polished.add(partition)
-            polish = Polish(self._quick, self.clock, self._seed + len(self._polished))
+            polish = Polish(self.quick, self.clock, self._seed + len(self._polished))
             yield partial(polish.improve, partition)
 
     def _unpolished(self, count: int = 2) -> list[Partition]:
-        ranked = sorted(self.pool, key=self.pool.__getitem__)
-        return [partition for partition in ranked if partition not in self._polished][:count]
+        ranked = [partition for partition in self._ranked() if partition not in self._polished]
+        return ranked[:count]
+
+    def _ranked(self) -> list[Partition]:
+        finite = [partition for partition, time_s in self.pool.items() if math.isfinite(time_s)]
+        return sorted(finite, key=self.pool.__getitem__)
 
     def _turn(self, may_go_on: Callable[[], bool]) -> Callable[[], bool]:
         end_s = self.clock.elapsed_s + TURN_S
@@ -191,8 +209,7 @@ class PartitionOptimiser:
 
     def promising(self, count: int) -> list[Partition]:
         """The partitions with the least bounds, and the best with each number of stages."""
-        finite = [partition for partition, s in self.pool.items() if math.isfinite(s)]
-        ranked = sorted(finite, key=self.pool.__getitem__)
+        ranked = self._ranked()
         of_each: dict[int, Partition] = {}
         for partition in ranked:
             of_each.setdefault(len(partition), partition)

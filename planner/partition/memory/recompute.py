@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.partition.knapsack import Cover, cheapest_cover
-from planner.partition.stash import JointTensor, StageStash
+from planner.partition.memory.knapsack import Cover, cheapest_cover
+from planner.partition.memory.stash import JointTensor, StageStash
 
 if TYPE_CHECKING:
     from planner.partition.chain import Chain

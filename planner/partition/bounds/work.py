@@ -1,10 +1,8 @@
 """Bounds on every plan whatsoever: from below by the total work, from above one by one."""
 
-from itertools import permutations
-
 import numpy as np
 
-from planner.partition.chain import Chain, FloatArray
+from planner.partition.chain import Chain
 
 
 def work_bound_s(chain: Chain) -> float:
@@ -15,7 +13,7 @@ def work_bound_s(chain: Chain) -> float:
     """
     seconds = np.array([chain.forward_s(t) + chain.backward_s(t) for t in chain.types])
     path = float(seconds.min(axis=0).sum())
-    prices = even_load_prices(chain)
+    prices = chain.load_prices
     even = float((prices[:, None] * seconds).min(axis=0).sum())
     return max(path, chain.problem.job.microbatches * even)
 
@@ -33,11 +31,12 @@ def longest_plan_s(chain: Chain, max_stages: int, crossing_bytes: float | None =
     """
     problem = chain.problem
     cluster, microbatches = problem.cluster, problem.job.microbatches
-    found = [cluster.route(u, v) for u, v in permutations(cluster.device_names, 2)]
-    routes = [route for route in found if route is not None]
-    latency_s = max((route.latency_s for route in routes), default=0.0)
+    links = cluster.link_table
+    joined = np.isfinite(links.s_per_byte)
+    latency_s = float(links.latency_s[joined].max())
     # Ring steps of all devices at once may share a link.
-    width = min((route.bandwidth_gb_per_s for route in routes), default=np.inf) * 1e9
+    slowest = float(links.s_per_byte[joined].max())
+    width = 1 / slowest if slowest > 0 else np.inf
     count = len(cluster.devices)
     forwards = 2 if problem.job.recompute else 1
     seconds = [forwards * chain.forward_s(t) + chain.backward_s(t) for t in chain.types]
@@ -51,32 +50,3 @@ def longest_plan_s(chain: Chain, max_stages: int, crossing_bytes: float | None =
     reduce_s = 2 * count * (reductions * latency_s + count * state / width)
     memory_width = min(kind.memory_bandwidth_gb_per_s for kind in cluster.device_types.values())
     return microbatches * (work + transfers) + reduce_s + 2 * state / (memory_width * 1e9)
-
-
-def even_load_prices(chain: Chain) -> FloatArray:
-    """Price of a second on each device type, all devices together costing 1.
-
-    By weak duality any such prices give a valid bound: each layer is paid at least its cheapest
-    price. The dual values of the even-load linear program give the best one; they are made
-    feasible here, so that the solver's tolerances cannot spoil the bound.
-    """
-    from ortools.linear_solver import pywraplp
-
-    seconds = np.array([chain.forward_s(t) + chain.backward_s(t) for t in chain.types])
-    kinds = [device.type for device in chain.problem.cluster.devices]
-    counts = np.array([kinds.count(name) for name in chain.types], dtype=float)
-    solver = pywraplp.Solver.CreateSolver("GLOP")
-    scale = float(seconds.max()) or 1.0
-    load = solver.NumVar(0, solver.infinity(), "load")
-    shares = [[solver.NumVar(0, 1, "") for _ in row] for row in seconds]
-    for layer in zip(*shares, strict=True):
-        solver.Add(sum(layer) == 1)
-    rows = []
-    for row, times, count in zip(shares, seconds, counts, strict=True):
-        work = sum(share * (t / scale) for share, t in zip(row, times, strict=True))
-        rows.append(solver.Add(work <= load * count))
-    solver.Minimize(load)
-    solver.Solve()
-    prices = np.array([max(0.0, -row.dual_value()) for row in rows])
-    total = float((prices * counts).sum())
-    return prices / total if total > 0 else 1 / (counts * len(counts))

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from planner.costs.placement import PlacedPipeline, PlacedStage, place
 from planner.partition.chain import Chain, Partition, without_recompute
-from planner.partition.recompute import Holding, Recomputation, RecomputeChooser
-from planner.partition.steady_state import best_in_flight
+from planner.partition.memory.recompute import Holding, Recomputation, RecomputeChooser
+from planner.partition.memory.steady_state import best_in_flight
 
 InFlight = Mapping[int, int]
 """Microbatches in flight on each replica, by stage."""
