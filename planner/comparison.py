@@ -15,7 +15,7 @@ from planner.partition.chain import Chain
 from planner.partition.planners import PLANNERS, Planner
 from planner.schedule.assignment import balanced_assignment
 from planner.schedule.classics import one_by_one
-from planner.schedule.heuristic import Schedule, best_heuristic_schedule
+from planner.schedule.heuristic import Schedule, best_classic_schedule
 from planner.simulator import Timeline, simulate
 from planner.solver import solve
 from planner.units import format_bytes
@@ -95,8 +95,8 @@ def compare(
 ) -> tuple[Row, ...]:
     """Plan a problem with Pipeplan and with classic planners.
 
-    Every classic planner's stages get the fastest of the classic schedules (GPipe, 1F1B, SPP's PE,
-    list schedules) that fits memory; all are simulated alike.
+    Every classic planner's stages get the fastest of the published schedules (GPipe, 1F1B, SPP's
+    PE) that fits memory; all are simulated alike.
 
     Args:
         problem: the model, cluster and job.
@@ -176,7 +176,7 @@ def _classic(chain: Chain, planner: Planner) -> _Answer:
     pipeline = place(chain.problem, specs)
     if not is_connected(pipeline):
         return _Answer(specs, reason="some of its neighbouring stages or replicas are not joined")
-    schedule: Schedule | None = best_heuristic_schedule(pipeline)
+    schedule: Schedule | None = best_classic_schedule(pipeline)
     if schedule is None:
         return _Answer(specs, reason=_lack_of_memory(pipeline))
     return _answer(pipeline, schedule.timeline, schedule.method, 0.0)

@@ -55,9 +55,23 @@ def best_heuristic_schedule(pipeline: PlacedPipeline) -> Schedule | None:
     Without replicas and with one stage a device, None proves that no schedule fits.
     """
     owner = balanced_assignment(pipeline)
-    ranked = sorted(_schedules(pipeline, owner), key=lambda schedule: schedule.iteration_time_s)
-    best = next((schedule for schedule in ranked if fits_memory(schedule.timeline)), None)
-    return best or _least_memory(pipeline, owner)
+    found = [*_classic_schedules(pipeline, owner), *_list_schedules(pipeline, owner)]
+    return _fastest_that_fits(found) or _least_memory(pipeline, owner)
+
+
+def best_classic_schedule(pipeline: PlacedPipeline) -> Schedule | None:
+    """The fastest of the published schedules within memory; None if none fits.
+
+    GPipe, 1F1B and SPP's PE; where none of them fits, one microbatch after the other.
+    """
+    owner = balanced_assignment(pipeline)
+    classic = _fastest_that_fits([*_classic_schedules(pipeline, owner)])
+    return classic or _least_memory(pipeline, owner)
+
+
+def _fastest_that_fits(schedules: list[Schedule]) -> Schedule | None:
+    ranked = sorted(schedules, key=lambda schedule: schedule.iteration_time_s)
+    return next((schedule for schedule in ranked if fits_memory(schedule.timeline)), None)
 
 
 def _least_memory(pipeline: PlacedPipeline, owner: Assignment) -> Schedule | None:
@@ -66,12 +80,15 @@ def _least_memory(pipeline: PlacedPipeline, owner: Assignment) -> Schedule | Non
     return Schedule(orders, timeline, "one by one") if fits_memory(timeline) else None
 
 
-def _schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Schedule]:
+def _classic_schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Schedule]:
     for method, orders in _classic_orders(pipeline, owner):
         try:
             yield Schedule(orders, simulate(pipeline, orders), method)
         except DeadlockError:
             continue
+
+
+def _list_schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Schedule]:
     operations = len(pipeline.stages) * pipeline.microbatches
     for limits in in_flight_limits(pipeline, few=operations > MANY_OPERATIONS):
         for priority in (backward_first, forward_first):
