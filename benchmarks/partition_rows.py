@@ -322,9 +322,8 @@ SECTIONS = {
     "planners": Section(
         "Against the classic planners",
         f"Public profiles x sample clusters x {RANDOM_CLUSTERS} random clusters, 32 microbatches, "
-        f"{COMPARE_LIMIT_S:g} s on one core each, one simulator; theirs with the best of GPipe, 1F1B "
-        "and PE. Geometric means of their time over ours; "
-        "bars: 1.15 and 1.05, never slower.",
+        f"{COMPARE_LIMIT_S:g} s on one core each, one simulator; theirs with the best of GPipe, "
+        "1F1B and PE. Geometric means of their time over ours; bars: 1.15 and 1.05, never slower.",
         ("profile", "cases", "best but SPP / ours", "SPP / ours", "slower", "SPP does not fit", ""),
         planners,
     ),
