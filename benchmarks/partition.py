@@ -24,9 +24,13 @@ from benchmarks import partition_rows
 from benchmarks.report import heading, table
 from planner import Cluster, Job, LayerGraph, PipeplanError, Problem
 from planner.artifacts.document import read_json
+from planner.errors import InfeasibleError
+from planner.feasibility import explain_infeasible
 from planner.importing.formats import ImportOptions, import_file
 from planner.importing.loads_file import solve_file
+from planner.partition.chain import Chain
 from planner.partition.search.best import best_partition
+from planner.solver import check_settings
 from planner.solver_settings import Settings
 
 DEFAULT_CLUSTER = Path(__file__).parent.parent / "examples" / "clusters" / "dapple_testbed.toml"
@@ -36,17 +40,22 @@ MICROBATCHES = 32
 
 def solve_instance(arguments: argparse.Namespace) -> dict[str, Any]:
     """One file, in its own objective: the largest stage load, or the bound on an iteration."""
+    check_settings(arguments.time_limit, 0.0, arguments.seed, arguments.workers)
     path = Path(arguments.instance)
     if path.suffix == ".json" and "format" not in read_json(path):
         settings = Settings(arguments.seed, arguments.workers)
         return dict(solve_file(path, not arguments.free, arguments.time_limit, settings))
     begin = time.perf_counter()
-    found = best_partition(
-        _problem(path, arguments),
-        time_limit_s=arguments.time_limit,
-        workers=arguments.workers,
-        seed=arguments.seed,
-    )
+    problem = _problem(path, arguments)
+    try:
+        found = best_partition(
+            problem,
+            time_limit_s=arguments.time_limit,
+            workers=arguments.workers,
+            seed=arguments.seed,
+        )
+    except InfeasibleError as error:
+        raise explain_infeasible(Chain(problem), is_proved=False) from error
     return {
         "instance": path.name,
         "objective": found.objective_s,
@@ -119,6 +128,8 @@ def parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Run what the command line asks for."""
     arguments = parser().parse_args()
+    if arguments.json and not arguments.instance:
+        parser().error("--json goes with --instance FILE")
     try:
         if arguments.instance:
             found = solve_instance(arguments)

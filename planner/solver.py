@@ -9,7 +9,7 @@ from planner.artifacts.plan import Plan, Provenance
 from planner.artifacts.problem import Problem
 from planner.assemble import assemble_plan, version
 from planner.costs.placement import StageSpec
-from planner.errors import PipeplanError
+from planner.errors import InfeasibleError, PipeplanError
 from planner.feasibility import explain_infeasible
 from planner.partition.chain import Chain, Partition
 from planner.portfolio.descent import descend
@@ -122,6 +122,12 @@ def _result(search: Search, limit: str) -> Result:
     if search.best is None:
         if search.clock.is_stopped:
             raise PipeplanError("interrupted before any plan was found")
+        if search.constrain is not None:
+            verdict = "no plan keeps" if search.infeasible else "no plan was found that keeps"
+            raise InfeasibleError(
+                f"{verdict} the constraints added by constrain=; solve without them, or one by "
+                "one, to see which of them, or the memory, is in the way"
+            )
         raise explain_infeasible(search.chain, is_proved=search.infeasible)
     schedule = search.best.schedule
     bound_s = min(search.bound_s, schedule.iteration_time_s)

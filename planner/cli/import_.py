@@ -106,7 +106,11 @@ def _write(imported: Imported, paths: dict[str, Path]) -> dict[str, Path]:
 
 def _report(name: str, imported: Imported, written: dict[str, Path]) -> dict[str, Any]:
     graph = imported.graph
-    measured = [times for layer in graph.record.layers for times in layer.measured.values()]
+    measured = [
+        min(layer.measured.values(), key=lambda times: sum(times.model_dump().values()))
+        for layer in graph.record.layers
+        if layer.measured
+    ]
     return {
         "format": name,
         "name": graph.name,

@@ -72,7 +72,7 @@ def graph_of(model: str, job: Job) -> LayerGraph:
     if ":" not in model:
         raise PipeplanError(
             f"MODEL {model!r}: expected module:factory, for example models.gpt:gpt2_small, "
-            "or a graph.json written by `pipeplan trace`"
+            "or a graph.json written by `pipeplan trace` or `pipeplan import`"
         )
     from planner.tracing.trace import trace
 

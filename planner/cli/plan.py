@@ -11,9 +11,12 @@ import typer
 from planner.cli.models import problem_of
 from planner.cli.options import JobOption, JsonOption, ModelArgument, SetOption
 from planner.cli.output import print_json, show_plan, user_errors
+from planner.errors import PipeplanError
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
+    from planner.artifacts.plan import Plan
+    from planner.artifacts.problem import Problem
     from planner.result import HistoryRow, Result
 
 
@@ -49,9 +52,12 @@ def plan(
         # What can be wrong is found before the model is traced, which may take a while.
         check_settings(time_limit, gap, seed, workers)
         require_file_path(output)
+        _keep_inputs(output, [Path(model), cluster, *([job] if job else [])])
         warm_starts = [Plan.load(path) for path in warm_start or ()]
+        problem = problem_of(model, cluster, job, set_)
+        _tell_unusable(problem, dict(zip(warm_start or (), warm_starts, strict=True)))
         result = solve(
-            problem_of(model, cluster, job, set_),
+            problem,
             time_limit_s=time_limit,
             gap_limit=gap,
             seed=seed,
@@ -62,6 +68,29 @@ def plan(
         )
         result.plan.save(output)
         _report_result(result, output, as_json)
+
+
+def _keep_inputs(output: Path, inputs: list[Path]) -> None:
+    """Refuse to write the plan over one of the files it is made from."""
+    for path in inputs:
+        if path.exists() and output.exists() and path.samefile(output):
+            raise PipeplanError(
+                f"--output {output}: is a file the plan is made from; choose another name"
+            )
+
+
+def _tell_unusable(problem: Problem, plans: dict[Path, Plan]) -> None:
+    """Say which warm starts cannot be used."""
+    from planner.partition.chain import Chain
+
+    chain = Chain(problem)
+    for path, earlier in plans.items():
+        if chain.partition([(stage.layers, stage.devices) for stage in earlier.stages]) is None:
+            typer.echo(
+                f"note: {path} is left out: its stages do not cut this model's layers in order, or "
+                "one has no device left in this cluster",
+                err=True,
+            )
 
 
 def _report_result(result: Result, output: Path, as_json: bool) -> None:

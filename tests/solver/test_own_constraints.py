@@ -8,10 +8,11 @@ from brute_force import all_partitions
 from builders import ROOT
 from tiny_problems import tiny_problem
 
-from planner import PipeplanError, search_partition
+from planner import PipeplanError, search_partition, solve
 from planner.costs.placement import StageSpec, place
 from planner.partition.bounds.schedule import schedule_bound_s
 from planner.partition.chain import Chain
+from planner.partition.exact.decisions import Decisions
 from planner.partition.exact.own_constraints import ConstraintCheck
 
 DOCUMENT = ROOT / "docs" / "own_constraints.md"
@@ -163,3 +164,27 @@ def test_settings_out_of_range_are_all_named():
     with pytest.raises(PipeplanError) as caught:
         search_partition(problem, form="tree", time_limit_s=0, workers=0)
     assert len(caught.value.problems) == 3
+
+
+def test_a_constraint_that_is_returned_instead_of_added_is_told() -> None:
+    problem = tiny_problem(0, layers=4, devices=2, microbatches=2)
+    device = problem.cluster.device_names[0]
+    with pytest.raises(PipeplanError, match="adds nothing"):
+        search_partition(problem, constrain=lambda d: d.is_used(device), time_limit_s=1)
+
+
+def test_plans_keep_the_constraints_and_contradictions_are_named() -> None:
+    problem = tiny_problem(0, layers=4, devices=2, microbatches=2)
+    device = problem.cluster.device_names[0]
+
+    def forbid(decisions: Decisions) -> None:
+        decisions.model.add(decisions.is_used(device) == 0)
+
+    def contradict(decisions: Decisions) -> None:
+        forbid(decisions)
+        decisions.model.add(decisions.is_used(device) == 1)
+
+    plan = solve(problem, constrain=forbid, time_limit_s=1, deterministic=True).plan
+    assert all(device not in stage.devices for stage in plan.stages)
+    with pytest.raises(PipeplanError, match="constraints added by constrain="):
+        solve(problem, constrain=contradict, time_limit_s=1, deterministic=True)

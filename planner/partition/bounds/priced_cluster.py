@@ -24,6 +24,8 @@ from planner.partition.intervals import Intervals, coarse_cuts
 ROUNDING = 1 + 1e-9
 BUDGET = 10_000
 """About how many units of price the whole cluster costs."""
+MOST_STEPS = 50
+"""Of a bisection: where nothing takes any time no relative tolerance is ever met."""
 ROUNDS = 16
 """Of changing the prices towards using up every type."""
 FIRST_STEP = 0.5
@@ -159,7 +161,9 @@ class PricedCluster:
         """The largest limit found that these prices rule out."""
         if low_s >= high_s or not self._is_reachable(prices, high_s):
             return high_s
-        while high_s - low_s > tolerance * low_s and self._may_go_on():
+        for _ in range(MOST_STEPS):
+            if high_s - low_s <= tolerance * low_s or not self._may_go_on():
+                break
             middle = (low_s + high_s) / 2
             if self._is_reachable(prices, middle):
                 high_s = middle

@@ -30,6 +30,8 @@ ROUNDING = 1 + 1e-9
 MAX_STATES = 60_000
 MAX_WORK = 4e9
 """Numbers of devices by type, and steps of the program, beyond which it takes too long."""
+MOST_STEPS = 50
+"""Of a bisection: where nothing takes any time no relative tolerance is ever met."""
 MANY_STATES = 20_000
 """With so many states spare crossings of the network are no longer told apart from any number."""
 
@@ -123,7 +125,9 @@ class RelaxedCluster:
         low, high = work_bound_s(self.chain), known_s
         if low >= high or not self._is_reachable(high):
             return high
-        while high - low > tolerance * low and may_go_on():
+        for _ in range(MOST_STEPS):
+            if high - low <= tolerance * low or not may_go_on():
+                break
             middle = (low + high) / 2
             if self._is_reachable(middle):
                 high = middle

@@ -17,7 +17,7 @@ from planner.partition.candidates import even_partition
 from planner.partition.chain import Chain
 from planner.partition.exact.decisions import OBJECTIVE_TICKS, Form
 from planner.partition.exact.model import PartitionModel
-from planner.partition.exact.search import PRECISION, Constrain
+from planner.partition.exact.search import PRECISION, Constrain, add_own
 from planner.solver_settings import Clock, Settings, run_solver
 
 FIRST_SHARE = 0.3
@@ -170,7 +170,7 @@ class _Search:
             break_symmetry=self._constrain is None,
         )
         if self._constrain is not None:
-            self._constrain(model.decisions)
+            add_own(self._constrain, model.decisions)
         if start:
             model.hint(start)
             model.complete_hint(self._settings.solver(min(5.0, 0.2 * limit_s)), self._clock)

@@ -6,7 +6,7 @@ from ortools.sat.python import cp_model
 
 from planner.partition.chain import Chain
 from planner.partition.exact.decisions import Decisions, Form, Stages
-from planner.partition.exact.search import Constrain
+from planner.partition.exact.search import Constrain, add_own
 
 
 class ConstraintCheck:
@@ -23,7 +23,7 @@ class ConstraintCheck:
         self, chain: Chain, max_stages: int, constrain: Constrain, form: Form = "chain"
     ) -> None:
         self._decisions = Decisions(chain, 1.0, max_stages, form=form, break_symmetry=False)
-        constrain(self._decisions)
+        add_own(constrain, self._decisions)
 
     def keeps(self, stages: Stages) -> bool:
         """Whether the stages keep them. The constraints know one stage a device only.

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from ortools.sat.python import cp_model
 
+from planner.errors import PipeplanError
 from planner.partition.chain import Chain, Partition, without_recompute
 from planner.partition.exact.decisions import Decisions
 from planner.partition.exact.model import PartitionModel
 from planner.solver_settings import Clock, Settings, run_solver
 
-Constrain = Callable[[Decisions], None]
+Constrain = Callable[[Decisions], object]
 """Adds constraints of one's own to ``decisions.model``."""
 PRECISION = 1e-5
 """A search ends when its bound is this near its best solution, relative."""
@@ -34,6 +35,20 @@ class Found:
     bound_s: float
     is_exhausted: bool
     recomputed: tuple[Partition, ...] = ()
+
+
+def add_own(constrain: Constrain, decisions: Decisions) -> None:
+    """Let constraints of one's own be added.
+
+    Raises:
+        PipeplanError: if the function returns what it should have added.
+    """
+    returned = constrain(decisions)
+    if isinstance(returned, (bool, cp_model.IntVar, cp_model.BoundedLinearExpression)):
+        raise PipeplanError(
+            f"constrain: returned {returned}, which adds nothing; add it with "
+            "decisions.model.add(…) and return nothing"
+        )
 
 
 class _Collector(cp_model.CpSolverSolutionCallback):
@@ -91,7 +106,7 @@ class PartitionSearch:
             break_symmetry=constrain is None,
         )
         if constrain is not None:
-            constrain(self.model.decisions)
+            add_own(constrain, self.model.decisions)
         self._hint = known if known and self.model.decisions.has(known) else None
         self._settings = settings
         self._clock = clock

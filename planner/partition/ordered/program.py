@@ -16,6 +16,8 @@ import numpy as np
 from planner.partition.chain import FloatArray, Partition, StageChoice
 from planner.partition.ordered.stages import StageCosts
 
+MOST_STEPS = 50
+"""Of a bisection: where nothing takes any time no relative tolerance is ever met."""
 Unit = tuple[int, ...]
 """Device numbers that always stay together: one device, or in large clusters several of a node."""
 Order = tuple[Unit, ...]
@@ -163,7 +165,9 @@ class OrderProgram:
         """The least limit the order can keep; None if not even ``high_s``."""
         if not self.keeps(order, high_s):
             return None
-        while high_s - low_s > tolerance * low_s:
+        for _ in range(MOST_STEPS):
+            if high_s - low_s <= tolerance * low_s:
+                break
             middle = (low_s + high_s) / 2
             if self.keeps(order, middle):
                 high_s = middle

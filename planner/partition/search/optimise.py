@@ -37,6 +37,8 @@ SLACK = 1.5
 SECONDS_A_SCORE = 1e-3
 """What scoring a partition counts in deterministic time."""
 SAME = 1 + 1e-9
+SHORTEST = 1e-3
+"""Share of the longest plan's time below which no limit is tried at first."""
 
 
 class PartitionOptimiser:
@@ -143,12 +145,14 @@ class PartitionOptimiser:
         if math.isfinite(self.best_s):
             slack = 1.0 if self.is_large else SLACK
             return search.start(self.best_s * slack, self._tolerance)
-        limit_s, longest_s = 3 * self.bound_s, longest_plan_s(self.chain, self._max_stages)
-        while True:
-            partition = search.start(min(limit_s, longest_s), self._tolerance)
-            if partition is not None or limit_s > longest_s:
+        longest_s = longest_plan_s(self.chain, self._max_stages)
+        limit_s = max(3 * self.bound_s, SHORTEST * longest_s)
+        while limit_s < longest_s:
+            partition = search.start(limit_s, self._tolerance)
+            if partition is not None:
                 return partition
             limit_s *= 4
+        return search.start(longest_s, self._tolerance)
 
     @property
     def _tolerance(self) -> float:
