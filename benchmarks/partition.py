@@ -31,7 +31,7 @@ from planner.importing.loads_file import solve_file
 from planner.partition.chain import Chain
 from planner.partition.search.best import best_partition
 from planner.solver import check_settings
-from planner.solver_settings import Settings
+from planner.solver_settings import DEFAULT_WORKERS, Settings
 
 DEFAULT_CLUSTER = Path(__file__).parent.parent / "examples" / "clusters" / "dapple_testbed.toml"
 MICROBATCHES = 32
@@ -120,7 +120,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--data", type=Path, help="folder of the public instances")
     found.add_argument("--rows", help="sections to run: " + ", ".join(partition_rows.SECTIONS))
     found.add_argument("--output", type=Path, help="write the table to this file")
-    found.add_argument("--workers", type=int, default=8)
+    found.add_argument("--workers", type=int, default=DEFAULT_WORKERS)
     found.add_argument("--seed", type=int, default=0)
     return found
 

@@ -18,6 +18,7 @@ from planner.schedule.classics import one_by_one
 from planner.schedule.heuristic import Schedule, best_classic_schedule
 from planner.simulator import Timeline, simulate
 from planner.solver import solve
+from planner.solver_settings import DEFAULT_WORKERS
 from planner.units import format_bytes
 from planner.verifier import gap
 
@@ -89,7 +90,7 @@ def compare(
     *,
     time_limit_s: float = 30.0,
     seed: int = 0,
-    workers: int = 8,
+    workers: int = DEFAULT_WORKERS,
     deterministic: bool = False,
     progress: Callable[[Row], None] | None = None,
 ) -> tuple[Row, ...]:

@@ -22,7 +22,7 @@ from planner.portfolio.first_plans import (
 )
 from planner.portfolio.search import Progress, Search
 from planner.result import Result, Status
-from planner.solver_settings import Clock, Settings
+from planner.solver_settings import DEFAULT_WORKERS, Clock, Settings
 from planner.verifier import require_valid
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def solve(
     time_limit_s: float = 30.0,
     gap_limit: float = OPTIMALITY_TOLERANCE,
     seed: int = 0,
-    workers: int = 8,
+    workers: int = DEFAULT_WORKERS,
     deterministic: bool = False,
     progress: Progress | None = None,
     warm_starts: Sequence[Plan | Sequence[StageSpec]] = (),
@@ -52,8 +52,7 @@ def solve(
             deterministic time in deterministic mode.
         gap_limit: stop once iteration time / lower bound - 1 is at most this.
         seed: of the solver's searches.
-        workers: threads of the solver; with fewer than 8 CP-SAT leaves out some of its
-            strategies, even on two cores.
+        workers: threads of the solver; by default one for each core, up to 8.
         deterministic: one worker and a deterministic limit: the same plan on every machine.
         progress: called with every new incumbent or bound.
         warm_starts: earlier plans of the model, perhaps for another job or cluster, or just

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
+
+
+DEFAULT_WORKERS = max(2, min(8, os.cpu_count() or 2))
+"""One for each core, up to the eight that have CP-SAT use all of its strategies."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class Settings:
     """
 
     seed: int = 0
-    workers: int = 8
+    workers: int = DEFAULT_WORKERS
     deterministic: bool = False
 
     def solver(self, limit_s: float) -> cp_model.CpSolver:

@@ -12,6 +12,7 @@ from planner.cli.models import problem_of
 from planner.cli.options import JobOption, JsonOption, ModelArgument, SetOption
 from planner.cli.output import print_json, show_plan, user_errors
 from planner.errors import PipeplanError
+from planner.solver_settings import DEFAULT_WORKERS
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def plan(
         float, typer.Option("--gap", help="stop once time / bound - 1 is this small")
     ] = 1e-4,
     seed: Annotated[int, typer.Option("--seed", help="of the solver")] = 0,
-    workers: Annotated[int, typer.Option("--workers", help="solver threads")] = 8,
+    workers: Annotated[int, typer.Option("--workers", help="solver threads")] = DEFAULT_WORKERS,
     warm_start: Annotated[
         list[Path] | None,
         typer.Option("--warm-start", metavar="PLAN", help="start from this plan's stages"),

@@ -13,7 +13,7 @@ from planner.artifacts.problem import Problem
 from planner.errors import InfeasibleError
 from planner.partition.chain import Chain, Partition
 from planner.partition.search.optimise import PartitionOptimiser
-from planner.solver_settings import Clock, Settings
+from planner.solver_settings import DEFAULT_WORKERS, Clock, Settings
 
 MAX_DEVICES_FOR_MODEL = 24
 """Beyond this the CP-SAT model is too large to help."""
@@ -49,7 +49,7 @@ def best_partition(
     time_limit_s: float = 30.0,
     gap_limit: float = 1e-4,
     seed: int = 0,
-    workers: int = 8,
+    workers: int = DEFAULT_WORKERS,
     deterministic: bool = False,
 ) -> BestPartition:
     """Minimise the bound on the iteration time over partitions, mappings and replications.
@@ -82,7 +82,7 @@ def best_partition(
         raise InfeasibleError(
             "no partition was found whose stages fit their devices and whose neighbours are joined"
         )
-    if exact:
+    if exact and optimiser.best_s > optimiser.bound_s * (1 + gap_limit):
         _prove(optimiser, Settings(seed, workers, deterministic), clock, gap_limit, most)
     bound_s = min(optimiser.bound_s, optimiser.best_s)
     proved = optimiser.best_s <= bound_s * (1 + gap_limit)
