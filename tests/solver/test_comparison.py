@@ -12,7 +12,7 @@ from planner.comparison import OURS
 from planner.costs.placement import place
 from planner.partition.planners import PLANNERS
 from planner.report.comparison import comparison_data, comparison_markdown, row_cells
-from planner.schedule.heuristic import best_heuristic_schedule
+from planner.schedule.heuristic import best_classic_schedule
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -36,7 +36,7 @@ def test_figures_are_those_of_the_best_classic_schedule_and_of_our_plan() -> Non
     assert ours.figures.iteration_time_s == predicted.iteration_time_s
     assert ours.figures.bubble == predicted.bubble
     assert ours.gap == predicted.gap
-    schedule = best_heuristic_schedule(place(problem, spp.stages))
+    schedule = best_classic_schedule(place(problem, spp.stages))
     assert spp.figures.iteration_time_s == schedule.iteration_time_s
     assert spp.schedule == schedule.method
     assert spp.figures.peak_memory_bytes == max(schedule.timeline.peak_memory_bytes.values())
