@@ -132,6 +132,8 @@ def compare(
         pipeline = place_plan(result.plan)
         timeline = simulate(pipeline, result.plan.parsed_orders())
         method = result.plan.provenance.solver.rpartition("schedule by ")[2]
+        if result.status == "interrupted":
+            method += " (search interrupted)"
         return _answer(pipeline, timeline, method, result.lower_bound_s)
 
     show = progress or (lambda row: None)

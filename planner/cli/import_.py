@@ -139,6 +139,12 @@ def _show(name: str, imported: Imported, written: dict[str, Path]) -> None:
     )
     for note in imported.notes:
         typer.echo(f"note: {note}")
+    job_path = written["job"]
+    replication = "stages may have replicas" if imported.job.replication else "no replicas"
+    typer.echo(
+        f"assumed for the job: {imported.job.microbatches} microbatches, {replication}; edit "
+        f"{job_path} to change it"
+    )
     typer.echo(f"wrote {', '.join(map(str, written.values()))}")
     cluster = shlex.quote(str(written["cluster"])) if "cluster" in written else "CLUSTER.toml"
     graph, job = (shlex.quote(str(written[kind])) for kind in ("graph", "job"))

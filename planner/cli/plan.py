@@ -28,7 +28,12 @@ def plan(
     set_: SetOption = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="plan file")] = Path("plan.json"),
     time_limit: Annotated[
-        float, typer.Option("--time-limit", metavar="SECONDS", help="stop after this long")
+        float,
+        typer.Option(
+            "--time-limit",
+            metavar="SECONDS",
+            help="stop after this long; with --deterministic in CP-SAT's own seconds, 1 to 10 s each",
+        ),
     ] = 30.0,
     gap: Annotated[
         float, typer.Option("--gap", help="stop once time / bound - 1 is this small")
