@@ -32,7 +32,7 @@ def plan(
         typer.Option(
             "--time-limit",
             metavar="SECONDS",
-            help="stop after this long; with --deterministic in CP-SAT's own seconds, 1 to 10 s each",
+            help="stop after this long; with --deterministic in CP-SAT's own seconds, of 1 to 10 s",
         ),
     ] = 30.0,
     gap: Annotated[
