@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from planner.partition.chain import Chain, FloatArray, IntArray
 
+MOST_KEPT = 256
+"""Matrices kept at a time, one for each number of devices by type."""
 BoolArray = NDArray[np.bool_]
 MAX_CUTS = 400
 """Matrices of so many cuts take a megabyte; longer chains are coarsened."""
@@ -127,6 +129,8 @@ class Intervals:
     def load_s(self, counts: Counts) -> FloatArray:
         """The most loaded replica's work under the best split of whole microbatches."""
         if counts not in self._load_s:
+            if len(self._load_s) >= MOST_KEPT:
+                self._load_s.clear()
             work = [f + b for f, b in zip(self.forward_s, self.backward_s, strict=True)]
             load = _best_split(work, counts, self.microbatches)
             self._load_s[counts] = np.where(self.is_interval, load, np.inf)

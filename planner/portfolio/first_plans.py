@@ -16,6 +16,9 @@ from planner.portfolio.search import Search
 
 SECONDS_A_STAGE = 1e-4
 """What placing a stage counts in deterministic time."""
+STEP_SHARES = (0.3, 0.5)
+SEARCH_SHARE = 0.3
+"""Of the whole time, by which the first two steps, and the search, give way to what follows."""
 PROMISING = 16
 """Partitions of the optimiser that are scheduled in any case, besides one a stage count."""
 
@@ -27,21 +30,22 @@ def schedule_warm_starts(search: Search, partitions: Iterable[Partition]) -> Non
         search.consider(partition)
 
 
-def optimise_partitions(search: Search, share: float = 0.3) -> None:
+def optimise_partitions(search: Search) -> None:
     """Partitions with the least bound, and a bound on all; the most promising are scheduled."""
     search.raise_bound(work_bound_s(search.chain), "total work")
-    end_s = search.clock.elapsed_s + share * search.clock.left_s
     optimiser = search.optimiser
-
-    def may_go_on() -> bool:
-        return search.clock.elapsed_s < end_s and search.clock.left_s > 0
-
     # On large clusters the classic planners take longer than the first good partitions.
     steps = [_offer_classics, _start] if not optimiser.is_large else [_start, _offer_classics]
-    for step in steps:
-        step(search, may_go_on)
-    optimiser.search(may_go_on, search.gap_limit)
+    for step, share in zip(steps, STEP_SHARES, strict=True):
+        step(search, _until(search, share))
+    optimiser.search(_until(search, SEARCH_SHARE), search.gap_limit)
     _schedule_best(search, optimiser.promising(PROMISING))
+
+
+def _until(search: Search, share: float) -> Callable[[], bool]:
+    """Whether less than this share of the whole time is spent."""
+    end_s = share * search.limit_s
+    return lambda: search.clock.elapsed_s < end_s and search.clock.left_s > 0
 
 
 def _offer_classics(search: Search, may_go_on: Callable[[], bool]) -> None:

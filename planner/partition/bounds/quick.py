@@ -52,6 +52,8 @@ class _Stage(NamedTuple):
     end_s: float
 
 
+MOST_KEPT = 20_000
+"""Stages kept at a time, with their channels and reductions."""
 NEAR = 0.97
 """Stages beyond this share of the bound are counted in the excess."""
 
@@ -161,6 +163,10 @@ class QuickBound:
 
     def _stage(self, stage: NumberedStage) -> _Stage:
         if stage not in self._stages:
+            if len(self._stages) >= MOST_KEPT:
+                self._stages.clear()
+                self._channels.clear()
+                self._reductions.clear()
             self._stages[stage] = self._work_out(stage)
         return self._stages[stage]
 

@@ -24,7 +24,7 @@ from planner.artifacts.link_table import LinkTable
 from planner.costs.collectives import fewest_steps
 from planner.partition.bounds.work import work_bound_s
 from planner.partition.chain import Chain, FloatArray, IntArray
-from planner.partition.intervals import Counts, Intervals, coarse_cuts
+from planner.partition.intervals import MAX_CUTS, Counts, Intervals, coarse_cuts
 
 ROUNDING = 1 + 1e-9
 MAX_STATES = 60_000
@@ -73,6 +73,14 @@ class _Frontier:
     head_s: float
 
 
+def is_tractable(chain: Chain) -> bool:
+    """Whether the program is small enough to be run."""
+    states = prod(count + 1 for count in chain.counts)
+    options = states if chain.problem.job.replication else len(chain.counts)
+    cuts = min(chain.length, MAX_CUTS)
+    return states <= MAX_STATES and states * options * cuts * 8 <= MAX_WORK
+
+
 class RelaxedCluster:
     """The relaxation of one problem.
 
@@ -100,13 +108,6 @@ class RelaxedCluster:
         distinct = MANY_STATES // len(self._used)
         # Large stages cross the network anyway; that they reduce over it is counted in any case.
         return distinct if distinct > 20 or not self._single else max(2, distinct)
-
-    @property
-    def is_tractable(self) -> bool:
-        """Whether the program is small enough to be run."""
-        options = len(self.counts) if self._single else prod(self._shape)
-        states = prod(self._shape)
-        return states <= MAX_STATES and states * options * self.intervals.count * 8 <= MAX_WORK
 
     def bound_s(
         self,

@@ -11,6 +11,8 @@ from planner.costs.collectives import fewest_steps
 from planner.partition.chain import FloatArray
 from planner.partition.intervals import Counts, Intervals
 
+MOST_KEPT = 128
+"""Figures kept at a time, one for each number of devices by type."""
 Block = tuple[slice, slice]
 """Some of the cuts at which a stage begins, and some at which it ends."""
 
@@ -100,6 +102,8 @@ class StageCosts:
     def figures(self, counts: Counts) -> StageFigures:
         """The stages so many devices of each type can hold."""
         if counts not in self._figures:
+            if len(self._figures) >= MOST_KEPT:
+                self._figures.clear()
             self._figures[counts] = self._work_out(counts)
         return self._figures[counts]
 

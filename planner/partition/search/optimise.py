@@ -15,7 +15,7 @@ from functools import partial
 from planner.costs.placement import is_connected, place
 from planner.partition.bounds.priced_cluster import PricedCluster
 from planner.partition.bounds.quick import QuickBound
-from planner.partition.bounds.relaxed_cluster import RelaxedCluster
+from planner.partition.bounds.relaxed_cluster import RelaxedCluster, is_tractable
 from planner.partition.bounds.schedule import schedule_bound_s
 from planner.partition.bounds.work import longest_plan_s, work_bound_s
 from planner.partition.chain import Chain, Partition
@@ -165,8 +165,8 @@ class PartitionOptimiser:
         known_s = self.best_s
         if math.isinf(known_s):
             known_s = longest_plan_s(self.chain, self._max_stages)
-        relaxed = RelaxedCluster(self.chain, self._links)
-        if relaxed.is_tractable and not self.is_large:
+        if is_tractable(self.chain) and not self.is_large:
+            relaxed = RelaxedCluster(self.chain, self._links)
             bound_s = relaxed.bound_s(known_s, may_go_on=may_go_on)
         else:
             self._priced = PricedCluster(self.chain, self._links)
