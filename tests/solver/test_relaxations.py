@@ -68,6 +68,14 @@ def test_crossings_of_a_network_are_counted_for_no_more_than_there_are(
         assert bound_s <= best_s * ROUNDING
 
 
+@pytest.mark.parametrize("seed", [9, 16, 49])
+def test_states_that_become_one_keep_the_lesser_time(seed: int) -> None:
+    problem = tiny_problem(seed, layers=4, devices=5, microbatches=4, types=2)
+    nodes = with_links(problem, inside=10.0, outside=0.2, node=2)
+    best_s = least_bound_s(nodes)
+    assert bounds_s(nodes, 2 * best_s)[0] <= best_s * ROUNDING
+
+
 def test_crossings_of_a_network_raise_the_bound() -> None:
     problem = tiny_problem(1, layers=6, devices=4, microbatches=2, replication=False)
     raised, plain = (

@@ -288,8 +288,8 @@ class RelaxedCluster:
             good = (spare >= 0) & np.isfinite(arrival)
             spent_s = np.maximum(arrival[good, None], home)
             new = np.where(spent_s + load <= frontier.limit_s, spent_s + path, np.inf)
-            place = (spare * states + target)[good]
-            window[place] = np.minimum(window[place], new)
+            # States that differ in spare crossings alone may become one: several at one place.
+            np.minimum.at(window, (spare * states + target)[good], new)
 
     def _arrivals(
         self, spent: FloatArray, frontier: _Frontier, option: _Option
