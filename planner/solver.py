@@ -12,6 +12,7 @@ from planner.costs.placement import StageSpec
 from planner.errors import InfeasibleError, PipeplanError
 from planner.feasibility import explain_infeasible
 from planner.partition.chain import Chain, Partition
+from planner.portfolio.annealing import anneal
 from planner.portfolio.descent import descend
 from planner.portfolio.exact import improve_schedules, search_partitions
 from planner.portfolio.first_plans import (
@@ -75,6 +76,7 @@ def solve(
         schedule_thorough(search)
         find_any(search)
         descend(search)
+        anneal(search)
         improve_schedules(search)
         search_partitions(search)
     except KeyboardInterrupt:

@@ -78,7 +78,7 @@ def schedule_thorough(search: Search, share: float = 0.2) -> None:
 def _schedule_best(search: Search, partitions: Sequence[Partition]) -> None:
     """In order of what they promise, while one may beat the incumbent."""
     pool = []
-    for partition in partitions:
+    for partition in dict.fromkeys(map(search.optimiser.representative, partitions)):
         promise_s, pipeline = _promise(search, partition)
         if math.isfinite(promise_s):
             pool.append((promise_s, partition, pipeline))

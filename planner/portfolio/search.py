@@ -79,7 +79,12 @@ class Search:
         self.max_stages = min(limit, self.chain.length, len(self.problem.cluster.devices))
         self._check = self._constraint_check()
         self.optimiser = PartitionOptimiser(
-            self.chain, self.max_stages, self.clock, self.settings.seed, self.allows
+            self.chain,
+            self.max_stages,
+            self.clock,
+            self.settings.seed,
+            self.allows,
+            break_symmetry=self.constrain is None,
         )
 
     def _constraint_check(self) -> ConstraintCheck | None:

@@ -6,7 +6,7 @@ memory in bounds; trying several limits and priorities gives a good schedule in 
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.artifacts.operations import Operation
@@ -17,6 +17,10 @@ from planner.simulator import Timeline, run
 
 Priority = Callable[[Operation], tuple[int, ...]]
 Limits = Mapping[tuple[int, str], int]
+Target = tuple[float, int]
+TWICE: Target = (2.0, 0)
+TARGETS: tuple[Target, ...] = ((1.0, 0), TWICE, (1.0, 1), (1.5, 0), (2.0, 2), (float("inf"), 0))
+"""Limits as a multiple of 1F1B's and some more; the last are memory's own."""
 _Queue = list[tuple[tuple[int, ...], Operation]]
 
 
@@ -114,13 +118,13 @@ def orders_of(timeline: Timeline) -> dict[str, list[Operation]]:
 
 
 def in_flight_limits(
-    pipeline: PlacedPipeline, *, few: bool = False
+    pipeline: PlacedPipeline, targets: Sequence[Target] = TARGETS
 ) -> Iterator[dict[tuple[int, str], int]]:
-    """Limits worth trying, each within memory: 1F1B's, a little more, twice, and memory's own.
+    """Limits worth trying, each within memory.
 
     Args:
         pipeline: the stages.
-        few: only two of them.
+        targets: which of them.
     """
     memory = {
         (index, device): pipeline.stash_limit(index, device)
@@ -129,8 +133,7 @@ def in_flight_limits(
     }
     count = len(pipeline.stages)
     seen = []
-    targets = [(1.0, 0), (2.0, 0), (1.0, 1), (1.5, 0), (2.0, 2), (float("inf"), 0)]
-    for factor, extra in targets[: 2 if few else None]:
+    for factor, extra in targets:
         limits = {
             (index, device): min(most, _target(pipeline, index, device, factor, extra, count))
             for (index, device), most in memory.items()

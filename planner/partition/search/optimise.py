@@ -26,6 +26,7 @@ from planner.partition.ordered.stages import StageCosts
 from planner.partition.ordered.starts import first_orders, replica_choices, unit_size
 from planner.partition.search.bought import bought_partitions
 from planner.partition.search.polish import Polish
+from planner.partition.symmetry import Interchange
 from planner.solver_settings import Clock
 
 SEARCHES = 3
@@ -50,6 +51,7 @@ class PartitionOptimiser:
         clock: time spent is booked on it.
         seed: of the searches.
         allows: whether a partition may be used; by default, whether it keeps the device rules.
+        break_symmetry: take partitions that differ by interchangeable devices alone as one.
 
     Attributes:
         pool: the bound of every partition found.
@@ -65,6 +67,7 @@ class PartitionOptimiser:
         clock: Clock,
         seed: int,
         allows: Callable[[Partition], bool] | None = None,
+        break_symmetry: bool = True,
     ) -> None:
         self.chain = chain
         self.clock = clock
@@ -74,8 +77,10 @@ class PartitionOptimiser:
         self.bound_s = 0.0
         self._seed = seed
         self._allows = allows or chain.keeps_rules
+        cluster = chain.problem.cluster
+        self._interchange = Interchange(cluster) if break_symmetry else None
         self._max_stages = max_stages
-        self._links = chain.problem.cluster.link_table
+        self._links = cluster.link_table
         self._intervals = Intervals(chain, coarse_cuts(chain))
         self._program = OrderProgram(
             StageCosts(self._intervals, self._links), replica_choices(chain)
@@ -92,12 +97,18 @@ class PartitionOptimiser:
         Returns:
             Its bound; infinity if it has too many stages, does not fit, or is not joined.
         """
+        partition = self.representative(partition)
         if partition not in self.pool:
             self.clock.spend(SECONDS_A_SCORE)
             self.pool[partition] = self._score_s(partition)
             if self.pool[partition] < self.best_s:
                 self.best, self.best_s = partition, self.pool[partition]
         return self.pool[partition]
+
+    def representative(self, partition: Partition) -> Partition:
+        """The one of all partitions that differ by interchangeable devices alone."""
+        found = self._interchange
+        return partition if found is None else found.representative(partition)
 
     def _score_s(self, partition: Partition) -> float:
         chain = self.chain
