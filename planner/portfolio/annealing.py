@@ -14,7 +14,8 @@ from planner.costs.placement import is_connected, place
 from planner.partition.bounds.quick import Numbered
 from planner.partition.chain import Partition
 from planner.partition.search.moves import Moves
-from planner.portfolio.descent import NEAR, SECONDS_A_SCORE, fastest_of_each_length
+from planner.portfolio.descent import NEAR, SECONDS_A_SCORE
+from planner.portfolio.exact import model_applies
 from planner.portfolio.first_plans import SECONDS_A_STAGE
 from planner.portfolio.search import SECONDS_AN_OPERATION, Search
 from planner.schedule.heuristic import probe_s
@@ -26,15 +27,19 @@ COOLEST = 5e-4
 """By how much of its time a step may be slower, on average, at the start and at the end."""
 FARTHEST = 1.15
 """A walk does not go where plans take so much longer than the best known."""
+SHARE = 0.4
+SHARE_WITHOUT_MODEL = 0.8
+"""Of the time left, where the partition model goes on afterwards and where it is too large."""
 PATIENCE = 5000
 """Changes in a row that lead to nothing new after which a walk ends."""
 
 
-def anneal(search: Search, share: float = 0.4) -> None:
-    """Walk from the fastest candidates, each for a part of this share of the time left."""
+def anneal(search: Search) -> None:
+    """Walk from the fastest candidates, each for a part of a share of the time left."""
     if search.best is None:
         return
-    starts = fastest_of_each_length(search)[:WALKS]
+    share = SHARE if model_applies(search) else SHARE_WITHOUT_MODEL
+    starts = search.fastest_of_each_length()[:WALKS]
     stop_s = (1 - share) * search.clock.left_s
     for number, start in enumerate(starts):
         each_s = (search.clock.left_s - stop_s) / (len(starts) - number)
@@ -56,6 +61,7 @@ class _Walk:
         self._moves = Moves(self._quick, self._random)
         self._replication = search.problem.job.replication
         self._times: dict[Partition, float] = {}
+        self._longest_s = 0.0
 
     def go(self, start: Partition, limit_s: float) -> None:
         """Walk for so long, or until nothing new is met."""
@@ -66,7 +72,7 @@ class _Walk:
         time_s, begin_s, idle = self._time_s(current), clock.elapsed_s, 0
         while idle < PATIENCE and not self._search.is_done():
             spent = (clock.elapsed_s - begin_s) / limit_s
-            if spent >= 1:
+            if spent >= 1 or clock.left_s < self._longest_s:
                 return
             heat = HOTTEST * (COOLEST / HOTTEST) ** spent
             # Metropolis' rule, turned round: what the next step may take at most.
@@ -110,9 +116,11 @@ class _Walk:
         search = self._search
         partition = search.optimiser.representative(self._quick.named(stages))
         if partition not in self._times:
+            begin_s = search.clock.elapsed_s
             self._times[partition] = self._probed_s(partition)
             if self._times[partition] <= NEAR * search.best_s:
                 search.consider(partition)
+            self._longest_s = max(self._longest_s, search.clock.elapsed_s - begin_s)
         return self._times[partition]
 
     def _probed_s(self, partition: Partition) -> float:

@@ -22,19 +22,10 @@ NEAR = 1.005
 def descend(search: Search, starts: int = 6, share: float = 0.35) -> None:
     """From the fastest candidates, step to a faster neighbour while there is one."""
     stop_s = (1 - share) * search.clock.left_s
-    for start in fastest_of_each_length(search)[:starts]:
+    for start in search.fastest_of_each_length()[:starts]:
         current: Candidate | None = start
         while current is not None and search.clock.left_s > stop_s and not search.is_done():
             current = _better_neighbour(search, current, stop_s)
-
-
-def fastest_of_each_length(search: Search) -> list[Candidate]:
-    """The fastest candidate with each number of stages, one stage a device; fastest first."""
-    of_each: dict[int, Candidate] = {}
-    for candidate in search.ranked():
-        if not candidate.shares_devices:
-            of_each.setdefault(len(candidate.partition), candidate)
-    return list(of_each.values())
 
 
 def _better_neighbour(search: Search, current: Candidate, stop_s: float) -> Candidate | None:

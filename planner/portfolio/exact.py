@@ -39,9 +39,11 @@ def partition_search(search: Search, known: Partition | None, horizon_s: float) 
 
 
 def improve_schedules(search: Search, count: int = 3, share: float = 0.25) -> None:
-    """The schedules of the fastest candidates."""
+    """The schedules of the fastest candidate and of the fastest with other numbers of stages."""
+    chosen = search.ranked()[:1]
+    chosen += [c for c in search.fastest_of_each_length() if c not in chosen]
     limit_s = share * max(search.clock.left_s, 0) / count
-    for candidate in search.ranked()[:count]:
+    for candidate in chosen[:count]:
         if search.is_done():
             return
         search.improve(candidate, limit_s)

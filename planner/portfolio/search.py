@@ -188,3 +188,11 @@ class Search:
     def ranked(self) -> list[Candidate]:
         """Candidates, the fastest first."""
         return sorted(self.candidates.values(), key=lambda c: c.schedule.iteration_time_s)
+
+    def fastest_of_each_length(self) -> list[Candidate]:
+        """The fastest candidate with each number of stages, one stage a device; fastest first."""
+        of_each: dict[int, Candidate] = {}
+        for candidate in self.ranked():
+            if not candidate.shares_devices:
+                of_each.setdefault(len(candidate.partition), candidate)
+        return list(of_each.values())
