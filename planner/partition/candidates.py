@@ -9,7 +9,6 @@ from planner.partition.chain import Chain, Partition, StageChoice
 from planner.partition.device_orders import device_orders
 from planner.partition.dynamic_program import partitions_along
 from planner.partition.looped import looped_partitions
-from planner.partition.planners import classic_partitions
 
 MAX_DEVICES_FOR_TABLES = 32
 MAX_LAYERS_FOR_TABLES = 800
@@ -20,12 +19,11 @@ MOST_EVEN = 64
 """Even splits into more stages are left out."""
 
 
-def quick_partitions(chain: Chain, max_stages: int) -> Iterator[Partition]:
-    """Even splits and what the classic planners choose, the cheapest first."""
+def simple_partitions(chain: Chain, max_stages: int) -> Iterator[Partition]:
+    """Even splits, and equal work on equal numbers of devices: no search at all."""
     for count in range(1, min(max_stages, MOST_EVEN) + 1):
         yield even_partition(chain, count)
     yield from grid_partitions(chain, max_stages)
-    yield from classic_partitions(chain, max_stages)
 
 
 def grid_partitions(chain: Chain, max_stages: int) -> Iterator[Partition]:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from planner.costs.placement import PlacedPipeline, is_connected, place
 from planner.feasibility import MOST_LAYERS
 from planner.partition.bounds.work import longest_plan_s, work_bound_s
-from planner.partition.candidates import quick_partitions, thorough_partitions
+from planner.partition.candidates import simple_partitions, thorough_partitions
 from planner.partition.chain import Partition
 from planner.partition.memory.division import Division
+from planner.partition.planners import classic_partitions
 from planner.portfolio.exact import model_applies, partition_search
 from planner.portfolio.search import Search
 
@@ -34,6 +35,9 @@ def optimise_partitions(search: Search) -> None:
     """Partitions with the least bound, and a bound on all; the most promising are scheduled."""
     search.raise_bound(work_bound_s(search.chain), "total work")
     optimiser = search.optimiser
+    for partition in simple_partitions(search.chain, search.max_stages):
+        optimiser.offer(partition)
+    _schedule_best(search, optimiser.promising(1)[:1])
     # On large clusters the classic planners take longer than the first good partitions.
     steps = [_offer_classics, _start] if not optimiser.is_large else [_start, _offer_classics]
     for step, share in zip(steps, STEP_SHARES, strict=True):
@@ -49,7 +53,7 @@ def _until(search: Search, share: float) -> Callable[[], bool]:
 
 
 def _offer_classics(search: Search, may_go_on: Callable[[], bool]) -> None:
-    for partition in quick_partitions(search.chain, search.max_stages):
+    for partition in classic_partitions(search.chain, search.max_stages):
         search.optimiser.offer(partition)
         if search.optimiser.best is not None and not may_go_on():
             return

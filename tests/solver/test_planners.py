@@ -10,10 +10,12 @@ from strategies import clusters, jobs, layer_graphs
 from tiny_problems import tiny_problem
 
 from planner import InfeasibleError, Job, Problem
-from planner.partition.candidates import quick_partitions
 from planner.partition.chain import Chain, Partition
 from planner.partition.planners import PLANNERS, classic_partitions, stage_costs
 from planner.partition.planners.stage_costs import device_blocks, even_cuts
+from planner.portfolio.first_plans import optimise_partitions
+from planner.portfolio.search import Search
+from planner.solver_settings import Clock, Settings
 
 
 def problem_of(layers: list[dict], devices: int, **job: object) -> Problem:
@@ -105,10 +107,13 @@ def test_the_cuts_of_a_long_chain_are_spread_over_its_work(monkeypatch) -> None:
 
 
 def test_classic_partitions_are_candidates_of_the_portfolio() -> None:
-    chain = Chain(tiny_problem(5, layers=8, devices=4, microbatches=4))
+    problem = tiny_problem(5, layers=8, devices=4, microbatches=4)
+    chain = Chain(problem)
     classic = list(classic_partitions(chain, 4))
     assert len(classic) == len(set(classic)) > 2
-    assert set(classic) <= set(quick_partitions(chain, 4))
+    search = Search(problem, Settings(0, 1, True), Clock(10, True), 0.0, lambda row: None)
+    optimise_partitions(search)
+    assert set(map(search.optimiser.representative, classic)) <= set(search.optimiser.pool)
     assert all(len(partition) <= 2 for partition in classic_partitions(chain, 2))
 
 
