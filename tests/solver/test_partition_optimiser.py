@@ -202,3 +202,11 @@ def test_partitions_with_too_many_stages_are_worth_nothing() -> None:
     assert two is not None
     assert optimiser.offer(two) == math.inf
     assert optimiser.best is None
+
+
+def test_a_partition_is_found_where_few_devices_are_joined() -> None:
+    problem = tiny_problem(
+        26, layers=4, devices=3, microbatches=4, types=3, tied=True, topology="chain", link_scale=5
+    )
+    found = best_partition(problem, time_limit_s=1, deterministic=True)
+    assert found.objective_s == pytest.approx(least_bound_s(problem))

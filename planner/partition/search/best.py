@@ -11,6 +11,8 @@ from typing import Literal
 
 from planner.artifacts.problem import Problem
 from planner.errors import InfeasibleError
+from planner.partition.bounds.work import longest_plan_s
+from planner.partition.candidates import simple_partitions
 from planner.partition.chain import Chain, Partition
 from planner.partition.search.optimise import PartitionOptimiser
 from planner.solver_settings import DEFAULT_WORKERS, Clock, Settings
@@ -75,15 +77,17 @@ def best_partition(
     def may_go_on() -> bool:
         return clock.left_s > 0 and clock.elapsed_s < share * time_limit_s
 
+    for partition in simple_partitions(chain, most):
+        optimiser.offer(partition)
     optimiser.start(may_go_on)
     optimiser.relax(lambda: clock.left_s > 0)
     optimiser.search(may_go_on, gap_limit)
+    if exact and optimiser.best_s > optimiser.bound_s * (1 + gap_limit):
+        _prove(optimiser, Settings(seed, workers, deterministic), clock, gap_limit, most)
     if optimiser.best is None:
         raise InfeasibleError(
             "no partition was found whose stages fit their devices and whose neighbours are joined"
         )
-    if exact and optimiser.best_s > optimiser.bound_s * (1 + gap_limit):
-        _prove(optimiser, Settings(seed, workers, deterministic), clock, gap_limit, most)
     bound_s = min(optimiser.bound_s, optimiser.best_s)
     proved = optimiser.best_s <= bound_s * (1 + gap_limit)
     return BestPartition(
@@ -101,17 +105,18 @@ def _prove(
     """Let CP-SAT look for better partitions and raise the bound."""
     from planner.partition.exact.search import PartitionSearch
 
+    horizon_s = min(optimiser.best_s, longest_plan_s(optimiser.chain, max_stages))
     model = PartitionSearch(
         optimiser.chain,
         max_stages,
         settings,
         clock,
         optimiser.best,
-        optimiser.best_s,
-        least_s=min(optimiser.bound_s, optimiser.best_s),
+        horizon_s,
+        least_s=min(optimiser.bound_s, horizon_s),
     )
     while clock.left_s > 0 and optimiser.best_s > optimiser.bound_s * (1 + gap_limit):
-        found = model.next(optimiser.best_s, clock.left_s)
+        found = model.next(min(optimiser.best_s, horizon_s), clock.left_s)
         for partition in found.partitions:
             # The model leaves out some of what the bound sees: go on without it.
             model.exclude(partition, optimiser.offer(partition))
