@@ -9,6 +9,7 @@ from planner.costs.placement import PlacedPipeline, place
 from planner.errors import DeadlockError
 from planner.partition.bounds.in_flight import in_flight_bound_s
 from planner.partition.bounds.link_loads import link_load_bound_s
+from planner.partition.bounds.partition import PartitionBound, with_least_stash
 from planner.partition.bounds.schedule import schedule_bound_s
 from planner.partition.chain import Chain, Partition, StageChoice, without_recompute
 from planner.partition.memory.recompute import Holding
@@ -28,6 +29,7 @@ class RecomputedSchedules:
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
         self._variants = RecomputeVariants(chain)
+        self._bound = PartitionBound(chain, self._variants)
 
     def best(self, partition: Partition, pipeline: PlacedPipeline) -> Schedule | None:
         """The fastest quick schedule within memory; None if none fits.
@@ -110,11 +112,8 @@ class RecomputedSchedules:
 
     def bound_s(self, partition: Partition, pipeline: PlacedPipeline) -> float:
         """No schedule of these stages is faster, whatever they recompute; infinity if none fits."""
-        if self.fits_never(partition, pipeline):
-            return math.inf
-        light = with_least_stash(self._chain, partition, pipeline)
-        carried_s = link_load_bound_s(pipeline)
-        return max(schedule_bound_s(pipeline), in_flight_bound_s(light), carried_s)
+        bound_s = self._bound.bound_s(partition, pipeline)
+        return bound_s if math.isinf(bound_s) else max(bound_s, link_load_bound_s(pipeline))
 
     def fits_never(self, partition: Partition, pipeline: PlacedPipeline) -> bool:
         """Whether it is proved that no recomputation and no schedule fit these stages."""
@@ -185,26 +184,3 @@ def _with_stash(timeline: Timeline, bytes_: int) -> dict[str, list[tuple[float, 
     pipeline = timeline.pipeline
     stages = tuple(replace(stage, stash_bytes=bytes_) for stage in pipeline.stages)
     return memory_profile(replace(timeline, pipeline=replace(pipeline, stages=stages)))
-
-
-def with_least_stash(
-    chain: Chain, partition: Partition, pipeline: PlacedPipeline
-) -> PlacedPipeline:
-    """A pipeline whose every bound holds whatever the stages recompute: least times and stashes.
-
-    Args:
-        chain: the layers.
-        partition: stages on devices.
-        pipeline: the same stages placed, nothing recomputed.
-    """
-    if not chain.problem.job.recompute:
-        return pipeline
-    kept, received = chain.stashes.kept_bytes, chain.stashes.received_bytes
-    stages = tuple(
-        replace(
-            placed,
-            stash_bytes=int(kept[stage.begin : stage.end].sum() + received[stage.begin]),
-        )
-        for stage, placed in zip(partition, pipeline.stages, strict=True)
-    )
-    return replace(pipeline, stages=stages)

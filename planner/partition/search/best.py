@@ -30,7 +30,7 @@ class BestPartition:
     Attributes:
         status: ``optimal`` if the gap is at most the limit asked for.
         partition: stages as intervals of the chain, on devices.
-        objective_s: no schedule of the partition is faster (planner.partition.bounds.schedule).
+        objective_s: no schedule of the partition is faster (planner.partition.bounds.partition).
         lower_bound_s: no partition with one stage a device has a smaller objective.
     """
 

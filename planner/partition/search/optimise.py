@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from planner.costs.placement import is_connected, place
+from planner.partition.bounds.partition import PartitionBound
 from planner.partition.bounds.priced_cluster import PricedCluster
 from planner.partition.bounds.quick import QuickBound
 from planner.partition.bounds.relaxed_cluster import RelaxedCluster, is_tractable
-from planner.partition.bounds.schedule import schedule_bound_s
 from planner.partition.bounds.work import longest_plan_s, work_bound_s
 from planner.partition.chain import Chain, Partition
 from planner.partition.intervals import Intervals, coarse_cuts
@@ -86,6 +86,7 @@ class PartitionOptimiser:
             StageCosts(self._intervals, self._links), replica_choices(chain)
         )
         self.quick = QuickBound(self._intervals, self._links)
+        self._exact = PartitionBound(chain)
         self._searches: list[OrderSearch] = []
         self._polished: set[Partition] = set()
         self._priced: PricedCluster | None = None
@@ -116,7 +117,7 @@ class PartitionOptimiser:
         if not allowed or not chain.may_fit(partition):
             return math.inf
         pipeline = place(self.chain.problem, self.chain.specs(partition))
-        return schedule_bound_s(pipeline) if is_connected(pipeline) else math.inf
+        return self._exact.bound_s(partition, pipeline) if is_connected(pipeline) else math.inf
 
     # --- the steps ---------------------------------------------------------------------------
 
