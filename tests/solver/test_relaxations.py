@@ -76,6 +76,16 @@ def test_states_that_become_one_keep_the_lesser_time(seed: int) -> None:
     assert bounds_s(nodes, 2 * best_s)[0] <= best_s * ROUNDING
 
 
+@pytest.mark.parametrize(("seed", "link_scale"), [(30, 1.0), (108, 1.0), (30, 0.2)])
+def test_a_slower_replica_may_have_the_wider_link(seed: int, link_scale: float) -> None:
+    problem = tiny_problem(
+        seed, layers=3, devices=3, microbatches=2, types=3, cut_mib=30, link_scale=link_scale
+    )
+    best_s = least_bound_s(problem)
+    for bound_s in bounds_s(problem, 2 * best_s):
+        assert bound_s <= best_s * ROUNDING
+
+
 def test_crossings_of_a_network_raise_the_bound() -> None:
     problem = tiny_problem(1, layers=6, devices=4, microbatches=2, replication=False)
     raised, plain = (

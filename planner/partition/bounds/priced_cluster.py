@@ -80,7 +80,7 @@ class PricedCluster:
         self.counts = np.array(chain.counts)
         self._replication = chain.problem.job.replication
         self._types = self._stage_figures()
-        self._send = [self._transfer_s(k) for k in range(len(chain.types))]
+        self._send = self._transfers()
         self._step_s = self._least_step_s()
         self._reduce_s = self._reductions()
         forward = np.min([chain.forward_s(t) for t in chain.types], axis=0)
@@ -187,6 +187,16 @@ class PricedCluster:
             rows.append(_Type(np.where(fits, work[k], np.inf), forward + backward, partners))
         return rows
 
+    def _transfers(self) -> list[FloatArray]:
+        """By the type of a stage's quickest replica; over the widest link to any of them.
+
+        A slower replica may have a wider link.
+        """
+        alone = np.array([self._transfer_s(k)[:-1, None] for k in range(len(self.counts))])
+        if not self._replication:
+            return [np.broadcast_to(row, self._types[0].work_s.shape) for row in alone]
+        return [np.where(x.partners, alone, np.inf).min(axis=0) for x in self._types]
+
     def _transfer_s(self, k: int) -> FloatArray:
         """Forward and back at each cut, over the widest link to a device of the type."""
         chain, latency_s = self.chain, self.links.least_latency_s
@@ -276,7 +286,8 @@ class PricedCluster:
     ) -> tuple[FloatArray, FloatArray]:
         """Head and way back of a stage, and what a replica of each type can do besides."""
         table = self.intervals
-        arrival = (reached[cut, alive] + (self._send[k][cut] if cut else 0.0))[:, None]
+        send = self._send[k][cut, columns] if cut else 0.0
+        arrival = reached[cut, alive][:, None] + send
         end = self._head_s[cut] + self._step_s[cut, columns]
         most = self._most_microbatches(cut, columns, k, limit - np.maximum(arrival, end))
         replicas = -(-table.microbatches // np.maximum(most.max(axis=0), 1)).astype(int)
