@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from planner.artifacts.link_table import LinkTable
 from planner.costs.collectives import fewest_steps
+from planner.partition.bisection import narrowed_s
 from planner.partition.bounds.work import work_bound_s
 from planner.partition.chain import Chain, FloatArray, IntArray
 from planner.partition.intervals import Intervals, coarse_cuts
@@ -24,8 +26,6 @@ from planner.partition.intervals import Intervals, coarse_cuts
 ROUNDING = 1 + 1e-9
 BUDGET = 10_000
 """About how many units of price the whole cluster costs."""
-MOST_STEPS = 50
-"""Of a bisection: where nothing takes any time no relative tolerance is ever met."""
 ROUNDS = 16
 """Of changing the prices towards using up every type."""
 FIRST_STEP = 0.5
@@ -161,15 +161,8 @@ class PricedCluster:
         """The largest limit found that these prices rule out."""
         if low_s >= high_s or not self._is_reachable(prices, high_s):
             return high_s
-        for _ in range(MOST_STEPS):
-            if high_s - low_s <= tolerance * low_s or not self._may_go_on():
-                break
-            middle = (low_s + high_s) / 2
-            if self._is_reachable(prices, middle):
-                high_s = middle
-            else:
-                low_s = middle
-        return low_s
+        is_reachable = partial(self._is_reachable, prices)
+        return narrowed_s(is_reachable, low_s, high_s, tolerance, self._may_go_on)[0]
 
     # --- figures -----------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from planner.artifacts.link_table import LinkTable
 from planner.costs.collectives import fewest_steps
+from planner.partition.bisection import narrowed_s
 from planner.partition.bounds.work import work_bound_s
 from planner.partition.chain import Chain, FloatArray, IntArray
 from planner.partition.intervals import MAX_CUTS, Counts, Intervals, coarse_cuts
@@ -30,8 +31,6 @@ ROUNDING = 1 + 1e-9
 MAX_STATES = 60_000
 MAX_WORK = 4e9
 """Numbers of devices by type, and steps of the program, beyond which it takes too long."""
-MOST_STEPS = 50
-"""Of a bisection: where nothing takes any time no relative tolerance is ever met."""
 MANY_STATES = 20_000
 """With so many states spare crossings of the network are no longer told apart from any number."""
 
@@ -126,15 +125,7 @@ class RelaxedCluster:
         low, high = work_bound_s(self.chain), known_s
         if low >= high or not self._is_reachable(high):
             return high
-        for _ in range(MOST_STEPS):
-            if high - low <= tolerance * low or not may_go_on():
-                break
-            middle = (low + high) / 2
-            if self._is_reachable(middle):
-                high = middle
-            else:
-                low = middle
-        return low
+        return narrowed_s(self._is_reachable, low, high, tolerance, may_go_on)[0]
 
     # --- what a stage costs ------------------------------------------------------------------
 

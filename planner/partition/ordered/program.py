@@ -10,14 +10,14 @@ devices, so the result is scored again by planner.partition.bounds.schedule.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
+from planner.partition.bisection import narrowed_s
 from planner.partition.chain import FloatArray, Partition, StageChoice
 from planner.partition.ordered.stages import StageCosts
 
-MOST_STEPS = 50
-"""Of a bisection: where nothing takes any time no relative tolerance is ever met."""
 Unit = tuple[int, ...]
 """Device numbers that always stay together: one device, or in large clusters several of a node."""
 Order = tuple[Unit, ...]
@@ -165,15 +165,7 @@ class OrderProgram:
         """The least limit the order can keep; None if not even ``high_s``."""
         if not self.keeps(order, high_s):
             return None
-        for _ in range(MOST_STEPS):
-            if high_s - low_s <= tolerance * low_s:
-                break
-            middle = (low_s + high_s) / 2
-            if self.keeps(order, middle):
-                high_s = middle
-            else:
-                low_s = middle
-        return high_s
+        return narrowed_s(partial(self.keeps, order), low_s, high_s, tolerance)[1]
 
     def partition(self, order: Order, limit_s: float) -> Partition | None:
         """A partition within the limit, if there is one."""
