@@ -31,7 +31,7 @@ def grid_partitions(chain: Chain, max_stages: int) -> Iterator[Partition]:
     names = chain.problem.cluster.device_names
     if not chain.problem.job.replication:
         return
-    seconds = np.max([chain.forward_s(t) + chain.backward_s(t) for t in chain.types], axis=0)
+    seconds = chain.work_s.max(axis=0)
     done = np.cumsum(seconds + seconds.sum() / chain.length * 1e-6)
     for count in GRIDS:
         if count > min(max_stages, len(names)) or len(names) % count:
@@ -53,9 +53,7 @@ def thorough_partitions(chain: Chain, max_stages: int) -> Iterator[Partition]:
         return
     if chain.length > MAX_LAYERS_FOR_TABLES:
         return
-    seconds = {
-        name: float((chain.forward_s(name) + chain.backward_s(name)).sum()) for name in chain.types
-    }
+    seconds = dict(zip(chain.types, chain.work_s.sum(axis=1).tolist(), strict=True))
     for order in device_orders(chain.problem.cluster, seconds):
         yield from partitions_along(chain, order, max_stages)
         for rounds in range(2, job.max_stages_per_device + 1):

@@ -87,6 +87,21 @@ class Chain:
         return np.array([times.backward_s for times in self.layer_times[device_type]])
 
     @cached_property
+    def work_s(self) -> FloatArray:
+        """Forward and backward seconds of each layer, (types, layers); read-only."""
+        return _read_only(np.array([self.forward_s(t) + self.backward_s(t) for t in self.types]))
+
+    @cached_property
+    def least_work_s(self) -> FloatArray:
+        """Forward and backward seconds of each layer on its fastest type; read-only."""
+        return _read_only(self.work_s.min(axis=0))
+
+    @cached_property
+    def least_forward_s(self) -> FloatArray:
+        """Forward seconds of each layer on its fastest type; read-only."""
+        return _read_only(np.min([self.forward_s(t) for t in self.types], axis=0))
+
+    @cached_property
     def kinds(self) -> tuple[int, ...]:
         """The type of each device of the cluster, by its number in ``types``."""
         return tuple(self.types.index(device.type) for device in self.problem.cluster.devices)
@@ -99,8 +114,7 @@ class Chain:
     @cached_property
     def load_prices(self) -> FloatArray:
         """Price of a second on each device type: see :mod:`planner.partition.bounds.prices`."""
-        seconds = np.array([self.forward_s(t) + self.backward_s(t) for t in self.types])
-        return even_load_prices(seconds, np.array(self.counts, dtype=float))
+        return even_load_prices(self.work_s, np.array(self.counts, dtype=float))
 
     @cached_property
     def cut_bytes(self) -> IntArray:
@@ -262,3 +276,9 @@ class Chain:
             )
             for stage in partition
         )
+
+
+def _read_only(values: FloatArray) -> FloatArray:
+    """The same array, which is kept and handed out again and again."""
+    values.setflags(write=False)
+    return values

@@ -213,7 +213,7 @@ def coarse_cuts(chain: Chain, count: int = MAX_CUTS) -> list[int]:
     """
     if chain.length <= count:
         return list(range(chain.length + 1))
-    seconds = np.min([chain.forward_s(t) + chain.backward_s(t) for t in chain.types], axis=0)
+    seconds = chain.least_work_s
     even = np.arange(1, chain.length + 1) / chain.length
     spread = np.cumsum(seconds) / max(float(seconds.sum()), 1e-300)
     # Half by work and half by number, so that neither free nor heavy layers make huge cells.

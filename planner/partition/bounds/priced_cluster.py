@@ -83,11 +83,8 @@ class PricedCluster:
         self._send = self._transfers()
         self._step_s = self._least_step_s()
         self._reduce_s = self._reductions()
-        forward = np.min([chain.forward_s(t) for t in chain.types], axis=0)
-        layer = np.array([chain.forward_s(t) + chain.backward_s(t) for t in chain.types])
-        self._head_s = self.intervals.before(forward)
-        self._rest_s = self.intervals.behind(layer.min(axis=0))
-        self._layer_s = layer
+        self._head_s = self.intervals.before(chain.least_forward_s)
+        self._rest_s = self.intervals.behind(chain.least_work_s)
 
     def bound_s(
         self,
@@ -231,7 +228,7 @@ class PricedCluster:
         budget = int(price @ self.counts)
         reached = np.full((self.intervals.count + 1, budget + 1), np.inf)
         reached[0, 0] = 0.0
-        cheapest = (price[:, None] * self._layer_s).min(axis=0)
+        cheapest = (price[:, None] * self.chain.work_s).min(axis=0)
         work = self.intervals.behind(cheapest) * self.intervals.microbatches / ROUNDING
         left = (budget - np.arange(budget + 1)) * limit
         for cut in range(self.intervals.count):

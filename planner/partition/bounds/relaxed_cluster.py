@@ -315,22 +315,17 @@ class RelaxedCluster:
 
     def _rest_s(self) -> FloatArray:
         """A microbatch's way through all layers that lie behind a cut for sure."""
-        chain = self.chain
-        layer = [chain.forward_s(name) + chain.backward_s(name) for name in chain.types]
-        return self.intervals.behind(np.min(layer, axis=0))
+        return self.intervals.behind(self.chain.least_work_s)
 
     def _head_s(self) -> FloatArray:
         """Forward seconds before each cut, at least."""
-        chain = self.chain
-        forward = np.min([chain.forward_s(name) for name in chain.types], axis=0)
-        return self.intervals.before(forward)
+        return self.intervals.before(self.chain.least_forward_s)
 
     def _most_work(self, limit_s: float) -> FloatArray:
         """Work the unused devices of each state can do at most, by the prices of the work bound."""
         prices = self.chain.load_prices
-        chain = self.chain
-        layer = np.array([chain.forward_s(t) + chain.backward_s(t) for t in chain.types])
-        cheapest = (prices[:, None] * layer).min(axis=0) * self.intervals.microbatches
+        work = prices[:, None] * self.chain.work_s
+        cheapest = work.min(axis=0) * self.intervals.microbatches
         self._priced_rest = self.intervals.behind(np.asarray(cheapest)) / ROUNDING
         unused = np.array(self.counts) - self._used
         return np.asarray((unused * prices).sum(axis=1) * limit_s)

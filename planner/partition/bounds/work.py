@@ -11,10 +11,8 @@ def work_bound_s(chain: Chain) -> float:
     The larger of: all layers' work, spread over the devices as evenly as fractions allow, and one
     microbatch's way through all layers, each on its fastest type.
     """
-    seconds = np.array([chain.forward_s(t) + chain.backward_s(t) for t in chain.types])
-    path = float(seconds.min(axis=0).sum())
-    prices = chain.load_prices
-    even = float((prices[:, None] * seconds).min(axis=0).sum())
+    path = float(chain.least_work_s.sum())
+    even = float((chain.load_prices[:, None] * chain.work_s).min(axis=0).sum())
     return max(path, chain.problem.job.microbatches * even)
 
 

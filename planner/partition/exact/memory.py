@@ -33,7 +33,7 @@ def memory_may_bind(chain: Chain, horizon_s: float, form: Form) -> bool:
     if form == "graph" or chain.length > MOST_LAYERS:
         return _whole_bytes(chain) > capacity
     memory, count = IntervalMemory(chain), chain.problem.job.microbatches
-    work = np.min([_work_s(chain, name) for name in chain.types], axis=0)
+    work = np.min([_work_s(row) for row in chain.work_s], axis=0)
     replicas = len(chain.problem.cluster.devices) if chain.problem.job.replication else 1
     stages = np.triu(np.ones_like(work, dtype=bool), 1) & (count * work <= horizon_s * replicas)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -42,16 +42,16 @@ def memory_may_bind(chain: Chain, horizon_s: float, form: Form) -> bool:
     return bool((need[stages] > capacity).any())
 
 
-def _work_s(chain: Chain, device_type: str) -> FloatArray:
+def _work_s(layers_s: FloatArray) -> FloatArray:
     """``[i, j]``: a microbatch forward and back through layers i to j."""
-    prefix = np.cumsum([0.0, *(chain.forward_s(device_type) + chain.backward_s(device_type))])
+    prefix = np.cumsum([0.0, *layers_s])
     return np.asarray(np.maximum(prefix[None, :] - prefix[:, None], 0.0))
 
 
 def _round_trip_s(chain: Chain, horizon_s: float) -> FloatArray:
     """``[i, 0]``: from a forward at layer i to its backward, at most."""
     cluster, job = chain.problem.cluster, chain.problem.job
-    slowest = np.max([_work_s(chain, name)[:, -1] for name in chain.types], axis=0)
+    slowest = np.max([_work_s(row)[:, -1] for row in chain.work_s], axis=0)
     table = cluster.link_table
     joined = np.isfinite(table.s_per_byte)
     most = min(job.max_stages or chain.length, len(cluster.devices)) - 1

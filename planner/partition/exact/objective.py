@@ -126,7 +126,7 @@ class IterationBound:
         chain = self._d.chain
         dual = chain.load_prices
         prices = [round(PRICE_STEPS * float(x)) for x in dual / dual.max()]
-        ticks = [self._d.ticks(chain.forward_s(t) + chain.backward_s(t)) for t in chain.types]
+        ticks = [self._d.ticks(row) for row in chain.work_s]
         work = sum(
             min(price * times[layer] for price, times in zip(prices, ticks, strict=True))
             for layer in range(chain.length)

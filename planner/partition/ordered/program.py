@@ -40,10 +40,9 @@ class OrderProgram:
         chain = table.chain
         self._microbatches = table.microbatches
         self._cells = table.count
-        layer = np.array([chain.forward_s(t) + chain.backward_s(t) for t in chain.types])
-        self._rest_s = table.behind(layer.min(axis=0))
+        self._rest_s = table.behind(chain.least_work_s)
         self._prices = chain.load_prices
-        cheapest = (self._prices[:, None] * layer).min(axis=0)
+        cheapest = (self._prices[:, None] * chain.work_s).min(axis=0)
         self._work_left = table.behind(cheapest) * self._microbatches * (1 - 1e-9)
 
     def reach(self, order: Order, limit_s: float, kept: Sequence[Row] = ()) -> list[Row]:

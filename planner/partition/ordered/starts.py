@@ -15,9 +15,7 @@ MAX_REPLICA_CHOICES = 16
 def first_orders(chain: Chain) -> list[Order]:
     """Distinct orders worth trying, in units."""
     cluster = chain.problem.cluster
-    seconds = {
-        name: float((chain.forward_s(name) + chain.backward_s(name)).sum()) for name in chain.types
-    }
+    seconds = dict(zip(chain.types, chain.work_s.sum(axis=1).tolist(), strict=True))
     size = unit_size(chain)
     orders = []
     for names in device_orders(cluster, seconds):

@@ -66,7 +66,7 @@ def even_cuts(chain: Chain) -> IntArray:
     """All cuts of a chain; of a very long one, the narrowest near every equal share of the work."""
     if chain.length < MAX_CUTS:
         return np.arange(chain.length + 1)
-    work_s = np.maximum.reduce([chain.forward_s(t) + chain.backward_s(t) for t in chain.types])
+    work_s = chain.work_s.max(axis=0)
     prefix = np.concatenate([[0.0], np.cumsum(work_s + work_s.mean() / 10)])
     # A little for every layer, so that layers that take no time can be cut apart as well.
     edges = np.searchsorted(prefix, np.linspace(0, prefix[-1], 2 * MAX_CUTS - 1)[1::2])
