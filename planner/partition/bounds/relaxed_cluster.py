@@ -102,6 +102,13 @@ class RelaxedCluster:
         # Crossings beyond those needed so far; as many as the last count as any number.
         self._spare_end = min(int(self._needed_groups.max()) - 1, self._distinct_crossings())
         self._send = self._transfers()
+        self._head_s = self.intervals.before(chain.least_forward_s)
+        self._rest_s = self.intervals.behind(chain.least_work_s)
+        # By the prices of the work bound: the work behind each cut, the devices left in each state.
+        cheapest = (chain.load_prices[:, None] * chain.work_s).min(axis=0)
+        work_left = self.intervals.behind(cheapest * self.intervals.microbatches)
+        self._work_left = work_left / ROUNDING
+        self._price_left = ((np.array(self.counts) - self._used) * chain.load_prices).sum(axis=1)
 
     def _distinct_crossings(self) -> int:
         distinct = MANY_STATES // len(self._used)
@@ -227,17 +234,16 @@ class RelaxedCluster:
         """Whether some sequence of stages keeps the limit."""
         table = self.intervals
         limit = limit_s * ROUNDING
-        rest, head = self._rest_s(), self._head_s()
         states = len(self._used)
         reached = np.full((table.count + 1, (self._spare_end + 1) * states), np.inf)
         reached[0, 0] = 0.0
-        reachable_work = self._most_work(limit)
+        capacity_left = self._price_left * limit
         for cut in range(table.count):
-            alive = np.flatnonzero(self._undominated(reached[cut]) <= limit - rest[cut])
-            alive = alive[reachable_work[alive % states] >= self._priced_rest[cut]]
+            alive = np.flatnonzero(self._undominated(reached[cut]) <= limit - self._rest_s[cut])
+            alive = alive[capacity_left[alive % states] >= self._work_left[cut]]
             if not len(alive):
                 continue
-            frontier = _Frontier(cut, alive, limit, rest[cut], head[cut])
+            frontier = _Frontier(cut, alive, limit, self._rest_s[cut], self._head_s[cut])
             for option in self._options:
                 self._extend(reached, frontier, option)
         return bool((reached[-1] <= limit).any())
@@ -310,22 +316,3 @@ class RelaxedCluster:
     def _offset(self, counts: Counts) -> int:
         strides = [prod(self._shape[k + 1 :]) for k in range(len(self._shape))]
         return sum(count * stride for count, stride in zip(counts, strides, strict=True))
-
-    # --- what is left at a cut ---------------------------------------------------------------
-
-    def _rest_s(self) -> FloatArray:
-        """A microbatch's way through all layers that lie behind a cut for sure."""
-        return self.intervals.behind(self.chain.least_work_s)
-
-    def _head_s(self) -> FloatArray:
-        """Forward seconds before each cut, at least."""
-        return self.intervals.before(self.chain.least_forward_s)
-
-    def _most_work(self, limit_s: float) -> FloatArray:
-        """Work the unused devices of each state can do at most, by the prices of the work bound."""
-        prices = self.chain.load_prices
-        work = prices[:, None] * self.chain.work_s
-        cheapest = work.min(axis=0) * self.intervals.microbatches
-        self._priced_rest = self.intervals.behind(np.asarray(cheapest)) / ROUNDING
-        unused = np.array(self.counts) - self._used
-        return np.asarray((unused * prices).sum(axis=1) * limit_s)
