@@ -71,8 +71,15 @@ class Intervals:
         behind = total - np.append(self.before(per_layer), total)
         return np.asarray(behind[1:-1] if self.relaxed else behind[:-2])
 
-    def at_cuts(self, bytes_: IntArray) -> FloatArray:
-        """Bytes that cross at each cut, nothing at the ends; the least within a cell."""
+    @cached_property
+    def crossing_bytes(self) -> tuple[FloatArray, FloatArray]:
+        """Activations there and gradients back at each cut, nothing at the ends.
+
+        The least within a cell.
+        """
+        return self._at_cuts(self.chain.cut_bytes), self._at_cuts(self.chain.cut_gradient_bytes)
+
+    def _at_cuts(self, bytes_: IntArray) -> FloatArray:
         if not self.relaxed:
             crossing = bytes_[self.cuts].astype(float)
         else:

@@ -189,13 +189,12 @@ class PricedCluster:
 
     def _transfer_s(self, k: int) -> FloatArray:
         """Forward and back at each cut, over the widest link to a device of the type."""
-        chain, latency_s = self.chain, self.links.least_latency_s
+        latency_s = self.links.least_latency_s
         s_per_byte = self.links.least_s_per_byte_to(np.flatnonzero(self.kinds == k))
         both = np.zeros(self.intervals.count + 1)
-        for bytes_ in (chain.cut_bytes, chain.cut_gradient_bytes):
-            crossing = self.intervals.at_cuts(bytes_)
-            seconds = latency_s + crossing * min(s_per_byte, 1e300)
-            both += np.where(crossing > 0, seconds, 0.0)
+        for bytes_ in self.intervals.crossing_bytes:
+            seconds = latency_s + bytes_ * min(s_per_byte, 1e300)
+            both += np.where(bytes_ > 0, seconds, 0.0)
         return both
 
     def _least_step_s(self) -> FloatArray:

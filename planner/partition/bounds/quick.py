@@ -67,14 +67,9 @@ class QuickBound:
     """
 
     def __init__(self, intervals: Intervals, links: LinkTable) -> None:
-        chain = intervals.chain
         self.intervals = intervals
         self.links = links
-        self.kinds = chain.kinds
-        self._bytes = (
-            intervals.at_cuts(chain.cut_bytes),
-            intervals.at_cuts(chain.cut_gradient_bytes),
-        )
+        self.kinds = intervals.chain.kinds
         self._stages: dict[NumberedStage, _Stage] = {}
         self._channels: dict[tuple[int, tuple[int, ...], tuple[int, ...]], tuple[float, float]] = {}
         self._reductions: dict[tuple[int, ...], list[tuple[float, float]]] = {}
@@ -211,7 +206,7 @@ class QuickBound:
             latency_s, s_per_byte = self.links.latency_s[block], self.links.s_per_byte[block]
             forward, backward = (
                 float((latency_s + bytes_[cut] * s_per_byte).min()) if bytes_[cut] else 0.0
-                for bytes_ in self._bytes
+                for bytes_ in self.intervals.crossing_bytes
             )
             self._channels[key] = forward, backward
         return self._channels[key]

@@ -202,13 +202,10 @@ class RelaxedCluster:
         return rows
 
     def _transfer(self, s_per_byte: float) -> tuple[FloatArray, FloatArray]:
-        chain, latency_s = self.chain, self.links.least_latency_s
+        latency_s = self.links.least_latency_s
         there, back = (
             np.where(bytes_ > 0, latency_s + bytes_ * min(s_per_byte, 1e300), 0.0)
-            for bytes_ in (
-                self.intervals.at_cuts(chain.cut_bytes),
-                self.intervals.at_cuts(chain.cut_gradient_bytes),
-            )
+            for bytes_ in self.intervals.crossing_bytes
         )
         return there, back
 

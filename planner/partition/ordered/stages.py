@@ -75,12 +75,9 @@ class StageCosts:
     """
 
     def __init__(self, intervals: Intervals, links: LinkTable) -> None:
-        chain = intervals.chain
         self.intervals = intervals
         self.links = links
-        self.kinds = chain.kinds
-        self._there = intervals.at_cuts(chain.cut_bytes)
-        self._back = intervals.at_cuts(chain.cut_gradient_bytes)
+        self.kinds = intervals.chain.kinds
         self._transfers: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
         self._figures: dict[Counts, StageFigures] = {}
         self._reductions: dict[tuple[int, ...], tuple[float, float]] = {}
@@ -147,7 +144,7 @@ class StageCosts:
             latency_s, s_per_byte = self.links.latency_s[key], self.links.s_per_byte[key]
             there, back = (
                 np.where(bytes_ > 0, latency_s + bytes_ * min(s_per_byte, 1e300), 0.0)
-                for bytes_ in (self._there, self._back)
+                for bytes_ in self.intervals.crossing_bytes
             )
             self._transfers[key] = there, back
         return self._transfers[key]

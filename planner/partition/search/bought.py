@@ -93,13 +93,9 @@ class _Buyer:
         links, table = self._relaxation.links, self._table
         column = np.ix_(self._before, [device])
         latency_s, s_per_byte = links.latency_s[column], links.s_per_byte[column]
-        chain = self._relaxation.chain
         there, back = (
             float((latency_s + bytes_ * s_per_byte).min()) if bytes_ else 0.0
-            for bytes_ in (
-                table.at_cuts(chain.cut_bytes)[stage.begin],
-                table.at_cuts(chain.cut_gradient_bytes)[stage.begin],
-            )
+            for bytes_ in (row[stage.begin] for row in table.crossing_bytes)
         )
         self._spent_s += there + back
         self._head_s += there
