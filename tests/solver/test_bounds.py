@@ -1,6 +1,8 @@
 """No schedule of a partition beats its bound, and none of any partition the bound on all."""
 
+from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from builders import GIGA, boundary, cluster, device_type, graph, layer, link
@@ -12,7 +14,7 @@ from strategies import orders_for, partitions, problems
 from planner.artifacts.problem import Problem
 from planner.costs.placement import PlacedPipeline, place
 from planner.partition.bounds.in_flight import in_flight_bound_s
-from planner.partition.bounds.schedule import schedule_bound_s
+from planner.partition.bounds.schedule import fastest_split, schedule_bound_s
 from planner.partition.bounds.work import work_bound_s
 from planner.partition.chain import Chain
 from planner.simulator import simulate
@@ -66,3 +68,20 @@ def test_few_microbatches_in_memory_take_their_round_trips() -> None:
     ample, short = (in_flight_bound_s(pipeline) for pipeline in placed)
     assert short == pytest.approx(4 * 6)
     assert ample == pytest.approx(max(6, 1 + 4 * 3))
+
+
+@given(st.lists(st.sampled_from([0.5, 0.7, 1.0, 1.3, 3.0]), min_size=1, max_size=4), st.data())
+def test_microbatches_are_split_as_the_best_of_all_splits(
+    seconds: list[float], data: st.DataObject
+) -> None:
+    count = data.draw(st.integers(1, 6))
+    every = [
+        max(n * each for n, each in zip(numbers, seconds, strict=True))
+        for numbers in product(range(count + 1), repeat=len(seconds))
+        if sum(numbers) == count
+    ]
+    assert fastest_split(Counter(seconds), count) == pytest.approx(min(every), rel=1e-9)
+
+
+def test_replicas_that_take_no_time_take_all_microbatches() -> None:
+    assert fastest_split({0.0: 1, 2.0: 3}, 8) == 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.costs.placement import PlacedPipeline
-from planner.partition.bounds.schedule import fastest_split
+from planner.partition.bounds.schedule import balanced_load_s
 
 
 def in_flight_bound_s(pipeline: PlacedPipeline) -> float:
@@ -37,8 +37,7 @@ def _blocks_s(pipeline: PlacedPipeline, index: int, round_trip_s: float) -> floa
     if limit == 0:
         return float("inf")
     before = -(-count // limit) - 1
-    each = [times.forward_s + times.backward_s for times in stage.times.values()]
-    last = max(round_trip_s, fastest_split(each, count - before * limit))
+    last = max(round_trip_s, balanced_load_s(stage, count - before * limit))
     return before * round_trip_s + last
 
 

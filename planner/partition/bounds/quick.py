@@ -7,6 +7,7 @@ left out: a partition that is to be used is scored again by the bound itself.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -16,6 +17,7 @@ import numpy as np
 
 from planner.artifacts.link_table import LinkTable
 from planner.costs.collectives import fewest_steps
+from planner.partition.bounds.schedule import fastest_split
 from planner.partition.chain import Partition, StageChoice
 from planner.partition.intervals import Intervals
 
@@ -174,11 +176,13 @@ class QuickBound:
         room = min(float(table.types[k].capacity_bytes) for k in held)
         if table.static_bytes[place] + table.least_stash_bytes[place] > room:
             return _Stage(np.inf, 0.0, 0.0, 0.0)
-        work = {k: float(table.forward_s[k][place] + table.backward_s[k][place]) for k in held}
+        replicas: Counter[float] = Counter()
+        for k in held:
+            replicas[float(table.forward_s[k][place] + table.backward_s[k][place])] += counts[k]
         widest = max(table.types[k].memory_bandwidth_gb_per_s for k in held)
         step = float(table.optimizer_traffic_bytes[place]) / (widest * 1e9)
         return _Stage(
-            load_s=_best_split(work, counts, table.microbatches),
+            load_s=fastest_split(replicas, table.microbatches),
             forward_s=min(float(table.forward_s[k][place]) for k in held),
             backward_s=min(float(table.backward_s[k][place]) for k in held),
             end_s=step + self._reduce_s(stage.devices, float(table.gradient_bytes[place])),
@@ -210,21 +214,3 @@ class QuickBound:
             )
             self._channels[key] = forward, backward
         return self._channels[key]
-
-
-def _best_split(work: dict[int, float], counts: Sequence[int], microbatches: int) -> float:
-    """Least maximum of ``n_i * work_i`` over whole numbers that sum to the microbatches."""
-    if min(work.values()) <= 0:
-        return 0.0
-    best = np.inf
-    for seconds in work.values():
-        low, high = 1, microbatches
-        while low < high:
-            middle = (low + high) // 2
-            limit = middle * seconds * (1 + 1e-12)
-            if sum(counts[k] * (limit // each) for k, each in work.items()) >= microbatches:
-                high = middle
-            else:
-                low = middle + 1
-        best = min(best, high * seconds)
-    return best

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 
 from planner.costs.collectives import fastest_all_reduce_s
 from planner.costs.placement import PlacedPipeline, PlacedStage
@@ -55,24 +57,33 @@ def _shared_device_bound_s(pipeline: PlacedPipeline) -> float:
 
 def balanced_load_s(stage: PlacedStage, microbatches: int) -> float:
     """The most loaded replica's work under the best split of the microbatches."""
-    each = [times.forward_s + times.backward_s for times in stage.times.values()]
-    return fastest_split(each, microbatches)
+    replicas = Counter(times.forward_s + times.backward_s for times in stage.times.values())
+    return fastest_split(replicas, microbatches)
 
 
-def fastest_split(each: list[float], count: int) -> float:
-    """Least possible maximum of ``n_i * each_i`` over whole ``n_i`` that sum to ``count``."""
-    if min(each) <= 0:
+def fastest_split(replicas: Mapping[float, int], count: int) -> float:
+    """Least possible maximum of ``n_i * seconds_i`` over whole ``n_i`` that sum to ``count``.
+
+    Args:
+        replicas: how many take so many seconds for one of the ``count`` things.
+        count: of the things, at least 1.
+    """
+    if min(replicas) <= 0:
         return 0.0
-    candidates = sorted({n * seconds for seconds in each for n in range(1, count + 1)})
-    low, high = 0, len(candidates) - 1
+    return min(_least_multiple_s(seconds, replicas, count) for seconds in replicas)
+
+
+def _least_multiple_s(seconds: float, replicas: Mapping[float, int], count: int) -> float:
+    """The least whole multiple of some seconds within which the replicas take all things."""
+    low, high = 1, count
     while low < high:
         middle = (low + high) // 2
-        limit = candidates[middle] * (1 + 1e-12)
-        if sum(math.floor(limit / seconds) for seconds in each) >= count:
+        limit = middle * seconds * (1 + 1e-12)
+        if sum(number * math.floor(limit / each) for each, number in replicas.items()) >= count:
             high = middle
         else:
             low = middle + 1
-    return candidates[low]
+    return high * seconds
 
 
 def _fastest(stage: PlacedStage, kind: str) -> float:
