@@ -14,8 +14,9 @@ import numpy as np
 
 from planner.costs.collectives import all_reduce_s
 from planner.partition.chain import Chain, FloatArray, Partition, StageChoice
+from planner.partition.intervals import interval_sums
 from planner.partition.memory.interval_memory import IntervalMemory
-from planner.partition.min_max import MinMaxTable, interval_sums, replica_counts
+from planner.partition.min_max import MinMaxTable, replica_counts
 
 MOST_KNOWN_COSTS = 128
 """Matrices of stage costs kept at a time, one a set of device types."""
@@ -52,7 +53,7 @@ class _BalancedCosts:
         self.microbatches = chain.problem.job.microbatches
         self._interval_s = {name: self._interval_seconds(name) for name in chain.types}
         self._memory = IntervalMemory(chain)
-        self._gradients = interval_sums(chain.gradient_bytes.astype(float))
+        self._gradients = interval_sums(chain.gradient_bytes)
         self._costs: dict[tuple[tuple[str, ...], int], FloatArray] = {}
         self._reduce_per_byte: dict[tuple[str, ...], float] = {}
 

@@ -213,6 +213,12 @@ def _taken(work: Sequence[FloatArray], counts: Counts, limit: FloatArray) -> Flo
     return np.asarray(sum(np.where(np.isnan(row), np.inf, row) for row in rows))
 
 
+def interval_sums(per_layer: FloatArray | IntArray) -> FloatArray:
+    """``[i, j]``: the sum of a figure over layers i to j, ``j`` exclusive; negative if j < i."""
+    prefix = np.concatenate([[0.0], np.cumsum(per_layer, dtype=float)])
+    return np.asarray(prefix[None, :] - prefix[:, None])
+
+
 def coarse_cuts(chain: Chain, count: int = MAX_CUTS) -> list[int]:
     """At most about ``count`` cuts, evenly spread over the work; where cells meet, the narrowest.
 

@@ -146,9 +146,3 @@ def replica_counts(positions: int, replication: bool) -> tuple[int, ...]:
         return tuple(range(1, positions + 1))
     powers = {2**power for power in range(positions.bit_length())}
     return tuple(sorted(powers | {positions}))
-
-
-def interval_sums(values: FloatArray) -> FloatArray:
-    """Matrix of sums over [i, j)."""
-    prefix = np.concatenate([[0.0], np.cumsum(values)])
-    return np.asarray(prefix[None, :] - prefix[:, None], dtype=np.float64)

@@ -15,6 +15,7 @@ from planner.partition.exact.in_flight import Level, in_flight_levels
 from planner.partition.exact.layer_stages import Expression
 from planner.partition.exact.recomputation import Recomputation, StageStashes
 from planner.partition.exact.times import StageTimes
+from planner.partition.intervals import interval_sums
 from planner.partition.memory.interval_memory import IntervalMemory
 
 MOST_UNITS = 2**30
@@ -44,8 +45,7 @@ def memory_may_bind(chain: Chain, horizon_s: float, form: Form) -> bool:
 
 def _work_s(layers_s: FloatArray) -> FloatArray:
     """``[i, j]``: a microbatch forward and back through layers i to j."""
-    prefix = np.cumsum([0.0, *layers_s])
-    return np.asarray(np.maximum(prefix[None, :] - prefix[:, None], 0.0))
+    return np.asarray(np.maximum(interval_sums(layers_s), 0.0))
 
 
 def _round_trip_s(chain: Chain, horizon_s: float) -> FloatArray:

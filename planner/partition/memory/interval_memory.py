@@ -8,7 +8,8 @@ from itertools import pairwise
 import numpy as np
 
 from planner.costs.placement import static_bytes
-from planner.partition.chain import Chain, FloatArray, IntArray
+from planner.partition.chain import Chain, FloatArray
+from planner.partition.intervals import interval_sums
 
 MOST_PRICES = 12
 """Prices of a saved byte at which the extra time is bounded; more change little."""
@@ -29,7 +30,7 @@ class IntervalMemory:
     def stash_bytes(self) -> FloatArray:
         """Of one microbatch, nothing recomputed."""
         received = self._chain.stashes.received_by_interval().astype(float)
-        return np.asarray(intervals(self._layers) + received, dtype=np.float64)
+        return np.asarray(interval_sums(self._layers) + received, dtype=np.float64)
 
     @cached_property
     def held_bytes(self) -> FloatArray:
@@ -47,7 +48,7 @@ class IntervalMemory:
     def _static_bytes(self) -> FloatArray:
         """Weights, gradients and optimizer state, a tied parameter once an interval."""
         chain = self._chain
-        table = intervals(chain.static_bytes)
+        table = interval_sums(chain.static_bytes)
         holders: dict[str, list[int]] = {}
         for position, layer in enumerate(chain.problem.graph.record.layers):
             for name in layer.parameters:
@@ -72,7 +73,7 @@ class IntervalMemory:
 
     @cached_property
     def _most_saving(self) -> FloatArray:
-        return intervals(self._saving)
+        return interval_sums(self._saving)
 
     def extra_s(self, device_type: str, in_flight: int, capacity_bytes: float) -> FloatArray:
         """Seconds of recomputation a microbatch that fitting takes at least; infinite if none does.
@@ -101,16 +102,10 @@ class IntervalMemory:
             if len(ratios) > MOST_PRICES:
                 ratios = np.quantile(ratios, np.linspace(0, 1, MOST_PRICES))
             self._priced[device_type] = [
-                (float(p), intervals(np.maximum(p * self._saving - cost, 0.0))) for p in ratios
+                (float(p), interval_sums(np.maximum(p * self._saving - cost, 0.0))) for p in ratios
             ]
         return self._priced[device_type]
 
     @cached_property
     def _priced(self) -> dict[str, list[tuple[float, FloatArray]]]:
         return {}
-
-
-def intervals(values: FloatArray | IntArray) -> FloatArray:
-    """Matrix of sums over [i, j)."""
-    prefix = np.concatenate([[0.0], np.cumsum(values.astype(float))])
-    return np.asarray(prefix[None, :] - prefix[:, None], dtype=np.float64)
