@@ -216,15 +216,9 @@ class StageCosts:
     @cached_property
     def _matrices(self) -> tuple[FloatArray, FloatArray]:
         """Latency and seconds a byte between blocks, each by its first device."""
-        count = len(self.blocks)
-        latency_s, s_per_byte = np.full((count, count), np.inf), np.full((count, count), np.inf)
-        for i, source in enumerate(self.blocks):
-            for j, target in enumerate(self.blocks):
-                route = self.cluster.route(source[0], target[0])
-                if route is not None:
-                    latency_s[i, j] = route.latency_s
-                    s_per_byte[i, j] = 1 / (route.bandwidth_gb_per_s * 1e9)
-        return latency_s, s_per_byte
+        first = [self.cluster.numbers[block[0]] for block in self.blocks]
+        table, part = self.cluster.link_table, np.ix_(first, first)
+        return table.latency_s[part], table.s_per_byte[part]
 
 
 def in_file_order(chain: Chain, partition: Partition) -> Partition:
