@@ -74,7 +74,6 @@ class Decisions:
         self.job = chain.problem.job
         self.cluster = chain.problem.cluster
         self.devices = self.cluster.device_names
-        self.type_of = [chain.types.index(self.cluster.type_of(d)) for d in self.devices]
         self.stages = range(max_stages)
         self.tick_s = horizon_s / (OBJECTIVE_TICKS * FINE)
         self.horizon = (OBJECTIVE_TICKS + 1) * FINE
@@ -248,7 +247,7 @@ class Decisions:
         """Literals of the devices, all or of one type, to hold stage j."""
         return [
             self.on[j, d]
-            for d, kind in enumerate(self.type_of)
+            for d, kind in enumerate(self.chain.kinds)
             if type_number is None or kind == type_number
         ]
 

@@ -132,7 +132,7 @@ class IterationBound:
             for layer in range(chain.length)
         )
         time = []
-        for d, kind in enumerate(self._d.type_of):
+        for d, kind in enumerate(chain.kinds):
             free = self._d.time(f"time of {self._d.devices[d]}")
             holds = [self._d.on[j, d] for j in self._d.stages]
             self._model.add(free <= self._fine)
