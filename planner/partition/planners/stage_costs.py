@@ -97,7 +97,6 @@ class StageCosts:
         self.blocks = tuple(blocks)
         self.cuts = even_cuts(chain)
         self._position = {block: index for index, block in enumerate(self.blocks)}
-        self._rank = {name: index for index, name in enumerate(self.cluster.device_names)}
         self._static = self._intervals(chain.static_bytes)
         self._static[np.tril_indices(len(self.cuts))] = np.inf
         self._stash = self._intervals(chain.stash_bytes)
@@ -163,7 +162,7 @@ class StageCosts:
         return np.asarray(total)
 
     def _line(self, devices: Block) -> tuple[float, float]:
-        ring = sorted(devices, key=self._rank.__getitem__)
+        ring = sorted(devices, key=self.cluster.numbers.__getitem__)
         small, large = (all_reduce_s(self.cluster, ring, size) for size in SAMPLES_BYTES)
         if np.isinf(small):
             return np.inf, 0.0
@@ -223,9 +222,9 @@ class StageCosts:
 
 def in_file_order(chain: Chain, partition: Partition) -> Partition:
     """The same stages with each one's replicas in the order of the cluster file."""
-    rank = {name: index for index, name in enumerate(chain.problem.cluster.device_names)}
+    numbers = chain.problem.cluster.numbers
     return tuple(
-        StageChoice(stage.begin, stage.end, tuple(sorted(stage.devices, key=rank.__getitem__)))
+        StageChoice(stage.begin, stage.end, tuple(sorted(stage.devices, key=numbers.__getitem__)))
         for stage in partition
     )
 
