@@ -59,6 +59,10 @@ class PlacedStage:
     input_gradient_bytes: int
     output_gradient_bytes: int
 
+    def least_s(self, kind: str) -> float:
+        """Seconds of an operation, by its letter, on the fastest replica."""
+        return min(times.seconds(kind) for times in self.times.values())
+
 
 @dataclass(frozen=True)
 class Synchronisation:

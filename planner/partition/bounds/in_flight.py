@@ -24,9 +24,7 @@ def in_flight_bound_s(pipeline: PlacedPipeline) -> float:
     for index, stage in enumerate(pipeline.stages):
         if all(len(pipeline.stages_on[device]) == 1 for device in stage.spec.devices):
             bound = max(bound, head + _blocks_s(pipeline, index, round_trips[index]))
-        head += min(times.forward_s for times in stage.times.values()) + _transfer_s(
-            pipeline, index, forward=True
-        )
+        head += stage.least_s("F") + _transfer_s(pipeline, index, forward=True)
     return bound
 
 
@@ -46,8 +44,8 @@ def _round_trips_s(pipeline: PlacedPipeline) -> list[float]:
     trips: list[float] = []
     way = 0.0
     for index in reversed(range(len(pipeline.stages))):
-        times = pipeline.stages[index].times.values()
-        way += min(row.forward_s for row in times) + min(row.backward_s for row in times)
+        stage = pipeline.stages[index]
+        way += stage.least_s("F") + stage.least_s("B")
         way += _transfer_s(pipeline, index, forward=True)
         way += _transfer_s(pipeline, index, forward=False)
         trips.append(way)

@@ -18,7 +18,7 @@ def link_load_bound_s(pipeline: PlacedPipeline) -> float:
     their devices; before it a microbatch has to arrive, after it the last one has to go on.
     """
     flows = _Flows(pipeline.problem.cluster)
-    forward = [min(t.forward_s for t in stage.times.values()) for stage in pipeline.stages]
+    forward = [stage.least_s("F") for stage in pipeline.stages]
     bound, head = 0.0, 0.0
     for index in range(len(pipeline.stages) - 1):
         here, there = (pipeline.stages[i] for i in (index, index + 1))

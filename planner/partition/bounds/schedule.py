@@ -22,8 +22,8 @@ def schedule_bound_s(pipeline: PlacedPipeline) -> float:
     """
     if any(len(stages) > 1 for stages in pipeline.stages_on.values()):
         return _shared_device_bound_s(pipeline)
-    forward = [_fastest(stage, "F") for stage in pipeline.stages]
-    backward = [_fastest(stage, "B") for stage in pipeline.stages]
+    forward = [stage.least_s("F") for stage in pipeline.stages]
+    backward = [stage.least_s("B") for stage in pipeline.stages]
     channels = range(len(pipeline.stages) - 1)
     send = [_fastest_transfer(pipeline, index, forward=True) for index in channels]
     back = [_fastest_transfer(pipeline, index, forward=False) for index in channels]
@@ -40,7 +40,7 @@ def schedule_bound_s(pipeline: PlacedPipeline) -> float:
 
 def _shared_device_bound_s(pipeline: PlacedPipeline) -> float:
     """Several stages a device: its own work, and the way of a single microbatch."""
-    path = sum(_fastest(stage, kind) for stage in pipeline.stages for kind in "FB")
+    path = sum(stage.least_s(kind) for stage in pipeline.stages for kind in "FB")
     singles = [d for s in pipeline.stages if len(s.spec.devices) == 1 for d in s.spec.devices]
     loads = [
         pipeline.optimizer_s[device]
@@ -84,10 +84,6 @@ def _least_multiple_s(seconds: float, replicas: Mapping[float, int], count: int)
         else:
             low = middle + 1
     return high * seconds
-
-
-def _fastest(stage: PlacedStage, kind: str) -> float:
-    return min(times.seconds(kind) for times in stage.times.values())
 
 
 def _fastest_transfer(pipeline: PlacedPipeline, index: int, *, forward: bool) -> float:
