@@ -16,7 +16,6 @@ from planner.schedule.ticks import TickPipeline
 from planner.simulator import Timeline
 
 KIB = 1024
-Key = tuple[Operation, str]
 
 
 class ScheduleModel:
