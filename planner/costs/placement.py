@@ -15,7 +15,7 @@ from planner.artifacts.layer_graph import Boundary, LayerGraph, Parameter
 from planner.artifacts.link_table import FloatArray
 from planner.artifacts.plan import Plan
 from planner.artifacts.problem import Problem
-from planner.costs.collectives import all_reduce_s
+from planner.costs.collectives import all_reduce_s, fastest_all_reduce_s
 from planner.costs.roofline import OperationTimes, layer_times
 from planner.errors import PipeplanError
 
@@ -173,6 +173,15 @@ class PlacedPipeline:
             s.seconds for s in self.synchronisations if stage in s.stages and device in s.devices
         )
         return sum(own) + self.optimizer_s[device]
+
+    def least_reduction_s(self, stage: int) -> float:
+        """All-reduces after a stage's last backward, each over the best order of its devices."""
+        cluster = self.problem.cluster
+        return sum(
+            fastest_all_reduce_s(cluster, sync.devices, sync.bytes)
+            for sync in self.synchronisations
+            if stage in sync.stages
+        )
 
 
 def place(problem: Problem, stages: Sequence[StageSpec]) -> PlacedPipeline:

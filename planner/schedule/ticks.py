@@ -7,7 +7,6 @@ this, and a lower bound in ticks times the tick is a lower bound in seconds.
 import math
 from dataclasses import dataclass, field
 
-from planner.costs.collectives import fastest_all_reduce_s
 from planner.costs.placement import PlacedPipeline, Transfer
 
 STEPS = 20_000
@@ -30,12 +29,8 @@ class TickPipeline(PlacedPipeline):
 
     def tail_s(self, stage: int, device: str) -> int:
         """Tail in ticks; reductions take the least time any order of the devices allows."""
-        reductions = (
-            fastest_all_reduce_s(self.problem.cluster, sync.devices, sync.bytes)
-            for sync in self.synchronisations
-            if stage in sync.stages and device in sync.devices
-        )
-        return math.floor((sum(reductions) + self.optimizer_s[device]) / self.tick_s)
+        seconds = self.least_reduction_s(stage) + self.optimizer_s[device]
+        return math.floor(seconds / self.tick_s)
 
 
 def in_ticks(pipeline: PlacedPipeline) -> TickPipeline:

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from planner.costs.collectives import fastest_all_reduce_s
 from planner.costs.placement import PlacedPipeline, PlacedStage
 
 
@@ -93,13 +92,9 @@ def _fastest_transfer(pipeline: PlacedPipeline, index: int, *, forward: bool) ->
 
 def _tail_s(pipeline: PlacedPipeline, index: int) -> float:
     """Reduction and optimizer step after a stage's last backward, over any order of devices."""
-    stage = pipeline.stages[index]
-    own = sum(
-        fastest_all_reduce_s(pipeline.problem.cluster, sync.devices, sync.bytes)
-        for sync in pipeline.synchronisations
-        if index in sync.stages
-    )
-    return own + min(pipeline.optimizer_s[device] for device in stage.spec.devices)
+    devices = pipeline.stages[index].spec.devices
+    step_s = min(pipeline.optimizer_s[device] for device in devices)
+    return pipeline.least_reduction_s(index) + step_s
 
 
 def _way_back(backward: list[float], back: list[float], tail: list[float], index: int) -> float:
