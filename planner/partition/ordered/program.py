@@ -10,6 +10,7 @@ devices, so the result is scored again by planner.partition.bounds.schedule.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -23,6 +24,31 @@ Unit = tuple[int, ...]
 Order = tuple[Unit, ...]
 Row = FloatArray
 """By cut: the least head and way back of a stage that begins there, and its head alone."""
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where and on what a stage may begin.
+
+    Attributes:
+        order: all units.
+        first, used: the stage lies on the units from the one to the other, exclusive.
+        before: the row of the units before these.
+        cuts: at which the stage may begin.
+        limit_s: to keep.
+    """
+
+    order: Order
+    first: int
+    used: int
+    before: Row
+    cuts: slice
+    limit_s: float
+
+    @property
+    def units(self) -> Order:
+        """The stage's."""
+        return self.order[self.first : self.used]
 
 
 class OrderProgram:
@@ -68,7 +94,7 @@ class OrderProgram:
                 first = used - replicas
                 cuts = self._alive(rows[first], left[first], limit_s)
                 if cuts is not None:
-                    self._extend(row, rows[first], cuts, order, (first, used), limit_s)
+                    self._extend(row, _Start(order, first, used, rows[first], cuts, limit_s))
             rows.append(row)
         return rows
 
@@ -83,17 +109,9 @@ class OrderProgram:
         cuts = np.flatnonzero(good)
         return slice(int(cuts[0]), int(cuts[-1]) + 1) if len(cuts) else None
 
-    def _extend(
-        self,
-        row: Row,
-        before: Row,
-        cuts: slice,
-        order: Order,
-        place: tuple[int, int],
-        limit_s: float,
-    ) -> None:
-        """Let the last stage so far begin at these cuts, on the units of this place."""
-        ends, new = self._stage(before, cuts, order, place, limit_s)
+    def _extend(self, row: Row, start: _Start) -> None:
+        """Let the last stage so far begin there."""
+        ends, new = self._stage(start)
         if not new.size:
             return
         begin, end = new[0].argmin(axis=0), np.arange(new.shape[2])
@@ -101,53 +119,40 @@ class OrderProgram:
         window = row[:, ends]
         window[:] = np.where(found[0] < window[0], found, window)
 
-    def _stage(
-        self,
-        before: Row,
-        cuts: slice,
-        order: Order,
-        place: tuple[int, int],
-        limit_s: float,
-    ) -> tuple[slice, FloatArray]:
+    def _stage(self, start: _Start) -> tuple[slice, FloatArray]:
         """The cuts at which a stage may end, and what the row says after it."""
-        first, used = place
-        devices = _devices(order[first:used])
+        devices, cuts = _devices(start.units), start.cuts
         figures = self.costs.figures(self.costs.counts(devices))
         ends = slice(cuts.start + 1, int(figures.last_end[cuts.stop - 1]) + 1)
         block = (cuts, ends)
         if ends.stop <= ends.start:
             return ends, np.empty((2, 0, 0))
         # 1F1B keeps as many microbatches in flight as there are devices from here on.
-        in_flight = -(-(len(order) - first) // (used - first))
+        in_flight = -(-(len(start.order) - start.first) // len(start.units))
         load = figures.load_within_memory_s(block, min(in_flight, self._microbatches))
-        arrival, head = self._arrival(before, cuts, order, place, limit_s)[:, :, None]
+        arrival, head = self._arrival(start)[:, :, None]
         home = head + figures.end_s(block, *self.costs.reduction(devices))
         spent = np.maximum(arrival, home)
-        after = np.where(spent + load <= limit_s, spent + figures.path_s[block], np.inf)
+        after = np.where(spent + load <= start.limit_s, spent + figures.path_s[block], np.inf)
         return ends, np.stack([after, head + figures.forward_s[block]])
 
-    def _arrival(
-        self,
-        before: Row,
-        cuts: slice,
-        order: Order,
-        place: tuple[int, int],
-        limit_s: float,
-    ) -> FloatArray:
+    def _arrival(self, start: _Start) -> FloatArray:
         """Head and way back of a stage with its transfers, over its best link; its head alone."""
-        (spent, head), (first, used) = before[:, cuts], place
-        if first == 0:
-            return before[:, cuts]
-        source = order[first - 1][-1]
+        cuts, units = start.cuts, start.units
+        before = start.before[:, cuts]
+        if start.first == 0:
+            return before
+        spent, head = before
+        source = start.order[start.first - 1][-1]
         s_per_byte = self.costs.links.s_per_byte[source]
-        target = min((unit[0] for unit in order[first:used]), key=s_per_byte.item)
+        target = min((unit[0] for unit in units), key=s_per_byte.item)
         there, back = (seconds[cuts] for seconds in self.costs.transfer_s(source, target))
         arrival = np.stack([spent + there + back, head + there])
-        if used - first > 1 or len(order[first]) > 1 or not self.costs.links.is_exclusive:
+        if len(units) > 1 or len(units[0]) > 1 or not self.costs.links.is_exclusive:
             return arrival
         longer, shorter = np.maximum(there, back), np.minimum(there, back)
         busy = spent + self._microbatches * longer + shorter + self._rest_s[cuts]
-        arrival[0, busy > limit_s] = np.inf
+        arrival[0, busy > start.limit_s] = np.inf
         return arrival
 
     def time_s(self, rows: Sequence[Row]) -> float:
@@ -190,7 +195,7 @@ class OrderProgram:
             cuts = self._alive(rows[first], np.inf, limit_s)
             if cuts is None or cuts.start >= end:
                 continue
-            ends, new = self._stage(rows[first], cuts, order, (first, used), limit_s)
+            ends, new = self._stage(_Start(order, first, used, rows[first], cuts, limit_s))
             if new.size and ends.start <= end < ends.stop:
                 begins = np.flatnonzero(new[0, :, end - ends.start] == rows[used][0, end])
                 if len(begins):
