@@ -2,8 +2,9 @@
 
 As ``relaxed_cluster``, but instead of a number of devices for each type there is one budget: a
 device of each type has a price, a whole number, and all of the cluster together cost the budget
-(a surrogate constraint, Glover 1968). Any prices give a bound; those of the work bound are
-a good start, small changes are tried. The program then has one state for each amount spent,
+(a surrogate constraint, Glover 1968). Any prices give a bound. Those of the work bound are a good
+start; wherever they allow a limit, the price of each type is multiplied, up if more devices are
+bought than there are, down if fewer. The program then has one state for each amount spent,
 however many devices there are, and each stage buys the cheapest replicas that keep the limit.
 """
 
@@ -29,7 +30,9 @@ BUDGET = 10_000
 ROUNDS = 16
 """Of changing the prices towards using up every type."""
 FIRST_STEP = 0.5
+"""At first a price is multiplied, or divided, by at most e to this power."""
 STEP_DECAY = 0.85
+"""The power of each change over that of the one before."""
 
 
 class Bought(NamedTuple):
@@ -68,6 +71,9 @@ class PricedCluster:
     Args:
         chain: the layers.
         links: of the cluster.
+
+    Attributes:
+        prices: of a device by type, all devices together costing 1; they change with the bound.
     """
 
     def __init__(self, chain: Chain, links: LinkTable) -> None:
@@ -115,7 +121,7 @@ class PricedCluster:
         return bound
 
     def _change_prices(self, stages: Sequence[Bought], step: float) -> None:
-        """Dearer what more is used of than there is, cheaper what is left over."""
+        """Multiply them: dearer what more is used of than there is, cheaper what is left over."""
         used = np.zeros(len(self.counts))
         for stage in stages:
             used[stage.type] += stage.replicas
