@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.costs.placement import PlacedPipeline
-from planner.partition.bounds.schedule import balanced_load_s
+from planner.partition.bounds.schedule import balanced_load_s, ways_home_s
 
 
 def in_flight_bound_s(pipeline: PlacedPipeline) -> float:
@@ -21,9 +21,11 @@ def in_flight_bound_s(pipeline: PlacedPipeline) -> float:
     bound = 0.0
     head = 0.0
     round_trips = _round_trips_s(pipeline)
+    shares = any(len(stages) > 1 for stages in pipeline.stages_on.values())
+    home = [0.0] * len(round_trips) if shares else ways_home_s(pipeline)
     for index, stage in enumerate(pipeline.stages):
         if all(len(pipeline.stages_on[device]) == 1 for device in stage.spec.devices):
-            bound = max(bound, head + _blocks_s(pipeline, index, round_trips[index]))
+            bound = max(bound, head + _blocks_s(pipeline, index, round_trips[index]) + home[index])
         head += stage.least_s("F") + _transfer_s(pipeline, index, forward=True)
     return bound
 

@@ -26,14 +26,14 @@ def schedule_bound_s(pipeline: PlacedPipeline) -> float:
     channels = range(len(pipeline.stages) - 1)
     send = [_fastest_transfer(pipeline, index, forward=True) for index in channels]
     back = [_fastest_transfer(pipeline, index, forward=False) for index in channels]
-    tail = [_tail_s(pipeline, index) for index in range(len(pipeline.stages))]
+    home = ways_home_s(pipeline)
     bound = 0.0
     for index, stage in enumerate(pipeline.stages):
         head = sum(forward[:index]) + sum(send[:index])
         load = balanced_load_s(stage, pipeline.microbatches)
-        bound = max(bound, head + load + _way_back(backward, back, tail, index))
+        bound = max(bound, head + load + home[index])
     for index in channels:
-        bound = max(bound, _channel_bound(pipeline, index, forward, backward, send, back, tail))
+        bound = max(bound, _channel_bound(pipeline, index, forward, backward, send, back, home))
     return bound
 
 
@@ -97,6 +97,15 @@ def _tail_s(pipeline: PlacedPipeline, index: int) -> float:
     return pipeline.least_reduction_s(index) + step_s
 
 
+def ways_home_s(pipeline: PlacedPipeline) -> list[float]:
+    """From each stage's last backward to the end of the iteration, at least."""
+    stages = range(len(pipeline.stages))
+    backward = [stage.least_s("B") for stage in pipeline.stages]
+    back = [_fastest_transfer(pipeline, index, forward=False) for index in stages[:-1]]
+    tail = [_tail_s(pipeline, index) for index in stages]
+    return [_way_back(backward, back, tail, index) for index in stages]
+
+
 def _way_back(backward: list[float], back: list[float], tail: list[float], index: int) -> float:
     """From the last backward of a stage to the end: via any earlier stage, the longest."""
     longest, way = tail[index], 0.0
@@ -113,7 +122,7 @@ def _channel_bound(
     backward: list[float],
     send: list[float],
     back: list[float],
-    tail: list[float],
+    home: list[float],
 ) -> float:
     """A channel between two single devices carries every microbatch, one after the other."""
     first, second = pipeline.stages[index], pipeline.stages[index + 1]
@@ -123,11 +132,11 @@ def _channel_bound(
         return 0.0
     head = sum(forward[: index + 1]) + sum(send[:index])
     there = sum(forward[index + 1 :]) + sum(send[index + 1 :])
-    home = sum(backward[index + 1 :]) + sum(back[index + 1 :])
-    last = back[index] + backward[index] + _way_back(backward, back, tail, index)
+    again = sum(backward[index + 1 :]) + sum(back[index + 1 :])
+    last = back[index] + backward[index] + home[index]
     count = pipeline.microbatches
-    forwards = head + count * send[index] + there + home + last
-    first_back = head + send[index] + there + home
+    forwards = head + count * send[index] + there + again + last
+    first_back = head + send[index] + there + again
     backwards = first_back + count * back[index] + last - back[index]
     return max(forwards, backwards)
 
