@@ -19,6 +19,15 @@ IntArray = NDArray[np.int64]
 LEAST_STEP = 1.5
 """A drop of bandwidth by this factor separates groups of devices, as nodes on a network."""
 
+NO_LINK = 1e200
+"""Seconds a byte where there is no link: nothing overflows, and nothing is that slow."""
+
+
+def moving_s(bytes_: IntArray | FloatArray, latency_s: float, s_per_byte: float) -> FloatArray:
+    """Seconds to move so many bytes each; none takes no time, whatever the link."""
+    seconds = latency_s + bytes_ * min(s_per_byte, NO_LINK)
+    return np.asarray(np.where(bytes_ > 0, seconds, 0.0))
+
 
 @dataclass(frozen=True)
 class Groups:

@@ -59,6 +59,14 @@ class PlacedStage:
     input_gradient_bytes: int
     output_gradient_bytes: int
 
+    def tight_bytes(self) -> int:
+        """Held beside the stashes at some moment of every schedule, if backwards are whole.
+
+        When a device holds most stashes of a stage, a forward is making an output; the next
+        backward finds as many stashes, receives gradients and makes some.
+        """
+        return max(self.output_bytes, self.input_gradient_bytes + self.output_gradient_bytes)
+
     def least_s(self, kind: str) -> float:
         """Seconds of an operation, by its letter, on the fastest replica."""
         return min(times.seconds(kind) for times in self.times.values())
@@ -153,14 +161,20 @@ class PlacedPipeline:
         """Bytes taken on a device whatever runs: all its stages' static memory."""
         return sum(self.stages[stage].static_bytes for stage in self.stages_on[device])
 
-    def stash_limit(self, stage: int, device: str) -> int:
+    def stash_limit(self, stage: int, device: str, *, whole_backwards: bool = False) -> int:
         """How many microbatches of a stage could be in flight if the device held nothing else.
 
         An upper bound for every order: at the start of a forward the device holds the stash of
         all microbatches in flight and the output being made.
+
+        Args:
+            stage: its number.
+            device: one of its replicas.
+            whole_backwards: of orders without weight gradients apart, which may need more.
         """
         placed = self.stages[stage]
-        free = self.capacity_bytes(device) - self.static_bytes(device) - placed.output_bytes
+        beside = placed.tight_bytes() if whole_backwards else placed.output_bytes
+        free = self.capacity_bytes(device) - self.static_bytes(device) - beside
         if free < 0:
             return 0
         if placed.stash_bytes == 0:

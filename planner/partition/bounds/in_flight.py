@@ -7,7 +7,7 @@ from planner.partition.bounds.schedule import balanced_load_s, ways_home_s
 
 
 def in_flight_bound_s(pipeline: PlacedPipeline) -> float:
-    """No schedule of these stages, with what they recompute, is faster.
+    """No schedule of these stages, with what they recompute and whole backwards, is faster.
 
     Of k microbatches in flight at a stage at most, sorted by their start, number m + k starts a
     round trip after number m at the earliest: when it starts, k - 1 others at most are unfinished,
@@ -33,7 +33,9 @@ def in_flight_bound_s(pipeline: PlacedPipeline) -> float:
 def _blocks_s(pipeline: PlacedPipeline, index: int, round_trip_s: float) -> float:
     """From a stage's first forward to its last backward."""
     stage, count = pipeline.stages[index], pipeline.microbatches
-    limit = sum(pipeline.stash_limit(index, device) for device in stage.spec.devices)
+    limit = sum(
+        pipeline.stash_limit(index, device, whole_backwards=True) for device in stage.spec.devices
+    )
     if limit == 0:
         return float("inf")
     before = -(-count // limit) - 1

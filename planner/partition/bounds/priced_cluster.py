@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.artifacts.link_table import LinkTable
+from planner.artifacts.link_table import NO_LINK, LinkTable, moving_s
 from planner.costs.collectives import fewest_steps
 from planner.partition.bisection import narrowed_s
 from planner.partition.bounds.work import work_bound_s
@@ -197,11 +197,10 @@ class PricedCluster:
         """Forward and back at each cut, over the widest link to a device of the type."""
         latency_s = self.links.least_latency_s
         s_per_byte = self.links.least_s_per_byte_to(np.flatnonzero(self.kinds == k))
-        both = np.zeros(self.intervals.count + 1)
-        for bytes_ in self.intervals.crossing_bytes:
-            seconds = latency_s + bytes_ * min(s_per_byte, 1e300)
-            both += np.where(bytes_ > 0, seconds, 0.0)
-        return both
+        there, back = (
+            moving_s(bytes_, latency_s, s_per_byte) for bytes_ in self.intervals.crossing_bytes
+        )
+        return there + back
 
     def _least_step_s(self) -> FloatArray:
         widest = max(kind.memory_bandwidth_gb_per_s for kind in self.intervals.types)
@@ -215,7 +214,7 @@ class PricedCluster:
         joint = self.links.joint_s_per_byte
         with np.errstate(divide="ignore", invalid="ignore"):
             each = np.where(replicas > 1, 2 * (replicas - 1) / replicas * joint, 0.0)
-        return np.array(steps) * self.links.least_latency_s, np.minimum(each, 1e300)
+        return np.array(steps) * self.links.least_latency_s, np.minimum(each, NO_LINK)
 
     # --- the dynamic program -----------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from math import prod
 
 import numpy as np
 
-from planner.artifacts.link_table import LinkTable
+from planner.artifacts.link_table import LinkTable, moving_s
 from planner.costs.collectives import fewest_steps
 from planner.partition.bisection import narrowed_s
 from planner.partition.bounds.work import work_bound_s
@@ -204,8 +204,7 @@ class RelaxedCluster:
     def _transfer(self, s_per_byte: float) -> tuple[FloatArray, FloatArray]:
         latency_s = self.links.least_latency_s
         there, back = (
-            np.where(bytes_ > 0, latency_s + bytes_ * min(s_per_byte, 1e300), 0.0)
-            for bytes_ in self.intervals.crossing_bytes
+            moving_s(bytes_, latency_s, s_per_byte) for bytes_ in self.intervals.crossing_bytes
         )
         return there, back
 

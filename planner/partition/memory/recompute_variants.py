@@ -102,7 +102,7 @@ class RecomputeVariants:
     def _is_too_large(self, partition: Partition, pipeline: PlacedPipeline, j: int) -> bool:
         stage = pipeline.stages[j]
         free = max(_free_bytes(pipeline, device) for device in stage.spec.devices)
-        room = free - _tight_bytes(stage)
+        room = free - stage.tight_bytes()
         if room >= stage.stash_bytes:
             return False
         return not self._allowed or self.chooser.fits_never(self._holding(partition, j, 1), room)
@@ -140,12 +140,12 @@ class RecomputeVariants:
         room = min(_free_bytes(pipeline, device) for device in partition[j].devices)
         stage = pipeline.stages[j]
         ample = self.chooser.choose([holding], room - _ample_bytes(stage))
-        return ample or self.chooser.choose([holding], room - _tight_bytes(stage))
+        return ample or self.chooser.choose([holding], room - stage.tight_bytes())
 
     def _choose(
         self, partition: Partition, pipeline: PlacedPipeline, in_flight: InFlight, *, ample: bool
     ) -> Partition | None:
-        beside = _ample_bytes if ample else _tight_bytes
+        beside = _ample_bytes if ample else PlacedStage.tight_bytes
         layers: dict[int, list[int]] = {}
         for group in _groups(pipeline):
             devices = {device for j in group for device in partition[j].devices}
@@ -194,12 +194,6 @@ def _free_bytes(pipeline: PlacedPipeline, device: str) -> int:
     return pipeline.capacity_bytes(device) - pipeline.static_bytes(device)
 
 
-def _tight_bytes(stage: PlacedStage) -> int:
-    """Held beside the stashes at some moment of every schedule."""
-    gradients = stage.input_gradient_bytes + stage.output_gradient_bytes
-    return max(stage.output_bytes, gradients)
-
-
 def _ample_bytes(stage: PlacedStage) -> int:
     """Enough for one tensor of each kind to wait or be on its way."""
     gradients = stage.input_gradient_bytes + stage.output_gradient_bytes
@@ -222,7 +216,7 @@ def _may_fit(pipeline: PlacedPipeline) -> bool:
     """Whether each stage's microbatch fits on some replica, so that a schedule may exist."""
     return all(
         any(
-            stage.stash_bytes + _tight_bytes(stage) <= _free_bytes(pipeline, device)
+            stage.stash_bytes + stage.tight_bytes() <= _free_bytes(pipeline, device)
             for device in stage.spec.devices
         )
         for stage in pipeline.stages

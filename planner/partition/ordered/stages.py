@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.artifacts.link_table import LinkTable
+from planner.artifacts.link_table import LinkTable, moving_s
 from planner.costs.collectives import fewest_steps
 from planner.partition.chain import FloatArray
 from planner.partition.intervals import Counts, Intervals
@@ -61,9 +61,7 @@ class StageFigures:
         step = self.optimizer_s[block]
         if s_per_byte == 0:
             return step
-        bytes_ = self.gradient_bytes[block]
-        reduce = start_s + bytes_ * min(s_per_byte, 1e300)
-        return np.where(bytes_ > 0, step + reduce, step)
+        return step + moving_s(self.gradient_bytes[block], start_s, s_per_byte)
 
 
 class StageCosts:
@@ -143,8 +141,7 @@ class StageCosts:
         if key not in self._transfers:
             latency_s, s_per_byte = self.links.latency_s[key], self.links.s_per_byte[key]
             there, back = (
-                np.where(bytes_ > 0, latency_s + bytes_ * min(s_per_byte, 1e300), 0.0)
-                for bytes_ in self.intervals.crossing_bytes
+                moving_s(bytes_, latency_s, s_per_byte) for bytes_ in self.intervals.crossing_bytes
             )
             self._transfers[key] = there, back
         return self._transfers[key]
