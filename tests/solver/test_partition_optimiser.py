@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_problems import tiny_problem
 
-from planner import Problem
+from planner import InfeasibleError, Problem
 from planner.costs.placement import is_connected, place
+from planner.partition.bounds.partition import PartitionBound
 from planner.partition.bounds.priced_cluster import PricedCluster
 from planner.partition.bounds.quick import NumberedStage, QuickBound
 from planner.partition.bounds.schedule import schedule_bound_s
@@ -202,6 +203,37 @@ def test_partitions_with_too_many_stages_are_worth_nothing() -> None:
     assert two is not None
     assert optimiser.offer(two) == math.inf
     assert optimiser.best is None
+
+
+@given(st.data())
+def test_the_best_of_all_partitions_that_fit_is_found_and_proved(data: st.DataObject) -> None:
+    problem = tiny_problem(
+        data.draw(st.integers(0, 999)),
+        layers=data.draw(st.integers(2, 4)),
+        devices=data.draw(st.integers(2, 3)),
+        microbatches=data.draw(st.integers(1, 5)),
+        types=data.draw(st.integers(1, 3)),
+        replication=data.draw(st.booleans()),
+        tied=data.draw(st.booleans()),
+        topology=data.draw(st.sampled_from(["mesh", "chain", "switches"])),
+        memory_mib=data.draw(st.sampled_from([1000.0, 300.0, 150.0])),
+        cut_mib=data.draw(st.sampled_from([1.0, 30.0])),
+    )
+    chain = Chain(problem)
+    bound = PartitionBound(chain)
+    best_s = math.inf
+    for specs in all_partitions(problem):
+        pipeline = place(problem, specs)
+        partition = chain.partition([(stage.layers, stage.devices) for stage in specs])
+        if is_connected(pipeline) and partition is not None and chain.may_fit(partition):
+            best_s = min(best_s, bound.bound_s(partition, pipeline))
+    try:
+        found = best_partition(problem, time_limit_s=2, deterministic=True)
+    except InfeasibleError:
+        assert math.isinf(best_s)
+        return
+    assert found.objective_s == pytest.approx(best_s, rel=2e-4)
+    assert found.lower_bound_s <= best_s * (1 + 2e-4)
 
 
 def test_a_partition_is_found_where_few_devices_are_joined() -> None:

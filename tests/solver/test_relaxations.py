@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 from brute_force import all_partitions
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny_problems import tiny_problem
 
 from planner import Cluster, Job, Problem
@@ -44,6 +46,30 @@ def test_no_partition_beats_a_relaxation(case: dict[str, Any], seed: int) -> Non
     best_s = least_bound_s(problem)
     for bound_s in bounds_s(problem, 2 * best_s):
         assert work_bound_s(Chain(problem)) <= bound_s * ROUNDING
+        assert bound_s <= best_s * ROUNDING
+
+
+@given(st.data())
+def test_no_partition_of_any_small_problem_beats_a_relaxation(data: st.DataObject) -> None:
+    devices = data.draw(st.integers(2, 4))
+    problem = tiny_problem(
+        data.draw(st.integers(0, 999)),
+        layers=data.draw(st.integers(2, 4)),
+        devices=devices,
+        microbatches=data.draw(st.integers(1, 7)),
+        types=data.draw(st.integers(1, 3)),
+        replication=data.draw(st.booleans()),
+        tied=data.draw(st.booleans()),
+        topology=data.draw(st.sampled_from(["mesh", "chain", "switches"])),
+        cut_mib=data.draw(st.sampled_from([1.0, 7.5, 30.0, 100.0])),
+        link_scale=data.draw(st.sampled_from([0.2, 1.0, 5.0])),
+    )
+    node = data.draw(st.sampled_from([None, 1, 2, 3]))
+    if node is not None:
+        inside, outside = data.draw(st.sampled_from([(10, 0.2), (2, 0.5), (1, 1), (0.5, 5)]))
+        problem = with_links(problem, inside=inside, outside=outside, node=node)
+    best_s = least_bound_s(problem)
+    for bound_s in bounds_s(problem, 2 * best_s):
         assert bound_s <= best_s * ROUNDING
 
 
