@@ -163,3 +163,15 @@ def with_links(problem: Problem, *, inside: float, outside: float, node: int) ->
     ]
     job: Job = problem.job
     return Problem(problem.graph, Cluster.from_data(data), job)
+
+
+@pytest.mark.parametrize("states", [1, 7, 14, 10**6])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_stage_may_lie_in_more_groups_than_crossings_are_told_apart(
+    seed: int, states: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relaxed_cluster, "MANY_STATES", states)
+    problem = tiny_problem(seed, layers=3, devices=6, microbatches=6)
+    nodes = with_links(problem, inside=10.0, outside=5.0, node=2)
+    best_s = least_bound_s(nodes)
+    assert bounds_s(nodes, 2 * best_s)[0] <= best_s * ROUNDING

@@ -44,14 +44,14 @@ class _Option:
         load_s: of the most loaded replica; infinite where memory does not suffice.
         end_s: reduction and optimizer step after it.
         path_s: one microbatch forward and back.
-        crossings: of the network within the stage, at least; all-reduce pays for them.
+        crosses: whether it lies in several groups, and its all-reduce crosses the network.
     """
 
     counts: Counts
     load_s: FloatArray
     end_s: FloatArray
     path_s: FloatArray
-    crossings: int
+    crosses: bool
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,10 @@ class RelaxedCluster:
         inside = self._most_in_a_group(counts)
         narrowest = self.links.joint_s_per_byte[replicas]
         if inside:
-            yield self._option(counts, narrowest, 0)
+            yield self._option(counts, narrowest, crosses=False)
         if self._groups is not None and replicas > 1:
             between = 1e-9 / self._groups.widest_between_gb_per_s
-            yield self._option(counts, max(narrowest, between), self._spare_end)
+            yield self._option(counts, max(narrowest, between), crosses=True)
 
     def _most_in_a_group(self, counts: Counts) -> bool:
         """Whether some group has so many devices."""
@@ -174,7 +174,7 @@ class RelaxedCluster:
                 return True
         return False
 
-    def _option(self, counts: Counts, s_per_byte: float, crossings: int) -> _Option:
+    def _option(self, counts: Counts, s_per_byte: float, *, crosses: bool) -> _Option:
         table, replicas = self.intervals, sum(counts)
         load = table.load_s(counts)
         reduce = np.zeros_like(load)
@@ -186,7 +186,7 @@ class RelaxedCluster:
             reduce = np.where(table.gradient_bytes > 0, np.inf, 0.0)
         end = reduce + table.optimizer_s(counts)
         load = np.where(table.fits(counts), load, np.inf)
-        return _Option(counts, load, end, table.path_s(counts), crossings)
+        return _Option(counts, load, end, table.path_s(counts), crosses)
 
     # --- what a cut costs --------------------------------------------------------------------
 
@@ -277,7 +277,10 @@ class RelaxedCluster:
         more = self._needed_groups[target] - self._needed_groups[alive % states]
         window = reached[columns].T
         for slow, arrival in self._arrivals(reached[cut, alive], frontier, option):
-            spare = self._spare_after(alive // states, option.crossings + slow - more)
+            spare = self._spare_after(alive // states, slow - more)
+            if option.crosses:
+                # Its all-reduce crosses the network for every group it lies in: any number.
+                spare = np.full_like(spare, self._spare_end)
             good = (spare >= 0) & np.isfinite(arrival)
             spent_s = np.maximum(arrival[good, None], home)
             new = np.where(spent_s + load <= frontier.limit_s, spent_s + path, np.inf)
