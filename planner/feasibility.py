@@ -7,8 +7,8 @@ import numpy as np
 from planner.costs.placement import workspace_bytes
 from planner.errors import InfeasibleError
 from planner.partition.chain import Chain
-from planner.partition.memory.division import Division
 from planner.remedies import remedies
+from planner.tight_division import TightDivision, TypedStages
 from planner.units import format_bytes
 
 MOST_LAYERS = 1500
@@ -25,12 +25,12 @@ def explain_infeasible(chain: Chain, *, is_proved: bool) -> InfeasibleError:
     verdict = "no plan fits" if is_proved else "no plan was found that fits"
     if chain.length > MOST_LAYERS:
         return InfeasibleError(f"{verdict}: {_sums(chain)}")
-    division = Division(chain)
-    slack_bytes = division.least_slack_bytes()
+    division = TightDivision(chain)
+    slack_bytes, stages = division.least_overflow()
     if slack_bytes == 0:
-        return InfeasibleError(f"{verdict}: {_not_memory(chain)}")
+        return InfeasibleError(f"{verdict}: {_not_memory(chain, division, stages)}")
     helps = remedies(chain, division, slack_bytes)
-    why = _largest_layer(chain, division) or _worst_stage(chain, division, slack_bytes)
+    why = _largest_layer(chain, division) or _worst_stage(chain, division, stages)
     return InfeasibleError(f"{verdict}: {why}; {_advice(helps)}")
 
 
@@ -62,45 +62,71 @@ def _advice(helps: list[str]) -> str:
     return f"what would help: {', or '.join(helps)}"
 
 
-def _not_memory(chain: Chain) -> str:
+def _not_memory(chain: Chain, division: TightDivision, stages: TypedStages) -> str:
+    """One microbatch fits every stage of a division: what else is in the way."""
     cluster = chain.problem.cluster
-    first = cluster.device_names[0]
-    apart = [device for device in cluster.device_names if cluster.route(first, device) is None]
-    if apart:
+    apart = np.argwhere(~np.isfinite(cluster.link_table.latency_s))
+    if len(apart):
+        first, second = (cluster.device_names[number] for number in apart[0])
         return (
-            f"memory would do, but no path of links and switches joins {first!r} and {apart[0]!r}, "
+            f"memory would do, but no path of links and switches joins {first!r} and {second!r}, "
             "among others; add links to the cluster"
         )
+    bound = [layer for layer in chain.problem.graph.record.layers if layer.device_types]
+    if bound:
+        return (
+            "memory would do, but no stages were found that keep to the device types of their "
+            f"layers (layer {bound[0].name!r} runs on {', '.join(bound[0].device_types)} only, "
+            f"{len(bound)} of {chain.length} layers are bound so); allow more time, more "
+            "device_types in the layer graph or more devices of these types"
+        )
+    fullest = max(stages, key=lambda stage: _use(chain, division, stage))
     return (
-        "memory would do for the stages one by one, but no schedule of them was found that keeps "
-        "within it; allow more time, use smaller microbatches or devices with more memory"
+        "one microbatch at a time would fit every stage, but no schedule was found that keeps "
+        f"within memory; the fullest are {_need(chain, division, fullest)}; allow more time, use "
+        "smaller microbatches or devices with more memory"
     )
 
 
-def _largest_layer(chain: Chain, division: Division) -> str | None:
+def _use(chain: Chain, division: TightDivision, stage: tuple[int, int, str]) -> float:
+    """The share of its device's memory that a stage needs."""
+    parts = _parts(chain, division, stage[0], stage[1])
+    return sum(parts.values()) / chain.problem.cluster.device_types[stage[2]].capacity_bytes
+
+
+def _need(chain: Chain, division: TightDivision, stage: tuple[int, int, str]) -> str:
+    begin, end, kind = stage
+    size = format_bytes(sum(_parts(chain, division, begin, end).values()))
+    have = format_bytes(chain.problem.cluster.device_types[kind].capacity_bytes)
+    return (
+        f"layers {chain.names[begin]!r} to {chain.names[end - 1]!r} with {size} of the {have} of "
+        f"a device of type {kind!r}"
+    )
+
+
+def _largest_layer(chain: Chain, division: TightDivision) -> str | None:
     """The layer that fits on no device by the most, if there is one."""
-    needs = np.diagonal(division.need_bytes, 1)
+    needs = np.diagonal(division.division.need_bytes, 1)
     largest = max(chain.problem.cluster.device_names, key=lambda d: _capacity_bytes(chain, d))
     worst = int(needs.argmax())
     if needs[worst] <= _capacity_bytes(chain, largest):
         return None
-    parts = _parts(chain, worst, worst + 1)
+    parts = _parts(chain, division, worst, worst + 1)
     return f"layer {chain.names[worst]!r} alone needs {_split(chain, parts, largest, 'largest ')}"
 
 
-def _worst_stage(chain: Chain, division: Division, slack_bytes: float) -> str:
+def _worst_stage(chain: Chain, division: TightDivision, stages: TypedStages) -> str:
     """Of the division that overflows least, the stage that overflows most."""
-    stages = division.divide(slack_bytes)
-    assert stages is not None
     problem = chain.problem
     first_of = {device.type: device.name for device in reversed(problem.cluster.devices)}
+    need_bytes = division.division.need_bytes
 
     def over_bytes(stage: tuple[int, int, str]) -> float:
         begin, end, kind = stage
-        return float(division.need_bytes[begin, end]) - _capacity_bytes(chain, first_of[kind])
+        return float(need_bytes[begin, end]) - _capacity_bytes(chain, first_of[kind])
 
     begin, end, kind = max(stages, key=over_bytes)
-    parts = _parts(chain, begin, end)
+    parts = _parts(chain, division, begin, end)
     names = f"layers {chain.names[begin]!r} to {chain.names[end - 1]!r} need"
     if end - begin == 1:
         names = f"layer {chain.names[begin]!r} needs"
@@ -136,22 +162,20 @@ def _capacity_bytes(chain: Chain, device: str) -> int:
     return chain.problem.cluster.device_type(device).capacity_bytes
 
 
-def _parts(chain: Chain, begin: int, end: int) -> dict[str, int]:
+def _parts(chain: Chain, division: TightDivision, begin: int, end: int) -> dict[str, int]:
     """What a stage holds when its first microbatch is in flight, at the least."""
     problem, layers = chain.problem, chain.names[begin:end]
     parameters = problem.graph.parameters_of(layers)
     trained = [parameter for parameter in parameters if parameter.trainable]
     per_element = problem.job.optimizer_bytes_per_element
-    stashes, gradients = chain.stashes, chain.cut_gradient_bytes
-    stash, name = stashes.stage(begin, end).fixed_bytes, "stash of one microbatch"
+    gradients, name = chain.cut_gradient_bytes, "stash of one microbatch"
     if problem.job.recompute:
-        stash = int(stashes.least_by_interval()[begin, end])
-        name = "stash of one microbatch with all recomputed"
+        name += " with all recomputed that saves memory"
     return {
         "weights": sum(parameter.bytes for parameter in parameters),
         "gradients": sum(parameter.bytes for parameter in trained),
         "optimizer state": sum(per_element * parameter.elements for parameter in trained),
-        name: stash,
+        name: division.least_stash_bytes(begin, end),
         "workspace": workspace_bytes(problem.graph, layers),
         "tensors to and from its neighbours": max(
             int(chain.cut_bytes[end]), int(gradients[begin] + gradients[end])

@@ -11,16 +11,14 @@ from planner.artifacts.document import Record
 from planner.artifacts.hardware import GIB
 from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.problem import Problem
-from planner.costs.placement import place
 from planner.partition.chain import Chain
-from planner.partition.memory.division import Division
-from planner.partition.memory.recompute_variants import RecomputeVariants
+from planner.tight_division import TightDivision
 
 OPTIMIZERS = ("adamw", "sgd_momentum", "sgd")
 """From the most state to none."""
 
 
-def remedies(chain: Chain, division: Division, slack_bytes: float) -> list[str]:
+def remedies(chain: Chain, division: TightDivision, slack_bytes: float) -> list[str]:
     """Changes, each with its figure, that make every stage fit with one microbatch in flight.
 
     Args:
@@ -32,17 +30,12 @@ def remedies(chain: Chain, division: Division, slack_bytes: float) -> list[str]:
     found = [text for text, changed in changes if fits(changed)]
     if not found:
         found = _together(chain.problem)
-    return [*found, *_more_devices(chain), *_more_memory(chain, division, slack_bytes)]
+    return [*found, *_more_devices(chain, division), *_more_memory(chain, division, slack_bytes)]
 
 
 def fits(problem: Problem) -> bool:
     """Whether some division of the layers fits, one microbatch in flight."""
-    chain = Chain(problem)
-    partition = Division(chain).partition()
-    if partition is None:
-        return False
-    pipeline = place(problem, chain.specs(partition))
-    return RecomputeVariants(chain).leanest(partition, pipeline) is not None
+    return TightDivision(Chain(problem)).divide() is not None
 
 
 def _job_changes(problem: Problem) -> Iterator[tuple[str, Problem]]:
@@ -52,7 +45,7 @@ def _job_changes(problem: Problem) -> Iterator[tuple[str, Problem]]:
         yield "recompute = true", _with_job(problem, recompute=True)
     if job.max_stages is not None:
         unlimited = _with_job(problem, max_stages=None)
-        stages = Division(Chain(unlimited)).divide()
+        stages = TightDivision(Chain(unlimited)).divide()
         if stages is not None:
             yield f"max_stages = {len(stages)}", _with_job(problem, max_stages=len(stages))
     yield from _lighter_optimizer(problem)
@@ -115,29 +108,29 @@ def _with_samples(problem: Problem, samples: int) -> Problem:
     return replace(problem, graph=LayerGraph.from_record(graph), job=job)
 
 
-def _more_devices(chain: Chain) -> list[str]:
+def _more_devices(chain: Chain, division: TightDivision) -> list[str]:
     """The fewest more of the roomiest type, if any number helps."""
     kind = _roomiest(chain)
     low, high = 0, chain.length
-    if Division(chain, {kind: high}).divide() is None:
+    if TightDivision(chain, {kind: high}, division).divide() is None:
         return []
     while high - low > 1:
         middle = (low + high) // 2
-        if Division(chain, {kind: middle}).divide() is None:
+        if TightDivision(chain, {kind: middle}, division).divide() is None:
             low = middle
         else:
             high = middle
     return [f"{high} more device{'s' * (high > 1)} of type {kind!r}"]
 
 
-def _more_memory(chain: Chain, division: Division, slack_bytes: float) -> list[str]:
+def _more_memory(chain: Chain, division: TightDivision, slack_bytes: float) -> list[str]:
     """On the roomiest type alone, or on every device.
 
     The table of needs leaves out what several layers share; a little more is tried for that.
     """
     kind, problem = _roomiest(chain), chain.problem
     kinds = problem.cluster.device_types
-    most = float(max(division.need_bytes[i, i + 1] for i in range(chain.length)))
+    most = float(max(division.division.need_bytes[i, i + 1] for i in range(chain.length)))
     lacking = max(slack_bytes, most - kinds[kind].capacity_bytes)
     for more in (1.0, 1.05, 1.2, 1.5):
         size = kinds[kind].memory_gib + more * lacking / GIB
