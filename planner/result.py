@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from planner.artifacts.plan import Plan
-from planner.units import format_seconds
+from planner.units import format_seconds, plural
 from planner.verifier import gap
 
 Status = Literal["optimal", "feasible", "interrupted"]
+Ended = Literal["proved", "gap limit", "time limit", "nothing left to try", "interrupted"]
 
 
 class HistoryRow(NamedTuple):
@@ -38,6 +39,9 @@ class Result:
             says which space that is.
         history: every new incumbent and bound.
         tried: number of partitions that were scheduled.
+        ended: why the search ended; ``nothing left to try`` where all its steps were through
+            before the limit and a gap is left that none of them could close.
+        search_s: how long it took, in the seconds of the limit.
     """
 
     status: Status
@@ -45,6 +49,8 @@ class Result:
     lower_bound_s: float
     history: tuple[HistoryRow, ...]
     tried: int
+    ended: Ended
+    search_s: float
 
     @property
     def iteration_time_s(self) -> float:
@@ -63,9 +69,10 @@ class Result:
             if self.gap is None
             else f"bound {format_seconds(self.lower_bound_s)}, gap {self.gap:.2%}"
         )
-        stages, used = len(self.plan.stages), len(self.plan.ranks)
+        used, devices = len(self.plan.ranks), len(self.plan.cluster.devices)
         return (
             f"{self.status}: {format_seconds(self.iteration_time_s)} an iteration, {proved}; "
-            f"{stages} stage{'s' * (stages > 1)} on {used} of {len(self.plan.cluster.devices)} "
-            f"device{'s' * (used > 1)}, {self.tried} partitions scheduled"
+            f"{plural(len(self.plan.stages), 'stage')} on {used} of {plural(devices, 'device')}, "
+            f"{plural(self.tried, 'partition')} scheduled; "
+            f"ended after {self.search_s:.1f} s: {self.ended}"
         )

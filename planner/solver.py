@@ -22,7 +22,7 @@ from planner.portfolio.first_plans import (
     schedule_warm_starts,
 )
 from planner.portfolio.search import Progress, Search
-from planner.result import Result, Status
+from planner.result import Ended, Result, Status
 from planner.solver_settings import DEFAULT_WORKERS, Clock, Settings
 from planner.verifier import require_valid
 
@@ -130,12 +130,14 @@ def _result(search: Search, limit: str) -> Result:
                 "one, to see which of them, or the memory, is in the way"
             )
         raise explain_infeasible(search.chain, is_proved=search.infeasible)
+    ended, search_s = _ended(search), search.clock.elapsed_s
     schedule = search.best.schedule
     bound_s = min(search.bound_s, schedule.iteration_time_s)
     provenance = _provenance(search, limit, schedule.method)
     plan = assemble_plan(schedule.timeline, schedule.orders, bound_s, provenance)
     require_valid(plan)
-    return Result(_status(search), plan, bound_s, tuple(search.history), search.tried)
+    history = tuple(search.history)
+    return Result(_status(search), plan, bound_s, history, search.tried, ended, search_s)
 
 
 def _status(search: Search) -> Status:
@@ -143,6 +145,17 @@ def _status(search: Search) -> Status:
     if search.best_s <= search.bound_s * (1 + tolerance):
         return "optimal"
     return "interrupted" if search.clock.is_stopped else "feasible"
+
+
+def _ended(search: Search) -> Ended:
+    """Why the search is over, asked as it is."""
+    if _status(search) == "optimal":
+        return "proved"
+    if search.clock.is_stopped:
+        return "interrupted"
+    if search.best_s <= search.bound_s * (1 + search.gap_limit):
+        return "gap limit"
+    return "time limit" if search.clock.left_s <= 0 else "nothing left to try"
 
 
 def _provenance(search: Search, limit: str, method: str) -> Provenance:

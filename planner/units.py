@@ -35,3 +35,8 @@ def format_bytes(bytes_: float) -> str:
         if abs(bytes_) >= size:
             return f"{bytes_ / size:.4g} {symbol}"
     return f"{bytes_:.4g} B"
+
+
+def plural(count: int, noun: str) -> str:
+    """A number with its noun, such as ``1 stage``, ``2 stages`` or ``5,000 layers``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

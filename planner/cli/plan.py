@@ -104,6 +104,7 @@ def _report_result(result: Result, output: Path, as_json: bool) -> None:
         print_json(
             {
                 "status": result.status,
+                "ended": result.ended,
                 "plan": str(output),
                 **result.plan.predicted.model_dump(mode="json"),
                 "history": [row._asdict() for row in result.history],

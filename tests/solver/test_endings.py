@@ -1,0 +1,42 @@
+"""Why a search ended, as its result says."""
+
+import pytest
+from builders import graph, layer, star
+
+from planner import Job, Problem, Result, solve
+from planner.units import plural
+
+
+def result(time_limit_s: float = 3, gap_limit: float = 1e-4, **job: object) -> Result:
+    layers = graph([layer(name) for name in "abcdef"])
+    problem = Problem(layers, star(3), Job.model_validate({"microbatches": 4, **job}))
+    return solve(problem, time_limit_s=time_limit_s, gap_limit=gap_limit, deterministic=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "ended"),
+    [
+        ({}, "proved"),
+        ({"gap_limit": 0.5}, "gap limit"),
+        ({"time_limit_s": 1e-3}, "time limit"),
+        # Only the total work bounds plans with several stages a device: no step closes that gap.
+        ({"max_stages_per_device": 2, "time_limit_s": 30}, "nothing left to try"),
+    ],
+)
+def test_the_result_says_why_the_search_ended(settings: dict, ended: str) -> None:
+    found = result(**settings)
+    assert found.ended == ended
+    assert found.summary().endswith(f"s: {ended}")
+    assert (found.status == "optimal") == (ended == "proved")
+
+
+def test_only_a_search_that_ran_out_of_time_took_all_of_it() -> None:
+    assert result(time_limit_s=1e-3).search_s >= 1e-3
+    assert result(max_stages_per_device=2, time_limit_s=30).search_s < 30
+
+
+def test_one_of_a_thing_is_singular() -> None:
+    assert [plural(count, "stage") for count in (0, 1, 2, 5000)] == [
+        *("0 stages", "1 stage", "2 stages", "5,000 stages")
+    ]
+    assert "1 stage on 3 of 3 devices, 1 partition scheduled" in result(gap_limit=0.5).summary()
