@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.costs.placement import workspace_bytes
+from planner.costs.placement import StageSpec
+from planner.costs.stage_bytes import stage_bytes
 from planner.errors import InfeasibleError
 from planner.partition.chain import Chain
 from planner.remedies import remedies
@@ -176,7 +177,7 @@ def _parts(chain: Chain, division: TightDivision, begin: int, end: int) -> dict[
         "gradients": sum(parameter.bytes for parameter in trained),
         "optimizer state": sum(per_element * parameter.elements for parameter in trained),
         name: division.least_stash_bytes(begin, end),
-        "workspace": workspace_bytes(problem.graph, layers),
+        "workspace": stage_bytes(problem.graph, [StageSpec(layers, ())])[0].workspace,
         "tensors to and from its neighbours": max(
             int(chain.cut_bytes[end]), int(gradients[begin] + gradients[end])
         ),

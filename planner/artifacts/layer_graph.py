@@ -240,7 +240,7 @@ class LayerGraph(nx.DiGraph):  # type: ignore[misc]
         """Write the graph as JSON, atomically."""
         write_atomically(path, self.record.model_dump_json(indent=1) + "\n")
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of the graph's canonical JSON."""
         return digest(self.record)

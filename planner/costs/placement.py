@@ -11,12 +11,13 @@ from itertools import pairwise
 import numpy as np
 
 from planner.artifacts.cluster import Route
-from planner.artifacts.layer_graph import Boundary, LayerGraph, Parameter
+from planner.artifacts.layer_graph import Parameter
 from planner.artifacts.link_table import FloatArray
 from planner.artifacts.plan import Plan
 from planner.artifacts.problem import Problem
 from planner.costs.collectives import all_reduce_s, fastest_all_reduce_s
 from planner.costs.roofline import OperationTimes, layer_times
+from planner.costs.stage_bytes import stage_bytes
 from planner.errors import PipeplanError
 
 
@@ -205,18 +206,27 @@ def place(problem: Problem, stages: Sequence[StageSpec]) -> PlacedPipeline:
         problem: the model, cluster and job.
         stages: in pipeline order; every layer in exactly one, no edge backwards.
     """
-    graph = problem.graph
-    tied = _tied_parameters(graph, stages)
-    cuts = [_alive_after(graph, stages, index) for index in range(len(stages))]
+    parameters = [problem.graph.parameters_of(stage.layers) for stage in stages]
     placed = tuple(
-        _place_stage(problem, spec, cuts[index - 1] if index else (), cuts[index])
-        for index, spec in enumerate(stages)
+        PlacedStage(
+            spec=spec,
+            times=_times(problem, spec),
+            static_bytes=static_bytes(problem, held) + row.workspace,
+            stash_bytes=row.stash,
+            input_bytes=row.input,
+            output_bytes=row.output,
+            input_gradient_bytes=row.input_gradient,
+            output_gradient_bytes=row.output_gradient,
+        )
+        for spec, held, row in zip(
+            stages, parameters, stage_bytes(problem.graph, stages), strict=True
+        )
     )
     return PlacedPipeline(
         problem=problem,
         stages=placed,
-        synchronisations=_synchronisations(problem, stages, tied),
-        optimizer_s=_optimizer_s(problem, stages),
+        synchronisations=_synchronisations(problem, stages, parameters),
+        optimizer_s=_optimizer_s(problem, stages, parameters),
         microbatches=problem.job.microbatches,
     )
 
@@ -227,51 +237,22 @@ def place_plan(plan: Plan) -> PlacedPipeline:
     return place(plan.problem, specs)
 
 
-def _alive_after(
-    graph: LayerGraph, stages: Sequence[StageSpec], index: int
-) -> tuple[Boundary, ...]:
-    before = [layer for stage in stages[: index + 1] for layer in stage.layers]
-    return graph.crossing(before)
+def _times(problem: Problem, spec: StageSpec) -> dict[str, OperationTimes]:
+    """Seconds of a stage's operations on each of its devices."""
+    type_of = {device: problem.cluster.type_of(device) for device in spec.devices}
+    times = {kind: _times_on(problem, spec, kind) for kind in dict.fromkeys(type_of.values())}
+    return {device: times[kind] for device, kind in type_of.items()}
 
 
-def _place_stage(
-    problem: Problem,
-    spec: StageSpec,
-    inputs: Sequence[Boundary],
-    outputs: Sequence[Boundary],
-) -> PlacedStage:
-    graph = problem.graph
-    return PlacedStage(
-        spec=spec,
-        times={device: stage_times(problem, spec, device) for device in spec.devices},
-        static_bytes=static_bytes(problem, graph.parameters_of(spec.layers))
-        + workspace_bytes(graph, spec.layers),
-        stash_bytes=_stash_bytes(graph, spec, inputs),
-        input_bytes=_bytes(inputs),
-        output_bytes=_bytes(outputs),
-        input_gradient_bytes=_gradient_bytes(inputs),
-        output_gradient_bytes=_gradient_bytes(outputs),
-    )
-
-
-def _bytes(tensors: Sequence[Boundary]) -> int:
-    return sum(tensor.bytes for tensor in tensors)
-
-
-def _gradient_bytes(tensors: Sequence[Boundary]) -> int:
-    return sum(tensor.bytes for tensor in tensors if tensor.requires_grad)
-
-
-def stage_times(problem: Problem, spec: StageSpec, device: str) -> OperationTimes:
-    """Seconds of a stage's operations on one device."""
-    type_name = problem.cluster.type_of(device)
-    kind = problem.cluster.device_types[type_name]
-    total = OperationTimes(0.0, 0.0, 0.0)
-    for name in spec.layers:
-        layer = problem.graph.layers[name]
-        recompute = name in spec.recompute
-        total += layer_times(layer, type_name, kind, problem.job.precision, recompute)
-    return total
+def _times_on(problem: Problem, spec: StageSpec, type_name: str) -> OperationTimes:
+    kind, again = problem.cluster.device_types[type_name], set(spec.recompute)
+    rows = [
+        layer_times(
+            problem.graph.layers[name], type_name, kind, problem.job.precision, name in again
+        )
+        for name in spec.layers
+    ]
+    return OperationTimes(*(sum(column) for column in zip(*rows, strict=True)))
 
 
 def static_bytes(problem: Problem, parameters: Sequence[Parameter]) -> int:
@@ -282,46 +263,23 @@ def static_bytes(problem: Problem, parameters: Sequence[Parameter]) -> int:
     )
 
 
-def workspace_bytes(graph: LayerGraph, layers: Sequence[str]) -> int:
-    """Temporaries of a backward: the gradients of the largest tensors a layer hands on, twice."""
-    inside = set(layers)
-    sizes = [tensor.bytes for tensor in graph.record.boundaries if tensor.producer in inside]
-    return 2 * max(sizes, default=0)
-
-
-def _stash_bytes(graph: LayerGraph, spec: StageSpec, inputs: Sequence[Boundary]) -> int:
-    """What the stage keeps for one microbatch; a recomputed layer keeps only its input."""
-    inside = set(spec.layers)
-    kept = sum(graph.layers[name].stash_bytes for name in spec.layers if name not in spec.recompute)
-    for tensor in graph.record.boundaries:
-        rerun = [user for user in tensor.users if user in inside and user in spec.recompute]
-        counted = tensor.saved_by in inside and tensor.saved_by not in spec.recompute
-        if rerun and not counted and tensor not in inputs:
-            kept += tensor.bytes
-    for tensor in inputs:
-        if tensor.saved_by not in inside or tensor.saved_by in spec.recompute:
-            kept += tensor.bytes
-    return kept
-
-
-def _tied_parameters(graph: LayerGraph, stages: Sequence[StageSpec]) -> dict[str, tuple[int, ...]]:
+def _tied_parameters(parameters: Sequence[Sequence[Parameter]]) -> dict[str, tuple[int, ...]]:
     """Trainable parameters held by several stages, with these stages."""
     holders: dict[str, list[int]] = {}
-    for index, stage in enumerate(stages):
-        for parameter in graph.parameters_of(stage.layers):
+    for index, held in enumerate(parameters):
+        for parameter in held:
             if parameter.trainable:
                 holders.setdefault(parameter.name, []).append(index)
     return {name: tuple(held) for name, held in holders.items() if len(held) > 1}
 
 
 def _synchronisations(
-    problem: Problem, stages: Sequence[StageSpec], tied: Mapping[str, tuple[int, ...]]
+    problem: Problem, stages: Sequence[StageSpec], parameters: Sequence[Sequence[Parameter]]
 ) -> tuple[Synchronisation, ...]:
-    graph = problem.graph
+    graph, tied = problem.graph, _tied_parameters(parameters)
     wanted: dict[tuple[int, ...], int] = {}
-    for index, stage in enumerate(stages):
-        own = [p for p in graph.parameters_of(stage.layers) if p.trainable and p.name not in tied]
-        wanted[(index,)] = sum(p.bytes for p in own)
+    for index, held in enumerate(parameters):
+        wanted[(index,)] = sum(p.bytes for p in held if p.trainable and p.name not in tied)
     for name, holders in tied.items():
         wanted[holders] = wanted.get(holders, 0) + graph.parameters[name].bytes
     rows = []
@@ -334,21 +292,29 @@ def _synchronisations(
     return tuple(rows)
 
 
-def _optimizer_s(problem: Problem, stages: Sequence[StageSpec]) -> dict[str, float]:
+def _optimizer_s(
+    problem: Problem, stages: Sequence[StageSpec], parameters: Sequence[Sequence[Parameter]]
+) -> dict[str, float]:
     """Seconds of the optimizer step: it reads and writes weights and state, reads gradients."""
-    per_element = problem.job.optimizer_bytes_per_element
-    held: dict[str, dict[str, Parameter]] = {}
-    for stage in stages:
+    stages_on: dict[str, tuple[int, ...]] = {}
+    for index, stage in enumerate(stages):
         for device in stage.devices:
-            for parameter in problem.graph.parameters_of(stage.layers):
-                if parameter.trainable:
-                    held.setdefault(device, {})[parameter.name] = parameter
-    seconds = {device: 0.0 for stage in stages for device in stage.devices}
-    for device, parameters in held.items():
-        moved = sum(3 * p.bytes + 2 * per_element * p.elements for p in parameters.values())
-        bandwidth = problem.cluster.device_type(device).memory_bandwidth_gb_per_s * 1e9
-        seconds[device] = moved / bandwidth
-    return seconds
+            stages_on[device] = (*stages_on.get(device, ()), index)
+    moved = {
+        group: _optimizer_traffic_bytes(problem, [parameters[index] for index in group])
+        for group in set(stages_on.values())
+    }
+    return {
+        device: moved[group] / (problem.cluster.device_type(device).memory_bandwidth_gb_per_s * 1e9)
+        for device, group in stages_on.items()
+    }
+
+
+def _optimizer_traffic_bytes(problem: Problem, parameters: Sequence[Sequence[Parameter]]) -> int:
+    """Of the stages of one device, a parameter that several of them hold once."""
+    per_element = problem.job.optimizer_bytes_per_element
+    held = {p.name: p for row in parameters for p in row if p.trainable}
+    return sum(3 * p.bytes + 2 * per_element * p.elements for p in held.values())
 
 
 def is_connected(placed: PlacedPipeline) -> bool:
