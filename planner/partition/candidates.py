@@ -20,10 +20,10 @@ MOST_EVEN = 64
 
 
 def simple_partitions(chain: Chain, max_stages: int) -> Iterator[Partition]:
-    """Even splits, and equal work on equal numbers of devices: no search at all."""
+    """Equal work on equal numbers of devices, and even splits: no search at all."""
+    yield from grid_partitions(chain, max_stages)
     for count in range(1, min(max_stages, MOST_EVEN) + 1):
         yield even_partition(chain, count)
-    yield from grid_partitions(chain, max_stages)
 
 
 def grid_partitions(chain: Chain, max_stages: int) -> Iterator[Partition]:

@@ -1,6 +1,6 @@
 """Orders of the devices in which neighbours are well connected, for dynamic programs over them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import networkx as nx
@@ -11,16 +11,26 @@ MAX_DEVICES_FOR_MINIMUM_CUT = 64
 """Recursive minimum cuts take cubic time; larger clusters keep the file's order."""
 
 
-def device_orders(cluster: Cluster, seconds_by_type: dict[str, float]) -> list[tuple[str, ...]]:
-    """Distinct orders worth trying: the file's, by minimum cuts, by widest links, by speed."""
-    orders = [cluster.device_names]
+def device_orders(cluster: Cluster, seconds_by_type: dict[str, float]) -> Iterator[tuple[str, ...]]:
+    """Distinct orders worth trying: the file's, by minimum cuts, by widest links, by speed.
+
+    Each is worked out when it is asked for: that takes seconds for some clusters.
+    """
+    found: list[tuple[str, ...]] = []
+    for order in _orders(cluster, seconds_by_type):
+        if order not in found:
+            found.append(order)
+            yield order
+    backwards = (order[::-1] for order in list(found))
+    yield from (order for order in backwards if order not in found)
+
+
+def _orders(cluster: Cluster, seconds_by_type: dict[str, float]) -> Iterator[tuple[str, ...]]:
+    yield cluster.device_names
     if 2 < len(cluster.devices) <= MAX_DEVICES_FOR_MINIMUM_CUT:
-        orders.append(recursive_minimum_cut(cluster))
-        orders.append(widest_chain(cluster))
-    by_speed = sorted(cluster.device_names, key=lambda d: seconds_by_type[cluster.type_of(d)])
-    orders.append(tuple(by_speed))
-    orders += [tuple(reversed(order)) for order in orders]
-    return list(dict.fromkeys(orders))
+        yield recursive_minimum_cut(cluster)
+        yield widest_chain(cluster)
+    yield tuple(sorted(cluster.device_names, key=lambda d: seconds_by_type[cluster.type_of(d)]))
 
 
 def recursive_minimum_cut(cluster: Cluster) -> tuple[str, ...]:
@@ -65,20 +75,18 @@ def _order(graph: nx.Graph) -> list[str]:
 
 def widest_chain(cluster: Cluster) -> tuple[str, ...]:
     """From each device go on to the unused one with the widest link; keep the best start."""
-    chains = [_chain_from(cluster, start) for start in cluster.device_names]
-    return max(chains, key=lambda chain: sorted(_bandwidths(cluster, chain)))
+    names = cluster.device_names
+    widths = {u: {v: _bandwidth(cluster, u, v) for v in names if v != u} for u in names}
+    chains = [_chain_from(widths, start) for start in names]
+    return max(chains, key=lambda chain: sorted(widths[u][v] for u, v in pairwise(chain)))
 
 
-def _chain_from(cluster: Cluster, start: str) -> tuple[str, ...]:
-    chain, left = [start], [d for d in cluster.device_names if d != start]
+def _chain_from(widths: dict[str, dict[str, float]], start: str) -> tuple[str, ...]:
+    chain, left = [start], [device for device in widths if device != start]
     while left:
-        chain.append(max(left, key=lambda device: _bandwidth(cluster, chain[-1], device)))
+        chain.append(max(left, key=widths[chain[-1]].__getitem__))
         left.remove(chain[-1])
     return tuple(chain)
-
-
-def _bandwidths(cluster: Cluster, chain: tuple[str, ...]) -> list[float]:
-    return [_bandwidth(cluster, u, v) for u, v in pairwise(chain)]
 
 
 def _bandwidth(cluster: Cluster, source: str, target: str) -> float:

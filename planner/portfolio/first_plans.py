@@ -17,9 +17,10 @@ from planner.portfolio.search import Search
 
 SECONDS_A_STAGE = 1e-4
 """What placing a stage counts in deterministic time."""
+FIRST_SHARE = 0.15
 STEP_SHARES = (0.3, 0.5)
 SEARCH_SHARE = 0.3
-"""Of the whole time, by which the first two steps, and the search, give way to what follows."""
+"""Of the whole time, by which simple partitions, two steps and the search give way to the next."""
 PROMISING = 16
 """Partitions of the optimiser that are scheduled in any case, besides one a stage count."""
 
@@ -35,8 +36,7 @@ def optimise_partitions(search: Search) -> None:
     """Partitions with the least bound, and a bound on all; the most promising are scheduled."""
     search.raise_bound(work_bound_s(search.chain), "total work")
     optimiser = search.optimiser
-    for partition in simple_partitions(search.chain, search.max_stages):
-        optimiser.offer(partition)
+    _offer_simple(search, _until(search, FIRST_SHARE))
     _schedule_best(search, optimiser.promising(1)[:1])
     # On large clusters the classic planners take longer than the first good partitions.
     steps = [_offer_classics, _start] if not optimiser.is_large else [_start, _offer_classics]
@@ -50,6 +50,13 @@ def _until(search: Search, share: float) -> Callable[[], bool]:
     """Whether less than this share of the whole time is spent."""
     end_s = share * search.limit_s
     return lambda: search.clock.elapsed_s < end_s and search.clock.left_s > 0
+
+
+def _offer_simple(search: Search, may_go_on: Callable[[], bool]) -> None:
+    for partition in simple_partitions(search.chain, search.max_stages):
+        search.optimiser.offer(partition)
+        if search.optimiser.best is not None and not may_go_on():
+            return
 
 
 def _offer_classics(search: Search, may_go_on: Callable[[], bool]) -> None:
@@ -83,6 +90,8 @@ def _schedule_best(search: Search, partitions: Sequence[Partition]) -> None:
     """In order of what they promise, while one may beat the incumbent."""
     pool = []
     for partition in dict.fromkeys(map(search.optimiser.representative, partitions)):
+        if search.best is not None and search.clock.left_s <= 0:
+            break
         promise_s, pipeline = _promise(search, partition)
         if math.isfinite(promise_s):
             pool.append((promise_s, partition, pipeline))

@@ -9,7 +9,7 @@ devices, so the result is scored again by planner.partition.bounds.schedule.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -164,12 +164,17 @@ class OrderProgram:
         return self.time_s(self.reach(order, limit_s)) <= limit_s
 
     def least_limit_s(
-        self, order: Order, low_s: float, high_s: float, tolerance: float = 1e-4
+        self,
+        order: Order,
+        low_s: float,
+        high_s: float,
+        tolerance: float = 1e-4,
+        may_go_on: Callable[[], bool] = lambda: True,
     ) -> float | None:
-        """The least limit the order can keep; None if not even ``high_s``."""
+        """The least limit the order can keep, or one it can keep; None if not even ``high_s``."""
         if not self.keeps(order, high_s):
             return None
-        return narrowed_s(partial(self.keeps, order), low_s, high_s, tolerance)[1]
+        return narrowed_s(partial(self.keeps, order), low_s, high_s, tolerance, may_go_on)[1]
 
     def partition(self, order: Order, limit_s: float) -> Partition | None:
         """A partition within the limit, if there is one."""

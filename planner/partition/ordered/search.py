@@ -45,9 +45,17 @@ class OrderSearch:
         self._rows: list[Row] = []
         self._score: Score = (0, 0.0)
 
-    def start(self, high_s: float, tolerance: float = IMPROVEMENT) -> Partition | None:
-        """The partition along the first order, if it has any within ``high_s``."""
-        found = self._program.least_limit_s(self.order, self.bound_s, high_s, tolerance)
+    def start(
+        self,
+        high_s: float,
+        tolerance: float = IMPROVEMENT,
+        may_go_on: Callable[[], bool] = lambda: True,
+    ) -> Partition | None:
+        """The partition along the first order, if it has any within ``high_s``.
+
+        The best one (to the tolerance) unless time runs out: then one that was found until then.
+        """
+        found = self._program.least_limit_s(self.order, self.bound_s, high_s, tolerance, may_go_on)
         self._spend(12 * len(self.order))
         if found is None:
             return None
@@ -65,7 +73,9 @@ class OrderSearch:
             self.tried += 1
             self._spend(len(order) - first)
             if self._program.time_s(rows) <= self._target_s:
-                found = self._program.least_limit_s(order, self.bound_s, self._target_s)
+                found = self._program.least_limit_s(
+                    order, self.bound_s, self._target_s, may_go_on=may_go_on
+                )
                 self._spend(8 * len(order))
                 partition = self._accept(order, found or self._target_s)
                 if partition is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from planner.partition.chain import Chain
 from planner.partition.device_orders import device_orders
 from planner.partition.ordered.program import Order, Unit
@@ -12,17 +14,20 @@ MAX_REPLICA_CHOICES = 16
 """Beyond this many units only some numbers of replicas are tried."""
 
 
-def first_orders(chain: Chain) -> list[Order]:
-    """Distinct orders worth trying, in units."""
+def first_orders(chain: Chain) -> Iterator[Order]:
+    """Distinct orders worth trying, in units, each worked out when it is asked for."""
     cluster = chain.problem.cluster
     seconds = dict(zip(chain.types, chain.work_s.sum(axis=1).tolist(), strict=True))
     size = unit_size(chain)
-    orders = []
+    found: dict[Order, None] = {}
     for names in device_orders(cluster, seconds):
-        numbers = [cluster.numbers[name] for name in names]
-        orders.append(_units(chain, numbers, size))
-    orders.append(interleaved(chain, orders[0]))
-    return list(dict.fromkeys(orders))
+        order = _units(chain, [cluster.numbers[name] for name in names], size)
+        if order not in found:
+            found[order] = None
+            yield order
+    last = interleaved(chain, next(iter(found)))
+    if last not in found:
+        yield last
 
 
 def interleaved(chain: Chain, order: Order) -> Order:

@@ -20,7 +20,7 @@ from planner.partition.bounds.relaxed_cluster import RelaxedCluster, is_tractabl
 from planner.partition.bounds.work import longest_plan_s, work_bound_s
 from planner.partition.chain import Chain, Partition
 from planner.partition.intervals import Intervals, coarse_cuts
-from planner.partition.ordered.program import OrderProgram
+from planner.partition.ordered.program import Order, OrderProgram
 from planner.partition.ordered.search import OrderSearch
 from planner.partition.ordered.stages import StageCosts
 from planner.partition.ordered.starts import first_orders, replica_choices, unit_size
@@ -127,17 +127,24 @@ class PartitionOptimiser:
         if self.is_large:
             self._buy(may_go_on)
         found = []
-        for number, order in enumerate(first_orders(self.chain)):
-            if self.best is not None and not may_go_on():
-                break
+        for number, order in enumerate(self._orders(may_go_on)):
             search = OrderSearch(
                 self._program, order, self.bound_s, self.clock, self._seed + number
             )
-            partition = self._start(search)
+            partition = self._start(search, may_go_on)
             if partition is not None:
                 found.append((self.offer(partition), number, search))
         found.sort(key=lambda row: row[:2])
         self._searches = [search for _, _, search in found[:SEARCHES]]
+
+    def _orders(self, may_go_on: Callable[[], bool]) -> Iterator[Order]:
+        """Orders to start from, worked out while there is time or no partition is known."""
+        orders = first_orders(self.chain)
+        while self.best is None or may_go_on():
+            order = next(orders, None)
+            if order is None:
+                return
+            yield order
 
     @property
     def is_large(self) -> bool:
@@ -152,19 +159,19 @@ class PartitionOptimiser:
             if self.offer(partition) > SLACK * self.best_s or not may_go_on():
                 return
 
-    def _start(self, search: OrderSearch) -> Partition | None:
+    def _start(self, search: OrderSearch, may_go_on: Callable[[], bool]) -> Partition | None:
         """The best partition along an order, within a limit that is raised while it must be."""
         if math.isfinite(self.best_s):
             slack = 1.0 if self.is_large else SLACK
-            return search.start(self.best_s * slack, self._tolerance)
+            return search.start(self.best_s * slack, self._tolerance, may_go_on)
         longest_s = longest_plan_s(self.chain, self._max_stages)
         limit_s = max(3 * self.bound_s, SHORTEST * longest_s)
         while limit_s < longest_s:
-            partition = search.start(limit_s, self._tolerance)
+            partition = search.start(limit_s, self._tolerance, may_go_on)
             if partition is not None:
                 return partition
             limit_s *= 4
-        return search.start(longest_s, self._tolerance)
+        return search.start(longest_s, self._tolerance, may_go_on)
 
     @property
     def _tolerance(self) -> float:
