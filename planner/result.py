@@ -62,6 +62,15 @@ class Result:
         """Iteration time / lower bound - 1."""
         return gap(self.iteration_time_s, self.lower_bound_s)
 
+    @property
+    def unjoined_devices(self) -> tuple[str, ...]:
+        """Devices left unused that no path of links and switches joins to any device in use."""
+        cluster, used = self.plan.cluster, self.plan.ranks
+        left = [name for name in cluster.device_names if name not in used]
+        return tuple(
+            name for name in left if all(cluster.route(name, other) is None for other in used)
+        )
+
     def summary(self) -> str:
         """A few lines for people."""
         proved = (

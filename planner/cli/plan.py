@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +13,7 @@ from planner.cli.options import JobOption, JsonOption, ModelArgument, SetOption
 from planner.cli.output import print_json, show_plan, user_errors
 from planner.errors import PipeplanError
 from planner.solver_settings import DEFAULT_WORKERS
-from planner.units import format_seconds
+from planner.units import format_seconds, plural
 
 if TYPE_CHECKING:
     from planner.artifacts.plan import Plan
@@ -107,16 +107,30 @@ def _report_result(result: Result, output: Path, as_json: bool) -> None:
                 "ended": result.ended,
                 "plan": str(output),
                 **result.plan.predicted.model_dump(mode="json"),
+                "unjoined_devices": list(result.unjoined_devices),
                 "history": [row._asdict() for row in result.history],
             }
         )
         return
     show_plan(result.plan)
     typer.echo(result.summary())
+    _tell_unjoined(result.unjoined_devices)
     typer.echo(f"the bound holds for {result.plan.provenance.bound_covers}")
     if result.status != "optimal" and result.gap is not None:
         typer.echo("the gap is what is not proved: a better plan may exist, none is known")
     typer.echo(f"wrote {output}")
+
+
+def _tell_unjoined(devices: Sequence[str]) -> None:
+    """Say which devices the plan had no way to use with the others."""
+    from planner.report.names import compress_devices
+
+    if devices:
+        typer.echo(
+            f"note: no path of links and switches joins {compress_devices(devices)} to a device "
+            f"in use: {plural(len(devices), 'device')} left unused; add links to the cluster file "
+            "to use more"
+        )
 
 
 def _progress_table(quiet: bool) -> Callable[[HistoryRow], None]:

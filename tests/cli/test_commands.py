@@ -101,6 +101,26 @@ def test_an_interrupted_search_keeps_what_it_has_found(tmp_path: Path, after_s: 
     assert not verify(Plan.load(plan))
 
 
+def test_devices_that_no_link_joins_are_noted(tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.toml"
+    types = "".join(
+        f'[[devices]]\nname = "{name}"\ntype = "A10"\n' for name in ("a0", "a1", "b0", "b1")
+    )
+    links = "".join(
+        f'[[links]]\nbetween = ["{name}0", "{name}1"]\npreset = "NVLink3"\n' for name in "ab"
+    )
+    cluster.write_text(f'format = "pipeplan-cluster/1"\n{types}{links}')
+    made = pipeplan(
+        *("plan", "models.vgg:vgg_tiny", "--cluster", cluster),
+        *("--time-limit", 1, "-o", tmp_path / "plan.json"),
+    )
+    assert made.exit_code == 0, made.output
+    unused = {"a0", "a1", "b0", "b1"} - set(Plan.load(tmp_path / "plan.json").ranks)
+    assert unused >= {"b0", "b1"} or unused >= {"a0", "a1"}
+    assert "note: no path of links and switches joins" in made.stdout
+    assert "left unused; add links" in made.stdout
+
+
 # --- simulate and plot ----------------------------------------------------------------------------
 
 

@@ -1,7 +1,9 @@
 """Why a search ended, as its result says."""
 
+from itertools import pairwise
+
 import pytest
-from builders import graph, layer, star
+from builders import boundary, cluster, graph, layer, link, parameter, star
 
 from planner import Job, Problem, Result, solve
 from planner.units import plural
@@ -40,3 +42,15 @@ def test_one_of_a_thing_is_singular() -> None:
         *("0 stages", "1 stage", "2 stages", "5,000 stages")
     ]
     assert "1 stage on 3 of 3 devices, 1 partition scheduled" in result(gap_limit=0.5).summary()
+
+
+@pytest.mark.filterwarnings("error")
+def test_devices_that_nothing_joins_to_the_plan_are_named() -> None:
+    rows = [layer(name, parameters=[f"p{name}"]) for name in "abcdef"]
+    cuts = [boundary(u, v) for u, v in pairwise("abcdef")]
+    layers = graph(rows, cuts, [parameter(f"p{name}") for name in "abcdef"])
+    machines = cluster(["d0", "d1", "d2"], [link("d0", "d1", 100)])
+    found = solve(Problem(layers, machines, Job()), time_limit_s=1, deterministic=True)
+    assert set(found.plan.ranks) == {"d0", "d1"}
+    assert found.unjoined_devices == ("d2",)
+    assert result(gap_limit=0.5).unjoined_devices == ()
