@@ -200,7 +200,7 @@ def _lack_of_memory(pipeline: PlacedPipeline) -> str:
     stages = ", ".join(map(str, pipeline.stages_on[worst]))
     return (
         f"does not fit: stage {stages} needs {format_bytes(peaks[worst])} on {worst!r} with one "
-        f"microbatch in flight, there are {format_bytes(pipeline.capacity_bytes(worst))}"
+        f"microbatch in flight, it has {format_bytes(pipeline.capacity_bytes(worst))}"
     )
 
 

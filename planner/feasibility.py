@@ -10,7 +10,7 @@ from planner.errors import InfeasibleError
 from planner.partition.chain import Chain
 from planner.remedies import remedies
 from planner.tight_division import TightDivision, TypedStages
-from planner.units import format_bytes
+from planner.units import format_bytes, plural
 
 MOST_LAYERS = 1500
 """Of longer chains not every interval is looked at."""
@@ -51,9 +51,9 @@ def _sums(chain: Chain) -> str:
             "microbatches, a lighter optimizer or larger devices"
         )
     return (
-        f"the {chain.length} layers need {format_bytes(int(least[-1]))} with one microbatch each, "
-        f"{len(have)} devices have {format_bytes(sum(have))} in all; use smaller microbatches, a "
-        "lighter optimizer, more or larger devices; where the sum suffices, allow more time"
+        f"the {chain.length:,} layers need {format_bytes(int(least[-1]))} with one microbatch "
+        f"each, {_devices(len(have))} {format_bytes(sum(have))} in all; use smaller microbatches, "
+        "a lighter optimizer, more or larger devices; where the sum suffices, allow more time"
     )
 
 
@@ -78,7 +78,7 @@ def _not_memory(chain: Chain, division: TightDivision, stages: TypedStages) -> s
         return (
             "memory would do, but no stages were found that keep to the device types of their "
             f"layers (layer {bound[0].name!r} runs on {', '.join(bound[0].device_types)} only, "
-            f"{len(bound)} of {chain.length} layers are bound so); allow more time, more "
+            f"{len(bound)} of {plural(chain.length, 'layer')} bound so); allow more time, more "
             "device_types in the layer graph or more devices of these types"
         )
     fullest = max(stages, key=lambda stage: _use(chain, division, stage))
@@ -133,7 +133,7 @@ def _worst_stage(chain: Chain, division: TightDivision, stages: TypedStages) -> 
         names = f"layer {chain.names[begin]!r} needs"
     limit = f" (job.max_stages = {problem.job.max_stages})" if problem.job.max_stages else ""
     return (
-        f"{_total(chain)}in the best division into {_stages(len(stages))}{limit} {names} "
+        f"{_total(chain)}in the best division into {plural(len(stages), 'stage')}{limit} {names} "
         f"{_split(chain, parts, first_of[kind])}"
     )
 
@@ -151,12 +151,8 @@ def _total(chain: Chain) -> str:
     )
 
 
-def _stages(count: int) -> str:
-    return f"{count} stage{'s' * (count > 1)}"
-
-
 def _devices(count: int) -> str:
-    return f"{count} device{'s have' if count > 1 else ' has'}"
+    return f"{plural(count, 'device')} {'has' if count == 1 else 'have'}"
 
 
 def _capacity_bytes(chain: Chain, device: str) -> int:

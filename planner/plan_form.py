@@ -97,8 +97,8 @@ def _stage_devices(plan: Plan) -> Iterator[str]:
     for device, positions in held_by.items():
         if len(positions) > job.max_stages_per_device:
             yield (
-                f"stages[{positions[0]}].devices: device {device!r} holds {len(positions)} stages, "
-                f"job.max_stages_per_device is {job.max_stages_per_device}"
+                f"stages[{positions[0]}].devices: device {device!r} holds "
+                f"{len(positions)} stages, job.max_stages_per_device is {job.max_stages_per_device}"
             )
 
 

@@ -13,6 +13,7 @@ from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.problem import Problem
 from planner.partition.chain import Chain
 from planner.tight_division import TightDivision
+from planner.units import plural
 
 OPTIMIZERS = ("adamw", "sgd_momentum", "sgd")
 """From the most state to none."""
@@ -120,7 +121,7 @@ def _more_devices(chain: Chain, division: TightDivision) -> list[str]:
             low = middle
         else:
             high = middle
-    return [f"{high} more device{'s' * (high > 1)} of type {kind!r}"]
+    return [f"{plural(high, 'more device')} of type {kind!r}"]
 
 
 def _more_memory(chain: Chain, division: TightDivision, slack_bytes: float) -> list[str]:

@@ -24,6 +24,7 @@ from planner.portfolio.first_plans import (
 from planner.portfolio.search import Progress, Search
 from planner.result import Ended, Result, Status
 from planner.solver_settings import DEFAULT_WORKERS, Clock, Settings
+from planner.units import plural
 from planner.verifier import require_valid
 
 if TYPE_CHECKING:
@@ -168,8 +169,8 @@ def _provenance(search: Search, limit: str, method: str) -> Provenance:
         limit=limit,
         solver=f"partition portfolio, schedule by {method}",
         bound_covers=(
-            f"every plan that cuts the chain of layers, with up to {per_device} "
-            f"stage{'s' if per_device > 1 else ''} a device, whole backwards and "
+            f"every plan that cuts the chain of layers, with up to "
+            f"{plural(per_device, 'stage')} a device, whole backwards and "
             + ("any layers recomputed" if search.problem.job.recompute else "no recompute")
             + (", under constraints of one's own" if search.constrain is not None else "")
         ),

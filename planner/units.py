@@ -2,7 +2,14 @@
 
 from typing import NamedTuple
 
-SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+SIZES = (
+    ("EiB", 2**60),
+    ("PiB", 2**50),
+    ("TiB", 2**40),
+    ("GiB", 2**30),
+    ("MiB", 2**20),
+    ("KiB", 2**10),
+)
 
 
 class TimeUnit(NamedTuple):
@@ -26,17 +33,22 @@ def time_unit(span_s: float) -> TimeUnit:
 def format_seconds(seconds: float) -> str:
     """A time with four significant digits in its own unit, such as ``207.5 ms``."""
     unit = time_unit(seconds)
-    return f"{seconds * unit.per_second:.4g} {unit.symbol}"
+    return f"{_four_digits(seconds * unit.per_second)} {unit.symbol}"
 
 
 def format_bytes(bytes_: float) -> str:
     """A size with four significant digits in its own unit, such as ``1.25 GiB``."""
     for symbol, size in SIZES:
         if abs(bytes_) >= size:
-            return f"{bytes_ / size:.4g} {symbol}"
+            return f"{_four_digits(bytes_ / size)} {symbol}"
     return f"{bytes_:.4g} B"
 
 
-def plural(count: int, noun: str) -> str:
-    """A number with its noun, such as ``1 stage``, ``2 stages`` or ``5,000 layers``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def plural(number: int, noun: str, ending: str = "s") -> str:
+    """A number with its noun, such as ``1 stage``, ``2 batches`` or ``5,000 layers``."""
+    return f"{number:,} {noun}{'' if number == 1 else ending}"
+
+
+def _four_digits(value: float) -> str:
+    """Without an exponent where the number is large."""
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"

@@ -11,7 +11,7 @@ import typer
 from planner.cli.options import JsonOption
 from planner.cli.output import print_json, user_errors
 from planner.errors import PipeplanError
-from planner.units import format_bytes, format_seconds
+from planner.units import format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
     from planner.artifacts.document import Record
@@ -129,8 +129,9 @@ def _report(name: str, imported: Imported, written: dict[str, Path]) -> dict[str
 def _show(name: str, imported: Imported, written: dict[str, Path]) -> None:
     report = _report(name, imported, written)
     typer.echo(
-        f"{report['name']} ({name}): {report['layers']} layers, {report['boundaries']} boundary "
-        f"tensors, {report['samples_per_microbatch']} sample(s) a microbatch"
+        f"{report['name']} ({name}): {plural(report['layers'], 'layer')}, "
+        f"{plural(report['boundaries'], 'boundary tensor')}, "
+        f"{plural(report['samples_per_microbatch'], 'sample')} a microbatch"
     )
     typer.echo(
         f"one microbatch: forward {format_seconds(report['forward_s'])}, backward "
@@ -142,8 +143,8 @@ def _show(name: str, imported: Imported, written: dict[str, Path]) -> None:
     job_path = written["job"]
     replication = "stages may have replicas" if imported.job.replication else "no replicas"
     typer.echo(
-        f"assumed for the job: {imported.job.microbatches} microbatches, {replication}; edit "
-        f"{job_path} to change it"
+        f"assumed for the job: {plural(imported.job.microbatches, 'microbatch', 'es')}, "
+        f"{replication}; edit {job_path} to change it"
     )
     typer.echo(f"wrote {', '.join(map(str, written.values()))}")
     cluster = shlex.quote(str(written["cluster"])) if "cluster" in written else "CLUSTER.toml"

@@ -34,6 +34,7 @@ from planner.importing.dnn_partitioning import (
 )
 from planner.importing.imported import Imported
 from planner.partition.loads.contraction import ordered_groups
+from planner.units import plural
 
 SECONDS = 1e-3
 """The files' times are milliseconds."""
@@ -245,19 +246,22 @@ class _Conversion:
             yield "the whole backward counts as input gradient: the file does not split it"
         only = sum(not node.supportedOnFpga for node in self._record.nodes)
         if only:
-            yield f"{only} node(s) cannot run on an accelerator: their layers run on CPUs only"
+            yield f"{plural(only, 'node')} for no accelerator: their layers run on CPUs only"
         dropped = self._dropped_edges()
         if dropped:
             yield (
-                f"{dropped} edge(s) from a forward node to a backward node of another layer are "
-                "left out: a layer graph has no such transfers"
+                f"{plural(dropped, 'edge')} from a forward node to a backward node of another "
+                "layer left out: a layer graph has no such transfers"
             )
 
     def _merge_notes(self) -> Iterator[str]:
         colors = [node.colorClass for node in self._record.nodes]
         shared = len({color for color in colors if color is not None}) + colors.count(None)
         if shared < len(colors):
-            yield f"{len(colors)} nodes are {shared} layers: nodes of one colour class share one"
+            yield (
+                f"{plural(len(colors), 'node')} are {plural(shared, 'layer')}: nodes of one "
+                "colour class share one"
+            )
         if len(self._groups) < shared:
             yield (
                 f"{shared} layers became {len(self._groups)}: some colour classes need each "

@@ -38,6 +38,7 @@ from planner.importing.narrow_order import NarrowOrder
 from planner.importing.options import ImportOptions
 from planner.importing.profile_text import Profile, ProfileNode
 from planner.importing.tensor import Tensor
+from planner.units import plural
 
 PRECISION: Final = "float32"
 BYTES_PER_ELEMENT = 4
@@ -214,8 +215,8 @@ class ProfileGraph:
         )
         if whole:
             yield (
-                f"{whole} edge(s) leave nodes with lists of sizes for no __getitem__; they are "
-                "taken to carry every element"
+                f"{plural(whole, 'edge')} from nodes with lists of sizes to no __getitem__: taken "
+                "to carry every element"
             )
         astray = sum(
             item is not None and item >= max(1, len(node.activation_bytes))
@@ -224,16 +225,16 @@ class ProfileGraph:
             for item in map(self._item, self.graph[node.identifier])
         )
         if astray:
-            yield f"{astray} __getitem__ ask for an element that has no size; they take all"
+            yield f"{astray} __getitem__ of an element that has no size: taken to get all"
         unlearned = sum(node.parameter_bytes > 0 and node.backward_ms == 0 for node in nodes)
         if unlearned:
             yield (
-                f"{unlearned} node(s) with parameters have no backward time; their gradients are "
-                "taken to cost nothing, and are reduced and applied all the same"
+                f"{plural(unlearned, 'node')} with parameters and no backward time: their "
+                "gradients are taken to cost nothing, and are reduced and applied all the same"
             )
         alone = sum(1 for _ in nx.isolates(self.graph)) if len(self.profile.nodes) > 1 else 0
         if alone:
-            yield f"{alone} node(s) have no edge; they may lie in any stage"
+            yield f"{plural(alone, 'node')} without any edge: may lie in any stage"
         total_ms = sum(node.forward_ms + node.backward_ms for node in nodes)
         inputs_ms = sum(n.forward_ms + n.backward_ms for n in nodes if self._is_input(n))
         if inputs_ms > _SHARE_WORTH_A_NOTE * total_ms:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import networkx as nx
 
 from planner.errors import PipeplanError, shorten
+from planner.units import plural
 
 FORWARD, BACKWARD = "forward_compute_time", "backward_compute_time"
 ACTIVATION, PARAMETERS = "activation_size", "parameter_size"
@@ -243,17 +244,17 @@ def _cycle_problem(draft: _Draft) -> Iterator[str]:
     names = [start for start, _ in cycle]
     shown = names[:_SHOWN_OF_A_CYCLE] + ["…"] * (len(names) > _SHOWN_OF_A_CYCLE) + names[:1]
     yield (
-        f"line {number}: this edge closes a cycle of {len(names)} node(s): {' -> '.join(shown)}; "
-        "layers run in one direction: remove the edge that goes backwards"
+        f"line {number}: this edge closes a cycle of {plural(len(names), 'node')}: "
+        f"{' -> '.join(shown)}; layers run in one direction: remove the edge that goes backwards"
     )
 
 
 def _notes(draft: _Draft) -> Iterator[str]:
     if draft.repeated_edges:
-        yield f"{draft.repeated_edges} edge(s) stand in the file again and are read once"
+        yield f"{plural(draft.repeated_edges, 'edge')} given again in the file: read once"
     if draft.staged_nodes:
-        yield f"{draft.staged_nodes} node(s) have a stage_id; the stages are found anew"
+        yield f"{plural(draft.staged_nodes, 'node')} with a stage_id: the stages are found anew"
     for name, count in draft.other_fields.items():
-        yield f"field {shorten(name)} of {count} node(s) is not read"
+        yield f"field {shorten(name)} of {plural(count, 'node')} is not read"
     if draft.fractional_sizes:
-        yield f"{draft.fractional_sizes} size(s) are no whole bytes and are rounded up"
+        yield f"{plural(draft.fractional_sizes, 'size')} of no whole bytes: rounded up"

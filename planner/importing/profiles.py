@@ -12,6 +12,7 @@ from planner.importing.imported import Imported
 from planner.importing.options import MOST_SAMPLES, ImportOptions
 from planner.importing.profile_graph import PRECISION, ProfileGraph
 from planner.importing.profile_text import Profile, parse_profile
+from planner.units import plural
 
 _BATCH = re.compile(r"(?:^|[-_.])pbs[-_]?(\d{1,9})(?=[-_.]|$)", re.IGNORECASE)
 _NODE_LINE = re.compile(r"^\s*\S+ -- .* -- .*forward_compute_time=", re.MULTILINE)
@@ -51,11 +52,14 @@ def _samples(path: Path, options: ImportOptions) -> tuple[int, str]:
     """Samples of a microbatch and where the figure comes from."""
     told, named = options.samples_per_microbatch, profile_batch(path)
     if told is not None and named not in (None, told):
-        return told, f"{told} samples a microbatch as you say; the file's name says {named}"
+        return (
+            told,
+            f"{plural(told, 'sample')} a microbatch as you say; the file's name says {named}",
+        )
     if told is not None:
-        return told, f"{told} sample(s) a microbatch, as you say"
+        return told, f"{plural(told, 'sample')} a microbatch, as you say"
     if named is not None:
-        return named, f"{named} sample(s) a microbatch, from the file's name (pbs-{named})"
+        return named, f"{plural(named, 'sample')} a microbatch, from the file's name (pbs-{named})"
     return 1, (
         "the file does not say of how many samples its batch is; it counts as one sample, "
         "--samples-per-microbatch says otherwise"

@@ -16,6 +16,7 @@ from planner.result import HistoryRow
 from planner.schedule.heuristic import Schedule
 from planner.schedule.recomputed import RecomputedSchedules
 from planner.solver_settings import Clock, Settings
+from planner.units import plural
 
 if TYPE_CHECKING:
     from planner.partition.exact.own_constraints import ConstraintCheck
@@ -155,7 +156,9 @@ class Search:
     def _offer(self, candidate: Candidate) -> None:
         if candidate.schedule.iteration_time_s < self.best_s * (1 - 1e-12):
             self.best = candidate
-            self._record(f"plan: {len(candidate.partition)} stages, {candidate.schedule.method}")
+            self._record(
+                f"plan: {plural(len(candidate.partition), 'stage')}, {candidate.schedule.method}"
+            )
 
     def raise_bound(self, bound_s: float, event: str) -> None:
         """A new bound on every plan."""

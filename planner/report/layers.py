@@ -4,14 +4,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from planner.artifacts.layer_graph import LayerGraph
+from planner.units import plural
 
 
 def layer_table(graph: LayerGraph) -> Table:
     """Layers with their FLOPs, parameters, stash and what a cut behind them would send."""
     record = graph.record
     table = Table(
-        title=f"{escape(record.name)}: {len(record.layers)} layers, "
-        f"{record.samples_per_microbatch} sample(s) a microbatch, {escape(record.precision)}",
+        title=f"{escape(record.name)}: {plural(len(record.layers), 'layer')}, "
+        f"{plural(record.samples_per_microbatch, 'sample')} a microbatch, "
+        f"{escape(record.precision)}",
         caption=_caption(graph),
         caption_justify="left",
     )

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from planner.simulator import Timeline
+from planner.units import plural
 
 # A number with a leading zero is not extended to a range: gpu08-9 would not say what it means.
 _NUMBERED = re.compile(r"(.*?)(?<!\d)(0|[1-9]\d*)")
@@ -38,17 +39,12 @@ def stages_label(stages: Sequence[int]) -> str:
     return f"stage{'s' if len(stages) > 1 else ''} {compress_devices(map(str, stages))}"
 
 
-def count(number: int, noun: str, plural: str = "s") -> str:
-    """A number and its noun, with the plural's ending where it needs one."""
-    return f"{number} {noun}{'' if number == 1 else plural}"
-
-
 def problem_title(timeline: Timeline) -> str:
     """The model, the cluster and the size of the pipeline, on one line."""
     pipeline = timeline.pipeline
     parts = (
-        count(len(pipeline.stages), "stage"),
-        count(len(pipeline.devices), "device"),
-        count(pipeline.microbatches, "microbatch", "es"),
+        plural(len(pipeline.stages), "stage"),
+        plural(len(pipeline.devices), "device"),
+        plural(pipeline.microbatches, "microbatch", "es"),
     )
     return f"{pipeline.problem.graph.name} on {pipeline.problem.cluster.name}: {', '.join(parts)}"

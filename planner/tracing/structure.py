@@ -9,6 +9,7 @@ from planner.tracing.export import ExportedStep
 from planner.tracing.gradients import nodes_with_gradient
 from planner.tracing.layers import LayerAssignment
 from planner.tracing.trace import parameters_of
+from planner.units import plural
 
 
 def structure_differences(
@@ -22,7 +23,8 @@ def structure_differences(
     if names != layers.names:
         pairs = zip(names, layers.names, strict=False)
         first = next((f"{a!r} against {b!r}" for a, b in pairs if a != b), "at the end")
-        return [f"it has {len(layers.names)} layers, the plan {len(names)}; they differ {first}"]
+        count = plural(len(layers.names), "layer")
+        return [f"it has {count}, the plan {len(names)}; they differ {first}"]
     gradients = nodes_with_gradient(exported)
     found = parameters_of(exported, layers, gradients)
     problems = [

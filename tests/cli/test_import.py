@@ -43,9 +43,9 @@ def test_the_next_command_to_type_is_shown(profile_path: Path, tmp_path: Path) -
     job = tmp_path / "a graph.job.json"
     assert f"next: pipeplan plan '{graph}' --cluster CLUSTER.toml --job '{job}'" in output
     assert f"wrote {graph}, {job}" in output
-    assert "bert-24-pbs-6 (dapple): 5 layers, 4 boundary tensors, 6 sample(s)" in output
+    assert "bert-24-pbs-6 (dapple): 5 layers, 4 boundary tensors, 6 samples a" in output
     assert "forward 16.22 ms, backward 26.8 ms" in output
-    assert "note: 6 sample(s) a microbatch, from the file's name (pbs-6)" in output
+    assert "note: 6 samples a microbatch, from the file's name (pbs-6)" in output
 
 
 def test_graph_and_job_fit_each_other(profile_path: Path, tmp_path: Path) -> None:

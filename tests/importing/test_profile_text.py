@@ -76,25 +76,25 @@ def test_stages_of_the_file_are_told_and_left() -> None:
     staged = same(profile(lines, "a>b"))
     plain = same(profile([node("a"), node("b")], "a>b"))
     assert (staged.nodes, staged.edges) == (plain.nodes, plain.edges)
-    assert staged.notes == ("2 node(s) have a stage_id; the stages are found anew",)
+    assert staged.notes == ("2 nodes with a stage_id: the stages are found anew",)
 
 
 def test_repeated_edges_are_told_and_read_once() -> None:
     read = same(profile([node("a"), node("b")], "a>b a>b a>b"))
     assert read.edges == (("a", "b"),)
-    assert "2 edge(s)" in read.notes[0]
+    assert "2 edges" in read.notes[0]
 
 
 def test_unknown_fields_are_told() -> None:
     read = same(node("a") + ", memory=7")
-    assert "field 'memory' of 1 node(s) is not read" in read.notes
+    assert "field 'memory' of 1 node is not read" in read.notes
 
 
 def test_sizes_that_are_no_whole_bytes_are_told_and_rounded_up() -> None:
     read = same(node("a", activation="[1.5; 2]", parameters="0.1"))
     assert read.nodes["a"].activation_bytes == (2, 2)
     assert read.nodes["a"].parameter_bytes == 1
-    assert "2 size(s) are no whole bytes" in read.notes[0]
+    assert "2 sizes of no whole bytes" in read.notes[0]
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_a_wrong_element_of_a_list_is_named() -> None:
         (profile([node("a"), node("a")]), "line 2: a is also on line 1"),
         (profile([node("a")], "a>b"), "line 2: edge a -- b: there is no node 'b'"),
         (profile([node("a")], "b>a"), "line 2: edge b -- a: there is no node 'b'"),
-        (profile([node("a")], "a>a"), "line 2: this edge closes a cycle of 1 node(s): a -> a"),
+        (profile([node("a")], "a>a"), "line 2: this edge closes a cycle of 1 node: a -> a"),
         ("a -- Op -- forward_compute_time=1\n", "no backward_compute_time, activation_size, par"),
         ("a -- Op -- fast=1, slow\n", "line 1: a: 'slow' is no field"),
         (node("a", activation="[1; 2"), "line 1: a: 'activation_size=[1; 2"),
@@ -162,7 +162,7 @@ def test_what_is_no_profile_is_refused(text: str, expected: str) -> None:
 
 def test_a_cycle_is_shown_with_the_line_of_one_of_its_edges() -> None:
     text = profile([node(name) for name in "abcd"], "a>b b>c c>d d>b")
-    assert "line 8: this edge closes a cycle of 3 node(s): b -> c -> d -> b" in refusal(text)
+    assert "line 8: this edge closes a cycle of 3 nodes: b -> c -> d -> b" in refusal(text)
 
 
 def test_all_problems_are_told_at_once() -> None:
@@ -181,5 +181,5 @@ def test_a_cycle_of_ten_thousand_nodes_is_shown_in_short() -> None:
     names = [f"node{index}" for index in range(10**4)]
     ring = " ".join(f"{a}>{b}" for a, b in zip(names, names[1:] + names[:1], strict=True))
     message = refusal(profile(map(node, names), ring))
-    assert "cycle of 10000 node(s)" in message
+    assert "cycle of 10,000 nodes" in message
     assert len(message) < 1000

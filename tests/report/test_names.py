@@ -2,9 +2,9 @@
 
 import pytest
 
-from planner.report.names import compress_devices, count, stages_label
+from planner.report.names import compress_devices, stages_label
 from planner.report.palette import lighter
-from planner.units import format_bytes, format_seconds
+from planner.units import format_bytes, format_seconds, plural
 
 
 @pytest.mark.parametrize(
@@ -43,10 +43,17 @@ def test_sizes_are_in_the_unit_easiest_to_read():
 def test_stages_are_named_in_singular_and_plural():
     assert stages_label([3]) == "stage 3"
     assert stages_label([0, 1, 2, 8]) == "stages 0-2, 8"
-    assert count(2, "microbatch", "es") == "2 microbatches"
+    assert plural(2, "microbatch", "es") == "2 microbatches"
 
 
 def test_lighter_mixes_with_white():
     assert lighter("#0080FF", 0.0) == "#0080FF"
     assert lighter("#0080FF", 0.5) == "#80C0FF"
     assert lighter("#0080FF", 1.0) == "#FFFFFF"
+
+
+def test_large_figures_have_no_exponent():
+    assert format_bytes(37250 * 2**30) == "36.38 TiB"
+    assert format_bytes(3 * 2**50) == "3 PiB"
+    assert format_seconds(123456) == "123,456 s"
+    assert plural(12345, "layer") == "12,345 layers"

@@ -78,7 +78,7 @@ def test_a_plan_that_does_not_fit_says_which_device_lacks_what() -> None:
     assert [len(stage.layers) for stage in even.stages] == [2, 2]
     assert even.reason.startswith("does not fit: stage 0 needs 1")
     assert "'d0'" in even.reason
-    assert "1024 GiB" in even.reason
+    assert "it has 1 TiB" in even.reason
     assert replicated.stages is None
     assert replicated.reason.startswith("even-replicated: none of")
 

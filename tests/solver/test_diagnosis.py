@@ -188,4 +188,4 @@ def test_layers_bound_to_other_devices_are_said_where_memory_would_do() -> None:
     kinds = {"red": device_type(), "blue": device_type()}
     machines = cluster({"d0": "red", "d1": "blue"}, [link("d0", "d1", 10)], types=kinds)
     said = diagnosis(Problem(graph(rows), machines, Job()))
-    assert "layer 'a' runs on red only, 3 of 3 layers are bound so" in said
+    assert "layer 'a' runs on red only, 3 of 3 layers bound so" in said
