@@ -89,17 +89,28 @@ class Cluster(Record):
         vertices = [device.name for device in self.devices] + list(self.switches)
         for name, count in Counter(vertices).items():
             if count > 1:
-                raise ValueError(f"name {name!r} is used twice; device and switch names are unique")
+                raise ValueError(
+                    f"devices: name {name!r} is used twice; give every device and switch its own"
+                )
         for device in self.devices:
             if device.type not in self.device_types:
-                raise ValueError(f"device {device.name!r} has unknown type {device.type!r}")
+                raise ValueError(
+                    f"devices: {device.name!r} has unknown type {device.type!r}; add it to "
+                    "device_types"
+                )
         known = set(vertices)
         for link in self.links:
             for end in link.between:
                 if end not in known:
-                    raise ValueError(f"a link ends at unknown device or switch {end!r}")
+                    first, second = link.between
+                    raise ValueError(
+                        f"links: the link between {first!r} and {second!r} ends at unknown device "
+                        f"or switch {end!r}; correct the name or add it to switches"
+                    )
             if link.between[0] == link.between[1]:
-                raise ValueError(f"a link joins {link.between[0]!r} to itself")
+                raise ValueError(
+                    f"links: one joins {link.between[0]!r} to itself; name its other end"
+                )
         return self
 
     @cached_property

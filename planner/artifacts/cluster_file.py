@@ -125,5 +125,8 @@ class ClusterFile(Record):
             own = entry.model_dump(exclude={"between", "preset"}, exclude_none=True)
             kind = {} if entry.preset is None else self._link_type(entry.preset, field, problems)
             if entry.preset is None and entry.bandwidth_gb_per_s is None:
-                problems.append(f"{field}: give bandwidth_gb_per_s or a preset")
+                problems.append(
+                    f"{field}: give bandwidth_gb_per_s or a preset for the link between "
+                    f"{entry.between[0]!r} and {entry.between[1]!r}"
+                )
             yield {"between": list(entry.between), **kind, **own}

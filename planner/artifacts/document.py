@@ -7,7 +7,7 @@ import re
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,8 +17,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.errors import PipeplanError, shorten
 
+KINDS = {
+    "pipeplan/1": "a plan",
+    "pipeplan-graph/1": "a layer graph",
+    "pipeplan-cluster/1": "a cluster file",
+    "pipeplan-job/1": "a job file",
+}
+"""Files by their field ``format``."""
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 """Bytes, FLOPs or elements: what every tool downstream can hold, and a float can stand for."""
+
+
+_CONSTANT = re.compile("NaN|Infinity")
 
 
 class Record(BaseModel):
@@ -40,25 +50,43 @@ class Record(BaseModel):
         try:
             return cls.model_validate_json(json.dumps(data))
         except ValidationError as error:
-            raise PipeplanError(_problem_lines(error, source)) from None
+            raise PipeplanError(_problem_lines(error, source, data)) from None
         except (TypeError, ValueError) as error:
             raise PipeplanError(f"{source}: {error}") from None
         except RecursionError:
             raise PipeplanError(f"{source}: nested too deeply") from None
 
 
-def _problem_lines(error: ValidationError, source: str) -> list[str]:
+def _problem_lines(error: ValidationError, source: str, data: Any) -> list[str]:
     return [
-        f"{source}: {_field(item['loc'])}: {_explain(item)}"
+        f"{source}: {_field(item['loc'])}{_explain(item)}{_owner(item['loc'], data)}"
         for item in error.errors(include_url=False)
     ]
 
 
 def _field(location: tuple[int | str, ...]) -> str:
+    """The place in the file; of what concerns several fields the message names them itself."""
     text = ""
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return text.lstrip(".") or "(whole file)"
+    return f"{text.lstrip('.')}: " if text else ""
+
+
+def _owner(location: tuple[int | str, ...], data: Any) -> str:
+    """The entry of a list that a field belongs to, by its name or by what it joins."""
+    owner = ""
+    for part in location[:-1]:
+        try:
+            data = data[part]
+        except (LookupError, TypeError):
+            return owner
+        if isinstance(part, int) and isinstance(data, Mapping):
+            name, ends = data.get("name"), data.get("between")
+            if isinstance(name, str):
+                owner = f", in the entry {shorten(name)}"
+            elif isinstance(ends, list) and len(ends) == 2:
+                owner = f", in the link between {shorten(ends[0])} and {shorten(ends[1])}"
+    return owner
 
 
 def _explain(item: Any) -> str:
@@ -75,7 +103,31 @@ def _explain(item: Any) -> str:
             return "this field is missing; add it"
         case "value_error":
             return str(item["ctx"]["error"]) + (f" (found {shown})" if shown else "")
-    return f"{item['msg']}" + (f" (found {shown})" if shown else "")
+    return _expected(item) + (f" (found {shown})" if shown else "")
+
+
+def _expected(item: Any) -> str:
+    """What a field may hold, from pydantic's own words and figures."""
+    context = item.get("ctx", {})
+    match item["type"]:
+        case "greater_than_equal" if 0 < context["ge"] < 1e-6:
+            return "expected a number above 0"
+        case "greater_than_equal":
+            return f"expected at least {context['ge']}"
+        case "greater_than":
+            return f"expected more than {context['gt']}"
+        case "less_than_equal":
+            return f"expected at most {context['le']}"
+        case "too_short":
+            return f"expected {context['min_length']} or more of them, found {_count(context)}"
+        case "too_long":
+            return f"expected {context['max_length']} of them at most, found {_count(context)}"
+    text: str = item["msg"]
+    return f"expected {text.removeprefix('Input should be ')}" if "should be" in text else text
+
+
+def _count(context: Any) -> str:
+    return str(context["actual_length"] or "none")
 
 
 def _suggestion(name: str) -> str:
@@ -103,9 +155,14 @@ def read_json(path: str | Path, *, keeps_nan: bool = False) -> Any:
     """
     path = Path(path)
     text = read_text(path)
-    constant = float if keeps_nan else _no_constant
+    if not text.strip():
+        raise PipeplanError(f"{path}: line 1, column 1: not valid JSON: the file is empty")
+    constant = float if keeps_nan else _NoNumber
     try:
-        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=constant)
+        data = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=constant)
+        for field, name in _no_numbers(data, ()) if _CONSTANT.search(text) else ():
+            raise ValueError(f"{field}{name} is not a number a plan can hold; give a finite one")
+        return data
     except json.JSONDecodeError as error:
         raise PipeplanError(
             f"{path}: line {error.lineno}, column {error.colno}: not valid JSON ({error.msg}); "
@@ -141,6 +198,8 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise PipeplanError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise PipeplanError(f"{path}: cannot be read: it is a folder; name a file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise PipeplanError(f"{path}: cannot be read as UTF-8 text: {error}") from None
 
@@ -154,8 +213,19 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number a plan can hold")
+class _NoNumber(str):
+    """What stands for NaN or an infinity until its field is known."""
+
+
+def _no_numbers(data: Any, place: tuple[int | str, ...]) -> Iterator[tuple[str, str]]:
+    """The fields that hold no number where one is meant."""
+    if isinstance(data, _NoNumber):
+        yield _field(place), str(data)
+        return
+    rows = data.items() if isinstance(data, dict) else enumerate(data)
+    for part, value in rows:
+        if isinstance(value, dict | list | _NoNumber):
+            yield from _no_numbers(value, (*place, part))
 
 
 def check_format(data: Any, expected: str, source: str) -> Mapping[str, Any]:
@@ -170,6 +240,11 @@ def check_format(data: Any, expected: str, source: str) -> Mapping[str, Any]:
     found = data.get("format")
     if found == expected:
         return data
+    if "format" not in data:
+        raise PipeplanError(
+            f"{source}: format: expected {expected!r}, but the field is missing; is this "
+            f"{KINDS[expected]}?"
+        )
     kind, _, version = expected.rpartition("/")
     other_kind, _, other = found.rpartition("/") if isinstance(found, str) else ("", "", "")
     is_number = re.fullmatch("[0-9]{1,9}", other)
@@ -178,9 +253,10 @@ def check_format(data: Any, expected: str, source: str) -> Mapping[str, Any]:
             f"{source}: format: {shorten(found)} is newer than {expected!r}, which this version of "
             "Pipeplan reads; upgrade Pipeplan"
         )
+    kind = KINDS.get(found, "something else") if isinstance(found, str) else "something else"
     raise PipeplanError(
-        f"{source}: format: expected {expected!r}, found {shorten(found)}; "
-        f"this is not a file this command reads"
+        f"{source}: format: expected {expected!r}, found {shorten(found)}; this is {kind}, give "
+        f"{KINDS[expected]}"
     )
 
 

@@ -31,7 +31,8 @@ class DeviceType(Record):
     def _leaves_memory(self) -> Self:
         if self.reserved_gib >= self.memory_gib:
             raise ValueError(
-                f"reserved_gib {self.reserved_gib} leaves nothing of memory_gib {self.memory_gib}"
+                f"reserved_gib {self.reserved_gib:g} leaves nothing of memory_gib "
+                f"{self.memory_gib:g}; lower the one or raise the other"
             )
         return self
 

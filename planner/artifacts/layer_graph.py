@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from functools import cached_property
@@ -115,30 +116,41 @@ class GraphRecord(Record):
         position = {layer.name: index for index, layer in enumerate(self.layers)}
         parameters = {parameter.name for parameter in self.parameters}
         if len(position) < len(self.layers):
-            raise ValueError("layers: two layers have the same name; names must be unique")
+            raise ValueError(f"layers: {_twice(self.layers)}")
         if len(parameters) < len(self.parameters):
-            raise ValueError("parameters: two parameters have the same name")
+            raise ValueError(f"parameters: {_twice(self.parameters)}")
         if len({boundary.name for boundary in self.boundaries}) < len(self.boundaries):
-            raise ValueError("boundaries: two boundary tensors have the same name")
-        for layer in self.layers:
+            raise ValueError(f"boundaries: {_twice(self.boundaries)}")
+        for index, layer in enumerate(self.layers):
             for name in layer.parameters:
                 if name not in parameters:
-                    raise ValueError(f"layer {layer.name!r} uses unknown parameter {name!r}")
-        for boundary in self.boundaries:
-            _check_boundary(boundary, position)
+                    raise ValueError(
+                        f"layers[{index}].parameters: layer {layer.name!r} uses unknown parameter "
+                        f"{name!r}; add it to parameters or leave it out here"
+                    )
+        for index, boundary in enumerate(self.boundaries):
+            _check_boundary(f"boundaries[{index}]", boundary, position)
         return self
 
 
-def _check_boundary(boundary: Boundary, position: dict[str, int]) -> None:
+def _twice(rows: Sequence[Layer] | Sequence[Parameter] | Sequence[Boundary]) -> str:
+    name, count = Counter(row.name for row in rows).most_common(1)[0]
+    return f"{count} of them have the same name {name!r}; names must be unique"
+
+
+def _check_boundary(field: str, boundary: Boundary, position: dict[str, int]) -> None:
     saver = [boundary.saved_by] if boundary.saved_by is not None else []
     for name in (boundary.producer, *boundary.users, *saver):
         if name not in position:
-            raise ValueError(f"boundary {boundary.name!r} names unknown layer {name!r}")
+            raise ValueError(
+                f"{field}: tensor {boundary.name!r} names unknown layer {name!r}; correct it or "
+                "add the layer"
+            )
     for user in boundary.users:
         if position[user] <= position[boundary.producer]:
             raise ValueError(
-                f"boundary {boundary.name!r} goes from {boundary.producer!r} back to {user!r}; "
-                "list the layers in an executable order (a cycle has none)"
+                f"{field}: tensor {boundary.name!r} goes from {boundary.producer!r} back to "
+                f"{user!r}; list the layers in an executable order (a cycle has none)"
             )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import cluster, graph, layer
+from builders import boundary, cluster, graph, layer
 from hypothesis import example, given
 from hypothesis import strategies as st
 from small_plan import PLAN, refusal
@@ -127,7 +127,11 @@ TYPE = "[device_types.A10]\nmemory_bandwidth_gb_per_s = 1\npeak_tflop_per_s = { 
         (DEVICES + 'colour = "red"\n', "devices[1].colour", "unknown field"),
         ('colour = "red"\n' + DEVICES, "colour", "unknown field"),
         (DEVICES + LINK + "bandwidth_gb_per_s = -5\n", "links[0].bandwidth_gb_per_s", "-5"),
-        (DEVICES + LINK + "bandwidth_gb_per_s = 0\n", "links[0].bandwidth_gb_per_s", "greater"),
+        (
+            DEVICES + LINK + "bandwidth_gb_per_s = 0\n",
+            "links[0].bandwidth_gb_per_s",
+            "above 0",
+        ),
         (DEVICES + LINK + "bandwidth_gb_per_s = nan\n", "links[0].bandwidth_gb_per_s", "finite"),
         (DEVICES + LINK + "bandwidth_gb_per_s = inf\n", "links[0].bandwidth_gb_per_s", "finite"),
         (DEVICES + LINK + 'bandwidth_gb_per_s = "5"\n', "links[0].bandwidth_gb_per_s", "'5'"),
@@ -138,7 +142,7 @@ TYPE = "[device_types.A10]\nmemory_bandwidth_gb_per_s = 1\npeak_tflop_per_s = { 
         (DEVICES + LINK + 'preset = "NVLink9"\n', "links[0]", "'NVLink9' is unknown"),
         (DEVICES.replace("L4", "L5"), "", "device type 'L5' is unknown"),
         (NODE.replace("NVLink3", "string"), "nodes[0].link", "'string' is unknown"),
-        (NODE.replace("2", "0"), "nodes[0].devices", "greater than or equal to 1"),
+        (NODE.replace("2", "0"), "nodes[0].devices", "expected at least 1"),
         (NODE.replace("2", "2.5"), "nodes[0].devices", "integer"),
         (NODE.replace("2", "100000"), "nodes[0].devices", "4096"),
         (NODE.replace('type = "A10"', ""), "nodes[0].type", "missing"),
@@ -160,7 +164,7 @@ TYPE = "[device_types.A10]\nmemory_bandwidth_gb_per_s = 1\npeak_tflop_per_s = { 
         (
             DEVICES + TYPE.replace("{ float32 = 1 }", "{}") + "memory_gib = 8\n",
             "device_types.A10.peak_tflop_per_s",
-            "at least 1",
+            "1 or more of them, found none",
         ),
         (DEVICES + LINK + "bandwidth_gb_per_s = 2024-01-01\n", "", "date"),
     ],
@@ -181,7 +185,10 @@ def test_a_wrong_cluster_file_names_the_field(
         ("format = ", "not valid TOML"),
         ('format = "pipeplan-cluster/1"\n[[devices', "not valid TOML"),
         ('format = "a"\nformat = "b"', "not valid TOML"),
-        ("name = 'x'", "format: expected 'pipeplan-cluster/1', found None"),
+        (
+            "name = 'x'",
+            "format: expected 'pipeplan-cluster/1', but the field",
+        ),
         ("format = 'pipeplan-cluster/2'", "newer"),
         ("format = 'pipeplan-job/1'", "format: expected"),
     ],
@@ -258,20 +265,20 @@ def test_the_sample_jobs_are_right() -> None:
 @pytest.mark.parametrize(
     ("edit", "reason"),
     [
-        (lambda g: g["layers"].append(g["layers"][0]), "two layers have the same name"),
+        (lambda g: g["layers"].append(g["layers"][0]), "layers: 2 of them have the same name"),
         (lambda g: g["layers"].reverse(), "goes from 'a' back to 'b'"),
         (lambda g: g["layers"][0].update(parameters=["v"]), "unknown parameter 'v'"),
         (lambda g: g["layers"][0].update(forward_flops=-1), "layers[0].forward_flops"),
         (lambda g: g["layers"][0].update(forward_flops=1.5), "layers[0].forward_flops"),
         (lambda g: g["layers"][0].update(flops=1), "layers[0].flops: unknown field"),
         (lambda g: g["layers"][0].pop("stash_bytes"), "layers[0].stash_bytes: this field is mis"),
-        (lambda g: g["boundaries"].append(g["boundaries"][0]), "two boundary tensors"),
+        (lambda g: g["boundaries"].append(g["boundaries"][0]), "boundaries: 2 of them"),
         (lambda g: g["boundaries"][0].update(users=["c"]), "unknown layer 'c'"),
         (lambda g: g["boundaries"][0].update(users=[]), "boundaries[0].users"),
         (lambda g: g["boundaries"][0].update(users=["a"]), "from 'a' back to 'a'"),
         (lambda g: g["boundaries"][0].update(saved_by="c"), "unknown layer 'c'"),
         (lambda g: g["boundaries"][0].update(requires_grad=1), "boundaries[0].requires_grad"),
-        (lambda g: g["parameters"].append(g["parameters"][0]), "two parameters"),
+        (lambda g: g["parameters"].append(g["parameters"][0]), "parameters: 2 of them"),
         (lambda g: g.update(flop_coverage=1.1), "flop_coverage"),
         (lambda g: g.update(layers=[]), "layers"),
         (lambda g: g.update(samples_per_microbatch=0), "samples_per_microbatch"),
@@ -306,3 +313,46 @@ def test_a_device_without_the_jobs_precision_is_refused() -> None:
     seconds = {"forward_s": 1.0, "input_gradient_s": 1.0, "weight_gradient_s": 1.0}
     measured = graph([layer("a", measured={"unit": seconds})], precision="bfloat16")
     assert Problem(measured, cluster(["d0"], []), Job(precision="bfloat16")).graph is measured
+
+
+TIMES = ("forward_s", "input_gradient_s", "weight_gradient_s")
+
+
+def test_a_link_is_named_by_its_ends(tmp_path: Path) -> None:
+    """``links[0]`` alone says little in a file of many links."""
+    path = tmp_path / "cluster.toml"
+    for wrong in ("bandwidth_gb_per_s = 0\n", "latency_us = 3\n"):
+        path.write_text('format = "pipeplan-cluster/1"\n' + DEVICES + LINK + wrong)
+        found = refusal(Cluster.load, path)
+        assert "links[0]" in found
+        assert "the link between 'x' and 'y'" in found
+
+
+def test_a_nan_is_named_by_its_field(tmp_path: Path) -> None:
+    path = tmp_path / "graph.json"
+    row = layer("a", measured={"unit": dict.fromkeys(TIMES, 1.0) | {"forward_s": float("nan")}})
+    path.write_text(json.dumps({"format": "pipeplan-graph/1", "layers": [row]}))
+    said = refusal(LayerGraph.load, path)
+    assert "layers[0].measured.unit.forward_s: NaN is not a number" in said
+
+
+def test_a_file_of_another_kind_is_said_to_be_one(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text('{"format": "pipeplan/1"}')
+    assert "this is a plan, give a layer graph" in refusal(LayerGraph.load, path)
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"boundaries": [boundary("b", "a")]}, "boundaries[0]: "),
+        ({"layers": [layer("a", parameters=["w"]), layer("b")]}, "layers[0].parameters: "),
+        ({"layers": [layer("a"), layer("a")]}, "layers: "),
+        ({"layers": []}, "layers: expected 1 or more of them, found none"),
+    ],
+)
+def test_what_concerns_several_fields_names_one(change: dict, place: str, tmp_path: Path) -> None:
+    path = tmp_path / "graph.json"
+    data = graph([layer("a"), layer("b")]).record.model_dump(mode="json")
+    path.write_text(json.dumps({**data, **change}))
+    assert refusal(LayerGraph.load, path).startswith(f"{path}: {place}")

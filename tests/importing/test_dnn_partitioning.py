@@ -100,13 +100,13 @@ def test_everything_wrong_is_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(PipeplanError) as error:
         load_instance(written(tmp_path, data))
     for expected in (
-        "maxSizePerFPGA: Input should be a finite number",
-        "maxFPGAs: Input should be greater than or equal to 0",
-        "nodes[0].fpgaLatency: Input should be a finite number",
+        "maxSizePerFPGA: expected a finite number",
+        "maxFPGAs: expected at least 0",
+        "nodes[0].fpgaLatency: expected a finite number",
         "nodes[0].supportedOnFpga: expected true, false, 1 or 0",
-        "nodes[1].fpgaLatency: Input should be greater",
+        "nodes[1].fpgaLatency: expected at least 0",
         "nodes[1].isBackwardNode: expected true",
-        "edges[4].cost: Input should be a finite number",
+        "edges[4].cost: expected a finite number",
         "node 1: 2 nodes have this id",
         "edge 1 -> 9: there is no node 9",
         "edge 3 -> 4: it leads from a backward node to a forward node",
