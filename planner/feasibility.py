@@ -8,8 +8,8 @@ from planner.costs.placement import StageSpec
 from planner.costs.stage_bytes import stage_bytes
 from planner.errors import InfeasibleError
 from planner.partition.chain import Chain
+from planner.partition.memory.tight_division import TightDivision, TypedStages
 from planner.remedies import remedies
-from planner.tight_division import TightDivision, TypedStages
 from planner.units import format_bytes, plural
 
 MOST_LAYERS = 1500

@@ -12,7 +12,7 @@ from planner.artifacts.hardware import GIB
 from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.problem import Problem
 from planner.partition.chain import Chain
-from planner.tight_division import TightDivision
+from planner.partition.memory.tight_division import TightDivision
 from planner.units import plural
 
 OPTIMIZERS = ("adamw", "sgd_momentum", "sgd")
