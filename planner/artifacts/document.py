@@ -56,6 +56,13 @@ class Record(BaseModel):
         except RecursionError:
             raise PipeplanError(f"{source}: nested too deeply") from None
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with some fields changed; what was worked out from the old ones is left behind."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in copied.__dict__.keys() - type(copied).model_fields.keys():
+            del copied.__dict__[name]
+        return copied
+
 
 def _problem_lines(error: ValidationError, source: str, data: Any) -> list[str]:
     return [

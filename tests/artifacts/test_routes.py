@@ -116,3 +116,13 @@ def test_link_resources_have_readable_names() -> None:
     there, back = wires.route("a", "b").links, wires.route("b", "a").links
     assert [wires.link_name(resource) for resource in there] == ["a>s", "s-b"]
     assert [wires.link_name(resource) for resource in back] == ["s-b", "s>a"]
+
+
+def test_a_changed_copy_of_a_cluster_works_its_routes_out_anew() -> None:
+    machines = cluster(["a", "b"], [link("a", "b", gb_per_s=1.0)])
+    assert machines.route("a", "b").bandwidth_gb_per_s == 1.0
+    assert machines.link_table.s_per_byte[0, 1] == 1e-9
+    wider = cluster(["a", "b"], [link("a", "b", gb_per_s=4.0)]).links
+    changed = machines.model_copy(update={"links": wider})
+    assert changed.route("a", "b").bandwidth_gb_per_s == 4.0
+    assert changed.link_table.s_per_byte[0, 1] == 0.25e-9
