@@ -156,7 +156,7 @@ def _ended(search: Search) -> Ended:
         return "interrupted"
     if search.best_s <= search.bound_s * (1 + search.gap_limit):
         return "gap limit"
-    return "time limit" if search.clock.left_s <= 0 else "nothing left to try"
+    return "nothing left to try" if search.has_time else "time limit"
 
 
 def _provenance(search: Search, limit: str, method: str) -> Provenance:

@@ -36,7 +36,7 @@ PATIENCE = 5000
 
 def anneal(search: Search) -> None:
     """Walk from the fastest candidates, each for a part of a share of the time left."""
-    if search.best is None:
+    if search.best is None or search.clock.left_s <= 0:
         return
     share = SHARE if model_applies(search) else SHARE_WITHOUT_MODEL
     starts = search.fastest_of_each_length()[:WALKS]
@@ -61,18 +61,17 @@ class _Walk:
         self._moves = Moves(self._quick, self._random)
         self._replication = search.problem.job.replication
         self._times: dict[Partition, float] = {}
-        self._longest_s = 0.0
 
     def go(self, start: Partition, limit_s: float) -> None:
         """Walk for so long, or until nothing new is met."""
         clock = self._search.clock
         current = self._quick.numbered(start)
-        if current is None:
+        if current is None or limit_s <= 0:
             return
         time_s, begin_s, idle = self._time_s(current), clock.elapsed_s, 0
         while idle < PATIENCE and not self._search.is_done():
             spent = (clock.elapsed_s - begin_s) / limit_s
-            if spent >= 1 or clock.left_s < self._longest_s:
+            if spent >= 1 or not self._search.has_time:
                 return
             heat = HOTTEST * (COOLEST / HOTTEST) ** spent
             # Metropolis' rule, turned round: what the next step may take at most.
@@ -116,11 +115,9 @@ class _Walk:
         search = self._search
         partition = search.optimiser.representative(self._quick.named(stages))
         if partition not in self._times:
-            begin_s = search.clock.elapsed_s
             self._times[partition] = self._probed_s(partition)
             if self._times[partition] <= NEAR * search.best_s:
                 search.consider(partition)
-            self._longest_s = max(self._longest_s, search.clock.elapsed_s - begin_s)
         return self._times[partition]
 
     def _probed_s(self, partition: Partition) -> float:

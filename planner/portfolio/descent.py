@@ -32,7 +32,7 @@ def _better_neighbour(search: Search, current: Candidate, stop_s: float) -> Cand
     """The first neighbour with a faster schedule, the least bounds first."""
     time_s = current.schedule.iteration_time_s
     for partition in _promising(search, current, stop_s):
-        if search.clock.left_s <= stop_s:
+        if search.clock.left_s <= stop_s or not search.has_time:
             return None
         pipeline = _worth_scheduling(search, partition, time_s)
         if pipeline is None:

@@ -90,13 +90,15 @@ def _schedule_best(search: Search, partitions: Sequence[Partition]) -> None:
     """In order of what they promise, while one may beat the incumbent."""
     pool = []
     for partition in dict.fromkeys(map(search.optimiser.representative, partitions)):
-        if search.best is not None and search.clock.left_s <= 0:
+        if not search.has_time:
             break
         promise_s, pipeline = _promise(search, partition)
         if math.isfinite(promise_s):
             pool.append((promise_s, partition, pipeline))
     for promise_s, partition, pipeline in sorted(pool, key=lambda row: row[0]):
         if promise_s >= search.best_s or (search.best is not None and search.is_done()):
+            return
+        if not search.has_time:
             return
         if partition not in search.candidates:
             search.schedule(partition, pipeline)

@@ -58,6 +58,7 @@ class Search:
         best: the incumbent.
         tried: number of partitions that were scheduled.
         infeasible: whether it is proved that nothing fits.
+        longest_s: that scheduling a partition has taken so far.
     """
 
     problem: Problem
@@ -72,6 +73,7 @@ class Search:
     best: Candidate | None = None
     tried: int = 0
     infeasible: bool = False
+    longest_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.chain = Chain(self.problem)
@@ -119,6 +121,11 @@ class Search:
             return self.infeasible
         return self.best_s <= self.bound_s * (1 + self.gap_limit)
 
+    @property
+    def has_time(self) -> bool:
+        """Whether another partition can be scheduled in the time left; the first one in any case."""
+        return self.best is None or self.clock.left_s > self.longest_s
+
     def consider(self, partition: Partition) -> Candidate | None:
         """Schedule a partition quickly; None if it does not fit."""
         if partition in self.candidates:
@@ -131,8 +138,10 @@ class Search:
     def schedule(self, partition: Partition, pipeline: PlacedPipeline) -> Candidate | None:
         """Schedule a partition that was placed already; None if it does not fit."""
         self.tried += 1
+        begin_s = self.clock.elapsed_s
         self.clock.spend(SECONDS_AN_OPERATION * pipeline.microbatches * len(partition))
         schedule = self.recomputed.best(partition, pipeline)
+        self.longest_s = max(self.longest_s, self.clock.elapsed_s - begin_s)
         if schedule is None:
             return None
         candidate = Candidate(partition, schedule, self.recomputed.bound_s(partition, pipeline))

@@ -159,6 +159,15 @@ def test_a_walk_without_any_plan_has_nowhere_to_start() -> None:
     assert search.best is None
 
 
+def test_a_walk_without_time_goes_nowhere() -> None:
+    search = search_of(tiny_problem(0, layers=4, devices=2, microbatches=2), limit_s=0.5)
+    search.consider((StageChoice(0, 4, ("d0",)),))
+    for seconds in (0.5, 1e-9, 0.5):
+        search.clock.spend(seconds)
+        anneal(search)
+    assert search.tried == 1
+
+
 def test_a_walk_ends_with_its_time() -> None:
     search = search_of(tiny_problem(0, layers=8, devices=6, microbatches=4), limit_s=0.5)
     search.consider((StageChoice(0, 8, ("d0",)),))
