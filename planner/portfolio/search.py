@@ -123,7 +123,7 @@ class Search:
 
     @property
     def has_time(self) -> bool:
-        """Whether another partition can be scheduled in the time left; the first one in any case."""
+        """Whether the time left suffices for another partition; the first is scheduled anyway."""
         return self.best is None or self.clock.left_s > self.longest_s
 
     def consider(self, partition: Partition) -> Candidate | None:
