@@ -1,5 +1,6 @@
 """Settings for all tests; this folder itself is importable: ``from builders import …``."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -7,6 +8,10 @@ from hypothesis import HealthCheck, settings
 
 # The model zoo is not installed, and folders here bear the names of packages there.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+# A shell lets background jobs ignore Ctrl-C, and their children too: tests send it to some.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "quick",
