@@ -1,6 +1,7 @@
 """The partition model's optimum is the least bound over all partitions, by brute force."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from brute_force import all_partitions
@@ -262,3 +263,30 @@ def test_levels_in_flight_are_every_number_once(microbatches):
     for level in levels:
         assert level.blocks * level.most + level.rest == microbatches
         assert 1 <= level.rest <= level.most
+
+
+def test_a_model_that_probing_calls_infeasible_is_solved():
+    """OR-Tools 9.15 does so in presolve; the model is one of a partition with tied parameters."""
+    model = cp_model.CpModel()
+    text = (Path(__file__).parent / "probed_infeasible.txt").read_text()
+    assert model.proto.parse_text_format(text)
+    solver = Settings(0, 2).solver(20.0)
+    assert solver.solve(model) == cp_model.OPTIMAL
+    assert solver.objective_value == 199958
+
+
+def test_a_replica_too_slow_for_a_single_microbatch_may_stand_beside_others():
+    """It takes 90 s for what the horizon gives 10 s, so it runs nothing."""
+    slow = {"unit": device_type(), "snail": device_type(peak_tflop_per_s={"float32": 1 / 30})}
+    machines = cluster(
+        {"d0": "unit", "d1": "unit", "d2": "snail"},
+        [link(d, "hub") for d in ("d0", "d1", "d2")],
+        ["hub"],
+        slow,
+    )
+    problem = Problem(graph([layer("a")]), machines, Job(microbatches=2))
+    model = PartitionModel(Chain(problem), 10.0, 1)
+    model.hint((StageChoice(0, 1, ("d0", "d1", "d2")),))
+    solver = Settings(0, 1, True).solver(20.0)
+    assert model.solve_hinted(solver, Clock(20, True)) == cp_model.OPTIMAL
+    assert solver.objective_value * model.tick_s == pytest.approx(3.0, rel=1e-3)

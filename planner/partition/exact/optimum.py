@@ -20,6 +20,8 @@ from planner.partition.exact.model import PartitionModel
 from planner.partition.exact.search import PRECISION, Constrain, add_own
 from planner.solver_settings import Clock, Settings, run_solver
 
+LEAST_HORIZON_S = 1e-9
+"""Where nothing takes any time a tick of the model still takes some."""
 FIRST_SHARE = 0.3
 """Of the time, to learn about how long an iteration takes; the rest tells times apart finely."""
 ROUGH = 0.02
@@ -129,8 +131,10 @@ class _Search:
         second = self._solve(known_s, least_s, first.stages, left_s, PRECISION)
         if second.stages:
             return second
-        # Out of time, or rounded off: what was found stands.
-        bound_s = max(first.lower_bound_s, second.lower_bound_s)
+        # What was found stands. Out of time the second bound holds, too; rounded off it does not.
+        bounds = [first.lower_bound_s]
+        bounds += [second.lower_bound_s] if second.status == "unknown" else []
+        bound_s = min(max(bounds), first.objective_s)
         return PartitionOptimum("feasible", first.stages, first.objective_s, bound_s)
 
     def _longest_s(self) -> float:
@@ -138,7 +142,7 @@ class _Search:
         if self._form == "graph":
             record = self._chain.problem.graph.record
             crossing = 2.0 * sum(tensor.bytes for tensor in record.boundaries)
-        return longest_plan_s(self._chain, self._max_stages, crossing)
+        return max(longest_plan_s(self._chain, self._max_stages, crossing), LEAST_HORIZON_S)
 
     def _start(self) -> tuple[StageSpec, ...]:
         """The best of the even partitions, to begin with; the constraints may rule it out."""
@@ -146,7 +150,7 @@ class _Search:
         for specs in self._even():
             pipeline = place(self._chain.problem, specs)
             if is_connected(pipeline):
-                best = min(best, (schedule_bound_s(pipeline), specs))
+                best = min(best, (schedule_bound_s(pipeline), specs), key=lambda row: row[0])
         return best[1]
 
     def _even(self) -> Iterator[tuple[StageSpec, ...]]:

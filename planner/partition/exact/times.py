@@ -81,16 +81,18 @@ class StageTimes:
         taken = []
         for k in self._kinds:
             members = self._d.holders(j, k)
-            used = self.uses_type[j, k]
+            works = self._model.new_bool_var(f"type {k} works at {j}")
+            self._model.add_implication(works, self.uses_type[j, k])
             most = self._model.new_int_var(0, count, f"most {j} {k}")
-            self._model.add(most == 0).only_enforce_if(~used)
+            self._model.add(most == 0).only_enforce_if(~works)
             replicas = self._model.new_int_var(0, len(members), "")
             self._model.add(replicas == sum(members))
             product = self._model.new_int_var(0, count * len(members), "")
             self._model.add_multiplication_equality(product, [replicas, most])
             taken.append(product)
             each, work = self._d.time(), self._d.time()
-            self._model.add(each >= self.forward[k][j] + self.backward[k][j]).only_enforce_if(used)
+            # A replica too slow for a single microbatch may still be there, without any.
+            self._model.add(each >= self.forward[k][j] + self.backward[k][j]).only_enforce_if(works)
             self._model.add_multiplication_equality(work, [most, each])
             self._model.add(self.load[j] >= work)
         self._model.add(sum(taken) >= count).only_enforce_if(self._d.active[j])

@@ -1,0 +1,23 @@
+"""What search_partition promises of its figures."""
+
+import math
+
+import pytest
+from builders import boundary, cluster, graph, layer, link
+from tiny_problems import tiny_problem
+
+from planner import Job, Problem, search_partition
+
+
+def test_even_partitions_of_equal_bound_are_a_start_like_any_other() -> None:
+    the_graph = graph([layer("a", 0, 0), layer("b", 0, 0)], [boundary("a", "b", bytes_=0)])
+    machines = cluster(["d0", "d1"], [link("d0", "d1")])
+    problem = Problem(the_graph, machines, Job(microbatches=2, optimizer="sgd"))
+    assert search_partition(problem, time_limit_s=5).objective_s == 0.0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_bound_is_never_above_what_was_found(seed: int) -> None:
+    problem = tiny_problem(seed, layers=4, devices=3, microbatches=2, types=2, tied=True)
+    found = search_partition(problem, time_limit_s=1, deterministic=True)
+    assert 0 < found.lower_bound_s <= found.objective_s < math.inf
