@@ -127,7 +127,12 @@ def _proof(plan: Plan, timeline: Timeline) -> Iterator[str]:
 
 def _predicted(plan: Plan, timeline: Timeline) -> Iterator[str]:
     fresh = predict(timeline, plan.predicted.lower_bound_s)
-    for name in ("iteration_time_s", "lower_bound_s", "gap", "bubble"):
+    if not _close(plan.predicted.lower_bound_s, fresh.lower_bound_s):
+        yield (
+            f"predicted.lower_bound_s: {plan.predicted.lower_bound_s} s cannot be a bound, this "
+            f"plan itself takes {fresh.iteration_time_s} s; plan again to have one proved"
+        )
+    for name in ("iteration_time_s", "gap", "bubble"):
         said, found = getattr(plan.predicted, name), getattr(fresh, name)
         if not _close(said, found):
             yield f"predicted.{name}: the plan says {said}, a simulation gives {found}; {REMEDY}"
