@@ -44,6 +44,9 @@ class Settings:
         # tests/solver/probed_infeasible.txt), which would prove what is false.
         solver.parameters.cp_model_probing_level = 0
         solver.parameters.num_workers = 1 if self.deterministic else self.workers
+        if solver.parameters.num_workers == 1:
+            # Without the relaxation's bounds a lone worker may creep up tick by tick, for minutes.
+            solver.parameters.linearization_level = 2
         if self.deterministic:
             solver.parameters.max_deterministic_time = max(limit_s, 1e-3)
         else:

@@ -16,6 +16,7 @@ from planner.partition.bounds.quick import Numbered, NumberedStage, QuickBound
 from planner.partition.bounds.schedule import schedule_bound_s
 from planner.partition.chain import Chain, Partition, StageChoice
 from planner.partition.intervals import Intervals
+from planner.partition.search.anneal import Anneal
 from planner.partition.search.moves import Moves
 from planner.partition.symmetry import Interchange, interchangeable_devices
 from planner.portfolio.annealing import anneal
@@ -173,3 +174,17 @@ def test_a_walk_ends_with_its_time() -> None:
     search.consider((StageChoice(0, 8, ("d0",)),))
     anneal(search)
     assert search.clock.elapsed_s < 0.6
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_annealing_by_bounds_leads_to_the_least_bound(seed: int) -> None:
+    problem = tiny_problem(seed, layers=5, devices=3, microbatches=4)
+    chain = Chain(problem)
+    quick = QuickBound(Intervals(chain, range(chain.length + 1)), problem.cluster.link_table)
+    walk = Anneal(quick, 3, Clock(1e3, True), seed)
+    found = list(walk.improve((StageChoice(0, 5, ("d0",)),), lambda: True))
+    bounds = [schedule_bound_s(place(problem, chain.specs(partition))) for partition in found]
+    assert bounds == sorted(bounds, reverse=True)
+    placed = (place(problem, specs) for specs in all_partitions(problem))
+    least_s = min(schedule_bound_s(p) for p in placed if is_connected(p))
+    assert bounds[-1] == pytest.approx(least_s)

@@ -24,6 +24,7 @@ from planner.partition.ordered.program import Order, OrderProgram
 from planner.partition.ordered.search import OrderSearch
 from planner.partition.ordered.stages import StageCosts
 from planner.partition.ordered.starts import first_orders, replica_choices, unit_size
+from planner.partition.search.anneal import Anneal
 from planner.partition.search.bought import bought_partitions
 from planner.partition.search.polish import Polish
 from planner.partition.symmetry import Interchange
@@ -33,6 +34,8 @@ SEARCHES = 3
 """Orders that are improved, the best ones."""
 TURN_S = 0.5
 """Seconds one search goes on before it is the next one's turn."""
+MOST_WALKS = 20
+"""Of annealing from the best partition, so that a search ends where nothing is left to find."""
 SLACK = 1.5
 """Orders whose best partition is worse than the best known by this factor are left."""
 SECONDS_A_SCORE = 1e-3
@@ -89,6 +92,7 @@ class PartitionOptimiser:
         self._exact = PartitionBound(chain)
         self._searches: list[OrderSearch] = []
         self._polished: set[Partition] = set()
+        self._walks = 0
         self._priced: PricedCluster | None = None
         self._is_relaxed = False
 
@@ -203,11 +207,12 @@ class PartitionOptimiser:
             search.bound_s = self.bound_s
         while goes_on():
             turns = list(self._turns())
-            if not turns:
+            if not turns and (self.best is None or self._walks >= MOST_WALKS):
                 return
             for turn in turns:
                 for partition in turn(self._turn(goes_on)):
                     self.offer(partition)
+            self._walk(goes_on)
 
     def _turns(self) -> Iterator[Callable[[Callable[[], bool]], Iterator[Partition]]]:
         for search in self._searches:
@@ -217,6 +222,15 @@ class PartitionOptimiser:
             self._polished.add(partition)
             polish = Polish(self.quick, self.clock, self._seed + len(self._polished))
             yield partial(polish.improve, partition)
+
+    def _walk(self, may_go_on: Callable[[], bool]) -> None:
+        """Once from the best partition, to the end: a walk that is cut short has not cooled."""
+        if self.best is None or self._walks >= MOST_WALKS:
+            return
+        self._walks += 1
+        walk = Anneal(self.quick, self._max_stages, self.clock, self._seed + self._walks)
+        for partition in walk.improve(self.best, may_go_on):
+            self.offer(partition)
 
     def _unpolished(self, count: int = 2) -> list[Partition]:
         ranked = [partition for partition in self._ranked() if partition not in self._polished]
