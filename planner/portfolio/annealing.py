@@ -13,7 +13,8 @@ import random
 from planner.costs.placement import is_connected, place
 from planner.partition.bounds.quick import Numbered
 from planner.partition.chain import Partition
-from planner.partition.search.moves import Moves
+from planner.partition.search.cooling import Cooling
+from planner.partition.search.moves import Moves, Shares
 from planner.portfolio.descent import NEAR, SECONDS_A_SCORE
 from planner.portfolio.exact import model_applies
 from planner.portfolio.first_plans import SECONDS_A_STAGE
@@ -22,9 +23,8 @@ from planner.schedule.heuristic import probe_s
 
 WALKS = 3
 """Starts: the fastest candidates, each with another number of stages."""
-HOTTEST = 0.03
-COOLEST = 5e-4
-"""By how much of its time a step may be slower, on average, at the start and at the end."""
+COOLING = Cooling(hottest=0.03, coolest=5e-4)
+SHARES = Shares(shift=0.3, exchange=0.6, merge=0.7, split=0.8, drop=0.87)
 FARTHEST = 1.15
 """A walk does not go where plans take so much longer than the best known."""
 SHARE = 0.4
@@ -59,7 +59,6 @@ class _Walk:
         self._quick = search.optimiser.quick
         self._random = random.Random(seed)
         self._moves = Moves(self._quick, self._random)
-        self._replication = search.problem.job.replication
         self._times: dict[Partition, float] = {}
 
     def go(self, start: Partition, limit_s: float) -> None:
@@ -73,9 +72,7 @@ class _Walk:
             spent = (clock.elapsed_s - begin_s) / limit_s
             if spent >= 1 or not self._search.has_time:
                 return
-            heat = HOTTEST * (COOLEST / HOTTEST) ** spent
-            # Metropolis' rule, turned round: what the next step may take at most.
-            most_s = time_s * (1 - heat * math.log(1 - self._random.random()))
+            most_s = COOLING.most(time_s, spent, self._random)
             idle, known = idle + 1, len(self._times)
             changed = self._change(current, min(most_s, FARTHEST * self._search.best_s))
             if len(self._times) > known:
@@ -87,29 +84,14 @@ class _Walk:
         """A random neighbour and its time, if it takes at most so long."""
         search = self._search
         search.clock.spend(SECONDS_A_SCORE)
-        changed = self._drawn(current)
+        place_, kind = self._random.randrange(len(current)), self._random.random()
+        changed = self._moves.draw(current, place_, kind, SHARES)
         if changed is None or len(changed) > search.max_stages:
             return None
         if self._quick.score(changed).bound_s > most_s:
             return None
         time_s = self._time_s(changed)
         return (changed, time_s) if time_s <= most_s else None
-
-    def _drawn(self, stages: Numbered) -> Numbered | None:
-        place, kind = self._random.randrange(len(stages)), self._random.random()
-        if kind < 0.3:
-            return self._moves.shift(stages, place)
-        if kind < 0.6:
-            return self._moves.exchange(stages, place)
-        if kind < 0.7:
-            return self._moves.merge(stages, place, replication=self._replication)
-        if kind < 0.8:
-            return self._moves.split(stages, place, replication=self._replication)
-        if not self._replication:
-            return None
-        if kind < 0.87:
-            return self._moves.drop(stages, place)
-        return self._moves.hand_over(stages, place)
 
     def _time_s(self, stages: Numbered) -> float:
         search = self._search

@@ -6,19 +6,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from planner.partition.chain import Partition
+from planner.partition.search.best import MAX_DEVICES_FOR_MODEL
 from planner.portfolio.search import Search
 
 if TYPE_CHECKING:
     from planner.partition.exact.search import PartitionSearch
 
-MAX_DEVICES = 24
 MAX_LAYERS = 2000
 """Beyond this the partition model is too large to help; the relaxations and candidates stand."""
 
 
 def model_applies(search: Search) -> bool:
     """Whether the cluster is small enough for the partition model."""
-    small = len(search.problem.cluster.devices) <= MAX_DEVICES
+    small = len(search.problem.cluster.devices) <= MAX_DEVICES_FOR_MODEL
     return small and search.chain.length <= MAX_LAYERS
 
 

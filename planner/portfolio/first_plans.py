@@ -36,7 +36,8 @@ def optimise_partitions(search: Search) -> None:
     """Partitions with the least bound, and a bound on all; the most promising are scheduled."""
     search.raise_bound(work_bound_s(search.chain), "total work")
     optimiser = search.optimiser
-    _offer_simple(search, _until(search, FIRST_SHARE))
+    simple = simple_partitions(search.chain, search.max_stages)
+    _offer(search, simple, _until(search, FIRST_SHARE))
     _schedule_best(search, optimiser.promising(1)[:1])
     # On large clusters the classic planners take longer than the first good partitions.
     steps = [_offer_classics, _start] if not optimiser.is_large else [_start, _offer_classics]
@@ -52,15 +53,13 @@ def _until(search: Search, share: float) -> Callable[[], bool]:
     return lambda: search.clock.elapsed_s < end_s and search.clock.left_s > 0
 
 
-def _offer_simple(search: Search, may_go_on: Callable[[], bool]) -> None:
-    for partition in simple_partitions(search.chain, search.max_stages):
-        search.optimiser.offer(partition)
-        if search.optimiser.best is not None and not may_go_on():
-            return
-
-
 def _offer_classics(search: Search, may_go_on: Callable[[], bool]) -> None:
-    for partition in classic_partitions(search.chain, search.max_stages):
+    _offer(search, classic_partitions(search.chain, search.max_stages), may_go_on)
+
+
+def _offer(search: Search, partitions: Iterable[Partition], may_go_on: Callable[[], bool]) -> None:
+    """To the optimiser, while there is time or none of them will do."""
+    for partition in partitions:
         search.optimiser.offer(partition)
         if search.optimiser.best is not None and not may_go_on():
             return

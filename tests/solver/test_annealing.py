@@ -59,8 +59,7 @@ def test_moves_lead_from_partition_to_partition(seed: int, replication: bool) ->
         kind = rng.choice(["shift", "exchange", "merge", "split", "drop", "hand_over"])
         if not replication and kind in ("drop", "hand_over"):
             continue
-        more = {"replication": replication} if kind in ("merge", "split") else {}
-        found = getattr(moves, kind)(stages, place_, **more)
+        found = getattr(moves, kind)(stages, place_)
         if found is None:
             continue
         require_partition(found, 8, 6)

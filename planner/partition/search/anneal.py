@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Iterator
 
 from planner.partition.bounds.quick import Numbered, QuickBound, Score
 from planner.partition.chain import Partition
-from planner.partition.search.moves import Moves
+from planner.partition.search.cooling import Cooling
+from planner.partition.search.moves import Moves, Shares
 from planner.solver_settings import Clock
 
 CHANGES = 40_000
 """Of one walk."""
-HOTTEST = 0.01
-COOLEST = 2e-4
-"""By how much of its bound a step may be worse, on average, at the start and at the end."""
+COOLING = Cooling(hottest=0.01, coolest=2e-4)
+SHARES = Shares(shift=0.35, exchange=0.7, merge=0.75, split=0.8, drop=0.85)
 SECONDS_A_CHANGE = 1e-4
 """What a change counts in deterministic time."""
 
@@ -36,7 +35,6 @@ class Anneal:
         self._clock = clock
         self._random = random.Random(seed)
         self._moves = Moves(quick, self._random)
-        self._replication = quick.intervals.chain.problem.job.replication
 
     def improve(self, start: Partition, may_go_on: Callable[[], bool]) -> Iterator[Partition]:
         """Better and better partitions; the first is better than ``start``."""
@@ -49,9 +47,7 @@ class Anneal:
             if not may_go_on():
                 return
             self._clock.spend(SECONDS_A_CHANGE)
-            heat = HOTTEST * (COOLEST / HOTTEST) ** (step / CHANGES)
-            # Metropolis' rule, turned round: what the next step may come to at most.
-            most_s = score.bound_s * (1 - heat * math.log(1 - self._random.random()))
+            most_s = COOLING.most(score.bound_s, step / CHANGES, self._random)
             changed = self._change(current, score)
             if changed is None or len(changed) > self._max_stages:
                 continue
@@ -68,16 +64,4 @@ class Anneal:
         place, kind = score.critical, self._random.random()
         if self._random.random() < 0.5 or place >= len(stages):
             place = self._random.randrange(len(stages))
-        if kind < 0.35:
-            return self._moves.shift(stages, place)
-        if kind < 0.7:
-            return self._moves.exchange(stages, place)
-        if kind < 0.75:
-            return self._moves.merge(stages, place, replication=self._replication)
-        if kind < 0.8:
-            return self._moves.split(stages, place, replication=self._replication)
-        if not self._replication:
-            return None
-        if kind < 0.85:
-            return self._moves.drop(stages, place)
-        return self._moves.hand_over(stages, place)
+        return self._moves.draw(stages, place, kind, SHARES)

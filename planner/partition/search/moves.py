@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from planner.partition.bounds.quick import Numbered, NumberedStage, QuickBound
 
 MOST_HANDED = 8
 """Devices that are handed over at once."""
+
+
+class Shares(NamedTuple):
+    """Up to which number between 0 and 1 each kind of move is meant; the rest hand devices over.
+
+    Dropping and handing over need replication: without it nothing is drawn there.
+    """
+
+    shift: float
+    exchange: float
+    merge: float
+    split: float
+    drop: float
 
 
 class Moves:
@@ -21,7 +35,24 @@ class Moves:
 
     def __init__(self, quick: QuickBound, rng: random.Random) -> None:
         self._count = quick.links.count
+        self._replication = quick.intervals.chain.problem.job.replication
         self._random = rng
+
+    def draw(self, stages: Numbered, place: int, kind: float, shares: Shares) -> Numbered | None:
+        """The move that a number between 0 and 1 stands for."""
+        if kind < shares.shift:
+            return self.shift(stages, place)
+        if kind < shares.exchange:
+            return self.exchange(stages, place)
+        if kind < shares.merge:
+            return self.merge(stages, place)
+        if kind < shares.split:
+            return self.split(stages, place)
+        if not self._replication:
+            return None
+        if kind < shares.drop:
+            return self.drop(stages, place)
+        return self.hand_over(stages, place)
 
     def shift(self, stages: Numbered, place: int) -> Numbered | None:
         """Move one of a stage's ends by a few cells."""
@@ -82,18 +113,18 @@ class Moves:
             return None
         return _with(stages, {place: _without(stages[place], [self._random.choice(devices)])})
 
-    def merge(self, stages: Numbered, place: int, *, replication: bool) -> Numbered | None:
+    def merge(self, stages: Numbered, place: int) -> Numbered | None:
         """Join a stage and the next on the devices of either, or of both."""
         if place + 1 == len(stages):
             return None
         first, second = stages[place : place + 2]
         choices = [first.devices, second.devices]
-        if replication:
+        if self._replication:
             choices.append(tuple(sorted({*first.devices, *second.devices})))
         joined = NumberedStage(first.begin, second.end, self._random.choice(choices))
         return (*stages[:place], joined, *stages[place + 2 :])
 
-    def split(self, stages: Numbered, place: int, *, replication: bool) -> Numbered | None:
+    def split(self, stages: Numbered, place: int) -> Numbered | None:
         """Cut a stage in two, on its devices and perhaps unused ones."""
         stage = stages[place]
         pool = list(stage.devices)
@@ -104,7 +135,7 @@ class Moves:
             return None
         self._random.shuffle(pool)
         count = self._random.randrange(1, len(pool))
-        parts = (pool[:count], pool[count:]) if replication else (pool[:1], pool[1:2])
+        parts = (pool[:count], pool[count:]) if self._replication else (pool[:1], pool[1:2])
         first, second = (tuple(sorted(part)) for part in parts)
         cut = self._random.randrange(stage.begin + 1, stage.end)
         halves = (stage._replace(end=cut, devices=first), NumberedStage(cut, stage.end, second))
