@@ -22,6 +22,7 @@ from planner.portfolio.first_plans import (
     schedule_warm_starts,
 )
 from planner.portfolio.search import Progress, Search
+from planner.portfolio.thrift import leave_out_replicas
 from planner.result import Ended, Result, Status
 from planner.solver_settings import DEFAULT_WORKERS, Clock, Settings
 from planner.units import plural
@@ -78,8 +79,10 @@ def solve(
         find_any(search)
         descend(search)
         anneal(search)
+        leave_out_replicas(search)
         improve_schedules(search)
         search_partitions(search)
+        leave_out_replicas(search)
     except KeyboardInterrupt:
         clock.stop()
     return _result(search, _limit(time_limit_s, deterministic))

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 SECONDS_AN_OPERATION = 1e-4
 """What scheduling an operation counts in deterministic time."""
+SAME = 1e-12
+"""Times that differ by no larger share do so by rounding alone."""
 Progress = Callable[[HistoryRow], None]
 
 
@@ -47,6 +49,11 @@ class Candidate:
         """Whether a device holds several stages."""
         devices = [device for stage in self.partition for device in stage.devices]
         return len(set(devices)) < len(devices)
+
+    @property
+    def device_count(self) -> int:
+        """How many devices hold a stage."""
+        return len({device for stage in self.partition for device in stage.devices})
 
 
 @dataclass
@@ -163,15 +170,23 @@ class Search:
         return better
 
     def _offer(self, candidate: Candidate) -> None:
-        if candidate.schedule.iteration_time_s < self.best_s * (1 - 1e-12):
+        if self._is_better(candidate):
             self.best = candidate
             self._record(
-                f"plan: {plural(len(candidate.partition), 'stage')}, {candidate.schedule.method}"
+                f"plan: {plural(len(candidate.partition), 'stage')} on "
+                f"{plural(candidate.device_count, 'device')}, {candidate.schedule.method}"
             )
+
+    def _is_better(self, candidate: Candidate) -> bool:
+        """Faster than the incumbent, or as fast on fewer devices."""
+        time_s, best_s = candidate.schedule.iteration_time_s, self.best_s
+        if self.best is None or abs(time_s - best_s) > SAME * best_s:
+            return time_s < best_s
+        return candidate.device_count < self.best.device_count
 
     def raise_bound(self, bound_s: float, event: str) -> None:
         """A new bound on every plan."""
-        if bound_s > self.bound_s * (1 + 1e-12):
+        if bound_s > self.bound_s * (1 + SAME):
             self.bound_s = bound_s
             self._record(f"bound: {event}")
 
