@@ -42,6 +42,7 @@ class Result:
         ended: why the search ended; ``nothing left to try`` where all its steps were through
             before the limit and a gap is left that none of them could close.
         search_s: how long it took, in the seconds of the limit.
+        deterministic: whether those are CP-SAT's deterministic seconds.
     """
 
     status: Status
@@ -51,6 +52,7 @@ class Result:
     tried: int
     ended: Ended
     search_s: float
+    deterministic: bool
 
     @property
     def iteration_time_s(self) -> float:
@@ -79,9 +81,10 @@ class Result:
             else f"bound {format_seconds(self.lower_bound_s)}, gap {self.gap:.2%}"
         )
         used, devices = len(self.plan.ranks), len(self.plan.cluster.devices)
+        seconds = "deterministic s" if self.deterministic else "s"
         return (
             f"{self.status}: {format_seconds(self.iteration_time_s)} an iteration, {proved}; "
             f"{plural(len(self.plan.stages), 'stage')} on {used} of {plural(devices, 'device')}, "
             f"{plural(self.tried, 'partition')} scheduled; "
-            f"ended after {self.search_s:.1f} s: {self.ended}"
+            f"ended after {self.search_s:.1f} {seconds}: {self.ended}"
         )

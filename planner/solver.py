@@ -66,6 +66,8 @@ def solve(
     Raises:
         InfeasibleError: if no plan fits; the message says which constraint binds.
         PipeplanError: if a setting is out of range.
+        KeyboardInterrupt: on Ctrl-C before any plan was found; later on Ctrl-C ends the search
+            and the best plan so far is returned.
     """
     check_settings(time_limit_s, gap_limit, seed, workers)
     settings = Settings(seed, workers, deterministic)
@@ -126,7 +128,7 @@ def _result(search: Search, limit: str) -> Result:
     """The verified plan of the incumbent."""
     if search.best is None:
         if search.clock.is_stopped:
-            raise PipeplanError("interrupted before any plan was found")
+            raise KeyboardInterrupt("before any plan was found")
         if search.constrain is not None:
             verdict = "no plan keeps" if search.infeasible else "no plan was found that keeps"
             raise InfeasibleError(
@@ -141,7 +143,8 @@ def _result(search: Search, limit: str) -> Result:
     plan = assemble_plan(schedule.timeline, schedule.orders, bound_s, provenance)
     require_valid(plan)
     history = tuple(search.history)
-    return Result(_status(search), plan, bound_s, history, search.tried, ended, search_s)
+    counted = search.settings.deterministic
+    return Result(_status(search), plan, bound_s, history, search.tried, ended, search_s, counted)
 
 
 def _status(search: Search) -> Status:

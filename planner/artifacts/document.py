@@ -162,6 +162,8 @@ def read_json(path: str | Path, *, keeps_nan: bool = False) -> Any:
     """
     path = Path(path)
     text = read_text(path)
+    if path.suffix.lower() == ".toml":
+        raise PipeplanError(f"{path}: a TOML file where a JSON file is expected, such as a plan")
     if not text.strip():
         raise PipeplanError(f"{path}: line 1, column 1: not valid JSON: the file is empty")
     constant = float if keeps_nan else _NoNumber

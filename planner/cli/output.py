@@ -25,8 +25,8 @@ def user_errors() -> Iterator[None]:
         for problem in error.problems:
             typer.echo(f"error: {problem}", err=True)
         raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
+    except KeyboardInterrupt as interrupt:
+        typer.echo(f"interrupted {interrupt}".rstrip(), err=True)
         raise typer.Exit(130) from None
 
 

@@ -107,6 +107,12 @@ def test_a_cut_plan_is_refused_wherever_it_is_cut(share: float, folder: Path) ->
     assert "not valid JSON" in refusal(Plan.load, path)
 
 
+def test_a_toml_file_in_place_of_a_plan_is_named_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text('format = "pipeplan-cluster/1"\n')
+    assert "a TOML file where a JSON file is expected" in refusal(Plan.load, path)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("files")

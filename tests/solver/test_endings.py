@@ -34,14 +34,25 @@ def test_the_result_says_why_the_search_ended(settings: dict, ended: str) -> Non
 
 def test_only_a_search_that_ran_out_of_time_took_all_of_it() -> None:
     assert result(time_limit_s=1e-3).search_s >= 1e-3
-    assert result(max_stages_per_device=2, time_limit_s=30).search_s < 30
+    through = result(max_stages_per_device=2, time_limit_s=30)
+    assert through.search_s < 30
+    assert f"ended after {through.search_s:.1f} deterministic s: " in through.summary()
+
+
+def test_ctrl_c_before_any_plan_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("planner.solver.optimise_partitions", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="before any plan was found"):
+        result()
 
 
 def test_one_of_a_thing_is_singular() -> None:
     assert [plural(count, "stage") for count in (0, 1, 2, 5000)] == [
         *("0 stages", "1 stage", "2 stages", "5,000 stages")
     ]
-    assert "1 stage on 3 of 3 devices, 1 partition scheduled" in result(gap_limit=0.5).summary()
+    assert "1 stage on 2 of 3 devices, " in result(gap_limit=0.5).summary()
 
 
 @pytest.mark.filterwarnings("error")
