@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from planner.costs.placement import PlacedPipeline
 from planner.errors import DeadlockError
 from planner.schedule.assignment import Assignment, balanced_assignment
-from planner.schedule.classics import gpipe, one_by_one, one_forward_one_backward
-from planner.schedule.execution_scheduler import spp_execution
+from planner.schedule.classics import classic_orders, one_by_one
 from planner.schedule.list_scheduler import (
     TARGETS,
     TWICE,
@@ -117,11 +116,10 @@ def _list_schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Sch
 
 
 def _classic_orders(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[tuple[str, Orders]]:
-    if _may_hold_all(pipeline, owner):
-        yield "gpipe", gpipe(pipeline, owner)
-    if all(len(stages) == 1 for stages in pipeline.stages_on.values()):
-        yield "1f1b", one_forward_one_backward(pipeline, owner)
-        yield "pe", spp_execution(pipeline, owner)
+    holds_all = _may_hold_all(pipeline, owner)
+    for method, orders in classic_orders(pipeline, owner, split=False):
+        if holds_all or method != "gpipe":
+            yield method, orders
 
 
 def _may_hold_all(pipeline: PlacedPipeline, owner: Assignment) -> bool:

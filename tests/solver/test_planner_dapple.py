@@ -14,7 +14,7 @@ from planner.partition.chain import Chain, Partition, StageChoice
 from planner.partition.planners.dapple import placements, plan
 from planner.partition.planners.dapple_latency import pipeline_latency_s
 from planner.partition.planners.machines import equal_machines, machines
-from planner.schedule.execution_scheduler import blocks_of
+from planner.schedule.classics.spp import blocks_of
 
 seconds = st.integers(0, 9).map(float)
 

@@ -16,7 +16,7 @@ from planner.partition.chain import Chain, Partition, StageChoice
 from planner.partition.device_orders import recursive_minimum_cut
 from planner.partition.planners.pipedream import flat_plan
 from planner.partition.planners.spp import plan, recursive_device_order
-from planner.schedule.execution_scheduler import blocks_of, makespan_s
+from planner.schedule.classics.spp import blocks_of, makespan_s
 
 
 def partitions_in_order(chain: Chain, order: tuple[str, ...]) -> Iterator[Partition]:

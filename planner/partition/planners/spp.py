@@ -33,7 +33,7 @@ from planner.partition.planners.stage_costs import (
     in_file_order,
     most_stages,
 )
-from planner.schedule.execution_scheduler import blocks_of, makespan_s
+from planner.schedule.classics.spp import blocks_of, makespan_s
 
 
 def plan(chain: Chain) -> Partition:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from planner.artifacts.operations import Operation
 from planner.costs.placement import PlacedPipeline
 from planner.schedule.assignment import Assignment
+from planner.schedule.classics.placements import require_one_stage_a_device
 from planner.simulator import Orders
 
 FloatArray = NDArray[np.float64]
@@ -156,10 +157,9 @@ def spp_execution(pipeline: PlacedPipeline, owner: Assignment) -> Orders:
     The rounds order all operations consistently, so these orders never deadlock.
 
     Raises:
-        ValueError: if a device holds several stages, which SPP does not consider.
+        DoesNotApplyError: if a device holds several stages, which SPP does not consider.
     """
-    if any(len(stages) > 1 for stages in pipeline.stages_on.values()):
-        raise ValueError("SPP's execution scheduler is defined for one stage a device")
+    require_one_stage_a_device(pipeline)
     count = len(pipeline.stages)
     lists = [execution_order(count, n, pipeline.microbatches) for n in range(count)]
     return {

@@ -1,0 +1,76 @@
+"""Published schedules, each told by its rule: candidates of the search, and its peers.
+
+Every generator takes a placed pipeline and the replica of each (stage, microbatch), and returns an
+order for each device. It raises DoesNotApplyError where the schedule is not defined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from planner.costs.placement import PlacedPipeline
+from planner.schedule.assignment import Assignment
+from planner.schedule.classics.breadth_first import breadth_first
+from planner.schedule.classics.interleaved import interleaved_one_forward_one_backward
+from planner.schedule.classics.one_by_one import one_by_one
+from planner.schedule.classics.one_forward_one_backward import (
+    eager_one_forward_one_backward,
+    one_forward_one_backward,
+)
+from planner.schedule.classics.placements import DoesNotApplyError
+from planner.schedule.classics.spp import spp_execution
+from planner.schedule.classics.v_shaped import dual_pipe_v, zb_v
+from planner.schedule.classics.zero_bubble import zb_h1, zb_h2
+from planner.simulator import Orders
+
+Generator = Callable[[PlacedPipeline, Assignment], Orders]
+
+WHOLE: dict[str, Generator] = {
+    "gpipe": breadth_first,
+    "1f1b": one_forward_one_backward,
+    "eager 1f1b": eager_one_forward_one_backward,
+    "interleaved 1f1b": interleaved_one_forward_one_backward,
+    "pe": spp_execution,
+}
+"""With whole backwards."""
+SPLIT: dict[str, Generator] = {
+    "zb-h1": zb_h1,
+    "zb-h2": zb_h2,
+    "zb-v": zb_v,
+    "dualpipe-v": dual_pipe_v,
+}
+"""With weight gradients apart."""
+
+__all__ = [
+    "SPLIT",
+    "WHOLE",
+    "DoesNotApplyError",
+    "breadth_first",
+    "classic_orders",
+    "dual_pipe_v",
+    "eager_one_forward_one_backward",
+    "interleaved_one_forward_one_backward",
+    "one_by_one",
+    "one_forward_one_backward",
+    "spp_execution",
+    "zb_h1",
+    "zb_h2",
+    "zb_v",
+]
+
+
+def classic_orders(
+    pipeline: PlacedPipeline, owner: Assignment, *, split: bool
+) -> Iterator[tuple[str, Orders]]:
+    """All that are defined for these stages, by name.
+
+    Args:
+        pipeline: the stages.
+        owner: the replica of each (stage, microbatch).
+        split: whether weight gradients may run apart.
+    """
+    for name, generator in (WHOLE | SPLIT if split else WHOLE).items():
+        try:
+            yield name, generator(pipeline, owner)
+        except DoesNotApplyError:
+            continue
