@@ -323,8 +323,8 @@ def memory_profile(timeline: Timeline) -> dict[str, list[tuple[float, int]]]:
     """Bytes in use over time on each device.
 
     A received tensor counts from the start of its transfer, a sent one until the end of its
-    transfer; a stash from the start of its forward to the end of its backward (of W where the
-    backward is split).
+    transfer; a stash from the start of its forward to the end of its backward. Where that is split
+    the input gradient leaves what the weight gradient needs.
     """
     pipeline = timeline.pipeline
     changes: dict[str, list[tuple[float, int]]] = {
@@ -353,8 +353,12 @@ def _operation_changes(pipeline: PlacedPipeline, event: OperationEvent) -> list[
     if kind in "BI":
         rows.append((event.start_s, stage.input_gradient_bytes))
         rows.append((event.end_s, 0 if last else -stage.output_gradient_bytes))
-    if kind in "BW":
+    if kind == "B":
         rows.append((event.end_s, -stage.stash_bytes))
+    if kind == "I":
+        rows.append((event.end_s, stage.weight_stash_bytes - stage.stash_bytes))
+    if kind == "W":
+        rows.append((event.end_s, -stage.weight_stash_bytes))
     return rows
 
 

@@ -104,6 +104,7 @@ def layer_graphs(
             "input_gradient_traffic_bytes": draw(sizes),
             "weight_gradient_traffic_bytes": draw(sizes),
             "stash_bytes": saved[name] + draw(sizes),
+            "weight_stash_bytes": draw(st.none() | sizes),
             "parameters": [f"p{n}" for n, held in enumerate(holders) if index in held],
         }
         for index, name in enumerate(names)

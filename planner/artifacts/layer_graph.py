@@ -41,8 +41,10 @@ class Layer(Record):
 
     ``*_flops`` counts a multiply-add as two. ``*_traffic_bytes`` is what the layer's operations
     read and write. ``stash_bytes`` is what autograd keeps from forward for backward, parameters
-    excluded. ``parameters`` are the names (FQNs) of the parameters the layer uses; a tied
-    parameter stands in several layers. ``measured`` replaces the roofline on a device type.
+    excluded; ``weight_stash_bytes`` what of it the weight gradient still needs after the input
+    gradient: all of it if not told. ``parameters`` are the names (FQNs) of the parameters the
+    layer uses; a tied parameter stands in several layers. ``measured`` replaces the roofline on a
+    device type.
     """
 
     name: Name
@@ -53,6 +55,7 @@ class Layer(Record):
     input_gradient_traffic_bytes: Count
     weight_gradient_traffic_bytes: Count
     stash_bytes: Count
+    weight_stash_bytes: Count | None = None
     parameters: tuple[Name, ...] = ()
     measured: dict[Name, MeasuredTimes] = Field(default_factory=dict)
     device_types: tuple[Name, ...] = ()
@@ -62,7 +65,14 @@ class Layer(Record):
         fields: dict[str, Any] = dump(self)
         if not self.device_types:
             del fields["device_types"]
+        if self.weight_stash_bytes is None:
+            del fields["weight_stash_bytes"]
         return fields
+
+    @property
+    def kept_for_weights_bytes(self) -> int:
+        """What the weight gradient still needs once the input gradient is done."""
+        return self.stash_bytes if self.weight_stash_bytes is None else self.weight_stash_bytes
 
     def may_run_on(self, device_type: str) -> bool:
         """Whether a device of this type can run the layer."""

@@ -47,6 +47,7 @@ class PlacedStage:
         times: by device.
         static_bytes: weights, gradients, optimizer state and workspace on each replica.
         stash_bytes: kept from forward until backward, the received input included.
+        weight_stash_bytes: kept from a separate input gradient until the weight gradient.
         input_bytes, output_bytes: activations received from and sent to the neighbours.
         input_gradient_bytes, output_gradient_bytes: gradients sent back and received.
     """
@@ -55,6 +56,7 @@ class PlacedStage:
     times: Mapping[str, OperationTimes]
     static_bytes: int
     stash_bytes: int
+    weight_stash_bytes: int
     input_bytes: int
     output_bytes: int
     input_gradient_bytes: int
@@ -213,6 +215,7 @@ def place(problem: Problem, stages: Sequence[StageSpec]) -> PlacedPipeline:
             times=_times(problem, spec),
             static_bytes=static_bytes(problem, held) + row.workspace,
             stash_bytes=row.stash,
+            weight_stash_bytes=row.weight_stash,
             input_bytes=row.input,
             output_bytes=row.output,
             input_gradient_bytes=row.input_gradient,

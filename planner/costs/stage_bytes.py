@@ -31,12 +31,15 @@ class StageBytes:
             on, twice.
         stash: kept from forward until backward, the received input included; a recomputed layer
             keeps only its input.
+        weight_stash: kept from a separate input gradient until the weight gradient; a recomputed
+            layer has run again by then.
         input, output: activations received from and sent to the neighbours.
         input_gradient, output_gradient: gradients sent back and received.
     """
 
     workspace: int
     stash: int
+    weight_stash: int
     input: int
     output: int
     input_gradient: int
@@ -71,6 +74,9 @@ class _Table:
         self._kept = [
             sum(graph.layers[name].stash_bytes for name in s.layers if name not in self._rerun)
             for s in stages
+        ]
+        self._kept_for_weights = [
+            sum(graph.layers[name].kept_for_weights_bytes for name in s.layers) for s in stages
         ]
 
     def add(self, tensor: Boundary) -> None:
@@ -111,6 +117,7 @@ class _Table:
             StageBytes(
                 workspace=self._workspace[j],
                 stash=self._kept[j] + inputs[j] - self._saved[j],
+                weight_stash=self._kept_for_weights[j] + inputs[j] - self._saved[j],
                 input=inputs[j],
                 output=outputs[j],
                 input_gradient=back[j],

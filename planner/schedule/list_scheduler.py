@@ -26,12 +26,17 @@ _Queue = list[tuple[tuple[int, ...], Operation]]
 
 def backward_first(operation: Operation) -> tuple[int, ...]:
     """Backwards before forwards, deeper stages first: frees memory, as 1F1B does."""
-    return (operation.kind == "F", operation.microbatch, -operation.stage)
+    return (_BACKWARD_FIRST[operation.kind], operation.microbatch, -operation.stage)
 
 
 def forward_first(operation: Operation) -> tuple[int, ...]:
     """Forwards before backwards, as far as the limits allow: fills the later stages early."""
-    return (operation.kind != "F", operation.microbatch, operation.stage)
+    return (_FORWARD_FIRST[operation.kind], operation.microbatch, operation.stage)
+
+
+# Nothing waits for a weight gradient but memory.
+_BACKWARD_FIRST = {"B": 0, "I": 0, "F": 1, "W": 2}
+_FORWARD_FIRST = {"F": 0, "B": 1, "I": 1, "W": 2}
 
 
 @dataclass(frozen=True)
@@ -45,8 +50,11 @@ class _Limited:
     pipeline: PlacedPipeline
     priority: Priority
     limits: Limits
+    split: bool
     left: Counter[str]
     in_flight: Counter[tuple[int, str]] = field(default_factory=Counter)
+    owed: Counter[tuple[int, str]] = field(default_factory=Counter)
+    """Microbatches whose weight gradient is still to come, by (stage, device)."""
     waiting: defaultdict[str, defaultdict[tuple[int, str], _Queue]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
@@ -54,8 +62,8 @@ class _Limited:
     forwards of a stage or none, so only the heads of these few heaps have to be looked at."""
 
     def offer(self, device: str, operation: Operation) -> None:
-        """Queue a forward or a whole backward; backwards are not split here."""
-        if operation.kind in "FB":
+        """Queue what of it is run here: whole backwards, or both halves."""
+        if operation.kind in ("FIW" if self.split else "FB"):
             queue = self.waiting[device][operation.stage, operation.kind]
             heapq.heappush(queue, (self.priority(operation), operation))
 
@@ -67,7 +75,15 @@ class _Limited:
         if most_urgent is None:
             return None
         _, best = heapq.heappop(most_urgent)
-        self.in_flight[best.stage, device] += 1 if best.kind == "F" else -1
+        key = (best.stage, device)
+        match best.kind:
+            case "F":
+                self.in_flight[key] += 1
+            case "B" | "I":
+                self.in_flight[key] -= 1
+                self.owed[key] += best.kind == "I"
+            case "W":
+                self.owed[key] -= 1
         self.left[device] -= 1
         return best
 
@@ -85,24 +101,39 @@ class _Limited:
 
     def _fits(self, stage: int, device: str) -> bool:
         stages = self.pipeline.stages_on[device]
-        if len(stages) == 1:
-            return True
+        if len(stages) == 1 and not self.split:
+            return True  # As far as the limits see to it.
         held = self.pipeline.static_bytes(device) + self.pipeline.stages[stage].output_bytes
         for other in stages:
             count = self.in_flight[other, device] + (other == stage)
             count = max(count, 1) if other > stage else count
-            held += count * self.pipeline.stages[other].stash_bytes
+            placed = self.pipeline.stages[other]
+            held += count * placed.stash_bytes
+            held += self.owed[other, device] * placed.weight_stash_bytes
         return held <= self.pipeline.capacity_bytes(device)
 
 
 def list_schedule(
-    pipeline: PlacedPipeline, owner: Assignment, limits: Limits, priority: Priority
+    pipeline: PlacedPipeline,
+    owner: Assignment,
+    limits: Limits,
+    priority: Priority,
+    *,
+    split: bool = False,
 ) -> Timeline | None:
-    """Schedule greedily; None if the limits leave no way to finish."""
+    """Schedule greedily; None if the limits leave no way to finish.
+
+    Args:
+        pipeline: the stages.
+        owner: the replica of each (stage, microbatch).
+        limits: on the microbatches between forward and backward, by (stage, device).
+        priority: what is most urgent.
+        split: run input and weight gradients apart.
+    """
     left: Counter[str] = Counter()
     for device in owner.values():
-        left[device] += 2
-    policy = _Limited(pipeline, priority, limits, left)
+        left[device] += 3 if split else 2
+    policy = _Limited(pipeline, priority, limits, split, left)
     try:
         return run(pipeline, owner, policy)
     except DeadlockError:

@@ -92,7 +92,9 @@ def held_intervals(timeline: Timeline) -> Iterator[tuple[str, float, float, int]
             yield device, got, event.start_s, placed.input_bytes
             gone = leaves[stage, "B", microbatch]
             yield device, inputs.start_s, gone, placed.input_gradient_bytes
-        yield device, event.start_s, weights.end_s, placed.stash_bytes
+        yield device, event.start_s, inputs.end_s, placed.stash_bytes
+        if backward is None:
+            yield device, inputs.end_s, weights.end_s, placed.weight_stash_bytes
         if stage < len(pipeline.stages) - 1:
             gone = leaves[stage, "F", microbatch]
             yield device, event.start_s, gone, placed.output_bytes
