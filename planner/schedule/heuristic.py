@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from planner.costs.placement import PlacedPipeline
 from planner.errors import DeadlockError
 from planner.schedule.assignment import Assignment, balanced_assignment
-from planner.schedule.classics import classic_orders, one_by_one
+from planner.schedule.classics import BREADTH_FIRST, classic_orders, one_by_one
 from planner.schedule.list_scheduler import (
     TARGETS,
     TWICE,
@@ -63,7 +63,7 @@ def best_heuristic_schedule(pipeline: PlacedPipeline) -> Schedule | None:
 def best_classic_schedule(pipeline: PlacedPipeline) -> Schedule | None:
     """The fastest of the published schedules within memory; None if none fits.
 
-    GPipe, 1F1B and SPP's PE; where none of them fits, one microbatch after the other.
+    Of those with whole backwards; where none of them fits, one microbatch after the other.
     """
     owner = balanced_assignment(pipeline)
     classic = _fastest_that_fits([*_classic_schedules(pipeline, owner)])
@@ -118,7 +118,7 @@ def _list_schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Sch
 def _classic_orders(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[tuple[str, Orders]]:
     holds_all = _may_hold_all(pipeline, owner)
     for method, orders in classic_orders(pipeline, owner, split=False):
-        if holds_all or method != "gpipe":
+        if holds_all or method not in BREADTH_FIRST:
             yield method, orders
 
 

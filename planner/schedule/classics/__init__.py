@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from planner.costs.placement import PlacedPipeline
 from planner.schedule.assignment import Assignment
-from planner.schedule.classics.breadth_first import breadth_first
+from planner.schedule.classics.breadth_first import gpipe, looped_breadth_first
 from planner.schedule.classics.interleaved import interleaved_one_forward_one_backward
 from planner.schedule.classics.one_by_one import one_by_one
 from planner.schedule.classics.one_forward_one_backward import (
@@ -26,7 +26,8 @@ from planner.simulator import Orders
 Generator = Callable[[PlacedPipeline, Assignment], Orders]
 
 WHOLE: dict[str, Generator] = {
-    "gpipe": breadth_first,
+    "gpipe": gpipe,
+    "looped breadth first": looped_breadth_first,
     "1f1b": one_forward_one_backward,
     "eager 1f1b": eager_one_forward_one_backward,
     "interleaved 1f1b": interleaved_one_forward_one_backward,
@@ -40,16 +41,20 @@ SPLIT: dict[str, Generator] = {
     "dualpipe-v": dual_pipe_v,
 }
 """With weight gradients apart."""
+BREADTH_FIRST = ("gpipe", "looped breadth first")
+"""They hold all microbatches at once."""
 
 __all__ = [
+    "BREADTH_FIRST",
     "SPLIT",
     "WHOLE",
     "DoesNotApplyError",
-    "breadth_first",
     "classic_orders",
     "dual_pipe_v",
     "eager_one_forward_one_backward",
+    "gpipe",
     "interleaved_one_forward_one_backward",
+    "looped_breadth_first",
     "one_by_one",
     "one_forward_one_backward",
     "spp_execution",
