@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from planner.errors import DeadlockError, InfeasibleError, PipeplanError
     from planner.partition.exact.optimum import search_partition
     from planner.result import Result
+    from planner.schedule.search import search_schedule
     from planner.simulator import simulate_plan as simulate
     from planner.solver import solve
     from planner.tracing.trace import trace
@@ -35,6 +36,7 @@ _HOME = {
     "Result": ("planner.result", "Result"),
     "compare": ("planner.comparison", "compare"),
     "search_partition": ("planner.partition.exact.optimum", "search_partition"),
+    "search_schedule": ("planner.schedule.search", "search_schedule"),
     "simulate": ("planner.simulator", "simulate_plan"),
     "solve": ("planner.solver", "solve"),
     "trace": ("planner.tracing.trace", "trace"),
@@ -54,6 +56,7 @@ __all__ = [
     "Result",
     "compare",
     "search_partition",
+    "search_schedule",
     "simulate",
     "solve",
     "trace",

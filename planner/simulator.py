@@ -106,7 +106,7 @@ class Policy(Protocol):
         Both a whole backward and its first half are offered, whichever the policy will run.
         """
 
-    def choose(self, device: str) -> Operation | None:
+    def choose(self, device: str, now_s: float) -> Operation | None:
         """One of the operations offered and not chosen yet, or None to wait for another event."""
 
     def unfinished(self) -> str:
@@ -124,7 +124,7 @@ class FixedOrder:
         """The operation can run once its turn comes."""
         self._available[device].add(operation)
 
-    def choose(self, device: str) -> Operation | None:
+    def choose(self, device: str, now_s: float) -> Operation | None:
         """The next of the order once it can run."""
         left = self._left.get(device)
         if left and left[-1] in self._available[device]:
@@ -219,7 +219,7 @@ class _Replay:
         for device in devices:
             if self.free_at[device] > now:
                 continue
-            operation = self.policy.choose(device)
+            operation = self.policy.choose(device, now)
             if operation is not None:
                 self._start(device, operation, now)
 

@@ -1,13 +1,21 @@
 """The best of the classic schedules and the list schedules, within memory."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from planner.costs.placement import PlacedPipeline
 from planner.errors import DeadlockError
 from planner.schedule.assignment import Assignment, balanced_assignment
-from planner.schedule.classics import BREADTH_FIRST, classic_orders, one_by_one
+from planner.schedule.classics import (
+    BREADTH_FIRST,
+    DoesNotApplyError,
+    classic_orders,
+    one_by_one,
+    split_backwards,
+)
+from planner.schedule.in_turn import schedules_in_turn
 from planner.schedule.list_scheduler import (
     TARGETS,
     TWICE,
@@ -60,6 +68,36 @@ def best_heuristic_schedule(pipeline: PlacedPipeline) -> Schedule | None:
     return _fastest_that_fits(found) or _least_memory(pipeline, owner)
 
 
+def quick_schedules(pipeline: PlacedPipeline, *, split: bool) -> Iterator[Schedule]:
+    """All schedules within memory that need no search.
+
+    Args:
+        pipeline: the stages.
+        split: those that run input and weight gradients apart; else those with whole backwards.
+    """
+    owner = balanced_assignment(pipeline)
+    found: Iterable[Schedule] = [*_list_schedules(pipeline, owner, split=split)]
+    if split:
+        found = chain(found, _split_schedules(pipeline, owner))
+    else:
+        found = chain(found, _classic_schedules(pipeline, owner), _one_by_one(pipeline, owner))
+    return (schedule for schedule in found if fits_memory(schedule.timeline))
+
+
+def _split_schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Schedule]:
+    for method, orders in classic_orders(pipeline, owner, split=True):
+        apart = {device: split_backwards(order) for device, order in orders.items()}
+        try:
+            yield Schedule(apart, simulate(pipeline, apart), method)
+        except DeadlockError:
+            continue
+    try:
+        for timeline in schedules_in_turn(pipeline):
+            yield Schedule(orders_of(timeline), timeline, "in turn")
+    except DoesNotApplyError:
+        return
+
+
 def best_classic_schedule(pipeline: PlacedPipeline) -> Schedule | None:
     """The fastest of the published schedules within memory; None if none fits.
 
@@ -92,9 +130,13 @@ def _fastest_that_fits(schedules: list[Schedule]) -> Schedule | None:
 
 
 def _least_memory(pipeline: PlacedPipeline, owner: Assignment) -> Schedule | None:
+    schedules = _one_by_one(pipeline, owner)
+    return next((found for found in schedules if fits_memory(found.timeline)), None)
+
+
+def _one_by_one(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Schedule]:
     orders = one_by_one(pipeline, owner)
-    timeline = simulate(pipeline, orders)
-    return Schedule(orders, timeline, "one by one") if fits_memory(timeline) else None
+    yield Schedule(orders, simulate(pipeline, orders), "one by one")
 
 
 def _classic_schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Schedule]:
@@ -105,12 +147,14 @@ def _classic_schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[
             continue
 
 
-def _list_schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Schedule]:
+def _list_schedules(
+    pipeline: PlacedPipeline, owner: Assignment, *, split: bool = False
+) -> Iterator[Schedule]:
     operations = len(pipeline.stages) * pipeline.microbatches
     targets = TARGETS[:2] if operations > MANY_OPERATIONS else TARGETS
     for limits in in_flight_limits(pipeline, targets):
         for priority in (backward_first, forward_first):
-            timeline = list_schedule(pipeline, owner, limits, priority)
+            timeline = list_schedule(pipeline, owner, limits, priority, split=split)
             if timeline is not None:
                 yield Schedule(orders_of(timeline), timeline, f"list, {priority.__name__}")
 

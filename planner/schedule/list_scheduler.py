@@ -67,7 +67,7 @@ class _Limited:
             queue = self.waiting[device][operation.stage, operation.kind]
             heapq.heappush(queue, (self.priority(operation), operation))
 
-    def choose(self, device: str) -> Operation | None:
+    def choose(self, device: str, now_s: float) -> Operation | None:
         """The most urgent operation that keeps the limits."""
         queues = (queue for queue in self.waiting[device].values() if queue)
         allowed = (queue for queue in queues if self._allowed(queue[0][1], device))

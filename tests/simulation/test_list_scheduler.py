@@ -40,7 +40,7 @@ class PlainRule:
     def offer(self, device: str, operation: Operation) -> None:
         self.available[device].add(operation)
 
-    def choose(self, device: str) -> Operation | None:
+    def choose(self, device: str, now_s: float) -> Operation | None:
         allowed = [op for op in self.available[device] if self.is_allowed(op, device)]
         if not allowed:
             return None

@@ -6,8 +6,9 @@ order for each device. It raises DoesNotApplyError where the schedule is not def
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+from planner.artifacts.operations import Operation
 from planner.costs.placement import PlacedPipeline
 from planner.schedule.assignment import Assignment
 from planner.schedule.classics.breadth_first import gpipe, looped_breadth_first
@@ -57,11 +58,23 @@ __all__ = [
     "looped_breadth_first",
     "one_by_one",
     "one_forward_one_backward",
+    "split_backwards",
     "spp_execution",
     "zb_h1",
     "zb_h2",
     "zb_v",
 ]
+
+
+def split_backwards(order: Sequence[Operation]) -> list[Operation]:
+    """An order with every whole backward as an input and a weight gradient, one after the other."""
+    apart: list[Operation] = []
+    for operation in order:
+        if operation.kind == "B":
+            apart += [operation._replace(kind="I"), operation._replace(kind="W")]
+        else:
+            apart.append(operation)
+    return apart
 
 
 def classic_orders(

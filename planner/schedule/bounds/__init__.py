@@ -1,0 +1,1 @@
+"""Lower bounds that hold for every schedule of given stages."""

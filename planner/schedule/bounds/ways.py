@@ -1,0 +1,104 @@
+"""Shortest ways of a microbatch through the stages of a pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from planner.costs.placement import PlacedPipeline
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Least seconds by stage, over its replicas.
+
+    Args:
+        pipeline: the stages.
+        split: whether input and weight gradients run apart; then a gradient goes on to the stage
+            before without waiting for the weights.
+    """
+
+    pipeline: PlacedPipeline
+    split: bool
+
+    @cached_property
+    def forward(self) -> list[float]:
+        """Of a forward, by stage."""
+        return self._least("F")
+
+    @cached_property
+    def gradient(self) -> list[float]:
+        """From a stage's gradient to the one it sends back."""
+        return self._least("I" if self.split else "B")
+
+    @cached_property
+    def weight(self) -> list[float]:
+        """Of a weight gradient that runs apart; 0 with whole backwards."""
+        return self._least("W") if self.split else [0.0] * len(self.pipeline.stages)
+
+    @cached_property
+    def send(self) -> list[float]:
+        """Of activations from a stage to the next; 0 behind the last."""
+        return [self._transfer(index, forward=True) for index in range(len(self.forward))]
+
+    @cached_property
+    def send_back(self) -> list[float]:
+        """Of gradients from the next stage; 0 behind the last."""
+        return [self._transfer(index, forward=False) for index in range(len(self.forward))]
+
+    @cached_property
+    def head(self) -> list[float]:
+        """From the start of the iteration to a stage's first forward."""
+        steps = [f + s for f, s in zip(self.forward, self.send, strict=True)]
+        return [0.0, *accumulate(steps)][:-1]
+
+    @cached_property
+    def back(self) -> list[float]:
+        """From the end of a stage's gradient to the end of the first stage's."""
+        steps = [g + s for g, s in zip(self.gradient, self.send_back, strict=True)]
+        return [0.0, *accumulate(steps)][:-1]
+
+    @cached_property
+    def round_trip(self) -> list[float]:
+        """From the start of a stage's forward to the end of its gradient."""
+        trips: list[float] = []
+        way = 0.0
+        rows = zip(self.forward, self.gradient, self.send, self.send_back, strict=True)
+        for row in reversed([*rows]):
+            way += sum(row)
+            trips.append(way)
+        return trips[::-1]
+
+    @cached_property
+    def tail(self) -> list[float]:
+        """Reduction and optimizer step after a stage's last backward, over any device order."""
+        return [
+            self.pipeline.least_reduction_s(index)
+            + min(self.pipeline.optimizer_s[device] for device in stage.spec.devices)
+            for index, stage in enumerate(self.pipeline.stages)
+        ]
+
+    @cached_property
+    def home(self) -> list[float]:
+        """From the end of a stage's last gradient to the end of the iteration.
+
+        Its own weight gradient and tail, or the way to an earlier stage and what is left there.
+        """
+        longest: list[float] = []
+        for index, own in enumerate(self.tail):
+            ways = (
+                self.back[index] - self.back[other] + self.weight[other] + self.tail[other]
+                for other in range(index)
+            )
+            longest.append(max([self.weight[index] + own, *ways]))
+        return longest
+
+    def _least(self, kind: str) -> list[float]:
+        return [stage.least_s(kind) for stage in self.pipeline.stages]
+
+    def _transfer(self, index: int, *, forward: bool) -> float:
+        """Between a stage and the next, over the best pair of their devices."""
+        if index + 1 == len(self.pipeline.stages):
+            return 0.0
+        return float(self.pipeline.transfers_s(index, forward=forward).min())

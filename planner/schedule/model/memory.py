@@ -1,0 +1,137 @@
+"""Memory in the schedule's CP-SAT model.
+
+A microbatch holds a stage's stash from the start of its forward to the end of its gradient, and
+what the weight gradient needs until that ends. Tensors on their way are left out: the model allows
+a little more than real memory does, which keeps its bound valid; its schedules are replayed.
+"""
+
+from __future__ import annotations
+
+from ortools.sat.python import cp_model
+
+from planner.artifacts.operations import Operation
+from planner.schedule.model.operations import Operations
+from planner.schedule.model.order import Rows
+
+KIB = 1024
+
+
+class Memory:
+    """Limits on every device.
+
+    Where a device has one stage and each kind of operation a known order, they are precedences: a
+    forward waits until enough gradients and weight gradients have ended. Otherwise memory is a
+    cumulative resource.
+
+    Attributes:
+        ended_before: literals that a gradient ends before a forward starts.
+    """
+
+    def __init__(self, operations: Operations, rows: Rows) -> None:
+        self.operations = operations
+        self.model = operations.model
+        self.rows = rows
+        self.ended_before: dict[tuple[Operation, Operation], cp_model.BoolVarT] = {}
+        for device, stages in operations.pipeline.stages_on.items():
+            if len(stages) == 1 and not operations.free:
+                self._precede(stages[0], device)
+            else:
+                self._accumulate(device, stages)
+
+    # --- one stage, known order --------------------------------------------------------------
+
+    def _precede(self, stage: int, device: str) -> None:
+        # A replica may run no microbatch at all.
+        kinds = ("F", self.operations.gradient, self.operations.last)
+        forwards, gradients, weights = (self.rows.get((stage, k, device), []) for k in kinds)
+        needed = _Needed(self.operations, stage, device)
+        for number, forward in enumerate(forwards):
+            least = needed.least_gradients(number)
+            if least:
+                self._after(forward, gradients[least - 1])
+            for ended in range(least, number + 1):
+                owed = needed.weights(number, ended)
+                if owed == 0:
+                    break
+                self._after_weight_or_gradient(
+                    forward, weights[owed - 1], gradients[ended] if ended < number else None
+                )
+
+    def _after(self, forward: Operation, other: Operation) -> None:
+        self.model.add(self.operations.start[forward] >= self.operations.end[other])
+
+    def _after_weight_or_gradient(
+        self, forward: Operation, weight: Operation, gradient: Operation | None
+    ) -> None:
+        """If the gradient has not ended, so many weight gradients must have."""
+        start, end = self.operations.start, self.operations.end
+        if gradient is None:
+            self._after(forward, weight)
+            return
+        literal = self.model.new_bool_var(f"{gradient} before {forward}")
+        self.ended_before[gradient, forward] = literal
+        self.model.add(start[forward] >= end[gradient]).only_enforce_if(literal)
+        self.model.add(start[forward] >= end[weight]).only_enforce_if(~literal)
+
+    # --- otherwise -----------------------------------------------------------------------------
+
+    def _accumulate(self, device: str, stages: tuple[int, ...]) -> None:
+        pipeline = self.operations.pipeline
+        free = (pipeline.capacity_bytes(device) - pipeline.static_bytes(device)) // KIB
+        intervals, demands = [], []
+        for stage in stages:
+            for until, bytes_ in self._held(stage):
+                for microbatch in range(pipeline.microbatches):
+                    if device in self.operations.candidates(stage, microbatch) and bytes_ >= KIB:
+                        intervals.append(self._lifetime(stage, microbatch, device, until))
+                        demands.append(bytes_ // KIB)
+        if sum(demands) > free:
+            self.model.add_cumulative(intervals, demands, max(free, 0))
+
+    def _held(self, stage: int) -> list[tuple[str, int]]:
+        """What a microbatch holds from its forward, and until which operation."""
+        placed, operations = self.operations.pipeline.stages[stage], self.operations
+        if operations.last == "B":
+            return [("B", placed.stash_bytes)]
+        late = min(placed.stash_bytes, placed.weight_stash_bytes)
+        return [("I", placed.stash_bytes - late), ("W", late)]
+
+    def _lifetime(
+        self, stage: int, microbatch: int, device: str, until: str
+    ) -> cp_model.IntervalVar:
+        begin = self.operations.start[Operation(stage, "F", microbatch)]
+        end = self.operations.end[Operation(stage, until, microbatch)]  # type: ignore[arg-type]
+        size = self.model.new_int_var(0, self.operations.horizon, "")
+        literal = self.operations.runs_on[stage, microbatch, device]
+        return self.model.new_optional_interval_var(begin, size, end, literal, "")
+
+
+class _Needed:
+    """What must have ended on a stage's device before its forwards, in order, can start."""
+
+    def __init__(self, operations: Operations, stage: int, device: str) -> None:
+        pipeline, placed = operations.pipeline, operations.pipeline.stages[stage]
+        whole = operations.last == "B"
+        # How many fit says what room whole backwards leave; a stash of no bytes always fits.
+        self._room = pipeline.capacity_bytes(device) - pipeline.static_bytes(device)
+        self._room -= placed.tight_bytes() if whole else placed.output_bytes
+        self._stash = placed.stash_bytes
+        self._late = 0 if whole else min(placed.stash_bytes, placed.weight_stash_bytes)
+
+    def weights(self, number: int, ended: int) -> int:
+        """Weight gradients, if so many gradients have ended before forward ``number`` starts."""
+        over = (number + 1) * self._stash - ended * (self._stash - self._late) - self._room
+        if over <= 0:
+            return 0
+        return -(-over // self._late) if self._late else number + 2
+
+    def least_gradients(self, number: int) -> int:
+        """The fewest gradients with which weight gradients suffice; at most all before it."""
+        low, high = 0, number
+        while low < high:
+            middle = (low + high) // 2
+            if self.weights(number, middle) <= middle:
+                high = middle
+            else:
+                low = middle + 1
+        return low

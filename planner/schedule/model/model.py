@@ -1,0 +1,79 @@
+"""The microbatch schedule as a CP-SAT model: intervals, no-overlap, transfers and memory."""
+
+from __future__ import annotations
+
+from ortools.sat.python import cp_model
+
+from planner.artifacts.operations import Operation
+from planner.schedule.assignment import Assignment
+from planner.schedule.measure import Measure
+from planner.schedule.model.hint import add_hint
+from planner.schedule.model.memory import Memory
+from planner.schedule.model.objective import minimise
+from planner.schedule.model.operations import Operations
+from planner.schedule.model.order import keep_order, rows_of
+from planner.schedule.model.transfers import Transfers
+from planner.schedule.ticks import TickPipeline
+from planner.simulator import Timeline
+
+
+class ScheduleModel:
+    """Start times of all operations and transfers, in ticks.
+
+    The model and its variables are public: add constraints to ``model`` before solving.
+
+    Args:
+        pipeline: stages in ticks.
+        replay: a feasible schedule of the pipeline in ticks; hint and horizon. Backwards are split
+            as it splits them: all or none.
+        owner: the device of each (stage, microbatch). Where ``free`` is set it is only a hint
+            and the model chooses.
+        free: let CP-SAT choose the replica of each microbatch.
+        measure: what is minimised.
+
+    Attributes:
+        model: the CP-SAT model.
+        operations: their start and end, and on which replica each runs.
+        transfers: when those that hold links set off.
+        objective: the measure, in ticks.
+        is_exact: whether a bound of this model holds for every schedule of the stages with
+            backwards split as here. It does if no stage is replicated (equal microbatches may be
+            renumbered, so running each kind in order loses nothing) or if replicas are chosen
+            freely.
+    """
+
+    def __init__(
+        self,
+        pipeline: TickPipeline,
+        replay: Timeline,
+        owner: Assignment,
+        *,
+        free: bool,
+        measure: Measure = "makespan",
+    ) -> None:
+        self.model = cp_model.CpModel()
+        split = any(event.operation.kind == "W" for event in replay.operations)
+        rows = rows_of(replay)
+        self.operations = Operations(
+            self.model, pipeline, owner, _horizon(pipeline, replay), free=free, split=split
+        )
+        keep_order(self.operations, rows)
+        self.transfers = Transfers(self.operations)
+        memory = Memory(self.operations, rows)
+        self.objective = minimise(self.operations, rows, measure)
+        add_hint(self.operations, self.transfers, memory, replay)
+        self.is_exact = free or all(len(stage.spec.devices) == 1 for stage in pipeline.stages)
+
+    def orders(self, solver: cp_model.CpSolver) -> dict[str, list[Operation]]:
+        """The order of every device in the solver's solution."""
+        return self.operations.orders(solver)
+
+
+def _horizon(pipeline: TickPipeline, replay: Timeline) -> int:
+    """The end of the replay, and the longest tail behind it."""
+    tails = [
+        pipeline.tail_s(index, device)
+        for index, stage in enumerate(pipeline.stages)
+        for device in stage.spec.devices
+    ]
+    return round(max(event.end_s for event in replay.operations)) + max(tails)

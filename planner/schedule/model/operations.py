@@ -1,0 +1,112 @@
+"""Operations in the schedule's CP-SAT model: when each runs, and on which replica."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ortools.sat.python import cp_model
+
+from planner.artifacts.operations import Kind, Operation
+from planner.schedule.assignment import Assignment
+from planner.schedule.ticks import TickPipeline
+
+
+class Operations:
+    """Start and end of every operation.
+
+    Args:
+        model: they are added to it.
+        pipeline: stages in ticks.
+        owner: the device of each (stage, microbatch); where ``free`` is set the model chooses.
+        horizon: no operation ends later, in ticks.
+        free: let the model choose the replica of each microbatch.
+        split: run input and weight gradients apart.
+
+    Attributes:
+        start: start of each operation.
+        end: end of each (an expression where the duration is fixed).
+        runs_on: literal of (stage, microbatch, device); a constant without a choice.
+    """
+
+    def __init__(
+        self,
+        model: cp_model.CpModel,
+        pipeline: TickPipeline,
+        owner: Assignment,
+        horizon: int,
+        *,
+        free: bool,
+        split: bool,
+    ) -> None:
+        self.model = model
+        self.pipeline = pipeline
+        self.owner = owner
+        self.horizon = horizon
+        self.free = free
+        self.gradient: Kind = "I" if split else "B"
+        self.last: Kind = "W" if split else "B"
+        self.start: dict[Operation, cp_model.IntVar] = {}
+        self.end: dict[Operation, cp_model.LinearExprT] = {}
+        self.runs_on: dict[tuple[int, int, str], cp_model.LiteralT] = {}
+        self._intervals: dict[str, list[cp_model.IntervalVar]] = {d: [] for d in pipeline.devices}
+        self._choose_replicas()
+        for operation in self:
+            self._run(operation)
+        for intervals in self._intervals.values():
+            model.add_no_overlap(intervals)
+
+    def __iter__(self) -> Iterator[Operation]:
+        """All operations of one iteration."""
+        kinds: tuple[Kind, ...] = ("F", "B") if self.gradient == "B" else ("F", "I", "W")
+        for stage, microbatch in sorted(self.owner):
+            for kind in kinds:
+                yield Operation(stage, kind, microbatch)
+
+    def candidates(self, stage: int, microbatch: int) -> tuple[str, ...]:
+        """The devices that may run a microbatch of a stage."""
+        devices = self.pipeline.stages[stage].spec.devices
+        return devices if self.free else (self.owner[stage, microbatch],)
+
+    def _choose_replicas(self) -> None:
+        for stage, microbatch in sorted(self.owner):
+            devices = self.candidates(stage, microbatch)
+            if len(devices) == 1:
+                self.runs_on[stage, microbatch, devices[0]] = self.model.new_constant(1)
+                continue
+            literals = [self.model.new_bool_var(f"{stage}m{microbatch}@{d}") for d in devices]
+            self.model.add_exactly_one(literals)
+            for device, literal in zip(devices, literals, strict=True):
+                self.runs_on[stage, microbatch, device] = literal
+
+    def _run(self, operation: Operation) -> None:
+        stage, kind, microbatch = operation
+        start = self.model.new_int_var(0, self.horizon, str(operation))
+        devices = self.candidates(stage, microbatch)
+        self.start[operation] = start
+        if len(devices) == 1:
+            duration = self.pipeline.seconds(stage, kind, devices[0])
+            self.end[operation] = start + duration
+            interval = self.model.new_fixed_size_interval_var(start, duration, str(operation))
+            self._intervals[devices[0]].append(interval)
+            return
+        end = self.model.new_int_var(0, self.horizon, f"end {operation}")
+        self.end[operation] = end
+        for device in devices:
+            duration = self.pipeline.seconds(stage, kind, device)
+            literal = self.runs_on[stage, microbatch, device]
+            self._intervals[device].append(
+                self.model.new_optional_interval_var(
+                    start, duration, end, literal, f"{operation}@{device}"
+                )
+            )
+
+    def orders(self, solver: cp_model.CpSolver) -> dict[str, list[Operation]]:
+        """The order of every device in the solver's solution."""
+        placed: dict[str, list[tuple[int, int, Operation]]] = {d: [] for d in self.pipeline.devices}
+        for operation, start in self.start.items():
+            for device in self.candidates(operation.stage, operation.microbatch):
+                if solver.value(self.runs_on[operation.stage, operation.microbatch, device]):
+                    # Of operations of no length at one time the forward goes first, weights last.
+                    row = (solver.value(start), "FBIW".index(operation.kind), operation)
+                    placed[device].append(row)
+        return {device: [op for *_, op in sorted(rows)] for device, rows in placed.items()}
