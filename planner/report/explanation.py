@@ -20,6 +20,8 @@ MOST_NAMED = 3
 """Of each cause so many devices or links are named, the rest is summed."""
 MOST_DEVICES = 16
 """Of a longer list only the first are named."""
+LEAST_SHARE = 0.0005
+"""A smaller one would be shown as 0.0%."""
 NEAR = 0.01
 """A schedule within this share of a lower bound is as good as bound by it."""
 
@@ -105,6 +107,7 @@ def _path_line(explanation: Explanation) -> str:
     parts = [
         f"{cause} {sums[cause]:.1%} ({_named(groups[cause])})"
         for cause in sorted(groups, key=lambda cause: -sums[cause])
+        if sums[cause] >= LEAST_SHARE
     ]
     return f"critical path: {', '.join(parts) or 'nothing takes time'}"
 
@@ -113,10 +116,12 @@ def _named(shares: list[Share]) -> str:
     """The largest by name and the rest in one sum."""
     if len(shares) == 1:
         return _place(shares[0])
-    texts = [f"{_place(share)} {share.share:.1%}" for share in shares[:MOST_NAMED]]
-    rest = shares[MOST_NAMED:]
-    if rest:
-        texts.append(f"{plural(len(rest), 'other')} {sum(share.share for share in rest):.1%}")
+    named = [share for share in shares[:MOST_NAMED] if share.share >= LEAST_SHARE]
+    texts = [f"{_place(share)} {share.share:.1%}" for share in named]
+    rest = shares[len(named) :]
+    rest_share = sum(share.share for share in rest)
+    if rest_share >= LEAST_SHARE:
+        texts.append(f"{plural(len(rest), 'other')} {rest_share:.1%}")
     return "; ".join(texts)
 
 
@@ -149,7 +154,7 @@ def _limit_line(explanation: Explanation) -> str:
         does = f"{_with_stages(resource.name, resource.stages)} computes for"
     else:
         does = f"link {resource.name} carries data for"
-    gap = f"{above:.1%} below this iteration" if above >= 0.0005 else "as this iteration does"
+    gap = f"{above:.1%} below this iteration" if above >= LEAST_SHARE else "as this iteration does"
     return (
         f"highest lower bound: {does} "
         f"{format_seconds(resource.load_s)}, not before {format_seconds(resource.head_s)}, and "
@@ -163,7 +168,7 @@ def _memory_line(memory: MemoryLimit) -> str:
     if over:
         return f"memory overflows: {_overflows(over)}; `pipeplan verify` refuses the plan"
     if memory.unlimited_s is None:
-        return f"memory does not bind: at its peak {_least_room(memory)}"
+        return f"memory does not bind these stages: at its peak {_least_room(memory)}"
     trial = f"{format_seconds(memory.unlimited_s)} against {format_seconds(memory.within_s)}"
     if memory.binds:
         return (
@@ -171,8 +176,8 @@ def _memory_line(memory: MemoryLimit) -> str:
             f"same stages takes {trial} within it, {memory.gain:.1%} less"
         )
     return (
-        f"memory does not bind: {_why_trial(memory)}, but unlimited memory would not make a quick "
-        f"schedule faster ({trial} within it)"
+        f"memory does not bind these stages: {_why_trial(memory)}, but unlimited memory would not "
+        f"make a quick schedule faster ({trial} within it)"
     )
 
 
@@ -230,5 +235,5 @@ def _mean_shares(uses: tuple[DeviceUse, ...], span_s: float) -> Iterator[tuple[s
         ("idle after the last", "drain_s"),
     ):
         share = sum(getattr(use, field) for use in uses) / (len(uses) * span_s)
-        if share >= 0.0005:
+        if share >= LEAST_SHARE:
             yield name, share

@@ -58,7 +58,8 @@ def test_a_reached_bound_comes_before_the_path() -> None:
         "highest lower bound: d0 (stage 0) computes for 6000 ms, not before 0 µs, and 0 µs "
         "follow: any order of the same work takes at least 6000 ms, as this iteration does",
         "critical path: computation 100.0% (stage 0 on d0)",
-        "memory does not bind: at its peak any number of microbatches more could be in flight",
+        "memory does not bind these stages: at its peak any number of microbatches more could be "
+        "in flight",
         "devices on average: 100.0% busy; busiest d0 (stage 0) 100.0%, least d0 (stage 0) 100.0%",
     ]
 
@@ -98,8 +99,20 @@ def test_memory_leads_where_it_binds() -> None:
 
 def test_room_is_told_where_memory_does_not_bind() -> None:
     assert lines(two_stages(2.5, GIB))[3] == (
-        "memory does not bind: at its peak at least 1 microbatch more could be in flight (on d0)"
+        "memory does not bind these stages: at its peak at least 1 microbatch more could be in "
+        "flight (on d0)"
     )
+
+
+def test_shares_too_small_to_show_are_left_out(timeline_of) -> None:
+    explanation = explain(timeline_of("one_device"))
+    shares = [
+        Share(Spent("computation", ("d0",), (0,)), 1.0, 0.9994),
+        Share(Spent("transfers", ("a>b",)), 0.0004, 0.0004),
+        Share(Spent("computation", ("d1",), (1,)), 0.0002, 0.0002),
+    ]
+    said = explanation_lines(replace(explanation, shares=tuple(shares)))
+    assert "critical path: computation 100.0% (stage 0 on d0 99.9%)" in said
 
 
 def test_a_plan_beyond_memory_is_told_by_how_much() -> None:
