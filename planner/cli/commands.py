@@ -9,7 +9,7 @@ import typer
 
 from planner.cli.compare import compare
 from planner.cli.import_ import import_
-from planner.cli.inspect import plot, simulate, verify
+from planner.cli.inspect import explain, plot, simulate, verify
 from planner.cli.plan import plan
 from planner.cli.trace import trace
 
@@ -41,7 +41,7 @@ def _main(
 
 
 app.command("import")(import_)
-for command in (trace, plan, compare, verify, simulate, plot):
+for command in (trace, plan, compare, verify, simulate, explain, plot):
     app.command()(command)
 
 

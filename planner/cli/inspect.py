@@ -1,4 +1,4 @@
-"""The commands that read a plan: ``pipeplan verify | simulate | plot``."""
+"""The commands that read a plan: ``pipeplan verify | simulate | explain | plot``."""
 
 from __future__ import annotations
 
@@ -65,6 +65,22 @@ def simulate(
         for written in (output, trace_path):
             if written is not None:
                 typer.echo(f"wrote {written}")
+
+
+def explain(path: PlanArgument, as_json: JsonOption = False) -> None:
+    """Say what binds a plan: which device, which link, memory or the critical path."""
+    with user_errors():
+        from planner.artifacts.plan import Plan
+        from planner.explain import explain as explain_timeline
+        from planner.report.explanation import explanation_data, explanation_lines
+        from planner.verifier import replay
+
+        explanation = explain_timeline(replay(Plan.load(path)))
+        if as_json:
+            print_json(explanation_data(explanation))
+            return
+        for line in explanation_lines(explanation):
+            typer.echo(line)
 
 
 def plot(

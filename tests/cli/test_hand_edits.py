@@ -265,14 +265,14 @@ def test_an_edit_that_no_cost_depends_on_keeps_the_bound(plan_data: Data, tmp_pa
     "edit",
     [_drop_a_layer, _name_an_unknown_layer, _name_an_unknown_device, _misspell_an_operation],
 )
-@pytest.mark.parametrize("command", ["simulate", "plot"])
+@pytest.mark.parametrize("command", ["simulate", "plot", "explain"])
 def test_what_cannot_be_simulated_is_named(
     plan_data: Data, tmp_path: Path, edit: Callable[[Data], None], command: str
 ) -> None:
     edit(plan_data)
     path, picture = tmp_path / "edited.json", tmp_path / "plan.png"
     path.write_text(json.dumps(plan_data))
-    result = pipeplan(command, path, "-o", picture)
+    result = pipeplan(command, path, *([] if command == "explain" else ["-o", picture]))
     assert result.exit_code == 1
     assert result.stderr.startswith(("error: stages", "error: orders"))
     assert not picture.exists()

@@ -5,7 +5,7 @@ import sys
 
 from builders import ROOT
 
-MODULES = ("gantt", "memory_plot", "chrome_trace", "summary")
+MODULES = ("gantt", "memory_plot", "chrome_trace", "summary", "explanation")
 
 
 def test_importing_the_reports_loads_no_drawing_library():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.artifacts.operations import Kind
 from planner.costs.placement import PlacedPipeline
 from planner.partition.bounds.schedule import balanced_load_s, ways_home_s
 
@@ -20,7 +21,7 @@ def in_flight_bound_s(pipeline: PlacedPipeline) -> float:
     """
     bound = 0.0
     head = 0.0
-    round_trips = _round_trips_s(pipeline)
+    round_trips = round_trips_s(pipeline)
     shares = any(len(stages) > 1 for stages in pipeline.stages_on.values())
     home = [0.0] * len(round_trips) if shares else ways_home_s(pipeline)
     for index, stage in enumerate(pipeline.stages):
@@ -43,13 +44,18 @@ def _blocks_s(pipeline: PlacedPipeline, index: int, round_trip_s: float) -> floa
     return before * round_trip_s + last
 
 
-def _round_trips_s(pipeline: PlacedPipeline) -> list[float]:
-    """From each stage's forward through all later stages to the end of its backward."""
+def round_trips_s(pipeline: PlacedPipeline, gradient: Kind = "B") -> list[float]:
+    """From each stage's forward through all later stages to the end of its backward, at least.
+
+    Args:
+        pipeline: the stages.
+        gradient: the backward that sends gradients on, ``I`` for schedules that split backwards.
+    """
     trips: list[float] = []
     way = 0.0
     for index in reversed(range(len(pipeline.stages))):
         stage = pipeline.stages[index]
-        way += stage.least_s("F") + stage.least_s("B")
+        way += stage.least_s("F") + stage.least_s(gradient)
         way += _transfer_s(pipeline, index, forward=True)
         way += _transfer_s(pipeline, index, forward=False)
         trips.append(way)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
+from planner.artifacts.operations import Kind
 from planner.costs.placement import PlacedPipeline, PlacedStage
 
 
@@ -26,10 +27,10 @@ def schedule_bound_s(pipeline: PlacedPipeline) -> float:
     channels = range(len(pipeline.stages) - 1)
     send = [_fastest_transfer(pipeline, index, forward=True) for index in channels]
     back = [_fastest_transfer(pipeline, index, forward=False) for index in channels]
-    home = ways_home_s(pipeline)
+    home, there = ways_home_s(pipeline), ways_there_s(pipeline)
     bound = 0.0
     for index, stage in enumerate(pipeline.stages):
-        head = sum(forward[:index]) + sum(send[:index])
+        head = there[index]
         load = balanced_load_s(stage, pipeline.microbatches)
         bound = max(bound, head + load + home[index])
     for index in channels:
@@ -97,10 +98,25 @@ def _tail_s(pipeline: PlacedPipeline, index: int) -> float:
     return pipeline.least_reduction_s(index) + step_s
 
 
-def ways_home_s(pipeline: PlacedPipeline) -> list[float]:
-    """From each stage's last backward to the end of the iteration, at least."""
+def ways_there_s(pipeline: PlacedPipeline) -> list[float]:
+    """The earliest that each stage's first forward can start."""
+    ways = [0.0]
+    for index, stage in enumerate(pipeline.stages[:-1]):
+        ways.append(
+            ways[-1] + stage.least_s("F") + _fastest_transfer(pipeline, index, forward=True)
+        )
+    return ways
+
+
+def ways_home_s(pipeline: PlacedPipeline, gradient: Kind = "B") -> list[float]:
+    """From each stage's last backward to the end of the iteration, at least.
+
+    Args:
+        pipeline: the stages.
+        gradient: the backward that sends gradients on, ``I`` for schedules that split backwards.
+    """
     stages = range(len(pipeline.stages))
-    backward = [stage.least_s("B") for stage in pipeline.stages]
+    backward = [stage.least_s(gradient) for stage in pipeline.stages]
     back = [_fastest_transfer(pipeline, index, forward=False) for index in stages[:-1]]
     tail = [_tail_s(pipeline, index) for index in stages]
     return [_way_back(backward, back, tail, index) for index in stages]

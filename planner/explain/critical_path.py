@@ -1,0 +1,174 @@
+"""The critical path: a chain of events without a gap from time 0 to the end of the iteration.
+
+In a replay nothing starts later than it must, so whatever starts after time 0 starts at the very
+moment at which something it waited for ended. Following these moments back from the end gives the
+path. Times are compared exactly: the simulator hands them on without arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from planner.artifacts.operations import Operation
+from planner.simulator import OperationEvent, SynchronisationEvent, Timeline, TransferEvent
+
+
+@dataclass(frozen=True)
+class OptimizerEvent:
+    """The optimizer step of a device."""
+
+    device: str
+    start_s: float
+    end_s: float
+
+
+Event = OperationEvent | TransferEvent | SynchronisationEvent | OptimizerEvent
+Wait = Literal[
+    "nothing", "device", "tensor", "producer", "link", "last backward", "network", "reduction"
+]
+_WAITS: dict[tuple[type, type], Wait] = {
+    (OperationEvent, OperationEvent): "device",
+    (TransferEvent, OperationEvent): "tensor",
+    (OperationEvent, TransferEvent): "producer",
+    (TransferEvent, TransferEvent): "link",
+    (OperationEvent, SynchronisationEvent): "last backward",
+    (SynchronisationEvent, SynchronisationEvent): "network",
+    (OperationEvent, OptimizerEvent): "device",
+    (SynchronisationEvent, OptimizerEvent): "reduction",
+}
+
+
+@dataclass(frozen=True)
+class PathStep:
+    """An event on the critical path and what it waited for, which ended when it started.
+
+    Attributes:
+        event: what ran.
+        waited_for: the ``device`` (the operation before it in the device's order), a ``tensor``
+            on its way, the ``producer`` of what is sent, a ``link`` (a transfer before it), the
+            ``last backward`` of the gradients to reduce, the ``network`` (a reduction before it),
+            a ``reduction`` before the optimizer step; ``nothing`` at time 0.
+    """
+
+    event: Event
+    waited_for: Wait
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the event."""
+        return self.event.end_s - self.event.start_s
+
+
+def critical_path(timeline: Timeline) -> tuple[PathStep, ...]:
+    """The events that the iteration time is made of, in order of time.
+
+    Durations sum to the iteration time. Of several such paths the one that stays on a device
+    rather than follow a tensor, and with a producer rather than a link.
+    """
+    causes = _Causes(timeline)
+    last: Event = causes.last_event()
+    trail = [(last, causes.of(last))]
+    seen: set[Event] = {last}
+    # Events that take no time may wait for each other in a circle, so dead ends are possible.
+    while trail[-1][0].start_s > 0:
+        event = next((event for event in trail[-1][1] if event not in seen), None)
+        if event is None:
+            trail.pop()
+            continue
+        seen.add(event)
+        trail.append((event, causes.of(event)))
+    return _steps([event for event, _ in reversed(trail)])
+
+
+def _steps(events: list[Event]) -> tuple[PathStep, ...]:
+    waits: list[Wait] = ["nothing"]
+    waits += [_WAITS[type(first), type(second)] for first, second in pairwise(events)]
+    return tuple(PathStep(event, wait) for event, wait in zip(events, waits, strict=True))
+
+
+class _Causes:
+    """For each event, those it waited for that ended the moment it started."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._runs = {event.operation: event for event in timeline.operations}
+        self._before: dict[Operation, OperationEvent] = {}
+        self._last: dict[str, OperationEvent] = {}
+        self._backwards: defaultdict[tuple[int, str], list[OperationEvent]] = defaultdict(list)
+        for event in timeline.operations:
+            self._note_operation(event)
+        self._arrivals: dict[Operation, TransferEvent] = {}
+        self._ends_on: defaultdict[tuple[tuple[int, int], float], list[TransferEvent]]
+        self._ends_on = defaultdict(list)
+        for transfer in timeline.transfers:
+            self._note_transfer(transfer)
+
+    def _note_operation(self, event: OperationEvent) -> None:
+        if event.device in self._last:
+            self._before[event.operation] = self._last[event.device]
+        self._last[event.device] = event
+        if event.operation.kind in "BW":
+            self._backwards[event.operation.stage, event.device].append(event)
+
+    def _note_transfer(self, event: TransferEvent) -> None:
+        stage, kind, microbatch = event.operation
+        step = 1 if kind == "F" else -1
+        self._arrivals[Operation(stage + step, kind, microbatch)] = event
+        for link in event.links:
+            self._ends_on[link, event.end_s].append(event)
+
+    def last_event(self) -> OptimizerEvent:
+        """The optimizer step that ends the iteration."""
+        ends = self._timeline.end_s
+        device = max(ends, key=lambda name: ends[name])
+        start = max((event.end_s for event in self._before_optimizer(device)), default=0.0)
+        return OptimizerEvent(device, start, ends[device])
+
+    def of(self, event: Event) -> Iterator[Event]:
+        """The likeliest first."""
+        match event:
+            case OperationEvent():
+                found = self._before_operation(event)
+            case TransferEvent():
+                found = self._before_transfer(event)
+            case SynchronisationEvent():
+                found = self._before_reduction(event)
+            case OptimizerEvent():
+                found = self._before_optimizer(event.device)
+        return (cause for cause in found if cause.end_s == event.start_s)
+
+    def _before_operation(self, event: OperationEvent) -> Iterator[Event]:
+        stage, kind, microbatch = event.operation
+        if event.operation in self._before:
+            yield self._before[event.operation]
+        arrival = self._arrivals.get(Operation(stage, "B" if kind == "I" else kind, microbatch))
+        if arrival is not None:
+            yield arrival
+
+    def _before_transfer(self, event: TransferEvent) -> Iterator[Event]:
+        whole = self._runs.get(event.operation)
+        # A gradient is named after the whole backward, also where the input gradient sends it.
+        yield whole or self._runs[event.operation._replace(kind="I")]
+        for link in event.links:
+            rivals = self._ends_on[link, event.start_s]
+            yield from sorted(rivals, key=lambda rival: rival.start_s)
+
+    def _before_reduction(self, event: SynchronisationEvent) -> Iterator[Event]:
+        members = event.synchronisation
+        for stage in members.stages:
+            for device in members.devices:
+                yield from self._backwards[stage, device]
+        for other in self._timeline.synchronisations:
+            if not set(members.devices).isdisjoint(other.synchronisation.devices):
+                yield other
+
+    def _before_optimizer(self, device: str) -> Iterator[Event]:
+        if device in self._last:
+            yield self._last[device]
+        for event in self._timeline.synchronisations:
+            if device in event.synchronisation.devices:
+                yield event

@@ -1,0 +1,142 @@
+"""Lower bounds of single devices and links: no order of the same operations is faster.
+
+The replica of every microbatch is taken as it is. A device or link has to wait for its first
+work (head), to do all of it (load), and what follows its last work takes time as well (tail).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.artifacts.operations import Kind
+from planner.costs.placement import PlacedPipeline
+from planner.partition.bounds.in_flight import round_trips_s
+from planner.partition.bounds.schedule import ways_home_s, ways_there_s
+from planner.simulator import Timeline, TransferEvent
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A device or a link, and the least time in which it can do its part; seconds.
+
+    Attributes:
+        kind: whether it computes or carries.
+        name: of the device or the link.
+        stages: a device holds.
+        head_s: until its first work can be there, at least.
+        load_s: its work: operations, or transfers that hold the link. Of a link all its transfers,
+            or those of one tensor if these, between a later head and tail, give a higher bound.
+        tail_s: from the end of its work to the end of the iteration, at least.
+    """
+
+    kind: Literal["device", "link"]
+    name: str
+    stages: tuple[int, ...]
+    head_s: float
+    load_s: float
+    tail_s: float
+
+    @property
+    def bound_s(self) -> float:
+        """No order of the same operations on the same devices takes less."""
+        return self.head_s + self.load_s + self.tail_s
+
+
+def resource_bounds(timeline: Timeline) -> tuple[Resource, ...]:
+    """All devices and all links that carry something, the highest bound first."""
+    found = [*_devices(timeline), *_links(timeline)]
+    return tuple(sorted(found, key=lambda row: (-row.bound_s, row.kind, row.name)))
+
+
+def _devices(timeline: Timeline) -> list[Resource]:
+    pipeline = timeline.pipeline
+    load_s = {d: timeline.busy_s[d] - pipeline.optimizer_s[d] for d in pipeline.devices}
+    weights_s: defaultdict[str, float] = defaultdict(float)
+    for event in timeline.operations:
+        if event.operation.kind == "W":
+            weights_s[event.device] += event.end_s - event.start_s
+    there, home = ways_there_s(pipeline), ways_home_s(pipeline, _gradient(timeline))
+    return [
+        _device(pipeline, device, load_s[device], weights_s[device], there, home)
+        for device in pipeline.devices
+    ]
+
+
+def _gradient(timeline: Timeline) -> Kind:
+    """The shortest backward that sends gradients on."""
+    return "I" if any(event.operation.kind == "I" for event in timeline.operations) else "B"
+
+
+def _device(
+    pipeline: PlacedPipeline,
+    device: str,
+    load_s: float,
+    weights_s: float,
+    there: list[float],
+    home: list[float],
+) -> Resource:
+    stages, step_s = pipeline.stages_on[device], pipeline.optimizer_s[device]
+    if load_s == 0:
+        return Resource("device", device, stages, 0.0, 0.0, step_s)
+    if len(stages) > 1:
+        return Resource("device", device, stages, there[stages[0]], load_s, step_s)
+    (stage,) = stages
+    # Weight gradients can be put off until the last gradient is on its way home.
+    tail_s = max(pipeline.tail_s(stage, device), home[stage] - weights_s)
+    return Resource("device", device, stages, there[stage], load_s, tail_s)
+
+
+def _links(timeline: Timeline) -> list[Resource]:
+    crossing: defaultdict[tuple[int, int], list[TransferEvent]] = defaultdict(list)
+    for event in timeline.transfers:
+        for link in event.links:
+            crossing[link].append(event)
+    ways = _Ways(timeline.pipeline, _gradient(timeline))
+    name = timeline.pipeline.problem.cluster.link_name
+    return [_link(name(link), events, ways) for link, events in crossing.items()]
+
+
+def _link(name: str, events: list[TransferEvent], ways: _Ways) -> Resource:
+    """All transfers together, or those of one tensor alone where that gives the higher bound."""
+    load_s: defaultdict[tuple[int, Kind], float] = defaultdict(float)
+    for event in events:
+        load_s[event.operation.stage, event.operation.kind] += event.end_s - event.start_s
+    parts = [load_s, *({tensor: seconds} for tensor, seconds in load_s.items())]
+    found = (_carried(name, part, ways) for part in parts)
+    return max(found, key=lambda resource: resource.bound_s)
+
+
+def _carried(name: str, load_s: Mapping[tuple[int, Kind], float], ways: _Ways) -> Resource:
+    return Resource(
+        kind="link",
+        name=name,
+        stages=(),
+        head_s=min(ways.before_s(*tensor) for tensor in load_s),
+        load_s=sum(load_s.values()),
+        tail_s=min(ways.after_s(*tensor) for tensor in load_s),
+    )
+
+
+class _Ways:
+    """How long a microbatch takes at least to any transfer, and from there to the end."""
+
+    def __init__(self, pipeline: PlacedPipeline, gradient: Kind) -> None:
+        self._forward_s = [stage.least_s("F") for stage in pipeline.stages]
+        self._backward_s = [stage.least_s(gradient) for stage in pipeline.stages]
+        self._there = ways_there_s(pipeline)
+        self._trips = round_trips_s(pipeline, gradient)
+        self._home = ways_home_s(pipeline, gradient)
+
+    def before_s(self, stage: int, kind: Kind) -> float:
+        """Until the stage's activations (F) or gradients (B) can be sent."""
+        made_s = self._forward_s[stage] if kind == "F" else self._trips[stage]
+        return self._there[stage] + made_s
+
+    def after_s(self, stage: int, kind: Kind) -> float:
+        """From their arrival to the end of the iteration."""
+        if kind == "F":
+            return self._trips[stage + 1] + self._home[stage + 1]
+        return self._backward_s[stage - 1] + self._home[stage - 1]

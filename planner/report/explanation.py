@@ -1,0 +1,239 @@
+"""What binds a schedule, in a few lines for people and as plain data for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from planner.explain.critical_path import Event, OptimizerEvent
+from planner.explain.device_use import DeviceUse
+from planner.explain.explanation import Explanation
+from planner.explain.memory import MemoryLimit, MemoryRoom
+from planner.explain.resources import Resource
+from planner.explain.shares import Share
+from planner.report.names import compress_devices, stages_label
+from planner.simulator import OperationEvent, SynchronisationEvent
+from planner.units import format_bytes, format_seconds, plural
+
+MOST_NAMED = 3
+"""Of each cause so many devices or links are named, the rest is summed."""
+MOST_DEVICES = 16
+"""Of a longer list only the first are named."""
+LEAST_SHARE = 0.0005
+"""A smaller one would be shown as 0.0%."""
+NEAR = 0.01
+"""A schedule within this share of a lower bound is as good as bound by it."""
+
+
+def explanation_lines(explanation: Explanation) -> list[str]:
+    """Why the iteration is not faster, what binds most first.
+
+    Memory leads where it was found to bind, then a device or link whose lower bound is nearly
+    reached, then the critical path; what does not bind follows.
+    """
+    limit, memory = _limit_line(explanation), _memory_line(explanation.memory)
+    reached, binds = _above(explanation) <= NEAR, explanation.memory.binds
+    return [
+        f"iteration {format_seconds(explanation.iteration_time_s)}",
+        *([memory] if binds else []),
+        *([limit] if reached else []),
+        _path_line(explanation),
+        *([] if reached else [limit]),
+        *([] if binds else [memory]),
+        _devices_line(explanation),
+    ]
+
+
+def explanation_data(explanation: Explanation) -> dict[str, Any]:
+    """Everything an explanation says as plain JSON values, with the unit in every name."""
+    memory = explanation.memory
+    return {
+        "iteration_time_s": explanation.iteration_time_s,
+        "shares": [
+            {**share.spent._asdict(), "seconds": share.seconds, "share": share.share}
+            for share in explanation.shares
+        ],
+        "binding_resource": _resource_data(explanation.binding_resource),
+        "resources": [_resource_data(resource) for resource in explanation.resources],
+        "memory": {
+            "binds": memory.binds,
+            "full_devices": list(memory.full),
+            "recomputes": memory.recomputes,
+            "within_s": memory.within_s,
+            "unlimited_s": memory.unlimited_s,
+            "devices": [_room_data(room) for room in memory.rooms],
+        },
+        "devices": [asdict(use) for use in explanation.devices],
+        "critical_path": [
+            {
+                "event": _event_name(step.event),
+                "start_s": step.event.start_s,
+                "end_s": step.event.end_s,
+                "waited_for": step.waited_for,
+            }
+            for step in explanation.critical_path
+        ],
+    }
+
+
+def _resource_data(resource: Resource) -> dict[str, Any]:
+    return {**asdict(resource), "bound_s": resource.bound_s}
+
+
+def _room_data(room: MemoryRoom) -> dict[str, Any]:
+    return {**asdict(room), "more_microbatches": room.more_microbatches}
+
+
+def _event_name(event: Event) -> str:
+    match event:
+        case OperationEvent(device, operation):
+            return f"{operation} on {device}"
+        case SynchronisationEvent(synchronisation):
+            return f"all-reduce on {compress_devices(synchronisation.devices)}"
+        case OptimizerEvent(device):
+            return f"optimizer step on {device}"
+    return f"{event.operation} from {event.source} to {event.target}"
+
+
+# --- the lines ------------------------------------------------------------------------------------
+
+
+def _path_line(explanation: Explanation) -> str:
+    groups: dict[str, list[Share]] = {}
+    for share in explanation.shares:
+        groups.setdefault(share.spent.cause, []).append(share)
+    sums = {cause: sum(share.share for share in shares) for cause, shares in groups.items()}
+    parts = [
+        f"{cause} {sums[cause]:.1%} ({_named(groups[cause])})"
+        for cause in sorted(groups, key=lambda cause: -sums[cause])
+        if sums[cause] >= LEAST_SHARE
+    ]
+    return f"critical path: {', '.join(parts) or 'nothing takes time'}"
+
+
+def _named(shares: list[Share]) -> str:
+    """The largest by name and the rest in one sum."""
+    if len(shares) == 1:
+        return _place(shares[0])
+    named = [share for share in shares[:MOST_NAMED] if share.share >= LEAST_SHARE]
+    texts = [f"{_place(share)} {share.share:.1%}" for share in named]
+    rest = shares[len(named) :]
+    rest_share = sum(share.share for share in rest)
+    if rest_share >= LEAST_SHARE:
+        texts.append(f"{plural(len(rest), 'other')} {rest_share:.1%}")
+    return "; ".join(texts)
+
+
+def _place(share: Share) -> str:
+    names, stages = _devices(share.spent.on), share.spent.stages
+    return f"{stages_label(stages)} on {names}" if stages else names
+
+
+def _devices(names: Sequence[str]) -> str:
+    """Names drawn together, of many only the first."""
+    if len(names) <= MOST_DEVICES:
+        return compress_devices(names)
+    return f"{compress_devices(names[:MOST_DEVICES])}, … ({plural(len(names), 'device')})"
+
+
+def _with_stages(device: str, stages: tuple[int, ...]) -> str:
+    return f"{device} ({stages_label(stages)})"
+
+
+def _above(explanation: Explanation) -> float:
+    """How far the iteration is above the highest lower bound, as a share of the iteration."""
+    if explanation.iteration_time_s == 0:
+        return 0.0
+    return max(0.0, 1 - explanation.binding_resource.bound_s / explanation.iteration_time_s)
+
+
+def _limit_line(explanation: Explanation) -> str:
+    resource, above = explanation.binding_resource, _above(explanation)
+    if resource.kind == "device":
+        does = f"{_with_stages(resource.name, resource.stages)} computes for"
+    else:
+        does = f"link {resource.name} carries data for"
+    gap = f"{above:.1%} below this iteration" if above >= LEAST_SHARE else "as this iteration does"
+    return (
+        f"highest lower bound: {does} "
+        f"{format_seconds(resource.load_s)}, not before {format_seconds(resource.head_s)}, and "
+        f"{format_seconds(resource.tail_s)} follow: any order of the same work takes at least "
+        f"{format_seconds(resource.bound_s)}, {gap}"
+    )
+
+
+def _memory_line(memory: MemoryLimit) -> str:
+    over = [room for room in memory.rooms if room.room_bytes < 0]
+    if over:
+        return f"memory overflows: {_overflows(over)}; `pipeplan verify` refuses the plan"
+    if memory.unlimited_s is None:
+        return f"memory does not bind these stages: at its peak {_least_room(memory)}"
+    trial = f"{format_seconds(memory.unlimited_s)} against {format_seconds(memory.within_s)}"
+    if memory.binds:
+        return (
+            f"memory binds: {_why_trial(memory)}; with unlimited memory a quick schedule of the "
+            f"same stages takes {trial} within it, {memory.gain:.1%} less"
+        )
+    return (
+        f"memory does not bind these stages: {_why_trial(memory)}, but unlimited memory would not "
+        f"make a quick schedule faster ({trial} within it)"
+    )
+
+
+def _overflows(rooms: list[MemoryRoom]) -> str:
+    texts = [
+        f"{room.device} holds {format_bytes(room.peak_bytes)} at its peak and may hold "
+        f"{format_bytes(room.capacity_bytes)}"
+        for room in rooms[:MOST_NAMED]
+    ]
+    more = len(rooms) - len(texts)
+    return ", ".join([*texts, *([plural(more, "other")] if more else [])])
+
+
+def _why_trial(memory: MemoryLimit) -> str:
+    texts = []
+    if memory.full:
+        texts.append(
+            f"at its peak no microbatch more could be in flight on {_devices(memory.full)}"
+        )
+    if memory.recomputes:
+        texts.append("layers are recomputed to save it")
+    return ", ".join(texts)
+
+
+def _least_room(memory: MemoryLimit) -> str:
+    counts = {room.device: room.more_microbatches for room in memory.rooms}
+    known = [count for count in counts.values() if count is not None]
+    if not known:
+        return "any number of microbatches more could be in flight"
+    least = min(known)
+    names = _devices([device for device, count in counts.items() if count == least])
+    return f"at least {plural(least, 'microbatch', 'es')} more could be in flight (on {names})"
+
+
+def _devices_line(explanation: Explanation) -> str:
+    uses, span_s = explanation.devices, explanation.iteration_time_s
+    if span_s == 0:
+        return "devices: no time passes"
+    parts = ", ".join(f"{share:.1%} {name}" for name, share in _mean_shares(uses, span_s))
+    busiest, least = (pick(uses, key=lambda use: use.busy_s) for pick in (max, min))
+    return (
+        f"devices on average: {parts}; busiest {_with_stages(busiest.device, busiest.stages)} "
+        f"{busiest.busy_s / span_s:.1%}, least {_with_stages(least.device, least.stages)} "
+        f"{least.busy_s / span_s:.1%}"
+    )
+
+
+def _mean_shares(uses: tuple[DeviceUse, ...], span_s: float) -> Iterator[tuple[str, float]]:
+    """Parts of the devices' time that are not nothing."""
+    for name, field in (
+        ("busy", "busy_s"),
+        ("idle before the first operation", "warm_up_s"),
+        ("waiting in between", "waiting_s"),
+        ("reducing gradients", "reduction_s"),
+        ("idle after the last", "drain_s"),
+    ):
+        share = sum(getattr(use, field) for use in uses) / (len(uses) * span_s)
+        if share >= LEAST_SHARE:
+            yield name, share
