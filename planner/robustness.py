@@ -37,7 +37,7 @@ class Noise:
 
     Attributes:
         jitter: standard deviation of an operation's duration, as a share of it.
-        transfer_jitter: the same of transfers and all-reduces.
+        transfer_jitter: the same of transfers and all-reduces; None if they vary as operations do.
         slow_probability: that a device is slow for a whole iteration; devices are independent.
         slow_factor: by which all operations of a slow device take longer.
         samples: iterations to draw.
@@ -48,7 +48,7 @@ class Noise:
     """
 
     jitter: float = 0.05
-    transfer_jitter: float = 0.05
+    transfer_jitter: float | None = None
     slow_probability: float = 0.0
     slow_factor: float = 1.5
     samples: int = 1000
@@ -60,9 +60,8 @@ class Noise:
             raise PipeplanError(problems)
 
     def _problems(self) -> Iterator[str]:
-        for name in ("jitter", "transfer_jitter"):
-            share = getattr(self, name)
-            if not 0 <= share <= 1:
+        for name, share in {"jitter": self.jitter, "transfer_jitter": self.transfer_jitter}.items():
+            if share is not None and not 0 <= share <= 1:
                 yield f"{name}: {share} is not a share from 0 to 1; write 0.05 for 5 %"
         if not 0 <= self.slow_probability <= 1:
             yield f"slow_probability: {self.slow_probability} is not a probability from 0 to 1"
@@ -82,7 +81,7 @@ class Noise:
     def __str__(self) -> str:
         """In the words of the options of ``pipeplan simulate``."""
         text = f"jitter {self.jitter:g}"
-        if self.transfer_jitter != self.jitter:
+        if self.transfer_jitter is not None:
             text += f", transfer jitter {self.transfer_jitter:g}"
         if self.slow_probability > 0:
             text += f", slow probability {self.slow_probability:g}, factor {self.slow_factor:g}"
@@ -184,16 +183,20 @@ class _Draws:
         return self._on_device(event.device)
 
     def transfer(self, event: TransferEvent) -> FloatArray:
-        return self._varied(self._noise.transfer_jitter)
+        return self._on_network()
 
     def synchronisation(self, event: SynchronisationEvent) -> FloatArray:
-        return self._varied(self._noise.transfer_jitter)
+        return self._on_network()
 
     def optimizer_step(self, device: str) -> FloatArray:
         return self._on_device(device)
 
     def _on_device(self, device: str) -> FloatArray:
         return self._slowdown[device] * self._varied(self._noise.jitter)
+
+    def _on_network(self) -> FloatArray:
+        share = self._noise.transfer_jitter
+        return self._varied(self._noise.jitter if share is None else share)
 
     def _varied(self, share: float) -> FloatArray:
         """Lognormal of mean 1: exp(m + v/2) = 1; its variance exp(v) - 1 is the share's square."""

@@ -7,8 +7,18 @@ from typing import Annotated
 
 import typer
 
+from planner.cli.noise import (
+    JitterOption,
+    SamplesOption,
+    SeedOption,
+    SlowFactorOption,
+    SlowProbabilityOption,
+    TransferJitterOption,
+    noise_of,
+    noise_report,
+)
 from planner.cli.options import JsonOption, PlanArgument
-from planner.cli.output import print_json, show_plan, user_errors
+from planner.cli.output import print_json, print_rich, show_plan, user_errors
 from planner.errors import PipeplanError
 
 
@@ -41,25 +51,47 @@ def simulate(
     trace_path: Annotated[
         Path | None, typer.Option("--trace", help="write a Chrome trace (opens in Perfetto)")
     ] = None,
+    jitter: JitterOption = None,
+    transfer_jitter: TransferJitterOption = None,
+    slow_probability: SlowProbabilityOption = None,
+    slow_factor: SlowFactorOption = None,
+    samples: SamplesOption = None,
+    seed: SeedOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Replay a plan and show what every device does."""
+    """Replay a plan and show what every device does, and how well it keeps its time."""
     with user_errors():
         from planner.artifacts.plan import Plan
         from planner.assemble import refresh
         from planner.report.chrome_trace import save_chrome_trace
+        from planner.report.summary import noise_table
+        from planner.robustness import times_under_noise
         from planner.simulator import simulate_plan
 
+        noise = noise_of(
+            jitter=jitter,
+            transfer_jitter=transfer_jitter,
+            slow_probability=slow_probability,
+            slow_factor=slow_factor,
+            samples=samples,
+            seed=seed,
+        )
         loaded = Plan.load(path)
         the_plan = refresh(loaded)
         if output is not None:
             the_plan.save(output)
         if trace_path is not None:
             save_chrome_trace(simulate_plan(the_plan), trace_path)
+        times = noise and times_under_noise(simulate_plan(the_plan), noise)
         if as_json:
-            print_json(the_plan.predicted.model_dump(mode="json"))
+            report = the_plan.predicted.model_dump(mode="json")
+            if noise and times:
+                report["under_noise"] = noise_report(noise, times)
+            print_json(report)
             return
         show_plan(the_plan)
+        if noise and times:
+            print_rich(noise_table(noise, times))
         if the_plan.provenance != loaded.provenance:
             typer.echo(f"bound covers {the_plan.provenance.bound_covers}")
         for written in (output, trace_path):

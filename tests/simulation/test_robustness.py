@@ -29,7 +29,7 @@ from planner.simulator import (
 )
 
 SAMPLES = 3
-CALM = Noise(jitter=0, transfer_jitter=0, samples=20)
+CALM = Noise(jitter=0, samples=20)
 
 
 class Drawn:
@@ -271,7 +271,7 @@ def test_jitter_is_the_relative_deviation_and_leaves_the_mean(jitter: float) -> 
 
 def test_a_device_is_slow_as_often_as_asked_and_for_the_whole_iteration() -> None:
     count, probability = 20_000, 0.1
-    noise = Noise(0, 0, slow_probability=probability, slow_factor=3, samples=count)
+    noise = Noise(0, slow_probability=probability, slow_factor=3, samples=count)
     the_graph = graph([layer("a", 1, 0), layer("b", 1, 0)], [boundary("a", "b", bytes_=0)])
     placed = pipeline(the_graph, star(2), [(["a"], ["d0"]), (["b"], ["d1"])], microbatches=1)
     times_s = sample_times_s(simulate(placed, orders(d0="0F0 0B0", d1="1F0 1B0")), noise)
