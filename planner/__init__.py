@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from planner.errors import DeadlockError, InfeasibleError, PipeplanError
     from planner.partition.exact.optimum import search_partition
     from planner.result import Result
+    from planner.robustness import Noise, times_under_noise
     from planner.simulator import simulate_plan as simulate
     from planner.solver import solve
     from planner.tracing.trace import trace
@@ -29,6 +30,7 @@ _HOME = {
     "Job": ("planner.artifacts.job", "Job"),
     "LayerGraph": ("planner.artifacts.layer_graph", "LayerGraph"),
     "ModelSource": ("planner.artifacts.problem", "ModelSource"),
+    "Noise": ("planner.robustness", "Noise"),
     "PipeplanError": ("planner.errors", "PipeplanError"),
     "Plan": ("planner.artifacts.plan", "Plan"),
     "Problem": ("planner.artifacts.problem", "Problem"),
@@ -37,6 +39,7 @@ _HOME = {
     "search_partition": ("planner.partition.exact.optimum", "search_partition"),
     "simulate": ("planner.simulator", "simulate_plan"),
     "solve": ("planner.solver", "solve"),
+    "times_under_noise": ("planner.robustness", "times_under_noise"),
     "trace": ("planner.tracing.trace", "trace"),
     "verify": ("planner.verifier", "verify"),
 }
@@ -48,6 +51,7 @@ __all__ = [
     "Job",
     "LayerGraph",
     "ModelSource",
+    "Noise",
     "PipeplanError",
     "Plan",
     "Problem",
@@ -56,6 +60,7 @@ __all__ = [
     "search_partition",
     "simulate",
     "solve",
+    "times_under_noise",
     "trace",
     "verify",
 ]

@@ -55,9 +55,15 @@ def best_heuristic_schedule(pipeline: PlacedPipeline) -> Schedule | None:
 
     Without replicas and with one stage a device, None proves that no schedule fits.
     """
+    fastest = _fastest_that_fits([*quick_schedules(pipeline)])
+    return fastest or _least_memory(pipeline, balanced_assignment(pipeline))
+
+
+def quick_schedules(pipeline: PlacedPipeline) -> Iterator[Schedule]:
+    """All classic and list schedules with whole backwards, whether they fit memory or not."""
     owner = balanced_assignment(pipeline)
-    found = [*_classic_schedules(pipeline, owner), *_list_schedules(pipeline, owner)]
-    return _fastest_that_fits(found) or _least_memory(pipeline, owner)
+    yield from _classic_schedules(pipeline, owner)
+    yield from _list_schedules(pipeline, owner)
 
 
 def best_classic_schedule(pipeline: PlacedPipeline) -> Schedule | None:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from commands import pipeplan
+from commands import CLUSTERS, pipeplan
 
 from planner import Plan, simulate
 from planner.robustness import Noise, times_under_noise
@@ -63,3 +63,17 @@ def test_wrong_noise_is_named(plan_path: Path, options: tuple[object, ...], name
     result = pipeplan("simulate", plan_path, *options)
     assert result.exit_code == 1
     assert result.stderr.startswith(f"error: {named}")
+
+
+def test_a_robust_plan_keeps_the_times_it_was_chosen_for(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    cluster = CLUSTERS / "single_node.toml"
+    options = ("--time-limit", 1, "--robust", "--json", "-o", path)
+    made = pipeplan("plan", "models.vgg:vgg_tiny", "--cluster", cluster, *options)
+    assert made.exit_code == 0, made.output
+    robustness = json.loads(made.stdout)["robustness"]
+    again = json.loads(pipeplan("simulate", path, "--jitter", 0.05, "--json").stdout)["under_noise"]
+    for name, value in {**robustness["noise"], **robustness["times"]}.items():
+        assert again[name] == pytest.approx(value)
+    assert robustness["times"]["predicted_s"] <= 1.02 * robustness["fastest"]["predicted_s"]
+    assert "chosen for robustness" in Plan.load(path).provenance.solver
