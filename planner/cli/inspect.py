@@ -16,9 +16,10 @@ from planner.cli.noise import (
     TransferJitterOption,
     noise_of,
     noise_report,
+    show_noise,
 )
 from planner.cli.options import JsonOption, PlanArgument
-from planner.cli.output import print_json, print_rich, show_plan, user_errors
+from planner.cli.output import print_json, show_plan, user_errors
 from planner.errors import PipeplanError
 
 
@@ -64,8 +65,6 @@ def simulate(
         from planner.artifacts.plan import Plan
         from planner.assemble import refresh
         from planner.report.chrome_trace import save_chrome_trace
-        from planner.report.summary import noise_table
-        from planner.robustness import times_under_noise
         from planner.simulator import simulate_plan
 
         noise = noise_of(
@@ -82,16 +81,12 @@ def simulate(
             the_plan.save(output)
         if trace_path is not None:
             save_chrome_trace(simulate_plan(the_plan), trace_path)
-        times = noise and times_under_noise(simulate_plan(the_plan), noise)
         if as_json:
-            report = the_plan.predicted.model_dump(mode="json")
-            if noise and times:
-                report["under_noise"] = noise_report(noise, times)
-            print_json(report)
+            predicted = the_plan.predicted.model_dump(mode="json")
+            print_json({**predicted, **noise_report(the_plan, noise)})
             return
         show_plan(the_plan)
-        if noise and times:
-            print_rich(noise_table(noise, times))
+        show_noise(the_plan, noise)
         if the_plan.provenance != loaded.provenance:
             typer.echo(f"bound covers {the_plan.provenance.bound_covers}")
         for written in (output, trace_path):

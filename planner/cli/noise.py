@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from planner.cli.output import print_rich
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
-    from planner.robustness import Noise, NoisyTimes
+    from planner.artifacts.plan import Plan
+    from planner.robustness import Noise
 
 JitterOption = Annotated[
     float | None,
@@ -83,6 +85,22 @@ def _refuse_without_effect(given: Mapping[str, Any]) -> None:
         )
 
 
-def noise_report(noise: Noise, times: NoisyTimes) -> dict[str, Any]:
-    """A noise and the iteration times under it, as plain data; times in seconds."""
-    return {**asdict(noise), **asdict(times)}
+def noise_report(plan: Plan, noise: Noise | None) -> dict[str, Any]:
+    """The noise and the plan's iteration times under it in seconds, as plain data, if any."""
+    from planner.robustness import times_under_noise
+    from planner.simulator import simulate_plan
+
+    if noise is None:
+        return {}
+    times = times_under_noise(simulate_plan(plan), noise)
+    return {"under_noise": {**asdict(noise), **asdict(times)}}
+
+
+def show_noise(plan: Plan, noise: Noise | None) -> None:
+    """Print the plan's iteration times under the noise, if any."""
+    from planner.report.summary import noise_table
+    from planner.robustness import times_under_noise
+    from planner.simulator import simulate_plan
+
+    if noise is not None:
+        print_rich(noise_table(noise, times_under_noise(simulate_plan(plan), noise)))

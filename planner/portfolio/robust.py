@@ -58,7 +58,7 @@ def _compared(
 ) -> list[tuple[Schedule, NoisyTimes]]:
     """Schedules with their times under noise, the fastest first, while there is time."""
     found: dict[object, tuple[Schedule, NoisyTimes]] = {}
-    for schedule in _contenders(search, best):
+    for schedule in _contenders(search, best, stop_s):
         if found and search.clock.elapsed_s >= stop_s:
             break
         key = _key(schedule)
@@ -90,13 +90,15 @@ def _replay(search: Search, schedule: Schedule, noise: Noise) -> NoisyTimes:
     return times_under_noise(timeline, noise)
 
 
-def _contenders(search: Search, best: Candidate) -> Iterator[Schedule]:
+def _contenders(search: Search, best: Candidate, stop_s: float) -> Iterator[Schedule]:
     """Schedules that are fast enough and fit memory: what the search found, then quick ones."""
     longest_s = (1 + SLOWER) * search.best_s
     near = [best, *(candidate for candidate in search.ranked() if candidate is not best)]
     near = [c for c in near if c.schedule.iteration_time_s <= longest_s][:MOST_PARTITIONS]
     yield from (candidate.schedule for candidate in near)
     for candidate in near:
+        if search.clock.elapsed_s + search.longest_s >= stop_s:
+            return
         pipeline = candidate.schedule.timeline.pipeline
         operations = pipeline.microbatches * len(pipeline.stages)
         search.clock.spend(SECONDS_AN_OPERATION * operations)
