@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from planner.errors import DeadlockError, InfeasibleError, PipeplanError
     from planner.partition.exact.optimum import search_partition
     from planner.result import Result
+    from planner.robustness import Noise, times_under_noise
     from planner.schedule.search import search_schedule
     from planner.simulator import simulate_plan as simulate
     from planner.solver import solve
@@ -30,6 +31,7 @@ _HOME = {
     "Job": ("planner.artifacts.job", "Job"),
     "LayerGraph": ("planner.artifacts.layer_graph", "LayerGraph"),
     "ModelSource": ("planner.artifacts.problem", "ModelSource"),
+    "Noise": ("planner.robustness", "Noise"),
     "PipeplanError": ("planner.errors", "PipeplanError"),
     "Plan": ("planner.artifacts.plan", "Plan"),
     "Problem": ("planner.artifacts.problem", "Problem"),
@@ -39,6 +41,7 @@ _HOME = {
     "search_schedule": ("planner.schedule.search", "search_schedule"),
     "simulate": ("planner.simulator", "simulate_plan"),
     "solve": ("planner.solver", "solve"),
+    "times_under_noise": ("planner.robustness", "times_under_noise"),
     "trace": ("planner.tracing.trace", "trace"),
     "verify": ("planner.verifier", "verify"),
 }
@@ -50,6 +53,7 @@ __all__ = [
     "Job",
     "LayerGraph",
     "ModelSource",
+    "Noise",
     "PipeplanError",
     "Plan",
     "Problem",
@@ -59,6 +63,7 @@ __all__ = [
     "search_schedule",
     "simulate",
     "solve",
+    "times_under_noise",
     "trace",
     "verify",
 ]

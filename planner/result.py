@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from planner.artifacts.plan import Plan
+from planner.robustness import Noise, NoisyTimes
 from planner.units import format_seconds, plural
 from planner.verifier import gap
 
@@ -28,6 +29,43 @@ class HistoryRow(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Robustness:
+    """Why a plan was chosen for keeping its time.
+
+    Attributes:
+        noise: that schedules were compared under.
+        times: of the plan.
+        fastest: of the fastest plan found; the same where that keeps its time best.
+        compared: number of schedules.
+    """
+
+    noise: Noise
+    times: NoisyTimes
+    fastest: NoisyTimes
+    compared: int
+
+    @property
+    def is_fastest(self) -> bool:
+        """Whether no plan is known that is faster without noise."""
+        return self.times.predicted_s <= self.fastest.predicted_s
+
+    def summary(self) -> str:
+        """A line for people."""
+        text = (
+            f"robust: 95th percentile {format_seconds(self.times.percentile_95_s)} under noise "
+            f"({self.noise})"
+        )
+        compared = plural(self.compared, "schedule")
+        if self.times == self.fastest:
+            return f"{text}; of {compared} none keeps its time clearly better than the fastest"
+        return (
+            f"{text}, the least of {compared}; the fastest plan found takes "
+            f"{format_seconds(self.fastest.predicted_s)} without noise, its 95th percentile is "
+            f"{format_seconds(self.fastest.percentile_95_s)}"
+        )
+
+
+@dataclass(frozen=True)
 class Result:
     """The best plan found and what is proved about it.
 
@@ -43,6 +81,8 @@ class Result:
             before the limit and a gap is left that none of them could close.
         search_s: how long it took, in the seconds of the limit.
         deterministic: whether those are CP-SAT's deterministic seconds.
+        robustness: of a plan that was chosen for keeping its time, which may take longer than the
+            fastest one found; status, gap and bound are about its time without noise.
     """
 
     status: Status
@@ -53,6 +93,7 @@ class Result:
     ended: Ended
     search_s: float
     deterministic: bool
+    robustness: Robustness | None = None
 
     @property
     def iteration_time_s(self) -> float:
@@ -87,4 +128,5 @@ class Result:
             f"{plural(len(self.plan.stages), 'stage')} on {used} of {plural(devices, 'device')}, "
             f"{plural(self.tried, 'partition')} scheduled; "
             f"ended after {self.search_s:.1f} {seconds}: {self.ended}"
+            + (f"\n{self.robustness.summary()}" if self.robustness else "")
         )

@@ -21,9 +21,11 @@ from planner.portfolio.first_plans import (
     schedule_thorough,
     schedule_warm_starts,
 )
+from planner.portfolio.robust import SHARE, RobustChoice, choose_robust
 from planner.portfolio.search import Progress, Search
 from planner.portfolio.thrift import leave_out_replicas
-from planner.result import Ended, Result, Status
+from planner.result import Ended, Result, Robustness, Status
+from planner.robustness import Noise
 from planner.solver_settings import DEFAULT_WORKERS, Clock, Settings
 from planner.units import plural
 from planner.verifier import require_valid
@@ -46,6 +48,7 @@ def solve(
     progress: Progress | None = None,
     warm_starts: Sequence[Plan | Sequence[StageSpec]] = (),
     constrain: Constrain | None = None,
+    robust: bool | Noise = False,
 ) -> Result:
     """Find the fastest plan for a problem and bound how far it can be from the best.
 
@@ -62,6 +65,9 @@ def solve(
             stages; the search starts from them where the layers and devices still exist.
         constrain: adds constraints of one's own to the partition model's decisions, see
             docs/own_constraints.md; plans with several stages a device are left out then.
+        robust: prefer a plan that keeps its time: of those found that are at most 2 % slower than
+            the fastest, the one with the least 95th percentile of iteration times under a noise;
+            True stands for ``Noise(seed=seed)``. A tenth of the time limit is for that choice.
 
     Raises:
         InfeasibleError: if no plan fits; the message says which constraint binds.
@@ -71,7 +77,8 @@ def solve(
     """
     check_settings(time_limit_s, gap_limit, seed, workers)
     settings = Settings(seed, workers, deterministic)
-    clock = Clock(time_limit_s, deterministic)
+    noise = Noise(seed=seed) if robust is True else robust or None
+    clock = Clock(time_limit_s * (1 - SHARE if noise else 1), deterministic)
     report = progress or (lambda row: None)
     search = Search(problem, settings, clock, gap_limit, report, constrain)
     try:
@@ -87,7 +94,7 @@ def solve(
         leave_out_replicas(search)
     except KeyboardInterrupt:
         clock.stop()
-    return _result(search, _limit(time_limit_s, deterministic))
+    return _result(search, _limit(time_limit_s, deterministic), noise)
 
 
 def check_settings(time_limit_s: float, gap_limit: float, seed: int, workers: int) -> None:
@@ -124,8 +131,8 @@ def _partitions(chain: Chain, plans: Sequence[Plan | Sequence[StageSpec]]) -> li
     return found
 
 
-def _result(search: Search, limit: str) -> Result:
-    """The verified plan of the incumbent."""
+def _result(search: Search, limit: str, noise: Noise | None) -> Result:
+    """The verified plan of the incumbent, or of one that keeps its time better."""
     if search.best is None:
         if search.clock.is_stopped:
             raise KeyboardInterrupt("before any plan was found")
@@ -136,27 +143,57 @@ def _result(search: Search, limit: str) -> Result:
                 "one, to see which of them, or the memory, is in the way"
             )
         raise explain_infeasible(search.chain, is_proved=search.infeasible)
-    ended, search_s = _ended(search), search.clock.elapsed_s
-    schedule = search.best.schedule
-    bound_s = min(search.bound_s, schedule.iteration_time_s)
-    provenance = _provenance(search, limit, schedule.method)
+    ended = _ended(search)
+    choice = _choice(search, noise)
+    if search.clock.is_stopped:
+        ended = _ended(search)
+    schedule = choice.schedule if choice else search.best.schedule
+    bound_s = min(search.bound_s, search.best_s)
+    robustness = choice.robustness if choice else None
+    provenance = _provenance(search, limit, _method(schedule.method, robustness))
     plan = assemble_plan(schedule.timeline, schedule.orders, bound_s, provenance)
     require_valid(plan)
     history = tuple(search.history)
-    counted = search.settings.deterministic
-    return Result(_status(search), plan, bound_s, history, search.tried, ended, search_s, counted)
+    return Result(
+        status=_status(search, schedule.iteration_time_s),
+        plan=plan,
+        lower_bound_s=bound_s,
+        history=history,
+        tried=search.tried,
+        ended=ended,
+        search_s=search.clock.elapsed_s,
+        deterministic=search.settings.deterministic,
+        robustness=robustness,
+    )
 
 
-def _status(search: Search) -> Status:
+def _choice(search: Search, noise: Noise | None) -> RobustChoice | None:
+    """None also after Ctrl-C: the fastest plan stands then."""
+    try:
+        return choose_robust(search, noise) if noise is not None else None
+    except KeyboardInterrupt:
+        search.clock.stop()
+        return None
+
+
+def _method(method: str, robustness: Robustness | None) -> str:
+    text = f"partition portfolio, schedule by {method}"
+    if robustness is None:
+        return text
+    return f"{text}, chosen for robustness under noise ({robustness.noise})"
+
+
+def _status(search: Search, time_s: float) -> Status:
+    """Of a plan with this iteration time."""
     tolerance = min(search.gap_limit, OPTIMALITY_TOLERANCE)
-    if search.best_s <= search.bound_s * (1 + tolerance):
+    if time_s <= search.bound_s * (1 + tolerance):
         return "optimal"
     return "interrupted" if search.clock.is_stopped else "feasible"
 
 
 def _ended(search: Search) -> Ended:
     """Why the search is over, asked as it is."""
-    if _status(search) == "optimal":
+    if _status(search, search.best_s) == "optimal":
         return "proved"
     if search.clock.is_stopped:
         return "interrupted"
@@ -165,7 +202,7 @@ def _ended(search: Search) -> Ended:
     return "nothing left to try" if search.has_time else "time limit"
 
 
-def _provenance(search: Search, limit: str, method: str) -> Provenance:
+def _provenance(search: Search, limit: str, solver: str) -> Provenance:
     per_device = search.problem.job.max_stages_per_device
     return Provenance(
         pipeplan=version("pipeplan"),
@@ -173,7 +210,7 @@ def _provenance(search: Search, limit: str, method: str) -> Provenance:
         seed=search.settings.seed,
         workers=1 if search.settings.deterministic else search.settings.workers,
         limit=limit,
-        solver=f"partition portfolio, schedule by {method}",
+        solver=solver,
         bound_covers=(
             f"every plan that cuts the chain of layers, with up to "
             f"{plural(per_device, 'stage')} a device, whole backwards and "

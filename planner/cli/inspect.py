@@ -7,6 +7,17 @@ from typing import Annotated
 
 import typer
 
+from planner.cli.noise import (
+    JitterOption,
+    SamplesOption,
+    SeedOption,
+    SlowFactorOption,
+    SlowProbabilityOption,
+    TransferJitterOption,
+    noise_of,
+    noise_report,
+    show_noise,
+)
 from planner.cli.options import JsonOption, PlanArgument
 from planner.cli.output import print_json, show_plan, user_errors
 from planner.errors import PipeplanError
@@ -41,15 +52,29 @@ def simulate(
     trace_path: Annotated[
         Path | None, typer.Option("--trace", help="write a Chrome trace (opens in Perfetto)")
     ] = None,
+    jitter: JitterOption = None,
+    transfer_jitter: TransferJitterOption = None,
+    slow_probability: SlowProbabilityOption = None,
+    slow_factor: SlowFactorOption = None,
+    samples: SamplesOption = None,
+    seed: SeedOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Replay a plan and show what every device does."""
+    """Replay a plan and show what every device does, and how well it keeps its time."""
     with user_errors():
         from planner.artifacts.plan import Plan
         from planner.assemble import refresh
         from planner.report.chrome_trace import save_chrome_trace
         from planner.simulator import simulate_plan
 
+        noise = noise_of(
+            jitter=jitter,
+            transfer_jitter=transfer_jitter,
+            slow_probability=slow_probability,
+            slow_factor=slow_factor,
+            samples=samples,
+            seed=seed,
+        )
         loaded = Plan.load(path)
         the_plan = refresh(loaded)
         if output is not None:
@@ -57,9 +82,11 @@ def simulate(
         if trace_path is not None:
             save_chrome_trace(simulate_plan(the_plan), trace_path)
         if as_json:
-            print_json(the_plan.predicted.model_dump(mode="json"))
+            predicted = the_plan.predicted.model_dump(mode="json")
+            print_json({**predicted, **noise_report(the_plan, noise)})
             return
         show_plan(the_plan)
+        show_noise(the_plan, noise)
         if the_plan.provenance != loaded.provenance:
             typer.echo(f"bound covers {the_plan.provenance.bound_covers}")
         for written in (output, trace_path):

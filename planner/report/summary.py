@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from planner.artifacts.plan import Plan
+    from planner.robustness import Noise, NoisyTimes
     from planner.simulator import Timeline
 
 
@@ -55,6 +56,29 @@ def figures_line(timeline: Timeline, lower_bound_s: float) -> str:
     )
     time = format_seconds(timeline.iteration_time_s)
     return f"iteration {time}, {proved}, bubble {timeline.bubble:.1%}"
+
+
+def noise_table(noise: Noise, times: NoisyTimes) -> Table:
+    """Iteration times under noise, each with its share above the one predicted without.
+
+    Args:
+        noise: says how durations vary.
+        times: under it.
+    """
+    figures = {
+        "expected": times.expected_s,
+        "median": times.median_s,
+        "95th percentile": times.percentile_95_s,
+        f"worst of {times.samples:,}": times.worst_s,
+    }
+    table = _new_table(f"Iteration time under noise: {noise}", (), ("predicted", *figures))
+    above = (f"{format_seconds(s)}{_above(s, times.predicted_s)}" for s in figures.values())
+    table.add_row(format_seconds(times.predicted_s), *above)
+    return table
+
+
+def _above(time_s: float, predicted_s: float) -> str:
+    return f" ({time_s / predicted_s - 1:+.1%})" if predicted_s > 0 else ""
 
 
 def _stage_table(plan: Plan, timeline: Timeline) -> Table:

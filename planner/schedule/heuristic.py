@@ -1,9 +1,8 @@
 """The best of the classic schedules and the list schedules, within memory."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 
 from planner.costs.placement import PlacedPipeline
 from planner.errors import DeadlockError
@@ -25,6 +24,7 @@ from planner.schedule.list_scheduler import (
     list_schedule,
     orders_of,
 )
+from planner.schedule.measure import Measure, measured_s
 from planner.simulator import Orders, Timeline, simulate
 
 MANY_OPERATIONS = 1500
@@ -58,30 +58,32 @@ def fits_memory(timeline: Timeline) -> bool:
     )
 
 
-def best_heuristic_schedule(pipeline: PlacedPipeline) -> Schedule | None:
-    """The fastest schedule within memory that needs no search; None if none fits.
+def best_heuristic_schedule(
+    pipeline: PlacedPipeline, *, split: bool = False, measure: Measure = "makespan"
+) -> Schedule | None:
+    """The best schedule within memory that needs no search; None if none fits.
 
     Without replicas and with one stage a device, None proves that no schedule fits.
+
+    Args:
+        pipeline: the stages.
+        split: run input and weight gradients apart.
+        measure: what is to be small.
     """
-    owner = balanced_assignment(pipeline)
-    found = [*_classic_schedules(pipeline, owner), *_list_schedules(pipeline, owner)]
-    return _fastest_that_fits(found) or _least_memory(pipeline, owner)
+    best = _best_that_fits([*quick_schedules(pipeline, split=split)], measure)
+    return best or _least_memory(pipeline, balanced_assignment(pipeline), split=split)
 
 
-def quick_schedules(pipeline: PlacedPipeline, *, split: bool) -> Iterator[Schedule]:
-    """All schedules within memory that need no search.
+def quick_schedules(pipeline: PlacedPipeline, *, split: bool = False) -> Iterator[Schedule]:
+    """All schedules that need no search, whether they fit memory or not.
 
     Args:
         pipeline: the stages.
         split: those that run input and weight gradients apart; else those with whole backwards.
     """
     owner = balanced_assignment(pipeline)
-    found: Iterable[Schedule] = [*_list_schedules(pipeline, owner, split=split)]
-    if split:
-        found = chain(found, _split_schedules(pipeline, owner))
-    else:
-        found = chain(found, _classic_schedules(pipeline, owner), _one_by_one(pipeline, owner))
-    return (schedule for schedule in found if fits_memory(schedule.timeline))
+    yield from (_split_schedules if split else _classic_schedules)(pipeline, owner)
+    yield from _list_schedules(pipeline, owner, split=split)
 
 
 def _split_schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Schedule]:
@@ -104,7 +106,7 @@ def best_classic_schedule(pipeline: PlacedPipeline) -> Schedule | None:
     Of those with whole backwards; where none of them fits, one microbatch after the other.
     """
     owner = balanced_assignment(pipeline)
-    classic = _fastest_that_fits([*_classic_schedules(pipeline, owner)])
+    classic = _best_that_fits([*_classic_schedules(pipeline, owner)])
     return classic or _least_memory(pipeline, owner)
 
 
@@ -124,19 +126,19 @@ def probe_s(pipeline: PlacedPipeline) -> float | None:
     return min((t.iteration_time_s for t in found if t and fits_memory(t)), default=None)
 
 
-def _fastest_that_fits(schedules: list[Schedule]) -> Schedule | None:
-    ranked = sorted(schedules, key=lambda schedule: schedule.iteration_time_s)
+def _best_that_fits(schedules: list[Schedule], measure: Measure = "makespan") -> Schedule | None:
+    ranked = sorted(schedules, key=lambda schedule: measured_s(schedule.timeline, measure))
     return next((schedule for schedule in ranked if fits_memory(schedule.timeline)), None)
 
 
-def _least_memory(pipeline: PlacedPipeline, owner: Assignment) -> Schedule | None:
-    schedules = _one_by_one(pipeline, owner)
-    return next((found for found in schedules if fits_memory(found.timeline)), None)
-
-
-def _one_by_one(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Schedule]:
-    orders = one_by_one(pipeline, owner)
-    yield Schedule(orders, simulate(pipeline, orders), "one by one")
+def _least_memory(
+    pipeline: PlacedPipeline, owner: Assignment, *, split: bool = False
+) -> Schedule | None:
+    orders: Orders = one_by_one(pipeline, owner)
+    if split:
+        orders = {device: split_backwards(order) for device, order in orders.items()}
+    timeline = simulate(pipeline, orders)
+    return Schedule(orders, timeline, "one by one") if fits_memory(timeline) else None
 
 
 def _classic_schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Schedule]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from planner.artifacts.problem import Problem
 from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
 from planner.errors import InfeasibleError, PipeplanError
-from planner.schedule.heuristic import Schedule, quick_schedules
+from planner.schedule.heuristic import Schedule, best_heuristic_schedule
 from planner.schedule.measure import Measure, measure_bound_s, measured_s
 from planner.schedule.solve import improve_schedule
 from planner.solver_settings import DEFAULT_WORKERS, Clock, Settings
@@ -62,10 +62,9 @@ def schedule_pipeline(
     measure: Measure = "makespan",
 ) -> Schedule:
     """As :func:`search_schedule`, for stages that are placed already."""
-    fitting = list(quick_schedules(pipeline, split=split))
-    if not fitting:
+    best = best_heuristic_schedule(pipeline, split=split, measure=measure)
+    if best is None:
         raise InfeasibleError("no schedule of these stages was found that fits memory")
-    best = min(fitting, key=lambda schedule: measured_s(schedule.timeline, measure))
     best_s = measured_s(best.timeline, measure)
     bound_s = min(best_s, measure_bound_s(pipeline, measure, split=split))
     best = Schedule(best.orders, best.timeline, best.method, bound_s)

@@ -1,0 +1,334 @@
+"""Iteration times under noise: the simulator's without noise, a longest path with it."""
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
+
+import networkx as nx
+import numpy as np
+import pytest
+from builders import GIGA, boundary, graph, layer, orders, parameter, pipeline, star
+from hypothesis import given
+from hypothesis import strategies as st
+from replay_oracle import inputs_of, lag_s, seconds
+from strategies import Scheduled, scheduled
+
+from planner.artifacts.link_table import FloatArray
+from planner.artifacts.operations import Operation
+from planner.costs.placement import PlacedPipeline, Synchronisation
+from planner.costs.roofline import OperationTimes
+from planner.errors import PipeplanError
+from planner.robustness import Noise, replay_times_s, sample_times_s, times_under_noise
+from planner.simulator import (
+    OperationEvent,
+    SynchronisationEvent,
+    Timeline,
+    TransferEvent,
+    simulate,
+)
+
+SAMPLES = 3
+CALM = Noise(jitter=0, samples=20)
+
+
+class Drawn:
+    """Factors that are remembered, so that another replay can use the same."""
+
+    def __init__(self, seed: int) -> None:
+        random = np.random.default_rng(seed)
+        self.of: defaultdict[object, FloatArray] = defaultdict(
+            lambda: random.uniform(0.3, 3, SAMPLES)
+        )
+
+    def operation(self, event: OperationEvent) -> FloatArray:
+        return self.of[event.operation]
+
+    def transfer(self, event: TransferEvent) -> FloatArray:
+        return self.of["transfer", event.operation]
+
+    def synchronisation(self, event: SynchronisationEvent) -> FloatArray:
+        return self.of[event.synchronisation]
+
+    def optimizer_step(self, device: str) -> FloatArray:
+        return self.of[device]
+
+
+class Given:
+    """Factors of named operations and transfers; all others keep their time."""
+
+    def __init__(self, **factors: float) -> None:
+        self.factors = {name.removeprefix("_"): factor for name, factor in factors.items()}
+
+    def operation(self, event: OperationEvent) -> FloatArray:
+        return np.array([self.factors.get(str(event.operation), 1)])
+
+    def transfer(self, event: TransferEvent) -> FloatArray:
+        return np.array([self.factors.get(f"move_{event.operation}", 1)])
+
+    def synchronisation(self, event: SynchronisationEvent) -> FloatArray:
+        stages = event.synchronisation.stages
+        return np.array([self.factors.get("reduce_" + "_".join(map(str, stages)), 1)])
+
+    def optimizer_step(self, device: str) -> FloatArray:
+        return np.array([self.factors.get(device, 1)])
+
+
+# --- against other replays ------------------------------------------------------------------------
+
+
+@given(scheduled())
+def test_without_noise_every_sample_takes_the_simulated_time(case: Scheduled) -> None:
+    timeline = simulate(case.pipeline, case.orders)
+    expected = pytest.approx(timeline.iteration_time_s, rel=1e-9)
+    assert sample_times_s(timeline, CALM) == expected
+
+
+@given(scheduled(), st.integers(0, 2**31))
+def test_times_are_the_longest_paths_over_what_waits_for_what(case: Scheduled, seed: int) -> None:
+    factors = Drawn(seed)
+    found = replay_times_s(simulate(case.pipeline, case.orders), factors)
+    for sample in range(SAMPLES):
+        assert found[sample] == pytest.approx(longest_path_s(case, factors, sample), rel=1e-9)
+
+
+@given(scheduled(shared=True), st.sampled_from([1.0, 1.5, 4.0]))
+def test_slow_devices_take_the_time_of_a_simulation_with_slower_devices(
+    case: Scheduled, factor: float
+) -> None:
+    """Where no transfer waits for a link, and no all-reduce for another, orders fix all."""
+    noise = replace(CALM, slow_probability=1, slow_factor=factor)
+    calm = replace(case.pipeline, synchronisations=())
+    found = sample_times_s(simulate(calm, case.orders), noise)
+    slow = simulate(slowed(calm, factor), case.orders)
+    assert found == pytest.approx(slow.iteration_time_s, rel=1e-9)
+
+
+def slowed(placed: PlacedPipeline, factor: float) -> PlacedPipeline:
+    stages = tuple(
+        replace(
+            stage,
+            times={
+                device: OperationTimes(*(factor * time for time in times))
+                for device, times in stage.times.items()
+            },
+        )
+        for stage in placed.stages
+    )
+    steps = {device: factor * time for device, time in placed.optimizer_s.items()}
+    return replace(placed, stages=stages, optimizer_s=steps)
+
+
+def longest_path_s(case: Scheduled, factors: Drawn, sample: int) -> float:
+    """Nodes are what factors are drawn for; an edge weighs what its first end takes."""
+    dag = nx.DiGraph()
+    timeline = simulate(case.pipeline, case.orders)
+    add_operations(dag, case)
+    add_transfers(dag, case.pipeline, timeline)
+    add_tails(dag, case, timeline)
+    for node, later in dag.edges:
+        dag.edges[node, later]["weight"] = dag.nodes[node]["length"] * factors.of[node][sample]
+    return float(nx.dag_longest_path_length(dag))
+
+
+def add_operations(dag: nx.DiGraph, case: Scheduled) -> None:
+    for device, order in case.orders.items():
+        for operation in order:
+            dag.add_node(operation, length=seconds(case.pipeline, operation, device))
+            producers = (found for found, _ in inputs_of(case.pipeline, case.orders, operation))
+            dag.add_edges_from((producer, operation) for producer in producers)
+        dag.add_edges_from(pairwise(order))
+
+
+def add_transfers(dag: nx.DiGraph, placed: PlacedPipeline, timeline: Timeline) -> None:
+    """Between producer and consumer, in order of start on every link."""
+    on_link = defaultdict(list)
+    for move in timeline.transfers:
+        stage, kind, microbatch = move.operation
+        placed_stage = placed.stages[stage]
+        forward = kind == "F"
+        size = placed_stage.output_bytes if forward else placed_stage.input_gradient_bytes
+        node = ("transfer", move.operation)
+        for end in (stage, stage + (1 if forward else -1)):
+            for operation in (Operation(end, letter, microbatch) for letter in "FBI"):
+                if operation in dag and (operation.kind == "F") == forward:
+                    dag.add_edge(*((operation, node) if end == stage else (node, operation)))
+        dag.nodes[node]["length"] = lag_s(placed, size, move.source, move.target)
+        for link in move.links:
+            on_link[link].append(node)
+    for nodes in on_link.values():
+        dag.add_edges_from(pairwise(nodes))
+
+
+def add_tails(dag: nx.DiGraph, case: Scheduled, timeline: Timeline) -> None:
+    """All-reduces, in order of start on every device, then optimizer steps."""
+    tails = {device: list(order[-1:]) for device, order in case.orders.items()}
+    for sync in (event.synchronisation for event in timeline.synchronisations):
+        dag.add_node(sync, length=sync.seconds)
+        for device in sync.devices:
+            gradients = [o for o in case.orders[device] if o.kind in "BW"]
+            dag.add_edges_from((o, sync) for o in gradients if o.stage in sync.stages)
+            tails[device].append(sync)
+    for device, tail in tails.items():
+        dag.add_node(device, length=case.pipeline.optimizer_s[device])
+        syncs = [node for node in tail if isinstance(node, Synchronisation)]
+        dag.add_edges_from([*pairwise(syncs), *((node, device) for node in tail), (device, "end")])
+
+
+# --- by hand --------------------------------------------------------------------------------------
+
+ONE_F_ONE_B = orders(d0="0F0 0F1 0B0 0B1", d1="1F0 1B0 1F1 1B1")
+
+
+def two_stages(bytes_: int = GIGA // 2) -> PlacedPipeline:
+    """Forward 1 s, backward 2 s, transfer 0.5 s: 10 s an iteration, see test_by_hand.py."""
+    the_graph = graph([layer("a"), layer("b")], [boundary("a", "b", bytes_=bytes_)])
+    return pipeline(the_graph, star(2), [(["a"], ["d0"]), (["b"], ["d1"])])
+
+
+@pytest.mark.parametrize(
+    ("factors", "time_s"),
+    [
+        ({}, 10),
+        ({"_1B1": 2.0}, 12),  # On the longest path: 1F0 1B0 1F1 1B1 0B1.
+        ({"_0B0": 1.25}, 10),  # 0B0 may end at 8, when the gradient of 0B1 arrives:
+        ({"_0B0": 2.0}, 11),  # it ends at 9.
+        ({"move_1B1": 3.0}, 11),
+        ({"d1": 5.0}, 10),  # No parameters: the optimizer step takes no time.
+    ],
+)
+def test_factors_lengthen_what_they_are_for(factors: dict[str, float], time_s: float) -> None:
+    timeline = simulate(two_stages(), ONE_F_ONE_B)
+    assert timeline.iteration_time_s == 10
+    assert replay_times_s(timeline, Given(**factors)) == pytest.approx(time_s)
+
+
+def test_a_link_keeps_its_order_of_transfers() -> None:
+    """Replicas d0 and d1 send to d2 over its one link, for 2 s each, d0's microbatch first.
+
+    With 0F0 of 4 s instead of 1 s, d1's result is ready at 1 s but waits for the link until d0's
+    has arrived at 6 s: it is there at 8 s.
+    """
+    the_graph = graph([layer("a", 1, 0), layer("b", 1, 0)], [boundary("a", "b", bytes_=2 * GIGA)])
+    placed = pipeline(the_graph, star(3), [(["a"], ["d0", "d1"]), (["b"], ["d2"])])
+    timeline = simulate(placed, orders(d0="0F0 0B0", d1="0F1 0B1", d2="1F0 1F1 1B0 1B1"))
+    assert [(str(m.operation), m.start_s) for m in timeline.transfers[:2]] == [
+        ("0F0", 1),
+        ("0F1", 3),
+    ]
+    # 1F1 starts once both have arrived, at 5 s and 8 s; the second gradient arrives 4 s after it.
+    assert timeline.iteration_time_s == 5 + 1 + 4
+    assert replay_times_s(timeline, Given(_0F0=4.0)) == pytest.approx(8 + 1 + 4)
+
+
+def test_all_reduces_and_optimizer_steps_vary_too() -> None:
+    """Replicas end their backwards at 6 s and 3 s, reduce for 4 s and step for 0.012 s."""
+    the_graph = graph(
+        [layer("a", parameters=["w"])], parameters=[parameter("w", elements=GIGA)], boundaries=[]
+    )
+    placed = pipeline(the_graph, star(2), [(["a"], ["d0", "d1"])], microbatches=3)
+    timeline = simulate(placed, orders(d0="0F0 0B0 0F1 0B1", d1="0F2 0B2"))
+    assert replay_times_s(timeline, Given()) == pytest.approx(10.012)
+    assert replay_times_s(timeline, Given(reduce_0=1.5, d1=2.0)) == pytest.approx(12.024)
+
+
+def test_all_reduces_of_a_device_keep_their_order() -> None:
+    """c-d and d-e share device d3; d-e is first, from 9 s to 409 s, c-d takes 4 s."""
+    tied = {"a": [], "b": [], "c": ["cd"], "d": ["cd", "de"], "e": ["de"]}
+    the_graph = graph(
+        [layer(name, parameters=names) for name, names in tied.items()],
+        [boundary(u, v, bytes_=0) for u, v in pairwise(tied)],
+        [parameter("cd", GIGA), parameter("de", 100 * GIGA)],
+    )
+    stages = [([name], [f"d{index}"]) for index, name in enumerate(tied)]
+    placed = pipeline(the_graph, star(5), stages, microbatches=1)
+    timeline = simulate(placed, orders(**{f"d{i}": f"{i}F0 {i}B0" for i in range(5)}))
+    step_s = 0.012 * 101
+    assert replay_times_s(timeline, Given()) == pytest.approx(409 + 4 + step_s)
+    assert replay_times_s(timeline, Given(reduce_3_4=2.0)) == pytest.approx(809 + 4 + step_s)
+
+
+# --- the noise ------------------------------------------------------------------------------------
+
+
+def one_operation_s(noise: Noise) -> FloatArray:
+    """Times of a forward of 1 s, alone on its device."""
+    placed = pipeline(graph([layer("a", 1, 0)]), star(1), [(["a"], ["d0"])], microbatches=1)
+    return sample_times_s(simulate(placed, orders(d0="0F0 0B0")), noise)
+
+
+@pytest.mark.parametrize("jitter", [0.05, 0.5])
+def test_jitter_is_the_relative_deviation_and_leaves_the_mean(jitter: float) -> None:
+    """Within five standard errors."""
+    count = 20_000
+    times_s = one_operation_s(Noise(jitter=jitter, samples=count))
+    assert times_s.mean() == pytest.approx(1, abs=5 * jitter / math.sqrt(count))
+    assert times_s.std() == pytest.approx(jitter, rel=0.1)
+    log_deviation = math.sqrt(math.log(1 + jitter**2))
+    assert np.log(times_s).std() == pytest.approx(log_deviation, rel=5 / math.sqrt(2 * count))
+    assert times_s.min() > 0
+
+
+def test_a_device_is_slow_as_often_as_asked_and_for_the_whole_iteration() -> None:
+    count, probability = 20_000, 0.1
+    noise = Noise(0, slow_probability=probability, slow_factor=3, samples=count)
+    the_graph = graph([layer("a", 1, 0), layer("b", 1, 0)], [boundary("a", "b", bytes_=0)])
+    placed = pipeline(the_graph, star(2), [(["a"], ["d0"]), (["b"], ["d1"])], microbatches=1)
+    times_s = sample_times_s(simulate(placed, orders(d0="0F0 0B0", d1="1F0 1B0")), noise)
+    seconds_, counts = np.unique(times_s, return_counts=True)
+    assert seconds_ == pytest.approx([1 + 1, 1 + 3, 3 + 3])
+    shares = [(1 - probability) ** 2, 2 * probability * (1 - probability), probability**2]
+    for found, share in zip(counts / count, shares, strict=True):
+        assert found == pytest.approx(share, abs=5 * math.sqrt(share * (1 - share) / count))
+
+
+def test_transfers_have_a_jitter_of_their_own() -> None:
+    timeline = simulate(two_stages(), ONE_F_ONE_B)
+    assert np.ptp(sample_times_s(timeline, replace(CALM, transfer_jitter=0.1))) > 0
+    empty = simulate(two_stages(bytes_=0), ONE_F_ONE_B)
+    assert np.ptp(sample_times_s(empty, replace(CALM, transfer_jitter=0.1))) == 0
+
+
+def test_figures_are_those_of_the_samples() -> None:
+    timeline, noise = simulate(two_stages(), ONE_F_ONE_B), Noise(samples=101)
+    figures, times_s = times_under_noise(timeline, noise), sorted(sample_times_s(timeline, noise))
+    assert figures.predicted_s == 10
+    assert figures.expected_s == pytest.approx(sum(times_s) / 101)
+    assert figures.median_s == times_s[50]
+    assert figures.percentile_95_s == pytest.approx(times_s[95])
+    assert figures.worst_s == times_s[100]
+    assert figures.samples == 101
+
+
+def test_a_seed_gives_the_same_figures_and_another_seed_others() -> None:
+    timeline = simulate(two_stages(), ONE_F_ONE_B)
+    once, again = (times_under_noise(timeline, Noise(seed=3)) for _ in range(2))
+    assert once == again
+    assert times_under_noise(timeline, Noise(seed=4)) != once
+
+
+def test_more_samples_go_on_where_fewer_end() -> None:
+    timeline = simulate(two_stages(), ONE_F_ONE_B)
+    few, many = (sample_times_s(timeline, Noise(samples=count)) for count in (1000, 2500))
+    assert len(many) == 2500
+    assert np.array_equal(many[:1000], few)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"jitter": -0.1},
+        {"jitter": math.nan},
+        {"transfer_jitter": 5},
+        {"slow_probability": 1.5},
+        {"slow_factor": 0.5},
+        {"slow_factor": math.inf},
+        {"samples": 1},
+        {"samples": 10**9},
+        {"seed": -1},
+    ],
+)
+def test_a_noise_out_of_range_is_refused_by_name(field: dict[str, float]) -> None:
+    ((name, value),) = field.items()
+    with pytest.raises(PipeplanError, match=f"^{name}: {value} is not a "):
+        Noise(**field)
