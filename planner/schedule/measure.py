@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from planner.costs.placement import PlacedPipeline
+from planner.schedule.bounds.one_machine import one_machine_bound_s
 from planner.schedule.bounds.windows import iteration_bound_s, longest_span_bound_s
 from planner.schedule.compaction import compacted
 from planner.simulator import Timeline
@@ -41,5 +42,7 @@ def measure_bound_s(pipeline: PlacedPipeline, measure: Measure, *, split: bool) 
         measure: seconds of what.
         split: whether input and weight gradients run apart in all schedules.
     """
-    bound = iteration_bound_s if measure == "makespan" else longest_span_bound_s
-    return bound(pipeline, split=split)
+    if measure == "longest_stage_span":
+        return longest_span_bound_s(pipeline, split=split)
+    windows_s = iteration_bound_s(pipeline, split=split)
+    return max(windows_s, one_machine_bound_s(pipeline, split=split))
