@@ -18,9 +18,11 @@ from planner.schedule.in_turn import schedules_in_turn
 from planner.schedule.list_scheduler import (
     TARGETS,
     TWICE,
+    Limits,
     backward_first,
     forward_first,
     in_flight_limits,
+    lifetime_limits,
     list_schedule,
     orders_of,
 )
@@ -152,13 +154,19 @@ def _classic_schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[
 def _list_schedules(
     pipeline: PlacedPipeline, owner: Assignment, *, split: bool = False
 ) -> Iterator[Schedule]:
-    operations = len(pipeline.stages) * pipeline.microbatches
-    targets = TARGETS[:2] if operations > MANY_OPERATIONS else TARGETS
-    for limits in in_flight_limits(pipeline, targets):
+    for limits in _limits(pipeline, split=split):
         for priority in (backward_first, forward_first):
             timeline = list_schedule(pipeline, owner, limits, priority, split=split)
             if timeline is not None:
                 yield Schedule(orders_of(timeline), timeline, f"list, {priority.__name__}")
+
+
+def _limits(pipeline: PlacedPipeline, *, split: bool) -> Iterator[Limits]:
+    operations = len(pipeline.stages) * pipeline.microbatches
+    targets = TARGETS[:2] if operations > MANY_OPERATIONS else TARGETS
+    yield from in_flight_limits(pipeline, targets)
+    if any(len(stages) > 1 for stages in pipeline.stages_on.values()):
+        yield from lifetime_limits(pipeline, split=split)
 
 
 def _classic_orders(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[tuple[str, Orders]]:

@@ -13,6 +13,7 @@ from planner.artifacts.operations import Operation
 from planner.costs.placement import PlacedPipeline
 from planner.errors import DeadlockError
 from planner.schedule.assignment import Assignment
+from planner.schedule.bounds.ways import Ways
 from planner.simulator import Timeline, run
 
 Priority = Callable[[Operation], tuple[int, ...]]
@@ -172,6 +173,31 @@ def in_flight_limits(
         if limits not in seen and all(limit > 0 for limit in limits.values()):
             seen.append(limits)
             yield limits
+
+
+def lifetime_limits(
+    pipeline: PlacedPipeline, *, split: bool, factors: Sequence[float] = (1.0, 1.25, 1.5, 2.0)
+) -> Iterator[dict[tuple[int, str], int]]:
+    """Limits for devices with several stages: each stage's share of the memory.
+
+    A microbatch stays a round trip from the stage on at least; memory is divided in proportion.
+
+    Args:
+        pipeline: the stages.
+        split: whether input and weight gradients run apart.
+        factors: of the shares; above 1 the stages of a device compete for memory.
+    """
+    trips = Ways(pipeline, split).round_trip
+    for factor in factors:
+        limits: dict[tuple[int, str], int] = {}
+        for device, stages in pipeline.stages_on.items():
+            room = pipeline.capacity_bytes(device) - pipeline.static_bytes(device)
+            need = sum(trips[stage] * pipeline.stages[stage].stash_bytes for stage in stages)
+            for stage in stages:
+                most = pipeline.stash_limit(stage, device)
+                share = factor * room * trips[stage] / need if need else most
+                limits[stage, device] = max(1, min(most, int(share)))
+        yield limits
 
 
 def _target(

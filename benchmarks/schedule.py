@@ -1,0 +1,231 @@
+"""Microbatch schedules: zero-bubble instances, uneven stages, two a device, many microbatches.
+
+Usage:
+    python -m benchmarks.schedule [--data FOLDER] [--rows NAMES] [--output FILE]
+    python -m benchmarks.schedule --instance FILE [--time-limit S] --json
+
+Without --instance it runs the whole table and writes Markdown. FOLDER holds
+zero_bubble_instances.json; its section is left out without it. With --instance it solves every
+instance of a file of that form, under each cap and for each objective, and prints a JSON line for
+each: times in the unit of the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import schedule_rows
+from benchmarks.report import heading, table
+from benchmarks.schedule_rows import Row
+from planner import PipeplanError
+from planner.solver import check_settings
+from planner.solver_settings import DEFAULT_WORKERS, Settings
+
+COLUMNS = ("instance", "cap", "objective", "ours", "bound", "gap", "best classic / ours", "s", "")
+SECTIONS = ("zero_bubble", "optima", "uneven", "loose", "chunks", "many")
+
+
+def as_json(row: Row) -> dict[str, Any]:
+    """A row as it is printed for programs."""
+    return {
+        "instance": row.instance,
+        "stages": row.stages,
+        "microbatches": row.microbatches,
+        "cap": row.cap,
+        "objective": row.objective,
+        "value": row.value,
+        "lower_bound": row.lower_bound,
+        "best_classic": row.best_classic if math.isfinite(row.best_classic) else None,
+        "reference": row.reference,
+        "seconds": row.seconds,
+    }
+
+
+def cells(row: Row, verdict: str = "") -> list[object]:
+    """A row of a table."""
+    ratio = row.best_classic / row.value
+    return [
+        row.instance,
+        row.cap,
+        row.objective,
+        f"{row.value:,.0f}",
+        f"{row.lower_bound:,.0f}",
+        f"{row.gap:.2%}",
+        f"{ratio:.3f}" if math.isfinite(ratio) else "none fits",
+        row.seconds,
+        verdict,
+    ]
+
+
+def against_bar(rows: Iterable[Row], bar: Callable[[Row], float]) -> list[list[object]]:
+    """Rows with what gap each may have and whether it is reached."""
+    return [
+        cells(row, f"{'reached' if row.gap <= bar(row) else 'NOT reached'}, bar {bar(row):.1%}")
+        for row in rows
+    ]
+
+
+def zero_bubble_section(path: Path, settings: Settings) -> str:
+    """Beside the authors' heuristic."""
+    lines, faster, slower, near, total = [], 0, 0, 0, 0
+    optimal_reference = 0
+    for row in schedule_rows.zero_bubble_file(path, settings):
+        reference = row.reference or math.inf
+        total += 1
+        # Within a microsecond the file's figures are rounded.
+        faster += row.value < reference - 1
+        slower += row.value > reference + 1
+        near += row.gap < 0.01
+        optimal_reference += reference <= row.lower_bound + 1
+        lines.append([*cells(row)[:-1], f"{row.value / reference:.4f}"])
+        _tell(row)
+    summary = (
+        f"Never slower: {_verdict(slower == 0)} ({slower} of {total} slower). Strictly faster on "
+        f"at least half: {_verdict(2 * faster >= total)} ({faster} of {total}; in "
+        f"{optimal_reference} the reference is proved optimal, so nothing can be faster). Gap "
+        f"under 1% on at least half: {_verdict(2 * near >= total)} ({near} of {total}).\n"
+    )
+    columns = [*COLUMNS[:-1], "ours / authors' heuristic"]
+    return f"{summary}\n{table(columns, lines)}"
+
+
+def optima_section(settings: Settings) -> str:
+    """Known optima."""
+    lines = []
+    for row, optimum in schedule_rows.known_optima(settings):
+        proved = abs(row.value - optimum) < 1e-3 and row.gap < 1e-6
+        lines.append(cells(row, f"{_verdict(proved)}: {optimum} proved within 10 s"))
+        _tell(row)
+    return table(COLUMNS, lines)
+
+
+def uneven_section(settings: Settings) -> str:
+    """One stage a device."""
+    rows = _told(schedule_rows.one_stage_a_device(settings))
+    gaps = sorted(row.gap for row in rows)
+    middle = (gaps[len(gaps) // 2 - 1] + gaps[len(gaps) // 2]) / 2
+    mean = schedule_rows.geometric_mean_over_classic(rows)
+    summary = (
+        f"Median gap {middle:.2%}: {_verdict(middle < 0.005)} (bar 0.5%). Worst {gaps[-1]:.2%}: "
+        f"{_verdict(gaps[-1] < 0.04)} (bar 4%). Geometric mean of the best published schedule "
+        f"over ours, at equal memory: {mean:.3f}: {_verdict(mean >= 1.08)} (bar 1.08).\n"
+    )
+    return f"{summary}\n{table(COLUMNS, [cells(row) for row in rows])}"
+
+
+def loose_section(settings: Settings) -> str:
+    """Caps that hold all microbatches."""
+    return table(COLUMNS, against_bar(_told(schedule_rows.loose_caps(settings)), lambda row: 1e-6))
+
+
+def chunks_section(settings: Settings) -> str:
+    """Two stages a device."""
+    rows = _told(schedule_rows.two_stages_a_device(settings))
+    return table(COLUMNS, against_bar(rows, lambda row: 0.05 if row.microbatches == 16 else 0.07))
+
+
+def many_section(settings: Settings) -> str:
+    """Many microbatches."""
+    rows = _told(schedule_rows.many_microbatches(settings))
+    return table(COLUMNS, against_bar(rows, lambda row: 0.01))
+
+
+def _told(rows: Iterable[Row]) -> list[Row]:
+    found = []
+    for row in rows:
+        _tell(row)
+        found.append(row)
+    return found
+
+
+def _tell(row: Row) -> None:
+    print(*cells(row)[:-1], sep="  ", file=sys.stderr, flush=True)
+
+
+def _verdict(is_reached: bool) -> str:
+    return "reached" if is_reached else "NOT reached"
+
+
+def run_table(arguments: argparse.Namespace) -> str:
+    """All sections asked for, as Markdown."""
+    names = arguments.rows.split(",") if arguments.rows else list(SECTIONS)
+    unknown = [name for name in names if name not in SECTIONS]
+    if unknown:
+        known = ", ".join(SECTIONS)
+        raise PipeplanError(f"--rows: {', '.join(unknown)} is not known; choose from {known}")
+    settings = Settings(arguments.seed, arguments.workers)
+    parts = [heading("Microbatch schedules", "python -m benchmarks.schedule")]
+    parts.append("Times in microseconds; 60 s each, 30 s with many microbatches.\n")
+    for name in names:
+        if name == "zero_bubble" and arguments.data is None:
+            continue
+        title, text = _section(name, arguments.data, settings)
+        parts.append(f"## {title}\n\n{text}")
+    return "\n".join(parts)
+
+
+def _section(name: str, data: Path | None, settings: Settings) -> tuple[str, str]:
+    match name:
+        case "zero_bubble":
+            assert data is not None
+            path = data / "zero_bubble_instances.json"
+            return "Zero-bubble instances", zero_bubble_section(path, settings)
+        case "optima":
+            return "Costs 10/12/8 without communication", optima_section(settings)
+        case "uneven":
+            return "One stage a device: 16 x 64, uneven, communication", uneven_section(settings)
+        case "loose":
+            return "The same with memory for all microbatches: proved?", loose_section(settings)
+        case "chunks":
+            return "Two stages a device, 8 devices", chunks_section(settings)
+    return "Many microbatches", many_section(settings)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found.add_argument("--instance", type=Path, help="solve one file and print a line an instance")
+    found.add_argument("--time-limit", type=float, default=60.0, metavar="S")
+    found.add_argument("--json", action="store_true", help="print JSON lines")
+    found.add_argument("--data", type=Path, help="folder of the public instances")
+    found.add_argument("--rows", help="sections to run: " + ", ".join(SECTIONS))
+    found.add_argument("--output", type=Path, help="write the table to this file")
+    found.add_argument("--workers", type=int, default=DEFAULT_WORKERS)
+    found.add_argument("--seed", type=int, default=0)
+    return found
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for."""
+    arguments = parser().parse_args(words)
+    if arguments.json and not arguments.instance:
+        parser().error("--json goes with --instance FILE")
+    try:
+        check_settings(arguments.time_limit, 0.0, arguments.seed, arguments.workers)
+        if arguments.instance:
+            settings = Settings(arguments.seed, arguments.workers)
+            limit_s = arguments.time_limit
+            for row in schedule_rows.zero_bubble_file(arguments.instance, settings, limit_s):
+                print(json.dumps(as_json(row)) if arguments.json else cells(row), flush=True)
+            return 0
+        text = run_table(arguments)
+    except PipeplanError as error:
+        print("\n".join(error.problems), file=sys.stderr)
+        return 1
+    if arguments.output:
+        arguments.output.write_text(text)
+    else:
+        print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""The rows of benchmarks.schedule: instances, bars, what was reached."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.schedule_instances import Instance, chunks, uneven, zero_bubble, zero_bubble_rows
+from planner.costs.placement import PlacedPipeline
+from planner.schedule.assignment import balanced_assignment
+from planner.schedule.classics import classic_orders, split_backwards
+from planner.schedule.heuristic import Schedule, fits_memory
+from planner.schedule.measure import Measure, measured_s
+from planner.schedule.search import schedule_pipeline
+from planner.simulator import simulate
+from planner.solver_settings import Clock, Settings
+
+MEASURES: tuple[Measure, ...] = ("makespan", "longest_stage_span")
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One instance, solved; times in microseconds."""
+
+    instance: str
+    stages: int
+    microbatches: int
+    cap: str
+    objective: Measure
+    value: float
+    lower_bound: float
+    best_classic: float
+    reference: float | None
+    seconds: float
+
+    @property
+    def gap(self) -> float:
+        """Value / bound - 1."""
+        return max(0.0, self.value / self.lower_bound - 1)
+
+
+def solve(
+    instance: Instance,
+    *,
+    split: bool,
+    limit_s: float,
+    settings: Settings,
+    cap: str = "",
+    measure: Measure = "makespan",
+    reference: float | None = None,
+) -> Row:
+    """Schedule an instance and the published schedules beside it."""
+    pipeline = instance.pipeline()
+    begin, clock = time.perf_counter(), Clock(limit_s, settings.deterministic)
+    found = schedule_pipeline(pipeline, settings, clock, split, measure)
+    seconds = round(time.perf_counter() - begin, 1)
+    return Row(
+        instance.name,
+        len(pipeline.stages),
+        pipeline.microbatches,
+        cap,
+        measure,
+        _microseconds(measured_s(found.timeline, measure)),
+        _microseconds(found.lower_bound_s),
+        _microseconds(best_classic_s(pipeline, measure, split=split)),
+        reference,
+        seconds,
+    )
+
+
+def best_classic_s(pipeline: PlacedPipeline, measure: Measure, *, split: bool) -> float:
+    """The best published schedule within memory; infinity if none fits."""
+    fitting = [
+        schedule for schedule in _published(pipeline, split=split) if fits_memory(schedule.timeline)
+    ]
+    return min((measured_s(s.timeline, measure) for s in fitting), default=math.inf)
+
+
+def _published(pipeline: PlacedPipeline, *, split: bool) -> Iterator[Schedule]:
+    """Whole backwards count as input and weight gradients in a row where these are apart."""
+    for name, orders in classic_orders(pipeline, balanced_assignment(pipeline), split=split):
+        apart = {d: split_backwards(o) for d, o in orders.items()} if split else orders
+        yield Schedule(apart, simulate(pipeline, apart), name)
+
+
+def _microseconds(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
+
+
+# --- sections -------------------------------------------------------------------------------------
+
+
+def zero_bubble_file(path: Path, settings: Settings, limit_s: float = 60.0) -> Iterator[Row]:
+    """Every instance, cap and measure of a file of the form of zero_bubble_instances.json."""
+    for row in zero_bubble_rows(path):
+        for cap in (1, 2):
+            told: dict[str, Any] = row.get(f"zero_bubble_heuristic_cap_{cap}p", {})
+            for measure in MEASURES:
+                yield solve(
+                    zero_bubble(row, cap),
+                    split=True,
+                    limit_s=limit_s,
+                    settings=settings,
+                    cap=f"{cap}p",
+                    measure=measure,
+                    reference=told.get(measure),
+                )
+
+
+def known_optima(settings: Settings) -> Iterator[tuple[Row, float]]:
+    """Costs 10/12/8 without communication, with the optimum of the longest span."""
+    for stages, microbatches, cap, optimum in ((4, 8, 8, 250), (4, 8, 4, 282), (4, 6, 4, 222)):
+        data = {
+            "stages": stages,
+            "microbatches": microbatches,
+            "forward": 10,
+            "backward_input": 12,
+            "backward_weight": 8,
+            "communication": 0,
+            "stash_forward": 2,
+            "stash_kept_until_weight": 1,
+        }
+        row = solve(
+            zero_bubble(data, cap / stages),
+            split=True,
+            limit_s=10.0,
+            settings=settings,
+            cap=str(cap),
+            measure="longest_stage_span",
+            reference=optimum,
+        )
+        yield row, optimum
+
+
+def one_stage_a_device(settings: Settings, limit_s: float = 60.0) -> Iterator[Row]:
+    """16 x 64, uneven stages with communication, twelve instances."""
+    for seed in (1, 2):
+        for caps in ("1f1b", "uniform", "double"):
+            for whole in (True, False):
+                made = uneven(16, 64, caps, seed, whole=whole)
+                yield solve(made, split=not whole, limit_s=limit_s, settings=settings, cap=caps)
+
+
+def loose_caps(settings: Settings, limit_s: float = 60.0) -> Iterator[Row]:
+    """16 x 64 where memory holds all microbatches."""
+    for seed in (1, 2):
+        for whole in (True, False):
+            made = uneven(16, 64, "loose", seed, whole=whole)
+            yield solve(made, split=not whole, limit_s=limit_s, settings=settings, cap="loose")
+
+
+def two_stages_a_device(settings: Settings, limit_s: float = 60.0) -> Iterator[Row]:
+    """Interleaved and V on 8 devices, 16 and 32 microbatches."""
+    for microbatches in (16, 32):
+        for placement in ("interleaved", "v"):
+            for whole in (True, False):
+                made = chunks(8, microbatches, placement, 1, whole=whole)
+                yield solve(made, split=not whole, limit_s=limit_s, settings=settings)
+
+
+def many_microbatches(settings: Settings, limit_s: float = 30.0) -> Iterator[Row]:
+    """8 to 32 stages, 256 and 1,024 microbatches."""
+    for stages in (8, 16, 32):
+        for microbatches in (256, 1024):
+            for caps in ("1f1b", "double"):
+                for whole in (True, False):
+                    made = uneven(stages, microbatches, caps, 1, whole=whole)
+                    yield solve(made, split=not whole, limit_s=limit_s, settings=settings, cap=caps)
+
+
+def geometric_mean_over_classic(rows: list[Row]) -> float:
+    """Of the best published schedule's time over ours, where one fits."""
+    ratios = [row.best_classic / row.value for row in rows if math.isfinite(row.best_classic)]
+    return statistics.geometric_mean(ratios)
