@@ -11,6 +11,7 @@ from planner.cli.compare import compare
 from planner.cli.import_ import import_
 from planner.cli.inspect import explain, plot, simulate, verify
 from planner.cli.plan import plan
+from planner.cli.schedule import schedule
 from planner.cli.trace import trace
 
 app = typer.Typer(
@@ -41,7 +42,7 @@ def _main(
 
 
 app.command("import")(import_)
-for command in (trace, plan, compare, verify, simulate, explain, plot):
+for command in (trace, plan, schedule, compare, verify, simulate, explain, plot):
     app.command()(command)
 
 

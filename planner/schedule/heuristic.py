@@ -51,6 +51,13 @@ class Schedule:
         """Simulated time of one iteration."""
         return self.timeline.iteration_time_s
 
+    @property
+    def gap(self) -> float | None:
+        """Iteration time / lower bound - 1; None if no bound was proved."""
+        if self.lower_bound_s <= 0:
+            return None
+        return max(0.0, self.iteration_time_s / self.lower_bound_s - 1)
+
 
 def fits_memory(timeline: Timeline) -> bool:
     """Whether every device stays within its capacity at every moment."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from planner.costs.placement import PlacedPipeline
+from planner.partition.bounds.in_flight import in_flight_bound_s
+from planner.partition.bounds.link_loads import link_load_bound_s
+from planner.partition.bounds.schedule import schedule_bound_s
 from planner.schedule.bounds.one_machine import one_machine_bound_s
 from planner.schedule.bounds.windows import iteration_bound_s, longest_span_bound_s
 from planner.schedule.compaction import compacted
@@ -44,5 +47,12 @@ def measure_bound_s(pipeline: PlacedPipeline, measure: Measure, *, split: bool) 
     """
     if measure == "longest_stage_span":
         return longest_span_bound_s(pipeline, split=split)
-    windows_s = iteration_bound_s(pipeline, split=split)
-    return max(windows_s, one_machine_bound_s(pipeline, split=split))
+    bounds = [
+        iteration_bound_s(pipeline, split=split),
+        one_machine_bound_s(pipeline, split=split),
+        link_load_bound_s(pipeline),
+    ]
+    if not split:
+        # These cover replicas too.
+        bounds += [schedule_bound_s(pipeline), in_flight_bound_s(pipeline)]
+    return max(bounds)

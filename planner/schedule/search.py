@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
+from planner.artifacts.plan import Stage
 from planner.artifacts.problem import Problem
 from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
 from planner.errors import InfeasibleError, PipeplanError
@@ -18,7 +19,7 @@ PROVED = 1e-9
 
 def search_schedule(
     problem: Problem,
-    stages: Sequence[StageSpec],
+    stages: Iterable[Stage | StageSpec],
     *,
     split: bool = False,
     measure: Measure = "makespan",
@@ -31,7 +32,7 @@ def search_schedule(
 
     Args:
         problem: the model, cluster and job.
-        stages: in pipeline order; every layer in one, no edge backwards.
+        stages: in pipeline order, such as a plan's; every layer in one, no edge backwards.
         split: run input and weight gradients apart.
         measure: what is to be small.
         time_limit_s: stop after this long; CP-SAT's own seconds in deterministic mode.
@@ -47,7 +48,8 @@ def search_schedule(
         InfeasibleError: if no schedule was found that fits memory.
         PipeplanError: if two devices that must exchange data have no path of links.
     """
-    pipeline = place(problem, stages)
+    specs = [StageSpec(stage.layers, stage.devices, stage.recompute) for stage in stages]
+    pipeline = place(problem, specs)
     if not is_connected(pipeline):
         raise PipeplanError("stages: two devices that must exchange data have no path of links")
     settings = Settings(seed, workers, deterministic)

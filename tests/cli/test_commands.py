@@ -13,7 +13,7 @@ from commands import CLUSTERS, ROOT, pipeplan
 
 from planner import LayerGraph, Plan, verify
 
-COMMANDS = ("trace", "plan", "compare", "verify", "simulate", "explain", "plot")
+COMMANDS = ("trace", "plan", "schedule", "compare", "verify", "simulate", "explain", "plot")
 
 
 def test_help_names_every_command() -> None:

@@ -1,0 +1,60 @@
+"""`pipeplan schedule`: a plan's own stages in a better order."""
+
+import json
+from pathlib import Path
+
+from builders import graph, layer, orders, pipeline, star
+from commands import pipeplan
+
+from planner import Plan, verify
+from planner.assemble import plan_by_hand
+
+
+def slow_plan(path: Path) -> Plan:
+    """Two stages, one microbatch after the other."""
+    placed = pipeline(
+        graph([layer("a"), layer("b")]), star(2), [("a", ["d0"]), ("b", ["d1"])], microbatches=4
+    )
+    one_by_one = [f"{{0}}F{m} {{0}}B{m}" for m in range(4)]
+    text = {f"d{s}": " ".join(word.format(s) for word in one_by_one) for s in range(2)}
+    plan = plan_by_hand(placed, orders(**text))
+    plan.save(path)
+    return plan
+
+
+def test_the_orders_get_better_and_the_stages_stay(tmp_path: Path) -> None:
+    path, better = tmp_path / "plan.json", tmp_path / "better.json"
+    before = slow_plan(path)
+    result = pipeplan("schedule", path, "-o", better, "--deterministic", "--time-limit", 2)
+    assert result.exit_code == 0, result.output
+    after = Plan.load(better)
+    assert not verify(after)
+    assert after.stages == before.stages
+    assert after.predicted.iteration_time_s < before.predicted.iteration_time_s
+    assert "no schedule of these stages takes less than" in result.stdout
+
+
+def test_split_backwards_are_no_slower(tmp_path: Path) -> None:
+    path, found = tmp_path / "plan.json", {}
+    slow_plan(path)
+    for name, options in (("whole", []), ("split", ["--split"])):
+        output = tmp_path / f"{name}.json"
+        words = ["schedule", path, "-o", output, *options, "--deterministic", "--time-limit", 2]
+        made = pipeplan(*words, "--json")
+        assert made.exit_code == 0, made.output
+        found[name] = json.loads(made.stdout)
+        assert not verify(Plan.load(output))
+        kinds = {op.kind for row in Plan.load(output).parsed_orders().values() for op in row}
+        assert kinds == ({"F", "I", "W"} if options else {"F", "B"})
+        assert found[name]["schedule_lower_bound_s"] <= found[name]["iteration_time_s"]
+    assert found["split"]["iteration_time_s"] <= found["whole"]["iteration_time_s"]
+
+
+def test_wrong_input_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    slow_plan(path)
+    assert pipeplan("schedule", tmp_path / "none.json", "-o", path).exit_code == 1
+    result = pipeplan("schedule", path, "-o", tmp_path / "x.json", "--time-limit", -1)
+    assert result.exit_code == 1
+    assert "time_limit_s" in result.stderr
+    assert not (tmp_path / "x.json").exists()
