@@ -7,6 +7,8 @@ a little more than real memory does, which keeps its bound valid; its schedules 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ortools.sat.python import cp_model
 
 from planner.artifacts.operations import Operation
@@ -23,12 +25,20 @@ class Memory:
     forward waits until enough gradients and weight gradients have ended. Otherwise memory is a
     cumulative resource.
 
+    Args:
+        operations: the model's.
+        rows: their order, where it is known.
+        kept_bytes: by device, room that is kept for tensors on their way.
+
     Attributes:
         ended_before: literals that a gradient ends before a forward starts.
     """
 
-    def __init__(self, operations: Operations, rows: Rows) -> None:
+    def __init__(
+        self, operations: Operations, rows: Rows, kept_bytes: Mapping[str, int] | None = None
+    ) -> None:
         self.operations = operations
+        self.kept_bytes = kept_bytes or {}
         self.model = operations.model
         self.rows = rows
         self.ended_before: dict[tuple[Operation, Operation], cp_model.BoolVarT] = {}
@@ -44,8 +54,11 @@ class Memory:
         # A replica may run no microbatch at all.
         kinds = ("F", self.operations.gradient, self.operations.last)
         forwards, gradients, weights = (self.rows.get((stage, k, device), []) for k in kinds)
-        needed = _Needed(self.operations, stage, device)
+        needed = _Needed(self.operations, stage, device, self.kept_bytes.get(device, 0))
         for number, forward in enumerate(forwards):
+            if needed.weights(number, number) > number:
+                self.model.add_bool_or([])  # It does not fit even alone.
+                return
             least = needed.least_gradients(number)
             if least:
                 self._after(forward, gradients[least - 1])
@@ -77,7 +90,8 @@ class Memory:
 
     def _accumulate(self, device: str, stages: tuple[int, ...]) -> None:
         pipeline = self.operations.pipeline
-        free = (pipeline.capacity_bytes(device) - pipeline.static_bytes(device)) // KIB
+        free = pipeline.capacity_bytes(device) - pipeline.static_bytes(device)
+        free = (free - self.kept_bytes.get(device, 0)) // KIB
         intervals, demands = [], []
         for stage in stages:
             for until, bytes_ in self._held(stage):
@@ -109,11 +123,11 @@ class Memory:
 class _Needed:
     """What must have ended on a stage's device before its forwards, in order, can start."""
 
-    def __init__(self, operations: Operations, stage: int, device: str) -> None:
+    def __init__(self, operations: Operations, stage: int, device: str, kept_bytes: int) -> None:
         pipeline, placed = operations.pipeline, operations.pipeline.stages[stage]
         whole = operations.last == "B"
         # How many fit says what room whole backwards leave; a stash of no bytes always fits.
-        self._room = pipeline.capacity_bytes(device) - pipeline.static_bytes(device)
+        self._room = pipeline.capacity_bytes(device) - pipeline.static_bytes(device) - kept_bytes
         self._room -= placed.tight_bytes() if whole else placed.output_bytes
         self._stash = placed.stash_bytes
         self._late = 0 if whole else min(placed.stash_bytes, placed.weight_stash_bytes)

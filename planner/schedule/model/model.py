@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ortools.sat.python import cp_model
 
 from planner.artifacts.operations import Operation
@@ -30,6 +32,8 @@ class ScheduleModel:
             and the model chooses.
         free: let CP-SAT choose the replica of each microbatch.
         measure: what is minimised.
+        kept_bytes: by device, room that is kept for tensors on their way; the model leaves these
+            out. With any the bound holds only for schedules that keep it free.
 
     Attributes:
         model: the CP-SAT model.
@@ -50,6 +54,7 @@ class ScheduleModel:
         *,
         free: bool,
         measure: Measure = "makespan",
+        kept_bytes: Mapping[str, int] | None = None,
     ) -> None:
         self.model = cp_model.CpModel()
         split = any(event.operation.kind == "W" for event in replay.operations)
@@ -59,7 +64,7 @@ class ScheduleModel:
         )
         keep_order(self.operations, rows)
         self.transfers = Transfers(self.operations)
-        memory = Memory(self.operations, rows)
+        memory = Memory(self.operations, rows, kept_bytes)
         self.objective = minimise(self.operations, rows, measure)
         add_hint(self.operations, self.transfers, memory, replay)
         self.is_exact = free or all(len(stage.spec.devices) == 1 for stage in pipeline.stages)

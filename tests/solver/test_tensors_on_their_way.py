@@ -1,0 +1,45 @@
+"""Where received and sent tensors take as much memory as stashes do, schedules still fit."""
+
+import random
+from itertools import pairwise
+
+import pytest
+from builders import boundary, cluster, device_type, graph, layer, link, pipeline
+
+from planner.costs.placement import PlacedPipeline
+from planner.schedule.heuristic import best_heuristic_schedule, fits_memory
+from planner.schedule.solve import improve_schedule
+from planner.solver_settings import Clock, Settings
+
+GIB = 2**30
+
+
+def tight(seed: int) -> PlacedPipeline:
+    """Stashes of 2 GiB, tensors of 1 GiB that take a second on their way, room for a few."""
+    draw = random.Random(seed)
+    count = draw.choice((3, 4))
+    names = [f"l{number}" for number in range(count)]
+    devices = [f"d{number}" for number in range(count)]
+    rows = [
+        layer(name, draw.randint(1, 4), draw.randint(2, 6), stash_bytes=2 * GIB) for name in names
+    ]
+    cuts = [boundary(u, v, bytes_=GIB) for u, v in pairwise(names)]
+    types = {"unit": device_type(memory_gib=draw.choice((9, 10.5, 12, 13.5)))}
+    links = [link(u, v) for u, v in pairwise(devices)]
+    stages = [((name,), (device,)) for name, device in zip(names, devices, strict=True)]
+    return pipeline(graph(rows, cuts), cluster(devices, links, types=types), stages, microbatches=5)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_cp_sat_keeps_room_for_tensors_on_their_way(seed: int) -> None:
+    pipe = tight(seed)
+    start = best_heuristic_schedule(pipe)
+    assert start is not None
+    found = improve_schedule(
+        pipe, start, Settings(deterministic=True), Clock(5, deterministic=True), 5
+    )
+    assert fits_memory(found.timeline)
+    assert found.lower_bound_s <= found.iteration_time_s <= start.iteration_time_s
+    if start.method == "one by one":
+        # There is room for more than one microbatch at a time: pipelining must begin.
+        assert found.iteration_time_s < 0.9 * start.iteration_time_s
