@@ -16,6 +16,7 @@ from planner.schedule.classics import (
 )
 from planner.schedule.in_turn import schedules_in_turn
 from planner.schedule.list_scheduler import (
+    ALL,
     TARGETS,
     TWICE,
     Limits,
@@ -80,7 +81,14 @@ def best_heuristic_schedule(
         measure: what is to be small.
     """
     best = _best_that_fits([*quick_schedules(pipeline, split=split)], measure)
-    return best or _least_memory(pipeline, balanced_assignment(pipeline), split=split)
+    if best is not None:
+        return best
+    owner = balanced_assignment(pipeline)
+    for schedules in _roomier_schedules(pipeline, owner, split=split):
+        best = _best_that_fits(schedules, measure)
+        if best is not None:
+            return best
+    return _least_memory(pipeline, owner, split=split)
 
 
 def quick_schedules(pipeline: PlacedPipeline, *, split: bool = False) -> Iterator[Schedule]:
@@ -93,6 +101,21 @@ def quick_schedules(pipeline: PlacedPipeline, *, split: bool = False) -> Iterato
     owner = balanced_assignment(pipeline)
     yield from (_split_schedules if split else _classic_schedules)(pipeline, owner)
     yield from _list_schedules(pipeline, owner, split=split)
+
+
+def _roomier_schedules(
+    pipeline: PlacedPipeline, owner: Assignment, *, split: bool
+) -> Iterator[list[Schedule]]:
+    """List schedules with fewer and fewer microbatches in flight than memory alone would allow.
+
+    Tensors on their way need room too, which limits on stashes do not see.
+    """
+    most = next(in_flight_limits(pipeline, [ALL]), {})
+    less = 1
+    while less < max(most.values(), default=0):
+        limits = {replica: max(1, limit - less) for replica, limit in most.items()}
+        yield [*_listed(pipeline, owner, limits, split=split)]
+        less += 1 + less // 4
 
 
 def _split_schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Schedule]:
@@ -162,10 +185,16 @@ def _list_schedules(
     pipeline: PlacedPipeline, owner: Assignment, *, split: bool = False
 ) -> Iterator[Schedule]:
     for limits in _limits(pipeline, split=split):
-        for priority in (backward_first, forward_first):
-            timeline = list_schedule(pipeline, owner, limits, priority, split=split)
-            if timeline is not None:
-                yield Schedule(orders_of(timeline), timeline, f"list, {priority.__name__}")
+        yield from _listed(pipeline, owner, limits, split=split)
+
+
+def _listed(
+    pipeline: PlacedPipeline, owner: Assignment, limits: Limits, *, split: bool
+) -> Iterator[Schedule]:
+    for priority in (backward_first, forward_first):
+        timeline = list_schedule(pipeline, owner, limits, priority, split=split)
+        if timeline is not None:
+            yield Schedule(orders_of(timeline), timeline, f"list, {priority.__name__}")
 
 
 def _limits(pipeline: PlacedPipeline, *, split: bool) -> Iterator[Limits]:

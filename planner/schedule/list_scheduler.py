@@ -20,7 +20,8 @@ Priority = Callable[[Operation], tuple[int, ...]]
 Limits = Mapping[tuple[int, str], int]
 Target = tuple[float, int]
 TWICE: Target = (2.0, 0)
-TARGETS: tuple[Target, ...] = ((1.0, 0), TWICE, (1.0, 1), (1.5, 0), (2.0, 2), (float("inf"), 0))
+ALL: Target = (float("inf"), 0)
+TARGETS: tuple[Target, ...] = ((1.0, 0), TWICE, (1.0, 1), (1.5, 0), (2.0, 2), ALL)
 """Limits as a multiple of 1F1B's and some more; the last are memory's own."""
 _Queue = list[tuple[tuple[int, ...], Operation]]
 
