@@ -2,8 +2,8 @@
 
 It knows integers only: seconds and bytes by stage. Times are longest paths, memory is a sum
 over what is resident; nothing here is shared with the planner. Each kind of operation of a stage
-runs its microbatches in order, which loses nothing since they are equal; ``any_order`` tries the
-others as well.
+runs its microbatches in order, which loses nothing since they are equal, unless tensors on their
+way take memory; ``any_order`` tries the others as well.
 """
 
 from __future__ import annotations
@@ -88,8 +88,7 @@ class TinyPipeline:
                 row["parameters"] = [f"p{s}"]
             layers.append({**nothing, **row})
         cuts = [
-            boundary(f"l{s}", f"l{s + 1}", bytes_=bytes_)
-            for s, bytes_ in enumerate(self.cut_bytes)
+            boundary(f"l{s}", f"l{s + 1}", bytes_=bytes_) for s, bytes_ in enumerate(self.cut_bytes)
         ]
         the_graph = graph(layers, cuts, parameters)
         job = Job(microbatches=self.microbatches, optimizer="sgd", max_stages_per_device=8)
@@ -160,13 +159,15 @@ class TinyPipeline:
         return {"F": self.forward[stage], "B": sum(both), "I": both[0], "W": both[1]}[kind]
 
     def needs(self, step: Step) -> Step | None:
-        """The operation whose result it waits for, and ``delay`` for how long after that."""
+        """The operation whose result it waits for; it takes ``delay`` seconds to arrive."""
         stage, kind, microbatch = step
         if kind == "F":
             return (stage - 1, "F", microbatch) if stage else None
         if kind == "W":
             return (stage, "I", microbatch)
-        return (stage + 1, kind, microbatch) if stage < self.stages[-1] else (stage, "F", microbatch)
+        return (
+            (stage + 1, kind, microbatch) if stage < self.stages[-1] else (stage, "F", microbatch)
+        )
 
     def delay(self, before: int, stage: int) -> int:
         """Seconds between the devices of two stages next to each other."""
