@@ -24,10 +24,14 @@ def compacted(timeline: Timeline) -> Timeline:
     later: dict[int, set[int]] = {number: set() for number in range(len(events))}
     for first, second in _in_turn(timeline, events):
         later[first].add(second)
+    last_of = {event.device: number for number, event in enumerate(timeline.operations)}
+    fixed = set(last_of.values())
     start: dict[int, float] = {}
     for number in TopologicalSorter(later).static_order():
         event = events[number]
         end_s = min((start[other] for other in later[number]), default=event.end_s)
+        if number in fixed:
+            end_s = min(end_s, event.end_s)
         start[number] = end_s - (event.end_s - event.start_s)
     moved = [
         replace(event, start_s=start[number], end_s=start[number] + event.end_s - event.start_s)
@@ -51,7 +55,8 @@ def _in_turn(timeline: Timeline, events: list[Event]) -> Iterator[tuple[int, int
             on[event.device].append(number)
             number_of[event.operation] = number
         else:
-            for link in event.links:
+            # What takes no time holds no link, and has no place in the order of those that do.
+            for link in event.links if event.end_s > event.start_s else ():
                 on[link].append(number)
     for row in on.values():
         yield from pairwise(row)

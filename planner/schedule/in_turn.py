@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from planner.artifacts.operations import Operation
 from planner.costs.placement import PlacedPipeline
@@ -54,8 +55,10 @@ def _warm_ups(pipeline: PlacedPipeline) -> list[list[int]]:
                 max(1, min(count, pipeline.stash_limit(stage, *row.spec.devices)))
                 for stage, (count, row) in enumerate(zip(warm_up, pipeline.stages, strict=True))
             ]
-            if limited not in found:
-                found.append(limited)
+            # A stage that waits for more forwards than the one before it runs would wait for ever.
+            kept_up = [*accumulate(limited, min)]
+            if kept_up not in found:
+                found.append(kept_up)
     return found
 
 

@@ -20,8 +20,10 @@ MOST_STEPS = 10 * STEPS
 """Up to so many units in the longest operation a common unit is the tick."""
 DECIMALS = 9
 """Common units down to a nanosecond are found."""
-ROUNDING = 1e-6
+ROUNDING = 1e-7
 """Of a tick: how far a multiple of it may be off in floating point."""
+SUMMED = 1e-3
+"""Of a tick: how far the sum of all durations in a bound may be off then."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class TickPipeline(PlacedPipeline):
     def least_ticks(self, bound_s: float) -> int:
         """A lower bound in ticks."""
         if self.is_exact:
-            return math.ceil(bound_s / self.tick_s - ROUNDING)
+            return math.ceil(bound_s / self.tick_s - SUMMED)
         return math.floor(bound_s / self.tick_s * (1 - 1e-12))
 
     def _ticks(self, seconds: float) -> int:

@@ -13,7 +13,7 @@ from planner.schedule.model.hint import add_hint
 from planner.schedule.model.memory import Memory
 from planner.schedule.model.objective import minimise
 from planner.schedule.model.operations import Operations
-from planner.schedule.model.order import keep_order, rows_of
+from planner.schedule.model.order import is_one_order, keep_order, rows_of
 from planner.schedule.model.transfers import Transfers
 from planner.schedule.ticks import TickPipeline
 from planner.simulator import Timeline
@@ -41,9 +41,9 @@ class ScheduleModel:
         transfers: when those that hold links set off.
         objective: the measure, in ticks.
         is_exact: whether a bound of this model holds for every schedule of the stages with
-            backwards split as here. It does if no stage is replicated (equal microbatches may be
-            renumbered, so running each kind in order loses nothing) or if replicas are chosen
-            freely.
+            backwards split as here. It does if no stage is replicated and the replay runs every
+            kind in one order (equal microbatches may be renumbered, so that loses nothing) or if
+            replicas are chosen freely.
     """
 
     def __init__(
@@ -67,7 +67,8 @@ class ScheduleModel:
         memory = Memory(self.operations, rows, kept_bytes)
         self.objective = minimise(self.operations, rows, measure)
         add_hint(self.operations, self.transfers, memory, replay)
-        self.is_exact = free or all(len(stage.spec.devices) == 1 for stage in pipeline.stages)
+        single = all(len(stage.spec.devices) == 1 for stage in pipeline.stages)
+        self.is_exact = free or (single and is_one_order(rows))
 
     def orders(self, solver: cp_model.CpSolver) -> dict[str, list[Operation]]:
         """The order of every device in the solver's solution."""

@@ -102,11 +102,16 @@ class Operations:
 
     def orders(self, solver: cp_model.CpSolver) -> dict[str, list[Operation]]:
         """The order of every device in the solver's solution."""
-        placed: dict[str, list[tuple[int, int, Operation]]] = {d: [] for d in self.pipeline.devices}
-        for operation, start in self.start.items():
+        placed: dict[str, list[Operation]] = {d: [] for d in self.pipeline.devices}
+        at = {op: (solver.value(self.start[op]), solver.value(self.end[op])) for op in self}
+        for operation in sorted(self, key=lambda op: (*at[op], *_in_flow(op))):
             for device in self.candidates(operation.stage, operation.microbatch):
                 if solver.value(self.runs_on[operation.stage, operation.microbatch, device]):
-                    # Of operations of no length at one time the forward goes first, weights last.
-                    row = (solver.value(start), "FBIW".index(operation.kind), operation)
-                    placed[device].append(row)
-        return {device: [op for *_, op in sorted(rows)] for device, rows in placed.items()}
+                    placed[device].append(operation)
+        return placed
+
+
+def _in_flow(operation: Operation) -> tuple[int, int, int]:
+    """Puts operations of no length at one time in an order in which none waits for a later one."""
+    stage, kind, microbatch = operation
+    return "FBIW".index(kind), stage if kind == "F" else -stage, microbatch

@@ -20,6 +20,11 @@ def rows_of(replay: Timeline) -> Rows:
     return rows
 
 
+def is_one_order(rows: Rows) -> bool:
+    """Whether all rows run the microbatches in the same order, as renumbering them allows."""
+    return len({tuple(op.microbatch for op in row) for row in rows.values()}) == 1
+
+
 def keep_order(operations: Operations, rows: Rows) -> None:
     """Run each kind of operation of a replica in the order of the rows.
 

@@ -1,0 +1,267 @@
+"""Bounds and searched schedules of given stages against the best of all orders."""
+
+import random
+from dataclasses import dataclass, field, replace
+
+import pytest
+from builders import boundary, graph, layer, orders, pipeline, star
+from hypothesis import given
+from hypothesis import strategies as st
+from schedule_brute_force import SHAPES, TinyPipeline, brute_force, draw_tiny, fits
+from strategies import orders_for, partitions, problems
+
+from planner import InfeasibleError
+from planner.artifacts.operations import Operation
+from planner.assemble import plan_by_hand
+from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.schedule.classics import split_backwards
+from planner.schedule.heuristic import Schedule
+from planner.schedule.measure import Measure, measure_bound_s, measured_s
+from planner.schedule.search import schedule_pipeline
+from planner.schedule.solve import improve_schedule
+from planner.simulator import Timeline, simulate
+from planner.solver_settings import Clock, Settings
+from planner.verifier import verify
+
+MEASURES: tuple[Measure, ...] = ("makespan", "longest_stage_span")
+SETTINGS = Settings(seed=0, workers=1, deterministic=True)
+A_LITTLE = 1 + 1e-9
+
+
+def searched(tiny: TinyPipeline, measure: Measure, split: bool) -> Schedule:
+    clock = Clock(10, deterministic=True)
+    return schedule_pipeline(tiny.placed, SETTINGS, clock, split, measure)
+
+
+def starts(timeline: Timeline) -> dict[tuple, float]:
+    return {tuple(event.operation): event.start_s for event in timeline.operations}
+
+
+def check(tiny: TinyPipeline, split: bool) -> list[bool]:
+    """Bound, lower bound, least and value in this order; of each value whether it was proved."""
+    proved = []
+    best = brute_force(tiny, split=split)
+    for measure, least in zip(MEASURES, (best.makespan, best.longest_span), strict=True):
+        assert measure_bound_s(tiny.placed, measure, split=split) <= least * A_LITTLE
+        if least == float("inf"):
+            with pytest.raises(InfeasibleError):
+                searched(tiny, measure, split)
+            continue
+        found = searched(tiny, measure, split)
+        value = measured_s(found.timeline, measure)
+        assert found.lower_bound_s <= least * A_LITTLE
+        assert least <= value * A_LITTLE
+        assert simulate(tiny.placed, found.orders) == found.timeline
+        assert fits(tiny, starts(found.timeline))
+        assert verify(plan_by_hand(tiny.placed, found.orders)) == []
+        proved.append(value <= found.lower_bound_s * A_LITTLE)
+        if proved[-1]:
+            assert value == pytest.approx(least, rel=1e-9)
+    return proved
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_bound_and_value_enclose_the_best_of_all_orders(shape):
+    device, microbatches, split = shape
+    proved = []
+    for seed in range(12):
+        rng = random.Random(seed)
+        tiny = draw_tiny(rng, device, microbatches, optimizer=seed % 3 == 0)
+        proved += check(tiny, split)
+    assert sum(proved) >= 0.5 * len(proved) > 0
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_bound_and_value_enclose_the_best_with_tensors_on_their_way(shape):
+    device, microbatches, split = shape
+    for seed in range(6):
+        check(draw_tiny(random.Random(100 + seed), device, microbatches, buffers=True), split)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_bound_and_value_enclose_the_best_where_operations_may_take_no_time(shape):
+    device, microbatches, split = shape
+    for seed in range(6):
+        check(draw_tiny(random.Random(200 + seed), device, microbatches, zeros=True), split)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("shape", [((0, 1), 2, True), ((0, 1), 3, False), ((0, 1, 0), 2, False)])
+def test_running_microbatches_in_order_loses_nothing(seed, shape):
+    device, microbatches, split = shape
+    tiny = draw_tiny(random.Random(seed), device, microbatches)
+    kept = brute_force(tiny, split=split)
+    free = brute_force(tiny, split=split, any_order=True)
+    assert free.tried > kept.tried
+    assert (free.makespan, free.longest_span) == (kept.makespan, kept.longest_span)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("shape", [((0, 1), 2, True), ((0, 1), 3, False), ((0, 1, 0), 2, False)])
+def test_bounds_hold_for_microbatches_out_of_order(seed, shape):
+    """Another order may start operations later, which leaves more room for tensors on their way."""
+    device, microbatches, split = shape
+    tiny = draw_tiny(random.Random(seed), device, microbatches, buffers=True)
+    best = brute_force(tiny, split=split, any_order=True)
+    for measure, least in zip(MEASURES, (best.makespan, best.longest_span), strict=True):
+        assert measure_bound_s(tiny.placed, measure, split=split) <= least * A_LITTLE
+        if least < float("inf"):
+            try:
+                assert searched(tiny, measure, split).lower_bound_s <= least * A_LITTLE
+            except InfeasibleError:
+                assert brute_force(tiny, split=split).makespan == float("inf")
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("measure", MEASURES)
+def test_more_memory_never_worsens_a_proved_optimum(measure, seed):
+    drawn = draw_tiny(random.Random(seed), (0, 1, 2), 4)
+    tiny = replace(
+        drawn, kept_for_weights=[min(k) for k in zip(drawn.kept, (1, 2, 1), strict=True)]
+    )
+    least = float("inf")
+    for more in range(0, 12, 2):
+        roomy = replace(tiny, room=[room + more for room in tiny.room])
+        found = searched(roomy, measure, split=True)
+        value = measured_s(found.timeline, measure)
+        if value <= found.lower_bound_s * A_LITTLE:
+            assert value <= least * A_LITTLE
+            least = value
+        assert found.lower_bound_s <= least * A_LITTLE
+
+
+# Operations of no length beside others at the same moment: drawn at random, all had lost the best.
+NO_LENGTH = [
+    TinyPipeline(
+        forward=[3, 2, 0],
+        input_gradient=[2, 3, 0],
+        weight_gradient=[0, 0, 0],
+        send=[0, 0],
+        kept=[2, 3, 3],
+        kept_for_weights=[0, 4, 4],
+        cut=[0, 0],
+        device=(0, 1, 0),
+        room=(13, 4),
+        optimizer=(0, 0),
+        microbatches=2,
+    ),
+    TinyPipeline(
+        forward=[3, 4, 3, 1],
+        input_gradient=[3, 2, 0, 3],
+        weight_gradient=[4, 0, 0, 3],
+        send=[0, 0, 0],
+        kept=[1, 3, 2, 3],
+        kept_for_weights=[1, 4, 2, 1],
+        cut=[0, 0, 0],
+        device=(0, 1, 1, 0),
+        room=(4, 15),
+        optimizer=(0, 0),
+        microbatches=2,
+    ),
+]
+
+
+@pytest.mark.parametrize("tiny", NO_LENGTH)
+def test_operations_of_no_length_run_in_an_order_that_can_be_replayed(tiny):
+    best = brute_force(tiny, split=False)
+    found = searched(tiny, "makespan", split=False)
+    assert found.iteration_time_s == best.makespan == found.lower_bound_s
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_start_that_turns_microbatches_round_gives_no_bound_that_is_too_high(measure):
+    tiny = TinyPipeline(
+        forward=(1, 1),
+        input_gradient=(2, 1),
+        weight_gradient=(2, 0),
+        send=(0,),
+        kept=(1, 1),
+        kept_for_weights=(1, 1),
+        cut=(0,),
+        device=(0, 1),
+        room=(9, 9),
+        optimizer=(0, 0),
+        microbatches=3,
+    )
+    reverse = orders(d0="0F0 0F1 0F2 0B2 0B1 0B0", d1="1F0 1F1 1F2 1B2 1B1 1B0")
+    start = Schedule(reverse, simulate(tiny.placed, reverse), "reverse")
+    best = brute_force(tiny, split=False)
+    found = improve_schedule(tiny.placed, start, SETTINGS, Clock(10, True), 10, measure)
+    assert best.makespan == best.longest_span == 15
+    assert found.lower_bound_s <= 15
+
+
+def test_spans_are_searched_where_transfers_and_gradients_are_shorter_than_a_tick():
+    layers = [layer("l0"), layer("l1"), layer("l2", 1, 1e-5), layer("l3", 1, 0)]
+    cuts = [boundary(f"l{s}", f"l{s + 1}", bytes_=1000) for s in range(3)]
+    stages = [((f"l{s}",), (f"d{s}",)) for s in range(4)]
+    placed = pipeline(graph(layers, cuts), star(4, duplex="half"), stages, microbatches=3)
+    clock = Clock(5, True)
+    found = schedule_pipeline(placed, SETTINGS, clock, True, "longest_stage_span")
+    assert found.lower_bound_s <= measured_s(found.timeline, "longest_stage_span")
+
+
+# --- replicas, tied parameters, shared devices: bounds under random schedules -------------------
+
+
+@dataclass(frozen=True)
+class Capped(PlacedPipeline):
+    """Every device has as much memory as is told."""
+
+    capped_bytes: dict[str, int] = field(kw_only=True)
+
+    def capacity_bytes(self, device: str) -> int:
+        return self.capped_bytes[device]
+
+
+def capped(timeline: Timeline) -> Capped:
+    """The pipeline of a replay with no more memory than it takes."""
+    fields = {name: getattr(timeline.pipeline, name) for name in FIELDS}
+    return Capped(**fields, capped_bytes=timeline.peak_memory_bytes)
+
+
+FIELDS = ("problem", "stages", "synchronisations", "optimizer_s", "microbatches")
+
+
+def weights_later(draw, order: list[Operation]) -> list[Operation]:
+    """An order of whole backwards with weight gradients apart, each at any later place."""
+    apart = split_backwards(order)
+    for operation in [op for op in apart if op.kind == "W"]:
+        since = apart.index(operation)
+        apart.remove(operation)
+        apart.insert(draw(st.integers(since, len(apart))), operation)
+    return apart
+
+
+@given(st.data(), st.booleans())
+def test_bounds_hold_for_random_schedules_in_the_memory_they_take(data, split):
+    problem = data.draw(problems())
+    placed = place(problem, data.draw(partitions(problem)))
+    drawn = data.draw(orders_for(placed, split_backwards=False))
+    if split:
+        drawn = {device: weights_later(data.draw, order) for device, order in drawn.items()}
+    timeline = simulate(placed, drawn)
+    tight = capped(timeline)
+    for measure in MEASURES:
+        bound_s = measure_bound_s(tight, measure, split=split)
+        assert bound_s <= measured_s(timeline, measure) * A_LITTLE
+
+
+@given(st.data(), st.booleans())
+def test_bounds_hold_for_random_schedules_of_stages_alone(data, split):
+    problem = data.draw(problems(min_devices=3))
+    specs = data.draw(partitions(problem, replicas=False))
+    names = problem.cluster.device_names
+    rest = tuple(name for spec in specs[len(names) - 1 :] for name in spec.layers)
+    first = specs[: len(names) - 1]
+    stages = [*first, StageSpec(rest, ())] if rest else first
+    alone = zip(stages, names, strict=False)
+    placed = place(problem, [replace(stage, devices=(name,)) for stage, name in alone])
+    drawn = data.draw(orders_for(placed, split_backwards=False))
+    if split:
+        drawn = {device: weights_later(data.draw, order) for device, order in drawn.items()}
+    timeline = simulate(placed, drawn)
+    tight = capped(timeline)
+    for measure in MEASURES:
+        bound_s = measure_bound_s(tight, measure, split=split)
+        assert bound_s <= measured_s(timeline, measure) * A_LITTLE

@@ -1,0 +1,81 @@
+"""Schedules with weight gradients apart run all operations once, within the memory they keep to."""
+
+import random
+from collections import Counter
+
+import pytest
+from schedule_brute_force import TinyPipeline, draw_tiny
+
+from planner.artifacts.operations import Operation
+from planner.costs.placement import PlacedPipeline
+from planner.schedule.assignment import balanced_assignment
+from planner.schedule.classics import DoesNotApplyError
+from planner.schedule.in_turn import schedules_in_turn
+from planner.schedule.list_scheduler import (
+    backward_first,
+    forward_first,
+    in_flight_limits,
+    list_schedule,
+)
+from planner.simulator import Timeline
+
+SHAPES = [(0,), (0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 0), (0, 1, 0), (0, 1, 1, 0), (0, 1, 0, 1)]
+
+
+def drawn(seed: int) -> TinyPipeline:
+    rng = random.Random(seed)
+    options = {"zeros": seed % 3 == 0, "buffers": seed % 4 == 0}
+    return draw_tiny(rng, rng.choice(SHAPES), rng.randint(1, 7), **options)
+
+
+def run_each_once(timeline: Timeline) -> bool:
+    pipeline = timeline.pipeline
+    wanted = {
+        Operation(stage, kind, microbatch)
+        for stage in range(len(pipeline.stages))
+        for kind in "FIW"
+        for microbatch in range(pipeline.microbatches)
+    }
+    return Counter(event.operation for event in timeline.operations) == Counter(wanted)
+
+
+def forwards_fit(timeline: Timeline) -> bool:
+    """Whether stashes, what weight gradients need and the output fit as each forward starts."""
+    pipeline: PlacedPipeline = timeline.pipeline
+    held = {device: pipeline.static_bytes(device) for device in pipeline.devices}
+    for event in timeline.operations:
+        stage = pipeline.stages[event.operation.stage]
+        stash, late = stage.stash_bytes, stage.weight_stash_bytes
+        held[event.device] += {"F": stash, "I": late - stash, "W": -late}[event.operation.kind]
+        if event.operation.kind == "F":
+            beside = held[event.device] + stage.output_bytes
+            if beside > pipeline.capacity_bytes(event.device):
+                return False
+    return True
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_list_schedules_of_split_backwards_keep_their_memory(seed):
+    placed = drawn(seed).placed
+    owner = balanced_assignment(placed)
+    for limits in in_flight_limits(placed):
+        for priority in (backward_first, forward_first):
+            timeline = list_schedule(placed, owner, limits, priority, split=True)
+            if timeline is not None:
+                assert run_each_once(timeline)
+                assert forwards_fit(timeline)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_schedules_in_turn_keep_their_memory(seed):
+    placed = drawn(seed).placed
+    if any(len(stages) > 1 for stages in placed.stages_on.values()):
+        with pytest.raises(DoesNotApplyError):
+            next(schedules_in_turn(placed))
+        return
+    found = [*schedules_in_turn(placed)]
+    assert all(map(run_each_once, found))
+    assert all(map(forwards_fit, found))
+    assert found or any(
+        placed.stash_limit(s, *row.spec.devices) == 0 for s, row in enumerate(placed.stages)
+    )
