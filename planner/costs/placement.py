@@ -66,9 +66,17 @@ class PlacedStage:
         """Held beside the stashes at some moment of every schedule, if backwards are whole.
 
         When a device holds most stashes of a stage, a forward is making an output; the next
-        backward finds as many stashes, receives gradients and makes some.
+        backward finds as many stashes, receives gradients and makes some. What an operation of no
+        length makes may be gone at once.
         """
-        return max(self.output_bytes, self.input_gradient_bytes + self.output_gradient_bytes)
+        if not self.least_s("B"):
+            return self.making_bytes()
+        gradients = self.input_gradient_bytes + self.output_gradient_bytes
+        return max(self.making_bytes(), gradients)
+
+    def making_bytes(self) -> int:
+        """Held beside the stashes while a forward runs: its output."""
+        return self.output_bytes if self.least_s("F") else 0
 
     def least_s(self, kind: str) -> float:
         """Seconds of an operation, by its letter, on the fastest replica."""
@@ -176,7 +184,7 @@ class PlacedPipeline:
             whole_backwards: of orders without weight gradients apart, which may need more.
         """
         placed = self.stages[stage]
-        beside = placed.tight_bytes() if whole_backwards else placed.output_bytes
+        beside = placed.tight_bytes() if whole_backwards else placed.making_bytes()
         free = self.capacity_bytes(device) - self.static_bytes(device) - beside
         if free < 0:
             return 0

@@ -48,7 +48,7 @@ class Windows:
         """For stashes, while a forward makes its output."""
         (device,) = self._stage.spec.devices
         free = self._pipeline.capacity_bytes(device) - self._pipeline.static_bytes(device)
-        return free - self._stage.output_bytes
+        return free - self._stage.making_bytes()
 
     @cached_property
     def most_in_flight(self) -> int:

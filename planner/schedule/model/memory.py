@@ -128,7 +128,7 @@ class _Needed:
         whole = operations.last == "B"
         # How many fit says what room whole backwards leave; a stash of no bytes always fits.
         self._room = pipeline.capacity_bytes(device) - pipeline.static_bytes(device) - kept_bytes
-        self._room -= placed.tight_bytes() if whole else placed.output_bytes
+        self._room -= placed.tight_bytes() if whole else placed.making_bytes()
         self._stash = placed.stash_bytes
         self._late = 0 if whole else min(placed.stash_bytes, placed.weight_stash_bytes)
 
