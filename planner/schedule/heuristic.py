@@ -84,11 +84,12 @@ def best_heuristic_schedule(
     if best is not None:
         return best
     owner = balanced_assignment(pipeline)
-    for schedules in _roomier_schedules(pipeline, owner, split=split):
-        best = _best_that_fits(schedules, measure)
-        if best is not None:
-            return best
-    return _least_memory(pipeline, owner, split=split)
+    least = _least_memory(pipeline, owner, split=split)
+    if least is None:
+        return None
+    roomier = _roomier_schedules(pipeline, owner, split=split)
+    found = (_best_that_fits(schedules, measure) for schedules in roomier)
+    return next((schedule for schedule in found if schedule is not None), least)
 
 
 def quick_schedules(pipeline: PlacedPipeline, *, split: bool = False) -> Iterator[Schedule]:
@@ -111,11 +112,12 @@ def _roomier_schedules(
     Tensors on their way need room too, which limits on stashes do not see.
     """
     most = next(in_flight_limits(pipeline, [ALL]), {})
+    many = len(pipeline.stages) * pipeline.microbatches > MANY_OPERATIONS
     less = 1
     while less < max(most.values(), default=0):
         limits = {replica: max(1, limit - less) for replica, limit in most.items()}
         yield [*_listed(pipeline, owner, limits, split=split)]
-        less += 1 + less // 4
+        less += less if many else 1 + less // 4
 
 
 def _split_schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Schedule]:
