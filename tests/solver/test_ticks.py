@@ -30,7 +30,7 @@ def measured(times_s: list[tuple[float, float, float]], latency_us: float = 0.0)
     return pipeline(graph(layers, cuts), hub, stages, microbatches=2)
 
 
-counts = st.tuples(*[st.integers(0, 200_000)] * 3)
+counts = st.tuples(*[st.integers(0, 100_000)] * 3)
 
 
 @given(st.lists(counts, min_size=1, max_size=3), st.integers(0, 1000))
