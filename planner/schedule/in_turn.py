@@ -21,6 +21,9 @@ from planner.schedule.classics.placements import require_no_replicas, require_on
 from planner.simulator import Timeline, owners, run
 
 PASSES = 6
+PASSES_OF_MANY = 2
+MANY_OPERATIONS = 5000
+"""Beyond this many (stage, microbatch) pairs fewer passes are made: a second each."""
 SHARES = (0.5, 1.0)
 """Of a weight gradient: it goes first where the device would wait longer than that."""
 
@@ -65,7 +68,8 @@ def _warm_ups(pipeline: PlacedPipeline) -> list[list[int]]:
 def _passes(pipeline: PlacedPipeline, warm_up: Sequence[int], share: float) -> Iterator[Timeline]:
     expected: Mapping[Operation, float] = {}
     seen: set[float] = set()
-    for _ in range(PASSES):
+    many = len(pipeline.stages) * pipeline.microbatches > MANY_OPERATIONS
+    for _ in range(PASSES_OF_MANY if many else PASSES):
         policy = _InTurn(pipeline, warm_up, share, expected)
         try:
             timeline = run(pipeline, policy.owner, policy)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 from planner.artifacts.plan import Stage
 from planner.artifacts.problem import Problem
 from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
 from planner.errors import InfeasibleError, PipeplanError
-from planner.schedule.heuristic import Schedule, best_heuristic_schedule
+from planner.schedule.heuristic import (
+    Schedule,
+    best_heuristic_schedule,
+    fits_memory,
+    quick_schedules,
+)
 from planner.schedule.measure import Measure, measure_bound_s, measured_s
 from planner.schedule.solve import improve_schedule
 from planner.solver_settings import DEFAULT_WORKERS, Clock, Settings
 
 PROVED = 1e-9
 """A gap no larger is rounding."""
+SECONDS_AN_OPERATION = 2e-5
+"""What scheduling an operation counts in deterministic time."""
 
 
 def search_schedule(
@@ -64,12 +73,28 @@ def schedule_pipeline(
     measure: Measure = "makespan",
 ) -> Schedule:
     """As :func:`search_schedule`, for stages that are placed already."""
-    best = best_heuristic_schedule(pipeline, split=split, measure=measure)
-    if best is None:
-        raise InfeasibleError("no schedule of these stages was found that fits memory")
+    bound_s = measure_bound_s(pipeline, measure, split=split)
+    best = _best_quick(pipeline, clock, bound_s, split, measure)
     best_s = measured_s(best.timeline, measure)
-    bound_s = min(best_s, measure_bound_s(pipeline, measure, split=split))
-    best = Schedule(best.orders, best.timeline, best.method, bound_s)
+    best = replace(best, lower_bound_s=min(best_s, bound_s))
     if best_s <= bound_s * (1 + PROVED) or clock.left_s <= 0:
         return best
     return improve_schedule(pipeline, best, settings, clock, clock.left_s, measure)
+
+
+def _best_quick(
+    pipeline: PlacedPipeline, clock: Clock, bound_s: float, split: bool, measure: Measure
+) -> Schedule:
+    """The best that needs no search, while there is time and none is proved to be the best."""
+    best, best_s = None, math.inf
+    for schedule in quick_schedules(pipeline, split=split):
+        clock.spend(SECONDS_AN_OPERATION * len(schedule.timeline.operations))
+        found_s = measured_s(schedule.timeline, measure)
+        if found_s < best_s and fits_memory(schedule.timeline):
+            best, best_s = schedule, found_s
+        if best is not None and (clock.left_s <= 0 or best_s <= bound_s * (1 + PROVED)):
+            return best
+    best = best or best_heuristic_schedule(pipeline, split=split, measure=measure)
+    if best is None:
+        raise InfeasibleError("no schedule of these stages was found that fits memory")
+    return best
