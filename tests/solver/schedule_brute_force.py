@@ -465,7 +465,8 @@ def draw_tiny(
     room = []
     for held in holders:
         each = sum(kept[s] + (cut[s - 1] if s else 0) for s in held)
-        room.append(each + rng.randint(0, max(each, 1) * microbatches))
+        # Even less where forwards may take no time: what is held for no time is not counted.
+        room.append(each + rng.randint(-each * zeros, max(each, 1) * microbatches))
     steps = [rng.randint(0, 3) if optimizer else 0 for _ in holders]
     return TinyPipeline(
         *times, send, kept, late, cut, tuple(device), tuple(room), tuple(steps), microbatches

@@ -168,6 +168,25 @@ def test_operations_of_no_length_run_in_an_order_that_can_be_replayed(tiny):
     assert found.iteration_time_s == best.makespan == found.lower_bound_s
 
 
+def test_no_bound_rests_on_memory_that_is_held_for_no_time():
+    """The last stage's stash never counts: its forward and its gradient take no time."""
+    tiny = TinyPipeline(
+        forward=[3, 0, 0],
+        input_gradient=[0, 3, 0],
+        weight_gradient=[3, 3, 0],
+        send=[2, 0],
+        kept=[2, 2, 1],
+        kept_for_weights=[2, 2, 1],
+        cut=[0, 0],
+        device=(0, 1, 2),
+        room=(4, 5, 0),
+        optimizer=(0, 0, 0),
+        microbatches=2,
+    )
+    assert brute_force(tiny, split=False).makespan == 22
+    check(tiny, split=False)
+
+
 @pytest.mark.parametrize("measure", MEASURES)
 def test_start_that_turns_microbatches_round_gives_no_bound_that_is_too_high(measure):
     tiny = TinyPipeline(

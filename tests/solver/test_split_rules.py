@@ -10,6 +10,7 @@ from planner.artifacts.operations import Operation
 from planner.costs.placement import PlacedPipeline
 from planner.schedule.assignment import balanced_assignment
 from planner.schedule.classics import DoesNotApplyError
+from planner.schedule.heuristic import quick_schedules
 from planner.schedule.in_turn import schedules_in_turn
 from planner.schedule.list_scheduler import (
     backward_first,
@@ -17,7 +18,7 @@ from planner.schedule.list_scheduler import (
     in_flight_limits,
     list_schedule,
 )
-from planner.simulator import Timeline
+from planner.simulator import Timeline, simulate
 
 SHAPES = [(0,), (0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 0), (0, 1, 0), (0, 1, 1, 0), (0, 1, 0, 1)]
 
@@ -52,6 +53,15 @@ def forwards_fit(timeline: Timeline) -> bool:
             if beside > pipeline.capacity_bytes(event.device):
                 return False
     return True
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_quick_schedules_take_the_times_of_their_orders(seed):
+    placed = drawn(seed).placed
+    for schedule in quick_schedules(placed, split=True):
+        replay = simulate(placed, schedule.orders)
+        assert replay.operations == schedule.timeline.operations
+        assert replay.end_s == schedule.timeline.end_s
 
 
 @pytest.mark.parametrize("seed", range(60))

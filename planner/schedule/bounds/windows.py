@@ -53,8 +53,16 @@ class Windows:
     @cached_property
     def most_in_flight(self) -> int:
         """K: the most microbatches between the start of a forward and the end of its gradient."""
+        if not self._is_held_for_some_time:
+            return self._pipeline.microbatches
         (device,) = self._stage.spec.devices
-        return self._pipeline.stash_limit(self.index, device, whole_backwards=not self._split)
+        whole = not self._split and self.ways.gradient[self.index] > 0
+        return self._pipeline.stash_limit(self.index, device, whole_backwards=whole)
+
+    @property
+    def _is_held_for_some_time(self) -> bool:
+        """A replay does not count what is held for no time: a forward's output, or its stash."""
+        return self.ways.forward[self.index] > 0
 
     @cached_property
     def load_s(self) -> float:
@@ -109,8 +117,10 @@ class Windows:
     def _owed(self, begun: int) -> int:
         """The most weight gradients still to do beside so many microbatches in flight."""
         stage, count = self._stage, self._pipeline.microbatches
-        if not self._split or stage.weight_stash_bytes == 0:
-            return count - begun if self._split else 0
+        if not self._split:
+            return 0
+        if stage.weight_stash_bytes == 0 or not self._is_held_for_some_time:
+            return count - begun
         left = self._room_bytes - begun * stage.stash_bytes
         return min(count - begun, left // stage.weight_stash_bytes)
 

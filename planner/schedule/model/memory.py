@@ -22,8 +22,8 @@ class Memory:
     """Limits on every device.
 
     Where a device has one stage and each kind of operation a known order, they are precedences: a
-    forward waits until enough gradients and weight gradients have ended. Otherwise memory is a
-    cumulative resource.
+    forward waits until enough gradients and weight gradients have ended. Otherwise, and where a
+    forward takes no time, memory is a cumulative resource.
 
     Args:
         operations: the model's.
@@ -43,10 +43,15 @@ class Memory:
         self.rows = rows
         self.ended_before: dict[tuple[Operation, Operation], cp_model.BoolVarT] = {}
         for device, stages in operations.pipeline.stages_on.items():
-            if len(stages) == 1 and not operations.free:
+            if len(stages) == 1 and not operations.free and self._shows(stages[0], device):
                 self._precede(stages[0], device)
             else:
                 self._accumulate(device, stages)
+
+    def _shows(self, stage: int, device: str) -> bool:
+        """Whether what they hold counts: a replay leaves out what is held for no time at all."""
+        real, kinds = self.operations.pipeline.real, "FB" if self.operations.last == "B" else "F"
+        return all(real.seconds(stage, kind, device) > 0 for kind in kinds)
 
     # --- one stage, known order --------------------------------------------------------------
 
