@@ -34,6 +34,9 @@ def in_flight_bound_s(pipeline: PlacedPipeline) -> float:
 def _blocks_s(pipeline: PlacedPipeline, index: int, round_trip_s: float) -> float:
     """From a stage's first forward to its last backward."""
     stage, count = pipeline.stages[index], pipeline.microbatches
+    if not stage.least_s("F"):
+        # What is held for no time, as the output of a forward of no length, counts in no replay.
+        return max(round_trip_s, balanced_load_s(stage, count))
     limit = sum(
         pipeline.stash_limit(index, device, whole_backwards=True) for device in stage.spec.devices
     )

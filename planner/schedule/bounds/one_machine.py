@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 
 from planner.costs.placement import PlacedPipeline
 from planner.schedule.bounds.chains import Chains, Times
@@ -47,17 +46,9 @@ class _OneMachine:
     def _pipeline(self) -> PlacedPipeline:
         return self.ways.pipeline
 
-    @cached_property
-    def _limits(self) -> list[int]:
-        whole = not self.ways.split
-        return [
-            self._pipeline.stash_limit(index, stage.spec.devices[0], whole_backwards=whole)
-            for index, stage in enumerate(self._pipeline.stages)
-        ]
-
     def bound_s(self) -> float:
         """The largest of all devices'."""
-        if 0 in self._limits:
+        if 0 in self.ways.most_in_flight:
             return float("inf")
         heads, tails = self._heads(), self._tails()
         return max(
@@ -80,7 +71,7 @@ class _OneMachine:
     @property
     def _rest(self) -> tuple[list[int], dict[int, tuple[int, ...]], int]:
         beside = {stage: stages for stages in self._pipeline.stages_on.values() for stage in stages}
-        return self._limits, beside, self._pipeline.microbatches
+        return self.ways.most_in_flight, beside, self._pipeline.microbatches
 
     def _timed(
         self, stages: Iterable[int], heads: tuple[Times, Times], tails: tuple[Times, Times]

@@ -94,6 +94,26 @@ class Ways:
             longest.append(max([self.weight[index] + own, *ways]))
         return longest
 
+    @cached_property
+    def most_in_flight(self) -> list[int]:
+        """Microbatches between the start of a forward and the end of its gradient, by stage.
+
+        On all its replicas together. What is held for no time, as the output of a forward of no
+        length, is not counted in a replay; then nothing is known.
+        """
+        pipeline = self.pipeline
+        limits = [
+            sum(
+                pipeline.stash_limit(index, device, whole_backwards=not self.split)
+                for device in stage.spec.devices
+            )
+            for index, stage in enumerate(pipeline.stages)
+        ]
+        return [
+            min(limit, pipeline.microbatches) if forward else pipeline.microbatches
+            for limit, forward in zip(limits, self.forward, strict=True)
+        ]
+
     def _least(self, kind: str) -> list[float]:
         return [stage.least_s(kind) for stage in self.pipeline.stages]
 

@@ -53,16 +53,7 @@ class Windows:
     @cached_property
     def most_in_flight(self) -> int:
         """K: the most microbatches between the start of a forward and the end of its gradient."""
-        if not self._is_held_for_some_time:
-            return self._pipeline.microbatches
-        (device,) = self._stage.spec.devices
-        whole = not self._split and self.ways.gradient[self.index] > 0
-        return self._pipeline.stash_limit(self.index, device, whole_backwards=whole)
-
-    @property
-    def _is_held_for_some_time(self) -> bool:
-        """A replay does not count what is held for no time: a forward's output, or its stash."""
-        return self.ways.forward[self.index] > 0
+        return self.ways.most_in_flight[self.index]
 
     @cached_property
     def load_s(self) -> float:
@@ -119,7 +110,7 @@ class Windows:
         stage, count = self._stage, self._pipeline.microbatches
         if not self._split:
             return 0
-        if stage.weight_stash_bytes == 0 or not self._is_held_for_some_time:
+        if stage.weight_stash_bytes == 0 or not self.ways.forward[self.index]:
             return count - begun
         left = self._room_bytes - begun * stage.stash_bytes
         return min(count - begun, left // stage.weight_stash_bytes)
