@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from ortools.sat.python import cp_model
 
 from planner.artifacts.operations import Operation
 from planner.schedule.assignment import Assignment
-from planner.schedule.measure import Measure
+from planner.schedule.measure import Measure, measured_s
 from planner.schedule.model.hint import add_hint
 from planner.schedule.model.memory import Memory
 from planner.schedule.model.objective import minimise
@@ -60,7 +61,7 @@ class ScheduleModel:
         split = any(event.operation.kind == "W" for event in replay.operations)
         rows = rows_of(replay)
         self.operations = Operations(
-            self.model, pipeline, owner, _horizon(pipeline, replay), free=free, split=split
+            self.model, pipeline, owner, _horizon(pipeline, replay, measure), free=free, split=split
         )
         keep_order(self.operations, rows)
         self.transfers = Transfers(self.operations)
@@ -75,11 +76,18 @@ class ScheduleModel:
         return self.operations.orders(solver)
 
 
-def _horizon(pipeline: TickPipeline, replay: Timeline) -> int:
-    """The end of the replay, and the longest tail behind it."""
+def _horizon(pipeline: TickPipeline, replay: Timeline, measure: Measure) -> int:
+    """The end of the replay, and the longest tail behind it; twice its span where that counts.
+
+    A schedule of a smaller longest span T may end later than the replay, but not after 2T: every
+    stage starts before the first stage's last gradient ends, and that is at T.
+    """
     tails = [
         pipeline.tail_s(index, device)
         for index, stage in enumerate(pipeline.stages)
         for device in stage.spec.devices
     ]
-    return round(max(event.end_s for event in replay.operations)) + max(tails)
+    end = round(max(event.end_s for event in replay.operations)) + max(tails)
+    if measure == "makespan":
+        return end
+    return max(end, 2 * math.ceil(measured_s(replay, measure)))
