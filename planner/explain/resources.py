@@ -13,8 +13,7 @@ from typing import Literal
 
 from planner.artifacts.operations import Kind
 from planner.costs.placement import PlacedPipeline
-from planner.partition.bounds.in_flight import round_trips_s
-from planner.partition.bounds.schedule import ways_home_s, ways_there_s
+from planner.costs.ways import Ways
 from planner.simulator import Timeline, TransferEvent
 
 
@@ -58,16 +57,17 @@ def _devices(timeline: Timeline) -> list[Resource]:
     for event in timeline.operations:
         if event.operation.kind == "W":
             weights_s[event.device] += event.end_s - event.start_s
-    there, home = ways_there_s(pipeline), ways_home_s(pipeline, _gradient(timeline))
+    ways = _ways(timeline)
     return [
-        _device(pipeline, device, load_s[device], weights_s[device], there, home)
+        _device(pipeline, device, load_s[device], weights_s[device], ways)
         for device in pipeline.devices
     ]
 
 
-def _gradient(timeline: Timeline) -> Kind:
-    """The shortest backward that sends gradients on."""
-    return "I" if any(event.operation.kind == "I" for event in timeline.operations) else "B"
+def _ways(timeline: Timeline) -> Ways:
+    """By the shortest backwards that send gradients on."""
+    split = any(event.operation.kind == "I" for event in timeline.operations)
+    return Ways(timeline.pipeline, split)
 
 
 def _device(
@@ -75,18 +75,17 @@ def _device(
     device: str,
     load_s: float,
     weights_s: float,
-    there: list[float],
-    home: list[float],
+    ways: Ways,
 ) -> Resource:
     stages, step_s = pipeline.stages_on[device], pipeline.optimizer_s[device]
     if load_s == 0:
         return Resource("device", device, stages, 0.0, 0.0, step_s)
     if len(stages) > 1:
-        return Resource("device", device, stages, there[stages[0]], load_s, step_s)
+        return Resource("device", device, stages, ways.head[stages[0]], load_s, step_s)
     (stage,) = stages
     # Weight gradients can be put off until the last gradient is on its way home.
-    tail_s = max(pipeline.tail_s(stage, device), home[stage] - weights_s)
-    return Resource("device", device, stages, there[stage], load_s, tail_s)
+    tail_s = max(pipeline.tail_s(stage, device), ways.gradients_home[stage] - weights_s)
+    return Resource("device", device, stages, ways.head[stage], load_s, tail_s)
 
 
 def _links(timeline: Timeline) -> list[Resource]:
@@ -94,12 +93,12 @@ def _links(timeline: Timeline) -> list[Resource]:
     for event in timeline.transfers:
         for link in event.links:
             crossing[link].append(event)
-    ways = _Ways(timeline.pipeline, _gradient(timeline))
+    ways = _ways(timeline)
     name = timeline.pipeline.problem.cluster.link_name
     return [_link(name(link), events, ways) for link, events in crossing.items()]
 
 
-def _link(name: str, events: list[TransferEvent], ways: _Ways) -> Resource:
+def _link(name: str, events: list[TransferEvent], ways: Ways) -> Resource:
     """All transfers together, or those of one tensor alone where that gives the higher bound."""
     load_s: defaultdict[tuple[int, Kind], float] = defaultdict(float)
     for event in events:
@@ -109,34 +108,25 @@ def _link(name: str, events: list[TransferEvent], ways: _Ways) -> Resource:
     return max(found, key=lambda resource: resource.bound_s)
 
 
-def _carried(name: str, load_s: Mapping[tuple[int, Kind], float], ways: _Ways) -> Resource:
+def _carried(name: str, load_s: Mapping[tuple[int, Kind], float], ways: Ways) -> Resource:
     return Resource(
         kind="link",
         name=name,
         stages=(),
-        head_s=min(ways.before_s(*tensor) for tensor in load_s),
+        head_s=min(_before_s(ways, *tensor) for tensor in load_s),
         load_s=sum(load_s.values()),
-        tail_s=min(ways.after_s(*tensor) for tensor in load_s),
+        tail_s=min(_after_s(ways, *tensor) for tensor in load_s),
     )
 
 
-class _Ways:
-    """How long a microbatch takes at least to any transfer, and from there to the end."""
+def _before_s(ways: Ways, stage: int, kind: Kind) -> float:
+    """Until the stage's activations (F) or gradients (B) can be sent."""
+    made_s = ways.forward[stage] if kind == "F" else ways.round_trip[stage]
+    return ways.head[stage] + made_s
 
-    def __init__(self, pipeline: PlacedPipeline, gradient: Kind) -> None:
-        self._forward_s = [stage.least_s("F") for stage in pipeline.stages]
-        self._backward_s = [stage.least_s(gradient) for stage in pipeline.stages]
-        self._there = ways_there_s(pipeline)
-        self._trips = round_trips_s(pipeline, gradient)
-        self._home = ways_home_s(pipeline, gradient)
 
-    def before_s(self, stage: int, kind: Kind) -> float:
-        """Until the stage's activations (F) or gradients (B) can be sent."""
-        made_s = self._forward_s[stage] if kind == "F" else self._trips[stage]
-        return self._there[stage] + made_s
-
-    def after_s(self, stage: int, kind: Kind) -> float:
-        """From their arrival to the end of the iteration."""
-        if kind == "F":
-            return self._trips[stage + 1] + self._home[stage + 1]
-        return self._backward_s[stage - 1] + self._home[stage - 1]
+def _after_s(ways: Ways, stage: int, kind: Kind) -> float:
+    """From their arrival to the end of the iteration."""
+    if kind == "F":
+        return ways.round_trip[stage + 1] + ways.gradients_home[stage + 1]
+    return ways.gradient[stage - 1] + ways.gradients_home[stage - 1]

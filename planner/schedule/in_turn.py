@@ -15,8 +15,8 @@ from itertools import accumulate
 
 from planner.artifacts.operations import Operation
 from planner.costs.placement import PlacedPipeline
+from planner.costs.ways import Ways
 from planner.errors import DeadlockError
-from planner.schedule.bounds.ways import Ways
 from planner.schedule.classics.placements import require_no_replicas, require_one_stage_a_device
 from planner.simulator import Timeline, owners, run
 

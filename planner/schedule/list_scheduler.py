@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from planner.artifacts.operations import Operation
 from planner.costs.placement import PlacedPipeline
+from planner.costs.ways import Ways
 from planner.errors import DeadlockError
 from planner.schedule.assignment import Assignment
-from planner.schedule.bounds.ways import Ways
 from planner.simulator import Timeline, run
 
 Priority = Callable[[Operation], tuple[int, ...]]

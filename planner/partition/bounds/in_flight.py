@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from planner.artifacts.operations import Kind
 from planner.costs.placement import PlacedPipeline
-from planner.partition.bounds.schedule import balanced_load_s, ways_home_s
+from planner.costs.ways import Ways
+from planner.partition.bounds.schedule import balanced_load_s
 
 
 def in_flight_bound_s(pipeline: PlacedPipeline) -> float:
@@ -19,54 +19,21 @@ def in_flight_bound_s(pipeline: PlacedPipeline) -> float:
     Returns:
         Seconds; infinity if some stage has no room for a microbatch.
     """
-    bound = 0.0
-    head = 0.0
-    round_trips = round_trips_s(pipeline)
+    ways, bound = Ways(pipeline, split=False), 0.0
     shares = any(len(stages) > 1 for stages in pipeline.stages_on.values())
-    home = [0.0] * len(round_trips) if shares else ways_home_s(pipeline)
     for index, stage in enumerate(pipeline.stages):
         if all(len(pipeline.stages_on[device]) == 1 for device in stage.spec.devices):
-            bound = max(bound, head + _blocks_s(pipeline, index, round_trips[index]) + home[index])
-        head += stage.least_s("F") + _transfer_s(pipeline, index, forward=True)
+            home_s = 0.0 if shares else ways.home[index]
+            bound = max(bound, ways.head[index] + _blocks_s(ways, index) + home_s)
     return bound
 
 
-def _blocks_s(pipeline: PlacedPipeline, index: int, round_trip_s: float) -> float:
+def _blocks_s(ways: Ways, index: int) -> float:
     """From a stage's first forward to its last backward."""
-    stage, count = pipeline.stages[index], pipeline.microbatches
-    if not stage.least_s("F"):
-        # What is held for no time, as the output of a forward of no length, counts in no replay.
-        return max(round_trip_s, balanced_load_s(stage, count))
-    limit = sum(
-        pipeline.stash_limit(index, device, whole_backwards=True) for device in stage.spec.devices
-    )
+    stage, count = ways.pipeline.stages[index], ways.pipeline.microbatches
+    limit, round_trip_s = ways.most_in_flight[index], ways.round_trip[index]
     if limit == 0:
         return float("inf")
     before = -(-count // limit) - 1
     last = max(round_trip_s, balanced_load_s(stage, count - before * limit))
     return before * round_trip_s + last
-
-
-def round_trips_s(pipeline: PlacedPipeline, gradient: Kind = "B") -> list[float]:
-    """From each stage's forward through all later stages to the end of its backward, at least.
-
-    Args:
-        pipeline: the stages.
-        gradient: the backward that sends gradients on, ``I`` for schedules that split backwards.
-    """
-    trips: list[float] = []
-    way = 0.0
-    for index in reversed(range(len(pipeline.stages))):
-        stage = pipeline.stages[index]
-        way += stage.least_s("F") + stage.least_s(gradient)
-        way += _transfer_s(pipeline, index, forward=True)
-        way += _transfer_s(pipeline, index, forward=False)
-        trips.append(way)
-    return trips[::-1]
-
-
-def _transfer_s(pipeline: PlacedPipeline, index: int, *, forward: bool) -> float:
-    """To the next stage or back from it, over the best pair of devices; 0 after the last."""
-    if index + 1 == len(pipeline.stages):
-        return 0.0
-    return float(pipeline.transfers_s(index, forward=forward).min())

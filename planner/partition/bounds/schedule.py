@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from planner.artifacts.operations import Kind
 from planner.costs.placement import PlacedPipeline, PlacedStage
+from planner.costs.ways import Ways
 
 
 def schedule_bound_s(pipeline: PlacedPipeline) -> float:
@@ -22,19 +22,13 @@ def schedule_bound_s(pipeline: PlacedPipeline) -> float:
     """
     if any(len(stages) > 1 for stages in pipeline.stages_on.values()):
         return _shared_device_bound_s(pipeline)
-    forward = [stage.least_s("F") for stage in pipeline.stages]
-    backward = [stage.least_s("B") for stage in pipeline.stages]
-    channels = range(len(pipeline.stages) - 1)
-    send = [_fastest_transfer(pipeline, index, forward=True) for index in channels]
-    back = [_fastest_transfer(pipeline, index, forward=False) for index in channels]
-    home, there = ways_home_s(pipeline), ways_there_s(pipeline)
+    ways = Ways(pipeline, split=False)
     bound = 0.0
     for index, stage in enumerate(pipeline.stages):
-        head = there[index]
         load = balanced_load_s(stage, pipeline.microbatches)
-        bound = max(bound, head + load + home[index])
-    for index in channels:
-        bound = max(bound, _channel_bound(pipeline, index, forward, backward, send, back, home))
+        bound = max(bound, ways.head[index] + load + ways.home[index])
+    for index in range(len(pipeline.stages) - 1):
+        bound = max(bound, _channel_bound(ways, index))
     return bound
 
 
@@ -86,71 +80,19 @@ def _least_multiple_s(seconds: float, replicas: Mapping[float, int], count: int)
     return high * seconds
 
 
-def _fastest_transfer(pipeline: PlacedPipeline, index: int, *, forward: bool) -> float:
-    """Between stage ``index`` and the next, over the best pair of their devices."""
-    return float(pipeline.transfers_s(index, forward=forward).min())
-
-
-def _tail_s(pipeline: PlacedPipeline, index: int) -> float:
-    """Reduction and optimizer step after a stage's last backward, over any order of devices."""
-    devices = pipeline.stages[index].spec.devices
-    step_s = min(pipeline.optimizer_s[device] for device in devices)
-    return pipeline.least_reduction_s(index) + step_s
-
-
-def ways_there_s(pipeline: PlacedPipeline) -> list[float]:
-    """The earliest that each stage's first forward can start."""
-    ways = [0.0]
-    for index, stage in enumerate(pipeline.stages[:-1]):
-        ways.append(
-            ways[-1] + stage.least_s("F") + _fastest_transfer(pipeline, index, forward=True)
-        )
-    return ways
-
-
-def ways_home_s(pipeline: PlacedPipeline, gradient: Kind = "B") -> list[float]:
-    """From each stage's last backward to the end of the iteration, at least.
-
-    Args:
-        pipeline: the stages.
-        gradient: the backward that sends gradients on, ``I`` for schedules that split backwards.
-    """
-    stages = range(len(pipeline.stages))
-    backward = [stage.least_s(gradient) for stage in pipeline.stages]
-    back = [_fastest_transfer(pipeline, index, forward=False) for index in stages[:-1]]
-    tail = [_tail_s(pipeline, index) for index in stages]
-    return [_way_back(backward, back, tail, index) for index in stages]
-
-
-def _way_back(backward: list[float], back: list[float], tail: list[float], index: int) -> float:
-    """From the last backward of a stage to the end: via any earlier stage, the longest."""
-    longest, way = tail[index], 0.0
-    for before in reversed(range(index)):
-        way += back[before] + backward[before]
-        longest = max(longest, way + tail[before])
-    return longest
-
-
-def _channel_bound(
-    pipeline: PlacedPipeline,
-    index: int,
-    forward: list[float],
-    backward: list[float],
-    send: list[float],
-    back: list[float],
-    home: list[float],
-) -> float:
+def _channel_bound(ways: Ways, index: int) -> float:
     """A channel between two single devices carries every microbatch, one after the other."""
+    pipeline = ways.pipeline
     first, second = pipeline.stages[index], pipeline.stages[index + 1]
     if len(first.spec.devices) > 1 or len(second.spec.devices) > 1:
         return 0.0
     if not _is_exclusive(pipeline, index):
         return 0.0
-    head = sum(forward[: index + 1]) + sum(send[:index])
-    there = sum(forward[index + 1 :]) + sum(send[index + 1 :])
-    again = sum(backward[index + 1 :]) + sum(back[index + 1 :])
-    last = back[index] + backward[index] + home[index]
-    count = pipeline.microbatches
+    send, back, count = ways.send, ways.send_back, pipeline.microbatches
+    head = sum(ways.forward[: index + 1]) + sum(send[:index])
+    there = sum(ways.forward[index + 1 :]) + sum(send[index + 1 :])
+    again = sum(ways.gradient[index + 1 :]) + sum(back[index + 1 :])
+    last = back[index] + ways.gradient[index] + ways.home[index]
     forwards = head + count * send[index] + there + again + last
     first_back = head + send[index] + there + again
     backwards = first_back + count * back[index] + last - back[index]

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planner.costs.placement import PlacedPipeline
+from planner.costs.ways import Ways
 from planner.schedule.bounds.chains import Chains, Times
-from planner.schedule.bounds.ways import Ways
 
 MOST_OPERATIONS = 200_000
 """Of a pipeline; beyond this the bound takes too long."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from planner.costs.placement import PlacedPipeline, PlacedStage
-from planner.schedule.bounds.ways import Ways
+from planner.costs.ways import Ways
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 
 from planner.costs.placement import PlacedPipeline
 
@@ -50,23 +49,28 @@ class Ways:
     @cached_property
     def head(self) -> list[float]:
         """From the start of the iteration to a stage's first forward."""
-        steps = [f + s for f, s in zip(self.forward, self.send, strict=True)]
-        return [0.0, *accumulate(steps)][:-1]
+        ways = [0.0]
+        for forward, send in zip(self.forward, self.send, strict=True):
+            ways.append(ways[-1] + forward + send)
+        return ways[:-1]
 
     @cached_property
     def back(self) -> list[float]:
         """From the end of a stage's gradient to the end of the first stage's."""
-        steps = [g + s for g, s in zip(self.gradient, self.send_back, strict=True)]
-        return [0.0, *accumulate(steps)][:-1]
+        ways = [0.0]
+        for gradient, send_back in zip(self.gradient, self.send_back, strict=True):
+            ways.append(ways[-1] + gradient + send_back)
+        return ways[:-1]
 
     @cached_property
     def round_trip(self) -> list[float]:
-        """From the start of a stage's forward to the end of its gradient."""
+        """From the start of a stage's forward through all later stages to its gradient's end."""
         trips: list[float] = []
         way = 0.0
-        rows = zip(self.forward, self.gradient, self.send, self.send_back, strict=True)
-        for row in reversed([*rows]):
-            way += sum(row)
+        for index in reversed(range(len(self.forward))):
+            way += self.forward[index] + self.gradient[index]
+            way += self.send[index]
+            way += self.send_back[index]
             trips.append(way)
         return trips[::-1]
 
@@ -85,14 +89,22 @@ class Ways:
 
         Its own weight gradient and tail, or the way to an earlier stage and what is left there.
         """
-        longest: list[float] = []
-        for index, own in enumerate(self.tail):
-            ways = (
-                self.back[index] - self.back[other] + self.weight[other] + self.tail[other]
-                for other in range(index)
-            )
-            longest.append(max([self.weight[index] + own, *ways]))
-        return longest
+        return self._home(self.weight)
+
+    @cached_property
+    def gradients_home(self) -> list[float]:
+        """The same where weight gradients may be done by then, as if only some are apart."""
+        return self._home([0.0] * len(self.weight))
+
+    def _home(self, weight: list[float]) -> list[float]:
+        longest_ways: list[float] = []
+        for index in range(len(self.tail)):
+            longest, way = weight[index] + self.tail[index], 0.0
+            for before in reversed(range(index)):
+                way += self.send_back[before] + self.gradient[before]
+                longest = max(longest, way + weight[before] + self.tail[before])
+            longest_ways.append(longest)
+        return longest_ways
 
     @cached_property
     def most_in_flight(self) -> list[int]:
