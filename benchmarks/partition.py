@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import partition_rows
-from benchmarks.report import heading, table
+from benchmarks.report import add_options, chosen_sections, heading, table, write_table
 from planner import Cluster, Job, LayerGraph, PipeplanError, Problem
 from planner.artifacts.document import read_json
 from planner.errors import InfeasibleError
@@ -31,7 +31,7 @@ from planner.importing.loads_file import solve_file
 from planner.partition.chain import Chain
 from planner.partition.search.best import best_partition
 from planner.solver import check_settings
-from planner.solver_settings import DEFAULT_WORKERS, Settings
+from planner.solver_settings import Settings
 
 DEFAULT_CLUSTER = Path(__file__).parent.parent / "examples" / "clusters" / "dapple_testbed.toml"
 MICROBATCHES = 32
@@ -90,11 +90,7 @@ def peak_memory_gib() -> float:
 
 def run_table(arguments: argparse.Namespace) -> str:
     """All rows asked for, as Markdown."""
-    names = arguments.rows.split(",") if arguments.rows else list(partition_rows.SECTIONS)
-    unknown = [name for name in names if name not in partition_rows.SECTIONS]
-    if unknown:
-        known = ", ".join(partition_rows.SECTIONS)
-        raise PipeplanError(f"--rows: {', '.join(unknown)} is not known; choose from {known}")
+    names = chosen_sections(arguments.rows, partition_rows.SECTIONS)
     parts = [heading("Stage partition and device mapping", "python -m benchmarks.partition")]
     for name in names:
         section = partition_rows.SECTIONS[name]
@@ -115,13 +111,8 @@ def parser() -> argparse.ArgumentParser:
     form.add_argument("--contiguous", action="store_true", help="convex stages (the default)")
     form.add_argument("--free", action="store_true", help="any set of layers may be a stage")
     found.add_argument("--cluster", help="cluster file for profiles (default: DAPPLE's testbed)")
-    found.add_argument("--time-limit", type=float, default=60.0, metavar="S")
     found.add_argument("--json", action="store_true", help="print one JSON line")
-    found.add_argument("--data", type=Path, help="folder of the public instances")
-    found.add_argument("--rows", help="sections to run: " + ", ".join(partition_rows.SECTIONS))
-    found.add_argument("--output", type=Path, help="write the table to this file")
-    found.add_argument("--workers", type=int, default=DEFAULT_WORKERS)
-    found.add_argument("--seed", type=int, default=0)
+    add_options(found, partition_rows.SECTIONS)
     return found
 
 
@@ -141,10 +132,7 @@ def main() -> int:
     except PipeplanError as error:
         print("\n".join(error.problems), file=sys.stderr)
         return 1
-    if arguments.output:
-        arguments.output.write_text(text)
-    else:
-        print(text)
+    write_table(text, arguments.output)
     return 0
 
 

@@ -1,10 +1,15 @@
 """What every report has in common: the machine, the versions, tables."""
 
+import argparse
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
+from pathlib import Path
+
+from planner import PipeplanError
+from planner.solver_settings import DEFAULT_WORKERS
 
 
 def heading(title: str, command: str) -> str:
@@ -21,3 +26,37 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
     return "\n".join(lines) + "\n"
+
+
+def add_options(parser: argparse.ArgumentParser, sections: Iterable[str]) -> None:
+    """What the command line of every table of sections has."""
+    parser.add_argument("--time-limit", type=float, default=60.0, metavar="S")
+    parser.add_argument("--data", type=Path, help="folder of the public instances")
+    parser.add_argument("--rows", help="sections to run: " + ", ".join(sections))
+    parser.add_argument("--output", type=Path, help="write the table to this file")
+    parser.add_argument("--workers", type=int, default=DEFAULT_WORKERS)
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def chosen_sections(rows: str | None, sections: Iterable[str]) -> list[str]:
+    """The sections that ``--rows`` names, all of them if it was not given.
+
+    Raises:
+        PipeplanError: naming the unknown ones.
+    """
+    known = list(sections)
+    names = rows.split(",") if rows else known
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise PipeplanError(
+            f"--rows: {', '.join(unknown)} is not known; choose from {', '.join(known)}"
+        )
+    return names
+
+
+def write_table(text: str, output: Path | None) -> None:
+    """To the file, or printed."""
+    if output:
+        output.write_text(text)
+    else:
+        print(text)

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import schedule_rows
-from benchmarks.report import heading, table
+from benchmarks.report import add_options, chosen_sections, heading, table, write_table
 from benchmarks.schedule_rows import Row
 from planner import PipeplanError
 from planner.solver import check_settings
-from planner.solver_settings import DEFAULT_WORKERS, Settings
+from planner.solver_settings import Settings
 
 COLUMNS = ("instance", "cap", "objective", "ours", "bound", "gap", "best classic / ours", "s", "")
 SECTIONS = ("zero_bubble", "optima", "uneven", "loose", "chunks", "many")
@@ -154,11 +154,7 @@ def _verdict(is_reached: bool) -> str:
 
 def run_table(arguments: argparse.Namespace) -> str:
     """All sections asked for, as Markdown."""
-    names = arguments.rows.split(",") if arguments.rows else list(SECTIONS)
-    unknown = [name for name in names if name not in SECTIONS]
-    if unknown:
-        known = ", ".join(SECTIONS)
-        raise PipeplanError(f"--rows: {', '.join(unknown)} is not known; choose from {known}")
+    names = chosen_sections(arguments.rows, SECTIONS)
     settings = Settings(arguments.seed, arguments.workers)
     parts = [heading("Microbatch schedules", "python -m benchmarks.schedule")]
     parts.append("Times in microseconds; 60 s each, 30 s with many microbatches.\n")
@@ -193,13 +189,8 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     found.add_argument("--instance", type=Path, help="solve one file and print a line an instance")
-    found.add_argument("--time-limit", type=float, default=60.0, metavar="S")
     found.add_argument("--json", action="store_true", help="print JSON lines")
-    found.add_argument("--data", type=Path, help="folder of the public instances")
-    found.add_argument("--rows", help="sections to run: " + ", ".join(SECTIONS))
-    found.add_argument("--output", type=Path, help="write the table to this file")
-    found.add_argument("--workers", type=int, default=DEFAULT_WORKERS)
-    found.add_argument("--seed", type=int, default=0)
+    add_options(found, SECTIONS)
     return found
 
 
@@ -220,10 +211,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except PipeplanError as error:
         print("\n".join(error.problems), file=sys.stderr)
         return 1
-    if arguments.output:
-        arguments.output.write_text(text)
-    else:
-        print(text)
+    write_table(text, arguments.output)
     return 0
 
 
