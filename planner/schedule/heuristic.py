@@ -13,8 +13,8 @@ from planner.schedule.classics import (
     classic_orders,
     one_by_one,
     split_backwards,
+    zero_bubble_orders,
 )
-from planner.schedule.in_turn import schedules_in_turn
 from planner.schedule.list_scheduler import (
     ALL,
     TARGETS,
@@ -128,10 +128,8 @@ def _split_schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Sc
         except DeadlockError:
             continue
     try:
-        for timeline in schedules_in_turn(pipeline):
-            # Its devices may wait in vain for what is next in turn; a replay does not.
-            orders = orders_of(timeline)
-            yield Schedule(orders, simulate(pipeline, orders), "in turn")
+        for orders in zero_bubble_orders(pipeline):
+            yield Schedule(orders, simulate(pipeline, orders), "zero-bubble rules")
     except DoesNotApplyError:
         return
 

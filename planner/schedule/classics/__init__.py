@@ -22,6 +22,7 @@ from planner.schedule.classics.placements import DoesNotApplyError
 from planner.schedule.classics.spp import spp_execution
 from planner.schedule.classics.v_shaped import dual_pipe_v, zb_v
 from planner.schedule.classics.zero_bubble import zb_h1, zb_h2
+from planner.schedule.classics.zero_bubble_rules import zb_auto, zero_bubble_orders
 from planner.simulator import Orders
 
 Generator = Callable[[PlacedPipeline, Assignment], Orders]
@@ -38,6 +39,7 @@ WHOLE: dict[str, Generator] = {
 SPLIT: dict[str, Generator] = {
     "zb-h1": zb_h1,
     "zb-h2": zb_h2,
+    "zb-auto": zb_auto,
     "zb-v": zb_v,
     "dualpipe-v": dual_pipe_v,
 }
@@ -60,9 +62,11 @@ __all__ = [
     "one_forward_one_backward",
     "split_backwards",
     "spp_execution",
+    "zb_auto",
     "zb_h1",
     "zb_h2",
     "zb_v",
+    "zero_bubble_orders",
 ]
 
 
