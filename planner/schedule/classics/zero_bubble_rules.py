@@ -52,9 +52,10 @@ class Rules:
     lead: int
 
 
-PUBLISHED = tuple(Rules(*choices, lead=1) for choices in product((True, False), repeat=3))
+_CHOICES = [*product((True, False), repeat=3)]
+PUBLISHED = tuple(Rules(*choices, 1) for choices in _CHOICES)
 """The choices the paper tries."""
-OURS = tuple(Rules(*choices, lead=2) for choices in product((True, False), repeat=3))
+OURS = tuple(Rules(*choices, 2) for choices in _CHOICES)
 
 
 def zb_auto(pipeline: PlacedPipeline, owner: Assignment) -> Orders:
@@ -112,10 +113,18 @@ class _Times:
     def equal(cls, pipeline: PlacedPipeline) -> _Times:
         """The median of the operations, the mean of the transfers, for all stages."""
         ways, count = Ways(pipeline, split=True), len(pipeline.stages)
-        operations = (ways.forward, ways.gradient, ways.weight)
-        middle = [[statistics.median(row)] * count for row in operations]
         mean_s = (sum(ways.send) + sum(ways.send_back)) / max(1, 2 * (count - 1))
-        return cls(*middle, [mean_s] * count, [mean_s] * count)
+
+        def middle(seconds: Sequence[float]) -> list[float]:
+            return [statistics.median(seconds)] * count
+
+        return cls(
+            forward=middle(ways.forward),
+            gradient=middle(ways.gradient),
+            weight=middle(ways.weight),
+            send=[mean_s] * count,
+            send_back=[mean_s] * count,
+        )
 
 
 class _Row:
