@@ -53,9 +53,9 @@ class Rules:
 
 
 _CHOICES = [*product((True, False), repeat=3)]
-PUBLISHED = tuple(Rules(*choices, 1) for choices in _CHOICES)
+PUBLISHED = tuple(Rules(delays, holds, fills, 1) for delays, holds, fills in _CHOICES)
 """The choices the paper tries."""
-OURS = tuple(Rules(*choices, 2) for choices in _CHOICES)
+OURS = tuple(Rules(delays, holds, fills, 2) for delays, holds, fills in _CHOICES)
 
 
 def zb_auto(pipeline: PlacedPipeline, owner: Assignment) -> Orders:
