@@ -191,7 +191,7 @@ class Cluster(Record):
             return device
         index, switch = self._ports[device]
         link = self.links[index]
-        return switch, link.bandwidth_gb_per_s, link.latency_us, link.shared
+        return switch, link.bandwidth_gb_per_s, link.latency_us, link.shared, link.duplex
 
     def _route_between_ports(self, source: str, target: str) -> Route | None:
         (first, start), (last, end) = self._ports[source], self._ports[target]

@@ -42,6 +42,18 @@ class Groups:
     widest_between_gb_per_s: float
 
 
+class Port(NamedTuple):
+    """What all links of a device carry together.
+
+    Attributes:
+        s_per_byte: each way; 0 where some link carries any number of transfers at once.
+        is_half_duplex: whether both ways take turns on every link.
+    """
+
+    s_per_byte: float
+    is_half_duplex: bool
+
+
 class Reduction(NamedTuple):
     """A step of an all-reduce takes at least this latency and these seconds a byte."""
 
@@ -111,6 +123,19 @@ class LinkTable:
         return np.where(np.eye(self.count, dtype=bool), np.inf, self.s_per_byte)
 
     @cached_property
+    def ports(self) -> list[Port]:
+        """Of every device, by its number: all that it sends and receives passes there."""
+        return [self._port(name) for name in self.cluster.device_names]
+
+    def _port(self, device: str) -> Port:
+        links = [link for link in self.cluster.links if device in link.between]
+        if any(link.shared for link in links):
+            return Port(0.0, is_half_duplex=False)
+        width = 1e9 * sum(link.bandwidth_gb_per_s for link in links)
+        is_half = bool(links) and all(link.duplex == "half" for link in links)
+        return Port(1 / width if width else np.inf, is_half)
+
+    @cached_property
     def least_latency_s(self) -> float:
         """Of any two devices; 0 if none are joined."""
         others = self.latency_s[np.isfinite(self._others)]
@@ -119,6 +144,10 @@ class LinkTable:
     def least_s_per_byte_to(self, devices: IntArray) -> float:
         """Over the widest link to any of these devices."""
         return float(self._others[:, devices].min(initial=np.inf))
+
+    def least_s_per_byte_from(self, device: int) -> float:
+        """Over the widest link of a device to any other, or from any other."""
+        return float(min(self._others[device].min(), self._others[:, device].min()))
 
     @cached_property
     def _widening(self) -> list[tuple[float, int, int]]:
@@ -171,7 +200,8 @@ class LinkTable:
         """What any all-reduce among these devices takes at least, whatever their order.
 
         A ring and a tree join all devices, so some step uses the worst edge of the widest
-        spanning tree; and the device that is joined worst uses its quickest and widest path.
+        spanning tree; and the device that is joined worst uses its quickest and widest path,
+        twice where it cannot send and receive at a time.
         """
         # Two of those that are joined alike stand for all of them.
         _, first = np.unique(self._class_of[list(devices)], return_index=True)
@@ -181,9 +211,11 @@ class LinkTable:
         apart = np.where(np.eye(len(members), dtype=bool), np.inf, 0.0)
         block = np.ix_(members, members)
         latency_s, s_per_byte = self.latency_s[block] + apart, self.s_per_byte[block] + apart
+        ports = [self.ports[device] for device in members]
+        turns = [2 * port.s_per_byte if port.is_half_duplex else 0.0 for port in ports]
         alone = (
-            Reduction(float(a), float(b))
-            for a, b in zip(latency_s.min(axis=1), s_per_byte.min(axis=1), strict=True)
+            Reduction(float(a), max(float(b), both))
+            for a, b, both in zip(latency_s.min(axis=1), s_per_byte.min(axis=1), turns, strict=True)
         )
         joint = Reduction(float(latency_s.min()), _narrowest_of_widest_tree(s_per_byte))
         return (joint, *dict.fromkeys(alone))

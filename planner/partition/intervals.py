@@ -139,7 +139,7 @@ class Intervals:
             if len(self._load_s) >= MOST_KEPT:
                 self._load_s.clear()
             work = [f + b for f, b in zip(self.forward_s, self.backward_s, strict=True)]
-            load = _best_split(work, counts, self.microbatches)
+            load = best_split(work, counts, self.microbatches)
             self._load_s[counts] = np.where(self.is_interval, load, np.inf)
         return self._load_s[counts]
 
@@ -185,7 +185,7 @@ def _held(counts: Counts) -> list[int]:
     return [k for k, count in enumerate(counts) if count]
 
 
-def _best_split(work: Sequence[FloatArray], counts: Counts, microbatches: int) -> FloatArray:
+def best_split(work: Sequence[FloatArray], counts: Counts, microbatches: int) -> FloatArray:
     """Least maximum of ``n_i * work_i`` over whole numbers that sum to the microbatches.
 
     The maximum is a multiple of some type's work: for each type the least multiple within which

@@ -12,7 +12,7 @@ from strategies import orders_for, partitions, problems
 from planner.artifacts.cluster import Cluster
 from planner.artifacts.problem import Problem
 from planner.costs.placement import place
-from planner.partition.bounds.link_loads import _Flows, link_load_bound_s
+from planner.partition.bounds.link_loads import Flows, link_load_bound_s
 from planner.simulator import simulate
 
 ROUNDING = 1 + 1e-6
@@ -43,7 +43,7 @@ def test_flows_are_those_of_networkx(data: st.DataObject) -> None:
     names = problem.cluster.device_names
     split = data.draw(st.integers(1, len(names) - 1))
     sources, targets = names[:split], names[split:]
-    found = _Flows(problem.cluster).bytes_per_s(sources, targets)
+    found = Flows(problem.cluster).bytes_per_s(sources, targets)
     assert found == pytest.approx(_networkx_flow(problem.cluster, sources, targets), rel=1e-6)
 
 

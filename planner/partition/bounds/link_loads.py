@@ -17,7 +17,7 @@ def link_load_bound_s(pipeline: PlacedPipeline) -> float:
     What crosses from one stage to the next in one direction is at most a maximum flow between
     their devices; before it a microbatch has to arrive, after it the last one has to go on.
     """
-    flows = _Flows(pipeline.problem.cluster)
+    flows = Flows(pipeline.problem.cluster)
     forward = [stage.least_s("F") for stage in pipeline.stages]
     bound, head = 0.0, 0.0
     for index in range(len(pipeline.stages) - 1):
@@ -35,7 +35,7 @@ def link_load_bound_s(pipeline: PlacedPipeline) -> float:
     return bound
 
 
-class _Flows:
+class Flows:
     """Maximum flows over a cluster's links; all sources are one, all targets are one."""
 
     def __init__(self, cluster: Cluster) -> None:

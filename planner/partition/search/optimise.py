@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from planner.costs.placement import is_connected, place
+from planner.partition.bounds.classed_cluster import ClassedCluster
 from planner.partition.bounds.partition import PartitionBound
 from planner.partition.bounds.priced_cluster import PricedCluster
 from planner.partition.bounds.quick import QuickBound
@@ -40,6 +41,8 @@ SLACK = 1.5
 """Orders whose best partition is worse than the best known by this factor are left."""
 SECONDS_A_SCORE = 1e-3
 """What scoring a partition counts in deterministic time."""
+STRETCH = (1.001, 1.01, 1.02, 1.04, 1.06, 1.1)
+"""Limits for which partitions of the relaxation are asked, as multiples of its bound."""
 SAME = 1 + 1e-9
 SHORTEST = 1e-3
 """Share of the longest plan's time below which no limit is tried at first."""
@@ -196,6 +199,22 @@ class PartitionOptimiser:
             bound_s = self._priced.bound_s(known_s, may_go_on=may_go_on)
         self.bound_s = max(self.bound_s, bound_s)
         self._is_relaxed = True
+        classed = ClassedCluster(self.chain, self._links)
+        if classed.is_tractable:
+            self._relax_by_classes(classed, known_s, may_go_on)
+
+    def _relax_by_classes(
+        self, classed: ClassedCluster, known_s: float, may_go_on: Callable[[], bool]
+    ) -> None:
+        """The bound with all links as they are, and partitions that follow it."""
+        bound_s = classed.bound_s(self.bound_s, known_s, may_go_on=may_go_on)
+        self.bound_s = max(self.bound_s, bound_s)
+        for stretch in STRETCH:
+            if not may_go_on():
+                return
+            partition = classed.partition(stretch * self.bound_s)
+            if partition is not None:
+                self.offer(partition)
 
     def search(self, may_go_on: Callable[[], bool], gap_limit: float = 0.0) -> None:
         """Improve orders and partitions in turns."""

@@ -1,0 +1,118 @@
+"""The bound over classes of devices against every partition of small problems, really scheduled."""
+
+import math
+
+import pytest
+from brute_force import all_partitions
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_problems import tiny_problem
+
+from planner import Cluster, Problem
+from planner.costs.placement import is_connected, place
+from planner.partition.bounds import classed_cluster
+from planner.partition.bounds.classed_cluster import ClassedCluster
+from planner.partition.bounds.work import work_bound_s
+from planner.partition.chain import Chain
+from planner.partition.intervals import coarse_cuts
+from planner.schedule.heuristic import best_heuristic_schedule
+
+ROUNDING = 1 + 1e-9
+
+
+def least_time_s(problem: Problem) -> float:
+    """Of a quick schedule of any partition."""
+    placed = (place(problem, specs) for specs in all_partitions(problem))
+    found = (best_heuristic_schedule(pipeline) for pipeline in placed if is_connected(pipeline))
+    return min((s.iteration_time_s for s in found if s is not None), default=math.inf)
+
+
+def classed(problem: Problem) -> ClassedCluster:
+    return ClassedCluster(Chain(problem), problem.cluster.link_table)
+
+
+def bound_s(problem: Problem, known_s: float = 1e3) -> float:
+    return classed(problem).bound_s(work_bound_s(Chain(problem)), known_s)
+
+
+@given(st.data())
+def test_no_plan_of_any_small_problem_beats_the_bound(data: st.DataObject) -> None:
+    problem = tiny_problem(
+        data.draw(st.integers(0, 999)),
+        layers=data.draw(st.integers(2, 4)),
+        devices=data.draw(st.integers(2, 4)),
+        microbatches=data.draw(st.integers(1, 6)),
+        types=data.draw(st.integers(1, 3)),
+        replication=data.draw(st.booleans()),
+        tied=data.draw(st.booleans()),
+        topology=data.draw(st.sampled_from(["mesh", "chain", "switches"])),
+        cut_mib=data.draw(st.sampled_from([1.0, 7.5, 30.0, 100.0])),
+        link_scale=data.draw(st.sampled_from([0.2, 1.0, 5.0])),
+    )
+    best_s = least_time_s(problem)
+    if math.isfinite(best_s):
+        assert bound_s(problem, 2 * best_s) <= best_s * ROUNDING
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bounds_of_coarsened_chains_hold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(classed_cluster, "coarse_cuts", lambda chain: coarse_cuts(chain, 3))
+    problem = tiny_problem(seed, layers=6, devices=3, microbatches=4, tied=True)
+    assert 0 < bound_s(problem) <= least_time_s(problem) * ROUNDING
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("topology", ["mesh", "switches"])
+def test_partitions_of_the_relaxation_are_partitions(seed: int, topology: str) -> None:
+    problem = tiny_problem(seed, layers=5, devices=4, microbatches=4, types=2, topology=topology)
+    relaxation = classed(problem)
+    partition = relaxation.partition(1.2 * bound_s(problem))
+    assert partition is not None
+    assert [stage.begin for stage in partition] == [0, *(s.end for s in partition[:-1])]
+    assert partition[-1].end == 5
+    devices = [device for stage in partition for device in stage.devices]
+    assert len(set(devices)) == len(devices)
+    assert is_connected(place(problem, Chain(problem).specs(partition)))
+
+
+def test_nothing_keeps_a_limit_below_the_bound() -> None:
+    problem = tiny_problem(3, layers=4, devices=3, microbatches=4)
+    assert classed(problem).partition(0.9 * bound_s(problem)) is None
+
+
+def behind_ports(problem: Problem, gb_per_s: float, duplex: str) -> Problem:
+    """The same devices on one switch, the last by a link of its own."""
+    data = problem.cluster.model_dump(mode="json")
+    names = problem.cluster.device_names
+    data["switches"] = ["switch"]
+    data["links"] = [
+        {"between": [name, "switch"], "bandwidth_gb_per_s": 5.0, "latency_us": 0.0}
+        for name in names[:-1]
+    ]
+    last = {"between": [names[-1], "switch"], "bandwidth_gb_per_s": gb_per_s, "latency_us": 0.0}
+    data["links"].append({**last, "duplex": duplex})
+    return Problem(problem.graph, Cluster.from_data(data), problem.job)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_narrow_port_keeps_its_device_from_taking_its_share(seed: int) -> None:
+    problem = tiny_problem(seed, layers=4, devices=3, microbatches=6, cut_mib=30.0)
+    wide, narrow, half = (
+        bound_s(behind_ports(problem, *port))
+        for port in ((5.0, "full"), (0.05, "full"), (0.05, "half"))
+    )
+    assert wide < narrow <= half
+    assert half <= least_time_s(behind_ports(problem, 0.05, "half")) * ROUNDING
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tied_parameters_raise_the_bound(seed: int) -> None:
+    problem = tiny_problem(seed, layers=4, devices=3, microbatches=6, tied=True, link_scale=0.05)
+    assert bound_s(problem) <= least_time_s(problem) * ROUNDING
+
+
+def test_a_cluster_of_many_unlike_devices_is_left_to_other_bounds() -> None:
+    small = tiny_problem(0, layers=4, devices=3, microbatches=2, types=3)
+    large = tiny_problem(0, layers=4, devices=14, microbatches=2, types=7)
+    assert classed(small).is_tractable
+    assert not classed(large).is_tractable
