@@ -25,6 +25,8 @@ from planner.partition.intervals import MAX_CUTS, Counts, Intervals, best_split,
 from planner.partition.symmetry import MOST_DEVICES
 
 ROUNDING = 1 + 1e-9
+GROWTH = 1.25
+"""By how much a limit that cannot be kept is raised."""
 MAX_WORK = 3e8
 """Steps of the program for one limit, beyond which it takes too long."""
 
@@ -95,23 +97,29 @@ class ClassedCluster:
     def bound_s(
         self,
         low_s: float,
-        known_s: float,
+        guess_s: float,
+        longest_s: float,
         tolerance: float = 1e-3,
         may_go_on: Callable[[], bool] = lambda: True,
     ) -> float:
-        """No plan is faster; not more than the time of a known plan.
+        """No plan is faster.
 
         Args:
             low_s: no plan is faster than this either.
-            known_s: iteration time of any plan, or any valid time limit.
+            guess_s: a limit to try first.
+            longest_s: what some plan keeps, or any valid time limit; not more is returned.
             tolerance: of the bisection, relative.
             may_go_on: whether there is time for another step of it.
         """
-        if low_s >= known_s or not may_go_on():
-            return low_s
-        if not self._is_reachable(known_s):
-            return known_s
-        return narrowed_s(self._is_reachable, low_s, known_s, tolerance, may_go_on)[0]
+        high_s = min(max(guess_s, low_s), longest_s)
+        while may_go_on():
+            if self._is_reachable(high_s):
+                return narrowed_s(self._is_reachable, low_s, high_s, tolerance, may_go_on)[0]
+            low_s = max(low_s, high_s)
+            if high_s >= longest_s:
+                break
+            high_s = min(GROWTH * high_s, longest_s)
+        return low_s
 
     def partition(self, limit_s: float) -> Partition | None:
         """Stages that keep a limit on the relaxed cluster; None if there are none."""

@@ -201,13 +201,13 @@ class PartitionOptimiser:
         self._is_relaxed = True
         classed = ClassedCluster(self.chain, self._links)
         if classed.is_tractable:
-            self._relax_by_classes(classed, known_s, may_go_on)
+            self._relax_by_classes(classed, may_go_on)
 
-    def _relax_by_classes(
-        self, classed: ClassedCluster, known_s: float, may_go_on: Callable[[], bool]
-    ) -> None:
+    def _relax_by_classes(self, classed: ClassedCluster, may_go_on: Callable[[], bool]) -> None:
         """The bound with all links as they are, and partitions that follow it."""
-        bound_s = classed.bound_s(self.bound_s, known_s, may_go_on=may_go_on)
+        longest_s = longest_plan_s(self.chain, self._max_stages)
+        # A limit that some partition keeps in its own bound need not be kept here.
+        bound_s = classed.bound_s(self.bound_s, self.best_s, longest_s, may_go_on=may_go_on)
         self.bound_s = max(self.bound_s, bound_s)
         for stretch in STRETCH:
             if not may_go_on():
