@@ -54,6 +54,7 @@ class _Limited:
     limits: Limits
     split: bool
     left: Counter[str]
+    shares: Mapping[tuple[int, str], int] | None = None
     in_flight: Counter[tuple[int, str]] = field(default_factory=Counter)
     owed: Counter[tuple[int, str]] = field(default_factory=Counter)
     """Microbatches whose weight gradient is still to come, by (stage, device)."""
@@ -102,6 +103,8 @@ class _Limited:
         return self.in_flight[key] < self.limits[key] and self._fits(operation.stage, device)
 
     def _fits(self, stage: int, device: str) -> bool:
+        if self.shares is not None:
+            return self._fits_share(stage, device, self.shares[stage, device])
         stages = self.pipeline.stages_on[device]
         if len(stages) == 1 and not self.split:
             return True  # As far as the limits see to it.
@@ -114,6 +117,12 @@ class _Limited:
             held += self.owed[other, device] * placed.weight_stash_bytes
         return held <= self.pipeline.capacity_bytes(device)
 
+    def _fits_share(self, stage: int, device: str, share_bytes: int) -> bool:
+        placed = self.pipeline.stages[stage]
+        held = (self.in_flight[stage, device] + 1) * placed.stash_bytes
+        held += self.owed[stage, device] * placed.weight_stash_bytes
+        return held <= share_bytes
+
 
 def list_schedule(
     pipeline: PlacedPipeline,
@@ -122,6 +131,7 @@ def list_schedule(
     priority: Priority,
     *,
     split: bool = False,
+    shares: Mapping[tuple[int, str], int] | None = None,
 ) -> Timeline | None:
     """Schedule greedily; None if the limits leave no way to finish.
 
@@ -131,11 +141,13 @@ def list_schedule(
         limits: on the microbatches between forward and backward, by (stage, device).
         priority: what is most urgent.
         split: run input and weight gradients apart.
+        shares: bytes that the stashes of each (stage, device) may take; where not given the stages
+            of a device compete for its memory.
     """
     left: Counter[str] = Counter()
     for device in owner.values():
         left[device] += 3 if split else 2
-    policy = _Limited(pipeline, priority, limits, split, left)
+    policy = _Limited(pipeline, priority, limits, split, left, shares)
     try:
         return run(pipeline, owner, policy)
     except DeadlockError:

@@ -10,6 +10,7 @@ from planner.costs.placement import PlacedPipeline
 from planner.errors import DeadlockError
 from planner.schedule.heuristic import Schedule
 from planner.schedule.measure import Measure, measured_s, timed
+from planner.schedule.shares import Shares, divides_memory, search_shares
 from planner.schedule.ticks import TickPipeline, in_ticks
 from planner.simulator import Orders, Timeline, owners, simulate
 from planner.solver_settings import Clock, Settings, run_solver
@@ -20,6 +21,12 @@ MAX_OPERATIONS = 6000
 """Beyond this the model takes longer to build than it gains; the heuristic schedule stands."""
 MOST_ROUNDS = 8
 """Of the model, with more room kept for tensors on their way from one to the next."""
+SHARES_SHARE = 0.15
+"""Of the time, in which memory is divided among the stages of each device."""
+DIVIDED_SHARE = 0.5
+"""Of the time, for the model with divided memory."""
+SECONDS_AN_OPERATION = 2e-5
+"""What an operation of a list schedule counts in deterministic time."""
 
 
 def improve_schedule(
@@ -47,9 +54,11 @@ def improve_schedule(
     """
     if len(start.timeline.operations) > MAX_OPERATIONS:
         return start
+    end_s = clock.elapsed_s + limit_s
+    if divides_memory(pipeline):
+        start = _improved_within_shares(pipeline, start, settings, clock, limit_s, measure)
     ticks, best = in_ticks(pipeline), start
     replay = timed(simulate(ticks, start.orders), measure)
-    end_s = clock.elapsed_s + limit_s
     kept: Counter[str] = Counter()
     for number in range(MOST_ROUNDS):
         left_s = min(end_s - clock.elapsed_s, clock.left_s)
@@ -69,6 +78,42 @@ def improve_schedule(
     return best
 
 
+def _improved_within_shares(
+    pipeline: PlacedPipeline,
+    start: Schedule,
+    settings: Settings,
+    clock: Clock,
+    limit_s: float,
+    measure: Measure,
+) -> Schedule:
+    """Where devices hold several stages: first with their memory divided among these."""
+    begin_s = clock.elapsed_s
+
+    def may_go_on(operations: int) -> bool:
+        clock.spend(SECONDS_AN_OPERATION * operations)
+        return clock.left_s > 0 and clock.elapsed_s - begin_s < SHARES_SHARE * limit_s
+
+    split = any(event.operation.kind == "W" for event in start.timeline.operations)
+    shared = search_shares(
+        pipeline, split=split, measure=measure, seed=settings.seed, may_go_on=may_go_on
+    )
+    if shared is None:
+        return start
+    start = _better(start, shared.schedule, measure)
+    ticks = in_ticks(pipeline)
+    replay = timed(simulate(ticks, shared.schedule.orders), measure)
+    left_s = min(DIVIDED_SHARE * limit_s, clock.left_s)
+    if left_s <= 0:
+        return start
+    found = _solved(
+        ticks, replay, shared.schedule, settings, clock, left_s, measure, {}, shared.shares
+    )
+    schedule = _replayed(pipeline, found.orders)
+    if schedule is None or _overflow_bytes(schedule.timeline):
+        return start
+    return _better(start, schedule, measure)
+
+
 @dataclass(frozen=True)
 class _Found:
     """CP-SAT's orders, None if it found none, and its bound: 0 if that proves nothing."""
@@ -86,6 +131,7 @@ def _solved(
     limit_s: float,
     measure: Measure,
     kept_bytes: Mapping[str, int],
+    shares: Shares | None = None,
 ) -> _Found:
     from ortools.sat.python import cp_model
 
@@ -98,6 +144,7 @@ def _solved(
         free=_may_choose(ticks),
         measure=measure,
         kept_bytes=kept_bytes,
+        shares=shares,
     )
     solver = settings.solver(limit_s)
     status = run_solver(solver, model.model, clock)

@@ -29,13 +29,19 @@ class Memory:
         operations: the model's.
         rows: their order, where it is known.
         kept_bytes: by device, room that is kept for tensors on their way.
+        shares: bytes that the stashes of each (stage, device) may take, where the stages of a
+            device do not compete for its memory; needs a known order.
 
     Attributes:
         ended_before: literals that a gradient ends before a forward starts.
     """
 
     def __init__(
-        self, operations: Operations, rows: Rows, kept_bytes: Mapping[str, int] | None = None
+        self,
+        operations: Operations,
+        rows: Rows,
+        kept_bytes: Mapping[str, int] | None = None,
+        shares: Mapping[tuple[int, str], int] | None = None,
     ) -> None:
         self.operations = operations
         self.kept_bytes = kept_bytes or {}
@@ -43,8 +49,11 @@ class Memory:
         self.rows = rows
         self.ended_before: dict[tuple[Operation, Operation], cp_model.BoolVarT] = {}
         for device, stages in operations.pipeline.stages_on.items():
-            if len(stages) == 1 and not operations.free and self._shows(stages[0], device):
-                self._precede(stages[0], device)
+            if shares is not None:
+                for stage in stages:
+                    self._precede(stage, device, shares[stage, device])
+            elif len(stages) == 1 and not operations.free and self._shows(stages[0], device):
+                self._precede(stages[0], device, self._room_bytes(stages[0], device))
             else:
                 self._accumulate(device, stages)
 
@@ -55,11 +64,20 @@ class Memory:
 
     # --- one stage, known order --------------------------------------------------------------
 
-    def _precede(self, stage: int, device: str) -> None:
+    def _room_bytes(self, stage: int, device: str) -> int:
+        """For stashes of the only stage of a device."""
+        pipeline, placed = self.operations.pipeline, self.operations.pipeline.stages[stage]
+        # What is held beside them says what room whole backwards leave.
+        whole = self.operations.last == "B"
+        beside = placed.tight_bytes() if whole else placed.making_bytes()
+        free = pipeline.capacity_bytes(device) - pipeline.static_bytes(device)
+        return free - beside - self.kept_bytes.get(device, 0)
+
+    def _precede(self, stage: int, device: str, room_bytes: int) -> None:
         # A replica may run no microbatch at all.
         kinds = ("F", self.operations.gradient, self.operations.last)
         forwards, gradients, weights = (self.rows.get((stage, k, device), []) for k in kinds)
-        needed = _Needed(self.operations, stage, device, self.kept_bytes.get(device, 0))
+        needed = _Needed(self.operations, stage, room_bytes)
         for number, forward in enumerate(forwards):
             if needed.weights(number, number) > number:
                 self.model.add_bool_or([])  # It does not fit even alone.
@@ -128,12 +146,10 @@ class Memory:
 class _Needed:
     """What must have ended on a stage's device before its forwards, in order, can start."""
 
-    def __init__(self, operations: Operations, stage: int, device: str, kept_bytes: int) -> None:
-        pipeline, placed = operations.pipeline, operations.pipeline.stages[stage]
+    def __init__(self, operations: Operations, stage: int, room_bytes: int) -> None:
+        placed = operations.pipeline.stages[stage]
         whole = operations.last == "B"
-        # How many fit says what room whole backwards leave; a stash of no bytes always fits.
-        self._room = pipeline.capacity_bytes(device) - pipeline.static_bytes(device) - kept_bytes
-        self._room -= placed.tight_bytes() if whole else placed.making_bytes()
+        self._room = room_bytes  # A stash of no bytes always fits.
         self._stash = placed.stash_bytes
         self._late = 0 if whole else min(placed.stash_bytes, placed.weight_stash_bytes)
 

@@ -35,6 +35,8 @@ class ScheduleModel:
         measure: what is minimised.
         kept_bytes: by device, room that is kept for tensors on their way; the model leaves these
             out. With any the bound holds only for schedules that keep it free.
+        shares: bytes of memory for the stashes of each (stage, device), if it is divided among the
+            stages of a device; the replay keeps to them. The bound holds only for such schedules.
 
     Attributes:
         model: the CP-SAT model.
@@ -44,7 +46,7 @@ class ScheduleModel:
         is_exact: whether a bound of this model holds for every schedule of the stages with
             backwards split as here. It does if no stage is replicated and the replay runs every
             kind in one order (equal microbatches may be renumbered, so that loses nothing) or if
-            replicas are chosen freely.
+            replicas are chosen freely; and if memory is not divided.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class ScheduleModel:
         free: bool,
         measure: Measure = "makespan",
         kept_bytes: Mapping[str, int] | None = None,
+        shares: Mapping[tuple[int, str], int] | None = None,
     ) -> None:
         self.model = cp_model.CpModel()
         split = any(event.operation.kind == "W" for event in replay.operations)
@@ -65,11 +68,11 @@ class ScheduleModel:
         )
         keep_order(self.operations, rows)
         self.transfers = Transfers(self.operations)
-        memory = Memory(self.operations, rows, kept_bytes)
+        memory = Memory(self.operations, rows, kept_bytes, shares)
         self.objective = minimise(self.operations, rows, measure)
         add_hint(self.operations, self.transfers, memory, replay)
         single = all(len(stage.spec.devices) == 1 for stage in pipeline.stages)
-        self.is_exact = free or (single and is_one_order(rows))
+        self.is_exact = shares is None and (free or (single and is_one_order(rows)))
 
     def orders(self, solver: cp_model.CpSolver) -> dict[str, list[Operation]]:
         """The order of every device in the solver's solution."""
