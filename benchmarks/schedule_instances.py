@@ -233,18 +233,31 @@ def uneven(
 
 
 def chunks(
-    devices: int, microbatches: int, placement: str, seed: int, *, whole: bool = False
+    devices: int,
+    microbatches: int,
+    placement: str,
+    seed: int,
+    *,
+    whole: bool = False,
+    tapered: bool | None = None,
 ) -> Instance:
     """Two uneven stages a device, with communication.
+
+    Memory: split backwards find 2D stashes of single stages on each device, as ZB-V and 1F1B need.
+    With whole ones interleaved 1F1B needs 3D on the first device and two less on each after it; in
+    a V all devices hold microbatches for the same time, and so as much is spread evenly: 2D + 1.
 
     Args:
         devices: their number; twice as many stages.
         microbatches: their number.
         placement: ``interleaved`` (stages go round the devices twice) or ``v`` (down and up).
         seed: of all that is drawn.
-        whole: meant for whole backwards; each device then holds what interleaved 1F1B needs,
-            else 2D stashes of single stages, as ZB-V and 1F1B do.
+        whole: meant for whole backwards.
+        tapered: whether the memory is interleaved 1F1B's; if not given, for whole backwards of an
+            interleaved placement.
     """
+    if tapered is None:
+        tapered = whole and placement == "interleaved"
     first = [*range(devices)]
     device = first + (first if placement == "interleaved" else first[::-1])
     flat = uneven(2 * devices, microbatches, "loose", seed, whole=whole)
@@ -253,8 +266,11 @@ def chunks(
     for (u, v), seconds in zip(pairwise(device), flat.send_s, strict=True):
         times.setdefault((min(u, v), max(u, v)), seconds)
     send = [times[min(u, v), max(u, v)] if u != v else 0.0 for u, v in pairwise(device)]
-    caps = [3 * devices - 2 * d if whole else 2 * devices for d in range(devices)]
+    even = 2 * devices + 1 if whole else 2 * devices
+    caps = [3 * devices - 2 * d if tapered else even for d in range(devices)]
     kind = "B whole" if whole else "I and W"
+    if tapered and placement == "v":
+        kind += ", interleaved 1F1B's memory"
     return replace(
         flat,
         name=f"{devices} devices x 2 stages x {microbatches}, {placement}, {kind}",

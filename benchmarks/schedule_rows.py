@@ -157,11 +157,17 @@ def loose_caps(settings: Settings, limit_s: float = 60.0) -> Iterator[Row]:
 
 def two_stages_a_device(settings: Settings, limit_s: float = 60.0) -> Iterator[Row]:
     """Interleaved and V on 8 devices, 16 and 32 microbatches."""
+    kinds = [
+        ("interleaved", True, None),
+        ("interleaved", False, None),
+        ("v", True, None),
+        ("v", True, True),
+        ("v", False, None),
+    ]
     for microbatches in (16, 32):
-        for placement in ("interleaved", "v"):
-            for whole in (True, False):
-                made = chunks(8, microbatches, placement, 1, whole=whole)
-                yield solve(made, split=not whole, limit_s=limit_s, settings=settings)
+        for placement, whole, tapered in kinds:
+            made = chunks(8, microbatches, placement, 1, whole=whole, tapered=tapered)
+            yield solve(made, split=not whole, limit_s=limit_s, settings=settings)
 
 
 def many_microbatches(settings: Settings, limit_s: float = 30.0) -> Iterator[Row]:
