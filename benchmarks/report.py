@@ -30,7 +30,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 def add_options(parser: argparse.ArgumentParser, sections: Iterable[str]) -> None:
     """What the command line of every table of sections has."""
-    parser.add_argument("--time-limit", type=float, default=60.0, metavar="S")
+    parser.add_argument("--time-limit", type=float, default=57.0, metavar="S")
     parser.add_argument("--data", type=Path, help="folder of the public instances")
     parser.add_argument("--rows", help="sections to run: " + ", ".join(sections))
     parser.add_argument("--output", type=Path, help="write the table to this file")

@@ -196,11 +196,18 @@ def zero_bubble(row: dict[str, Any], cap: float) -> Instance:
 
 
 def uneven(
-    stages: int, microbatches: int, caps: str, seed: int, *, whole: bool = False
+    stages: int,
+    microbatches: int,
+    caps: str,
+    seed: int,
+    *,
+    whole: bool = False,
+    send_ms: float = 0.3,
 ) -> Instance:
     """Uneven stages with communication, one a device.
 
-    Forwards of 0.6 to 1.4 ms, gradients a little longer or shorter, transfers of 0.15 to 0.45 ms.
+    Forwards of 0.6 to 1.4 ms, gradients a little longer or shorter, transfers half to one and a
+    half times as long as they are on average.
 
     Args:
         stages: their number.
@@ -209,6 +216,7 @@ def uneven(
             needs), ``double`` (twice that), or ``loose`` (all microbatches).
         seed: of all that is drawn.
         whole: meant for whole backwards; a split one frees its stash at the end only.
+        send_ms: milliseconds of a transfer on average.
     """
     draw = random.Random(seed)
     scale = [draw.uniform(0.6, 1.4) for _ in range(stages)]
@@ -223,7 +231,7 @@ def uneven(
         forward_s=[_ms(x) for x in scale],
         input_gradient_s=[_ms(x * draw.uniform(0.9, 1.1)) for x in scale],
         weight_gradient_s=[_ms(x * draw.uniform(0.8, 1.0)) for x in scale],
-        send_s=[_ms(0.3 * draw.uniform(0.5, 1.5)) for _ in range(stages - 1)],
+        send_s=[_ms(send_ms * draw.uniform(0.5, 1.5)) for _ in range(stages - 1)],
         stash=[1] * stages,
         weight_stash=[1] * stages,
         device=range(stages),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from planner.simulator import simulate
 from planner.solver_settings import Clock, Settings
 
 MEASURES: tuple[Measure, ...] = ("makespan", "longest_stage_span")
-Tell = Callable[[str], None]
+LIMIT_S = 57.0
+"""For a row that is to end within a minute."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def _microseconds(seconds: float) -> float:
 # --- sections -------------------------------------------------------------------------------------
 
 
-def zero_bubble_file(path: Path, settings: Settings, limit_s: float = 60.0) -> Iterator[Row]:
+def zero_bubble_file(path: Path, settings: Settings, limit_s: float = LIMIT_S) -> Iterator[Row]:
     """Every instance, cap and measure of a file of the form of zero_bubble_instances.json."""
     for row in zero_bubble_rows(path):
         for cap in (1, 2):
@@ -138,7 +139,7 @@ def known_optima(settings: Settings) -> Iterator[tuple[Row, float]]:
         yield row, optimum
 
 
-def one_stage_a_device(settings: Settings, limit_s: float = 60.0) -> Iterator[Row]:
+def one_stage_a_device(settings: Settings, limit_s: float = LIMIT_S) -> Iterator[Row]:
     """16 x 64, uneven stages with communication, twelve instances."""
     for seed in (1, 2):
         for caps in ("1f1b", "uniform", "double"):
@@ -147,7 +148,7 @@ def one_stage_a_device(settings: Settings, limit_s: float = 60.0) -> Iterator[Ro
                 yield solve(made, split=not whole, limit_s=limit_s, settings=settings, cap=caps)
 
 
-def loose_caps(settings: Settings, limit_s: float = 60.0) -> Iterator[Row]:
+def loose_caps(settings: Settings, limit_s: float = LIMIT_S) -> Iterator[Row]:
     """16 x 64 where memory holds all microbatches."""
     for seed in (1, 2):
         for whole in (True, False):
@@ -155,7 +156,7 @@ def loose_caps(settings: Settings, limit_s: float = 60.0) -> Iterator[Row]:
             yield solve(made, split=not whole, limit_s=limit_s, settings=settings, cap="loose")
 
 
-def two_stages_a_device(settings: Settings, limit_s: float = 60.0) -> Iterator[Row]:
+def two_stages_a_device(settings: Settings, limit_s: float = LIMIT_S) -> Iterator[Row]:
     """Interleaved and V on 8 devices, 16 and 32 microbatches."""
     kinds = [
         ("interleaved", True, None),
@@ -178,6 +179,15 @@ def many_microbatches(settings: Settings, limit_s: float = 30.0) -> Iterator[Row
                 for whole in (True, False):
                     made = uneven(stages, microbatches, caps, 1, whole=whole)
                     yield solve(made, split=not whole, limit_s=limit_s, settings=settings, cap=caps)
+
+
+def against_classics(send_ms: float, settings: Settings, limit_s: float = 15.0) -> Iterator[Row]:
+    """8 x 32, uneven stages, transfers of so many milliseconds; twelve instances."""
+    for seed in (1, 2):
+        for caps in ("1f1b", "uniform", "double"):
+            for whole in (True, False):
+                made = uneven(8, 32, caps, seed, whole=whole, send_ms=send_ms)
+                yield solve(made, split=not whole, limit_s=limit_s, settings=settings, cap=caps)
 
 
 def geometric_mean_over_classic(rows: list[Row]) -> float:

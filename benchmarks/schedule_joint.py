@@ -1,0 +1,121 @@
+"""Whole plans of traced models on the sample clusters: how far from the best can they be?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner import Cluster, Job, Problem, solve, trace
+from planner.solver_settings import Settings
+from planner.units import plural
+
+EXAMPLES = Path(__file__).parent.parent / "examples" / "clusters"
+CLUSTERS = ("single_node", "irregular", "two_nodes", "dapple_testbed", "eight_nodes")
+COLUMNS = ("model", "cluster", "devices", "plan", "iteration, ms", "bound, ms", "gap", "s", "")
+LIMIT_S = 57.0
+"""For a row that is to end within a minute."""
+
+
+@dataclass(frozen=True)
+class JointRow:
+    """A model planned for a cluster; times in milliseconds."""
+
+    model: str
+    cluster: str
+    devices: int
+    plan: str
+    iteration_ms: float
+    bound_ms: float
+    seconds: float
+
+    @property
+    def gap(self) -> float:
+        """Iteration time / bound - 1."""
+        return self.iteration_ms / self.bound_ms - 1
+
+    @property
+    def bar(self) -> float:
+        """What the gap should be below."""
+        return 0.03 if self.devices <= 16 else 0.05
+
+    @property
+    def cells(self) -> list[object]:
+        """Of a table, without a verdict."""
+        return [
+            self.model,
+            self.cluster,
+            self.devices,
+            self.plan,
+            f"{self.iteration_ms:.2f}",
+            f"{self.bound_ms:.2f}",
+            f"{self.gap:.2%}",
+            round(self.seconds, 1),
+        ]
+
+
+def joint_rows(settings: Settings, limit_s: float = LIMIT_S) -> Iterator[JointRow]:
+    """Every model on every cluster."""
+    for model, job in _jobs():
+        graph = trace(model, job)
+        for name in CLUSTERS:
+            problem = Problem(graph, _cluster(name), job)
+            begin = time.perf_counter()
+            found = solve(
+                problem, time_limit_s=limit_s, seed=settings.seed, workers=settings.workers
+            )
+            stages = found.plan.stages
+            replicas = "-".join(str(len(stage.devices)) for stage in stages)
+            yield JointRow(
+                model.partition(":")[2],
+                name,
+                len(problem.cluster.devices),
+                f"{plural(len(stages), 'stage')}, replicas {replicas}",
+                found.iteration_time_s * 1e3,
+                found.lower_bound_s * 1e3,
+                time.perf_counter() - begin,
+            )
+
+
+def _jobs() -> Iterator[tuple[str, Job]]:
+    """32 microbatches; language models in half precision, which every sample device knows."""
+    for model, samples, length in (
+        ("models.gpt:gpt2_small", 4, 1024),
+        ("models.gpt:gpt2_xl", 4, 1024),
+        ("models.llama:llama2_7b", 1, 2048),
+    ):
+        yield (
+            model,
+            Job(
+                microbatches=32,
+                samples_per_microbatch=samples,
+                precision="float16",
+                model_arguments={"sequence_length": length},
+            ),
+        )
+    for model, samples in (
+        ("models.vgg:vgg19", 16),
+        ("models.resnet:resnet50", 16),
+        ("models.unet:unet", 4),
+    ):
+        yield model, Job(microbatches=32, samples_per_microbatch=samples, precision="float32")
+
+
+def _cluster(name: str) -> Cluster:
+    """A sample, or eight machines like those of ``two_nodes``."""
+    if name != "eight_nodes":
+        return Cluster.load(EXAMPLES / f"{name}.toml")
+    nodes = [f"n{i}" for i in range(8)]
+    return Cluster.from_data(
+        {
+            "format": "pipeplan-cluster/1",
+            "name": name,
+            "switches": ["network"],
+            "nodes": [
+                {"name": node, "devices": 8, "type": "A100-80GB", "link": "NVLink3"}
+                for node in nodes
+            ],
+            "links": [{"between": [node, "network"], "preset": "InfiniBand-HDR"} for node in nodes],
+        }
+    )
