@@ -29,11 +29,15 @@ Name = Annotated[str, Field(min_length=1, max_length=400)]
 
 
 class MeasuredTimes(Record):
-    """Seconds of one layer and one microbatch on one device type, where they were measured."""
+    """Seconds of one layer and one microbatch on one device type, where they were measured.
+
+    ``backward_s`` is of a backward that is not split; both gradients together if not told.
+    """
 
     forward_s: Seconds
     input_gradient_s: Seconds
     weight_gradient_s: Seconds
+    backward_s: Seconds | None = None
 
 
 class Layer(Record):

@@ -5,18 +5,26 @@ from typing import NamedTuple
 from planner.artifacts.hardware import DeviceType
 from planner.artifacts.layer_graph import Layer
 
+ROUNDING = 1e-9
+"""A smaller share of a time is rounding."""
+
 
 class OperationTimes(NamedTuple):
-    """Seconds of the operations of one microbatch."""
+    """Seconds of the operations of one microbatch.
+
+    ``backward_s`` is of the whole backward, which may take less time than both gradients apart.
+    """
 
     forward_s: float
     input_gradient_s: float
     weight_gradient_s: float
+    backward_s: float
 
     @property
-    def backward_s(self) -> float:
-        """The whole backward: both gradients."""
-        return self.input_gradient_s + self.weight_gradient_s
+    def is_quicker_whole(self) -> bool:
+        """Whether a whole backward takes less time than its halves."""
+        apart_s = self.input_gradient_s + self.weight_gradient_s
+        return self.backward_s < apart_s * (1 - ROUNDING)
 
     def seconds(self, kind: str) -> float:
         """By operation kind: F, B, I or W."""
@@ -46,14 +54,17 @@ def layer_times(
     """
     measured = layer.measured.get(type_name)
     if measured is not None:
-        times = OperationTimes(
-            measured.forward_s, measured.input_gradient_s, measured.weight_gradient_s
-        )
+        apart = measured.input_gradient_s, measured.weight_gradient_s
+        whole = sum(apart) if measured.backward_s is None else measured.backward_s
+        times = OperationTimes(measured.forward_s, *apart, whole)
     else:
         times = _roofline(layer, device, precision)
     if not recompute:
         return times
-    return times._replace(input_gradient_s=times.input_gradient_s + times.forward_s)
+    return times._replace(
+        input_gradient_s=times.input_gradient_s + times.forward_s,
+        backward_s=times.backward_s + times.forward_s,
+    )
 
 
 def _roofline(layer: Layer, device: DeviceType, precision: str) -> OperationTimes:
@@ -63,8 +74,11 @@ def _roofline(layer: Layer, device: DeviceType, precision: str) -> OperationTime
     def seconds(flops: int, traffic: int) -> float:
         return max(flops / flop_per_s, traffic / bytes_per_s)
 
+    input_s = seconds(layer.input_gradient_flops, layer.input_gradient_traffic_bytes)
+    weight_s = seconds(layer.weight_gradient_flops, layer.weight_gradient_traffic_bytes)
     return OperationTimes(
-        seconds(layer.forward_flops, layer.forward_traffic_bytes),
-        seconds(layer.input_gradient_flops, layer.input_gradient_traffic_bytes),
-        seconds(layer.weight_gradient_flops, layer.weight_gradient_traffic_bytes),
+        forward_s=seconds(layer.forward_flops, layer.forward_traffic_bytes),
+        input_gradient_s=input_s,
+        weight_gradient_s=weight_s,
+        backward_s=input_s + weight_s,
     )

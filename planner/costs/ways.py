@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 from planner.costs.placement import PlacedPipeline
+from planner.costs.roofline import OperationTimes
 
 
 @dataclass(frozen=True)
@@ -14,8 +16,8 @@ class Ways:
 
     Args:
         pipeline: the stages.
-        split: whether input and weight gradients run apart; then a gradient goes on to the stage
-            before without waiting for the weights.
+        split: whether input and weight gradients may run apart, microbatch by microbatch; then a
+            gradient goes on to the stage before without waiting for the weights.
     """
 
     pipeline: PlacedPipeline
@@ -29,12 +31,12 @@ class Ways:
     @cached_property
     def gradient(self) -> list[float]:
         """From a stage's gradient to the one it sends back."""
-        return self._least("I" if self.split else "B")
+        return self._over_replicas(self._gradient_s)
 
     @cached_property
     def weight(self) -> list[float]:
-        """Of a weight gradient that runs apart; 0 with whole backwards."""
-        return self._least("W") if self.split else [0.0] * len(self.pipeline.stages)
+        """What a backward takes besides, whether it is split or not; 0 if all are whole."""
+        return self._over_replicas(self._besides_s)
 
     @cached_property
     def send(self) -> list[float]:
@@ -125,6 +127,16 @@ class Ways:
             min(limit, pipeline.microbatches) if forward else pipeline.microbatches
             for limit, forward in zip(limits, self.forward, strict=True)
         ]
+
+    def _gradient_s(self, times: OperationTimes) -> float:
+        return min(times.input_gradient_s, times.backward_s) if self.split else times.backward_s
+
+    def _besides_s(self, times: OperationTimes) -> float:
+        left_s = times.backward_s - self._gradient_s(times)
+        return min(left_s, times.weight_gradient_s) if self.split else 0.0
+
+    def _over_replicas(self, seconds: Callable[[OperationTimes], float]) -> list[float]:
+        return [min(map(seconds, stage.times.values())) for stage in self.pipeline.stages]
 
     def _least(self, kind: str) -> list[float]:
         return [stage.least_s(kind) for stage in self.pipeline.stages]

@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
+from planner.artifacts.operations import Operation
 from planner.costs.placement import PlacedPipeline
 from planner.errors import DeadlockError
 from planner.schedule.assignment import Assignment, balanced_assignment
@@ -11,6 +13,7 @@ from planner.schedule.classics import (
     BREADTH_FIRST,
     DoesNotApplyError,
     classic_orders,
+    join_halves,
     one_by_one,
     split_backwards,
     zero_bubble_orders,
@@ -28,7 +31,7 @@ from planner.schedule.list_scheduler import (
     orders_of,
 )
 from planner.schedule.measure import Measure, measured_s
-from planner.simulator import Orders, Timeline, simulate
+from planner.simulator import Orders, Timeline, owners, simulate
 
 MANY_OPERATIONS = 1500
 """Beyond this many (stage, microbatch) pairs only two limits are tried."""
@@ -97,11 +100,33 @@ def quick_schedules(pipeline: PlacedPipeline, *, split: bool = False) -> Iterato
 
     Args:
         pipeline: the stages.
-        split: those that run input and weight gradients apart; else those with whole backwards.
+        split: those that run input and weight gradients apart, also joined where that is quicker;
+            else those with whole backwards.
     """
     owner = balanced_assignment(pipeline)
-    yield from (_split_schedules if split else _classic_schedules)(pipeline, owner)
-    yield from _list_schedules(pipeline, owner, split=split)
+    if not split:
+        yield from _classic_schedules(pipeline, owner)
+        yield from _list_schedules(pipeline, owner, split=False)
+        return
+    may_join = any(times.is_quicker_whole for s in pipeline.stages for times in s.times.values())
+    listed = _list_schedules(pipeline, owner, split=True)
+    for schedule in chain(_split_schedules(pipeline, owner), listed):
+        yield schedule
+        if may_join:
+            yield _joined(schedule)
+
+
+def _joined(schedule: Schedule) -> Schedule:
+    """Halves of a backward that follow each other run as a whole where that is quicker."""
+    pipeline = schedule.timeline.pipeline
+    owner = owners(schedule.orders)
+
+    def is_quicker(operation: Operation) -> bool:
+        device = owner[operation.stage, operation.microbatch]
+        return pipeline.stages[operation.stage].times[device].is_quicker_whole
+
+    orders = {device: join_halves(order, is_quicker) for device, order in schedule.orders.items()}
+    return Schedule(orders, simulate(pipeline, orders), f"{schedule.method}, halves joined")
 
 
 def _roomier_schedules(

@@ -42,7 +42,8 @@ def search_schedule(
     Args:
         problem: the model, cluster and job.
         stages: in pipeline order, such as a plan's; every layer in one, no edge backwards.
-        split: run input and weight gradients apart.
+        split: run input and weight gradients apart, or whole where that is measured to be quicker
+            and turns out better; else all backwards are whole.
         measure: what is to be small.
         time_limit_s: stop after this long; CP-SAT's own seconds in deterministic mode.
         seed: of CP-SAT's searches.
@@ -51,7 +52,7 @@ def search_schedule(
 
     Returns:
         The best schedule found; its ``lower_bound_s`` holds for every schedule of these stages
-        whose backwards are all split or all whole, as asked.
+        whose backwards may be split, or are all whole, as asked.
 
     Raises:
         InfeasibleError: if no schedule was found that fits memory.
@@ -79,7 +80,7 @@ def schedule_pipeline(
     best = replace(best, lower_bound_s=min(best_s, bound_s))
     if best_s <= bound_s * (1 + PROVED) or clock.left_s <= 0:
         return best
-    return improve_schedule(pipeline, best, settings, clock, clock.left_s, measure)
+    return improve_schedule(pipeline, best, settings, clock, clock.left_s, measure, split)
 
 
 def _best_quick(

@@ -36,17 +36,19 @@ def improve_schedule(
     clock: Clock,
     limit_s: float,
     measure: Measure = "makespan",
+    split: bool | None = None,
 ) -> Schedule:
     """Search for a better schedule than ``start`` for the same stages on the same devices.
 
     Args:
         pipeline: the stages.
-        start: a schedule within memory; the result is never worse. Backwards stay whole or split
-            as they are in it.
+        start: a schedule within memory; the result is never worse.
         settings: of CP-SAT.
         clock: deterministic time is booked on it.
         limit_s: for this call.
         measure: what is to be small.
+        split: run input and weight gradients apart unless a whole backward is quicker; else all
+            backwards are whole. If not given, as in ``start``.
 
     Returns:
         The best schedule, with a lower bound on the measure over all schedules of these stages
@@ -55,8 +57,10 @@ def improve_schedule(
     if len(start.timeline.operations) > MAX_OPERATIONS:
         return start
     end_s = clock.elapsed_s + limit_s
+    if split is None:
+        split = any(event.operation.kind == "W" for event in start.timeline.operations)
     if divides_memory(pipeline):
-        start = _improved_within_shares(pipeline, start, settings, clock, limit_s, measure)
+        start = _improved_within_shares(pipeline, start, settings, clock, limit_s, measure, split)
     ticks, best = in_ticks(pipeline), start
     replay = timed(simulate(ticks, start.orders), measure)
     kept: Counter[str] = Counter()
@@ -64,7 +68,7 @@ def improve_schedule(
         left_s = min(end_s - clock.elapsed_s, clock.left_s)
         if number and left_s <= 0:
             break
-        found = _solved(ticks, replay, start, settings, clock, left_s, measure, kept)
+        found = _solved(ticks, replay, start, settings, clock, left_s, measure, split, kept)
         if number == 0:
             best = _with_bound(best, found.bound_s, measure)
         schedule = _replayed(pipeline, found.orders)
@@ -85,6 +89,7 @@ def _improved_within_shares(
     clock: Clock,
     limit_s: float,
     measure: Measure,
+    split: bool,
 ) -> Schedule:
     """Where devices hold several stages: first with their memory divided among these."""
     begin_s = clock.elapsed_s
@@ -93,7 +98,6 @@ def _improved_within_shares(
         clock.spend(SECONDS_AN_OPERATION * operations)
         return clock.left_s > 0 and clock.elapsed_s - begin_s < SHARES_SHARE * limit_s
 
-    split = any(event.operation.kind == "W" for event in start.timeline.operations)
     shared = search_shares(
         pipeline, split=split, measure=measure, seed=settings.seed, may_go_on=may_go_on
     )
@@ -106,7 +110,7 @@ def _improved_within_shares(
     if left_s <= 0:
         return start
     found = _solved(
-        ticks, replay, shared.schedule, settings, clock, left_s, measure, {}, shared.shares
+        ticks, replay, shared.schedule, settings, clock, left_s, measure, split, {}, shared.shares
     )
     schedule = _replayed(pipeline, found.orders)
     if schedule is None or _overflow_bytes(schedule.timeline):
@@ -130,6 +134,7 @@ def _solved(
     clock: Clock,
     limit_s: float,
     measure: Measure,
+    split: bool,
     kept_bytes: Mapping[str, int],
     shares: Shares | None = None,
 ) -> _Found:
@@ -142,6 +147,7 @@ def _solved(
         replay,
         owners(start.orders),
         free=_may_choose(ticks),
+        split=split,
         measure=measure,
         kept_bytes=kept_bytes,
         shares=shares,

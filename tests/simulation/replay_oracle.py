@@ -66,8 +66,8 @@ def waiting_graph(pipeline: PlacedPipeline, orders: Orders) -> nx.DiGraph:
 
 def seconds(pipeline: PlacedPipeline, operation: Operation, device: str) -> float:
     times = pipeline.stages[operation.stage].times[device]
-    forward, inputs, weights = times
-    return {"F": forward, "B": inputs + weights, "I": inputs, "W": weights}[operation.kind]
+    forward, inputs, weights, whole = times
+    return {"F": forward, "B": whole, "I": inputs, "W": weights}[operation.kind]
 
 
 def held_intervals(timeline: Timeline) -> Iterator[tuple[str, float, float, int]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise, permutations, product
 
@@ -43,6 +43,9 @@ class TinyPipeline:
         room: MiB that each device has beside a stage's workspace.
         optimizer: seconds of the optimizer step, by device.
         microbatches: their number.
+        saved: seconds by which a whole backward is shorter than its halves, by stage; none if
+            not given.
+        whole: stage and microbatch of the backwards that are not split where others are.
     """
 
     forward: Sequence[int]
@@ -56,6 +59,8 @@ class TinyPipeline:
     room: Sequence[int]
     optimizer: Sequence[int]
     microbatches: int
+    saved: Sequence[int] = ()
+    whole: frozenset[tuple[int, int]] = frozenset()
 
     @cached_property
     def placed(self) -> PlacedPipeline:
@@ -77,6 +82,7 @@ class TinyPipeline:
                         "forward_s": self.forward[s],
                         "input_gradient_s": self.input_gradient[s],
                         "weight_gradient_s": self.weight_gradient[s],
+                        "backward_s": self.length((s, "B", 0)),
                     }
                 },
             }
@@ -156,7 +162,18 @@ class TinyPipeline:
         """Seconds."""
         stage, kind, _ = step
         both = self.input_gradient[stage], self.weight_gradient[stage]
-        return {"F": self.forward[stage], "B": sum(both), "I": both[0], "W": both[1]}[kind]
+        whole = sum(both) - (self.saved[stage] if self.saved else 0)
+        return {"F": self.forward[stage], "B": whole, "I": both[0], "W": both[1]}[kind]
+
+    def kinds(self, stage: int, microbatch: int, split: bool) -> str:
+        """Of the operations that it runs."""
+        return "FIW" if split and (stage, microbatch) not in self.whole else "FB"
+
+    def gradient(self, stage: int, kind: str, microbatch: int) -> Step:
+        """Of another stage, where this one's is of a kind."""
+        if self.whole:
+            kind = "B" if (stage, microbatch) in self.whole else "I"
+        return stage, kind, microbatch
 
     def needs(self, step: Step) -> Step | None:
         """The operation whose result it waits for; it takes ``delay`` seconds to arrive."""
@@ -165,9 +182,9 @@ class TinyPipeline:
             return (stage - 1, "F", microbatch) if stage else None
         if kind == "W":
             return (stage, "I", microbatch)
-        return (
-            (stage + 1, kind, microbatch) if stage < self.stages[-1] else (stage, "F", microbatch)
-        )
+        if stage == self.stages[-1]:
+            return stage, "F", microbatch
+        return self.gradient(stage + 1, kind, microbatch)
 
     def delay(self, before: int, stage: int) -> int:
         """Seconds between the devices of two stages next to each other."""
@@ -209,23 +226,35 @@ def brute_force(tiny: TinyPipeline, *, split: bool, any_order: bool = False) -> 
     return best
 
 
+def brute_force_of_any_halves(tiny: TinyPipeline) -> Best:
+    """The least over every choice of whole and split backwards."""
+    backwards = [*product(tiny.stages, range(tiny.microbatches))]
+    best = Best()
+    for chosen in product((False, True), repeat=len(backwards)):
+        whole = frozenset(key for key, is_whole in zip(backwards, chosen, strict=True) if is_whole)
+        found = brute_force(replace(tiny, whole=whole), split=True)
+        best.makespan = min(best.makespan, found.makespan)
+        best.longest_span = min(best.longest_span, found.longest_span)
+    return best
+
+
 def orders_of_device(
     tiny: TinyPipeline, device: int, split: bool, any_order: bool
 ) -> Iterator[tuple[Step, ...]]:
     """Every order of a device's operations that keeps to its memory, but for tensors on the way."""
-    kinds = "FIW" if split else "FB"
     held = [s for s in tiny.stages if tiny.device[s] == device]
     room = tiny.capacity_bytes(device) - tiny.static_bytes(device)
-    total = len(held) * len(kinds) * tiny.microbatches
+    kinds = {key: tiny.kinds(*key, split) for key in product(held, range(tiny.microbatches))}
+    total = sum(map(len, kinds.values()))
 
     def extend(order: list[Step], done: set[Step], bytes_: int) -> Iterator[tuple[Step, ...]]:
         if len(order) == total:
             yield tuple(order)
             return
-        for stage, kind in product(held, kinds):
+        for stage, kind in product(held, "FBIW"):
             for microbatch in range(tiny.microbatches):
                 step = (stage, kind, microbatch)
-                if step in done:
+                if step in done or kind not in kinds[stage, microbatch]:
                     continue
                 before = tiny.needs(step)
                 forward = (stage, "F", microbatch)
@@ -406,7 +435,7 @@ def _residents(
             # To the stage before goes the gradient of what came from it.
             rows.append((begin, end + tiny.delay(stage, stage - 1), tiny.received_bytes(stage)))
         if stage < tiny.stages[-1]:
-            later = (stage + 1, kind, microbatch)
+            later = tiny.gradient(stage + 1, kind, microbatch)
             rows.append((start[later] + tiny.length(later), end, tiny.sent_bytes(stage)))
     if kind == "I":
         weight = (stage, "W", microbatch)

@@ -7,7 +7,14 @@ import pytest
 from builders import boundary, graph, layer, orders, pipeline, star
 from hypothesis import given
 from hypothesis import strategies as st
-from schedule_brute_force import SHAPES, TinyPipeline, brute_force, draw_tiny, fits
+from schedule_brute_force import (
+    SHAPES,
+    TinyPipeline,
+    brute_force,
+    brute_force_of_any_halves,
+    draw_tiny,
+    fits,
+)
 from strategies import orders_for, partitions, problems
 
 from planner import InfeasibleError
@@ -69,6 +76,38 @@ def test_bound_and_value_enclose_the_best_of_all_orders(shape):
         tiny = draw_tiny(rng, device, microbatches, optimizer=seed % 3 == 0)
         proved += check(tiny, split)
     assert sum(proved) >= 0.5 * len(proved) > 0
+
+
+@pytest.mark.parametrize(
+    ("device", "microbatches"), [((0,), 2), ((0,), 3), ((0, 1), 1), ((0, 1), 2), ((0, 1, 2), 1)]
+)
+def test_bound_and_value_enclose_the_best_choice_of_halves(device, microbatches):
+    best_found = 0
+    for seed in range(8):
+        rng = random.Random(seed)
+        tiny = draw_tiny(rng, device, microbatches)
+        saved = [rng.randint(0, w + 1) for w in tiny.weight_gradient]
+        least_s = [min(i + w - 1, x) for i, w, x in zip(*_gradients(tiny), saved, strict=True)]
+        # Halves that need more memory than the whole are not joined for its sake.
+        late = [min(pair) for pair in zip(tiny.kept, tiny.kept_for_weights, strict=True)]
+        tiny = replace(tiny, saved=[max(0, x) for x in least_s], kept_for_weights=late)
+        best = brute_force_of_any_halves(tiny)
+        for measure, least in zip(MEASURES, (best.makespan, best.longest_span), strict=True):
+            assert measure_bound_s(tiny.placed, measure, split=True) <= least * A_LITTLE
+            if least == float("inf"):
+                continue
+            found = searched(tiny, measure, split=True)
+            value = measured_s(found.timeline, measure)
+            assert found.lower_bound_s <= least * A_LITTLE
+            assert least <= value * A_LITTLE
+            assert simulate(tiny.placed, found.orders) == found.timeline
+            assert verify(plan_by_hand(tiny.placed, found.orders)) == []
+            best_found += value <= least * A_LITTLE
+    assert best_found >= 12
+
+
+def _gradients(tiny: TinyPipeline) -> tuple[list[int], list[int]]:
+    return [*tiny.input_gradient], [*tiny.weight_gradient]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -57,6 +57,7 @@ __all__ = [
     "eager_one_forward_one_backward",
     "gpipe",
     "interleaved_one_forward_one_backward",
+    "join_halves",
     "looped_breadth_first",
     "one_by_one",
     "one_forward_one_backward",
@@ -79,6 +80,25 @@ def split_backwards(order: Sequence[Operation]) -> list[Operation]:
         else:
             apart.append(operation)
     return apart
+
+
+def join_halves(
+    order: Sequence[Operation], is_wanted: Callable[[Operation], bool]
+) -> list[Operation]:
+    """An order with halves of a backward that follow each other as one, where it is wanted.
+
+    Args:
+        order: of a device.
+        is_wanted: asked for each such input gradient.
+    """
+    joined: list[Operation] = []
+    for operation in order:
+        before = operation._replace(kind="I")
+        if operation.kind == "W" and joined[-1:] == [before] and is_wanted(before):
+            joined[-1] = operation._replace(kind="B")
+        else:
+            joined.append(operation)
+    return joined
 
 
 def classic_orders(

@@ -107,7 +107,7 @@ class _Times:
     def own(cls, pipeline: PlacedPipeline) -> _Times:
         """As they are."""
         ways = Ways(pipeline, split=True)
-        return cls(ways.forward, ways.gradient, ways.weight, ways.send, ways.send_back)
+        return cls(*_operations_s(pipeline), ways.send, ways.send_back)
 
     @classmethod
     def equal(cls, pipeline: PlacedPipeline) -> _Times:
@@ -118,13 +118,15 @@ class _Times:
         def middle(seconds: Sequence[float]) -> list[float]:
             return [statistics.median(seconds)] * count
 
-        return cls(
-            forward=middle(ways.forward),
-            gradient=middle(ways.gradient),
-            weight=middle(ways.weight),
-            send=[mean_s] * count,
-            send_back=[mean_s] * count,
-        )
+        return cls(*map(middle, _operations_s(pipeline)), [mean_s] * count, [mean_s] * count)
+
+
+def _operations_s(pipeline: PlacedPipeline) -> tuple[list[float], list[float], list[float]]:
+    """Forwards, input and weight gradients by stage."""
+    forward, gradient, weight = (
+        [stage.least_s(kind) for stage in pipeline.stages] for kind in "FIW"
+    )
+    return forward, gradient, weight
 
 
 class _Row:

@@ -10,6 +10,7 @@ from ortools.sat.python import cp_model
 from planner.artifacts.operations import Operation
 from planner.schedule.assignment import Assignment
 from planner.schedule.measure import Measure, measured_s
+from planner.schedule.model.halves import in_halves, whole_backwards
 from planner.schedule.model.hint import add_hint
 from planner.schedule.model.memory import Memory
 from planner.schedule.model.objective import minimise
@@ -27,11 +28,12 @@ class ScheduleModel:
 
     Args:
         pipeline: stages in ticks.
-        replay: a feasible schedule of the pipeline in ticks; hint and horizon. Backwards are split
-            as it splits them: all or none.
+        replay: a feasible schedule of the pipeline in ticks; hint and horizon.
         owner: the device of each (stage, microbatch). Where ``free`` is set it is only a hint
             and the model chooses.
         free: let CP-SAT choose the replica of each microbatch.
+        split: run input and weight gradients apart, or whole where that takes less time and the
+            model chooses so; else all backwards are whole. If not given, as in the replay.
         measure: what is minimised.
         kept_bytes: by device, room that is kept for tensors on their way; the model leaves these
             out. With any the bound holds only for schedules that keep it free.
@@ -46,7 +48,8 @@ class ScheduleModel:
         is_exact: whether a bound of this model holds for every schedule of the stages with
             backwards split as here. It does if no stage is replicated and the replay runs every
             kind in one order (equal microbatches may be renumbered, so that loses nothing) or if
-            replicas are chosen freely; and if memory is not divided.
+            replicas are chosen freely; and if memory is not divided. Whole backwards among split
+            ones free their memory in turn with these, which a schedule need not.
     """
 
     def __init__(
@@ -56,12 +59,16 @@ class ScheduleModel:
         owner: Assignment,
         *,
         free: bool,
+        split: bool | None = None,
         measure: Measure = "makespan",
         kept_bytes: Mapping[str, int] | None = None,
         shares: Mapping[tuple[int, str], int] | None = None,
     ) -> None:
         self.model = cp_model.CpModel()
-        split = any(event.operation.kind == "W" for event in replay.operations)
+        if split is None:
+            split = any(event.operation.kind == "W" for event in replay.operations)
+        whole = whole_backwards(replay)
+        replay = in_halves(replay) if split else replay
         rows = rows_of(replay)
         self.operations = Operations(
             self.model, pipeline, owner, _horizon(pipeline, replay, measure), free=free, split=split
@@ -71,8 +78,11 @@ class ScheduleModel:
         memory = Memory(self.operations, rows, kept_bytes, shares)
         self.objective = minimise(self.operations, rows, measure)
         add_hint(self.operations, self.transfers, memory, replay)
+        for key, literal in self.operations.is_whole.items():
+            self.model.add_hint(literal, key in whole)
         single = all(len(stage.spec.devices) == 1 for stage in pipeline.stages)
-        self.is_exact = shares is None and (free or (single and is_one_order(rows)))
+        restricted = shares is not None or bool(self.operations.is_whole)
+        self.is_exact = not restricted and (free or (single and is_one_order(rows)))
 
     def orders(self, solver: cp_model.CpSolver) -> dict[str, list[Operation]]:
         """The order of every device in the solver's solution."""

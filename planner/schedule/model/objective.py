@@ -53,10 +53,11 @@ def _bound_by_load(
     operations: Operations, total: cp_model.IntVar, stage: int, device: str, tail: int
 ) -> None:
     """Redundant: what comes before a device's first operation, its work, what comes after."""
-    pipeline = operations.pipeline
     mine = [m for (s, m), d in operations.owner.items() if s == stage and d == device]
-    first, second = (pipeline.seconds(stage, k, device) for k in ("F", operations.gradient))
-    weight = pipeline.seconds(stage, "W", device) if operations.last == "W" else 0
+    first, second = (
+        operations.least_ticks(stage, kind, device) for kind in ("F", operations.gradient)
+    )
+    weight = operations.least_ticks(stage, "W", device) if operations.last == "W" else 0
     head, back = _shortest_way(operations, stage)
     work = len(mine) * (first + second)
     operations.model.add(total >= head + work + len(mine) * weight + tail)
@@ -69,8 +70,8 @@ def _shortest_way(operations: Operations, stage: int) -> tuple[int, int]:
     pipeline = operations.pipeline
     for before in range(stage):
         devices = pipeline.stages[before].spec.devices
-        head += min(pipeline.seconds(before, "F", d) for d in devices)
-        back += min(pipeline.seconds(before, operations.gradient, d) for d in devices)
+        head += min(operations.least_ticks(before, "F", d) for d in devices)
+        back += min(operations.least_ticks(before, operations.gradient, d) for d in devices)
     return head, back
 
 
