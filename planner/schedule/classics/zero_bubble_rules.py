@@ -118,7 +118,8 @@ class _Times:
         def middle(seconds: Sequence[float]) -> list[float]:
             return [statistics.median(seconds)] * count
 
-        return cls(*map(middle, _operations_s(pipeline)), [mean_s] * count, [mean_s] * count)
+        forward, gradient, weight = map(middle, _operations_s(pipeline))
+        return cls(forward, gradient, weight, [mean_s] * count, [mean_s] * count)
 
 
 def _operations_s(pipeline: PlacedPipeline) -> tuple[list[float], list[float], list[float]]:
