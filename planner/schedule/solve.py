@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from planner.costs.placement import PlacedPipeline
 from planner.errors import DeadlockError
@@ -23,8 +24,9 @@ MOST_ROUNDS = 8
 """Of the model, with more room kept for tensors on their way from one to the next."""
 SHARES_SHARE = 0.15
 """Of the time, in which memory is divided among the stages of each device."""
-DIVIDED_SHARE = 0.5
-"""Of the time, for the model with divided memory."""
+DIVIDED_SHARE = 0.65
+"""Of the time, after which the model with divided memory gives way to the exact one."""
+ROUNDING = 1 + 1e-9
 SECONDS_AN_OPERATION = 2e-5
 """What an operation of a list schedule counts in deterministic time."""
 
@@ -56,66 +58,10 @@ def improve_schedule(
     """
     if len(start.timeline.operations) > MAX_OPERATIONS:
         return start
-    end_s = clock.elapsed_s + limit_s
     if split is None:
         split = any(event.operation.kind == "W" for event in start.timeline.operations)
-    if divides_memory(pipeline):
-        start = _improved_within_shares(pipeline, start, settings, clock, limit_s, measure, split)
-    ticks, best = in_ticks(pipeline), start
-    replay = timed(simulate(ticks, start.orders), measure)
-    kept: Counter[str] = Counter()
-    for number in range(MOST_ROUNDS):
-        left_s = min(end_s - clock.elapsed_s, clock.left_s)
-        if number and left_s <= 0:
-            break
-        found = _solved(ticks, replay, start, settings, clock, left_s, measure, split, kept)
-        if number == 0:
-            best = _with_bound(best, found.bound_s, measure)
-        schedule = _replayed(pipeline, found.orders)
-        if schedule is None:
-            break
-        over = _overflow_bytes(schedule.timeline)
-        if not over:
-            return _better(best, schedule, measure)
-        # The model leaves out tensors on their way: once more, with room kept for them.
-        kept.update(over)
-    return best
-
-
-def _improved_within_shares(
-    pipeline: PlacedPipeline,
-    start: Schedule,
-    settings: Settings,
-    clock: Clock,
-    limit_s: float,
-    measure: Measure,
-    split: bool,
-) -> Schedule:
-    """Where devices hold several stages: first with their memory divided among these."""
     begin_s = clock.elapsed_s
-
-    def may_go_on(operations: int) -> bool:
-        clock.spend(SECONDS_AN_OPERATION * operations)
-        return clock.left_s > 0 and clock.elapsed_s - begin_s < SHARES_SHARE * limit_s
-
-    shared = search_shares(
-        pipeline, split=split, measure=measure, seed=settings.seed, may_go_on=may_go_on
-    )
-    if shared is None:
-        return start
-    start = _better(start, shared.schedule, measure)
-    ticks = in_ticks(pipeline)
-    replay = timed(simulate(ticks, shared.schedule.orders), measure)
-    left_s = min(DIVIDED_SHARE * limit_s, clock.left_s)
-    if left_s <= 0:
-        return start
-    found = _solved(
-        ticks, replay, shared.schedule, settings, clock, left_s, measure, split, {}, shared.shares
-    )
-    schedule = _replayed(pipeline, found.orders)
-    if schedule is None or _overflow_bytes(schedule.timeline):
-        return start
-    return _better(start, schedule, measure)
+    return _Improvement(pipeline, settings, clock, limit_s, measure, split, begin_s).of(start)
 
 
 @dataclass(frozen=True)
@@ -126,48 +72,114 @@ class _Found:
     bound_s: float
 
 
-def _solved(
-    ticks: TickPipeline,
-    replay: Timeline,
-    start: Schedule,
-    settings: Settings,
-    clock: Clock,
-    limit_s: float,
-    measure: Measure,
-    split: bool,
-    kept_bytes: Mapping[str, int],
-    shares: Shares | None = None,
-) -> _Found:
-    from ortools.sat.python import cp_model
+@dataclass(frozen=True)
+class _Improvement:
+    """What :func:`improve_schedule` was asked for."""
 
-    from planner.schedule.model import ScheduleModel
+    pipeline: PlacedPipeline
+    settings: Settings
+    clock: Clock
+    limit_s: float
+    measure: Measure
+    split: bool
+    begin_s: float
 
-    model = ScheduleModel(
-        ticks,
-        replay,
-        owners(start.orders),
-        free=_may_choose(ticks),
-        split=split,
-        measure=measure,
-        kept_bytes=kept_bytes,
-        shares=shares,
-    )
-    solver = settings.solver(limit_s)
-    status = run_solver(solver, model.model, clock)
-    bound_s = solver.best_objective_bound * ticks.tick_s if model.is_exact else 0.0
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return _Found(None, max(bound_s, 0.0))
-    return _Found(model.orders(solver), max(bound_s, 0.0))
+    def of(self, start: Schedule) -> Schedule:
+        """The best schedule found from one on."""
+        if divides_memory(self.pipeline):
+            start = self._within_shares(start)
+            if measured_s(start.timeline, self.measure) <= start.lower_bound_s * ROUNDING:
+                return start
+        best, kept = start, Counter[str]()
+        for number in range(MOST_ROUNDS):
+            left_s = self._left_s(1.0)
+            if number and left_s <= 0:
+                break
+            found = self._solved(start, left_s, kept_bytes=kept)
+            if number == 0:
+                best = _with_bound(best, found.bound_s, self.measure)
+            schedule = self._replayed(found.orders)
+            if schedule is None:
+                break
+            over = _overflow_bytes(schedule.timeline)
+            if not over:
+                return _better(best, schedule, self.measure)
+            # The model leaves out tensors on their way: once more, with room kept for them.
+            kept.update(over)
+        return best
 
+    def _within_shares(self, start: Schedule) -> Schedule:
+        """Where devices hold several stages: with their memory divided among these."""
 
-def _replayed(pipeline: PlacedPipeline, orders: Orders | None) -> Schedule | None:
-    """CP-SAT's orders in real time, whether they fit memory or not."""
-    if orders is None:
-        return None
-    try:
-        return Schedule(orders, simulate(pipeline, orders), "cp-sat")
-    except DeadlockError:
-        return None
+        def may_go_on(operations: int) -> bool:
+            self.clock.spend(SECONDS_AN_OPERATION * operations)
+            return self._left_s(SHARES_SHARE) > 0
+
+        shared = search_shares(
+            self.pipeline,
+            split=self.split,
+            measure=self.measure,
+            seed=self.settings.seed,
+            may_go_on=may_go_on,
+        )
+        if shared is None:
+            return start
+        start = _better(start, shared.schedule, self.measure)
+        left_s = self._left_s(DIVIDED_SHARE)
+        if left_s <= 0:
+            return start
+        found = self._solved(shared.schedule, left_s, shares=shared.shares)
+        schedule = self._replayed(found.orders)
+        if schedule is None or _overflow_bytes(schedule.timeline):
+            return start
+        return _better(start, schedule, self.measure)
+
+    def _left_s(self, share: float) -> float:
+        """Of the first share of the time for this search."""
+        end_s = self.begin_s + share * self.limit_s
+        return min(end_s - self.clock.elapsed_s, self.clock.left_s)
+
+    @cached_property
+    def _ticks(self) -> TickPipeline:
+        return in_ticks(self.pipeline)
+
+    def _solved(
+        self,
+        start: Schedule,
+        limit_s: float,
+        *,
+        kept_bytes: Mapping[str, int] | None = None,
+        shares: Shares | None = None,
+    ) -> _Found:
+        from ortools.sat.python import cp_model
+
+        from planner.schedule.model import ScheduleModel
+
+        model = ScheduleModel(
+            self._ticks,
+            timed(simulate(self._ticks, start.orders), self.measure),
+            owners(start.orders),
+            free=_may_choose(self._ticks),
+            split=self.split,
+            measure=self.measure,
+            kept_bytes=kept_bytes,
+            shares=shares,
+        )
+        solver = self.settings.solver(limit_s)
+        status = run_solver(solver, model.model, self.clock)
+        bound_s = solver.best_objective_bound * self._ticks.tick_s if model.is_exact else 0.0
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return _Found(None, max(bound_s, 0.0))
+        return _Found(model.orders(solver), max(bound_s, 0.0))
+
+    def _replayed(self, orders: Orders | None) -> Schedule | None:
+        """CP-SAT's orders in real time, whether they fit memory or not."""
+        if orders is None:
+            return None
+        try:
+            return Schedule(orders, simulate(self.pipeline, orders), "cp-sat")
+        except DeadlockError:
+            return None
 
 
 def _overflow_bytes(timeline: Timeline) -> dict[str, int]:
