@@ -85,7 +85,7 @@ def joint_rows(settings: Settings, limit_s: float = LIMIT_S) -> Iterator[JointRo
 
 
 def _jobs() -> Iterator[tuple[str, Job]]:
-    """32 microbatches of each; language models in half precision, which every sample device knows."""
+    """32 microbatches; language models in half precision, which every sample device has."""
     for model, samples, length in (
         ("models.gpt:gpt2_small", 4, 1024),
         ("models.gpt:gpt2_xl", 4, 1024),
