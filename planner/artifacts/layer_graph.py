@@ -39,6 +39,19 @@ class MeasuredTimes(Record):
     weight_gradient_s: Seconds
     backward_s: Seconds | None = None
 
+    @property
+    def whole_backward_s(self) -> float:
+        """Of a backward that is not split."""
+        apart_s = self.input_gradient_s + self.weight_gradient_s
+        return apart_s if self.backward_s is None else self.backward_s
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_told(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = serialise(self)
+        if self.backward_s is None:
+            data.pop("backward_s", None)
+        return data
+
 
 class Layer(Record):
     """The smallest unit a stage may hold; all figures are for one microbatch.

@@ -107,7 +107,7 @@ def _write(imported: Imported, paths: dict[str, Path]) -> dict[str, Path]:
 def _report(name: str, imported: Imported, written: dict[str, Path]) -> dict[str, Any]:
     graph = imported.graph
     measured = [
-        min(layer.measured.values(), key=lambda times: sum(times.model_dump().values()))
+        min(layer.measured.values(), key=lambda times: times.forward_s + times.whole_backward_s)
         for layer in graph.record.layers
         if layer.measured
     ]
@@ -119,7 +119,7 @@ def _report(name: str, imported: Imported, written: dict[str, Path]) -> dict[str
         "boundaries": len(graph.record.boundaries),
         "samples_per_microbatch": graph.record.samples_per_microbatch,
         "forward_s": sum(times.forward_s for times in measured),
-        "backward_s": sum(t.input_gradient_s + t.weight_gradient_s for t in measured),
+        "backward_s": sum(times.whole_backward_s for times in measured),
         "parameter_bytes": sum(parameter.bytes for parameter in graph.record.parameters),
         "stash_bytes": sum(layer.stash_bytes for layer in graph.record.layers),
         "notes": list(imported.notes),

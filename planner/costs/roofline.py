@@ -54,9 +54,12 @@ def layer_times(
     """
     measured = layer.measured.get(type_name)
     if measured is not None:
-        apart = measured.input_gradient_s, measured.weight_gradient_s
-        whole = sum(apart) if measured.backward_s is None else measured.backward_s
-        times = OperationTimes(measured.forward_s, *apart, whole)
+        times = OperationTimes(
+            measured.forward_s,
+            measured.input_gradient_s,
+            measured.weight_gradient_s,
+            measured.whole_backward_s,
+        )
     else:
         times = _roofline(layer, device, precision)
     if not recompute:
