@@ -31,12 +31,12 @@ class Ways:
     @cached_property
     def gradient(self) -> list[float]:
         """From a stage's gradient to the one it sends back."""
-        return self._over_replicas(self._gradient_s)
+        return self._over_replicas(self.gradient_s)
 
     @cached_property
     def weight(self) -> list[float]:
         """What a backward takes besides, whether it is split or not; 0 if all are whole."""
-        return self._over_replicas(self._besides_s)
+        return self._over_replicas(self.besides_s)
 
     @cached_property
     def send(self) -> list[float]:
@@ -128,11 +128,13 @@ class Ways:
             for limit, forward in zip(limits, self.forward, strict=True)
         ]
 
-    def _gradient_s(self, times: OperationTimes) -> float:
+    def gradient_s(self, times: OperationTimes) -> float:
+        """Of a replica, from its gradient to the one it sends back, at least."""
         return min(times.input_gradient_s, times.backward_s) if self.split else times.backward_s
 
-    def _besides_s(self, times: OperationTimes) -> float:
-        left_s = times.backward_s - self._gradient_s(times)
+    def besides_s(self, times: OperationTimes) -> float:
+        """Of a replica, what its backward takes besides, at least."""
+        left_s = times.backward_s - self.gradient_s(times)
         return min(left_s, times.weight_gradient_s) if self.split else 0.0
 
     def _over_replicas(self, seconds: Callable[[OperationTimes], float]) -> list[float]:

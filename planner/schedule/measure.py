@@ -47,12 +47,11 @@ def measure_bound_s(pipeline: PlacedPipeline, measure: Measure, *, split: bool) 
     """
     if measure == "longest_stage_span":
         return longest_span_bound_s(pipeline, split=split)
-    bounds = [
+    return max(
         iteration_bound_s(pipeline, split=split),
         one_machine_bound_s(pipeline, split=split),
         link_load_bound_s(pipeline),
-    ]
-    if not split:
         # These cover replicas too.
-        bounds += [schedule_bound_s(pipeline), in_flight_bound_s(pipeline)]
-    return max(bounds)
+        schedule_bound_s(pipeline, split=split),
+        in_flight_bound_s(pipeline, split=split),
+    )

@@ -6,53 +6,73 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from planner.costs.placement import PlacedPipeline, PlacedStage
+from planner.costs.placement import PlacedPipeline
+from planner.costs.roofline import OperationTimes
 from planner.costs.ways import Ways
 
 
-def schedule_bound_s(pipeline: PlacedPipeline) -> float:
+def schedule_bound_s(pipeline: PlacedPipeline, *, split: bool = False) -> float:
     """No schedule of these stages on these devices is faster.
 
     For each stage: the earliest its first forward can start, plus the work of its most loaded
     replica under the best split of the microbatches, plus the way its last gradient still has to
     go to some earlier stage and that stage's reduction and optimizer step. For each channel
-    between two single devices likewise. Needs one stage a device; whole backwards.
+    between two single devices likewise. Where devices hold several stages: their own work, and the
+    way of a single microbatch.
 
-    The CP-SAT model of planner.partition minimises the same expression.
+    The CP-SAT model of planner.partition minimises the same expression, for whole backwards.
+
+    Args:
+        pipeline: the stages.
+        split: whether input and weight gradients may run apart.
     """
+    ways, count = Ways(pipeline, split), pipeline.microbatches
     if any(len(stages) > 1 for stages in pipeline.stages_on.values()):
-        return _shared_device_bound_s(pipeline)
-    ways = Ways(pipeline, split=False)
+        return _shared_device_bound_s(ways)
     bound = 0.0
-    for index, stage in enumerate(pipeline.stages):
-        load = balanced_load_s(stage, pipeline.microbatches)
-        bound = max(bound, ways.head[index] + load + ways.home[index])
+    for index in range(len(pipeline.stages)):
+        through_s = balanced_load_s(ways, index, count) + ways.home[index]
+        all_s = balanced_load_s(ways, index, count, weights=True) + ways.tail[index]
+        bound = max(bound, ways.head[index] + max(through_s, all_s))
     for index in range(len(pipeline.stages) - 1):
         bound = max(bound, _channel_bound(ways, index))
     return bound
 
 
-def _shared_device_bound_s(pipeline: PlacedPipeline) -> float:
+def _shared_device_bound_s(ways: Ways) -> float:
     """Several stages a device: its own work, and the way of a single microbatch."""
-    path = sum(stage.least_s(kind) for stage in pipeline.stages for kind in "FB")
+    pipeline = ways.pipeline
+    path = sum(ways.forward) + sum(ways.gradient)
     singles = [d for s in pipeline.stages if len(s.spec.devices) == 1 for d in s.spec.devices]
     loads = [
         pipeline.optimizer_s[device]
         + sum(
-            pipeline.microbatches * pipeline.seconds(stage, kind, device)
+            pipeline.microbatches * _each_s(ways, pipeline.stages[stage].times[device], True)
             for stage in pipeline.stages_on[device]
             if len(pipeline.stages[stage].spec.devices) == 1
-            for kind in "FB"
         )
         for device in singles
     ]
     return max([path, *loads])
 
 
-def balanced_load_s(stage: PlacedStage, microbatches: int) -> float:
-    """The most loaded replica's work under the best split of the microbatches."""
-    replicas = Counter(times.forward_s + times.backward_s for times in stage.times.values())
-    return fastest_split(replicas, microbatches)
+def balanced_load_s(ways: Ways, index: int, count: int, *, weights: bool = False) -> float:
+    """The most loaded replica's work under the best split of the microbatches.
+
+    Args:
+        ways: of the pipeline.
+        index: of the stage.
+        count: of the microbatches.
+        weights: count weight gradients that run apart as well.
+    """
+    times = ways.pipeline.stages[index].times.values()
+    return fastest_split(Counter(_each_s(ways, each, weights) for each in times), count)
+
+
+def _each_s(ways: Ways, times: OperationTimes, weights: bool) -> float:
+    """Of a microbatch on a replica."""
+    each_s = times.forward_s + ways.gradient_s(times)
+    return each_s + ways.besides_s(times) if weights else each_s
 
 
 def fastest_split(replicas: Mapping[float, int], count: int) -> float:
