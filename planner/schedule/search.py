@@ -17,11 +17,14 @@ from planner.schedule.heuristic import (
     quick_schedules,
 )
 from planner.schedule.measure import Measure, measure_bound_s, measured_s
-from planner.schedule.solve import improve_schedule
+from planner.schedule.solve import MAX_OPERATIONS, improve_schedule
+from planner.schedule.stretch import shortened, stretched
 from planner.solver_settings import DEFAULT_WORKERS, Clock, Settings
 
 PROVED = 1e-9
 """A gap no larger is rounding."""
+SHORT_SHARE = 0.5
+"""Of the time left, for a schedule of few microbatches where there are many."""
 SECONDS_AN_OPERATION = 2e-5
 """What scheduling an operation counts in deterministic time."""
 
@@ -80,7 +83,39 @@ def schedule_pipeline(
     best = replace(best, lower_bound_s=min(best_s, bound_s))
     if best_s <= bound_s * (1 + PROVED) or clock.left_s <= 0:
         return best
+    if len(best.timeline.operations) > MAX_OPERATIONS:
+        return _stretched(pipeline, best, settings, clock, split, measure)
     return improve_schedule(pipeline, best, settings, clock, clock.left_s, measure, split)
+
+
+def _stretched(
+    pipeline: PlacedPipeline,
+    best: Schedule,
+    settings: Settings,
+    clock: Clock,
+    split: bool,
+    measure: Measure,
+) -> Schedule:
+    """Many microbatches: from a searched schedule of few, if that is better."""
+    short = shortened(pipeline)
+    if short is None or 3 * len(short.stages) * short.microbatches > MAX_OPERATIONS:
+        return best
+    part = Clock(SHORT_SHARE * clock.left_s, settings.deterministic)
+    try:
+        found = schedule_pipeline(short, settings, part, split, measure)
+    except InfeasibleError:
+        return best
+    finally:
+        clock.spend(part.elapsed_s)
+    best_s = measured_s(best.timeline, measure)
+    for schedule in stretched(pipeline, found):
+        clock.spend(SECONDS_AN_OPERATION * len(schedule.timeline.operations))
+        found_s = measured_s(schedule.timeline, measure)
+        if found_s < best_s and fits_memory(schedule.timeline):
+            best, best_s = replace(schedule, lower_bound_s=best.lower_bound_s), found_s
+        if clock.left_s <= 0:
+            break
+    return replace(best, lower_bound_s=min(best.lower_bound_s, best_s))
 
 
 def _best_quick(
