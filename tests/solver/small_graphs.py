@@ -8,7 +8,7 @@ from builders import boundary, cluster, device_type, graph, layer, link, paramet
 
 from planner import Job, Problem
 from planner.costs.placement import PlacedPipeline, StageSpec, place
-from planner.partition.bounds.schedule import balanced_load_s, schedule_bound_s
+from planner.partition.bounds.schedule import schedule_bound_s
 
 MIB = 2**20
 
@@ -114,7 +114,7 @@ def bound_within_memory_s(pipeline: PlacedPipeline) -> float:
         if free < 0 or most < 1:
             return float("inf")
         trip_s = _trip_s(pipeline, names, j)
-        work_s = balanced_load_s(stage, 1)
+        work_s = stage.times[name].forward_s + stage.times[name].backward_s
         chosen = []
         for k in range(1, most + 1):
             blocks = -(-count // k) - 1
