@@ -116,6 +116,11 @@ class PlacedPipeline:
             for device in self.devices
         }
 
+    @cached_property
+    def has_quicker_wholes(self) -> bool:
+        """Whether some whole backward takes less time than its halves."""
+        return any(times.is_quicker_whole for s in self.stages for times in s.times.values())
+
     def seconds(self, stage: int, kind: str, device: str) -> float:
         """Duration of an operation."""
         return self.stages[stage].times[device].seconds(kind)

@@ -108,11 +108,10 @@ def quick_schedules(pipeline: PlacedPipeline, *, split: bool = False) -> Iterato
         yield from _classic_schedules(pipeline, owner)
         yield from _list_schedules(pipeline, owner, split=False)
         return
-    may_join = any(times.is_quicker_whole for s in pipeline.stages for times in s.times.values())
     listed = _list_schedules(pipeline, owner, split=True)
     for schedule in chain(_split_schedules(pipeline, owner), listed):
         yield schedule
-        if may_join:
+        if pipeline.has_quicker_wholes:
             yield _joined(schedule)
 
 

@@ -21,11 +21,13 @@ from planner import InfeasibleError
 from planner.artifacts.operations import Operation
 from planner.assemble import plan_by_hand
 from planner.costs.placement import PlacedPipeline, StageSpec, place
-from planner.schedule.classics import split_backwards
+from planner.schedule.classics import one_by_one, split_backwards
 from planner.schedule.heuristic import Schedule
 from planner.schedule.measure import Measure, measure_bound_s, measured_s
+from planner.schedule.model import ScheduleModel
 from planner.schedule.search import schedule_pipeline
 from planner.schedule.solve import improve_schedule
+from planner.schedule.ticks import in_ticks
 from planner.simulator import Timeline, simulate
 from planner.solver_settings import Clock, Settings
 from planner.verifier import verify
@@ -33,6 +35,8 @@ from planner.verifier import verify
 MEASURES: tuple[Measure, ...] = ("makespan", "longest_stage_span")
 SETTINGS = Settings(seed=0, workers=1, deterministic=True)
 A_LITTLE = 1 + 1e-9
+OWNER = {(0, 0): "d0", (0, 1): "d1"}
+"""Two replicas in turn."""
 
 
 def searched(tiny: TinyPipeline, measure: Measure, split: bool) -> Schedule:
@@ -323,3 +327,14 @@ def test_bounds_hold_for_random_schedules_of_stages_alone(data, split):
     for measure in MEASURES:
         bound_s = measure_bound_s(tight, measure, split=split)
         assert bound_s <= measured_s(timeline, measure) * A_LITTLE
+
+
+@pytest.mark.parametrize(("backward_s", "is_exact"), [(None, True), (2.5, False)])
+def test_replicas_whose_whole_backward_is_quicker_prove_nothing_split(backward_s, is_exact):
+    times = {"forward_s": 1, "input_gradient_s": 2, "weight_gradient_s": 1}
+    row = layer("a", measured={"unit": {**times, "backward_s": backward_s}})
+    placed = pipeline(graph([row]), star(2), [(["a"], ["d0", "d1"])], microbatches=2)
+    ticks = in_ticks(placed)
+    split = {d: split_backwards(order) for d, order in one_by_one(placed, OWNER).items()}
+    model = ScheduleModel(ticks, simulate(ticks, split), OWNER, free=True, split=True)
+    assert model.is_exact is is_exact

@@ -81,7 +81,7 @@ class ScheduleModel:
         for key, literal in self.operations.is_whole.items():
             self.model.add_hint(literal, key in whole)
         single = all(len(stage.spec.devices) == 1 for stage in pipeline.stages)
-        restricted = shares is not None or bool(self.operations.is_whole)
+        restricted = shares is not None or (split and pipeline.has_quicker_wholes)
         self.is_exact = not restricted and (free or (single and is_one_order(rows)))
 
     def orders(self, solver: cp_model.CpSolver) -> dict[str, list[Operation]]:
