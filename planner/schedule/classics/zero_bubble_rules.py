@@ -247,14 +247,12 @@ class _Steps:
     def _ahead(self) -> list[int]:
         """Forwards that each stage may run before its first gradient comes."""
         counts: list[int] = []
-        gradient_end_s = 0.0
+        ready_s = self._rows[-1].end_s
         for row in reversed(self._rows):
-            if not counts:
-                ready_s = row.end_s
-            else:
-                ready_s = gradient_end_s + self._times.send_back[row.number]
+            # The last stage's own gradient is ready after its first forward.
             count, end_s = self._forwards_until(row, ready_s) if counts else (1, row.end_s)
             gradient_end_s = max(end_s, ready_s) + row.seconds["I"]
+            ready_s = gradient_end_s + self._times.send_back[row.number - 1]
             counts.append(count)
         return counts[::-1]
 
