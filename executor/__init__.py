@@ -1,5 +1,21 @@
 """Runs a plan: ``torchrun --nproc-per-node N -m executor plan.json``.
 
-Needs torch and the planner's artifacts, no solver. From Python: :func:`executor.train.train`
-inside a process that torchrun started.
+Needs torch and the planner's artifacts, no solver. From Python, in the processes that torchrun
+started: :func:`train`.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from executor.training import train
+
+__all__ = ["train"]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when first used: torch takes a while.
+    if name == "train":
+        from executor.training import train
+
+        return train
+    raise AttributeError(f"module 'executor' has no attribute {name!r}")

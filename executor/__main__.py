@@ -1,98 +1,97 @@
 """``torchrun --nproc-per-node N -m executor plan.json``: train by a plan."""
 
-import argparse
-import os
-import sys
+from __future__ import annotations
 
+import os
+import signal
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from executor.command_line import Options, parse_options
+from executor.torchrun_record import record_for_torchrun
 from planner.errors import PipeplanError
 
+if TYPE_CHECKING:
+    from executor.metrics import StepMetrics
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="torchrun --nproc-per-node N -m executor",
-        description="Train a model by a plan, one process a device of the plan.",
-    )
-    parser.add_argument("plan", help="plan file written by `pipeplan plan`")
-    parser.add_argument("--steps", type=_positive, default=20, help="iterations (default 20)")
-    parser.add_argument(
-        "--data",
-        choices=["text", "random"],
-        default="text",
-        help="text: bytes of the Python standard library's sources (default), for models of 256 "
-        "tokens or more; "
-        "random: tensors in the shapes of the model's example batch",
-    )
-    parser.add_argument(
-        "--model",
-        metavar="MODULE:FACTORY",
-        help="allow importing this factory, for a plan whose model is not in the zoo",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of weights and data (default 0)")
-    return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
-    return value
+_FIRST_COME_S = 3.0
+"""A rank lets the first one tell what both found; torchrun ends it while it waits."""
 
 
 def main() -> int:
-    """Run and return the exit status: 0 done, 1 the plan cannot be run, 2 wrong usage."""
-    options = _parser().parse_args()
+    """Run and return the exit status: 0 done, 1 it failed; wrong usage ends with 2."""
+    options = parse_options()
     rank = int(os.environ.get("RANK", "0"))
     try:
         _run(options, rank)
     except PipeplanError as error:
-        if rank == 0:
-            for problem in error.problems:
-                print(f"error: {problem}", file=sys.stderr, flush=True)
+        _tell(error, rank)
+        record_for_torchrun(error)
+        return 1
+    except Exception as error:
+        told = f"rank {rank} failed:\n{traceback.format_exc()}"
+        print(told, end="", file=sys.stderr, flush=True)
+        record_for_torchrun(error)
         return 1
     return 0
 
 
-def _run(options: argparse.Namespace, rank: int) -> None:
-    from executor.model import allowed_factory
-    from executor.train import require_runnable, world_size_message
+def _run(options: Options, rank: int) -> None:
+    from executor.step_report import StepReport
+    from executor.training import run_emulation, run_training
     from planner.artifacts.plan import Plan
 
     plan = Plan.load(options.plan)
-    # Refused before any process group exists, so that no rank waits for another.
-    require_runnable(plan)
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size != len(plan.ranks):
-        raise PipeplanError(world_size_message(plan, world_size))
-    factory = allowed_factory(plan, options.model)
+    config, run = options.config(), options.run()
+    resumes = options.resume is not None
+    report = StepReport(options.metrics, resumes=resumes) if rank == 0 else None
+    if options.emulate:
+        history = run_emulation(plan, config.steps, run, config.timeline, report)
+    else:
+        history = run_training(plan, config, run, report)
+    if rank == 0:
+        print(_summary(history, len(plan.ranks), options.emulate), flush=True)
+        if config.timeline is not None and history:
+            print(f"wrote {config.timeline}", flush=True)
 
+
+def _summary(history: Sequence[StepMetrics], ranks: int, emulated: bool) -> str:
+    if not history:
+        return "nothing to do: the checkpoint has all steps"
+    if emulated:
+        median_s = statistics.median(metrics.step_time_s for metrics in history)
+        return (
+            f"emulated {len(history)} steps on {ranks} ranks: median {median_s:.3f} s "
+            f"(predicted {history[0].predicted_time_s:.3f} s)"
+        )
+    return (
+        f"trained {len(history)} steps on {ranks} ranks: loss "
+        f"{history[0].loss:.4f} -> {history[-1].loss:.4f}"
+    )
+
+
+def _tell(error: PipeplanError, rank: int) -> None:
+    """What is wrong with the plan all ranks find, and the first says it; some find it alone."""
     import torch.distributed as dist
 
-    from executor.train import train
-
-    if "RANK" in os.environ:
-        dist.init_process_group("gloo")
-    else:
-        # Not started by torchrun: a plan of one rank needs no port to meet others at.
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        history = train(
-            plan,
-            factory,
-            steps=options.steps,
-            data=options.data,
-            seed=options.seed,
-            report=(lambda metrics: print(metrics.line(), flush=True)) if rank == 0 else None,
-        )
-        if rank == 0:
-            print(
-                f"trained {len(history)} steps on {world_size} ranks: loss "
-                f"{history[0].loss:.4f} -> {history[-1].loss:.4f}",
-                flush=True,
-            )
-    finally:
-        dist.destroy_process_group()
+    met = dist.is_initialized()
+    if rank > 0 and not met:
+        time.sleep(_FIRST_COME_S)
+    who = f"rank {rank}: " if rank > 0 or met else ""
+    for problem in error.problems:
+        print(f"error: {who}{problem}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        # Ctrl-C ends a rank at once, even one that waits inside torch, and without a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # No thread that waits for ranks which are no more holds this process, or wakes in its ruins.
+    os._exit(status)

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from executor.random_state import microbatch_seed
 from planner.artifacts.job import Job
 from planner.errors import PipeplanError
 from planner.tracing.factory import TARGET, example_batch
@@ -34,24 +35,19 @@ def batches(source: Source, model: nn.Module, job: Job, seed: int) -> BatchOf:
             with room for 256 values.
     """
     if source == "random":
-        return lambda step, microbatch: _random(model, job, _seed(seed, step, microbatch))
+        return lambda step, microbatch: _random(model, job, microbatch_seed(seed, step, microbatch))
     example = example_batch(model, job)
     name, shape = _token_input(example)
     _require_room_for_bytes(job, name)
     text = standard_library_text()
 
     def batch(step: int, microbatch: int) -> Mapping[str, Tensor]:
-        generator = torch.Generator().manual_seed(_seed(seed, step, microbatch))
+        generator = torch.Generator().manual_seed(microbatch_seed(seed, step, microbatch))
         starts = torch.randint(0, len(text) - shape[1] - 1, (shape[0],), generator=generator)
         rows = torch.stack([text[s : s + shape[1] + 1] for s in starts.tolist()]).long()
         return {name: rows[:, :-1].contiguous(), TARGET: rows[:, 1:].contiguous()}
 
     return batch
-
-
-def _seed(seed: int, step: int, microbatch: int) -> int:
-    # torch takes seeds below 2**64.
-    return ((seed * 1_000_003 + step) * 1_000_003 + microbatch) % 2**63
 
 
 def _random(model: nn.Module, job: Job, seed: int) -> Mapping[str, Tensor]:

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from planner.artifacts.layer_graph import GraphRecord
 from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
 from planner.tracing.export import ExportedStep, export_step
-from planner.tracing.factory import build, example_batch, import_factory
+from planner.tracing.factory import Loss, build, example_batch, import_factory
+from planner.tracing.hugging_face import is_configuration_file
 from planner.tracing.layers import LayerAssignment, assign_layers
 from planner.tracing.structure import structure_differences
 
@@ -25,7 +25,9 @@ def allowed_factory(plan: Plan, named: str | Factory | None) -> Factory:
     """The factory to build the model with.
 
     A plan is data: its factory is imported only if it is one of the zoo's or the user named the
-    same one.
+    same one. That holds for ``hf:`` models too: what their configuration can make the library do
+    is its authors' to say. A configuration file may lie elsewhere than when the plan was made; its
+    layers are compared with the plan's like any model's.
 
     Raises:
         PipeplanError: if the plan names a factory that nobody allowed.
@@ -45,9 +47,13 @@ def allowed_factory(plan: Plan, named: str | Factory | None) -> Factory:
                 f"add --model {recorded}"
             )
         named = recorded
-    elif recorded is not None and named != recorded:
+    elif recorded is not None and not _same_source(named, recorded):
         raise PipeplanError(f"--model {named}: the plan was made for {recorded!r}")
     return import_factory(named)
+
+
+def _same_source(named: str, recorded: str) -> bool:
+    return named == recorded or (is_configuration_file(named) and is_configuration_file(recorded))
 
 
 def _zoo() -> Mapping[str, str]:
@@ -59,29 +65,41 @@ def _zoo() -> Mapping[str, str]:
     return import_module("models").ZOO  # type: ignore[no-any-return]
 
 
-def build_model(plan: Plan, factory: Factory, seed: int, device: torch.device) -> nn.Module:
-    """The model with its initial weights, the same on every rank."""
+def build_model(plan: Plan, factory: Factory, seed: int) -> nn.Module:
+    """The model on the CPU with its initial weights, the same on every rank."""
     torch.manual_seed(seed)
-    with torch.device(device):
-        return build(factory, plan.model.arguments).train()
+    model = build(factory, plan.model.arguments).train()
+    return model.to(getattr(torch, plan.job.precision))
 
 
 def export_planned_model(
-    plan: Plan, model: nn.Module, device: torch.device
+    plan: Plan,
+    model: nn.Module,
+    own_loss: Loss | None = None,
+    autocast: torch.dtype | None = None,
 ) -> tuple[ExportedStep, LayerAssignment]:
     """Export the model and make sure that its layers are the planned ones.
+
+    Args:
+        plan: the model's layers, boundaries and parameters.
+        model: built by the plan's factory, with its weights on the CPU.
+        own_loss: of :func:`executor.loss.allowed_loss`.
+        autocast: what torch's autocast lowers operations to when it is trained. Boundaries may
+            then be of that type; a plan knows the type without.
 
     Raises:
         PipeplanError: naming the first differences.
     """
-    with torch.device(device):
-        batch: Mapping[str, Tensor] = example_batch(model, plan.job)
-        exported = export_step(model, batch, plan.job)
+    batch: Mapping[str, Tensor] = example_batch(model, plan.job)
+    exported = export_step(model, batch, plan.job, own_loss)
     layers = assign_layers(exported)
-    expected: GraphRecord = plan.model.graph
-    differences = structure_differences(expected, exported, layers)
+    differences = structure_differences(plan.model.graph, exported, layers)
     if differences:
         raise PipeplanError(
             [f"the model is not the one the plan was made for: {line}" for line in differences]
         )
+    if autocast is not None:
+        with torch.autocast("cpu", autocast, cache_enabled=False):
+            exported = export_step(model, batch, plan.job, own_loss)
+        layers = assign_layers(exported)
     return exported, layers

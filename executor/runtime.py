@@ -1,157 +1,172 @@
-"""The step loop: one rank runs its lowered program of computations and messages."""
+"""The step loop: one rank runs its lowered program of computations, messages and reductions."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from executor.cut import BoundaryTensor, StageModule
-from executor.lower import Action, Compute, Message
-from executor.stage import StageRunner
+from executor.failure import talking_to
+from executor.lower import Action, Compute, Message, Reduce, message_of
+from executor.recorder import Recorder
+from executor.transport import Receiving, Sending, Transport
+from executor.worker import TensorSpec, Worker
 from planner.artifacts.operations import Operation
-
-Batch = Callable[[int], Mapping[str, Tensor]]
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What one rank did in one iteration.
-
-    Attributes:
-        loss: sum over this rank's microbatches of their loss / number of microbatches; zero on
-            ranks without the last stage.
-        busy_s: seconds of forwards and backwards.
-    """
-
-    loss: float
-    busy_s: float
 
 
 @dataclass(frozen=True)
 class _Receive:
     """A posted receive, and the sends that are over once it has ended."""
 
-    works: Sequence[Any]
+    tensors: Sequence[Receiving]
+    source: int
     sends_over: Sequence[Operation]
+
+
+@dataclass(frozen=True)
+class _Send:
+    """Sends under way."""
+
+    tensors: Sequence[Sending]
+    target: int
 
 
 class PipelineRuntime:
     """Runs the stages of one rank.
 
     Args:
-        stages: this rank's stages.
+        workers: this rank's stages by index.
         program: its lowered program.
-        microbatches: of one iteration.
-        device: of tensors.
+        reduce: starts the all-reduce of what some stages share.
+        transport: of messages.
+        recorder: told of all that runs.
+        waited: told the marks of the recorder's clock between which an operation waited for its
+            input.
     """
 
     def __init__(
         self,
-        stages: Sequence[StageModule],
+        workers: Mapping[int, Worker],
         program: Sequence[Action],
-        microbatches: int,
-        device: torch.device,
+        reduce: Callable[[Reduce], None],
+        transport: Transport,
+        recorder: Recorder,
+        waited: Callable[[Any, Any], None] | None = None,
     ) -> None:
-        self.runners = {stage.index: StageRunner(stage, microbatches) for stage in stages}
+        self.workers = workers
         self.program = program
-        self.microbatches = microbatches
-        self.device = device
+        self.transport = transport
+        self.recorder = recorder
+        self._reduce = reduce
+        self._waited = waited
         # By the operation that makes the tensors: what waits to be used or sent, what is under way.
         self._results: dict[Operation, tuple[Tensor, ...]] = {}
         self._receiving: dict[Operation, _Receive] = {}
-        self._sending: dict[Operation, list[tuple[Any, Tensor]]] = {}
+        self._sending: dict[Operation, _Send] = {}
+        self._losses: list[Tensor] = []
 
-    def step(self, batch: Batch) -> StepReport:
+    def step(self) -> float:
         """Run one iteration's forwards and backwards; gradients are in the parameters after it.
 
-        Args:
-            batch: the entries of a microbatch by name.
+        Returns:
+            The sum of the losses of this rank's microbatches; zero without the last stage.
         """
-        loss = busy_s = 0.0
         for action in self.program:
             match action:
                 case Compute(operation):
-                    # Waiting for a message is no work: it comes before the clock starts.
                     self._await_input(operation)
-                    begin = time.perf_counter()
-                    loss += self._compute(operation, batch)
-                    busy_s += time.perf_counter() - begin
+                    start = self.recorder.mark()
+                    self._compute(operation)
+                    self.recorder.note("operations", operation, start)
                 case Message("receive"):
                     self._receive(action)
                 case Message("send"):
                     self._send(action)
+                case Reduce():
+                    self._reduce(action)
         self._finish_sends(list(self._sending))
         assert not self._results, f"results that nobody used: {list(self._results)}"
-        for runner in self.runners.values():
-            runner.require_empty()
-        return StepReport(loss, busy_s)
+        for worker in self.workers.values():
+            worker.require_empty()
+        losses, self._losses = self._losses, []
+        return float(torch.stack(losses).double().sum()) if losses else 0.0
 
     # --- computation -------------------------------------------------------------------------
 
     def _source(self, operation: Operation) -> Operation | None:
-        """The operation of the neighbouring stage whose result this one needs."""
+        """What of the neighbouring stage this operation needs."""
         stage, kind, microbatch = operation
         if kind == "F":
             return Operation(stage - 1, "F", microbatch) if stage else None
-        is_last = self.runners[stage].stage.is_last
-        return None if is_last else Operation(stage + 1, "B", microbatch)
+        if kind == "W" or self.workers[stage].is_last:
+            return None
+        return Operation(stage + 1, "B", microbatch)
 
     def _await_input(self, operation: Operation) -> None:
         source = self._source(operation)
         receive = None if source is None else self._receiving.pop(source, None)
-        if receive is not None:
-            for work in receive.works:
-                work.wait()
+        if source is not None and receive is not None:
+            start = self.recorder.mark()
+            with talking_to(f"rank {receive.source}, which was to send {source}"):
+                self._results[source] = tuple(tensor.wait() for tensor in receive.tensors)
+            end = self.recorder.mark()
+            arrived = max((t.arrived_s for t in receive.tensors if t.arrived_s), default=end)
+            self.recorder.note("receives", (source, receive.source), start, arrived)
+            if self._waited is not None:
+                self._waited(start, end)
             self._finish_sends(receive.sends_over)
 
-    def _compute(self, operation: Operation, batch: Batch) -> float:
-        """Run the operation, keep its result for the neighbour, return its share of the loss."""
+    def _compute(self, operation: Operation) -> None:
+        """Run the operation and keep its result for the neighbour."""
         stage, kind, microbatch = operation
-        runner = self.runners[stage]
+        worker = self.workers[stage]
         source = self._source(operation)
         received = () if source is None else self._results.pop(source)
-        if kind == "B":
-            gradients = runner.backward(microbatch, received)
+        if kind == "W":
+            worker.weight_gradients(microbatch)
+        elif kind == "F":
+            outputs = worker.forward(microbatch, received)
+            if worker.is_last:
+                self._losses.append(outputs[0])
+            else:
+                self._results[operation] = outputs
+        else:
+            gradients = worker.backward(microbatch, received)
             if stage > 0:
-                self._results[operation] = gradients
-            return 0.0
-        entries = batch(microbatch) if runner.stage.model_inputs else {}
-        outputs = runner.forward(microbatch, received, entries)
-        if runner.stage.is_last:
-            return float(outputs[0]) / self.microbatches
-        self._results[operation] = outputs
-        return 0.0
+                self._results[message_of(operation)] = gradients
 
     # --- messages ----------------------------------------------------------------------------
 
     def _send(self, message: Message) -> None:
-        tensors = [tensor.contiguous() for tensor in self._results.pop(message.operation)]
-        self._sending[message.operation] = [
-            (dist.isend(tensor, message.peer), tensor) for tensor in tensors
-        ]
+        tensors = self._results.pop(message.operation)
+        start = self.recorder.mark()
+        with talking_to(_receiver(message.peer, message.operation)):
+            sends = [self.transport.send(tensor, message.peer) for tensor in tensors]
+        self._sending[message.operation] = _Send(sends, message.peer)
+        self.recorder.note("sends", (message.operation, message.peer), start)
 
     def _receive(self, message: Message) -> None:
-        buffers = tuple(
-            torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
-            for tensor in self._expected(message.operation)
-        )
-        works = [dist.irecv(buffer, message.peer) for buffer in buffers]
-        self._results[message.operation] = buffers
-        self._receiving[message.operation] = _Receive(works, message.arrived)
+        specs = self._expected(message.operation)
+        with talking_to(f"rank {message.peer}, which was to send {message.operation}"):
+            tensors = [self.transport.receive(spec, message.peer) for spec in specs]
+        self._receiving[message.operation] = _Receive(tensors, message.peer, message.arrived)
 
-    def _expected(self, operation: Operation) -> Sequence[BoundaryTensor]:
+    def _expected(self, operation: Operation) -> Sequence[TensorSpec]:
         if operation.kind == "F":
-            return self.runners[operation.stage + 1].stage.receives
-        sends = self.runners[operation.stage - 1].stage.sends
-        return [tensor for tensor in sends if tensor.requires_grad]
+            return self.workers[operation.stage + 1].incoming
+        return self.workers[operation.stage - 1].returning
 
     def _finish_sends(self, operations: Sequence[Operation]) -> None:
         for operation in operations:
-            for work, _ in self._sending.pop(operation, ()):
-                work.wait()
+            send = self._sending.pop(operation, None)
+            if send is not None:
+                with talking_to(_receiver(send.target, operation)):
+                    for tensor in send.tensors:
+                        tensor.wait()
+
+
+def _receiver(rank: int, operation: Operation) -> str:
+    return f"rank {rank}, which was to receive {operation}"

@@ -11,9 +11,12 @@ if TYPE_CHECKING:
     from planner.artifacts.cluster import Cluster
     from planner.artifacts.job import Job
     from planner.artifacts.layer_graph import LayerGraph
+    from planner.artifacts.measured import MeasuredTimeline
     from planner.artifacts.plan import Plan
     from planner.artifacts.problem import ModelSource, Problem
+    from planner.calibration.calibrate import calibrate
     from planner.comparison import compare
+    from planner.deviation import compare_with_measured
     from planner.errors import DeadlockError, InfeasibleError, PipeplanError
     from planner.partition.exact.optimum import search_partition
     from planner.result import Result
@@ -30,13 +33,16 @@ _HOME = {
     "InfeasibleError": ("planner.errors", "InfeasibleError"),
     "Job": ("planner.artifacts.job", "Job"),
     "LayerGraph": ("planner.artifacts.layer_graph", "LayerGraph"),
+    "MeasuredTimeline": ("planner.artifacts.measured", "MeasuredTimeline"),
     "ModelSource": ("planner.artifacts.problem", "ModelSource"),
     "Noise": ("planner.robustness", "Noise"),
     "PipeplanError": ("planner.errors", "PipeplanError"),
     "Plan": ("planner.artifacts.plan", "Plan"),
     "Problem": ("planner.artifacts.problem", "Problem"),
     "Result": ("planner.result", "Result"),
+    "calibrate": ("planner.calibration.calibrate", "calibrate"),
     "compare": ("planner.comparison", "compare"),
+    "compare_with_measured": ("planner.deviation", "compare_with_measured"),
     "search_partition": ("planner.partition.exact.optimum", "search_partition"),
     "search_schedule": ("planner.schedule.search", "search_schedule"),
     "simulate": ("planner.simulator", "simulate_plan"),
@@ -52,13 +58,16 @@ __all__ = [
     "InfeasibleError",
     "Job",
     "LayerGraph",
+    "MeasuredTimeline",
     "ModelSource",
     "Noise",
     "PipeplanError",
     "Plan",
     "Problem",
     "Result",
+    "calibrate",
     "compare",
+    "compare_with_measured",
     "search_partition",
     "search_schedule",
     "simulate",

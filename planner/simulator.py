@@ -169,10 +169,10 @@ def run(pipeline: PlacedPipeline, owner: Mapping[tuple[int, int], str], policy: 
     Raises:
         DeadlockError: if nothing can run although operations are left.
     """
-    return _Replay(pipeline, owner, policy).run()
+    return Replay(pipeline, owner, policy).run()
 
 
-class _Replay:
+class Replay:
     """The event loop over ends of operations and arrivals of transfers, in order of time."""
 
     def __init__(
@@ -192,6 +192,7 @@ class _Replay:
         self._transfers: dict[tuple[bool, int, str, str], Transfer] = {}
 
     def run(self) -> Timeline:
+        """Play it to its end; once only."""
         for stage, microbatch in self.owner:
             if stage == 0:
                 self._offer(Operation(0, "F", microbatch))
@@ -201,8 +202,10 @@ class _Replay:
             touched: dict[str, None] = {}
             while self.heap and self.heap[0][0] == now:
                 _, operation, arrival = heapq.heappop(self.heap)
-                device = self._arrive(operation) if arrival else self._finish(operation, now)
-                touched[device] = None
+                hear = self._arrive if arrival else self._finish
+                device = hear(operation, now)
+                if device is not None:
+                    touched[device] = None
             self._dispatch(touched, now)
         unfinished = self.policy.unfinished()
         if unfinished:
@@ -253,19 +256,28 @@ class _Replay:
         self._offer(Operation(stage, "I", microbatch))
 
     def _send(self, consumer: Operation, source: str, now: float) -> None:
-        """Request the links of the route now; the consumer can run when the transfer ends."""
+        """Ask for the links of the route now; the consumer can run when the transfer ends."""
         target = self.owner.get((consumer.stage, consumer.microbatch))
         if target is None:
             return
         transfer = self._transfer(consumer, source, target)
+        self._request(transfer, consumer, source, now)
+
+    def _request(self, transfer: Transfer, consumer: Operation, source: str, now: float) -> None:
         start = max([now, *(self.link_free_at[link] for link in transfer.links)])
         end = start + transfer.seconds
         for link in transfer.links:
             self.link_free_at[link] = end
+        self._note_transfer(transfer, consumer, source, start, end)
+        heapq.heappush(self.heap, (end, consumer, True))
+
+    def _note_transfer(
+        self, transfer: Transfer, consumer: Operation, source: str, start: float, end: float
+    ) -> None:
         kind: Kind = consumer.kind
         producer = Operation(consumer.stage + (-1 if kind == "F" else 1), kind, consumer.microbatch)
+        target = self._device(consumer)
         self.transfers.append(TransferEvent(source, target, producer, start, end, transfer.links))
-        heapq.heappush(self.heap, (end, consumer, True))
 
     def _transfer(self, consumer: Operation, source: str, target: str) -> Transfer:
         key = (consumer.kind == "F", consumer.stage, source, target)
@@ -277,7 +289,8 @@ class _Replay:
             self._transfers[key] = found
         return self._transfers[key]
 
-    def _arrive(self, operation: Operation) -> str:
+    def _arrive(self, operation: Operation, now: float) -> str | None:
+        """Hand a message over; None if it has not come."""
         if operation.kind == "F":
             self._offer(operation)
         else:

@@ -2,17 +2,20 @@
 
 from typing import Protocol
 
+from executor.lower import Reduce
 from executor.sync.all_reduce import AllReduce
-from executor.sync.groups import ParameterGroup
 
 
 class Synchronisation(Protocol):
-    """A strategy: called once an iteration, after this rank's last backward."""
+    """A strategy of making gradients agree among the ranks that hold the same parameters."""
 
-    def reduce(self) -> None:
-        """Make the gradients of shared parameters agree among the ranks that hold them."""
+    def start(self, reduce: Reduce) -> None:
+        """This rank's last backward that adds to these gradients is done."""
+
+    def finish(self) -> None:
+        """The gradients of all shared parameters agree after it."""
 
 
 STRATEGIES = {"all_reduce": AllReduce}
 
-__all__ = ["STRATEGIES", "AllReduce", "ParameterGroup", "Synchronisation"]
+__all__ = ["STRATEGIES", "AllReduce", "Synchronisation"]

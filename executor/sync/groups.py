@@ -1,51 +1,66 @@
 """Which ranks hold the same parameters: replicas of a stage, and stages that share a tied one."""
 
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
 
+from executor.failure import talking_to
+from executor.gloo_threads import let_others_finish
+from executor.lower import Reduce
 from planner.artifacts.plan import Plan
 
 
 @dataclass(frozen=True)
-class ParameterGroup:
-    """Parameters of this rank that exactly ``ranks`` hold, and their process group."""
+class SharedParameters:
+    """Trainable parameters that these stages have in common and exactly these ranks hold."""
 
+    stages: tuple[int, ...]
     ranks: tuple[int, ...]
     names: tuple[str, ...]
-    parameters: tuple[nn.Parameter, ...]
-    process_group: Any
+
+    @property
+    def reduce(self) -> Reduce:
+        """The action that sums their gradients."""
+        return Reduce(self.stages, self.ranks)
 
 
-def holders(plan: Plan) -> dict[tuple[int, ...], tuple[str, ...]]:
-    """Trainable parameters by the ranks that hold them, only those that several ranks hold."""
+def shared_parameters(plan: Plan) -> list[SharedParameters]:
+    """All parameters that several ranks hold, by the stages that use them, in stage order."""
     rank_of = {device: rank for rank, device in enumerate(plan.ranks)}
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for name, stages in _users(plan).items():
+        groups.setdefault(stages, []).append(name)
+    rows = []
+    for stages, names in sorted(groups.items()):
+        ranks = tuple(sorted({rank_of[d] for index in stages for d in plan.stages[index].devices}))
+        if len(ranks) > 1:
+            rows.append(SharedParameters(stages, ranks, tuple(names)))
+    return rows
+
+
+def _users(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """The stages that use each trainable parameter."""
     trainable = {p.name for p in plan.model.graph.parameters if p.trainable}
     used = {layer.name: layer.parameters for layer in plan.model.graph.layers}
-    ranks: dict[str, set[int]] = {}
+    stages: dict[str, dict[int, None]] = {}
     for stage in plan.stages:
         for layer in stage.layers:
             for name in used[layer]:
                 if name in trainable:
-                    ranks.setdefault(name, set()).update(rank_of[d] for d in stage.devices)
-    groups: dict[tuple[int, ...], list[str]] = {}
-    for name, held in ranks.items():
-        if len(held) > 1:
-            groups.setdefault(tuple(sorted(held)), []).append(name)
-    return {key: tuple(names) for key, names in sorted(groups.items())}
+                    stages.setdefault(name, {})[stage.index] = None
+    return {name: tuple(indices) for name, indices in stages.items()}
 
 
-def make_groups(
-    plan: Plan, rank: int, parameters: Mapping[str, nn.Parameter]
-) -> Sequence[ParameterGroup]:
-    """Create the process groups; every rank must call this, in the same order by construction."""
-    mine = []
-    for ranks, names in holders(plan).items():
-        group = dist.new_group(list(ranks))
-        if rank in ranks:
-            held = tuple(parameters[name] for name in names)
-            mine.append(ParameterGroup(ranks, names, held, group))
-    return mine
+def make_process_groups(
+    sets: Iterable[tuple[int, ...]], timeout: timedelta | None = None
+) -> dict[tuple[int, ...], Any]:
+    """A process group for each set of ranks; every rank must call this with the same sets."""
+    with talking_to("the other ranks, to make process groups"):
+        made = {ranks: dist.new_group(list(ranks), timeout=timeout) for ranks in sorted(set(sets))}
+    let_others_finish()
+    return made

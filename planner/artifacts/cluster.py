@@ -15,7 +15,8 @@ from pydantic import Field, model_validator
 
 from planner.artifacts.cluster_file import FORMAT as FILE_FORMAT
 from planner.artifacts.cluster_file import ClusterFile, Name
-from planner.artifacts.document import Record, check_format, read_json, read_toml
+from planner.artifacts.cluster_toml import cluster_toml
+from planner.artifacts.document import Record, check_format, read_json, read_toml, write_atomically
 from planner.artifacts.hardware import DeviceType, LinkType
 from planner.artifacts.link_table import LinkTable
 
@@ -77,6 +78,16 @@ class Cluster(Record):
         source = str(path)
         data = read_json(path) if source.endswith(".json") else read_toml(path)
         return cls.from_data(data, source)
+
+    def save(self, path: str | Path) -> None:
+        """Write the cluster with nothing abbreviated, atomically, in the form :meth:`load` reads.
+
+        JSON if the name ends in ``.json``, else TOML.
+        """
+        is_json = str(path).endswith(".json")
+        write_atomically(
+            path, self.model_dump_json(indent=1) + "\n" if is_json else cluster_toml(self)
+        )
 
     @classmethod
     def from_data(cls, data: Any, source: str = "cluster") -> Cluster:

@@ -22,6 +22,9 @@ KINDS = {
     "pipeplan-graph/1": "a layer graph",
     "pipeplan-cluster/1": "a cluster file",
     "pipeplan-job/1": "a job file",
+    "pipeplan-train/1": "a training file",
+    "pipeplan-checkpoint/1": "a checkpoint's manifest",
+    "pipeplan-timeline/1": "a measured timeline",
 }
 """Files by their field ``format``."""
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -303,7 +306,7 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.chmod(temporary, 0o666 & ~umask())
         os.replace(temporary, path)
     except OSError as error:
         raise PipeplanError(f"{path}: cannot be written: {error.strerror}") from None
@@ -330,7 +333,8 @@ def require_file_path(path: str | Path) -> None:
         raise PipeplanError(f"{path}: cannot be written: no permission in folder {target.parent}")
 
 
-def _umask() -> int:
+def umask() -> int:
+    """The permissions that new files of this process do not get."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

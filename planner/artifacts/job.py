@@ -3,14 +3,26 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from planner.artifacts.document import Count, Record, check_format, read_json, read_toml
 
 FORMAT = "pipeplan-job/1"
-Precision = Literal["float32", "float16", "bfloat16"]
+Precision = Literal["float32", "float16", "bfloat16", "float64"]
+LOW_PRECISION = frozenset(("float16", "bfloat16"))
 MAX_MICROBATCHES = 65536
 JsonValue = str | int | float | bool | None | list[str | int | float | bool | None]
+
+
+LOSSES = ("cross_entropy", "mse", "output")
+"""Losses that Pipeplan knows; any other is the user's own ``module:function``."""
+
+
+def _known_or_own(loss: str) -> str:
+    module, _, function = loss.partition(":")
+    if loss not in LOSSES and not (module and function and ":" not in function):
+        raise ValueError("expected 'cross_entropy', 'mse', 'output' or module:function of your own")
+    return loss
 
 
 class InputSpec(Record):
@@ -20,7 +32,7 @@ class InputSpec(Record):
     """
 
     shape: tuple[Count, ...]
-    dtype: Literal["float32", "float16", "bfloat16", "int64", "int32", "bool"]
+    dtype: Literal["float32", "float16", "bfloat16", "float64", "int64", "int32", "bool"]
     below: Annotated[int, Field(ge=1, lt=2**63)] = 2
 
 
@@ -29,9 +41,12 @@ class Job(Record):
 
     One iteration runs ``microbatches`` microbatches of ``samples_per_microbatch`` samples each.
     ``loss`` compares the model's output with the batch's ``target``: ``cross_entropy`` and ``mse``
-    do that, ``output`` takes the model's own output as the loss. ``inputs`` describes a batch for
-    a model that has no ``example_batch`` method. Plans may put up to ``max_stages_per_device``
+    do that, ``output`` takes the model's own output as the loss, and ``module:function`` is a
+    function of the user's, called with output and target. ``inputs`` describes a batch for a model
+    that has no ``example_batch`` method. Plans may put up to ``max_stages_per_device``
     stages on a device, and recompute layers unless ``recompute`` forbids it.
+
+    Weights are held in ``precision``, low ones with float32 masters in the optimizer.
     """
 
     format: Literal["pipeplan-job/1"] = "pipeplan-job/1"
@@ -41,7 +56,7 @@ class Job(Record):
     precision: Precision = "float32"
     optimizer: Literal["adamw", "sgd", "sgd_momentum"] = "adamw"
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
-    loss: Literal["cross_entropy", "mse", "output"] = "cross_entropy"
+    loss: Annotated[str, AfterValidator(_known_or_own)] = "cross_entropy"
     max_stages: Annotated[int, Field(ge=1)] | None = None
     max_stages_per_device: Annotated[int, Field(ge=1, le=16)] = 1
     replication: bool = True
@@ -67,5 +82,6 @@ class Job(Record):
         Low-precision weights keep a float32 master copy beside the moments (Micikevicius et al.
         2018, "Mixed precision training").
         """
-        moments = {"adamw": 8, "sgd": 0, "sgd_momentum": 4}[self.optimizer]
-        return moments + (0 if self.precision == "float32" else 4)
+        moments = {"adamw": 2, "sgd": 0, "sgd_momentum": 1}[self.optimizer]
+        masters = 1 if self.precision in LOW_PRECISION else 0
+        return (moments + masters) * (8 if self.precision == "float64" else 4)

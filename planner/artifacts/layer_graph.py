@@ -17,12 +17,16 @@ from planner.artifacts.document import (
     Record,
     check_format,
     digest,
+    digest_of_data,
     read_json,
     write_atomically,
 )
 from planner.errors import PipeplanError
 
 FORMAT = "pipeplan-graph/1"
+
+MEASURED = {"measured"}
+"""What of a layer a calibration writes; all else is its structure."""
 
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Name = Annotated[str, Field(min_length=1, max_length=400)]
@@ -206,6 +210,11 @@ class _Attributes(dict[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (dict, (dict(self),))
+
+
+def structure_digest(record: GraphRecord) -> str:
+    """SHA-256 of a graph without its measured times: equal before and after a calibration."""
+    return digest_of_data(record.model_dump(mode="json", exclude={"layers": {"__all__": MEASURED}}))
 
 
 class LayerGraph(nx.DiGraph):  # type: ignore[misc]

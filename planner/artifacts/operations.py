@@ -10,6 +10,12 @@ from typing import Literal, NamedTuple, cast
 from planner.errors import PipeplanError, shorten
 
 Kind = Literal["F", "B", "I", "W"]
+KIND_LABELS: dict[Kind, str] = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradient",
+    "W": "weight gradient",
+}
 _PATTERN = re.compile(r"([0-9]{1,6})([FBIW])([0-9]{1,7})")
 
 
@@ -24,6 +30,15 @@ class Operation(NamedTuple):
         return f"{self.stage}{self.kind}{self.microbatch}"
 
 
+def parse_operation(word: str) -> Operation | None:
+    """The operation that a word such as ``2F0`` stands for; None if it stands for none."""
+    match = _PATTERN.fullmatch(word)
+    if match is None:
+        return None
+    stage, kind, microbatch = match.groups()
+    return Operation(int(stage), cast(Kind, kind), int(microbatch))
+
+
 def parse_order(text: str, field: str) -> tuple[Operation, ...]:
     """Parse a device's order such as ``"0F0 0F1 0B0 0B1"``.
 
@@ -36,15 +51,14 @@ def parse_order(text: str, field: str) -> tuple[Operation, ...]:
     """
     operations, problems = [], []
     for position, word in enumerate(text.split()):
-        match = _PATTERN.fullmatch(word)
-        if match is None:
+        operation = parse_operation(word)
+        if operation is None:
             problems.append(
                 f"{field}: word {position + 1} is {shorten(word)}, expected an operation such as "
                 "'2F0' (stage, one of F B I W, microbatch)"
             )
             continue
-        stage, kind, microbatch = match.groups()
-        operations.append(Operation(int(stage), cast(Kind, kind), int(microbatch)))
+        operations.append(operation)
     if problems:
         raise PipeplanError(problems)
     return tuple(operations)

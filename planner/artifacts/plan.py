@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from planner.artifacts.cluster import Cluster
-from planner.artifacts.document import Count, Record, check_format, read_json, write_atomically
+from planner.artifacts.document import (
+    Count,
+    Record,
+    check_format,
+    digest_of_data,
+    read_json,
+    write_atomically,
+)
 from planner.artifacts.job import MAX_MICROBATCHES, Job, JsonValue
-from planner.artifacts.layer_graph import GraphRecord, LayerGraph
+from planner.artifacts.layer_graph import GraphRecord, LayerGraph, structure_digest
 from planner.artifacts.operations import Operation, parse_order
 from planner.artifacts.problem import ModelSource, Problem
 
@@ -132,6 +140,23 @@ class Plan(Record):
             cluster=self.cluster,
             job=self.job,
             source=ModelSource(self.model.factory, dict(self.model.arguments)),
+        )
+
+    @cached_property
+    def execution_digest(self) -> str:
+        """SHA-256 of what the executor runs: layers, stages, orders and ranks.
+
+        Costs are left out, so that a plan and its calibrated copy, which run the same, have the
+        same; only timelines of equal digests can be compared.
+        """
+        return digest_of_data(
+            {
+                "graph": structure_digest(self.model.graph),
+                "stages": [stage.model_dump(mode="json") for stage in self.stages],
+                "microbatches": self.microbatches,
+                "orders": {device: text.split() for device, text in self.orders.items()},
+                "ranks": self.ranks,
+            }
         )
 
     def parsed_orders(self) -> dict[str, tuple[Operation, ...]]:

@@ -35,7 +35,7 @@ DEVICES: dict[str, DeviceType] = {
     "CPU-core": DeviceType(
         memory_gib=4,
         memory_bandwidth_gb_per_s=10,
-        peak_tflop_per_s={"float32": 0.06, "bfloat16": 0.06},
+        peak_tflop_per_s={"float32": 0.06, "bfloat16": 0.06, "float64": 0.03},
         efficiency=0.5,
         reserved_gib=0.5,
     ),

@@ -14,7 +14,7 @@ JOB_FIELDS_WITHOUT_COST = {"name", "learning_rate", "loss", "model_arguments", "
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model comes from: a ``module:factory`` and its keyword arguments."""
+    """Where a model comes from: ``module:factory`` or ``hf:NAME``, and its keyword arguments."""
 
     factory: str | None = None
     arguments: dict[str, JsonValue] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from planner.cli.calibrate import calibrate
 from planner.cli.compare import compare
 from planner.cli.import_ import import_
 from planner.cli.inspect import explain, plot, simulate, verify
@@ -42,7 +43,7 @@ def _main(
 
 
 app.command("import")(import_)
-for command in (trace, plan, schedule, compare, verify, simulate, explain, plot):
+for command in (trace, plan, schedule, compare, verify, simulate, calibrate, explain, plot):
     app.command()(command)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from planner.cli.against import against_report, comparison_of, show_against
 from planner.cli.noise import (
     JitterOption,
     SamplesOption,
@@ -19,7 +20,7 @@ from planner.cli.noise import (
     show_noise,
 )
 from planner.cli.options import JsonOption, PlanArgument
-from planner.cli.output import print_json, show_plan, user_errors
+from planner.cli.output import print_json, show_fair_links, show_plan, user_errors
 from planner.errors import PipeplanError
 
 
@@ -52,6 +53,14 @@ def simulate(
     trace_path: Annotated[
         Path | None, typer.Option("--trace", help="write a Chrome trace (opens in Perfetto)")
     ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            "--against",
+            metavar="MEASURED",
+            help="compare with a timeline that the executor wrote (--timeline)",
+        ),
+    ] = None,
     jitter: JitterOption = None,
     transfer_jitter: TransferJitterOption = None,
     slow_probability: SlowProbabilityOption = None,
@@ -64,6 +73,7 @@ def simulate(
     with user_errors():
         from planner.artifacts.plan import Plan
         from planner.assemble import refresh
+        from planner.fair_links import simulate_plan_fair_links
         from planner.report.chrome_trace import save_chrome_trace
         from planner.simulator import simulate_plan
 
@@ -77,15 +87,21 @@ def simulate(
         )
         loaded = Plan.load(path)
         the_plan = refresh(loaded)
+        comparison = comparison_of(the_plan, against)
         if output is not None:
             the_plan.save(output)
         if trace_path is not None:
             save_chrome_trace(simulate_plan(the_plan), trace_path)
         if as_json:
             predicted = the_plan.predicted.model_dump(mode="json")
-            print_json({**predicted, **noise_report(the_plan, noise)})
+            shared_s = simulate_plan_fair_links(the_plan).iteration_time_s
+            reports = {"iteration_time_fair_links_s": shared_s, **noise_report(the_plan, noise)}
+            reports |= against_report(comparison)
+            print_json({**predicted, **reports})
             return
         show_plan(the_plan)
+        show_fair_links(the_plan)
+        show_against(comparison)
         show_noise(the_plan, noise)
         if the_plan.provenance != loaded.provenance:
             typer.echo(f"bound covers {the_plan.provenance.bound_covers}")

@@ -10,7 +10,9 @@ import typer
 ModelArgument = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="module:factory (its code is imported), or a graph.json of `trace`"
+        metavar="MODEL",
+        help="module:factory (its code is imported), hf:ClassName or hf:CONFIG.json of Hugging "
+        "Face transformers, or a graph.json of `trace`",
     ),
 ]
 PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="plan file")]

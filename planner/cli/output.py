@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -30,12 +31,32 @@ def user_errors() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Put a file's name before what is wrong with its contents."""
+    try:
+        yield
+    except PipeplanError as error:
+        raise PipeplanError(f"{path}: {problem}" for problem in error.problems) from None
+
+
 def show_plan(the_plan: Plan) -> None:
     """Print a plan's stages, devices and figures."""
     from planner.report.summary import plan_tables
     from planner.simulator import simulate_plan
 
     print_rich(plan_tables(the_plan, simulate_plan(the_plan)))
+
+
+def show_fair_links(the_plan: Plan) -> None:
+    """Print what links that share would do to a plan with fresh predictions, if it matters."""
+    from planner.fair_links import simulate_plan_fair_links
+    from planner.report.summary import fair_links_line
+
+    shared_s = simulate_plan_fair_links(the_plan).iteration_time_s
+    line = fair_links_line(the_plan.predicted.iteration_time_s, shared_s)
+    if line is not None:
+        typer.echo(line)
 
 
 def print_rich(renderable: Any) -> None:

@@ -27,6 +27,14 @@ def plan(
     cluster: Annotated[Path, typer.Option("--cluster", help="cluster file (TOML)")],
     job: JobOption = None,
     set_: SetOption = None,
+    costs: Annotated[
+        Path | None,
+        typer.Option(
+            "--costs",
+            metavar="GRAPH",
+            help="take measured times from this graph of the same model (`calibrate --graph`)",
+        ),
+    ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="plan file")] = Path("plan.json"),
     time_limit: Annotated[
         float,
@@ -67,9 +75,9 @@ def plan(
         # What can be wrong is found before the model is traced, which may take a while.
         check_settings(time_limit, gap, seed, workers)
         require_file_path(output)
-        _keep_inputs(output, [Path(model), cluster, *([job] if job else [])])
+        _keep_inputs(output, [Path(model), cluster, *(path for path in (job, costs) if path)])
         warm_starts = [Plan.load(path) for path in warm_start or ()]
-        problem = problem_of(model, cluster, job, set_)
+        problem = problem_of(model, cluster, job, set_, costs)
         _tell_unusable(problem, dict(zip(warm_start or (), warm_starts, strict=True)))
         result = solve(
             problem,
@@ -112,6 +120,8 @@ def _tell_unusable(problem: Problem, plans: dict[Path, Plan]) -> None:
 
 
 def _report_result(result: Result, output: Path, as_json: bool) -> None:
+    from planner.report.run_command import run_command
+
     if as_json:
         report = {
             "status": result.status,
@@ -133,6 +143,9 @@ def _report_result(result: Result, output: Path, as_json: bool) -> None:
     elif result.status != "optimal" and result.gap is not None:
         typer.echo("the gap is what is not proved: a better plan may exist, none is known")
     typer.echo(f"wrote {output}")
+    command = run_command(result.plan, output)
+    if command is not None:
+        typer.echo(f"to run it on one host: {command}")
 
 
 def _tell_unjoined(devices: Sequence[str]) -> None:

@@ -4,27 +4,48 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from planner.artifacts.cluster import Cluster, Route
 
 
-def all_reduce_s(cluster: Cluster, devices: Sequence[str], bytes_: int) -> float:
-    """The better of a ring and a binary tree over the devices in the given order.
+class Algorithm(NamedTuple):
+    """Equal steps one after another; in each, every edge carries a message of ``bytes_``."""
+
+    steps: int
+    bytes_: float
+    edges: list[tuple[str, str]]
+
+
+def all_reduce_algorithms(devices: Sequence[str], bytes_: int) -> tuple[Algorithm, Algorithm]:
+    """Ring and binary tree over two devices or more in the given order.
 
     Ring (Patarasuk and Yuan 2009): 2(r-1) steps of bytes/r each. Tree: up and down, the whole
-    message at each of ceil(log2 r) levels. Steps that use the same link share its bandwidth.
+    message at each of ceil(log2 r) levels.
+    """
+    count = len(devices)
+    ring = list(pairwise([*devices, devices[0]]))
+    tree = [(devices[(child - 1) // 2], devices[child]) for child in range(1, count)]
+    return (
+        Algorithm(2 * (count - 1), bytes_ / count, ring),
+        Algorithm(2 * math.ceil(math.log2(count)), bytes_, tree),
+    )
+
+
+def all_reduce_s(cluster: Cluster, devices: Sequence[str], bytes_: int) -> float:
+    """The better of a ring and a binary tree (:func:`all_reduce_algorithms`).
+
+    Messages of one step that use the same link share its bandwidth.
 
     Returns:
         Seconds; infinity if two of the devices have no path.
     """
-    count = len(devices)
-    if count < 2 or bytes_ == 0:
+    if len(devices) < 2 or bytes_ == 0:
         return 0.0
-    ring = [*devices, devices[0]]
-    ring_step = _step_s(cluster, list(pairwise(ring)), bytes_ / count)
-    tree = [(devices[(child - 1) // 2], devices[child]) for child in range(1, count)]
-    tree_step = _step_s(cluster, tree, bytes_)
-    return min(2 * (count - 1) * ring_step, 2 * math.ceil(math.log2(count)) * tree_step)
+    return min(
+        steps * _step_s(cluster, edges, step_bytes)
+        for steps, step_bytes, edges in all_reduce_algorithms(devices, bytes_)
+    )
 
 
 def fastest_all_reduce_s(cluster: Cluster, devices: Sequence[str], bytes_: int) -> float:

@@ -1,25 +1,32 @@
-"""A timeline as a Chrome trace, which Perfetto (ui.perfetto.dev) opens.
+"""A simulated timeline as a Chrome trace, which Perfetto (ui.perfetto.dev) opens.
 
-A device is a process: thread 0 computes, thread 1 reduces gradients and steps the optimizer, a
-counter shows memory. One more process has a thread for every link resource.
+Its form is that of :mod:`planner.artifacts.trace_events`; the process of the links has a thread
+for every link resource.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from planner.artifacts.document import write_atomically
-from planner.report.names import stages_label
-from planner.report.palette import KIND_LABELS
+from planner.artifacts.trace_events import (
+    Event,
+    Span,
+    counter_event,
+    device_names,
+    lanes,
+    links_names,
+    nanoseconds,
+    operation_event,
+    optimizer_event,
+    reduction_event,
+    trace_object,
+    transfer_event,
+)
 from planner.simulator import Timeline, TransferEvent
-
-Event = dict[str, Any]
-COMPUTE_THREAD = 0
-STEP_THREAD = 1
-LINKS = "links"
 
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:
@@ -32,16 +39,13 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
         An object with ``traceEvents`` in order of ``ts``, names of processes and threads first.
     """
     events = [*_operations(timeline), *_steps(timeline), *_links(timeline), *_memory(timeline)]
-    return {
-        "displayTimeUnit": "ms",
-        "otherData": {
-            "model": timeline.pipeline.problem.graph.name,
-            "cluster": timeline.pipeline.problem.cluster.name,
-            "iteration_time_s": timeline.iteration_time_s,
-            "bubble": timeline.bubble,
-        },
-        "traceEvents": [*_names(timeline), *sorted(events, key=lambda event: event["ts"])],
+    other_data = {
+        "model": timeline.pipeline.problem.graph.name,
+        "cluster": timeline.pipeline.problem.cluster.name,
+        "iteration_time_s": timeline.iteration_time_s,
+        "bubble": timeline.bubble,
     }
+    return trace_object(other_data, _names(timeline), events)
 
 
 def save_chrome_trace(timeline: Timeline, path: str | Path) -> None:
@@ -62,83 +66,33 @@ def _links_process(timeline: Timeline) -> int:
     return len(timeline.pipeline.devices) + 1
 
 
-def _nanoseconds(seconds: float) -> int:
-    return round(seconds * 1e9)
-
-
-def _complete(process: int, thread: int, name: str, start_s: float, end_s: float) -> Event:
-    start, end = _nanoseconds(start_s), _nanoseconds(end_s)
-    return {
-        "ph": "X",
-        "name": name,
-        "pid": process,
-        "tid": thread,
-        "ts": start / 1e3,
-        "dur": (end - start) / 1e3,
-    }
+def _span(start_s: float, end_s: float) -> Span:
+    return nanoseconds(start_s), nanoseconds(end_s)
 
 
 def _names(timeline: Timeline) -> Iterator[Event]:
     for device, process in _process_ids(timeline).items():
-        stages = stages_label(timeline.pipeline.stages_on[device])
-        yield from _process_name(process, f"{device} ({stages})")
-        yield _thread_name(process, COMPUTE_THREAD, "compute")
-        yield _thread_name(process, STEP_THREAD, "all-reduce and optimizer")
-    threads = _link_threads(timeline)
-    if threads:
-        yield from _process_name(_links_process(timeline), LINKS)
-    for thread, name in enumerate(threads):
-        yield _thread_name(_links_process(timeline), thread, name)
-
-
-def _process_name(process: int, name: str) -> Iterator[Event]:
-    yield _metadata("process_name", process, 0, {"name": name})
-    yield _metadata("process_sort_index", process, 0, {"sort_index": process})
-
-
-def _thread_name(process: int, thread: int, name: str) -> Event:
-    return _metadata("thread_name", process, thread, {"name": name})
-
-
-def _metadata(name: str, process: int, thread: int, arguments: dict[str, Any]) -> Event:
-    return {"ph": "M", "name": name, "pid": process, "tid": thread, "ts": 0, "args": arguments}
+        yield from device_names(process, device, timeline.pipeline.stages_on[device])
+    yield from links_names(_links_process(timeline), _link_threads(timeline))
 
 
 def _operations(timeline: Timeline) -> Iterator[Event]:
     processes = _process_ids(timeline)
     for event in timeline.operations:
-        operation = event.operation
-        yield {
-            **_complete(
-                processes[event.device],
-                COMPUTE_THREAD,
-                str(operation),
-                event.start_s,
-                event.end_s,
-            ),
-            "cat": KIND_LABELS[operation.kind],
-            "args": operation._asdict(),
-        }
+        span = _span(event.start_s, event.end_s)
+        yield operation_event(processes[event.device], event.operation, span)
 
 
 def _steps(timeline: Timeline) -> Iterator[Event]:
     """All-reduces, once on every device that takes part, and optimizer steps."""
     processes = _process_ids(timeline)
     for event in timeline.synchronisations:
-        what = event.synchronisation
-        name = f"all-reduce {stages_label(what.stages)}"
+        what, span = event.synchronisation, _span(event.start_s, event.end_s)
         for device in what.devices:
-            yield {
-                **_complete(processes[device], STEP_THREAD, name, event.start_s, event.end_s),
-                "cat": "all-reduce",
-                "args": {"stages": list(what.stages), "bytes": what.bytes},
-            }
+            yield reduction_event(processes[device], what.stages, what.bytes, span)
     for device, end_s in timeline.end_s.items():
         start_s = end_s - timeline.pipeline.optimizer_s[device]
-        yield {
-            **_complete(processes[device], STEP_THREAD, "optimizer step", start_s, end_s),
-            "cat": "optimizer",
-        }
+        yield optimizer_event(processes[device], _span(start_s, end_s))
 
 
 def _link_threads(timeline: Timeline) -> dict[str, list[TransferEvent]]:
@@ -152,36 +106,28 @@ def _link_threads(timeline: Timeline) -> dict[str, list[TransferEvent]]:
     for event in moving:
         for link in event.links:
             threads[names[link]].append(event)
-    return {**threads, **_lanes(event for event in moving if not event.links)}
-
-
-def _lanes(transfers: Iterable[TransferEvent]) -> dict[str, list[TransferEvent]]:
-    """Transfers over shared links may overlap; each goes to the first lane that is free."""
-    lanes: dict[str, list[TransferEvent]] = {}
-    for event in transfers:
-        lane = 1
-        while (name := f"{event.source}>{event.target} (shared, {lane})") in lanes:
-            if lanes[name][-1].end_s <= event.start_s:
-                break
-            lane += 1
-        lanes.setdefault(name, []).append(event)
-    return lanes
+    # Transfers over shared links may overlap.
+    shared = lanes(
+        (event for event in moving if not event.links),
+        lambda event: (event.start_s, event.end_s),
+        lambda event, lane: f"{event.source}>{event.target} (shared, {lane})",
+    )
+    return {**threads, **shared}
 
 
 def _links(timeline: Timeline) -> Iterator[Event]:
     process = _links_process(timeline)
     for thread, transfers in enumerate(_link_threads(timeline).values()):
         for event in transfers:
-            yield {
-                **_complete(process, thread, str(event.operation), event.start_s, event.end_s),
-                "cat": "transfer",
-                "args": {
-                    **event.operation._asdict(),
-                    "source": event.source,
-                    "target": event.target,
-                    "bytes": _bytes_moved(timeline, event),
-                },
-            }
+            yield transfer_event(
+                process,
+                thread,
+                event.operation,
+                _span(event.start_s, event.end_s),
+                source=event.source,
+                target=event.target,
+                bytes_=_bytes_moved(timeline, event),
+            )
 
 
 def _bytes_moved(timeline: Timeline, event: TransferEvent) -> int:
@@ -193,11 +139,4 @@ def _memory(timeline: Timeline) -> Iterator[Event]:
     processes = _process_ids(timeline)
     for device, steps in timeline.memory.items():
         for time_s, bytes_ in steps:
-            yield {
-                "ph": "C",
-                "name": "memory",
-                "pid": processes[device],
-                "tid": 0,
-                "ts": _nanoseconds(time_s) / 1e3,
-                "args": {"bytes": bytes_},
-            }
+            yield counter_event(processes[device], "memory", nanoseconds(time_s), bytes_)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from planner.artifacts.operations import KIND_LABELS
 from planner.report.palette import (
     ACTIVATION_COLOUR,
     ALL_REDUCE_COLOUR,
     GRADIENT_COLOUR,
     KIND_COLOURS,
-    KIND_LABELS,
     OPTIMIZER_COLOUR,
     lighter,
 )

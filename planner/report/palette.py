@@ -4,12 +4,6 @@ from planner.artifacts.operations import Kind
 
 # Forward is cold, everything backward is warm; the lightness differs too, for grey print.
 KIND_COLOURS: dict[Kind, str] = {"F": "#56B4E9", "B": "#E69F00", "I": "#D55E00", "W": "#F0E442"}
-KIND_LABELS: dict[Kind, str] = {
-    "F": "forward",
-    "B": "backward",
-    "I": "input gradient",
-    "W": "weight gradient",
-}
 ACTIVATION_COLOUR = "#0072B2"
 GRADIENT_COLOUR = "#8C4A00"
 ALL_REDUCE_COLOUR = "#CC79A7"

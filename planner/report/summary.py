@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from planner.artifacts.hardware import GIB
 from planner.costs.placement import PlacedStage, static_bytes
 from planner.report.names import compress_devices
+from planner.report.tables import new_table, plain
 from planner.units import format_bytes, format_seconds
 from planner.verifier import gap
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from planner.artifacts.plan import Plan
     from planner.robustness import Noise, NoisyTimes
     from planner.simulator import Timeline
+
+_WORTH_TELLING = 0.01
 
 
 def plan_tables(plan: Plan, timeline: Timeline) -> Group:
@@ -58,6 +61,21 @@ def figures_line(timeline: Timeline, lower_bound_s: float) -> str:
     return f"iteration {time}, {proved}, bubble {timeline.bubble:.1%}"
 
 
+def fair_links_line(in_turn_s: float, shared_s: float) -> str | None:
+    """How much longer it takes where messages that meet share a link; None if that is nothing.
+
+    Args:
+        in_turn_s: an iteration on links that serve one message after the other.
+        shared_s: by :func:`planner.fair_links.simulate_plan_fair_links`.
+    """
+    if abs(shared_s - in_turn_s) <= _WORTH_TELLING * in_turn_s:
+        return None
+    return (
+        f"links that pairs of devices share, as TCP connections do: {format_seconds(shared_s)}"
+        f"{_above(shared_s, in_turn_s)}"
+    )
+
+
 def noise_table(noise: Noise, times: NoisyTimes) -> Table:
     """Iteration times under noise, each with its share above the one predicted without.
 
@@ -71,7 +89,7 @@ def noise_table(noise: Noise, times: NoisyTimes) -> Table:
         "95th percentile": times.percentile_95_s,
         f"worst of {times.samples:,}": times.worst_s,
     }
-    table = _new_table(f"Iteration time under noise: {noise}", (), ("predicted", *figures))
+    table = new_table(f"Iteration time under noise: {noise}", (), ("predicted", *figures))
     above = (f"{format_seconds(s)}{_above(s, times.predicted_s)}" for s in figures.values())
     table.add_row(format_seconds(times.predicted_s), *above)
     return table
@@ -83,7 +101,7 @@ def _above(time_s: float, predicted_s: float) -> str:
 
 def _stage_table(plan: Plan, timeline: Timeline) -> Table:
     recomputes = any(stage.recompute for stage in plan.stages)
-    table = _new_table(
+    table = new_table(
         "Stages, for one microbatch",
         ("stage", "devices", "layers"),
         ("count", "forward ms", "backward ms", "stash", "weights, gradients, optimizer GiB")
@@ -92,8 +110,8 @@ def _stage_table(plan: Plan, timeline: Timeline) -> Table:
     for index, stage in enumerate(timeline.pipeline.stages):
         table.add_row(
             str(index),
-            _plain(compress_devices(stage.spec.devices)),
-            _plain(_layers(stage.spec.layers)),
+            plain(compress_devices(stage.spec.devices)),
+            plain(_layers(stage.spec.layers)),
             str(len(stage.spec.layers)),
             _milliseconds(times.forward_s for times in stage.times.values()),
             _milliseconds(times.backward_s for times in stage.times.values()),
@@ -106,7 +124,7 @@ def _stage_table(plan: Plan, timeline: Timeline) -> Table:
 
 def _device_table(timeline: Timeline) -> Table:
     pipeline = timeline.pipeline
-    table = _new_table(
+    table = new_table(
         "Devices, for one iteration",
         ("device", "type", "stages"),
         ("busy ms", "idle", "peak memory GiB"),
@@ -114,33 +132,14 @@ def _device_table(timeline: Timeline) -> Table:
     for device, stages in pipeline.stages_on.items():
         busy_s = timeline.busy_s[device]
         table.add_row(
-            _plain(device),
-            _plain(pipeline.problem.cluster.type_of(device)),
+            plain(device),
+            plain(pipeline.problem.cluster.type_of(device)),
             compress_devices(map(str, stages)),
             _milliseconds([busy_s]),
             f"{_idle_share(busy_s, timeline.iteration_time_s):.1%}",
             _peak(timeline.peak_memory_bytes[device], pipeline.capacity_bytes(device)),
         )
     return table
-
-
-def _new_table(title: str, words: Iterable[str], numbers: Iterable[str]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for word in words:
-        table.add_column(word, overflow="fold")
-    for number in numbers:
-        table.add_column(number, justify="right")
-    return table
-
-
-def _plain(text: str) -> str:
-    """A name as it is: brackets in it are no markup."""
-    from rich.markup import escape
-
-    return escape(text)
 
 
 def _layers(layers: tuple[str, ...]) -> str:

@@ -4,6 +4,7 @@ import inspect
 import io
 import logging
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -11,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx, nn
 
-from planner.artifacts.job import Job
+from planner.artifacts.job import LOSSES, Job
 from planner.errors import PipeplanError
-from planner.tracing.factory import TARGET, TrainingStep
+from planner.tracing.factory import TARGET, Loss, TrainingStep
+from planner.tracing.sharing import attribute_of
 from planner.tracing.user_code import FAILURES, is_exports_own, told
 
 _PREFIX = "model."
@@ -38,13 +40,12 @@ class ExportedStep:
 
     def attribute(self, node: fx.Node) -> object:
         """The parameter, buffer or constant of a ``get_attr`` node."""
-        value: object = self.module
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
-        return value
+        return attribute_of(self.module, str(node.target))
 
 
-def export_step(model: nn.Module, batch: Mapping[str, Tensor], job: Job) -> ExportedStep:
+def export_step(
+    model: nn.Module, batch: Mapping[str, Tensor], job: Job, own_loss: Loss | None = None
+) -> ExportedStep:
     """Export the model in training mode together with its loss.
 
     Args:
@@ -52,12 +53,13 @@ def export_step(model: nn.Module, batch: Mapping[str, Tensor], job: Job) -> Expo
             torch's default, for the tensors that forward makes.
         batch: one microbatch on the same device.
         job: for the loss.
+        own_loss: what ``job.loss`` names, if that is the user's own ``module:function``.
 
     Raises:
         PipeplanError: with torch's reason if the model cannot be exported, or if its output does
             not fit the loss.
     """
-    step = TrainingStep(model.train(), job.loss)
+    step = TrainingStep(model.train(), job.loss, own_loss)
     _check_arguments(model, batch)
     try:
         with _quiet_torch():
@@ -72,13 +74,28 @@ def export_step(model: nn.Module, batch: Mapping[str, Tensor], job: Job) -> Expo
         # Shape guards of the export: a plan fixes the shapes, and a stage sees other inputs.
         if node.op == "call_module" and node.name.startswith("_guards"):
             module.graph.erase_node(node)
+    _count_in_the_buffer(module.graph)
     output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
     if len(output.all_input_nodes) != 1 or output.all_input_nodes[0].meta["val"].numel() != 1:
         raise PipeplanError(
             f"loss = {job.loss!r} of {type(model).__name__} is not a single number; "
-            "let the model return its loss as a scalar tensor"
+            f"let {'the model' if job.loss in LOSSES else 'it'} return its loss as a scalar tensor"
         )
     return ExportedStep(module, _canonical_names(module))
+
+
+def _count_in_the_buffer(graph: fx.Graph) -> None:
+    """Let every ``counter.add_(1)`` name the buffer, not the result of the one before it.
+
+    A module that is called twice would otherwise hand its counter on from layer to layer.
+    """
+    root: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.add_.Tensor and isinstance(node.args[0], fx.Node):
+            buffer = root.get(node.args[0], node.args[0])
+            if buffer.op == "get_attr" and isinstance(node.args[1], int):
+                node.args = (buffer, *node.args[1:])
+                root[node] = buffer
 
 
 def _failed_export(model: nn.Module, error: BaseException) -> str:
@@ -115,7 +132,9 @@ def _quiet_torch() -> Iterator[None]:
         logger.setLevel(logging.CRITICAL)
     printed = io.StringIO()
     try:
-        with redirect_stdout(printed), redirect_stderr(printed):
+        with redirect_stdout(printed), redirect_stderr(printed), warnings.catch_warnings():
+            # An LSTM lists its own parameters there; they are exported as parameters all the same.
+            warnings.filterwarnings("ignore", message=r".*\._flat_weights\[")
             yield
         sys.stderr.write(printed.getvalue())
     finally:

@@ -1,24 +1,30 @@
 """Finding and building the user's model, its example batch and its loss."""
 
-import importlib
-import sys
+import inspect
 from collections.abc import Callable, Mapping, Sized
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from planner.artifacts.job import Job
+from planner.artifacts.job import LOSSES, Job
 from planner.errors import PipeplanError, shorten
-from planner.tracing.user_code import FAILURES, is_exports_own, place, told
+from planner.tracing.form import Form
+from planner.tracing.hugging_face import PREFIX, factory_of
+from planner.tracing.imports import import_callable
+from planner.tracing.user_code import FAILURES, is_exports_own, told
 
 TARGET = "target"
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Called with the model's output and the batch's target; returns a scalar."""
 
 
 def import_factory(name: str) -> Callable[..., nn.Module]:
     """Import ``module:factory``, the current folder included, as ``python -m`` would.
+
+    ``hf:ClassName`` and ``hf:CONFIG.json`` stand for models of Hugging Face transformers, see
+    :mod:`planner.tracing.hugging_face`.
 
     Only call this with a name the user typed or the zoo holds: importing runs code.
 
@@ -26,54 +32,9 @@ def import_factory(name: str) -> Callable[..., nn.Module]:
         PipeplanError: if the name has no such form, the module or factory does not exist, or
             importing the module fails.
     """
-    module_name, colon, attribute = name.partition(":")
-    if not colon or not module_name or not attribute:
-        raise PipeplanError(
-            f"model {name!r}: expected module:factory, for example models.gpt:gpt2_small"
-        )
-    if "/" in module_name or "\\" in module_name or "" in module_name.split("."):
-        raise PipeplanError(
-            f"model {name!r}: {module_name!r} is not the name of a module; write folders and file "
-            "as Python imports them from the current folder, for example models.gpt:gpt2_small "
-            "for models/gpt.py"
-        )
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise PipeplanError(_failed_import(name, module_name, error)) from error
-        raise PipeplanError(
-            f"model {name!r}: no module {error.name!r} in {here} or on PYTHONPATH"
-        ) from error
-    except FAILURES as error:
-        raise PipeplanError(
-            f"model {name!r}: importing module {module_name!r} failed: {told(error)}"
-        ) from error
-    factory = getattr(module, attribute, None)
-    if not callable(factory):
-        known = [key for key, value in vars(module).items() if _is_factory(value, module_name)]
-        raise PipeplanError(
-            f"model {name!r}: module {module_name!r} has no callable {attribute!r}; "
-            f"it has {', '.join(known) or 'none'}"
-        )
-    return factory  # type: ignore[no-any-return]
-
-
-def _failed_import(name: str, module_name: str, error: ModuleNotFoundError) -> str:
-    missing = repr(error.name) if error.name else str(error)
-    where = place(error)
-    return (
-        f"model {name!r}: importing module {module_name!r} failed: ModuleNotFoundError: "
-        f"the module {missing} that it imports{f' ({where})' if where else ''} is missing; "
-        "install it or correct that import"
-    )
-
-
-def _is_factory(value: object, module_name: str) -> bool:
-    return callable(value) and getattr(value, "__module__", None) == module_name
+    if name.startswith(PREFIX):
+        return factory_of(name)
+    return import_callable(name, "model", "models.gpt:gpt2_small")
 
 
 def build(factory: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> nn.Module:
@@ -171,39 +132,81 @@ def _random_input(job: Job, name: str) -> Tensor:
     return torch.randint(0, spec.below if dtype != torch.bool else 2, shape).to(dtype)
 
 
-class TrainingStep(nn.Module):
-    """A model and its loss as one module, so that the loss is traced and cut like any layer."""
+def import_loss(job: Job) -> Loss | None:
+    """The job's own ``module:function``, or None for a loss that Pipeplan knows.
 
-    def __init__(self, model: nn.Module, loss: str) -> None:
+    Only call this for a job of the user's own: importing runs code, and a plan is data.
+
+    Raises:
+        PipeplanError: if it cannot be imported.
+    """
+    if job.loss in LOSSES:
+        return None
+    loss: Loss = import_callable(job.loss, "loss", "lib.losses:smoothed")
+    return loss
+
+
+class TrainingStep(nn.Module):
+    """A model and its loss as one module, so that the loss is traced and cut like any layer.
+
+    Args:
+        model: whose output the loss takes.
+        loss: the job's name of it.
+        own_loss: what ``loss`` names, if that is the user's own ``module:function``.
+
+    Raises:
+        PipeplanError: if such a function is missing; nothing is imported here.
+    """
+
+    def __init__(self, model: nn.Module, loss: str, own_loss: Loss | None = None) -> None:
         super().__init__()
         self.model = model
         self.loss = loss
+        self._of_output = own_loss or _KNOWN.get(loss)
+        if self._of_output is None and loss != "output":
+            raise PipeplanError(
+                f"loss = {loss!r} is not one of {', '.join(LOSSES)}, and the function it names was "
+                f"not given; if you trust it, name it: --loss {loss}"
+            )
 
     def forward(self, **batch: Tensor) -> Tensor:
         """The scalar loss of one microbatch.
 
         Raises:
             PipeplanError: if the model returns something other than one tensor, or one that does
-                not fit the target.
+                not fit the target, or the user's own loss fails.
         """
-        inputs = {name: value for name, value in batch.items() if name != TARGET}
+        inputs = {name: value for name, value in batch.items() if self._is_input(name)}
         output = self.model(**inputs)
         if not isinstance(output, Tensor):
             raise PipeplanError(self._no_tensor(output))
-        if self.loss == "output":
+        if self._of_output is None:
             return output
-        loss = functional.mse_loss if self.loss == "mse" else _cross_entropy
-        target = batch[TARGET]
+        return self._loss_of(output, batch[TARGET], self._of_output)
+
+    def _loss_of(self, output: Tensor, target: Tensor, function: Loss) -> Tensor:
         try:
-            return loss(output, target)
-        except (RuntimeError, ValueError, IndexError) as error:
-            if is_exports_own(error):
+            found: object = function(output, target)
+        except FAILURES as error:
+            if is_exports_own(error) or isinstance(error, PipeplanError):
                 raise
             raise PipeplanError(
                 f"loss = {self.loss!r} cannot be taken of what {type(self.model).__name__}.forward "
-                f"returned, {_form(output)}, and the target, {_form(target)}: {told(error)}; "
+                f"returned, {Form.of(output)}, and the target, {Form.of(target)}: {told(error)}; "
                 "correct the target or the loss"
             ) from error
+        if not isinstance(found, Tensor):
+            raise PipeplanError(
+                f"loss = {self.loss!r} returned {_kind(found)}, expected a tensor with a single "
+                "number"
+            )
+        return found
+
+    def _is_input(self, name: str) -> bool:
+        """A model that returns its loss itself may have an argument for the target."""
+        if name != TARGET:
+            return True
+        return self.loss == "output" and TARGET in inspect.signature(self.model.forward).parameters
 
     def _no_tensor(self, output: object) -> str:
         remedy = "return its loss alone, a tensor with a single number, from forward"
@@ -215,12 +218,16 @@ class TrainingStep(nn.Module):
         )
 
 
-def _form(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
 def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Mean cross entropy; classes are the last dimension, or the second as in images."""
+    """Mean cross entropy, of low precisions taken in float32.
+
+    Classes are the last dimension, or the second as in images.
+    """
+    if output.dtype in (torch.float16, torch.bfloat16):
+        output = output.float()
     if output.ndim == target.ndim + 1 and output.shape[:-1] == target.shape:
-        return functional.cross_entropy(output.flatten(0, -2).float(), target.flatten())
-    return functional.cross_entropy(output.float(), target)
+        return functional.cross_entropy(output.flatten(0, -2), target.flatten())
+    return functional.cross_entropy(output, target)
+
+
+_KNOWN: Mapping[str, Loss] = {"cross_entropy": _cross_entropy, "mse": functional.mse_loss}

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import Node
 
 from planner.tracing.export import ExportedStep
+from planner.tracing.torch_private import FakeTensorMode
 
 
 def nodes_with_gradient(exported: ExportedStep) -> frozenset[fx.Node]:

@@ -1,20 +1,21 @@
 """Grouping the exported operations into layers.
 
 A layer is a run of consecutive operations of one module: the module whose path first ends in a
-number (``h.3``, ``layer2.0``), or else the top-level child. Operations outside any child join the
-run before them. Because runs follow the execution order, the layer graph has no cycle.
+number (``h.3``, ``layer2.0``), or else the outermost one that has no such modules inside (``head``,
+``transformer.wte`` beside ``transformer.h.3``). Operations outside these join the run before them.
+Because runs follow the execution order, the layer graph has no cycle.
 """
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
 from planner.tracing.export import ExportedStep
 from planner.tracing.sharing import is_random, memory_of, written_by
+from planner.tracing.torch_private import storage_key, tree_leaves
 
 LOSS = "loss"
 
@@ -50,6 +51,7 @@ class LayerAssignment:
 def assign_layers(exported: ExportedStep) -> LayerAssignment:
     """Assign every operation of the exported step to a layer."""
     static = _static_nodes(exported)
+    outer = _outer_modules(exported)
     layer_of: dict[fx.Node, str] = {}
     used: dict[str, int] = {}
     previous_key, layer = None, ""
@@ -60,7 +62,7 @@ def assign_layers(exported: ExportedStep) -> LayerAssignment:
             # The parts of a tuple stay with the operation that makes it.
             layer_of[node] = layer_of[node.args[0]]
             continue
-        key = _layer_key(node) or previous_key or ""
+        key = _layer_key(node, outer) or previous_key or ""
         if key != previous_key:
             layer = _unique(key, used)
             previous_key = key
@@ -84,20 +86,34 @@ def _unique(key: str, used: dict[str, int]) -> str:
     return key if used[key] == 1 else f"{key}#{used[key]}"
 
 
-def _layer_key(node: fx.Node) -> str | None:
-    """The layer's name by module path; None for operations of the model's own forward."""
+def _layer_key(node: fx.Node, outer: Set[str]) -> str | None:
+    """The layer's name by module path; None for operations of a forward around layers."""
+    path = _module_path(node)
+    if path is None:
+        return LOSS
+    for length, part in enumerate(path, start=1):
+        name = ".".join(path[:length])
+        if part.isdigit() or name not in outer:
+            return name
+    return None
+
+
+def _module_path(node: fx.Node) -> list[str] | None:
+    """The parts of the module's path in the model; None outside it, where only the loss is."""
     stack = node.meta.get("nn_module_stack") or {}
     path = list(stack.values())[-1][0] if stack else ""
     parts = [part.split("@")[0] for part in path.split(".") if part]
-    if not parts:
-        return LOSS  # Only the loss stands outside the model.
-    parts = parts[1:]  # The wrapper's name for the model.
-    if not parts:
-        return None
-    for length, part in enumerate(parts, start=1):
-        if part.isdigit():
-            return ".".join(parts[:length])
-    return parts[0]
+    return parts[1:] if parts else None  # The first is the wrapper's name for the model.
+
+
+def _outer_modules(exported: ExportedStep) -> frozenset[str]:
+    """Paths of the modules around numbered ones, each up to its first number."""
+    outer: set[str] = set()
+    for node in exported.graph.nodes:
+        path = _module_path(node) or []
+        numbered = next((i for i, part in enumerate(path) if part.isdigit()), 0)
+        outer.update(".".join(path[:length]) for length in range(1, numbered + 1))
+    return frozenset(outer)
 
 
 def _static_nodes(exported: ExportedStep) -> frozenset[fx.Node]:
@@ -129,5 +145,5 @@ def _changed_by(node: fx.Node) -> list[fx.Node]:
 
 def _memories(node: fx.Node) -> set[int]:
     """The memory of the node's tensor, or of all tensors of its tuple."""
-    values = pytree.tree_leaves(node.meta.get("val"))
-    return {value.untyped_storage()._cdata for value in values if isinstance(value, Tensor)}
+    values = tree_leaves(node.meta.get("val"))
+    return {storage_key(value) for value in values if isinstance(value, Tensor)}

@@ -11,42 +11,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._ops import HigherOrderOperator
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from planner.errors import PipeplanError
 from planner.tracing.export import ExportedStep
 from planner.tracing.layers import LayerAssignment
+from planner.tracing.operators import FLOPS, FREE, LOOKUPS, MATRIX_PRODUCTS, TRAFFIC_BOUND
+from planner.tracing.torch_private import (
+    HigherOrderOperator,
+    TorchDispatchMode,
+    has_flop_formula,
+    packet_of,
+    storage_key,
+)
 from planner.tracing.user_code import told
 
-# Operators that do arithmetic torch's FLOP counter has no formula for, but so little of it per
-# byte that their time is their traffic: normalisations, reductions, lookups, pooling.
-_TRAFFIC_BOUND = frozenset(
-    (
-        "_softmax _log_softmax native_layer_norm native_batch_norm native_group_norm "
-        "_fused_rms_norm rms_norm cudnn_batch_norm _native_batch_norm_legit batch_norm "
-        "_batch_norm_with_update embedding nll_loss_forward nll_loss2d_forward mse_loss "
-        "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d mean sum amax amin max min "
-        "argmax var var_mean cumsum cat stack index index_select gather scatter scatter_add "
-        "index_put index_add copy_ clone _to_copy arange zeros ones full empty new_zeros "
-        "new_ones new_empty zeros_like ones_like full_like empty_like rand randn rand_like "
-        "randn_like linspace logspace eye bernoulli native_dropout fill_ zero_ tril triu "
-        "constant_pad_nd repeat roll flip topk sort one_hot upsample_nearest2d upsample_bilinear2d "
-        "any all norm linalg_vector_norm scalar_tensor _unsafe_view lift_fresh_copy slice_scatter "
-        "select_scatter split_with_sizes_copy _local_scalar_dense masked_fill where"
-    ).split()
-)
-_FREE = frozenset(["detach", "_assert_tensor_metadata", "lift_fresh"])
-_LOOKUPS = frozenset(["embedding"])  # They read the rows they look up, not the table.
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
-_MATRIX_PRODUCTS = frozenset(
-    (
-        "linear matmul mm bmm addmm baddbmm einsum dot mv conv1d conv2d conv3d convolution "
-        "conv_transpose2d"
-    ).split()
-)
 
 
 @dataclass
@@ -113,15 +94,18 @@ class _TrafficCounter(TorchDispatchMode):
         super().__init__()
         self.result = result
         self.bytes = 0
+        self.flops = 0  # Of products that torch's own counter does not know.
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        name = func._overloadpacket.__name__
-        if getattr(func, "is_view", False) or name in _FREE:
+        name = packet_of(func).__name__
+        if getattr(func, "is_view", False) or name in FREE:
             return out
-        read = args[1:] if name in _LOOKUPS else args
+        if name in FLOPS:
+            self.flops += FLOPS[name](*args, **(kwargs or {}))
+        read = args[1:] if name in LOOKUPS else args
         tensors = [*_tensors(read), *_tensors(tuple((kwargs or {}).values())), *_tensors(out)]
         self.bytes += sum(
             t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values()
@@ -130,13 +114,14 @@ class _TrafficCounter(TorchDispatchMode):
         return out
 
     def _note(self, func: Any) -> None:
-        packet = func._overloadpacket
+        packet = packet_of(func)
         name = packet.__name__
         known = (
             torch.Tag.pointwise in func.tags
-            or name in _TRAFFIC_BOUND
-            or name.rstrip("_") in _TRAFFIC_BOUND
-            or packet in torch.utils.flop_counter.flop_registry
+            or name in TRAFFIC_BOUND
+            or name.rstrip("_") in TRAFFIC_BOUND
+            or name in FLOPS
+            or has_flop_formula(packet)
         )
         if known:
             self.result.counted += 1
@@ -155,7 +140,7 @@ class _Runner(fx.Interpreter):
         self.running = next(iter(exported.graph.nodes))
         self.weights = _weight_only_nodes(exported)
         parameters = [*exported.module.parameters(), *exported.module.buffers()]
-        self.not_stash = {p.untyped_storage()._cdata for p in parameters}
+        self.not_stash = {storage_key(p) for p in parameters}
         self.kept_alive: list[Tensor] = []  # A freed storage's address could be used again.
 
     def refusal(self, error: Exception) -> str:
@@ -171,10 +156,10 @@ class _Runner(fx.Interpreter):
         return f"operator {node.target}{where} cannot be measured without data: {told(error)}"
 
     def pack(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if self.current is not None and storage._cdata not in self.not_stash:
+        key, bytes_ = storage_key(tensor), tensor.untyped_storage().nbytes()
+        if self.current is not None and key not in self.not_stash:
             self.kept_alive.append(tensor)
-            self.result.saved.setdefault(storage._cdata, (self.current, storage.nbytes()))
+            self.result.saved.setdefault(key, (self.current, bytes_))
         return tensor
 
     def run_node(self, n: fx.Node) -> Any:
@@ -187,7 +172,7 @@ class _Runner(fx.Interpreter):
         with FlopCounterMode(display=False) as flops, traffic:
             value = super().run_node(n)
         self.current = None
-        self._book(n, value, flops.get_total_flops(), traffic.bytes)
+        self._book(n, value, flops.get_total_flops() + traffic.flops, traffic.bytes)
         return value
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -198,7 +183,7 @@ class _Runner(fx.Interpreter):
 
     def _book(self, node: fx.Node, value: Any, flops: int, traffic: int) -> None:
         if isinstance(value, Tensor):
-            self.result.storage[node] = value.untyped_storage()._cdata
+            self.result.storage[node] = storage_key(value)
             if value.requires_grad:
                 self.result.requires_grad.add(node)
         if node not in self.layers.layer_of:
@@ -234,7 +219,7 @@ def _with_gradients(
     """A product's gradient costs one product per operand; other operators cost their traffic."""
     cost = OperationCost(forward_flops=flops, forward_traffic_bytes=traffic)
     name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
-    products = len(activations) if name in _MATRIX_PRODUCTS else min(1, len(activations))
+    products = len(activations) if name in MATRIX_PRODUCTS else min(1, len(activations))
     cost.input_gradient_flops = flops * products
     cost.input_gradient_traffic_bytes = traffic * (products if flops else min(1, products))
     if weights:
@@ -264,13 +249,15 @@ class _FusedAttention(torch.autograd.Function):
     """Stands in for fused attention: same output shape, saves what those kernels save."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         # In the order of dimensions of the query, so that joining the heads again copies nothing.
         same_size = query.shape[-1] == value.shape[-1]
         shape = (*query.shape[:-1], value.shape[-1])
         out = torch.empty_like(query) if same_size else query.new_empty(shape)
         logsumexp = query.new_empty(query.shape[:-1], dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, out, logsumexp)
+        if mask is not None and mask.dtype == torch.bool:
+            mask = query.new_empty(mask.shape)  # The kernels add it to the scores.
+        ctx.save_for_backward(query, key, value, out, logsumexp, mask)
         return out
 
     @staticmethod
@@ -278,8 +265,15 @@ class _FusedAttention(torch.autograd.Function):
         raise AssertionError("tracing runs no backward")
 
 
-def _fused_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    return _FusedAttention.apply(query, key, value)
+def _fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    return _FusedAttention.apply(query, key, value, attn_mask)
 
 
 def _rank(node: fx.Node) -> int:

@@ -5,7 +5,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
+
+from planner.tracing.torch_private import (
+    HigherOrderOperator,
+    OpOverload,
+    schema_arguments,
+    schema_name,
+    storage_key,
+    tree_leaves,
+)
 
 # With nothing to drop these return their argument itself, but a copy while they are exported.
 _MAY_RETURN_ARGUMENT = frozenset(
@@ -23,25 +31,34 @@ def written_by(node: fx.Node) -> list[fx.Node]:
     A higher-order operator writes what its graphs write into; one whose graphs are not known may
     write into every argument.
     """
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
+    if isinstance(node.target, HigherOrderOperator):
         return _written_inside(node)
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return []
-    schema, given = node.target._schema, _arguments(node)
-    names = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
-    if given.get(_WRITES_STATISTICS_IF.get(schema.name, "")):
+    given, arguments = _arguments(node), schema_arguments(node.target)
+    names = {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write}
+    if given.get(_WRITES_STATISTICS_IF.get(schema_name(node.target), "")):
         names.update(_STATISTICS)
     return _nodes([value for name, value in given.items() if name in names])
 
 
 def is_random(node: fx.Node) -> bool:
     """Whether running the operation again may give something else."""
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
+    if isinstance(node.target, HigherOrderOperator):
         graphs = _graphs(node)
         return not graphs or any(is_random(inner) for graph in graphs for inner in graph.nodes)
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return False
-    return torch.Tag.nondeterministic_seeded in node.target.tags
+    return torch.Tag.nondeterministic_seeded in node.target.tags and not _drops_nothing(node)
+
+
+def _drops_nothing(node: fx.Node) -> bool:
+    """Whether it is an operation with dropout that draws nothing, having nothing to drop."""
+    assert isinstance(node.target, OpOverload)
+    given = _arguments(node)
+    is_dropout = schema_name(node.target) in _MAY_RETURN_ARGUMENT
+    rate = given.get("p") if is_dropout else given.get("dropout_p", given.get("dropout"))
+    return rate == 0 or (rate is not None and given.get("train") is False)
 
 
 def memory_of(graph: fx.Graph) -> Mapping[fx.Node, int]:
@@ -52,9 +69,9 @@ def memory_of(graph: fx.Graph) -> Mapping[fx.Node, int]:
         value = node.meta.get("val")
         if not isinstance(value, Tensor):
             continue
-        storage = value.untyped_storage()._cdata
-        schema = getattr(node.target, "_schema", None)
-        if schema is not None and schema.name in _MAY_RETURN_ARGUMENT:
+        storage = storage_key(value)
+        is_operator = isinstance(node.target, OpOverload)
+        if is_operator and schema_name(node.target) in _MAY_RETURN_ARGUMENT:
             same[storage] = memory[node.all_input_nodes[0]]
         memory[node] = same.get(storage, storage)
     return memory
@@ -62,14 +79,15 @@ def memory_of(graph: fx.Graph) -> Mapping[fx.Node, int]:
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
     """The operation's arguments by their names in its schema."""
-    assert isinstance(node.target, torch._ops.OpOverload)
-    names = [argument.name for argument in node.target._schema.arguments]
-    defaults = {a.name: a.default_value for a in node.target._schema.arguments}
+    assert isinstance(node.target, OpOverload)
+    arguments = schema_arguments(node.target)
+    names = [argument.name for argument in arguments]
+    defaults = {argument.name: argument.default_value for argument in arguments}
     return {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
 def _nodes(values: Any) -> list[fx.Node]:
-    return [value for value in pytree.tree_leaves(values) if isinstance(value, fx.Node)]
+    return [value for value in tree_leaves(values) if isinstance(value, fx.Node)]
 
 
 def _graphs(node: fx.Node) -> list[fx.Graph]:
@@ -77,18 +95,19 @@ def _graphs(node: fx.Node) -> list[fx.Graph]:
     owner = node.graph.owning_module
     assert owner is not None
     named = [n for n in node.all_input_nodes if n.op == "get_attr"]
-    modules = [_attribute(owner, str(n.target)) for n in named]
+    modules = [attribute_of(owner, str(n.target)) for n in named]
     return [module.graph for module in modules if isinstance(module, fx.GraphModule)]
 
 
-def _attribute(owner: Any, path: str) -> object:
+def attribute_of(owner: Any, path: str) -> object:
+    """What a dotted path such as ``h.0.weight`` names."""
     for part in path.split("."):
         owner = getattr(owner, part)
     return owner
 
 
 def _written_inside(node: fx.Node) -> list[fx.Node]:
-    arguments = pytree.tree_leaves([node.args, node.kwargs])
+    arguments = tree_leaves([node.args, node.kwargs])
     graphs = _graphs(node)
     if not graphs:
         return _nodes(arguments)

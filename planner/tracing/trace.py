@@ -10,10 +10,11 @@ from torch import Tensor, fx, nn
 from planner.artifacts.job import Job
 from planner.artifacts.layer_graph import Boundary, GraphRecord, Layer, LayerGraph, Parameter
 from planner.tracing.export import ExportedStep, export_step
-from planner.tracing.factory import build, example_batch, import_factory
+from planner.tracing.factory import build, example_batch, import_factory, import_loss
 from planner.tracing.gradients import nodes_with_gradient
 from planner.tracing.layers import LayerAssignment, assign_layers
 from planner.tracing.measure import Measurement, OperationCost, measure
+from planner.tracing.torch_private import require_supported
 
 Factory = Callable[..., nn.Module]
 
@@ -25,7 +26,8 @@ def trace(
 
     Args:
         model: ``"module:factory"`` (imported, which runs its code) or the factory itself.
-        job: microbatch size, precision, loss and model arguments; default ``Job()``.
+        job: microbatch size, precision, loss and model arguments; default ``Job()``. A loss
+            of one's own, ``module:function``, is imported.
         name: of the graph; default the factory's name.
         **arguments: for the factory, over the job's ``model_arguments``.
 
@@ -36,13 +38,16 @@ def trace(
     Raises:
         PipeplanError: if the model cannot be found, built or exported.
     """
+    require_supported()
     job = job or Job()
     factory = import_factory(model) if isinstance(model, str) else model
+    own_loss = import_loss(job)
     with torch.device("meta"):
         module = build(factory, {**job.model_arguments, **arguments})
         module = module.to(getattr(torch, job.precision))
         batch = example_batch(module, job)
-        exported = export_step(module, batch, job)  # What forward makes is on this device too.
+        # What forward makes is on this device too.
+        exported = export_step(module, batch, job, own_loss)
     layers = assign_layers(exported)
     record = graph_record(exported, layers, batch, job, name or factory_name(factory))
     return LayerGraph.from_record(record)

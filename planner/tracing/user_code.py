@@ -4,6 +4,8 @@ import sysconfig
 import traceback
 from pathlib import Path
 
+from planner.tracing.torch_private import EXPORT_MODULES
+
 _PLANNER = str(Path(__file__).parents[1])
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib")})
 
@@ -11,7 +13,6 @@ FAILURES = (Exception, SystemExit)
 """What the user's code may raise; ``sys.exit`` in it shall not end this process unsaid."""
 
 _MOST_CHARACTERS = 400
-_EXPORT = ("torch._dynamo", "torch._export", "torch.export", "torch.fx", "torch._subclasses")
 
 
 def told(error: BaseException) -> str:
@@ -54,4 +55,4 @@ def is_exports_own(error: BaseException) -> bool:
 
     By the class's module: the classes themselves are private to torch and have moved.
     """
-    return type(error).__module__.startswith(_EXPORT)
+    return type(error).__module__.startswith(EXPORT_MODULES)

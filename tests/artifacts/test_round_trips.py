@@ -7,8 +7,8 @@ from pathlib import Path
 
 import networkx as nx
 import pytest
-from builders import cluster, device_type, graph, layer, parameter
-from hypothesis import given
+from builders import cluster, device_type, graph, layer, link, parameter
+from hypothesis import example, given
 from hypothesis import strategies as st
 from strategies import clusters, jobs, layer_graphs, orders_for, partitions, plans, problems
 
@@ -69,10 +69,29 @@ def test_a_layer_graph_survives_its_file(the_graph: LayerGraph, folder: Path) ->
     assert list(read.edges(data=True)) == list(the_graph.edges(data=True))
 
 
+@pytest.mark.parametrize("name", ["cluster.json", "cluster.toml"])
 @given(the_cluster=clusters(connected=False))
-def test_a_cluster_survives_its_file(the_cluster: Cluster, folder: Path) -> None:
-    (folder / "cluster.json").write_text(the_cluster.model_dump_json())
-    assert Cluster.load(folder / "cluster.json") == the_cluster
+def test_a_cluster_survives_its_file(name: str, the_cluster: Cluster, folder: Path) -> None:
+    the_cluster.save(folder / name)
+    assert Cluster.load(folder / name) == the_cluster
+    assert digest(Cluster.load(folder / name)) == digest(the_cluster)
+
+
+@pytest.mark.parametrize("name", ["cluster.json", "cluster.toml"])
+@given(
+    text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1),
+    figure=st.floats(1e-9, 1e15),
+)
+@example(text='a"b\\c\x7f\x00\r\n\u2028\x85', figure=1e-9)
+@example(text="fast.gpu # 1", figure=0.1 + 0.2)
+def test_any_text_and_figure_of_a_cluster_survive_its_file(
+    name: str, text: str, figure: float, folder: Path
+) -> None:
+    kinds = {text: device_type(peak_tflop_per_s={text: figure})}
+    wires = [link("d0", "d1", figure, latency_us=figure, duplex="half", shared=True)]
+    made = cluster({"d0": text, "d1": text}, wires, types=kinds).model_copy(update={"name": text})
+    made.save(folder / name)
+    assert Cluster.load(folder / name) == made
 
 
 @given(jobs())

@@ -12,6 +12,7 @@ import pytest
 from commands import CLUSTERS, ROOT, pipeplan
 
 from planner import LayerGraph, Plan, verify
+from planner.fair_links import simulate_plan_fair_links
 
 COMMANDS = ("trace", "plan", "schedule", "compare", "verify", "simulate", "explain", "plot")
 
@@ -49,6 +50,24 @@ def test_model_arguments_can_be_set(tmp_path: Path) -> None:
     names = [layer["name"] for layer in json.loads(result.stdout)["layers"]]
     assert "h.2" in names
     assert "h.3" not in names
+
+
+def test_a_configuration_file_of_hugging_face_is_a_model_and_not_a_graph(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    job, config, path = (tmp_path / name for name in ("job.toml", "config.json", "plan.json"))
+    job.write_text('format = "pipeplan-job/1"\nmicrobatches = 2\nreplication = false\n')
+    config.write_text(
+        '{"architectures": ["GPT2LMHeadModel"], "n_embd": 32, "n_head": 2, "vocab_size": 99}'
+    )
+    result = pipeplan(
+        *("plan", f"hf:{config}", "--cluster", CLUSTERS / "irregular.toml", "--job", job),
+        *("--set", "n_layer=2", "--set", "sequence_length=8", "--time-limit", 1, "-o", path),
+    )
+    assert result.exit_code == 0, result.output
+    plan = Plan.load(path)
+    assert plan.model.factory == f"hf:{config}"
+    assert plan.model.arguments == {"n_layer": 2, "sequence_length": 8}
+    assert "transformer.h.1" in [layer.name for layer in plan.model.graph.layers]
 
 
 # --- plan -----------------------------------------------------------------------------------------
@@ -126,8 +145,12 @@ def test_devices_that_no_link_joins_are_noted(tmp_path: Path) -> None:
 
 def test_simulate_prints_the_predictions_of_the_plan(plan_path: Path) -> None:
     report = json.loads(pipeplan("simulate", plan_path, "--json").stdout)
+    shared_s = report.pop("iteration_time_fair_links_s")
     assert report == json.loads(plan_path.read_text())["predicted"]
+    assert shared_s == simulate_plan_fair_links(Plan.load(plan_path)).iteration_time_s
     tables = pipeplan("simulate", plan_path).stdout
+    told = "links that pairs of devices share" in tables
+    assert told == (abs(shared_s / report["iteration_time_s"] - 1) > 0.01)
     for device in Plan.load(plan_path).ranks:
         assert device in tables
 

@@ -18,9 +18,9 @@ from planner.costs.placement import PlacedPipeline, StageSpec, place
 from planner.schedule.heuristic import best_heuristic_schedule
 from planner.tracing.trace import trace
 
-TINY = ("gpt_tiny", "llama_tiny", "resnet_tiny", "unet_tiny", "vgg_tiny")
+TINY = tuple(name for name in ZOO if name.endswith("_tiny"))
 DEVICES = ("d0", "d1", "d2", "d3")
-PRECISIONS = {"float32": 1, "bfloat16": 1}
+PRECISIONS = {"float32": 1, "bfloat16": 1, "float16": 1, "float64": 1}
 FOUR_DEVICES = cluster(
     DEVICES,
     [link(device, "hub") for device in DEVICES],
@@ -49,7 +49,9 @@ def pipeline_of(
         "max_stages_per_device": 16,
         **job,
     }
-    problem = Problem(graph, FOUR_DEVICES, Job.model_validate(fields), ModelSource(factory))
+    checked = Job.model_validate(fields)
+    source = ModelSource(factory, checked.model_arguments)
+    problem = Problem(graph, FOUR_DEVICES, checked, source)
     return place(problem, [StageSpec(*map(tuple, stage)) for stage in stages])
 
 
@@ -75,11 +77,16 @@ def scheduled(pipeline: PlacedPipeline) -> Plan:
     return plan_by_hand(pipeline, schedule.orders)
 
 
-def shuffled(pipeline: PlacedPipeline, seed: int, owners: Owners | None = None) -> Plan:
-    """With a random one of all orders that do not deadlock, and random owners if none are given."""
+def shuffled(
+    pipeline: PlacedPipeline, seed: int, owners: Owners | None = None, split: float = 0.0
+) -> Plan:
+    """With a random one of all orders that do not deadlock, and random owners if none are given.
+
+    ``split`` is the share of backwards that run in two halves.
+    """
     rng = random.Random(seed)
     owners = owners or random_owners(pipeline, rng)
-    return plan_by_hand(pipeline, random_orders(pipeline, owners, rng))
+    return plan_by_hand(pipeline, random_orders(pipeline, owners, rng, split))
 
 
 def random_owners(pipeline: PlacedPipeline, rng: random.Random) -> Owners:
@@ -91,20 +98,24 @@ def random_owners(pipeline: PlacedPipeline, rng: random.Random) -> Owners:
 
 
 def random_orders(
-    pipeline: PlacedPipeline, owners: Owners, rng: random.Random
+    pipeline: PlacedPipeline, owners: Owners, rng: random.Random, split: float = 0.0
 ) -> dict[str, list[Operation]]:
     """Device by device, one random sequence of all operations that respects what each needs."""
     orders: dict[str, list[Operation]] = {device: [] for device in pipeline.devices}
     last = len(pipeline.stages) - 1
+    halves = {key for key in owners if rng.random() < split}
     ready = [Operation(0, "F", microbatch) for microbatch in range(pipeline.microbatches)]
     while ready:
         stage, kind, microbatch = operation = ready.pop(rng.randrange(len(ready)))
         orders[owners[stage, microbatch]].append(operation)
-        if kind == "F":
-            forward = Operation(stage + 1, "F", microbatch)
-            ready.append(forward if stage < last else Operation(stage, "B", microbatch))
-        elif stage > 0:
-            ready.append(Operation(stage - 1, "B", microbatch))
+        if kind == "I":
+            ready.append(Operation(stage, "W", microbatch))
+        if kind == "F" and stage < last:
+            ready.append(Operation(stage + 1, "F", microbatch))
+        elif kind == "F" or (kind in "BI" and stage > 0):
+            after = stage if kind == "F" else stage - 1
+            half = "I" if (after, microbatch) in halves else "B"
+            ready.append(Operation(after, half, microbatch))
     return orders
 
 

@@ -6,16 +6,26 @@ from functools import cache
 import pytest
 import torch
 from executor_plans import DEVICES, TINY, pipeline_of, scheduled, traced
-from in_turn import CPU, Stages, assert_same, cut_everywhere, run_stages, run_whole
+from in_turn import (
+    Stages,
+    assert_same,
+    cut_everywhere,
+    run_stages,
+    run_whole,
+    used_by_many,
+)
 from torch import Tensor, nn
+from torch.nn import functional
 
-from executor.cut import StageModule, cut
+from executor.cutting.cut import cut
+from executor.cutting.stage_module import StageModule
 from executor.model import export_planned_model
-from executor.stage import StageRunner
-from executor.sync.groups import holders
+from executor.stage.runner import StageRunner
+from executor.sync.groups import shared_parameters
 from models import ZOO
 from planner.artifacts.job import Job
 from planner.artifacts.plan import Plan
+from planner.errors import PipeplanError
 from planner.tracing.export import ExportedStep
 from planner.tracing.factory import example_batch, import_factory
 from planner.tracing.layers import LayerAssignment
@@ -36,7 +46,7 @@ def plan_of(name: str, stages: Stages) -> Plan:
 def exported_model(name: str) -> Exported:
     torch.manual_seed(1)
     model = import_factory(ZOO[name])().train()
-    return model, *export_planned_model(plan_of(name, [list(traced(name).layers)]), model, CPU)
+    return model, *export_planned_model(plan_of(name, [list(traced(name).layers)]), model)
 
 
 def cut_into(name: str, stages: Stages) -> list[StageModule]:
@@ -58,7 +68,8 @@ def test_stages_in_turn_give_exactly_the_loss_and_gradients_of_the_model(name: s
     batch = example_batch(model, Job(samples_per_microbatch=2))
     expected = run_whole(model, batch, "cross_entropy")
     for stages in every_cut(name):
-        assert_same(run_stages(model, cut_into(name, stages), batch), expected)
+        found = run_stages(model, cut_into(name, stages), batch)
+        assert_same(found, expected, used_by_many(traced(name)))
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -106,8 +117,9 @@ def test_stages_hold_the_models_parameters_under_its_own_names(name: str) -> Non
     for stages in every_cut(name):
         held: dict[str, nn.Parameter] = {}
         for stage in cut_into(name, stages):
-            assert dict(stage.module.named_parameters()).keys() == stage.parameters.keys()
-            assert stage.module.state_dict().keys() <= state.keys()
+            (piece,) = stage.pieces
+            assert dict(piece.graph.named_parameters()).keys() == stage.parameters.keys()
+            assert piece.graph.state_dict().keys() <= state.keys()
             for parameter_name, parameter in stage.parameters.items():
                 assert parameter is expected[parameter_name]
             held.update(stage.parameters)
@@ -121,13 +133,24 @@ def test_a_tied_parameter_is_in_both_stages_under_one_name() -> None:
     assert stages[0].parameters["wte.weight"] is stages[-2].parameters["wte.weight"]
 
 
+def test_masks_cross_as_bools_and_trained_biases_with_their_gradients() -> None:
+    bert = cut_into("bert_tiny", every_cut("bert_tiny")[-1])
+    sent = [t for t in bert[0].sends if t.dtype == torch.bool]
+    assert [(t.shape, t.requires_grad) for t in sent] == [((2, 1, 1, 32), False)]
+    t5 = cut_into("t5_tiny", every_cut("t5_tiny")[-1])
+    biases = [t for stage in t5 for t in stage.sends if t.shape == (1, 4, 24, 24)]
+    assert biases
+    assert all(t.requires_grad for t in biases)
+
+
 def test_an_output_is_not_held_until_the_backward() -> None:
     model, _, _ = exported_model("gpt_tiny")
     layers = list(traced("gpt_tiny").layers)
     first, _ = cut_into("gpt_tiny", [layers[:5], layers[5:]])
     seen: list[weakref.ref[Tensor]] = []
-    first.module.register_forward_hook(lambda module, given, out: seen.append(weakref.ref(out[0])))
     runner = StageRunner(first, microbatches=1)
+    (run,) = runner._whole
+    run.register_forward_hook(lambda module, given, out: seen.append(weakref.ref(out[0])))
     sent = runner.forward(0, (), example_batch(model, Job(samples_per_microbatch=2)))
     assert [reference() for reference in seen] == [None]
     runner.backward(0, [torch.ones_like(tensor) for tensor in sent])
@@ -219,11 +242,9 @@ def test_stages_in_turn_give_exactly_what_plain_torch_does(factory: type[Blocks]
     expected = run_whole(model, batch, "mse")
     for place in range(1, len(layers)):
         stages = cut_model([layers[:place], layers[place:]])
-        torch.manual_seed(9)
-        assert_same(run_stages(model, stages, batch), expected)
+        assert_same(run_stages(model, stages, batch, seed=9), expected)
     stages = cut_model([[layer] for layer in layers])
-    torch.manual_seed(9)
-    assert_same(run_stages(model, stages, batch), expected)
+    assert_same(run_stages(model, stages, batch, seed=9), expected)
 
 
 def test_a_parameter_that_the_loss_does_not_reach_is_neither_sent_nor_reduced() -> None:
@@ -231,7 +252,24 @@ def test_a_parameter_that_the_loss_does_not_reach_is_neither_sent_nor_reduced() 
     layers = list(graph.layers)
     rows = [([layer], DEVICES[:2]) for layer in layers]
     plan = scheduled(pipeline_of(graph, None, rows, microbatches=2, loss="mse"))
-    reduced = [name for names in holders(plan).values() for name in names]
+    reduced = [name for row in shared_parameters(plan) for name in row.names]
     assert sorted(reduced) == ["h.2.bias", "h.2.weight"]
     wanted = {t.producer for t in graph.record.boundaries if t.requires_grad}
     assert wanted == {"h.2"}
+
+
+class Branches(Blocks):
+    """Two layers that could run in any order, but for the random numbers they draw."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        first = functional.dropout(self.h[0](rows))
+        second = functional.dropout(self.h[1](rows))
+        return self.h[2](first + second)
+
+
+def test_stages_that_would_draw_in_another_order_than_the_model_are_refused() -> None:
+    _, cut_model, layers = cut_everywhere(Branches)
+    assert layers[:2] == ["h.0", "h.1"]
+    assert len(cut_model([[layers[0]], layers[1:]])) == 2
+    with pytest.raises(PipeplanError, match=r"'h.0' in stage 1 draws .* before layer 'h.1' in"):
+        cut_model([[layers[1]], [layers[0], *layers[2:]]])

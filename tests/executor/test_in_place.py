@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from in_turn import assert_same, cut_everywhere, run_stages, run_whole
+from in_turn import Rows, assert_same, cut_everywhere, run_stages, run_whole
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -72,7 +72,7 @@ def test_a_stage_may_write_into_what_it_received(write: str) -> None:
         assert_same(run_stages(model, stages, batch), expected)
     stages = cut_model([[layer] for layer in layers])
     assert_same(run_stages(model, stages, batch), expected)
-    copied = any(stage.written for stage in stages)
+    copied = any(piece.written for stage in stages for piece in stage.pieces)
     assert copied == (write != "into new memory")
 
 
@@ -114,22 +114,6 @@ def test_a_write_that_another_stage_would_miss_is_refused(factory: type[nn.Modul
     batch = model.example_batch(5)
     expected = run_whole(model, batch, "mse")
     assert_same(run_stages(model, cut_model([layers]), batch), expected)
-
-
-class RowsOfFour(nn.Module):
-    """Layers one after the other."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.h = nn.ModuleList(layers)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        for layer in self.h:
-            rows = layer(rows)
-        return rows
-
-    def example_batch(self, samples: int) -> dict[str, Tensor]:
-        return {"rows": torch.randn(samples, 4), "target": torch.randn(samples, 4)}
 
 
 class Scaled(nn.Module):
@@ -183,7 +167,7 @@ class Normalises(Scaled):
 def test_a_buffer_that_one_stage_reads_and_writes_is_as_in_the_model(layer: Callable) -> None:
     def factory() -> nn.Module:
         module = layer(4) if layer is nn.BatchNorm1d else layer()
-        return RowsOfFour(nn.Linear(4, 4), module, nn.Linear(4, 4))
+        return Rows(nn.Linear(4, 4), module, nn.Linear(4, 4))
 
     model, cut_model, layers = cut_everywhere(factory)
     state = {name: value.clone() for name, value in model.state_dict().items()}
@@ -209,7 +193,7 @@ def test_a_buffer_that_another_stage_has_too_may_not_be_written(
 ) -> None:
     def factory() -> nn.Module:
         scale = torch.ones(4)
-        return RowsOfFour(first(scale), nn.Linear(4, 4), last(scale))
+        return Rows(first(scale), nn.Linear(4, 4), last(scale))
 
     _, cut_model, layers = cut_everywhere(factory)
     with pytest.raises(
@@ -234,7 +218,7 @@ class Doubles(Adds):
         return rows + self.weight
 
 
-class Fork(RowsOfFour):
+class Fork(Rows):
     """Two layers use what the first made."""
 
     def forward(self, rows: Tensor) -> Tensor:

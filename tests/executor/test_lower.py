@@ -1,16 +1,21 @@
-"""Lowered programs: every message has two ends, in one order, and nobody waits for ever."""
+"""Lowered programs: every message has two ends, in one order, and nobody waits for ever.
+
+Gradients are reduced once they are whole, in one order on all ranks.
+"""
 
 import random
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 
 import pytest
-from builders import graph, layer, star
+from builders import graph, layer, parameter, star
 from executor_plans import DEVICES, random_orders, random_owners
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.lower import Action, Compute, Message, lower
+from executor.lower import Action, Compute, Message, Reduce, lower
+from executor.sync.groups import shared_parameters
 from planner.artifacts.job import Job
 from planner.artifacts.operations import Operation
 from planner.artifacts.plan import Plan
@@ -22,16 +27,24 @@ from planner.schedule.classics import one_forward_one_backward
 
 
 def chain(places: Sequence[Sequence[str]], times: Sequence[int], count: int) -> PlacedPipeline:
-    """A layer a stage, with the given seconds; times of zero make all sorts of ties."""
-    rows = [layer(f"l{i}", forward_s=t, backward_s=2 * t) for i, t in enumerate(times)]
+    """A layer a stage, with the given seconds; times of zero make all sorts of ties.
+
+    Each layer has a parameter of its own, and the first and the last share one.
+    """
+    names = [[f"p{i}", *(["tied"] if i in (0, len(times) - 1) else [])] for i in range(len(times))]
+    rows = [
+        layer(f"l{i}", forward_s=t, backward_s=2 * t, parameters=names[i])
+        for i, t in enumerate(times)
+    ]
+    parameters = [parameter(name) for name in sorted({n for held in names for n in held})]
     job = Job(microbatches=count, optimizer="sgd", max_stages_per_device=16)
     stages = [StageSpec((f"l{i}",), tuple(place)) for i, place in enumerate(places)]
-    return place(Problem(graph(rows), star(4), job), stages)
+    return place(Problem(graph(rows, parameters=parameters), star(4), job), stages)
 
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    """Replicas, several stages a device and any order that does not deadlock."""
+    """Replicas, several stages a device, split backwards, any order that does not deadlock."""
     count = draw(st.integers(1, 6))
     places = draw(
         st.lists(
@@ -44,14 +57,23 @@ def plans(draw: st.DrawFn) -> Plan:
     pipeline = chain(places, times, draw(st.integers(1, 6)))
     rng = random.Random(draw(st.integers(0, 2**32)))
     owners = random_owners(pipeline, rng)
-    return plan_by_hand(pipeline, random_orders(pipeline, owners, rng))
+    split = draw(st.sampled_from([0.0, 0.5, 1.0]))
+    return plan_by_hand(pipeline, random_orders(pipeline, owners, rng, split))
 
 
 def needs(plan: Plan, operation: Operation) -> Operation | None:
-    """Whose result an operation takes from the neighbouring stage."""
+    """The name of the result that an operation takes from the neighbouring stage."""
     stage, kind, microbatch = operation
+    if kind == "W":
+        return None
     stage += -1 if kind == "F" else 1
-    return Operation(stage, kind, microbatch) if 0 <= stage < len(plan.stages) else None
+    there = 0 <= stage < len(plan.stages)
+    return Operation(stage, "F" if kind == "F" else "B", microbatch) if there else None
+
+
+def made(operation: Operation) -> Operation:
+    """The name of the result that an operation makes."""
+    return operation._replace(kind="B") if operation.kind == "I" else operation
 
 
 def messages(program: Sequence[Action], direction: str, peer: int) -> list[Operation]:
@@ -82,10 +104,11 @@ def test_messages_between_two_ranks_are_sent_and_received_in_one_order(plan: Pla
 @given(plans())
 def test_every_result_that_changes_ranks_is_sent_once_to_who_needs_it(plan: Plan) -> None:
     rank_of = {op: rank for rank, d in enumerate(plan.ranks) for op in plan.parsed_orders()[d]}
+    maker = {made(operation): rank for operation, rank in rank_of.items()}
     expected = Counter(
-        (rank_of[source], rank, source)
+        (maker[source], rank, source)
         for operation, rank in rank_of.items()
-        if (source := needs(plan, operation)) is not None and rank_of[source] != rank
+        if (source := needs(plan, operation)) is not None and maker[source] != rank
     )
     found = Counter(
         (rank, action.peer, action.operation)
@@ -111,6 +134,7 @@ class Machine:
         self.sent: dict[tuple[int, int], list[Operation]] = defaultdict(list)
         self.posted: dict[tuple[int, int], list[Message]] = defaultdict(list)
         self.done: list[set[Operation]] = [set() for _ in self.left]
+        self.made: list[set[Operation]] = [set() for _ in self.left]
 
     def run(self, rng: random.Random) -> None:
         while any(self.left):
@@ -122,7 +146,9 @@ class Machine:
         action = self.left[rank][0]
         if isinstance(action, Compute):
             source = needs(self.plan, action.operation)
-            return source is None or source in self.done[rank] or source in self.received(rank)
+            return source is None or source in self.made[rank] or source in self.received(rank)
+        if isinstance(action, Reduce):
+            return True
         if action.direction == "send" and self.rendezvous:
             pair = (rank, action.peer)
             return len(self.posted[pair]) > len(self.sent[pair])
@@ -141,8 +167,11 @@ class Machine:
         action = self.left[rank].popleft()
         if isinstance(action, Compute):
             self.done[rank].add(action.operation)
+            self.made[rank].add(made(action.operation))
+        elif isinstance(action, Reduce):
+            pass  # It starts, and nothing waits for it before the end of the iteration.
         elif action.direction == "send":
-            assert action.operation in self.done[rank]
+            assert action.operation in self.made[rank]
             self.check_promise(rank, action)
             self.sent[rank, action.peer].append(action.operation)
         else:
@@ -171,28 +200,91 @@ def test_programs_end_however_the_ranks_are_timed(rendezvous: bool, plan: Plan, 
 
 
 @given(plans())
-def test_a_receive_releases_earlier_sends_to_the_same_rank_once(plan: Plan) -> None:
+def test_reductions_are_those_of_the_shared_parameters_in_one_order_on_all_ranks(
+    plan: Plan,
+) -> None:
+    found = [[a for a in program if isinstance(a, Reduce)] for program in lower(plan)]
+    expected = {row.reduce for row in shared_parameters(plan)}
+    for rank, reductions in enumerate(found):
+        assert len(set(reductions)) == len(reductions)
+        assert set(reductions) == {reduce for reduce in expected if rank in reduce.ranks}
+    for first, second in combinations(found, 2):
+        both = set(first) & set(second)
+        assert [r for r in first if r in both] == [r for r in second if r in both]
+
+
+@given(plans())
+def test_gradients_are_reduced_after_the_last_backward_that_adds_to_them(plan: Plan) -> None:
+    for program in lower(plan):
+        reduced: set[int] = set()
+        for action in program:
+            if isinstance(action, Reduce):
+                reduced.update(action.stages)
+            elif isinstance(action, Compute) and action.operation.kind in "BW":
+                assert action.operation.stage not in reduced
+
+
+def sends_and_ends(plan: Plan, program: Sequence[Action]) -> Iterator[Message]:
+    """Messages as they leave, and as those that came are waited for by who needs them."""
+    posted: dict[Operation, Message] = {}
+    for action in program:
+        if isinstance(action, Message) and action.direction == "send":
+            yield action
+        elif isinstance(action, Message):
+            posted[action.operation] = action
+        elif isinstance(action, Compute):
+            needed = needs(plan, action.operation)
+            if needed in posted:
+                yield posted.pop(needed)
+    assert not posted
+
+
+@given(plans())
+def test_a_receive_that_ended_releases_earlier_sends_to_the_same_rank_once(plan: Plan) -> None:
     for program in lower(plan):
         under_way: dict[int, set[Operation]] = defaultdict(set)
-        for action in program:
-            if isinstance(action, Message) and action.direction == "send":
-                under_way[action.peer].add(action.operation)
-            elif isinstance(action, Message):
-                assert under_way[action.peer].issuperset(action.arrived)
-                assert len(set(action.arrived)) == len(action.arrived)
-                under_way[action.peer].difference_update(action.arrived)
+        for message in sends_and_ends(plan, program):
+            if message.direction == "send":
+                under_way[message.peer].add(message.operation)
+            else:
+                assert under_way[message.peer].issuperset(message.arrived)
+                assert len(set(message.arrived)) == len(message.arrived)
+                under_way[message.peer].difference_update(message.arrived)
 
 
 def test_few_sends_are_under_way_at_a_time_whatever_the_number_of_microbatches() -> None:
     pipeline = chain([[device] for device in DEVICES], [1, 1, 1, 1], 40)
     orders = one_forward_one_backward(pipeline, balanced_assignment(pipeline))
-    for program in lower(plan_by_hand(pipeline, orders)):
+    plan = plan_by_hand(pipeline, orders)
+    for program in lower(plan):
         under_way: set[Operation] = set()
         most = 0
-        for action in program:
-            if isinstance(action, Message) and action.direction == "send":
-                under_way.add(action.operation)
+        for message in sends_and_ends(plan, program):
+            if message.direction == "send":
+                under_way.add(message.operation)
                 most = max(most, len(under_way))
-            elif isinstance(action, Message):
-                under_way.difference_update(action.arrived)
+            else:
+                under_way.difference_update(message.arrived)
         assert most <= 8
+
+
+@given(plans())
+def test_paired_messages_of_two_ranks_are_in_one_order_on_both(plan: Plan) -> None:
+    programs = lower(plan, paired=True)
+    for (first, one), (second, other) in combinations(enumerate(programs), 2):
+        ours = [m.operation for m in one if isinstance(m, Message) and m.peer == second]
+        theirs = [m.operation for m in other if isinstance(m, Message) and m.peer == first]
+        assert ours == theirs
+
+
+def test_receives_are_posted_ahead_of_two_operations_and_not_more() -> None:
+    pipeline = chain([[device] for device in DEVICES], [1, 1, 1, 1], 8)
+    orders = one_forward_one_backward(pipeline, balanced_assignment(pipeline))
+    plan = plan_by_hand(pipeline, orders)
+    for late, early in zip(lower(plan, lead=0), lower(plan), strict=True):
+        for message in (m for m in late if isinstance(m, Message) and m.direction == "receive"):
+            assert 0 <= computes_before(late, message) - computes_before(early, message) <= 2
+
+
+def computes_before(program: Sequence[Action], message: Message) -> int:
+    return sum(isinstance(action, Compute) for action in program[: program.index(message)])

@@ -12,10 +12,11 @@ import torch.distributed as dist
 from executor_plans import DEVICES, pipeline_of, scheduled, traced
 from launch import ROOT
 
+import executor.__main__
+import executor.process_group
 from executor.__main__ import main
 from models import ZOO
 from planner.artifacts.plan import Plan
-from planner.assemble import refresh
 
 GPT = ZOO["gpt_tiny"]
 Run = Callable[..., tuple[int, list[str]]]
@@ -37,18 +38,6 @@ def plan_of(
     return scheduled(pipeline_of(graph, factory, stages, microbatches=2, precision=precision))
 
 
-def split_backwards() -> Plan:
-    plan = plan_of()
-    orders = {
-        device: " ".join(
-            f"{word.replace('B', 'I')} {word.replace('B', 'W')}" if "B" in word else word
-            for word in order.split()
-        )
-        for device, order in plan.orders.items()
-    }
-    return refresh(plan.model_copy(update={"orders": orders}))
-
-
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Call ``main`` as torchrun would on one rank: its status, and the lines it prints to stderr.
@@ -65,7 +54,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
             plan.save(path)
         else:
             path.write_text(plan)
-        monkeypatch.setattr(dist, "init_process_group", meet)
+        monkeypatch.setattr(executor.process_group, "_meeting_place", meet)
+        monkeypatch.setattr(executor.__main__, "_FIRST_COME_S", 0)
         monkeypatch.setattr(sys, "argv", ["executor", str(path), *options])
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", str(ranks))
@@ -82,21 +72,6 @@ REFUSED: dict[str, tuple[Callable[[], Plan], str]] = {
         lambda: plan_of(ranks=4),
         "error: the plan has 4 ranks, 2 processes were started; run it with "
         "torchrun --nproc-per-node 4 -m executor PLAN",
-    ),
-    "split backwards": (
-        split_backwards,
-        "error: orders['d0']: the executor cannot run split backwards (I and W) yet; "
-        "use whole backwards (B)",
-    ),
-    "recomputation": (
-        lambda: plan_of(recompute=["wpe"]),
-        "error: stages[0].recompute: the executor cannot recompute layers yet; "
-        "plan again with recompute = false in the job file",
-    ),
-    "bfloat16": (
-        lambda: plan_of(precision="bfloat16"),
-        "error: job.precision: the executor trains in float32 only so far, the plan says "
-        "'bfloat16'; plan with precision = \"float32\" to run it",
     ),
     "no factory": (
         lambda: plan_of(factory=None),
@@ -115,9 +90,11 @@ def test_rank_zero_says_what_is_wrong_and_what_to_do(run: Run, case: str) -> Non
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_other_ranks_leave_it_to_rank_zero(run: Run, case: str) -> None:
-    build, _ = REFUSED[case]
-    assert run(build(), rank=1) == (1, [])
+def test_other_ranks_say_who_they_are(run: Run, case: str) -> None:
+    build, message = REFUSED[case]
+    status, lines = run(build(), rank=1)
+    assert status == 1
+    assert lines[0] == message.replace("error: ", "error: rank 1: ")
 
 
 def change_graph(data: dict) -> None:
@@ -164,9 +141,8 @@ def test_a_plan_that_was_tampered_with_is_refused(run: Run, tamper: Callable) ->
 
 def run_is_accepted(run: Run, plan: Plan | str, *options: str) -> bool:
     """Whether nothing is left to do but meet the other ranks."""
-    with pytest.raises(AssertionError, match="a process group was made"):
-        run(plan, *options)
-    return True
+    status, lines = run(plan, *options)
+    return status == 1 and lines[-1] == "AssertionError: a process group was made"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"format": "pipeplan/9"}'])
@@ -229,10 +205,21 @@ def test_a_factory_that_does_not_exist_is_refused(run: Run) -> None:
     assert "no module 'nowhere_to_be_found'" in lines[0]
 
 
-def test_a_number_of_steps_below_one_is_wrong_usage(run: Run) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--steps", "0"), "argument --steps: 0 is not a positive number"),
+        (("--steps", "x"), "argument --steps: 'x' is not a whole number"),
+        (("--timeout", "-1"), "argument --timeout: '-1' is not from 1 to 1e6 seconds"),
+    ],
+)
+def test_a_number_that_cannot_be_is_wrong_usage(
+    run: Run, capsys: pytest.CaptureFixture[str], words: Sequence[str], message: str
+) -> None:
     with pytest.raises(SystemExit) as exit_:
-        run(plan_of(), "--steps", "0")
+        run(plan_of(), *words)
     assert exit_.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 # --- refused once the model is there: it takes a process group, here of one rank ----------------
@@ -255,6 +242,30 @@ def run_alone(
         return status, (captured.err or captured.out).splitlines()
 
     return run_main
+
+
+def test_paths_that_cannot_be_written_are_refused_before_training(
+    run_alone: Run, tmp_path: Path
+) -> None:
+    nowhere = tmp_path / "nowhere" / "timeline.json"
+    status, lines = run_alone(plan_of(ranks=1), "--timeline", str(nowhere))
+    assert (status, lines) == (
+        1,
+        [f"error: {nowhere}: cannot be written: there is no folder {nowhere.parent}; create it"],
+    )
+    (tmp_path / "file").write_text("")
+    config = tmp_path / "train.toml"
+    table = f'[checkpoint]\nfolder = "{tmp_path}/file"\nevery = 1000\n'
+    config.write_text(f'format = "pipeplan-train/1"\n{table}')
+    status, lines = run_alone(plan_of(ranks=1), "--config", str(config))
+    assert status == 1
+    assert lines[0].startswith(f"error: checkpoint.folder: {tmp_path}/file cannot be made: ")
+
+
+def test_a_backend_for_gpus_is_refused_on_the_cpu(run_alone: Run) -> None:
+    status, lines = run_alone(plan_of(ranks=1), "--device", "cpu", "--backend", "nccl")
+    assert status == 1
+    assert lines[0].startswith("error: backend: 'nccl' carries tensors of GPUs")
 
 
 def test_text_for_a_model_of_images_is_refused(run_alone: Run) -> None:
@@ -294,7 +305,7 @@ class Blocker:
 
 sys.meta_path.insert(0, Blocker())
 import executor
-import executor.train
+import executor.training
 from executor.__main__ import main
 
 assert main() == 0

@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models import ZOO
+from models.bert import IGNORED
 from models.llama import LlamaConfig, SelfAttention
+from models.mixtral import MixtralConfig, MixtureOfExperts
 from models.rope import apply_rope, rope_tables
+from models.t5 import RelativeBias, T5Config
 
 TINY = [key for key in ZOO if key.endswith("_tiny")]
 
@@ -29,6 +32,14 @@ PUBLISHED_PARAMETERS = {
     "vgg19": 143_667_240,
     "resnet50": 25_557_032,
     "resnet101": 44_549_160,
+    "bert_base": 109_514_298,
+    "bert_large": 335_174_458,
+    "t5_small": 60_506_624,
+    "t5_base": 222_903_552,
+    "vit_base_16": 86_567_656,
+    "vit_large_16": 304_326_632,
+    "mixtral_8x7b": 46_702_792_704,
+    "inception_v3": 23_834_568,
 }
 
 # Logits of the tiny models for a batch of two.
@@ -38,6 +49,12 @@ LOGITS = {
     "vgg_tiny": (2, 10),
     "resnet_tiny": (2, 10),
     "unet_tiny": (2, 2, 32, 32),
+    "bert_tiny": (2, 32, 256),
+    "t5_tiny": (2, 24, 256),
+    "vit_tiny": (2, 10),
+    "mixtral_tiny": (2, 32, 256),
+    "gnmt_tiny": (2, 10, 256),
+    "inception_tiny": (2, 10),
 }
 
 
@@ -123,7 +140,7 @@ def test_a_tiny_model_exports_from_the_meta_device(key: str) -> None:
     assert output.meta["val"].shape == ()
 
 
-@pytest.mark.parametrize("key", ["gpt_tiny", "llama_tiny"])
+@pytest.mark.parametrize("key", ["gpt_tiny", "llama_tiny", "mixtral_tiny"])
 def test_a_language_model_does_not_see_the_future(key: str) -> None:
     torch.manual_seed(0)
     model = factory(key)(sequence_length=12)
@@ -195,6 +212,84 @@ def test_llama_attention_agrees_with_a_naive_one() -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("key", ["t5_tiny", "gnmt_tiny"])
+def test_a_decoder_sees_all_the_input_and_no_future_output(key: str) -> None:
+    torch.manual_seed(0)
+    model = factory(key)(sequence_length=9).double()
+    batch = inputs_of(model.example_batch(2))
+    before = model(**batch)
+    for name, first_seen in (("ids", 0), ("decoder_ids", 5)):
+        changed = batch[name].clone()
+        changed[:, 5] = (changed[:, 5] + 1) % 256
+        after = model(**{**batch, name: changed})
+        differs = (before != after).flatten(2).any(-1).all(0)
+        assert differs.tolist() == [position >= first_seen for position in range(9)], name
+
+
+def test_bert_attends_to_no_padding_and_predicts_where_it_is_asked() -> None:
+    torch.manual_seed(0)
+    model = factory("bert_tiny")()
+    batch = model.example_batch(2)
+    asked = batch["target"] != IGNORED
+    assert 0 < asked.sum() < asked.numel() / 2
+    before = model(**inputs_of(batch))
+    batch["ids"] = torch.where(batch["mask"], batch["ids"], (batch["ids"] + 1) % 256)
+    after = model(**inputs_of(batch))
+    kept = batch["mask"]
+    torch.testing.assert_close(before[kept], after[kept])
+    assert not torch.allclose(before[~kept], after[~kept])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_buckets_of_t5_are_those_of_the_library(causal: bool) -> None:
+    modeling = pytest.importorskip("transformers.models.t5.modeling_t5")
+    offsets = torch.arange(-300, 301)[None]
+    expected = modeling.T5Attention._relative_position_bucket(
+        offsets, bidirectional=not causal, num_buckets=32, max_distance=128
+    )
+    bias = RelativeBias(T5Config(1, 8, 2, 4, 8), causal)
+    assert bias._bucket(offsets).equal(expected)
+
+
+def test_a_mixture_is_the_weighted_sum_of_the_two_best_experts() -> None:
+    """The oracle takes one token after the other to the two experts with the highest scores."""
+    torch.manual_seed(0)
+    config = MixtralConfig(1, 16, 2, 2, ffn=24, experts=5)
+    mixture = MixtureOfExperts(config)
+    hidden = torch.randn(3, 7, 16)
+    found = mixture(hidden)
+    for place in torch.cartesian_prod(torch.arange(3), torch.arange(7)).tolist():
+        token = hidden[tuple(place)]
+        scores = mixture.gate(token)
+        best = sorted(range(5), key=lambda index: -scores[index].item())[:2]
+        shares = scores[best].softmax(0)
+        expected = sum(
+            share * mixture.experts[index](token) for share, index in zip(shares, best, strict=True)
+        )
+        torch.testing.assert_close(found[tuple(place)], expected)
+
+
+def test_gnmt_has_the_parameters_of_its_paper() -> None:
+    """Shazeer et al., 2017, "Outrageously Large Neural Networks", table 2: 278 million.
+
+    The gates by the LSTM's equations, with the two biases of torch.
+    """
+    with torch.device("meta"):
+        model = factory("gnmt")()
+    width, vocabulary = 1024, 32000
+
+    def lstm(inputs: int) -> int:
+        return 4 * width * (inputs + width + 2)
+
+    encoder = 2 * lstm(width) + lstm(2 * width) + 6 * lstm(width)
+    decoder = lstm(width) + 7 * lstm(2 * width)
+    attention = 2 * width**2 + width + width
+    tables = 3 * vocabulary * width + vocabulary
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert parameters == encoder + decoder + attention + tables
+    assert parameters == pytest.approx(278e6, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("key", "arguments", "message"),
     [
@@ -203,6 +298,11 @@ def test_llama_attention_agrees_with_a_naive_one() -> None:
         ("llama_tiny", {"kv_heads": 3}, "multiple of kv_heads"),
         ("vgg_tiny", {"image_size": 4}, "at least 8"),
         ("unet_tiny", {"image_size": 30}, "multiple of 4"),
+        ("bert_tiny", {"width": 30}, "multiple of heads"),
+        ("vit_tiny", {"image_size": 30}, "multiple of patch"),
+        ("mixtral_tiny", {"experts": 1}, "from 1 to experts 1"),
+        ("gnmt_tiny", {"layers": 1}, "at least 2"),
+        ("inception_tiny", {"image_size": 60}, "at least 75"),
     ],
 )
 def test_impossible_sizes_are_refused(key: str, arguments: dict[str, int], message: str) -> None:

@@ -8,10 +8,10 @@ from builders import boundary, graph, layer, pipeline, star
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from planner.artifacts.operations import KIND_LABELS
 from planner.errors import PipeplanError
 from planner.report.gantt import plot_gantt, save_gantt
 from planner.report.memory_plot import save_memory
-from planner.report.palette import KIND_LABELS
 from planner.schedule.assignment import balanced_assignment
 from planner.schedule.classics import one_forward_one_backward
 from planner.simulator import simulate

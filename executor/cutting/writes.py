@@ -27,8 +27,10 @@ class InPlaceWrites:
 
     Args:
         exported: the whole training step.
-        stage_of: stage of each operation that belongs to one.
+        stage_of: stage of each operation that belongs to one. What runs apart within a stage
+            counts as a stage of its own here.
         crossing: what crosses the boundary after each stage but the last.
+        holder_of: which of the operations hold a buffer together: the plan's stages.
     """
 
     def __init__(
@@ -36,7 +38,9 @@ class InPlaceWrites:
         exported: ExportedStep,
         stage_of: Mapping[fx.Node, int],
         crossing: Sequence[Sequence[fx.Node]],
+        holder_of: Mapping[fx.Node, int],
     ) -> None:
+        self.holder_of = holder_of
         self.exported = exported
         self.stage_of = stage_of
         self.crossing = crossing
@@ -100,10 +104,12 @@ class InPlaceWrites:
         A buffer outlives the microbatch: not even other writes may be elsewhere.
         """
         for source in self._sources(write):
-            writers = self.writers[write.memory] if source.op == "get_attr" else ()
+            is_buffer = source.op == "get_attr"
+            writers = self.writers[write.memory] if is_buffer else ()
+            place_of = self.holder_of if is_buffer else self.stage_of
             for node in (*source.users, *writers):
-                stage = self.stage_of.get(node, write.stage)
-                if stage != write.stage:
+                stage = place_of.get(node, place_of[write.node])
+                if stage != place_of[write.node]:
                     name = self.exported.names.get(str(source.target), source.name)
                     raise self._refusal(
                         write, f"{name}, of which stage {stage} has a copy of its own ({node.name})"

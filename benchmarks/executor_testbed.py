@@ -1,0 +1,250 @@
+"""Predicted against measured iterations on the testbed, and what plans are worth there.
+
+Usage:
+    python -m benchmarks.executor_testbed [--clusters NAMES] [--models NAMES] [--json]
+
+For every cluster file of benchmarks/testbed/clusters it plans each model with Pipeplan, with even
+splits under 1F1B, PipeDream and SPP, then runs each plan on the testbed with emulated compute:
+operations take their predicted time, messages and all-reduces are real. Needs root on Linux.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+from benchmarks.emulated import emulated_times
+from benchmarks.testbed.network import Testbed
+from planner import Cluster, Job, ModelSource, Problem, solve, trace
+from planner.artifacts.plan import Plan
+from planner.assemble import plan_by_hand
+from planner.costs.placement import is_connected, place
+from planner.errors import InfeasibleError, PipeplanError
+from planner.fair_links import simulate_plan_fair_links
+from planner.partition.chain import Chain
+from planner.partition.planners import PLANNERS
+from planner.schedule.heuristic import best_classic_schedule
+
+CLUSTERS = Path(__file__).parent / "testbed" / "clusters"
+MODELS: dict[str, tuple[str, dict[str, int]]] = {
+    "gpt": ("models.gpt:gpt_tiny", {"layers": 12}),
+    "gpt_head": ("models.gpt:gpt_tiny", {"layers": 6, "vocabulary": 2048}),
+    "unet": ("models.unet:unet_tiny", {}),
+}
+"""Factory and arguments. The second has a head as heavy as two layers, the third is uneven in work
+and in what it hands on."""
+RIVALS = ("even", "pipedream", "spp")
+OURS = "pipeplan"
+_TIMEOUT_S = 240.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One plan on one cluster.
+
+    Attributes:
+        cluster, model, planner: their names.
+        ranks: processes.
+        digest: of what runs; two planners may find the same plan.
+        predicted_s: the plan's iteration time.
+        fair_links_s: what it would be if pairs of devices shared their links fairly.
+        measured_s: median over the steps but the first two.
+        spread: of the middle half of the steps, over the median.
+    """
+
+    cluster: str
+    model: str
+    planner: str
+    ranks: int
+    digest: str
+    predicted_s: float
+    fair_links_s: float
+    measured_s: float
+    spread: float
+
+    @property
+    def error(self) -> float:
+        """Measured over predicted, less one."""
+        return self.measured_s / self.predicted_s - 1
+
+
+def rows(
+    clusters: Sequence[str], models: Sequence[str], *, steps: int, time_limit_s: float
+) -> Iterator[Row]:
+    """Plan and run everything, cluster by cluster."""
+    for name in clusters:
+        cluster = Cluster.load(CLUSTERS / f"{name}.toml")
+        plans = [
+            (model, planner, plan)
+            for model in models
+            for planner, plan in plans_for(problem_of(model, cluster), time_limit_s)
+        ]
+        with Testbed(cluster) as testbed:
+            for model, planner, plan in plans:
+                yield measure(testbed, name, model, planner, plan, steps)
+
+
+def problem_of(model: str, cluster: Cluster) -> Problem:
+    """A model of :data:`MODELS` with the testbed's job."""
+    factory, arguments = MODELS[model]
+    job = Job.load(CLUSTERS.parent / "job.toml").model_copy(update={"model_arguments": arguments})
+    graph = trace(factory, job)
+    return Problem(graph, cluster, job, ModelSource(factory, arguments))
+
+
+def plans_for(problem: Problem, time_limit_s: float) -> Iterator[tuple[str, Plan]]:
+    """Ours and the classic planners' that find one; theirs in the fastest classic schedule."""
+    yield OURS, solve(problem, time_limit_s=time_limit_s).plan
+    chain = Chain(problem)
+    for name in RIVALS:
+        try:
+            pipeline = place(problem, chain.specs(PLANNERS[name].plan(chain)))
+        except InfeasibleError:
+            continue
+        schedule = best_classic_schedule(pipeline) if is_connected(pipeline) else None
+        if schedule is not None:
+            yield name, plan_by_hand(pipeline, schedule.orders)
+
+
+def measure(
+    testbed: Testbed, cluster: str, model: str, planner: str, plan: Plan, steps: int
+) -> Row:
+    """Run a plan with emulated compute.
+
+    Raises:
+        PipeplanError: if the run fails.
+    """
+
+    def launch(arguments: Sequence[str]) -> None:
+        outcome = testbed.run(
+            [sys.executable, *arguments],
+            plan.ranks,
+            environment={"OMP_NUM_THREADS": "1"},
+            timeout_s=_TIMEOUT_S,
+        )
+        if outcome.status != 0:
+            raise PipeplanError(f"{planner} on {cluster} failed:\n" + "\n".join(outcome.outputs))
+
+    times = emulated_times(plan, steps, launch)
+    quarters = statistics.quantiles(times, n=4)
+    median = statistics.median(times)
+    return Row(
+        cluster,
+        model,
+        planner,
+        len(plan.ranks),
+        plan.execution_digest,
+        plan.predicted.iteration_time_s,
+        simulate_plan_fair_links(plan).iteration_time_s,
+        median,
+        (quarters[2] - quarters[0]) / median,
+    )
+
+
+PREDICTION_COLUMNS = (
+    *("cluster", "model", "planner", "ranks", "predicted ms", "measured ms", "error", "spread"),
+    "predicted ms, links shared",
+)
+SPEED_UP_COLUMNS = (
+    *("cluster", "model", "against", "predicted", "measured", "off by"),
+    "predicted, links shared",
+)
+
+
+@cache
+def measured_rows(steps: int, time_limit_s: float) -> tuple[Row, ...]:
+    """Every plan on every cluster, once."""
+    found = []
+    for row in rows(known_clusters(), list(MODELS), steps=steps, time_limit_s=time_limit_s):
+        print(json.dumps({**asdict(row), "error": row.error}), file=sys.stderr, flush=True)
+        found.append(row)
+    return tuple(found)
+
+
+def known_clusters() -> list[str]:
+    """Names of the cluster files."""
+    return sorted(path.stem for path in CLUSTERS.glob("*.toml"))
+
+
+def prediction_rows(found: Sequence[Row]) -> list[list[str]]:
+    """A line for each plan, and the median and the worst error."""
+    lines = [
+        [
+            *(row.cluster, row.model, row.planner, str(row.ranks)),
+            f"{row.predicted_s * 1e3:.1f}",
+            f"{row.measured_s * 1e3:.1f}",
+            f"{row.error:+.1%}",
+            f"{row.spread:.1%}",
+            f"{row.fair_links_s * 1e3:.1f}",
+        ]
+        for row in found
+    ]
+    errors = [abs(row.error) for row in found]
+    blank = [""] * 5
+    return [
+        *lines,
+        ["**median of all**", *blank, f"**{statistics.median(errors):.1%}**", "", ""],
+        ["**worst of all**", *blank, f"**{max(errors):.1%}**", "", ""],
+    ]
+
+
+def speed_up_rows(found: Sequence[Row]) -> list[list[str]]:
+    """Ours against each rival on the same cluster and model, and the extremes.
+
+    A rival that found the very same plan is as fast, whatever two runs of it take.
+    """
+    ours = {(row.cluster, row.model): row for row in found if row.planner == OURS}
+    lines, offs, measured = [], [], []
+    for row in found:
+        own = ours[row.cluster, row.model]
+        if row is own:
+            continue
+        same = row.digest == own.digest
+        predicted = 1.0 if same else row.predicted_s / own.predicted_s
+        shared = 1.0 if same else row.fair_links_s / own.fair_links_s
+        real = 1.0 if same else row.measured_s / own.measured_s
+        offs.append(abs(real / predicted - 1))
+        measured.append(real)
+        note = " (same plan)" if same else ""
+        lines.append(
+            [
+                *(row.cluster, row.model, row.planner + note),
+                *(f"{predicted:.3f}", f"{real:.3f}", f"{real / predicted - 1:+.1%}"),
+                f"{shared:.3f}",
+            ]
+        )
+    least, most = f"**least {min(measured):.3f}**", f"**most {max(offs):.1%}**"
+    return [*lines, ["**of all**", "", "", "", least, most, ""]]
+
+
+def main() -> int:
+    """Print a line for each plan as it is measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clusters", default=",".join(known_clusters()))
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--time-limit", type=float, default=20.0, metavar="S")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    try:
+        for row in rows(
+            options.clusters.split(","),
+            options.models.split(","),
+            steps=options.steps,
+            time_limit_s=options.time_limit,
+        ):
+            print(json.dumps({**asdict(row), "error": row.error}), flush=True)
+    except PipeplanError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""Reading a checkpoint: single tensors by name, each from a shard whose digest was checked."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from executor.checkpoint.manifest import (
+    DTYPES,
+    LATEST,
+    MANIFEST,
+    NAMES,
+    STEP_FOLDER,
+    Manifest,
+    TensorRecord,
+)
+from planner.artifacts.document import read_json, read_text
+from planner.errors import PipeplanError, shorten
+from planner.tracing.form import Form
+
+
+class Checkpoint:
+    """A checkpoint that was opened; tensors are read when asked for. Runs no code of the file.
+
+    Attributes:
+        folder: where it lies.
+        manifest: what it holds.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._checked: set[str] = set()
+
+    @classmethod
+    def open(cls, path: str | Path) -> Checkpoint:
+        """Open a step's folder, or the latest checkpoint of a training's folder.
+
+        Raises:
+            PipeplanError: if there is none, or its manifest is not one.
+        """
+        folder = Path(path)
+        if folder.name == MANIFEST and folder.is_file():
+            folder = folder.parent
+        if not (folder / MANIFEST).exists():
+            folder = _latest(folder)
+        manifest = _regular(folder / MANIFEST, folder)
+        return cls(folder, Manifest.parse(read_json(manifest), str(manifest)))
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps that were done when it was written."""
+        return self.manifest.step
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What else training goes on with: seed, samples seen, digests; plain JSON."""
+        return self.manifest.facts
+
+    def names(self, prefix: str = "") -> tuple[str, ...]:
+        """The names of the tensors that begin with ``prefix``."""
+        return tuple(name for name in self.manifest.tensors if name.startswith(prefix))
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Read tensors; only the shards that hold them are opened, and their digests checked.
+
+        Raises:
+            PipeplanError: listing the names that are missing, or naming the shard that is missing,
+                damaged, or leads out of the folder.
+        """
+        wanted = list(names)
+        self._require_present(wanted)
+        found = dict(self._tensors(wanted))
+        return {name: found[name] for name in wanted}
+
+    def read_into(self, targets: Mapping[str, Tensor]) -> None:
+        """Read tensors into ones that are there already, of the same shape and dtype.
+
+        Nothing is changed unless all names are there in these forms and every shard is whole.
+
+        Raises:
+            PipeplanError: as :meth:`read`, and for every tensor of another shape or dtype.
+        """
+        self._require_present(targets)
+        problems = [
+            f"{self.folder}: {name} is {self.manifest.tensors[name].form}, the model's is "
+            f"{Form.of(target)}; resume with the model, the precision and the model_arguments "
+            "it was trained with"
+            for name, target in targets.items()
+            if not _fits(self.manifest.tensors[name], target)
+        ]
+        if problems:
+            raise PipeplanError(problems)
+        for shard in {self.manifest.tensors[name].shard for name in targets}:
+            self._check(shard)
+        with torch.no_grad():
+            for name, tensor in self._tensors(targets):
+                targets[name].copy_(tensor)
+
+    def _require_present(self, names: Iterable[str]) -> None:
+        missing = [name for name in names if name not in self.manifest.tensors]
+        if missing:
+            listed = ", ".join(missing[:20]) + (", …" if len(missing) > 20 else "")
+            raise PipeplanError(
+                f"{self.folder}: {len(missing)} of the tensors asked for are not in the "
+                f"checkpoint: {listed}; resume with the model and the optimizer it was trained with"
+            )
+
+    def _tensors(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """The tensors one by one, each shard opened once."""
+        by_shard: dict[str, list[str]] = {}
+        for name in names:
+            by_shard.setdefault(self.manifest.tensors[name].shard, []).append(name)
+        for shard, held in by_shard.items():
+            path = self._check(shard)
+            try:
+                with safe_open(path, framework="pt", device="cpu") as file:
+                    for name in held:
+                        tensor = file.get_tensor(name)
+                        self._require_form(path, name, tensor)
+                        yield name, tensor
+            except SafetensorError as error:
+                raise PipeplanError(f"{path}: {error}; take another checkpoint") from None
+
+    def _require_form(self, path: Path, name: str, tensor: Tensor) -> None:
+        record = self.manifest.tensors[name]
+        if not _fits(record, tensor):
+            found = f"{NAMES.get(tensor.dtype, tensor.dtype)} {list(tensor.shape)}"
+            raise PipeplanError(
+                f"{path}: {shorten(name)} is {found}, the manifest says {record.form}; take "
+                "another checkpoint"
+            )
+
+    def _check(self, shard: str) -> Path:
+        """The path of a shard that is what the manifest says, byte by byte."""
+        path = self.folder / shard
+        if shard in self._checked:
+            return path
+        expected = self.manifest.shards[shard]
+        size = _regular(path, self.folder).stat().st_size
+        if size != expected.bytes:
+            raise PipeplanError(
+                f"{path}: {size} bytes, the manifest says {expected.bytes}; the file was cut off "
+                "or changed: copy it again or take another checkpoint"
+            )
+        with open(path, "rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if sha256 != expected.sha256:
+            raise PipeplanError(
+                f"{path}: its SHA-256 is {sha256}, the manifest says {expected.sha256}; the file "
+                "was changed: copy it again or take another checkpoint"
+            )
+        self._checked.add(shard)
+        return path
+
+
+def _fits(record: TensorRecord, tensor: Tensor) -> bool:
+    return record.shape == tuple(tensor.shape) and DTYPES[record.dtype] == tensor.dtype
+
+
+def _regular(path: Path, folder: Path) -> Path:
+    """The path, if it is a file and lies in the folder itself."""
+    if path.resolve().parent != folder.resolve():
+        raise PipeplanError(
+            f"{path}: a link that leads out of the checkpoint, to {path.resolve()}; put the file "
+            "itself there"
+        )
+    if not path.exists():
+        raise PipeplanError(
+            f"{path}: no such file; the checkpoint is not whole: copy all of its folder"
+        )
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise PipeplanError(f"{path}: not a regular file; take another checkpoint")
+    return path
+
+
+def _latest(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise PipeplanError(f"{folder}: no such folder; give one that holds checkpoints")
+    if not (folder / LATEST).exists():
+        raise PipeplanError(f"{folder}: no checkpoint: {_remedy(folder)}")
+    name = read_text(_regular(folder / LATEST, folder)).strip()
+    if not STEP_FOLDER.fullmatch(name):
+        raise PipeplanError(
+            f"{folder / LATEST}: expected the name of a checkpoint such as step-00000020, found "
+            f"{shorten(name)}: {_remedy(folder)}"
+        )
+    if not (folder / name / MANIFEST).exists():
+        raise PipeplanError(f"{folder / LATEST}: {name} is not there or empty: {_remedy(folder)}")
+    if (folder / name).resolve().parent != folder.resolve():
+        raise PipeplanError(
+            f"{folder / name}: a link that leads out of {folder}; name the folder it leads to"
+        )
+    return folder / name
+
+
+def _remedy(folder: Path) -> str:
+    steps = sorted(path.name for path in folder.glob("step-*") if STEP_FOLDER.fullmatch(path.name))
+    if not steps:
+        return "there is no folder step-…; give one that training wrote"
+    return f"name one of its folders, {', '.join(steps[-5:])}"

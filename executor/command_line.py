@@ -1,0 +1,151 @@
+"""The options of ``python -m executor``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from executor.limits import DEFAULT_TIMEOUT_S, require_timeout
+from planner.errors import PipeplanError
+
+if TYPE_CHECKING:
+    from executor.config import TrainingConfig
+    from executor.training import Run
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user typed; None where nothing was."""
+
+    plan: str
+    config_path: str | None
+    steps: int | None
+    seed: int | None
+    data: str | None
+    timeline: str | None
+    metrics: Path | None
+    model: str | None
+    loss: str | None
+    device: str | None
+    backend: str | None
+    resume: Path | None
+    timeout_s: float
+    emulate: bool
+
+    def config(self) -> TrainingConfig:
+        """The training file with the options over it.
+
+        Raises:
+            PipeplanError: naming every wrong field.
+        """
+        from executor.config import TrainingConfig
+
+        loaded = TrainingConfig.load(self.config_path) if self.config_path else TrainingConfig()
+        given = {
+            name: getattr(self, name)
+            for name in ("steps", "seed", "data", "timeline")
+            if getattr(self, name) is not None
+        }
+        return TrainingConfig.parse({**loaded.model_dump(exclude_unset=True), **given}, "options")
+
+    def run(self) -> Run:
+        """How the plan is run."""
+        from executor.training import Run
+
+        return Run(
+            model=self.model,
+            loss=self.loss,
+            device=self.device,
+            backend=self.backend,
+            resume=self.resume,
+            timeout_s=self.timeout_s,
+        )
+
+
+def parse_options() -> Options:
+    """Read the command line; wrong usage ends the process with status 2."""
+    return Options(**vars(_parser().parse_args()))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="torchrun --nproc-per-node N -m executor",
+        description="Train a model by a plan, one process a device of the plan.",
+    )
+    add: Callable[..., Any] = parser.add_argument
+    add("plan", help="plan file written by `pipeplan plan`")
+    add("--config", dest="config_path", metavar="FILE", help="training file (TOML)")
+    add("--steps", type=_positive, help="iterations in all (default the file's, or 20)")
+    add(
+        "--data",
+        metavar="DATA",
+        help="text: bytes of the Python standard library's sources (default), for models of 256 "
+        "tokens or more; random: tensors in the shapes of the model's example batch; "
+        "module:factory: a map-style data set of your own",
+    )
+    add(
+        "--model",
+        metavar="MODULE:FACTORY",
+        help="allow importing this factory, for a plan whose model is not in the zoo",
+    )
+    add(
+        "--loss",
+        metavar="MODULE:FUNCTION",
+        help="allow importing this function, for a plan whose loss is your own",
+    )
+    add("--seed", type=_natural, help="of weights, data and dropout (default the file's, or 0)")
+    add("--resume", type=Path, metavar="DIR", help="go on from a checkpoint, or the latest of DIR")
+    add("--timeline", metavar="FILE", help="write what really happened, as a Chrome trace")
+    add(
+        "--metrics",
+        type=Path,
+        metavar="FILE",
+        help="write the figures of every step as a line of JSON",
+    )
+    add(
+        "--emulate",
+        action="store_true",
+        help="operations take their predicted time and compute nothing; messages are real",
+    )
+    add("--device", choices=["cpu", "cuda"], help="default a GPU if there is one")
+    add("--backend", choices=["gloo", "nccl"], help="of torch.distributed; default by device")
+    add(
+        "--timeout",
+        dest="timeout_s",
+        type=_seconds,
+        default=DEFAULT_TIMEOUT_S,
+        metavar="SECONDS",
+        help="a rank that lets others wait for so long counts as lost (default 600)",
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = _whole(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
+    return value
+
+
+def _natural(text: str) -> int:
+    value = _whole(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative")
+    return value
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        return require_timeout(float(text))
+    except (ValueError, PipeplanError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not from 1 to 1e6 seconds") from None

@@ -1,0 +1,43 @@
+"""gloo's network threads, kept from taking the core of the thread they wait for.
+
+Such a thread polls without pause while another one holds the lock of its connection. Where ranks
+have fewer cores than threads it may have just taken the core from that very thread, and then holds
+it until the kernel's next tick, 4 ms later: small all-reduces among four ranks on two cores took 4
+to 8 ms so, and 1 to 2 ms without.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+THREAD_NAME = "gloo_tcp_loop"
+_TASKS = Path("/proc/self/task")
+
+
+def network_threads() -> list[int]:
+    """Ids of the threads here that carry gloo's messages; none where the kernel hides them."""
+    found = []
+    with suppress(OSError):
+        for task in _TASKS.iterdir():
+            # A thread may end while it is looked at.
+            with suppress(OSError):
+                if (task / "comm").read_text().strip() == THREAD_NAME:
+                    found.append(int(task.name))
+    return sorted(found)
+
+
+def let_others_finish() -> None:
+    """Wake them without taking a core from a running thread; their share of it stays the same.
+
+    Linux's batch policy does that, and no privilege is needed. To be called when process groups
+    have been made; nothing changes on other systems.
+    """
+    if not hasattr(os, "SCHED_BATCH"):
+        return
+    for thread in network_threads():
+        # A sandbox may forbid it; then messages are as slow as they were.
+        with suppress(OSError):
+            if os.sched_getscheduler(thread) == os.SCHED_OTHER:
+                os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))

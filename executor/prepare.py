@@ -1,0 +1,132 @@
+"""Everything that can be done, and refused, before any rank talks to another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from executor.cutting.buffers import require_order
+from executor.cutting.cut import cut
+from executor.cutting.stage_module import StageModule
+from executor.loss import allowed_loss
+from executor.lower import Action, lower
+from executor.model import Factory, allowed_factory, build_model, export_planned_model
+from executor.place import Place
+from planner.artifacts.plan import Plan
+from planner.errors import PipeplanError
+from planner.tracing.export import ExportedStep
+from planner.tracing.factory import Loss
+from planner.tracing.torch_private import require_supported
+from planner.verifier import require_valid
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """This rank's part of a plan, ready to run.
+
+    Attributes:
+        plan: verified.
+        place: of this process.
+        device: of its tensors.
+        model: the whole model, of which only the stages' tensors keep their data.
+        unused: parameters that no layer uses, by name; they keep theirs on the first rank.
+        stages: this rank's.
+        program: its lowered program.
+    """
+
+    plan: Plan
+    place: Place
+    device: torch.device
+    model: nn.Module
+    unused: dict[str, nn.Parameter]
+    stages: tuple[StageModule, ...]
+    program: tuple[Action, ...]
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Those this rank holds, by the model's own names (FQNs), in order of name."""
+        held = {name: p for stage in self.stages for name, p in stage.parameters.items()}
+        return dict(sorted(held.items()))
+
+
+def prepare(
+    plan: Plan,
+    model: str | Factory | None = None,
+    *,
+    loss: str | Loss | None = None,
+    seed: int = 0,
+    device: torch.device | None = None,
+    autocast: torch.dtype | None = None,
+    place: Place | None = None,
+) -> Prepared:
+    """Build the model, check that it is the planned one, and cut out this rank's stages.
+
+    Args:
+        plan: to be verified.
+        model: ``module:factory`` or the factory, if it is not one of the zoo.
+        loss: ``module:function`` or the function, if the plan's loss is the user's own.
+        seed: of the initial weights, the same on every rank.
+        device: of tensors, default the CPU.
+        autocast: what torch's autocast lowers operations to.
+        place: of this process; default what torchrun or the process group says.
+
+    Raises:
+        PipeplanError: if the plan does not hold, is for another number of processes or for
+            another model.
+    """
+    place = place or Place.of_this_process()
+    device = device or torch.device("cpu")
+    require_supported()
+    require_runnable(plan, place.world_size)
+    built = build_model(plan, allowed_factory(plan, model), seed)
+    own_loss = allowed_loss(plan, loss)
+    exported, layers = export_planned_model(plan, built, own_loss, autocast)
+    mine = [s.index for s in plan.stages if plan.ranks[place.rank] in s.devices]
+    stages = tuple(cut(exported, layers, plan, mine, device))
+    require_order(plan, stages)
+    unused = _unused(built, exported) if place.rank == 0 else {}
+    _release_others(built, stages, unused)
+    _move(stages, device)
+    # NCCL runs all messages of two ranks in one order.
+    program = tuple(lower(plan, paired=device.type == "cuda")[place.rank])
+    return Prepared(plan, place, device, built, unused, stages, program)
+
+
+def require_runnable(plan: Plan, world_size: int) -> None:
+    """Refuse plans that do not hold or are for other processes.
+
+    Raises:
+        PipeplanError: naming the field and the remedy.
+    """
+    require_valid(plan)
+    if world_size != len(plan.ranks):
+        count = len(plan.ranks)
+        raise PipeplanError(
+            f"the plan has {count} ranks, {world_size} processes were started; run it with "
+            f"torchrun --nproc-per-node {count} -m executor PLAN"
+        )
+
+
+def _unused(model: nn.Module, exported: ExportedStep) -> dict[str, nn.Parameter]:
+    used = {id(exported.attribute(n)) for n in exported.graph.find_nodes(op="get_attr") if n.users}
+    return {name: p for name, p in model.named_parameters() if id(p) not in used}
+
+
+def _release_others(
+    model: nn.Module, stages: tuple[StageModule, ...], kept: dict[str, nn.Parameter]
+) -> None:
+    """Free the weights that other ranks hold; the model stays to describe its batches."""
+    held = [p for stage in stages for p in stage.parameters.values()]
+    mine = {id(parameter) for parameter in (*held, *kept.values())}
+    for parameter in model.parameters():
+        if id(parameter) not in mine:
+            parameter.data = parameter.data.new_empty(0)
+
+
+def _move(stages: tuple[StageModule, ...], device: torch.device) -> None:
+    """Move what this rank holds; a tied parameter stays one."""
+    for stage in stages:
+        for tensor in (*stage.parameters.values(), *stage.buffers.values()):
+            tensor.data = tensor.data.to(device)

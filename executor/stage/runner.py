@@ -1,0 +1,218 @@
+"""One stage on one rank: forwards, and backwards whole or in two halves, of its microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from executor.cutting.stage_module import Piece, StageModule
+from executor.random_state import RandomState, seed_generator
+from executor.stage.recompute import Recomputed, Run
+from executor.stage.statistics import Statistics, note_statistics
+from executor.stage.waiting import Queue, WeightGradients
+from executor.stage.weight_gradients import defer_weight_gradients
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class _InFlight:
+    """What a microbatch keeps between forward and backward.
+
+    Attributes:
+        leaves: received tensors that take a gradient.
+        roots: where the backward starts, in the order of the gradients it is given. Edges of the
+            autograd graph do not hold the outputs: these are free once they have been sent.
+        loss: of the last stage, detached.
+    """
+
+    leaves: tuple[Tensor, ...]
+    roots: tuple[GradientEdge | None, ...]
+    loss: Tensor | None
+
+
+class StageRunner:
+    """Runs one stage, holding what autograd needs between forward and backward.
+
+    Gradients accumulate in the parameters' ``grad``: the mean over ``microbatches``, times
+    ``loss_scale``.
+
+    Args:
+        stage: cut out of the model.
+        microbatches: of one iteration, over all replicas.
+        split: the microbatches whose backward runs in two halves here.
+        device: of tensors.
+        autocast: what torch's autocast lowers operations to in the forward; None: as they are.
+    """
+
+    def __init__(
+        self,
+        stage: StageModule,
+        microbatches: int,
+        split: Collection[int] = (),
+        device: torch.device = CPU,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self.stage = stage
+        self.microbatches = microbatches
+        self.split = frozenset(split)
+        self.device = device
+        self.autocast = autocast
+        self.loss_scale = 1.0
+        self.statistics = Statistics(microbatches, stage.buffers)
+        self._queue = Queue()
+        self._in_flight: dict[int, _InFlight] = {}
+        self._left: dict[int, WeightGradients] = {}
+        graphs = [note_statistics(piece.graph, self.statistics) for piece in stage.pieces]
+        pairs = list(zip(stage.pieces, graphs, strict=True))
+        self._whole = [self._run(piece, graph, graph) for piece, graph in pairs]
+        self._halves = self._whole
+        if self.split:
+            deferred = [(p, g, defer_weight_gradients(g, self._queue)) for p, g in pairs]
+            self._halves = [self._run(*row) for row in deferred]
+
+    def _run(self, piece: Piece, first: fx.GraphModule, again: fx.GraphModule) -> Run:
+        if not piece.recompute:
+            return again
+        differentiable = [tensor.requires_grad for tensor in piece.makes]
+        written = [t.name in piece.written for t in piece.reads]
+        return Recomputed(
+            first,
+            again,
+            [*written, *(False for _ in piece.model_inputs)],
+            differentiable,
+            piece.is_random,
+            self.statistics,
+            self._context,
+            self.device,
+        )
+
+    @contextmanager
+    def _context(self, state: RandomState | None = None) -> Iterator[None]:
+        """How operations run, the first time and again."""
+        # Autocast's cache would hand casts made without a graph to operations that need one.
+        kind, dtype = self.device.type, self.autocast
+        with (
+            RandomState.borrowed(state),
+            torch.autocast(kind, dtype, enabled=dtype is not None, cache_enabled=False),
+        ):
+            yield
+
+    def forward(
+        self,
+        microbatch: int,
+        received: Sequence[Tensor],
+        batch: Mapping[str, Tensor],
+        seed: int = 0,
+    ) -> tuple[Tensor, ...]:
+        """Run the stage.
+
+        Args:
+            microbatch: its number.
+            received: what the stage before sent, the random state last if it sends one.
+            batch: the entries the stage reads, by name.
+            seed: of the microbatch's random numbers, for the first stage that draws any.
+
+        Returns:
+            Detached tensors for the next stage, as ``BoundaryTensor.sent`` gives them, and the
+            random state if that needs it, or the detached scalar loss.
+        """
+        tensors = list(received)
+        if self.stage.receives_random_state:
+            RandomState(self.device, tensors.pop().cpu()).restore()
+        elif self.stage.draws:
+            seed_generator(self.device, seed)
+        with self._context():
+            outputs = self._forward(microbatch, tensors, batch)
+        if self.stage.sends_random_state:
+            outputs = (*outputs, RandomState.now(self.device).state.to(self.device))
+        return outputs
+
+    def _forward(
+        self, microbatch: int, received: Sequence[Tensor], batch: Mapping[str, Tensor]
+    ) -> tuple[Tensor, ...]:
+        stage = self.stage
+        self.statistics.microbatch = microbatch
+        leaves = [
+            boundary.received(tensor.detach()).requires_grad_(boundary.requires_grad)
+            for tensor, boundary in zip(received, stage.receives, strict=True)
+        ]
+        values = dict(zip((t.name for t in stage.receives), leaves, strict=True))
+        kept = {tensor.name for tensor in stage.outputs}
+        runs = self._halves if microbatch in self.split else self._whole
+        for piece, run in zip(stage.pieces, runs, strict=True):
+            made = run(*_entering(piece, values), *(batch[name] for name in piece.model_inputs))
+            for name in piece.last_reads - kept:
+                del values[name]
+            values.update(zip((t.name for t in piece.makes), made, strict=True))
+        outputs = tuple(values[tensor.name] for tensor in stage.outputs)
+        # Autocast on another kind of device may keep a type that the export did not expect.
+        outputs = tuple(x.to(t.dtype) for x, t in zip(outputs, stage.outputs, strict=True))
+        detached = tuple(t.sent(x.detach()) for x, t in zip(outputs, stage.outputs, strict=True))
+        self._in_flight[microbatch] = _InFlight(
+            leaves=tuple(leaf for leaf in leaves if leaf.requires_grad),
+            roots=self._roots(outputs),
+            loss=detached[0] if stage.is_last else None,
+        )
+        return detached
+
+    def _roots(self, outputs: Sequence[Tensor]) -> tuple[GradientEdge | None, ...]:
+        return tuple(
+            get_gradient_edge(tensor) if tensor.requires_grad else None
+            for tensor, boundary in zip(outputs, self.stage.outputs, strict=True)
+            if boundary.requires_grad
+        )
+
+    def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Run the whole backward, or its first half for a microbatch that is split.
+
+        Args:
+            microbatch: whose forward has run.
+            gradients: of the sent tensors that require one, in order; none for the last stage.
+
+        Returns:
+            Gradients of the received tensors that require one, in order. Zeros if none came this
+            way: boundaries require one only if the loss reaches them
+            (:func:`planner.tracing.gradients.nodes_with_gradient`), here or on another way, so
+            that no parameter gets a gradient that plain torch would leave None.
+        """
+        kept = self._in_flight.pop(microbatch)
+        if kept.loss is not None:
+            gradients = [torch.full_like(kept.loss, self.loss_scale / self.microbatches)]
+        pairs = [
+            (root, gradient)
+            for root, gradient in zip(kept.roots, gradients, strict=True)
+            if root is not None
+        ]
+        if pairs:
+            torch.autograd.backward([root for root, _ in pairs], [g for _, g in pairs])
+        if microbatch in self.split:
+            self._left[microbatch] = self._queue.take()
+        return tuple(
+            leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in kept.leaves
+        )
+
+    def weight_gradients(self, microbatch: int) -> None:
+        """Run the second half of a split backward."""
+        self._left.pop(microbatch).run()
+
+    def require_empty(self) -> None:
+        """Every forward of the iteration has had its backward, with both halves."""
+        assert not self._in_flight, f"microbatches left in flight: {sorted(self._in_flight)}"
+        assert not self._left, f"weight gradients left to do: {sorted(self._left)}"
+
+
+def _entering(piece: Piece, values: dict[str, Tensor]) -> list[Tensor]:
+    """What the piece reads.
+
+    Autograd forbids writing into a leaf, and a local neighbour may still hold the tensor: what is
+    written is a copy, from here on. A recomputed piece makes its own, and returns what it wrote.
+    """
+    for name in () if piece.recompute else piece.written:
+        values[name] = values[name].clone()
+    return [values[tensor.name] for tensor in piece.reads]

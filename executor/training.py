@@ -1,0 +1,315 @@
+"""Training from beginning to end: data, iterations, checkpoints, the measured timeline."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from executor.checkpoint import Checkpoint, Ranks
+from executor.config import TrainingConfig
+from executor.data import BatchOf
+from executor.dataset import Dataset
+from executor.emulation import Emulator
+from executor.feed import Feed
+from executor.limits import DEFAULT_TIMEOUT_S, require_timeout
+from executor.loss_scale import LossScale
+from executor.master_weights import MakeOptimizer
+from executor.metrics import StepMetrics
+from executor.model import Factory
+from executor.optimizer import OptimizerFactory, job_optimizer, own_optimizer
+from executor.place import Place
+from executor.prepare import prepare, require_runnable
+from executor.process_group import device_of_this_process, process_group, require_backend
+from executor.recorder import StepRecord
+from executor.saved_state import SavedState
+from executor.timeline import TimelineWriter
+from executor.trainer import Trainer
+from planner.artifacts.document import require_file_path
+from planner.artifacts.plan import Plan
+from planner.errors import PipeplanError, shorten
+from planner.tracing.factory import Loss
+
+Report = Callable[[StepMetrics], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a plan is run, beside what the training file says.
+
+    Attributes:
+        model: ``module:factory`` or the factory, if it is not one of the zoo.
+        loss: ``module:function`` or the function, if the plan's loss is the user's own.
+        data: over the training file's: ``text``, ``random``, ``module:factory``, a map-style data
+            set, or a function ``(step, microbatch) -> batch``.
+        optimizer: over the training file's: called with (name, parameter) pairs.
+        device: ``cpu`` or ``cuda``; None takes a GPU if there is one.
+        backend: of torch.distributed; None takes what fits the device.
+        resume: a checkpoint, or a folder of them, to go on from.
+        timeout_s: a rank that lets others wait for so long counts as lost.
+    """
+
+    model: str | Factory | None = None
+    loss: str | Loss | None = None
+    data: str | Dataset | BatchOf | None = None
+    optimizer: OptimizerFactory | None = None
+    device: str | None = None
+    backend: str | None = None
+    resume: str | Path | None = None
+    timeout_s: float = DEFAULT_TIMEOUT_S
+
+
+def train(
+    plan: Plan,
+    model: str | Factory | None = None,
+    data: str | Dataset | BatchOf | None = None,
+    *,
+    loss: str | Loss | None = None,
+    optimizer: OptimizerFactory | None = None,
+    device: str | None = None,
+    resume: str | Path | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    config: TrainingConfig | None = None,
+    report: Report | None = None,
+    **settings: Any,
+) -> list[StepMetrics]:
+    """Train by a plan in the processes that torchrun started.
+
+    Args:
+        plan: what to run; one rank a device of ``plan.ranks``.
+        model: ``module:factory`` or the factory, if it is not one of the zoo.
+        data: ``text``, ``random``, ``module:factory``, a map-style data set, or a function
+            ``(step, microbatch) -> batch``.
+        loss: ``module:function`` or the function, if the plan's loss is the user's own.
+        optimizer: called with (name, parameter) pairs of this rank, as ``torch.optim.AdamW`` can
+            be, and with ``optimizer_arguments``; default the plan's.
+        device: ``cpu`` or ``cuda``; default a GPU if there is one.
+        resume: a checkpoint, or a folder of them, to go on from.
+        timeout_s: a rank that lets others wait for so long counts as lost.
+        config: a training file's contents; default made of ``settings``.
+        report: called on every rank after every iteration.
+        **settings: fields of :class:`~executor.config.TrainingConfig`, such as ``steps=100``,
+            ``clip_norm=1.0`` or ``checkpoint={"folder": "checkpoints", "every": 10}``.
+
+    Returns:
+        The metrics of every iteration, the same on all ranks.
+
+    Raises:
+        PipeplanError: if the plan cannot be run so; before any process group is made where one
+            rank can tell.
+    """
+    if config is not None and settings:
+        raise PipeplanError(
+            f"config and {', '.join(sorted(settings))} are given; put all into one of them"
+        )
+    config = config or TrainingConfig.parse(settings, "train()")
+    run = Run(model, loss, data, optimizer, device, resume=resume, timeout_s=timeout_s)
+    return run_training(plan, config, run, report)
+
+
+def run_training(
+    plan: Plan, config: TrainingConfig, run: Run, report: Report | None = None
+) -> list[StepMetrics]:
+    """Train as :func:`train` does."""
+    _require_plan(plan)
+    require_timeout(run.timeout_s)
+    place = Place.of_this_process()
+    require_fitting(plan, config)
+    require_writable(config)
+    checkpoint = None if run.resume is None else Checkpoint.open(run.resume)
+    device = device_of_this_process(run.device)
+    require_backend(run.backend, device)
+    prepared = prepare(
+        plan,
+        run.model,
+        loss=run.loss,
+        seed=config.seed,
+        device=device,
+        autocast=_autocast(config),
+        place=place,
+    )
+    saved = SavedState(prepared, config.seed)
+    first_step = 1 if checkpoint is None else saved.require_fits(checkpoint) + 1
+    feed = Feed(prepared, config, run.data, checkpoint, first_step)
+    factor = config.rate_factor()
+    with process_group(device, run.timeout_s, run.backend):
+        trainer = Trainer(
+            prepared,
+            feed.batch_of,
+            seed=config.seed,
+            optimizer_of=_optimizer_of(plan, config, run.optimizer),
+            clip_norm=config.clip_norm,
+            factor=factor,
+            loss_scale=_loss_scale(plan, config),
+            autocast=_autocast(config),
+            timeout=timedelta(seconds=run.timeout_s),
+            watch=config.timeline is not None,
+        )
+        if checkpoint is not None:
+            saved.load(checkpoint, trainer.optimisation)
+        loop = _Loop(plan, place, device, config.timeline, report, emulated=False)
+
+        def save(step: int) -> None:
+            table = config.checkpoint
+            if table is not None and (step % table.every == 0 or step == config.steps):
+                seen = feed.samples_seen_after(step)
+                saved.save(table.folder, step, trainer.optimisation, seen, table.keep)
+
+        return loop.run(trainer, range(first_step, config.steps + 1), save)
+
+
+def run_emulation(
+    plan: Plan, steps: int, run: Run, timeline: str | None = None, report: Report | None = None
+) -> list[StepMetrics]:
+    """Run a plan whose operations only take their predicted time, with real messages.
+
+    No model is built and nothing is computed: a plan of any graph can be emulated.
+
+    Args:
+        plan: what to run.
+        steps: iterations.
+        run: its ``timeout_s`` counts.
+        timeline: file for what really happened.
+        report: called on every rank after every iteration.
+    """
+    _require_plan(plan)
+    place = Place.of_this_process()
+    require_runnable(plan, place.world_size)
+    if timeline is not None:
+        require_file_path(timeline)
+    device = torch.device("cpu")
+    with process_group(device, run.timeout_s):
+        emulator = Emulator(
+            plan, place, timedelta(seconds=run.timeout_s), watch=timeline is not None
+        )
+        loop = _Loop(plan, place, device, timeline, report, emulated=True)
+        return loop.run(emulator, range(1, steps + 1), lambda step: None)
+
+
+class _Stepper(Protocol):
+    """Something that runs iterations."""
+
+    record: StepRecord
+
+    def step(self, step: int) -> StepMetrics:
+        """One iteration; all ranks return the same metrics."""
+
+
+class _Loop:
+    """Iterations, and what is written of them."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        place: Place,
+        device: torch.device,
+        timeline: str | None,
+        report: Report | None,
+        *,
+        emulated: bool,
+    ) -> None:
+        self.report = report
+        self.path = timeline
+        self.writer = None
+        if timeline is not None:
+            ranks = Ranks.of_process_group()
+            self.writer = TimelineWriter(plan, place.rank, device, emulated=emulated, ranks=ranks)
+
+    def run(
+        self, stepper: _Stepper, steps: range, after: Callable[[int], None]
+    ) -> list[StepMetrics]:
+        """Run some steps; ``after`` is called with each one's number."""
+        history = []
+        for step in steps:
+            metrics = stepper.step(step)
+            history.append(metrics)
+            if self.writer is not None:
+                self.writer.add(metrics, stepper.record)
+            if self.report is not None:
+                self.report(metrics)
+            after(step)
+        if self.writer is not None and self.path is not None and history:
+            self.writer.save(self.path)
+        return history
+
+
+def require_fitting(plan: Plan, config: TrainingConfig) -> None:
+    """Refuse a training file that does not fit the plan's precision.
+
+    Raises:
+        PipeplanError: naming the field and the remedy.
+    """
+    precision = plan.job.precision
+    problems = []
+    if config.autocast is not None and precision != "float32":
+        problems.append(
+            f"autocast: {config.autocast!r}, but the plan's weights are in {precision}; plan with "
+            'precision = "float32" to use it, or leave it out'
+        )
+    if config.loss_scale is not None and precision != "float16":
+        problems.append(
+            f"loss_scale: the plan trains in {precision}, where gradients need no scaling; "
+            'plan with precision = "float16" to use it, or leave it out'
+        )
+    if problems:
+        raise PipeplanError(problems)
+
+
+def require_writable(config: TrainingConfig) -> None:
+    """Make the folder of checkpoints, and refuse paths that cannot be written once all is trained.
+
+    Raises:
+        PipeplanError: naming the field and the remedy.
+    """
+    if config.timeline is not None:
+        require_file_path(config.timeline)
+    if config.checkpoint is not None:
+        folder = Path(config.checkpoint.folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PipeplanError(
+                f"checkpoint.folder: {folder} cannot be made: {error.strerror}; name a folder "
+                "that can be written"
+            ) from None
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PipeplanError(
+                f"checkpoint.folder: no permission to write in {folder}; name another folder"
+            )
+
+
+def _require_plan(plan: object) -> None:
+    if not isinstance(plan, Plan):
+        raise PipeplanError(
+            f"plan: {shorten(plan)} is of type {type(plan).__name__}, no plan; load one "
+            "with Plan.load(path)"
+        )
+
+
+def _autocast(config: TrainingConfig) -> torch.dtype | None:
+    return None if config.autocast is None else getattr(torch, config.autocast)
+
+
+def _loss_scale(plan: Plan, config: TrainingConfig) -> LossScale | None:
+    if plan.job.precision != "float16":
+        return None
+    return LossScale.start(None if config.loss_scale is None else config.loss_scale.policy())
+
+
+def _optimizer_of(
+    plan: Plan, config: TrainingConfig, factory: OptimizerFactory | None
+) -> MakeOptimizer:
+    def make(parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+        arguments, rate = config.optimizer_arguments, config.learning_rate
+        own = config.optimizer if factory is None else factory
+        if own is None:
+            return job_optimizer(plan.job, parameters, arguments, rate)
+        return own_optimizer(own, parameters, arguments, rate)
+
+    return make

@@ -1,0 +1,48 @@
+"""What is known of single operators: which cost their traffic alone, which are products."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+# Operators that do arithmetic torch's FLOP counter has no formula for, but so little of it per
+# byte that their time is their traffic: normalisations, reductions, lookups, pooling.
+TRAFFIC_BOUND = frozenset(
+    (
+        "_softmax _log_softmax native_layer_norm native_batch_norm native_group_norm "
+        "_fused_rms_norm rms_norm cudnn_batch_norm _native_batch_norm_legit batch_norm "
+        "_batch_norm_with_update embedding nll_loss_forward nll_loss2d_forward mse_loss "
+        "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d mean sum amax amin max min "
+        "argmax var var_mean cumsum cat stack index index_select gather scatter scatter_add "
+        "index_put index_add copy_ clone _to_copy arange zeros ones full empty new_zeros "
+        "new_ones new_empty zeros_like ones_like full_like empty_like rand randn rand_like "
+        "randn_like linspace logspace eye bernoulli native_dropout fill_ zero_ tril triu "
+        "constant_pad_nd repeat roll flip topk sort one_hot upsample_nearest2d upsample_bilinear2d "
+        "any all norm linalg_vector_norm scalar_tensor _unsafe_view lift_fresh_copy slice_scatter "
+        "select_scatter split_with_sizes_copy _local_scalar_dense masked_fill where "
+        "floor_divide histc"
+    ).split()
+)
+FREE = frozenset(
+    # The last two are views that torch does not mark as such; an LSTM divides its gates by them.
+    ["detach", "_assert_tensor_metadata", "lift_fresh", "unsafe_split", "unsafe_chunk"]
+)
+LOOKUPS = frozenset(["embedding"])  # They read the rows they look up, not the table.
+MATRIX_PRODUCTS = frozenset(
+    (
+        "linear matmul mm bmm addmm baddbmm einsum dot mv conv1d conv2d conv3d convolution "
+        "conv_transpose2d _grouped_mm grouped_mm_fallback"
+    ).split()
+)
+
+
+def _grouped_product_flops(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
+    """Rows sorted by group, each multiplied by the matrix of its group: every row once."""
+    return 2 * left.shape[-2] * left.shape[-1] * right.shape[-1]
+
+
+FLOPS: Mapping[str, Callable[..., int]] = {
+    "_grouped_mm": _grouped_product_flops,
+    "grouped_mm_fallback": _grouped_product_flops,
+}
+"""Formulas for products that torch's FLOP counter does not know, by the operator's name."""

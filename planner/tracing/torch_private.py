@@ -1,0 +1,97 @@
+"""Everything of torch that is not its public API, in one place.
+
+Nothing else in Pipeplan touches a private name of torch. What each of them is counted on for is
+tested in tests/tracing/test_torch_contract.py, which a new version of torch has to pass.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planner.errors import PipeplanError
+
+try:
+    from torch._ops import HigherOrderOperator, OpOverload
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+    from torch.utils.flop_counter import flop_registry
+except ImportError as error:
+    raise PipeplanError(
+        f"torch {torch.__version__}: {error}; Pipeplan runs with torch 2.11 to 2.13 and newer "
+        'versions that still have it: run pip install "torch>=2.11,<2.14"'
+    ) from error
+
+OLDEST = (2, 11)
+"""The oldest version of torch that the contract holds for."""
+EXPORT_MODULES = ("torch._dynamo", "torch._export", "torch.export", "torch.fx", "torch._subclasses")
+"""Where torch.export's own exceptions come from; the classes have moved between versions."""
+
+
+def require_supported(version: str = torch.__version__) -> None:
+    """Refuse a torch that is too old.
+
+    Raises:
+        PipeplanError: naming the version found and what to install.
+    """
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if numbers < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise PipeplanError(
+            f"torch {version} is too old: Pipeplan traces and runs models with torch {oldest} or "
+            f'newer; run pip install "torch>={oldest}"'
+        )
+
+
+def schema_name(operator: OpOverload) -> str:
+    """``aten::linear``, without the overload."""
+    return str(operator._schema.name)
+
+
+def schema_arguments(operator: OpOverload) -> list[Any]:
+    """The arguments: ``name``, ``default_value``, ``alias_info`` with ``is_write`` or None."""
+    return list(operator._schema.arguments)
+
+
+def returns_alias(operator: OpOverload) -> bool:
+    """Whether it returns an argument or a view of one."""
+    return any(returned.alias_info is not None for returned in operator._schema.returns)
+
+
+def packet_of(operator: OpOverload) -> Any:
+    """All overloads of an operator: ``torch.ops.aten.linear``; its ``__name__`` is ``linear``."""
+    return operator._overloadpacket
+
+
+def storage_key(tensor: Tensor) -> int:
+    """The same number for tensors that share memory, while they live."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def has_flop_formula(packet: Any) -> bool:
+    """Whether torch's own FLOP counter knows an operator."""
+    return packet in flop_registry
+
+
+__all__ = [
+    "EXPORT_MODULES",
+    "FakeTensorMode",
+    "HigherOrderOperator",
+    "OpOverload",
+    "TorchDispatchMode",
+    "has_flop_formula",
+    "packet_of",
+    "require_supported",
+    "returns_alias",
+    "schema_arguments",
+    "schema_name",
+    "storage_key",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map_only",
+    "tree_unflatten",
+]

@@ -1,0 +1,68 @@
+"""``benchmarks.executor``: random plans train as a single process does, and the table says so."""
+
+import json
+import random
+
+import pytest
+
+from benchmarks import executor, executor_parity
+from benchmarks.executor_parity import Outcome, summary
+from benchmarks.executor_plans import MAX_MICROBATCHES, MAX_REPLICAS, MAX_STAGES, random_plan
+from planner.verifier import verify
+
+
+def test_random_plans_train_as_a_single_process_does(capsys: pytest.CaptureFixture[str]) -> None:
+    status = executor.main(["--parity", "6", "--seed", "5", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["plans"] == 6
+    assert found["failures"] == []
+    assert status == 0
+    assert found["max_relative_error"]["float32"] <= 1e-6
+    # Inception with its branches in another order, which adds their gradients in another.
+    assert [row["plan"] for row in found["beyond_bar"]] == [0]
+    assert found["max_relative_error"]["float64"] <= 1e-12
+
+
+def test_random_plans_hold_and_use_every_rank() -> None:
+    for seed in range(8):
+        ranks = 2 + seed % 5
+        plan = random_plan(random.Random(seed), ranks)
+        assert verify(plan) == []
+        assert len(plan.ranks) == ranks
+        assert len(plan.stages) <= MAX_STAGES
+        assert plan.microbatches <= MAX_MICROBATCHES
+        assert all(len(stage.devices) <= MAX_REPLICAS for stage in plan.stages)
+
+
+def outcome(number: int, error: float, *problems: str) -> Outcome:
+    errors = dict.fromkeys(executor_parity.ERRORS, error)
+    return Outcome(number, "float64", errors, problems)
+
+
+def test_failures_are_listed_and_the_largest_error_is_told() -> None:
+    found = summary([outcome(0, 1e-16), outcome(1, 1e-3, "replicas differ")], 0, 1.0)
+    assert found["max_relative_error"] == {"float32": None, "float64": 1e-3}
+    assert [failure["plan"] for failure in found["failures"]] == [1]
+
+
+def test_a_failure_ends_with_another_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(executor_parity, "parity", lambda *_: [outcome(0, 1.0, "wrong")])
+    assert executor.main(["--parity", "1", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["failures"][0]["problems"] == ["wrong"]
+
+
+def test_the_table_has_a_row_for_each_precision(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(executor_parity, "parity", lambda *_: [outcome(0, 1e-16)])
+    assert executor.main(["--rows", "parity"]) == 0
+    text = capsys.readouterr().out
+    assert "## Against a single process" in text
+    assert "| float64 | 1 | 1e-12 | 1.0e-16 |" in text
+
+
+def test_unknown_sections_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert executor.main(["--rows", "speed"]) == 1
+    assert "speed is not known; choose from parity" in capsys.readouterr().err

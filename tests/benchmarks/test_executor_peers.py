@@ -1,0 +1,25 @@
+"""The comparison with torch's pipelining, on a model so small that only its form counts."""
+
+from benchmarks.executor_peers import COLUMNS, peers
+from benchmarks.peers.cases import Case, Schedule
+
+WHOLE: Schedule = "1f1b"
+SPLIT: Schedule = "zb-v"
+TINY = {"layers": 4, "width": 16, "heads": 2, "sequence_length": 8}
+
+
+def test_both_runtimes_compute_the_same_in_the_same_order() -> None:
+    cases = [Case("gpt", schedule, microbatches=4, arguments=TINY) for schedule in (WHOLE, SPLIT)]
+    rows = peers(cases, rounds=1, launches=2)
+    assert [row.schedule for row in rows] == [WHOLE, SPLIT]
+    for row in rows:
+        assert row.worst_error < 1e-5
+        assert row.worst_loss_error < 1e-5
+        assert len(row.step_time.values) == len(row.core_time.values) == 2
+        assert row.step_time.median > 0
+        assert row.core_time.median > 0
+        assert len(row.memory_ratios) == len(row.orders) == row.ranks == 2
+        assert row.memory_ratio <= 1.0
+        assert len(row.cells) == len(COLUMNS)
+        is_split = any("W" in order for order in row.orders)
+        assert is_split == (row.schedule == SPLIT)

@@ -1,0 +1,54 @@
+"""SIGTERM is heard where it is taken, and only by the process it was sent to."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from executor.term_signal import TermSignal
+
+
+@pytest.fixture
+def term() -> TermSignal:
+    found = TermSignal()
+    found.take()
+    yield found
+    found.give_back()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_it_is_heard(term: TermSignal) -> None:
+    assert not term.arrived(0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert term.arrived(5)
+
+
+def test_waiting_for_it_can_be_ended(term: TermSignal) -> None:
+    term.wake()
+    began_s = time.monotonic()
+    assert not term.arrived(60)
+    assert time.monotonic() - began_s < 30
+
+
+def test_a_child_ends_by_its_own_and_nobody_else_hears(term: TermSignal) -> None:
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    time.sleep(0.5)
+    os.kill(child, signal.SIGTERM)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGTERM
+    assert not term.arrived(0.5)
+
+
+def test_a_handler_of_the_users_stays() -> None:
+    def own(*_: object) -> None: ...
+
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        TermSignal().take()
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,73 @@
+"""Measured timelines of real runs, and plans emulated without their model."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from executor_plans import pipeline_of, scheduled, traced
+from launch import torchrun
+from typer.testing import CliRunner
+
+from planner.artifacts.measured import MeasuredTimeline
+from planner.artifacts.plan import Plan
+from planner.cli import app
+from planner.simulator import simulate_plan
+
+
+def plan_of(factory: str | None) -> Plan:
+    graph = traced("gpt_tiny")
+    layers = list(graph.layers)
+    stages = [(layers[:4], ["d0", "d1"]), (layers[4:], ["d2"])]
+    return scheduled(pipeline_of(graph, factory, stages, microbatches=4))
+
+
+def pipeplan(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "plan.json"
+
+
+def test_a_real_run_is_compared_and_calibrates(path: Path) -> None:
+    plan = plan_of("models.gpt:gpt_tiny")
+    plan.save(path)
+    measured = path.with_name("measured.json")
+    options = ["--data", "random", "--steps", "3", "--timeline", str(measured)]
+    done = torchrun(3, "-m", "executor", str(path), *options)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.splitlines()[-1] == f"wrote {measured}"
+    timeline = MeasuredTimeline.load(measured)
+    assert [step.step for step in timeline.steps] == [1, 2, 3]
+    assert not timeline.emulated
+    assert len(timeline.operations) == 3 * sum(map(len, plan.parsed_orders().values()))
+    assert {tuple(row.stages) for row in timeline.reductions} == {
+        tuple(event.synchronisation.stages) for event in simulate_plan(plan).synchronisations
+    }
+    report = json.loads(pipeplan("simulate", path, "--against", measured, "--json"))
+    assert report["against"]["steps"] == [2, 3]
+    calibrated = path.with_name("calibrated.json")
+    pipeplan("calibrate", path, measured, "-o", calibrated)
+    report = json.loads(pipeplan("simulate", calibrated, "--against", measured, "--json"))
+    assert abs(report["against"]["error"]) < 0.9
+
+
+def test_a_plan_without_a_factory_is_emulated(path: Path) -> None:
+    plan_of(None).save(path)
+    measured = path.with_name("measured.json")
+    options = ["--emulate", "--steps", "3", "--timeline", str(measured)]
+    done = torchrun(3, "-m", "executor", str(path), *options)
+    assert done.returncode == 0, done.stderr[-4000:]
+    *steps, summary, wrote = done.stdout.splitlines()
+    assert len(steps) == 3
+    assert re.match(r"emulated 3 steps on 3 ranks: median \d+\.\d+ s \(predicted ", summary)
+    assert wrote == f"wrote {measured}"
+    assert MeasuredTimeline.load(measured).emulated
+    pipeplan("simulate", path, "--against", measured)
+    refused = CliRunner().invoke(app, ["calibrate", str(path), str(measured), "-o", "no.json"])
+    assert refused.exit_code == 1
+    assert "--links-only" in refused.output

@@ -1,0 +1,156 @@
+"""Nothing in a checkpoint is believed unchecked."""
+
+import hashlib
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from thread_ranks import assert_holds, some, together
+
+from executor.checkpoint import Checkpoint, save_checkpoint
+from planner.errors import PipeplanError
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    return save_checkpoint(tmp_path / "run", 3, some(3), {"seed": 1})
+
+
+def edit(saved: Path, change: Callable[[dict], object]) -> None:
+    data = json.loads((saved / "manifest.json").read_text())
+    change(data)
+    (saved / "manifest.json").write_text(json.dumps(data))
+
+
+def refused(path: Path, names: tuple[str, ...] = ("parameters/a.weight",)) -> str:
+    with pytest.raises(PipeplanError) as caught:
+        Checkpoint.open(path).read(names)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../rank-00000.safetensors", "/etc/passwd", "rank-00000.safetensors/..", "rank-0.pt", ""],
+)
+def test_a_shard_elsewhere_is_refused(saved: Path, name: str) -> None:
+    def move(data: dict) -> None:
+        data["shards"] = {name: data["shards"]["rank-00000.safetensors"]}
+        for tensor in data["tensors"].values():
+            tensor["shard"] = name
+
+    edit(saved, move)
+    assert "manifest.json: " in refused(saved)
+
+
+def test_links_out_of_the_folder_are_refused(saved: Path, tmp_path: Path) -> None:
+    for name in ("rank-00000.safetensors", "manifest.json"):
+        (saved / name).rename(tmp_path / name)
+        (saved / name).symlink_to(tmp_path / name)
+        assert "a link that leads out of the checkpoint" in refused(saved)
+        (saved / name).unlink()
+        (tmp_path / name).rename(saved / name)
+    saved.rename(tmp_path / "elsewhere")
+    saved.symlink_to(tmp_path / "elsewhere")
+    assert "a link that leads out of" in refused(saved.parent)
+    assert_holds(Checkpoint.open(saved), some(3))  # Named by the user himself.
+
+
+def test_a_pipe_is_not_read(saved: Path) -> None:
+    (saved / "rank-00000.safetensors").unlink()
+    os.mkfifo(saved / "rank-00000.safetensors")
+    assert "not a regular file" in refused(saved)
+
+
+def test_a_changed_shard_is_refused_and_others_are_not_looked_at(tmp_path: Path) -> None:
+    parts = [{"a": torch.zeros(4)}, {"b": torch.ones(4)}]
+    folder, _ = together(
+        2, lambda ranks: save_checkpoint(tmp_path, 5, parts[ranks.rank], {}, ranks=ranks)
+    )
+    shard = folder / "rank-00000.safetensors"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + b"\x01")
+    assert "its SHA-256 is" in refused(folder, ("a",))
+    shard.write_bytes(content[:-1])
+    assert f"{len(content) - 1} bytes, the manifest says {len(content)}" in refused(folder, ("a",))
+    shard.unlink()
+    assert "no such file; the checkpoint is not whole" in refused(folder, ("a",))
+    assert_holds(Checkpoint.open(folder), parts[1])
+
+
+def test_a_pickle_in_place_of_a_shard_is_not_run(saved: Path, tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple:
+            return (Path.touch, (tmp_path / "ran",))
+
+    content = pickle.dumps(Bomb())
+    (saved / "rank-00000.safetensors").write_bytes(content)
+    record = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    edit(saved, lambda data: data["shards"].update({"rank-00000.safetensors": record}))
+    assert "take another checkpoint" in refused(saved)
+    assert not (tmp_path / "ran").exists()
+
+
+FORMS = {
+    "format": (lambda d: d.update(format="pipeplan-checkpoint/2"), "upgrade Pipeplan"),
+    "kind": (lambda d: d.update(format="pipeplan/1"), "give a checkpoint's manifest"),
+    "field": (lambda d: d.update(run="x"), "unknown field"),
+    "step": (lambda d: d.update(step=-1), "step: expected at least 0"),
+    "shard": (lambda d: d.update(shards={}), "is not one of the shards"),
+    "dtype": (lambda d: d["tensors"]["parameters/a.weight"].update(dtype="complex64"), "dtype"),
+    "shape": (
+        lambda d: d["tensors"]["parameters/a.weight"].update(shape=[4, 3]),
+        "is float32 [3, 4], the manifest says float32 [4, 3]",
+    ),
+    "name": (
+        lambda d: d["tensors"].update(other=d["tensors"].pop("parameters/a.weight")),
+        "not in the checkpoint: parameters/a.weight; resume with",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FORMS)
+def test_a_manifest_that_is_wrong_is_refused(saved: Path, case: str) -> None:
+    change, message = FORMS[case]
+    edit(saved, change)
+    assert message in refused(saved)
+
+
+def test_what_is_not_a_checkpoint_is_told_with_what_is_there(saved: Path, tmp_path: Path) -> None:
+    run = saved.parent
+    assert "no such folder" in refused(tmp_path / "nowhere")
+    assert "there is no folder step-" in refused(tmp_path)
+    (run / "latest").write_text("../elsewhere")
+    assert "found '../elsewhere': name one of its folders, step-00000003" in refused(run)
+    (run / "latest").write_text("step-00000009\n")
+    assert "step-00000009 is not there" in refused(run)
+    (run / "latest").unlink()
+    assert "no checkpoint: name one of its folders, step-00000003" in refused(run)
+
+
+def test_a_checkpoint_may_be_named_by_its_manifest(saved: Path) -> None:
+    assert Checkpoint.open(saved / "manifest.json").folder == saved
+
+
+def test_whoever_may_read_the_manifest_may_read_the_shards(saved: Path) -> None:
+    (shard,) = saved.glob("*.safetensors")
+    assert shard.stat().st_mode == (saved / "manifest.json").stat().st_mode
+
+
+def test_reading_into_tensors_asks_for_the_same_forms_and_changes_all_or_nothing(
+    saved: Path,
+) -> None:
+    targets = {name: torch.full_like(tensor, 9) for name, tensor in some(3).items()}
+    Checkpoint.open(saved).read_into(targets)
+    assert all(targets[name].equal(tensor) for name, tensor in some(3).items())
+    before = {"optimizer/a.weight/step": torch.tensor(5.0), "parameters/a.weight": torch.ones(2)}
+    with pytest.raises(PipeplanError, match=r"is float32 \[3, 4\], the model's is float32 \[2\]"):
+        Checkpoint.open(saved).read_into(before)
+    assert before["optimizer/a.weight/step"] == 5
+    parameter = torch.nn.Parameter(torch.zeros(3, 4))
+    Checkpoint.open(saved).read_into({"parameters/a.weight": parameter})
+    assert parameter.grad_fn is None
+    assert parameter.equal(some(3)["parameters/a.weight"])
