@@ -16,6 +16,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -100,11 +101,22 @@ class Failures:
         """A sign of life."""
         self._store.add(_beats(self.rank), 1)
 
-    def first(self) -> str | None:
-        """What failed first, such as ``rank 3 failed``, or None if nothing did."""
-        if not self._store.check([_FIRST]):
-            return None
-        return _brief(self._store.get(_FIRST).decode())
+    def raise_first(self) -> None:
+        """Tell what failed first, if anything did.
+
+        Raises:
+            FollowedError: it was another rank.
+            LostRankError: it was this one, whose other thread has told the others.
+        """
+        if self._store.check([_FIRST]):
+            raise self._ended_by(self._store.get(_FIRST).decode())
+
+    def _ended_by(self, note: str) -> LostRankError:
+        """What this rank says of a note that lies in the store."""
+        mine = f"rank {self.rank} "
+        if note.startswith(mine):
+            return LostRankError(note.removeprefix(mine))
+        return FollowedError(f"stopped, because {_brief(note)}")
 
     def note(self, words: str) -> str | None:
         """Leave the note, unless there is one.
@@ -129,28 +141,27 @@ class Failures:
     def _counts(self) -> list[int]:
         return [self._store.add(_beats(rank), 0) for rank in range(self.world_size)]
 
-    def lost(self, noticed: str, happened: str) -> str:
+    def raise_lost(self, noticed: str, happened: str) -> NoReturn:
         """Find out who was lost, and leave a note of it.
 
         Args:
             noticed: how this rank noticed, for its user.
             happened: to this rank, if nobody was lost; for the note.
 
-        Returns:
-            What to tell the user.
-
         Raises:
             FollowedError: if another rank has left a note meanwhile.
+            LostRankError: what to tell the user.
         """
         silent = self.silent()
-        words = f"rank {self.rank} {f'lost {_ranks(silent)}' if silent else happened}"
-        first = self.note(words)
+        words = happened
+        if silent:
+            words = f"lost {_ranks(silent)}: killed, stopped, or its host is gone; {noticed}"
+        mine = f"rank {self.rank} {words}"
+        first = self.note(mine)
         self._let_them_end(silent)
-        if first is not None and first != words:
-            raise FollowedError(f"stopped, because {_brief(first)}")
-        if not silent:
-            return noticed
-        return f"lost {_ranks(silent)}: killed, stopped, or its host is gone; {noticed}"
+        if first is not None and first != mine:
+            raise self._ended_by(first)
+        raise LostRankError(words if silent else noticed)
 
     def _let_them_end(self, ranks: Sequence[int]) -> None:
         """Let processes of this host that were stopped go on, so that they can end."""
@@ -203,12 +214,11 @@ def _brief(note: str) -> str:
 
 
 def _followed_or_lost(failures: Failures, error: LostRankError) -> LostRankError:
+    noticed = error.problems[0]
     try:
-        first = failures.first()
-        if first is not None:
-            return FollowedError(f"stopped, because {first}")
-        return LostRankError(failures.lost(error.problems[0], "lost a connection"))
-    except FollowedError as followed_:
-        return followed_
+        failures.raise_first()
+        failures.raise_lost(noticed, "lost a connection")
+    except LostRankError as known:
+        return known
     except (RuntimeError, ConnectionError):
-        return LostRankError(f"{error.problems[0]}; the ranks' store on the first host is gone too")
+        return LostRankError(f"{noticed}; the ranks' store on the first host is gone too")

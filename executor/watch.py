@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from executor.failure import BEAT_S, Failures, FollowedError, followed
+from executor.failure import BEAT_S, Failures, FollowedError, LostRankError, followed
 from executor.term_signal import TermSignal
 
 _GRACE_S = 3.0
@@ -79,36 +79,32 @@ class Watch:
 
     def _run(self) -> None:
         try:
-            reason = self._reason_to_end()
-        except FollowedError as error:
-            reason = str(error)
+            self._wait_for_a_reason_to_end()
+        except LostRankError as error:
+            self._end(error.problems[0])
         except (RuntimeError, ConnectionError):
             # Torchrun was killed, or the first host is gone. Whoever waits for a rank finds out by
             # that and says more; nobody would ever end those who need no other.
-            reason = "ends, because the store that the ranks met at is gone: torchrun or its host"
-        if reason is not None and not self._over.wait(_GRACE_S):
-            try:
-                print(f"error: rank {self._failures.rank}: {reason}", file=sys.stderr, flush=True)
-            finally:
-                # Whoever read that may be gone as well.
-                os._exit(1)
+            self._end("ends, because the store that the ranks met at is gone: torchrun or its host")
 
-    def _reason_to_end(self) -> str | None:
-        """None once training is over."""
+    def _end(self, reason: str) -> None:
+        """End the process, unless the main thread does."""
+        if self._over.wait(_GRACE_S):
+            return
+        try:
+            print(f"error: rank {self._failures.rank}: {reason}", file=sys.stderr, flush=True)
+        finally:
+            # Whoever read that may be gone as well.
+            os._exit(1)
+
+    def _wait_for_a_reason_to_end(self) -> None:
+        """Returns once training is over."""
         while not self._over.is_set():
-            if self._signal.arrived(BEAT_S):
-                return self._why_terminated()
+            terminated = self._signal.arrived(BEAT_S)
+            if self._over.is_set():
+                return
             self._failures.beat()
-            first = self._failures.first()
-            if first is not None:
-                return None if self._over.is_set() else f"stopped, because {first}"
-        return None
-
-    def _why_terminated(self) -> str | None:
-        """Torchrun ends all ranks once one has ended, or because it was told to end."""
-        if self._over.is_set():
-            return None
-        first = self._failures.first()
-        if first is not None:
-            return f"stopped, because {first}"
-        return self._failures.lost("ended by SIGTERM", "was ended by SIGTERM")
+            self._failures.raise_first()
+            if terminated:
+                # Torchrun ends all ranks once one has ended, or because it was told to end.
+                self._failures.raise_lost("ended by SIGTERM", "was ended by SIGTERM")

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from executor_plans import pipeline_of, scheduled, traced
 from launch import environment, start, torchrun
+from torch.distributed import HashStore
 
+from executor.failure import Failures, FollowedError, LostRankError, followed
 from planner.artifacts.plan import Plan
 
 HERE = Path(__file__).parent
@@ -145,6 +147,14 @@ def test_a_rank_that_was_killed_is_named(launch: Launch) -> None:
     assert lost
     pattern = r"error: rank [02]: (lost rank 1: .*|stopped, because rank [02] lost rank 1)"
     assert all(re.fullmatch(pattern, line) for line in said)
+
+
+def test_a_loss_that_the_watch_found_first_is_told_by_the_main_thread_as_its_own() -> None:
+    failures = Failures(HashStore(), 0, 2)
+    failures.note("rank 0 lost rank 1: killed, stopped, or its host is gone; ended by SIGTERM")
+    with pytest.raises(LostRankError, match=r"^lost rank 1: killed") as raised, followed(failures):
+        raise LostRankError("could not talk to rank 1")
+    assert not isinstance(raised.value, FollowedError)
 
 
 def test_a_rank_that_was_stopped_counts_as_lost_after_the_timeout(launch: Launch) -> None:
