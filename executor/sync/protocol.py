@@ -1,0 +1,39 @@
+"""What the trainer asks of a strategy of synchronisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from executor.lower import Reduce
+from executor.optimisation import Outcome
+
+Optimise = Callable[[], Outcome]
+"""Clips the gradients that the parameters hold, and lets the optimizer step on them."""
+
+
+class Synchronisation(Protocol):
+    """A strategy, on one rank, for one training.
+
+    The calls of an iteration come in this order: :meth:`begin`, then :meth:`start` for each
+    reduction of the rank's program while forwards and backwards run, then :meth:`finish`, then
+    :meth:`update`; :meth:`settle` before anybody reads the weights, and :meth:`close` at the end.
+    """
+
+    def begin(self, step: int) -> None:
+        """An iteration begins: zero gradients are in place, the first forward is next."""
+
+    def start(self, reduce: Reduce) -> None:
+        """This rank's last backward that adds to these gradients is done."""
+
+    def finish(self) -> None:
+        """All backwards are done; exact strategies wait here until gradients agree."""
+
+    def update(self, optimise: Optimise) -> Outcome:
+        """Let the optimizer step, now or later, and what belongs to it before and after."""
+
+    def settle(self) -> None:
+        """Bring to an end what is under way: the weights are those after the last iteration."""
+
+    def close(self) -> None:
+        """No iteration follows."""

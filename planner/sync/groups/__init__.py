@@ -1,0 +1,1 @@
+"""Which pipelines average with which: pure state machines, one file a way to decide."""

@@ -1,0 +1,82 @@
+"""The pipelines of a plan: replica i of every stage, where these run by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from planner.artifacts.plan import Plan
+from planner.errors import PipeplanError
+from planner.simulator import owners
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A pipeline of a plan that needs no other to train by itself.
+
+    Attributes:
+        index: of the pipeline, from 0.
+        devices: by place; devices at one place of different pipelines hold the same stages.
+        microbatches: of an iteration of the plan that it runs, ascending.
+    """
+
+    index: int
+    devices: tuple[str, ...]
+    microbatches: tuple[int, ...]
+
+
+def lanes_of(plan: Plan) -> tuple[Lane, ...]:
+    """The pipelines of a plan.
+
+    Raises:
+        PipeplanError: if the replicas do not form pipelines that hold the same stages and keep
+            their microbatches to themselves; it names what is in the way.
+    """
+    owner = owners(plan.parsed_orders())
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for microbatch in range(plan.microbatches):
+        way = tuple(owner[stage.index, microbatch] for stage in plan.stages)
+        groups.setdefault(way, []).append(microbatch)
+    problems = list(_problems(plan, groups))
+    if problems:
+        raise PipeplanError(problems)
+    ranked = sorted(groups.items(), key=lambda item: min(map(plan.ranks.index, item[0])))
+    return tuple(
+        Lane(index, tuple(dict.fromkeys(way)), tuple(microbatches))
+        for index, (way, microbatches) in enumerate(ranked)
+    )
+
+
+def _problems(plan: Plan, groups: dict[tuple[str, ...], list[int]]) -> Iterator[str]:
+    remedy = (
+        "plan with as many replicas of every stage, whose microbatches stay together, or use one "
+        "of all_reduce, fused, decoupled, cross_iteration"
+    )
+    counts = {len(stage.devices) for stage in plan.stages}
+    if len(counts) > 1:
+        rows = ", ".join(f"{stage.index}: {len(stage.devices)}" for stage in plan.stages)
+        yield f"stages: they have different numbers of replicas ({rows}); {remedy}"
+        return
+    ways = list(groups)
+    for a, way in enumerate(ways):
+        for other in ways[a + 1 :]:
+            shared = sorted(set(way) & set(other))
+            if shared:
+                pair = f"{groups[way][0]} and {groups[other][0]}"
+                yield (
+                    f"orders: microbatches {pair} part or meet at {shared[0]!r}, so the replicas "
+                    f"are no pipelines of their own; {remedy}"
+                )
+                return
+    if len(ways) < next(iter(counts)):
+        yield f"orders: a replica has no microbatch; {remedy}"
+        return
+    shapes = {_shape(way) for way in ways}
+    if len(shapes) > 1:
+        yield f"stages: pipelines put different stages together on a device; {remedy}"
+
+
+def _shape(way: tuple[str, ...]) -> tuple[int, ...]:
+    """Which stages share a device, in a form that does not name it."""
+    places = list(dict.fromkeys(way))
+    return tuple(places.index(device) for device in way)

@@ -1,0 +1,253 @@
+"""The strategies of synchronisation and their options, as a plan, a file or a command names them.
+
+A strategy is written ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from planner.artifacts.document import Record
+from planner.artifacts.plan import Sync
+from planner.errors import PipeplanError
+
+Mib = Annotated[float, Field(gt=0, le=2**20)]
+Seconds = Annotated[float, Field(ge=0, le=1e6)]
+GroupSize = Annotated[int, Field(ge=2, le=4096)]
+
+
+class AllReduceOptions(Record):
+    """``all_reduce``: gradients are summed in buckets while the backward still runs.
+
+    Attributes:
+        bucket_mib: of gradients that are summed at once.
+        overlap: begin a bucket once its gradients are there; otherwise after the whole backward.
+    """
+
+    bucket_mib: Mib = 25.0
+    overlap: bool = True
+
+
+class FusedOptions(Record):
+    """``fused``: as ``all_reduce``, where small tensors wait until enough of them are there.
+
+    Attributes:
+        fusion_mib: that are summed at once, over the stages of a rank.
+    """
+
+    fusion_mib: Mib = 64.0
+
+
+class DecoupledOptions(Record):
+    """``decoupled``: reduce-scatter behind the backward, all-gather behind the next forward.
+
+    DeAR (Zhang et al. 2023, "Decoupling the All-Reduce Primitive").
+
+    Attributes:
+        bucket_mib: of gradients that are reduced at once.
+    """
+
+    bucket_mib: Mib = 25.0
+
+
+class CrossIterationOptions(Record):
+    """``cross_iteration``: an iteration begins on an approximation of its parameters.
+
+    Jin's thesis (HKU 2023): the all-reduce of iteration t runs behind iteration t + 1.
+
+    Attributes:
+        approximation: what iteration t + 1 begins on, in place of the aggregate that is on its
+            way: the rank's ``own_gradient``, or the ``last_update``.
+        fusion_mib: that are summed at once.
+    """
+
+    approximation: Literal["own_gradient", "last_update"] = "own_gradient"
+    fusion_mib: Mib = 64.0
+
+
+class ParameterServerOptions(Record):
+    """``parameter_server``: the parameters and the optimizer's state live on a server.
+
+    Attributes:
+        mode: ``sync`` applies the mean of all gradients; ``async`` each as it comes.
+        servers: ranks that share the parameters among them; None: one.
+    """
+
+    mode: Literal["sync", "async"] = "sync"
+    servers: Annotated[int, Field(ge=1, le=4096)] | None = None
+
+
+class EagerParameterServerOptions(Record):
+    """``eager_parameter_server``: push and pull apart, and both behind the computation.
+
+    PS+ of Jin's thesis (HKU 2023).
+
+    Attributes:
+        modulation: of a gradient of staleness tau: ``inverse`` 1 / (1 + tau), ``exponential``
+            exp(-decay * tau), or ``constant`` 1.
+        decay: of the exponential modulation.
+        servers: ranks that share the parameters among them; None: one.
+    """
+
+    modulation: Literal["inverse", "exponential", "constant"] = "inverse"
+    decay: Annotated[float, Field(gt=0, le=100)] = 0.5
+    servers: Annotated[int, Field(ge=1, le=4096)] | None = None
+
+
+class AdPsgdOptions(Record):
+    """``ad_psgd``: pairs of pipelines average their weights (Lian et al. 2018).
+
+    Attributes:
+        pairs: ``bipartite``: half of the pipelines ask, the other half answers at any time;
+            ``matching``: pairs are disjoint, and a pipeline waits for its partner.
+    """
+
+    pairs: Literal["bipartite", "matching"] = "bipartite"
+
+
+class PartialAllReduceOptions(Record):
+    """``partial_all_reduce``: groups of pipelines average their weights.
+
+    Ripples (Luo et al. 2019; Prague, ASPLOS 2020).
+
+    Attributes:
+        schedule: ``static``: a fixed schedule of groups; ``generator``: groups are drawn.
+        group_size: of drawn groups.
+        pipelines_per_node: that share a node, for the static schedule and ``inter_intra``; None:
+            what the cluster says, or 4 where that divides the number of pipelines.
+        group_buffer: a pipeline takes the groups first that others have drawn it into.
+        group_division: draw disjoint groups of all pipelines without one at once.
+        inter_intra: draw one group across nodes and one of each node's rest, then whole nodes.
+        slowdown_filter: who draws a group leaves out those that are so many iterations or more
+            behind; None: nobody.
+        seed: of what is drawn.
+    """
+
+    schedule: Literal["static", "generator"] = "generator"
+    group_size: GroupSize = 3
+    pipelines_per_node: Annotated[int, Field(ge=1, le=4096)] | None = None
+    group_buffer: bool = True
+    group_division: bool = True
+    inter_intra: bool = False
+    slowdown_filter: Annotated[int, Field(ge=1, le=10**6)] | None = 4
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> PartialAllReduceOptions:
+        drawn = {"group_buffer", "group_division", "inter_intra", "slowdown_filter"}
+        extra = sorted(self.model_fields_set & drawn)
+        if self.schedule == "static" and extra:
+            raise ValueError(
+                f"{', '.join(extra)} beside schedule = 'static', which draws no groups; remove "
+                "them, or use schedule = 'generator'"
+            )
+        if self.inter_intra and not (self.group_division and self.group_buffer):
+            raise ValueError(
+                "inter_intra: it divides all pipelines and buffers the second phase; switch "
+                "group_division and group_buffer on"
+            )
+        return self
+
+
+class SemiDecentralizedOptions(Record):
+    """``semi_decentralized``: who is ready at a stage averages its weights with who else is.
+
+    SDPipe (Miao et al., VLDB 2023).
+
+    Attributes:
+        first_wait_s: how long the first to come waits for others, to begin with.
+        least_wait_s, most_wait_s: between which the wait adapts itself.
+        most_members: a group that has so many closes at once; None: all.
+        guarantee_period: after how many member updates, in numbers of pipelines, the groups since
+            then must have connected all pipelines; the next group waits until they do. None: no
+            guarantee.
+    """
+
+    first_wait_s: Seconds = 0.001
+    least_wait_s: Seconds = 0.00001
+    most_wait_s: Seconds = 0.01
+    most_members: GroupSize | None = None
+    guarantee_period: Annotated[int, Field(ge=1, le=10**6)] | None = 10
+
+    @model_validator(mode="after")
+    def _waits_are_in_order(self) -> SemiDecentralizedOptions:
+        if not self.least_wait_s <= self.first_wait_s <= self.most_wait_s:
+            raise ValueError(
+                f"first_wait_s {self.first_wait_s:g} is not between least_wait_s "
+                f"{self.least_wait_s:g} and most_wait_s {self.most_wait_s:g}"
+            )
+        return self
+
+
+Options = (
+    AllReduceOptions
+    | FusedOptions
+    | DecoupledOptions
+    | CrossIterationOptions
+    | ParameterServerOptions
+    | EagerParameterServerOptions
+    | AdPsgdOptions
+    | PartialAllReduceOptions
+    | SemiDecentralizedOptions
+)
+OPTIONS: Mapping[str, type[Options]] = {
+    "all_reduce": AllReduceOptions,
+    "fused": FusedOptions,
+    "decoupled": DecoupledOptions,
+    "cross_iteration": CrossIterationOptions,
+    "parameter_server": ParameterServerOptions,
+    "eager_parameter_server": EagerParameterServerOptions,
+    "ad_psgd": AdPsgdOptions,
+    "partial_all_reduce": PartialAllReduceOptions,
+    "semi_decentralized": SemiDecentralizedOptions,
+}
+TOGETHER = ("all_reduce", "fused", "decoupled", "cross_iteration")
+"""Strategies that run any plan, all pipelines in step; the others need pipelines of their own."""
+
+
+def options_of(sync: Sync, source: str = "sync") -> Options:
+    """The checked options of a strategy.
+
+    Raises:
+        PipeplanError: naming an unknown strategy or every wrong option.
+    """
+    if sync.strategy not in OPTIONS:
+        known = ", ".join(OPTIONS)
+        raise PipeplanError(
+            f"{source}.strategy: {sync.strategy!r} is not known; expected one of {known}"
+        )
+    return OPTIONS[sync.strategy].parse(sync.options, f"{source}.options of {sync.strategy}")
+
+
+def parse_sync(text: str) -> Sync:
+    """Read ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE``.
+
+    Raises:
+        PipeplanError: naming what cannot be read, an unknown strategy or every wrong option.
+    """
+    name, colon, rest = text.partition(":")
+    given = {}
+    for part in rest.split(",") if colon else ():
+        option, equals, value = part.partition("=")
+        if not equals or not option.strip() or not value.strip():
+            raise PipeplanError(
+                f"sync: {part!r} in {text!r} is not OPTION=VALUE; write it as "
+                "partial_all_reduce:schedule=static,group_size=4"
+            )
+        given[option.strip()] = _value(value.strip())
+    sync = Sync(strategy=name.strip(), options=given)
+    options_of(sync, "sync")
+    return sync
+
+
+def _value(text: str) -> str | int | float | bool | None:
+    """A JSON value other than a list or table; any other word is text."""
+    try:
+        value = json.loads({"none": "null"}.get(text.lower(), text))
+    except ValueError:
+        return text
+    return value if isinstance(value, bool | int | float | None) else text
