@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from planner.artifacts.document import Record
+from planner.artifacts.job import JsonValue
 from planner.artifacts.plan import Sync
 from planner.errors import PipeplanError
 
@@ -230,7 +231,7 @@ def parse_sync(text: str) -> Sync:
         PipeplanError: naming what cannot be read, an unknown strategy or every wrong option.
     """
     name, colon, rest = text.partition(":")
-    given = {}
+    given: dict[str, JsonValue] = {}
     for part in rest.split(",") if colon else ():
         option, equals, value = part.partition("=")
         if not equals or not option.strip() or not value.strip():
