@@ -32,6 +32,7 @@ class MasterWeights:
         self, parameters: Mapping[str, nn.Parameter], make_optimizer: MakeOptimizer
     ) -> None:
         self.parameters = dict(parameters)
+        self.make_optimizer = make_optimizer
         self.masters = {name: _master(parameter) for name, parameter in parameters.items()}
         self.optimizer = make_optimizer(self.masters)
 
@@ -50,7 +51,7 @@ class MasterWeights:
     def step(self) -> None:
         """Let the optimizer step, round the masters into the parameters, drop the gradients."""
         self.optimizer.step()
-        self._copy_back()
+        self.round()
         self.skip()
 
     def skip(self) -> None:
@@ -81,10 +82,11 @@ class MasterWeights:
             )
         for name, master in own.items():
             master.copy_(state[name])
-        self._copy_back()
+        self.round()
 
     @torch.no_grad()
-    def _copy_back(self) -> None:
+    def round(self) -> None:
+        """Give low-precision parameters the rounded values of their masters."""
         for name, parameter in self.parameters.items():
             if self.masters[name] is not parameter:
                 parameter.copy_(self.masters[name])

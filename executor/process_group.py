@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -20,6 +21,20 @@ from planner.errors import PipeplanError
 MEETING_TIMEOUT_S = 600.0
 """Ranks trace the model before they meet, some sooner than others."""
 _trainings = itertools.count()
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the processes that torchrun started, which form a world of their own.
+
+    Attributes:
+        name: that no other part has.
+        rank, world_size: of this process in it.
+    """
+
+    name: str
+    rank: int
+    world_size: int
 
 
 def device_of_this_process(kind: str | None = None) -> torch.device:
@@ -77,7 +92,10 @@ def require_backend(backend: str | None, device: torch.device) -> None:
 
 @contextmanager
 def process_group(
-    device: torch.device, timeout_s: float = DEFAULT_TIMEOUT_S, backend: str | None = None
+    device: torch.device,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    backend: str | None = None,
+    part: Part | None = None,
 ) -> Iterator[None]:
     """Join the other ranks, unless this process has done so already, and leave them at the end.
 
@@ -85,6 +103,7 @@ def process_group(
         device: of tensors.
         timeout_s: a rank that lets others wait for so long, once they have met, counts as lost.
         backend: of torch.distributed; default what fits the device.
+        part: of the processes that torchrun started; default all of them.
 
     Raises:
         LostRankError: if the ranks do not meet, or another is lost later on.
@@ -95,6 +114,8 @@ def process_group(
     store, rank, world_size = _meeting_place()
     # A script may train several times: each has keys of its own, in an order all ranks share.
     store = PrefixStore(f"training {next(_trainings)}", store)
+    if part is not None:
+        store, rank, world_size = PrefixStore(part.name, store), part.rank, part.world_size
     failures = Failures(PrefixStore("failures", store), rank, world_size)
     failures.meet(MEETING_TIMEOUT_S)
     with talking_to("the other ranks"):

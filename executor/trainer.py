@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from executor.learning_rate import Factor
 from executor.loss_scale import LossScale
 from executor.master_weights import MakeOptimizer
 from executor.metrics import StepMetrics, gather_metrics
-from executor.optimisation import Optimisation
+from executor.optimisation import Optimisation, Outcome
 from executor.optimizer import job_optimizer
 from executor.prepare import Prepared
 from executor.recorder import Recorder, StepRecord
@@ -48,6 +48,7 @@ class Trainer:
 
     Attributes:
         parameters: those this rank holds, by the model's own names (FQNs).
+        optimise: the optimizer's part of a step.
         record: what this rank did in the last iteration.
     """
 
@@ -82,6 +83,7 @@ class Trainer:
             factor=factor,
             loss_scale=loss_scale,
         )
+        self.optimise: Callable[[int], Outcome] = self.optimisation.step
 
     def _make_workers(
         self, batch_of: BatchOf, seed: int, autocast: torch.dtype | None
@@ -156,7 +158,7 @@ class Trainer:
         """One iteration with its optimizer step; all ranks return the same metrics."""
         loss = self.forward_backward(step)
         start = self._recorder.mark()
-        outcome = self.optimisation.step(step)
+        outcome = self.optimise(step)
         self._recorder.note("optimizer", None, start)
         self.record = self._recorder.record()
         return gather_metrics(self.plan, step, loss, self.record, self.device, outcome)

@@ -71,6 +71,14 @@ def _problems(plan: Plan, groups: dict[tuple[str, ...], list[int]]) -> Iterator[
     if len(ways) < next(iter(counts)):
         yield f"orders: a replica has no microbatch; {remedy}"
         return
+    shares = sorted({len(microbatches) for microbatches in groups.values()})
+    if len(shares) > 1:
+        yield (
+            f"orders: pipelines run different numbers of microbatches ({shares[0]} to "
+            f"{shares[-1]}); give each as many, since faster ones take more shares of the data "
+            "by themselves, or use one of all_reduce, fused, decoupled, cross_iteration"
+        )
+        return
     shapes = {_shape(way) for way in ways}
     if len(shapes) > 1:
         yield f"stages: pipelines put different stages together on a device; {remedy}"

@@ -7,6 +7,7 @@ tested in tests/tracing/test_torch_contract.py, which a new version of torch has
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -95,3 +96,32 @@ __all__ = [
     "tree_map_only",
     "tree_unflatten",
 ]
+
+
+GlooDevice = Any
+"""Where gloo's connections of one process begin."""
+
+
+def gloo_device(host: str) -> GlooDevice:
+    """A device for the connections of an address of this machine."""
+    from torch.distributed import ProcessGroupGloo
+
+    return ProcessGroupGloo.create_device(hostname=host)
+
+
+def gloo_group(store: Any, rank: int, size: int, timeout: timedelta, device: GlooDevice) -> Any:
+    """A process group of gloo that no other group knows of, with one thread.
+
+    Its members meet in ``store``; no other rank takes part, and none waits for the default group.
+
+    Raises:
+        RuntimeError: if the members do not come in time.
+    """
+    from torch.distributed import ProcessGroupGloo
+
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [device]
+    options._threads = 1
+    options._timeout = timeout
+    store.set_timeout(timeout)
+    return ProcessGroupGloo(store, rank, size, options)

@@ -1,0 +1,41 @@
+"""``python -m executor.coordinator.child``: the supervised process; people start its parent."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from planner.sync.ledger import Ledger
+
+from executor.coordinator.log import Log
+from executor.coordinator.serve import Service
+from executor.coordinator.state import Coordinator
+from executor.coordinator.store import Meeting
+from executor.coordinator.supervised import Work
+from executor.sync.schedulers import scheduler_for
+from planner.artifacts.plan import Sync
+
+
+def main() -> None:
+    """Serve until the parent ends this process, or is gone itself."""
+    address, prefix, facts, silent_s, log = sys.argv[1:]
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    data = json.loads(facts)
+    work = Work(**{**data, "sync": Sync.parse(data["sync"], "sync")})
+    scheduler = scheduler_for(work.sync, work.pipelines, work.places, work.pipelines_per_node)
+    coordinator = Coordinator(work.pipelines, work.places, Ledger(work.shares), scheduler)
+    Service(coordinator, Meeting.parse(address, prefix), Log(Path(log)), float(silent_s)).run()
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""A rank's side of the coordinator: asks, waits, asks again, and gives signs of life."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from executor.coordinator.generations import Lives
+from executor.coordinator.messages import (
+    Ask,
+    Hello,
+    Message,
+    Take,
+    answers_of,
+    read_answer,
+    write_message,
+)
+from executor.coordinator.store import (
+    BEAT_S,
+    COORDINATOR_BEATS,
+    REQUESTS,
+    Meeting,
+    beats_of,
+)
+from planner.errors import PipeplanError
+
+ASK_AGAIN_S = 1.0
+_AGAIN = b'{"kind": "again"}'
+
+
+class FencedError(PipeplanError):
+    """The others go on without this pipeline, which has to come back as a new one."""
+
+
+class NothingLeftError(PipeplanError):
+    """There is nothing to take part in."""
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """How a rank begins.
+
+    Attributes:
+        life: of its pipeline.
+        step: its first.
+        donor: pipeline and life whose weights before that step it copies; None: it has its own.
+    """
+
+    life: int
+    step: int
+    donor: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a step trains on.
+
+    Attributes:
+        number: of the share; None: the work is over.
+        there: lives of the pipelines that take part, by number.
+        snapshot: put the weights aside for somebody first.
+    """
+
+    number: int | None
+    there: dict[int, int]
+    snapshot: bool
+
+
+@dataclass(frozen=True)
+class AGroup:
+    """Whom to average with.
+
+    Attributes:
+        number: in the global order; None: with nobody.
+        members: pipelines with their lives, this one among them.
+        generation: of their process group.
+    """
+
+    number: int | None
+    members: Lives
+    generation: int
+
+
+class Client:
+    """One rank's connection to the coordinator.
+
+    Args:
+        meeting: where it is met.
+        pipeline, place: of this rank.
+        nonce: of its pipeline's life, the same on all its places.
+    """
+
+    def __init__(self, meeting: Meeting, pipeline: int, place: int, nonce: str) -> None:
+        self.meeting = meeting
+        self.pipeline = pipeline
+        self.place = place
+        self.nonce = nonce
+        self.store = meeting.connect()
+        self._queue = answers_of(pipeline, place, nonce)
+        self._waits_since_s: float | None = None
+        self._over = threading.Event()
+        self._wants_snapshot = False
+        threading.Thread(target=self._beat, name="pipeplan-beat", daemon=True).start()
+
+    def close(self) -> None:
+        """Give no more signs of life."""
+        self._over.set()
+
+    def hello(self) -> Welcome:
+        """Say that this rank is ready, and wait until all are.
+
+        Raises:
+            NothingLeftError: if there is nothing to take part in.
+        """
+        body = self._asked(Hello(**self._from()), "welcome", None)
+        donor = None if body["donor"] is None else (body["donor"][0], body["donor"][1])
+        return Welcome(body["life"], body["step"], donor)
+
+    def take(self, step: int, reduced: bool) -> Share | None:
+        """Ask for the share of a step.
+
+        Args:
+            step: of this pipeline, from 1.
+            reduced: whether the reductions of the step before succeeded.
+
+        Returns:
+            The share; None: put the weights aside for somebody, and ask again.
+
+        Raises:
+            FencedError: if the others go on without this pipeline.
+        """
+        body = self._asked(Take(**self._from(), step=step, reduced=reduced), "share", step)
+        if body["kind"] == "snapshot":
+            return None
+        there = {int(number): life for number, life in body["there"].items()}
+        return Share(body["share"], there, body["snapshot"])
+
+    def ask(self, step: int) -> AGroup:
+        """Ask whom to average with; nobody, while the coordinator is away.
+
+        Raises:
+            FencedError: if the others go on without this pipeline.
+        """
+        body = self._asked(Ask(**self._from(), step=step), "group", step)
+        if body["kind"] == "away":
+            return AGroup(None, (), 0)
+        members = tuple((number, life) for number, life in body["members"])
+        return AGroup(body["number"], members, body["generation"])
+
+    def _from(self) -> dict[str, Any]:
+        return {"pipeline": self.pipeline, "place": self.place, "nonce": self.nonce}
+
+    def _asked(self, message: Message, kind: str, step: int | None) -> dict[str, Any]:
+        """Send until there is an answer."""
+        self._push(REQUESTS, write_message(message))
+        beats = self._coordinator_beats() if kind == "group" else 0
+        self._waits_since_s = time.monotonic()
+        try:
+            while True:
+                body = read_answer(self.store.queue_pop(self._queue))
+                if body["kind"] == "again":
+                    now = self._coordinator_beats()
+                    if kind == "group" and now == beats:
+                        return {"kind": "away"}
+                    beats = now
+                    self._push(REQUESTS, write_message(message))
+                elif body["kind"] == "fenced":
+                    raise FencedError(
+                        f"pipeline {self.pipeline} was silent for too long, and the others go on "
+                        "without it; start it again to come back"
+                    )
+                elif body["kind"] == "refused":
+                    raise NothingLeftError(f"pipeline {self.pipeline}: {body['why']}")
+                elif (body["kind"] == "snapshot" and kind == "share") or (
+                    body["kind"] == kind and body["step"] == (step or body["step"])
+                ):
+                    return body
+        finally:
+            self._waits_since_s = None
+
+    def _push(self, queue: str, data: bytes) -> None:
+        self.store.queue_push(queue, data)
+
+    def _coordinator_beats(self) -> int:
+        return int(self.store.add(COORDINATOR_BEATS, 0))
+
+    def _beat(self) -> None:
+        store = self.meeting.connect()
+        key = beats_of(self.pipeline, self.place, self.nonce)
+        again_s = 0.0
+        while not self._over.is_set():
+            try:
+                store.add(key, 1)
+                since_s, now_s = self._waits_since_s, time.monotonic()
+                if since_s is not None and now_s - max(since_s, again_s) > ASK_AGAIN_S:
+                    again_s = now_s
+                    store.queue_push(self._queue, _AGAIN)
+            except (RuntimeError, ConnectionError):
+                return  # The store is gone, and the rank finds out by itself.
+            self._over.wait(BEAT_S)

@@ -1,0 +1,132 @@
+"""The coordinator at work: messages from the store's queue, answers into it, and time.
+
+The loop blocks in the queue. Time comes in by the same way: a second thread puts a message there
+when a deadline has come or a rank has been silent for too long.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from executor.coordinator.log import Log
+from executor.coordinator.messages import Answer, Late, Lost, read_message, write_message
+from executor.coordinator.state import Coordinator
+from executor.coordinator.store import (
+    BEAT_S,
+    COORDINATOR_BEATS,
+    REPORT,
+    REQUESTS,
+    Meeting,
+    beats_of,
+)
+from planner.errors import PipeplanError
+
+
+class Service:
+    """Runs a coordinator.
+
+    Args:
+        coordinator: at its beginning; it takes in the log first.
+        meeting: where ranks are met.
+        log: of messages.
+        silent_s: a rank that gives no sign of life for so long is lost.
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, meeting: Meeting, log: Log, silent_s: float
+    ) -> None:
+        self.coordinator = coordinator
+        self.log = log
+        self.silent_s = silent_s
+        self._meeting = meeting
+        self._store = meeting.connect()
+        self._changed = threading.Condition()
+        self._deadline_s: float | None = None
+        self._lives: tuple[tuple[int, str, frozenset[int]], ...] = ()
+
+    def run(self) -> None:
+        """Serve for ever: whoever started the process ends it."""
+        for message, at_s in self.log.messages():
+            self.coordinator.handle(message, at_s)
+        self._note_change()
+        threading.Thread(target=self._keep_time, name="pipeplan-time", daemon=True).start()
+        while True:
+            self._serve(self._store.queue_pop(REQUESTS))
+
+    def _serve(self, data: bytes) -> None:
+        try:
+            message = read_message(data)
+        except PipeplanError as error:
+            print(f"warning: coordinator: {error}", file=sys.stderr, flush=True)
+            return
+        now_s = time.monotonic()
+        self.log.append(message, now_s)
+        for answer in self.coordinator.handle(message, now_s):
+            self._tell(answer)
+        self._note_change()
+
+    def _tell(self, answer: Answer) -> None:
+        body = json.dumps(answer.body).encode()
+        self._store.queue_push(answer.queue, body)
+
+    def _note_change(self) -> None:
+        with self._changed:
+            self._lives = tuple(self.coordinator.lives())
+            if self._deadline_s != self.coordinator.deadline_s:
+                self._deadline_s = self.coordinator.deadline_s
+                self._changed.notify()
+        if self.coordinator.is_over:
+            self._store.set(REPORT, json.dumps(self.coordinator.report()))
+
+    # --- the other thread ----------------------------------------------------------------------
+
+    def _keep_time(self) -> None:
+        store = self._meeting.connect()
+        silence = _Silence(store, self.silent_s)
+        told: float | None = None
+        next_beat_s = 0.0
+        while True:
+            with self._changed:
+                deadline_s = None if self._deadline_s == told else self._deadline_s
+                until_s = next_beat_s if deadline_s is None else min(next_beat_s, deadline_s)
+                self._changed.wait(max(0.0, until_s - time.monotonic()))
+                deadline_s, lives = self._deadline_s, self._lives
+            now_s = time.monotonic()
+            if deadline_s is not None and deadline_s != told and deadline_s <= now_s:
+                told = deadline_s
+                store.queue_push(REQUESTS, write_message(Late()))
+            if now_s >= next_beat_s:
+                next_beat_s = now_s + BEAT_S
+                store.add(COORDINATOR_BEATS, 1)
+                for lost in silence.found(lives, now_s):
+                    store.queue_push(REQUESTS, write_message(lost))
+
+
+class _Silence:
+    """Finds ranks that have given no sign of life for too long."""
+
+    def __init__(self, store: Store, silent_s: float) -> None:
+        self._store = store
+        self._silent_s = silent_s
+        self._heard: dict[str, tuple[int, float]] = {}
+
+    def found(self, lives: tuple[tuple[int, str, frozenset[int]], ...], now_s: float) -> list[Lost]:
+        """The lives of pipelines that have lost a rank."""
+        lost = []
+        heard = {}
+        for pipeline, nonce, places in lives:
+            for place in places:
+                key = beats_of(pipeline, place, nonce)
+                count = int(self._store.add(key, 0))
+                before, at_s = self._heard.get(key, (-1, now_s))
+                heard[key] = count, now_s if count != before else at_s
+                if now_s - heard[key][1] > self._silent_s:
+                    lost.append(Lost(pipeline=pipeline, nonce=nonce))
+                    break
+        self._heard = heard
+        return lost

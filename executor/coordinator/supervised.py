@@ -1,0 +1,101 @@
+"""The coordinator as a process of its own that is started again when it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from executor.coordinator.store import Meeting
+from planner.artifacts.plan import Sync
+
+_PAUSE_S = 0.2
+"""Before it is started again, so that one that cannot start does not take a core."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a coordinator hands out.
+
+    Attributes:
+        pipelines: how many.
+        places: of each.
+        shares: of data, to be trained once each.
+        sync: the strategy with its options.
+        pipelines_per_node: that share a node.
+    """
+
+    pipelines: int
+    places: int
+    shares: int
+    sync: Sync
+    pipelines_per_node: int
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON, for all to compare."""
+        return {
+            "pipelines": self.pipelines,
+            "places": self.places,
+            "shares": self.shares,
+            "sync": self.sync.model_dump(mode="json"),
+            "pipelines_per_node": self.pipelines_per_node,
+        }
+
+
+class SupervisedCoordinator:
+    """Keeps a coordinator running until it is closed.
+
+    Args:
+        work: to hand out.
+        meeting: whose store exists.
+        silent_s: a rank that gives no sign of life for so long is lost.
+        log: file of messages; None: a temporary one.
+    """
+
+    def __init__(
+        self, work: Work, meeting: Meeting, silent_s: float, log: Path | None = None
+    ) -> None:
+        self._folder = None if log else tempfile.TemporaryDirectory(prefix="pipeplan-")
+        log = log or Path(self._folder.name if self._folder else ".") / "messages.jsonl"
+        self._command = [
+            *(sys.executable, "-m", "executor.coordinator.child"),
+            *(str(meeting), meeting.prefix, json.dumps(work.facts()), str(silent_s), str(log)),
+        ]
+        self._closed = False
+        self._lock = threading.Lock()
+        self._process = subprocess.Popen(self._command)
+        self._thread = threading.Thread(target=self._keep, name="pipeplan-keeper", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs now."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """End it for good."""
+        with self._lock:
+            self._closed = True
+            self._process.terminate()
+        self._thread.join()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _keep(self) -> None:
+        while True:
+            status = self._process.wait()
+            with self._lock:
+                if self._closed:
+                    return
+            print(f"warning: the coordinator ended ({status}); starting it again", file=sys.stderr)
+            time.sleep(_PAUSE_S)
+            with self._lock:
+                if self._closed:
+                    return
+                self._process = subprocess.Popen(self._command)

@@ -1,0 +1,118 @@
+"""A pipeline's part in training beside others: shares, steps, groups, until the work is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from executor.coordinator.client import Client, Share
+from executor.coordinator.store import address_of
+from executor.failure import talking_to
+from executor.metrics import StepMetrics
+from executor.optimisation import Outcome
+from executor.pipelines.neighbours import Between, Neighbours
+from executor.pipelines.snapshots import Snapshots
+from executor.sync.groups import make_process_groups, shared_parameters
+from executor.trainer import Trainer
+
+
+class Member:
+    """One rank of a pipeline.
+
+    Args:
+        trainer: of the pipeline alone.
+        neighbours: at this rank's place.
+        between: the strategy.
+        client: of the coordinator.
+        group_timeout_s: of exchanges with neighbours.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        neighbours: Neighbours,
+        between: Between,
+        client: Client,
+        group_timeout_s: float,
+    ) -> None:
+        self._trainer = trainer
+        self._neighbours = neighbours
+        self._between = between
+        self._client = client
+        self._snapshots = Snapshots(neighbours, group_timeout_s)
+        self._step = 0
+        self._tied = _Tied(trainer)
+        optimise = trainer.optimise
+        trainer.optimise = partial(self._optimise, optimise)
+
+    def run(self, after: Callable[[int, StepMetrics], None]) -> None:
+        """Take part until the work is over; the weights are the mean of all then.
+
+        Args:
+            after: called with the number of a share and the metrics of its step.
+        """
+        self._step = self._begin()
+        while True:
+            share = self._take()
+            if share.number is None:
+                break
+            self._between.begin(self._step)
+            metrics = self._trainer.step(share.number + 1)
+            after(share.number, metrics)
+            self._step += 1
+        self._between.settle()
+        self._neighbours.mean_of_all()
+        self._tied.agree()
+
+    def _begin(self) -> int:
+        welcome = self._client.hello()
+        client = self._client
+        self._neighbours.life = welcome.life
+        address = address_of(client.pipeline, client.place, welcome.life)
+        client.store.set(address, self._neighbours.server.address)
+        if welcome.donor is not None:
+            self._snapshots.fetch(*welcome.donor, welcome.step)
+            self._between.reload()
+        return welcome.step
+
+    def _take(self) -> Share:
+        """The next share; puts weights aside for who comes back."""
+        while True:
+            share = self._client.take(self._step, self._between.reduced)
+            if share is None or share.snapshot:
+                self._between.settle()
+                self._snapshots.put_aside(self._step)
+            if share is not None:
+                self._neighbours.there = share.there
+                return share
+
+    def _optimise(self, optimise: Callable[[int], Outcome], step: int) -> Outcome:
+        outcome = self._between.update(self._step, partial(optimise, step))
+        self._tied.agree()
+        return outcome
+
+
+class _Tied:
+    """Copies of a tied parameter in one pipeline, which average with different neighbours."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        shared = [row for row in shared_parameters(trainer.plan) if len(row.stages) > 1]
+        self._groups = make_process_groups(row.ranks for row in shared)
+        rank = trainer.prepared.place.rank
+        self._mine = [row for row in shared if rank in row.ranks]
+        self._weights = trainer.optimisation.weights
+
+    @torch.no_grad()
+    def agree(self) -> None:
+        """Give all copies their mean."""
+        for row in self._mine:
+            for name in row.names:
+                master = self._weights.masters[name]
+                with talking_to(f"ranks {row.ranks}, which share {name}"):
+                    dist.all_reduce(master, group=self._groups[row.ranks])
+                master.div_(len(row.ranks))
+        if self._mine:
+            self._weights.round()

@@ -1,0 +1,135 @@
+"""What a strategy between pipelines has to work with on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from executor.coordinator.client import AGroup, Client
+from executor.coordinator.store import address_of
+from executor.optimisation import Optimisation, Outcome
+from executor.pipelines.groups import Groups
+from executor.pipelines.tensor_calls import CallError, Header, TensorClient, TensorServer
+from executor.pipelines.weights import Weights
+from executor.sync.protocol import Optimise
+
+
+class Between(Protocol):
+    """A strategy between pipelines, on one rank, which trains in step with its own pipeline alone.
+
+    Attributes:
+        reduced: whether the last step's exchange succeeded.
+    """
+
+    reduced: bool
+
+    def begin(self, step: int) -> None:
+        """An iteration begins; who takes part is in the neighbours."""
+
+    def update(self, step: int, optimise: Optimise) -> Outcome:
+        """Let the optimizer step, and exchange what the strategy exchanges."""
+
+    def settle(self) -> None:
+        """End what is under way; the rank's weights are its own best now."""
+
+    def reload(self) -> None:
+        """The rank's weights were replaced by a donor's."""
+
+
+class Neighbours:
+    """The ranks at the same place of the other pipelines.
+
+    Args:
+        client: of the coordinator.
+        groups: process groups with them.
+        server: of calls from them.
+        optimisation: of this rank.
+        weights: of this rank.
+        timeout_s: of calls.
+
+    Attributes:
+        there: lives of the pipelines that take part, by number.
+        life: of this pipeline.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        groups: Groups,
+        server: TensorServer,
+        optimisation: Optimisation,
+        weights: Weights,
+        timeout_s: float,
+    ) -> None:
+        self.client = client
+        self.groups = groups
+        self.server = server
+        self.optimisation = optimisation
+        self.weights = weights
+        self.timeout_s = timeout_s
+        self.there: Mapping[int, int] = {}
+        self.life = 1
+
+    @property
+    def pipeline(self) -> int:
+        """This rank's."""
+        return self.client.pipeline
+
+    def ask(self, step: int) -> AGroup:
+        """Whom to average with."""
+        return self.client.ask(step)
+
+    def caller(self) -> Calls:
+        """Calls to neighbours; each thread needs one of its own."""
+        return Calls(self)
+
+    def mean_of_all(self) -> bool:
+        """Average the weights over all pipelines that are there, once the work is over."""
+        members = tuple(sorted(self.there.items()))
+        done = self.groups.mean(AGroup(-1, members, -1), self.weights.flat)
+        self.weights.put_back()
+        return done
+
+
+class Calls:
+    """Connections of one thread to neighbours, made when they are needed."""
+
+    def __init__(self, neighbours: Neighbours) -> None:
+        self._neighbours = neighbours
+        self._store = neighbours.client.meeting.connect()
+        self._clients: dict[tuple[int, int], TensorClient] = {}
+
+    def call(
+        self,
+        pipeline: int,
+        life: int,
+        name: str,
+        header: Mapping[str, Any] | None = None,
+        tensors: Sequence[Tensor] = (),
+    ) -> tuple[Header, list[Tensor]]:
+        """Call the rank at this place of another pipeline.
+
+        Raises:
+            CallError: if it is gone, or refuses.
+        """
+        key = pipeline, life
+        if key not in self._clients:
+            address = address_of(pipeline, self._neighbours.client.place, life)
+            found = self._address(address)
+            self._clients[key] = TensorClient(found, self._neighbours.timeout_s)
+        try:
+            return self._clients[key].call(name, header, tensors)
+        except CallError:
+            self._clients.pop(key).close()
+            raise
+
+    def _address(self, key: str) -> str:
+        """Where a neighbour that has just come serves tensors."""
+        try:
+            self._store.wait([key], timedelta(seconds=self._neighbours.timeout_s))
+            return str(self._store.get(key).decode())
+        except (RuntimeError, ConnectionError):
+            raise CallError(f"nothing at {key}") from None

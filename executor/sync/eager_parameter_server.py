@@ -1,0 +1,127 @@
+"""PS+ of Jin's thesis (HKU 2023): push and pull apart, and both behind the computation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from torch import Tensor
+
+from executor.master_weights import MakeOptimizer
+from executor.optimisation import Outcome
+from executor.pipelines.neighbours import Neighbours
+from executor.pipelines.tensor_calls import CallError
+from executor.sync.parameter_server import ServedWeights
+from executor.sync.protocol import Optimise
+
+_Pulled = list[tuple[list[str], int, list[Tensor]]]
+
+
+def modulation(kind: str, decay: float) -> Callable[[int], float]:
+    """What the learning rate of a gradient of some staleness is multiplied by."""
+    return {
+        "inverse": lambda staleness: 1 / (1 + staleness),
+        "exponential": lambda staleness: math.exp(-decay * staleness),
+        "constant": lambda staleness: 1.0,
+    }[kind]
+
+
+class EagerParameterServer:
+    """Computes on weights that were fetched while the iteration before was computed.
+
+    As soon as an iteration starts, the weights for the next one are pulled; its gradient is pushed
+    without waiting. A gradient is stale by the versions between the weights it was computed on and
+    the newest this rank knows of, and its learning rate is lowered by that. Momentum and Adam's
+    moments are the servers', one set for all.
+
+    Args:
+        neighbours: at this rank's place.
+        make_optimizer: of the parameters on a server.
+        modulate: the learning rate's factor by staleness.
+        servers: how many pipelines serve.
+    """
+
+    def __init__(
+        self,
+        neighbours: Neighbours,
+        make_optimizer: MakeOptimizer,
+        modulate: Callable[[int], float],
+        servers: int = 1,
+    ) -> None:
+        self._served = ServedWeights(neighbours, make_optimizer, servers)
+        self._served.optimizer.exchange = self._push_gradients
+        self._neighbours = neighbours
+        self._modulate = modulate
+        self._pull_calls, self._push_calls = neighbours.caller(), neighbours.caller()
+        self._pulls = ThreadPoolExecutor(1, "pipeplan-pull")
+        self._pushes = ThreadPoolExecutor(1, "pipeplan-push")
+        self._pulling: Future[_Pulled] | None = None
+        self._pushing: Future[None] | None = None
+        self._used: dict[int, int] = {}
+        self._newest: dict[int, int] = {}
+        self.reduced = True
+
+    def begin(self, step: int) -> None:
+        """Pull the weights of the next iteration behind this one."""
+        self._pulling = self._pulls.submit(self._pull, list(self._served.hosts()))
+
+    def update(self, step: int, optimise: Optimise) -> Outcome:
+        """Push this iteration's gradients, and go on with the weights that were pulled."""
+        outcome = optimise()
+        self._take_pulled()
+        return outcome
+
+    def settle(self) -> None:
+        """Wait for the last push, and take the weights it led to."""
+        if self._pushing is not None:
+            self._pushing.result()
+        self._pulling = self._pulls.submit(self._pull, list(self._served.hosts()))
+        self._take_pulled()
+
+    def reload(self) -> None:
+        """The servers' weights are pulled in the first step."""
+
+    def _push_gradients(self) -> None:
+        if self._pushing is not None:
+            self._pushing.result()
+        rows = []
+        for index, (pipeline, life, part) in enumerate(self._served.hosts()):
+            staleness = self._newest.get(index, 0) - self._used.get(index, 0)
+            factor = self._modulate(max(0, staleness))
+            rates = [factor * rate for rate in self._served.optimizer.rates]
+            header = {"part": index, "life": life, "rates": rates, "pull": False}
+            gradients = [gradient.clone() for gradient in self._served.gradients(part)]
+            rows.append((index, pipeline, life, header, gradients))
+        self._pushing = self._pushes.submit(self._push, rows)
+
+    def _push(self, rows: list[tuple[int, int, int, dict[str, object], list[Tensor]]]) -> None:
+        for index, pipeline, life, header, gradients in rows:
+            try:
+                answer, _ = self._push_calls.call(pipeline, life, "push", header, gradients)
+                self._newest[index] = max(self._newest.get(index, 0), int(answer["version"]))
+            except CallError:
+                # The coordinator will name another server; this gradient is lost.
+                self.reduced = False
+
+    def _pull(self, hosts: list[tuple[int, int, list[str]]]) -> _Pulled:
+        found = []
+        for index, (pipeline, life, part) in enumerate(hosts):
+            try:
+                header = {"part": index, "life": life}
+                answer, weights = self._pull_calls.call(pipeline, life, "pull", header)
+                found.append((part, int(answer["version"]), weights))
+            except CallError:
+                found.append((part, -1, []))
+        return found
+
+    def _take_pulled(self) -> None:
+        if self._pulling is None:
+            return
+        pulled, self._pulling = self._pulling.result(), None
+        for index, (part, version, weights) in enumerate(pulled):
+            if weights:
+                self._served.set_weights(part, weights)
+                self._used[index] = version
+                self._newest[index] = max(self._newest.get(index, 0), version)
+        self._neighbours.weights.put_back()
