@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from executor.limits import DEFAULT_TIMEOUT_S, require_timeout
+from executor.limits import DEFAULT_GROUP_TIMEOUT_S, DEFAULT_TIMEOUT_S, require_timeout
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
     from executor.config import TrainingConfig
-    from executor.training import Run
+    from executor.run import Run
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,10 @@ class Options:
     resume: Path | None
     timeout_s: float
     emulate: bool
+    sync: str | None
+    pipeline: int | None
+    coordinator: str | None
+    group_timeout_s: float
 
     def config(self) -> TrainingConfig:
         """The training file with the options over it.
@@ -53,7 +57,7 @@ class Options:
 
     def run(self) -> Run:
         """How the plan is run."""
-        from executor.training import Run
+        from executor.run import Run
 
         return Run(
             model=self.model,
@@ -62,6 +66,10 @@ class Options:
             backend=self.backend,
             resume=self.resume,
             timeout_s=self.timeout_s,
+            sync=self.sync,
+            pipeline=self.pipeline,
+            coordinator=self.coordinator,
+            group_timeout_s=self.group_timeout_s,
         )
 
 
@@ -109,6 +117,30 @@ def _parser() -> argparse.ArgumentParser:
         "--emulate",
         action="store_true",
         help="operations take their predicted time and compute nothing; messages are real",
+    )
+    add(
+        "--sync",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="how gradients or weights of replicas agree, over what the plan says",
+    )
+    add(
+        "--pipeline",
+        type=_natural,
+        metavar="I",
+        help="these processes are one pipeline of the plan; give --coordinator too",
+    )
+    add(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="where python -m executor.coordinator listens",
+    )
+    add(
+        "--group-timeout",
+        dest="group_timeout_s",
+        type=_seconds,
+        default=DEFAULT_GROUP_TIMEOUT_S,
+        metavar="SECONDS",
+        help="a pipeline that lets others of its group wait for so long is left out (default 30)",
     )
     add("--device", choices=["cpu", "cuda"], help="default a GPU if there is one")
     add("--backend", choices=["gloo", "nccl"], help="of torch.distributed; default by device")

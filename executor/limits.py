@@ -3,6 +3,7 @@
 from planner.errors import PipeplanError
 
 DEFAULT_TIMEOUT_S = 600.0
+DEFAULT_GROUP_TIMEOUT_S = 30.0
 LEAST_TIMEOUT_S, MOST_TIMEOUT_S = 1.0, 1e6
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 
 from executor.checkpoint import Checkpoint, Ranks
 from executor.config import TrainingConfig
@@ -19,50 +17,25 @@ from executor.dataset import Dataset
 from executor.emulation import Emulator
 from executor.feed import Feed
 from executor.limits import DEFAULT_TIMEOUT_S, require_timeout
-from executor.loss_scale import LossScale
-from executor.master_weights import MakeOptimizer
 from executor.metrics import StepMetrics
 from executor.model import Factory
-from executor.optimizer import OptimizerFactory, job_optimizer, own_optimizer
+from executor.optimizer import OptimizerFactory
+from executor.pipelines.run import PipelineRun
 from executor.place import Place
 from executor.prepare import prepare, require_runnable
 from executor.process_group import device_of_this_process, process_group, require_backend
 from executor.recorder import StepRecord
+from executor.run import Run, autocast_of, loss_scale_of, optimizer_of, sync_of
 from executor.saved_state import SavedState
 from executor.timeline import TimelineWriter
 from executor.trainer import Trainer
 from planner.artifacts.document import require_file_path
 from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError, shorten
+from planner.sync.strategies import TOGETHER
 from planner.tracing.factory import Loss
 
 Report = Callable[[StepMetrics], None]
-
-
-@dataclass(frozen=True)
-class Run:
-    """How a plan is run, beside what the training file says.
-
-    Attributes:
-        model: ``module:factory`` or the factory, if it is not one of the zoo.
-        loss: ``module:function`` or the function, if the plan's loss is the user's own.
-        data: over the training file's: ``text``, ``random``, ``module:factory``, a map-style data
-            set, or a function ``(step, microbatch) -> batch``.
-        optimizer: over the training file's: called with (name, parameter) pairs.
-        device: ``cpu`` or ``cuda``; None takes a GPU if there is one.
-        backend: of torch.distributed; None takes what fits the device.
-        resume: a checkpoint, or a folder of them, to go on from.
-        timeout_s: a rank that lets others wait for so long counts as lost.
-    """
-
-    model: str | Factory | None = None
-    loss: str | Loss | None = None
-    data: str | Dataset | BatchOf | None = None
-    optimizer: OptimizerFactory | None = None
-    device: str | None = None
-    backend: str | None = None
-    resume: str | Path | None = None
-    timeout_s: float = DEFAULT_TIMEOUT_S
 
 
 def train(
@@ -119,9 +92,13 @@ def run_training(
     """Train as :func:`train` does."""
     _require_plan(plan)
     require_timeout(run.timeout_s)
-    place = Place.of_this_process()
     require_fitting(plan, config)
     require_writable(config)
+    sync = sync_of(plan, run)
+    if sync.strategy not in TOGETHER:
+        return PipelineRun(plan, config, run, sync).train(report)
+    place = Place.of_this_process()
+    plan = plan.model_copy(update={"sync": sync})
     checkpoint = None if run.resume is None else Checkpoint.open(run.resume)
     device = device_of_this_process(run.device)
     require_backend(run.backend, device)
@@ -131,7 +108,7 @@ def run_training(
         loss=run.loss,
         seed=config.seed,
         device=device,
-        autocast=_autocast(config),
+        autocast=autocast_of(config),
         place=place,
     )
     saved = SavedState(prepared, config.seed)
@@ -143,11 +120,11 @@ def run_training(
             prepared,
             feed.batch_of,
             seed=config.seed,
-            optimizer_of=_optimizer_of(plan, config, run.optimizer),
+            optimizer_of=optimizer_of(plan, config, run.optimizer),
             clip_norm=config.clip_norm,
             factor=factor,
-            loss_scale=_loss_scale(plan, config),
-            autocast=_autocast(config),
+            loss_scale=loss_scale_of(plan, config),
+            autocast=autocast_of(config),
             timeout=timedelta(seconds=run.timeout_s),
             watch=config.timeline is not None,
         )
@@ -290,26 +267,3 @@ def _require_plan(plan: object) -> None:
             f"plan: {shorten(plan)} is of type {type(plan).__name__}, no plan; load one "
             "with Plan.load(path)"
         )
-
-
-def _autocast(config: TrainingConfig) -> torch.dtype | None:
-    return None if config.autocast is None else getattr(torch, config.autocast)
-
-
-def _loss_scale(plan: Plan, config: TrainingConfig) -> LossScale | None:
-    if plan.job.precision != "float16":
-        return None
-    return LossScale.start(None if config.loss_scale is None else config.loss_scale.policy())
-
-
-def _optimizer_of(
-    plan: Plan, config: TrainingConfig, factory: OptimizerFactory | None
-) -> MakeOptimizer:
-    def make(parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
-        arguments, rate = config.optimizer_arguments, config.learning_rate
-        own = config.optimizer if factory is None else factory
-        if own is None:
-            return job_optimizer(plan.job, parameters, arguments, rate)
-        return own_optimizer(own, parameters, arguments, rate)
-
-    return make

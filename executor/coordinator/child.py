@@ -9,8 +9,6 @@ import threading
 import time
 from pathlib import Path
 
-from planner.sync.ledger import Ledger
-
 from executor.coordinator.log import Log
 from executor.coordinator.serve import Service
 from executor.coordinator.state import Coordinator
@@ -18,6 +16,7 @@ from executor.coordinator.store import Meeting
 from executor.coordinator.supervised import Work
 from executor.sync.schedulers import scheduler_for
 from planner.artifacts.plan import Sync
+from planner.sync.ledger import ShareLedger
 
 
 def main() -> None:
@@ -27,7 +26,7 @@ def main() -> None:
     data = json.loads(facts)
     work = Work(**{**data, "sync": Sync.parse(data["sync"], "sync")})
     scheduler = scheduler_for(work.sync, work.pipelines, work.places, work.pipelines_per_node)
-    coordinator = Coordinator(work.pipelines, work.places, Ledger(work.shares), scheduler)
+    coordinator = Coordinator(work.pipelines, work.places, ShareLedger(work.shares), scheduler)
     Service(coordinator, Meeting.parse(address, prefix), Log(Path(log)), float(silent_s)).run()
 
 

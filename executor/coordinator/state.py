@@ -9,10 +9,8 @@ aside between two steps, the same two at all its places.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
-
-from planner.sync.ledger import Ledger
 
 from executor.coordinator.generations import Generations
 from executor.coordinator.messages import Answer, Ask, Hello, Late, Lost, Message, Take
@@ -27,6 +25,7 @@ from planner.sync.groups.events import (
     Scheduler,
     Tick,
 )
+from planner.sync.ledger import ShareLedger
 
 Rank = Hello | Take | Ask
 
@@ -83,7 +82,7 @@ class Coordinator:
     """
 
     def __init__(
-        self, pipelines: int, places: int, ledger: Ledger, scheduler: Scheduler | None
+        self, pipelines: int, places: int, ledger: ShareLedger, scheduler: Scheduler | None
     ) -> None:
         self.places = places
         self.ledger = ledger
@@ -163,7 +162,7 @@ class Coordinator:
     def _welcome_back(self, number: int) -> Iterator[Answer]:
         """Somebody came after the beginning: it takes over the weights of who is furthest."""
         donors = [n for n, other in enumerate(self._pipelines) if other.is_there]
-        if not self.ledger.remaining and not self.ledger.outstanding:
+        if not self.ledger.remaining:
             yield from self._tell_all(number, {"kind": "refused", "why": "all work is done"})
             return
         if not donors:
@@ -226,7 +225,7 @@ class Coordinator:
         for number, pipeline in enumerate(self._pipelines):
             for place, step in sorted(pipeline.waiting.items()):
                 if step not in pipeline.shares:
-                    share = self.ledger.take(number)
+                    share = self.ledger.take(number, step)
                     if share is None:
                         break
                     pipeline.shares[step] = share
@@ -256,7 +255,7 @@ class Coordinator:
             if waits and not pipeline.is_idle:
                 pipeline.is_idle = True
                 yield from self._schedule([Left(number)], now_s)
-        if not self._has_begun or self.ledger.remaining or self.ledger.outstanding:
+        if not self._has_begun or self.ledger.remaining:
             return
         if self._last is None:
             self._last = self._there()
@@ -339,6 +338,6 @@ class Coordinator:
     def report(self) -> dict[str, Any]:
         """What became of every share, and of every pipeline."""
         return {
-            **self.ledger.report(),
+            **asdict(self.ledger.report()),
             "lives": [pipeline.life for pipeline in self._pipelines],
         }

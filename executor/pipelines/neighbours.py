@@ -17,6 +17,10 @@ from executor.pipelines.weights import Weights
 from executor.sync.protocol import Optimise
 
 
+_LAST = 2**31
+"""A generation of process groups that no group before the last has."""
+
+
 class Between(Protocol):
     """A strategy between pipelines, on one rank, which trains in step with its own pipeline alone.
 
@@ -89,7 +93,7 @@ class Neighbours:
     def mean_of_all(self) -> bool:
         """Average the weights over all pipelines that are there, once the work is over."""
         members = tuple(sorted(self.there.items()))
-        done = self.groups.mean(AGroup(-1, members, -1), self.weights.flat)
+        done = self.groups.mean(AGroup(None, members, _LAST), self.weights.flat)
         self.weights.put_back()
         return done
 

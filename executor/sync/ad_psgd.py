@@ -6,7 +6,6 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
-from planner.sync.groups.partners import partner_of
 from torch import Tensor
 
 from executor.optimisation import Outcome
@@ -14,6 +13,7 @@ from executor.pipelines.neighbours import Neighbours
 from executor.pipelines.tensor_calls import CallError, Header
 from executor.sync.protocol import Optimise
 from planner.errors import PipeplanError
+from planner.sync.groups.matching import passive_partner
 
 
 class AdPsgd:
@@ -43,11 +43,11 @@ class AdPsgd:
     def begin(self, step: int) -> None:
         """Compute on the weights as they are now, and ask a partner meanwhile."""
         self._take_shared()
-        there = sorted(self._neighbours.there)
-        partner = partner_of(there, self._neighbours.pipeline, step, self._seed)
+        there = sorted(self._neighbours.there.items())
+        place = [number for number, _ in there].index(self._neighbours.pipeline)
+        partner = passive_partner(place, step, len(there), self._seed)
         if partner is not None:
-            life = self._neighbours.there[partner]
-            self._asking = self._pool.submit(self._ask, partner, life)
+            self._asking = self._pool.submit(self._ask, *there[partner])
 
     def update(self, step: int, optimise: Optimise) -> Outcome:
         """Add this iteration's update to the weights that partners see."""

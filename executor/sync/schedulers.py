@@ -28,10 +28,11 @@ def scheduler_for(
 ) -> Scheduler | None:
     """The scheduler of a strategy's groups; None where nobody asks for groups."""
     options = options_of(sync)
-    if isinstance(options, ParameterServerOptions):
-        options = _EVERYBODY if options.mode == "sync" else None
-    if isinstance(options, EagerParameterServerOptions):
-        return None
-    if isinstance(options, AdPsgdOptions) and options.pairs == "bipartite":
-        return None
-    return None if options is None else scheduler_of(options, pipelines, places, pipelines_per_node)
+    match options:
+        case EagerParameterServerOptions():
+            return None
+        case ParameterServerOptions(mode="async") | AdPsgdOptions(pairs="bipartite"):
+            return None
+        case ParameterServerOptions():
+            options = _EVERYBODY
+    return scheduler_of(options, pipelines, places, pipelines_per_node)

@@ -151,12 +151,17 @@ class ShareLedger:
             self._note(Dropped(share))
         return True
 
+    @property
+    def remaining(self) -> int:
+        """Shares that are still to be committed, whether taken or not."""
+        return self.total - len(self._by) - len(self._dropped)
+
     def report(self) -> LedgerReport:
         """Where all shares are."""
         return LedgerReport(
             total=self.total,
             committed=len(self._by),
-            remaining=self.total - len(self._by) - len(self._dropped),
+            remaining=self.remaining,
             repeated=sum(counts["repeated"] for counts in self._counts.values()),
             dropped=tuple(sorted(self._dropped)),
             workers={

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from executor.config import TrainingConfig
-from executor.training import Run, run_training
+from executor.run import Run
+from executor.training import run_training
 from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
 

@@ -1,0 +1,206 @@
+"""Training by a plan whose pipelines run side by side, from beginning to end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from executor.checkpoint import Checkpoint
+from executor.config import TrainingConfig
+from executor.coordinator.client import Client
+from executor.coordinator.store import REPORT
+from executor.coordinator.supervised import SupervisedCoordinator, Work
+from executor.feed import Feed
+from executor.learning_rate import Factor
+from executor.metrics import StepMetrics
+from executor.pipelines.groups import Groups
+from executor.pipelines.member import Member
+from executor.pipelines.neighbours import Neighbours
+from executor.pipelines.seat import Seat, new_nonce, own_address, seat_of
+from executor.pipelines.tensor_calls import TensorServer
+from executor.pipelines.weights import Weights
+from executor.prepare import prepare
+from executor.process_group import device_of_this_process, process_group, require_backend
+from executor.run import Run, autocast_of, loss_scale_of, optimizer_of
+from executor.saved_state import SavedState
+from executor.sync.between import between_of
+from executor.trainer import Trainer
+from planner.artifacts.plan import Plan, Sync
+from planner.errors import PipeplanError
+from planner.sync.lane_plan import lane_plan
+from planner.sync.lanes import lanes_of
+from planner.sync.strategies import options_of
+from planner.verifier import require_valid
+
+Report = Callable[[StepMetrics], None]
+
+
+class PipelineRun:
+    """This rank's part of a training whose pipelines run side by side.
+
+    Args:
+        plan: with all pipelines.
+        config: of the training.
+        run: how it is run.
+        sync: the strategy.
+
+    Raises:
+        PipeplanError: if the plan cannot be run so; before any process group is made where one
+            rank can tell.
+    """
+
+    def __init__(self, plan: Plan, config: TrainingConfig, run: Run, sync: Sync) -> None:
+        require_valid(plan)
+        _require_known(config)
+        self.plan = plan
+        self.config = config
+        self.run_ = run
+        self.sync = sync
+        self.lanes = lanes_of(plan)
+        self.seat: Seat = seat_of(plan, self.lanes, run.pipeline, run.coordinator)
+        self.options = options_of(sync)
+        checkpoint = None if run.resume is None else Checkpoint.open(run.resume)
+        self.device = device_of_this_process(run.device)
+        require_backend(run.backend, self.device)
+        self.prepared = prepare(
+            lane_plan(plan, self.lanes[self.seat.pipeline]),
+            run.model,
+            loss=run.loss,
+            seed=config.seed,
+            device=self.device,
+            autocast=autocast_of(config),
+            place=self.seat.place,
+        )
+        self.saved = SavedState(self.prepared, config.seed)
+        self.checkpoint = checkpoint
+        self.steps_before = 0 if checkpoint is None else self.saved.require_fits(checkpoint)
+        self.feed = Feed(self.prepared, config, run.data, checkpoint, 1)
+
+    @property
+    def work(self) -> Work:
+        """What the coordinator hands out."""
+        return work_of(self.plan, self.config.steps - self.steps_before, self.sync)
+
+    def train(self, report: Report | None = None) -> list[StepMetrics]:
+        """Take part until all shares are done.
+
+        Args:
+            report: called after every step of this pipeline, by all its ranks.
+
+        Returns:
+            The metrics of this pipeline's steps.
+        """
+        history: list[StepMetrics] = []
+
+        def after(share: int, metrics: StepMetrics) -> None:
+            metrics = replace(metrics, step=len(history) + 1)
+            history.append(metrics)
+            if report is not None:
+                report(metrics)
+            self._save(trainer, share)
+
+        run = self.run_
+        with process_group(self.device, run.timeout_s, run.backend, self.seat.part):
+            trainer = self._trainer()
+            with self._coordinator(), self._client() as client:
+                self._member(trainer, client).run(after)
+                self.report: dict[str, Any] = json.loads(client.store.get(REPORT))
+            self._save(trainer, self.work.shares - 1, last=True)
+        return history
+
+    def _trainer(self) -> Trainer:
+        config, run = self.config, self.run_
+        trainer = Trainer(
+            self.prepared,
+            self.feed.batch_of,
+            seed=config.seed,
+            optimizer_of=optimizer_of(self.plan, config, run.optimizer),
+            clip_norm=config.clip_norm,
+            factor=self._by_shares(config.rate_factor()),
+            loss_scale=loss_scale_of(self.plan, config),
+            autocast=autocast_of(config),
+            timeout=timedelta(seconds=run.timeout_s),
+        )
+        if self.checkpoint is not None:
+            self.saved.load(self.checkpoint, trainer.optimisation)
+        return trainer
+
+    def _by_shares(self, factor: Factor) -> Factor:
+        """A share is a step of one pipeline; the rate moves by steps of all of them."""
+        return lambda share: factor(self.steps_before + (share - 1) // len(self.lanes) + 1)
+
+    @contextmanager
+    def _coordinator(self) -> Iterator[None]:
+        if not self.seat.hosts_coordinator:
+            yield
+            return
+        # Torchrun ends all ranks when one ends, so silence is a matter of its timeout here.
+        supervised = SupervisedCoordinator(self.work, self.seat.meeting, self.run_.timeout_s)
+        try:
+            yield
+        finally:
+            supervised.close()
+
+    @contextmanager
+    def _client(self) -> Iterator[Client]:
+        seat = self.seat
+        client = Client(seat.meeting, seat.pipeline, seat.place.rank, new_nonce())
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def _member(self, trainer: Trainer, client: Client) -> Member:
+        timeout_s = self.run_.group_timeout_s
+        host = own_address(self.seat.meeting)
+        store = self.seat.meeting.connect()
+        groups = Groups(store, client.pipeline, client.place, host, timeout_s)
+        weights = Weights(trainer.optimisation, self.saved.buffers)
+        server = TensorServer(host)
+        neighbours = Neighbours(client, groups, server, trainer.optimisation, weights, timeout_s)
+        between = between_of(self.options, neighbours, self.config.seed)
+        return Member(trainer, neighbours, between, client, timeout_s)
+
+    def _save(self, trainer: Trainer, share: int, *, last: bool = False) -> None:
+        """The first pipeline writes checkpoints: of its own weights, and of all at the end.
+
+        They resume under any plan. Shares below the newest that others have not ended yet count
+        as seen.
+        """
+        table = self.config.checkpoint
+        if table is None or self.seat.pipeline != 0:
+            return
+        pipelines = len(self.lanes)
+        step = self.steps_before + (share + 1) // pipelines
+        if last or (share % pipelines == 0 and step and step % table.every == 0):
+            seen = self.feed.samples_seen_after(share + 1)
+            self.saved.save(table.folder, step, trainer.optimisation, seen, table.keep)
+
+
+def work_of(plan: Plan, steps: int, sync: Sync) -> Work:
+    """What a coordinator hands out for some iterations of a plan.
+
+    Raises:
+        PipeplanError: if the plan has no pipelines of their own.
+    """
+    lanes = lanes_of(plan)
+    nodes = {device.partition("/")[0] for lane in lanes for device in lane.devices[:1]}
+    return Work(
+        pipelines=len(lanes),
+        places=len(lanes[0].devices),
+        shares=max(0, steps) * len(lanes),
+        sync=sync,
+        pipelines_per_node=max(1, len(lanes) // max(1, len(nodes))),
+    )
+
+
+def _require_known(config: TrainingConfig) -> None:
+    if config.timeline is not None:
+        raise PipeplanError(
+            "timeline: pipelines that run side by side have no common iteration to draw; leave it "
+            "out, or use one of all_reduce, fused, decoupled, cross_iteration"
+        )
