@@ -340,4 +340,5 @@ class Coordinator:
         return {
             **asdict(self.ledger.report()),
             "lives": [pipeline.life for pipeline in self._pipelines],
+            "last": self._last,
         }

@@ -11,6 +11,8 @@ from planner.errors import PipeplanError
 
 REQUESTS = "requests"
 REPORT = "report"
+ABOUT = "about"
+ENDED = "ended"
 COORDINATOR_BEATS = "beats of the coordinator"
 BEAT_S = 0.25
 """From one sign of life to the next."""

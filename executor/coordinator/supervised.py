@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from executor.coordinator.store import Meeting
-from planner.artifacts.plan import Sync
+from planner.artifacts.plan import Plan, Sync
+from planner.sync.lanes import lanes_of
 
 _PAUSE_S = 0.2
 """Before it is started again, so that one that cannot start does not take a core."""
@@ -99,3 +100,20 @@ class SupervisedCoordinator:
                 if self._closed:
                     return
                 self._process = subprocess.Popen(self._command)
+
+
+def work_of(plan: Plan, steps: int, sync: Sync) -> Work:
+    """What a coordinator hands out for some iterations of a plan.
+
+    Raises:
+        PipeplanError: if the plan has no pipelines of their own.
+    """
+    lanes = lanes_of(plan)
+    nodes = {device.partition("/")[0] for lane in lanes for device in lane.devices[:1]}
+    return Work(
+        pipelines=len(lanes),
+        places=len(lanes[0].devices),
+        shares=max(0, steps) * len(lanes),
+        sync=sync,
+        pipelines_per_node=max(1, len(lanes) // max(1, len(nodes))),
+    )

@@ -16,7 +16,6 @@ from executor.pipelines.tensor_calls import CallError, Header, TensorClient, Ten
 from executor.pipelines.weights import Weights
 from executor.sync.protocol import Optimise
 
-
 _LAST = 2**31
 """A generation of process groups that no group before the last has."""
 

@@ -12,8 +12,9 @@ from typing import Any
 from executor.checkpoint import Checkpoint
 from executor.config import TrainingConfig
 from executor.coordinator.client import Client
-from executor.coordinator.store import REPORT
-from executor.coordinator.supervised import SupervisedCoordinator, Work
+from executor.coordinator.report import report_lines
+from executor.coordinator.store import ABOUT, ENDED, REPORT
+from executor.coordinator.supervised import SupervisedCoordinator, Work, work_of
 from executor.feed import Feed
 from executor.learning_rate import Factor
 from executor.metrics import StepMetrics
@@ -107,10 +108,27 @@ class PipelineRun:
         with process_group(self.device, run.timeout_s, run.backend, self.seat.part):
             trainer = self._trainer()
             with self._coordinator(), self._client() as client:
+                self._require_same_work(client)
                 self._member(trainer, client).run(after)
-                self.report: dict[str, Any] = json.loads(client.store.get(REPORT))
-            self._save(trainer, self.work.shares - 1, last=True)
+                self._save(trainer, self.work.shares - 1, last=True)
+                report_: dict[str, Any] = json.loads(client.store.get(REPORT))
+                client.store.add(ENDED, 1)
+            if self.seat.hosts_coordinator and report is not None:
+                print(*report_lines(report_), sep="\n", flush=True)
         return history
+
+    def _require_same_work(self, client: Client) -> None:
+        """Refuse a coordinator of another plan, or with other options."""
+        if self.seat.hosts_coordinator or self.seat.part is not None:
+            return
+        theirs, mine = json.loads(client.store.get(ABOUT)), self.work.facts()
+        different = [name for name in mine if theirs.get(name) != mine[name]]
+        if different:
+            raise PipeplanError(
+                f"coordinator at {self.seat.meeting}: it has {name} {theirs.get(name)}, here it is "
+                f"{mine[name]}; start all with the same plan, --steps, --sync and --resume"
+                for name in different
+            )
 
     def _trainer(self) -> Trainer:
         config, run = self.config, self.run_
@@ -179,23 +197,6 @@ class PipelineRun:
         if last or (share % pipelines == 0 and step and step % table.every == 0):
             seen = self.feed.samples_seen_after(share + 1)
             self.saved.save(table.folder, step, trainer.optimisation, seen, table.keep)
-
-
-def work_of(plan: Plan, steps: int, sync: Sync) -> Work:
-    """What a coordinator hands out for some iterations of a plan.
-
-    Raises:
-        PipeplanError: if the plan has no pipelines of their own.
-    """
-    lanes = lanes_of(plan)
-    nodes = {device.partition("/")[0] for lane in lanes for device in lane.devices[:1]}
-    return Work(
-        pipelines=len(lanes),
-        places=len(lanes[0].devices),
-        shares=max(0, steps) * len(lanes),
-        sync=sync,
-        pipelines_per_node=max(1, len(lanes) // max(1, len(nodes))),
-    )
 
 
 def _require_known(config: TrainingConfig) -> None:

@@ -13,7 +13,7 @@ from executor.pipelines.neighbours import Neighbours
 from executor.pipelines.tensor_calls import CallError, Header
 from executor.sync.protocol import Optimise
 from planner.errors import PipeplanError
-from planner.sync.groups.matching import passive_partner
+from planner.sync.groups.matching import halves, passive_partner
 
 
 class AdPsgd:
@@ -45,9 +45,11 @@ class AdPsgd:
         self._take_shared()
         there = sorted(self._neighbours.there.items())
         place = [number for number, _ in there].index(self._neighbours.pipeline)
-        partner = passive_partner(place, step, len(there), self._seed)
-        if partner is not None:
-            self._asking = self._pool.submit(self._ask, *there[partner])
+        asking, _ = halves(len(there))
+        if place in asking:
+            partner = passive_partner(place, step, len(there), self._seed)
+            if partner is not None:
+                self._asking = self._pool.submit(self._ask, *there[partner])
 
     def update(self, step: int, optimise: Optimise) -> Outcome:
         """Add this iteration's update to the weights that partners see."""
