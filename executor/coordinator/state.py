@@ -227,7 +227,7 @@ class Coordinator:
                 if step not in pipeline.shares:
                     share = self.ledger.take(number, step)
                     if share is None:
-                        break
+                        continue
                     pipeline.shares[step] = share
                     if pipeline.is_idle:
                         pipeline.is_idle = False

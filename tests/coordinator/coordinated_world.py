@@ -1,0 +1,185 @@
+"""Ranks of pipelines in a virtual world, driven by random choices, around a real coordinator.
+
+Messages may be told twice; pipelines die anywhere, and come back. A collective ends for a member
+once all members are in it, or one of them has died.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+from executor.coordinator.messages import Answer, Ask, Hello, Late, Lost, Message, Take
+from executor.coordinator.state import Coordinator
+
+
+@dataclass
+class Rank:
+    """One rank, and what it waits for."""
+
+    pipeline: int
+    place: int
+    nonce: str
+    state: str = "new"
+    step: int = 0
+    life: int = 0
+    group: tuple[int, tuple[tuple[int, int], ...]] | None = None
+    inbox: deque[dict] = field(default_factory=deque)
+    put_aside: set[int] = field(default_factory=set)
+    reduced: bool = True
+
+
+class World:
+    """All ranks, and the choices of one seed.
+
+    Attributes:
+        trained: by share, the pipelines whose every place was done with it, in order.
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, pipelines: int, places: int, seed: int, deaths: int
+    ) -> None:
+        self.coordinator = coordinator
+        self.places = places
+        self.rng = random.Random(seed)
+        self.deaths = deaths
+        self.now_s = 0.0
+        self.born = 0
+        self.ranks: dict[str, Rank] = {}
+        self.dead: set[tuple[int, int]] = set()
+        self.trained: list[tuple[int, int, int]] = []
+        self.messages: list[tuple[Message, float]] = []
+        self.refused = 0
+        for pipeline in range(pipelines):
+            self.give_birth(pipeline)
+
+    def give_birth(self, pipeline: int) -> None:
+        self.born += 1
+        nonce = f"n{self.born}"
+        for place in range(self.places):
+            rank = Rank(pipeline, place, nonce)
+            self.ranks[f"answers/{pipeline}.{place}.{nonce}"] = rank
+
+    def send(self, message: Message) -> None:
+        for _ in range(1 + (self.rng.random() < 0.2)):
+            self.messages.append((message, self.now_s))
+            for answer in self.coordinator.handle(message, self.now_s):
+                self.deliver(answer)
+
+    def deliver(self, answer: Answer) -> None:
+        rank = self.ranks.get(answer.queue)
+        if rank is not None:
+            rank.inbox.append(answer.body)
+
+    def run(self, most: int = 100_000) -> None:
+        """Until every rank has ended.
+
+        Raises:
+            AssertionError: if all wait for ever.
+        """
+        for _ in range(most):
+            if all(rank.state == "ended" for rank in self.ranks.values()):
+                return
+            self.now_s += 0.001
+            deadline_s = self.coordinator.deadline_s
+            if deadline_s is not None and deadline_s <= self.now_s:
+                self.send(Late())
+            able = [rank for rank in self.ranks.values() if self.can_move(rank)]
+            if self.deaths and self.rng.random() < 0.01:
+                self.deaths -= 1
+                self.kill(self.rng.choice(list(self.ranks.values())).pipeline)
+            elif able:
+                self.move(self.rng.choice(able))
+            elif deadline_s is not None:
+                self.now_s = max(self.now_s, deadline_s)
+            else:
+                raise AssertionError(f"all wait: {[(q, r.state) for q, r in self.ranks.items()]}")
+        raise AssertionError("no end")
+
+    def kill(self, pipeline: int) -> None:
+        mine = {q: r for q, r in self.ranks.items() if r.pipeline == pipeline}
+        if any(rank.state == "ended" for rank in mine.values()):
+            return
+        nonce = next(iter(mine.values())).nonce
+        for queue, rank in mine.items():
+            self.dead.add((pipeline, rank.life))
+            del self.ranks[queue]
+        self.send(Lost(pipeline=pipeline, nonce=nonce))
+        self.give_birth(pipeline)
+
+    def can_move(self, rank: Rank) -> bool:
+        if rank.state == "in a group":
+            return self.is_over(rank)
+        return rank.state in ("new", "computing") or bool(rank.inbox)
+
+    def is_over(self, rank: Rank) -> bool:
+        assert rank.group is not None
+        number, members = rank.group
+        for pipeline, life in members:
+            if (pipeline, life) in self.dead:
+                return True
+            other = next(
+                r for r in self.ranks.values() if (r.pipeline, r.place) == (pipeline, rank.place)
+            )
+            has_been = other.life == life and (
+                other.group is not None and other.group[0] >= number
+            )
+            if not has_been:
+                return False
+        return True
+
+    def move(self, rank: Rank) -> None:
+        names = {"pipeline": rank.pipeline, "place": rank.place, "nonce": rank.nonce}
+        if rank.state == "new":
+            rank.state = "greeting"
+            self.send(Hello(**names))
+        elif rank.state == "computing":
+            rank.state = "asking"
+            self.send(Ask(**names, step=rank.step))
+        elif rank.state == "in a group":
+            assert rank.group is not None
+            rank.reduced = not any(member in self.dead for member in rank.group[1])
+            self.take(rank, rank.step + 1)
+        else:
+            self.read(rank, rank.inbox.popleft())
+
+    def take(self, rank: Rank, step: int) -> None:
+        rank.step = step
+        rank.state = "taking"
+        self.send(
+            Take(
+                pipeline=rank.pipeline,
+                place=rank.place,
+                nonce=rank.nonce,
+                step=step,
+                reduced=rank.reduced,
+            )
+        )
+
+    def read(self, rank: Rank, body: dict) -> None:
+        kind = body["kind"]
+        assert kind != "fenced"
+        if kind == "refused":
+            self.refused += 1
+            rank.state = "ended"
+        elif kind == "welcome" and rank.state == "greeting":
+            rank.life = body["life"]
+            self.take(rank, body["step"])
+        elif kind == "snapshot" and rank.state == "taking":
+            rank.put_aside.add(rank.step)
+        elif kind == "share" and rank.state == "taking" and body["step"] == rank.step:
+            self.begin(rank, body)
+        elif kind == "group" and rank.state == "asking" and body["step"] == rank.step:
+            members = tuple((n, life) for n, life in body["members"])
+            rank.state = "in a group"
+            rank.group = (body["number"] if members else -1, members)
+
+    def begin(self, rank: Rank, body: dict) -> None:
+        if body["snapshot"]:
+            rank.put_aside.add(rank.step)
+        if body["share"] is None:
+            rank.state = "ended"
+            return
+        self.trained.append((body["share"], rank.pipeline, rank.place))
+        rank.state = "computing"

@@ -1,0 +1,127 @@
+"""The coordinator: every share is trained once, whoever dies, and nobody waits for ever."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from coordinated_world import World
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from executor.coordinator.messages import Ask, Hello, Lost, Take
+from executor.coordinator.state import Coordinator
+from executor.sync.schedulers import scheduler_for
+from planner.sync.ledger import ShareLedger
+from planner.sync.strategies import parse_sync
+
+STRATEGIES = [
+    "semi_decentralized",
+    "semi_decentralized:guarantee_period=1",
+    "partial_all_reduce",
+    "partial_all_reduce:schedule=static",
+    "partial_all_reduce:group_division=false",
+    "parameter_server",
+    "ad_psgd:pairs=matching",
+    "ad_psgd",
+]
+
+
+def coordinator(strategy: str, pipelines: int, places: int, shares: int) -> Coordinator:
+    scheduler = scheduler_for(parse_sync(strategy), pipelines, places, 2)
+    return Coordinator(pipelines, places, ShareLedger(shares), scheduler)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    strategy=st.sampled_from(STRATEGIES),
+    pipelines=st.integers(1, 5),
+    places=st.integers(1, 3),
+    shares=st.integers(0, 25),
+    deaths=st.integers(0, 4),
+    seed=st.integers(0, 10**6),
+)
+def test_every_share_is_committed_once_and_all_ranks_end(
+    strategy: str, pipelines: int, places: int, shares: int, deaths: int, seed: int
+) -> None:
+    world = World(
+        coordinator(strategy, pipelines, places, shares), pipelines, places, seed, deaths
+    )
+    world.run()
+    report = world.coordinator.report()
+    if world.refused and report["remaining"]:
+        # All pipelines died at once: nobody has the weights, and those who come are told so.
+        assert deaths
+        return
+    assert report["committed"] == shares
+    assert not report["dropped"]
+    trained = Counter(share for share, _, place in world.trained if place == 0)
+    assert set(trained) == set(range(shares))
+    if not deaths:
+        assert set(trained.values()) <= {1}
+        assert report["repeated"] == 0
+
+
+@settings(max_examples=20, deadline=None)
+@given(strategy=st.sampled_from(STRATEGIES), seed=st.integers(0, 10**6))
+def test_the_log_of_its_messages_brings_it_back(strategy: str, seed: int) -> None:
+    world = World(coordinator(strategy, 4, 2, 20), 4, 2, seed, deaths=2)
+    world.run()
+    again = coordinator(strategy, 4, 2, 20)
+    for message, at_s in world.messages:
+        again.handle(message, at_s)
+    assert again.report() == world.coordinator.report()
+    assert list(again.lives()) == list(world.coordinator.lives())
+
+
+def begun(strategy: str = "semi_decentralized", shares: int = 10) -> Coordinator:
+    """Two pipelines of one place, both with their first share."""
+    made = coordinator(strategy, 2, 1, shares)
+    for pipeline in (0, 1):
+        made.handle(Hello(pipeline=pipeline, place=0, nonce=f"n{pipeline}"), 0.0)
+    for pipeline in (0, 1):
+        made.handle(Take(pipeline=pipeline, place=0, nonce=f"n{pipeline}", step=1), 0.0)
+    return made
+
+
+def test_a_pipeline_that_was_given_up_is_fenced() -> None:
+    made = begun()
+    made.handle(Lost(pipeline=1, nonce="n1"), 1.0)
+    (answer,) = made.handle(Ask(pipeline=1, place=0, nonce="n1", step=1), 1.1)
+    assert answer.queue == "answers/1.0.n1"
+    assert answer.body == {"kind": "fenced"}
+
+
+def test_who_comes_back_copies_the_weights_of_a_donor_before_one_step() -> None:
+    made = begun()
+    made.handle(Lost(pipeline=1, nonce="n1"), 1.0)
+    (welcome,) = made.handle(Hello(pipeline=1, place=0, nonce="back"), 2.0)
+    assert welcome.body == {"kind": "welcome", "step": 2, "donor": [0, 1], "life": 2}
+    made.handle(Ask(pipeline=0, place=0, nonce="n0", step=1), 2.1)
+    (share,) = made.handle(Take(pipeline=0, place=0, nonce="n0", step=2), 2.2)
+    assert share.body["snapshot"]
+
+
+def test_nobody_starts_from_the_beginning_once_all_weights_are_lost() -> None:
+    made = begun()
+    for pipeline in (0, 1):
+        made.handle(Lost(pipeline=pipeline, nonce=f"n{pipeline}"), 1.0)
+    (answer,) = made.handle(Hello(pipeline=0, place=0, nonce="back"), 2.0)
+    assert answer.body["kind"] == "refused"
+    assert "resume from a checkpoint" in answer.body["why"]
+
+
+def test_who_goes_on_without_its_group_holds_up_nobody() -> None:
+    """While the coordinator was away a pipeline went on: its old request is not grouped."""
+    made = begun()
+    made.handle(Ask(pipeline=0, place=0, nonce="n0", step=1), 1.0)
+    answers = made.handle(Take(pipeline=0, place=0, nonce="n0", step=2), 1.001)
+    assert [answer.body["kind"] for answer in answers] == ["share"]
+    answers = made.handle(Ask(pipeline=1, place=0, nonce="n1", step=1), 1.002)
+    assert not any(answer.queue.startswith("answers/0") for answer in answers)
+
+
+@pytest.mark.parametrize("place", [1, 7])
+def test_a_place_that_the_plan_has_not_is_refused(place: int) -> None:
+    (answer,) = begun().handle(Hello(pipeline=0, place=place, nonce="x"), 0.0)
+    assert answer.body["kind"] == "refused"
