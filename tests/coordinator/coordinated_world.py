@@ -122,9 +122,7 @@ class World:
             other = next(
                 r for r in self.ranks.values() if (r.pipeline, r.place) == (pipeline, rank.place)
             )
-            has_been = other.life == life and (
-                other.group is not None and other.group[0] >= number
-            )
+            has_been = other.life == life and (other.group is not None and other.group[0] >= number)
             if not has_been:
                 return False
         return True

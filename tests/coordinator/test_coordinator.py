@@ -44,9 +44,7 @@ def coordinator(strategy: str, pipelines: int, places: int, shares: int) -> Coor
 def test_every_share_is_committed_once_and_all_ranks_end(
     strategy: str, pipelines: int, places: int, shares: int, deaths: int, seed: int
 ) -> None:
-    world = World(
-        coordinator(strategy, pipelines, places, shares), pipelines, places, seed, deaths
-    )
+    world = World(coordinator(strategy, pipelines, places, shares), pipelines, places, seed, deaths)
     world.run()
     report = world.coordinator.report()
     if world.refused and report["remaining"]:

@@ -1,0 +1,115 @@
+"""Strategies between pipelines, as torchrun runs them, against one process in plain torch."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from executor_plans import pipeline_of, scheduled, traced
+from launch import torchrun
+from plain_torch import Alone, Named, worst_error
+from torch import Tensor
+
+from executor.checkpoint import Checkpoint
+from executor.config import TrainingConfig
+from executor.data import batches
+from models import ZOO
+from planner.artifacts.plan import Plan
+from planner.tracing.factory import import_factory
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+WORKER = Path(__file__).with_name("pipelines_worker.py")
+PIPELINES, EACH, STEPS = 2, 2, 5
+TOGETHER = "first_wait_s=1000,most_wait_s=1000"
+EXACT = {
+    "servers": ("parameter_server", "adamw"),
+    "two_servers": ("parameter_server:servers=2", "sgd_momentum"),
+    "ready": (f"semi_decentralized:{TOGETHER}", "sgd"),
+    "drawn": ("partial_all_reduce:group_size=2", "sgd"),
+    "pairs": ("ad_psgd:pairs=matching", "sgd"),
+}
+LOOSE = {
+    "asynchronous": ("parameter_server:mode=async", "sgd_momentum"),
+    "eager": ("eager_parameter_server", "sgd_momentum"),
+    "bipartite": ("ad_psgd", "adamw"),
+    "static": ("partial_all_reduce:schedule=static", "adamw"),
+    "semi": ("semi_decentralized", "adamw"),
+}
+
+
+def plan_of(optimizer: str) -> Plan:
+    """Two pipelines of two places; the first and last stage share a parameter."""
+    graph = traced("gpt_tiny", "float64")
+    layers = list(graph.layers)
+    stages = [(layers[:4], ["d0", "d1"]), (layers[4:], ["d2", "d3"])]
+    job = {"precision": "float64", "optimizer": optimizer, "microbatches": PIPELINES * EACH}
+    return scheduled(pipeline_of(graph, ZOO["gpt_tiny"], stages, **job))
+
+
+def training_file(folder: Path) -> str:
+    rows = {"steps": STEPS, "seed": 5, "data": "random", "learning_rate": 0.01}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in rows.items()]
+    tables = '[schedule]\nkind = "cosine"\nwarmup_steps = 2\n'
+    tables += f'[checkpoint]\nfolder = "{folder}"\nevery = {STEPS}'
+    return "\n".join(['format = "pipeplan-train/1"', *lines, tables, ""])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All trainings, run one after the other."""
+    folder = tmp_path_factory.mktemp("between")
+    for name, (sync, optimizer) in {**EXACT, **LOOSE}.items():
+        plan_of(optimizer).save(folder / f"{name}.json")
+        (folder / f"{name}.toml").write_text(training_file(folder / name))
+        (folder / f"{name}.run").write_text(json.dumps({"sync": sync}))
+    done = torchrun(4, str(WORKER), str(folder))
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+def weights(folder: Path) -> Named:
+    checkpoint = Checkpoint.open(folder)
+    names = checkpoint.names("parameters/")
+    return {n.removeprefix("parameters/"): t for n, t in checkpoint.read(names).items()}
+
+
+def alone(optimizer: str, config: TrainingConfig) -> Named:
+    """One process that takes as many shares a step as there are pipelines."""
+    plan = plan_of(optimizer)
+    assert plan.model.factory is not None
+    model = import_factory(plan.model.factory)(**plan.model.arguments).double()
+    batch_of = batches("random", model, plan.job, config.seed)
+
+    def of_shares(step: int, microbatch: int) -> Mapping[str, Tensor]:
+        share = (step - 1) * PIPELINES + microbatch // EACH
+        return batch_of(share + 1, microbatch % EACH)
+
+    def plain(parameters: Mapping[str, Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters.values(), lr=config.learning_rate)
+
+    own = plain if optimizer == "sgd" else None
+    trained = Alone(plan, config, batch_of=of_shares, optimizer=own)
+    trained.train(STEPS)
+    return {name: p.detach() for name, p in trained.masters.items()}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_where_all_take_part_in_every_group_it_is_the_training_of_one_process(
+    folder: Path, name: str
+) -> None:
+    config = TrainingConfig.load(folder / f"{name}.toml")
+    found, expected = weights(folder / name), alone(EXACT[name][1], config)
+    assert worst_error(found, expected) < 1e-11
+
+
+@pytest.mark.parametrize("name", LOOSE)
+def test_every_share_is_trained_and_the_loss_falls(folder: Path, name: str) -> None:
+    histories = [
+        json.loads((folder / f"{name}.{rank}.history").read_text()) for rank in (0, 1, 2, 3)
+    ]
+    assert len(histories[0]) + len(histories[1]) == PIPELINES * STEPS
+    assert len(histories[2]) == len(histories[0])
+    ordered = [row["loss"] for row in histories[0] + histories[1]]
+    assert all(0 < loss < 10 for loss in ordered)
+    assert weights(folder / name)
