@@ -22,13 +22,15 @@ class Behaviour(Protocol):
 
     Attributes:
         delay_s: from the optimizer step until :meth:`ready`, such as a request's way.
-        sent_bytes: so far, by all workers.
         staleness: the largest so far.
     """
 
     delay_s: float
-    sent_bytes: float
     staleness: int
+
+    @property
+    def sent_bytes(self) -> float:
+        """So far, by all workers."""
 
     def begun(self, worker: int, now_s: float) -> None:
         """The worker has begun an iteration."""

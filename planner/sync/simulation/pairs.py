@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.artifacts.link_table import FloatArray
+from planner.sync.groups.matching import passive_partner
 from planner.sync.simulation.engine import Engine
 from planner.sync.simulation.world import Reduction
 
@@ -24,9 +25,7 @@ class BipartitePairs:
     delay_s = 0.0
 
     def __init__(self, engine: Engine, seed: int = 0) -> None:
-        self._engine = engine
-        self._draw = np.random.default_rng((seed, 4))
-        self._drawn: list[int] = []
+        self._engine, self._seed = engine, seed
         self.sent_bytes = 0.0
         self.staleness = 0
         self._pairs: list[list[tuple[int, ...]]] = [[] for _ in engine.keys]
@@ -38,7 +37,7 @@ class BipartitePairs:
         """The worker steps; half of them then ask."""
         engine = self._engine
         engine.training.step(worker, engine.parts[key])
-        partner = self._partner() if worker % 2 == 0 else None
+        partner = self._partner(worker) if worker % 2 == 0 else None
         if partner is None or not engine.alive[partner]:
             engine.free(worker, key, now_s)
             return
@@ -48,13 +47,9 @@ class BipartitePairs:
         end_s = engine.reserve(now_s, pair, key, exchange)
         engine.at(end_s, self._end, (worker, partner, key), engine.iteration[worker])
 
-    def _partner(self) -> int | None:
-        passive = self._engine.world.workers // 2
-        if not passive:
-            return None
-        if not self._drawn:
-            self._drawn = self._draw.integers(passive, size=4096).tolist()
-        return 2 * self._drawn.pop() + 1
+    def _partner(self, worker: int) -> int | None:
+        iteration, workers = self._engine.iteration[worker], self._engine.world.workers
+        return passive_partner(worker, iteration, workers, self._seed)
 
     def _exchange(self, pair: tuple[int, int], key: int) -> Reduction:
         """There and back; the answer is on its way while the request still comes in."""

@@ -39,13 +39,16 @@ class Problem:
         labels = np.where(wrong, draw.integers(CLASSES, size=SAMPLES), labels)
         self.targets: FloatArray = np.eye(CLASSES)[labels]
         self.start: FloatArray = draw.normal(size=DIMENSION) * 0.3
-        self._seed = np.uint64(seed)
+        self._salt = np.array([seed * int(_ODD) % 2**64], dtype=np.uint64)
 
-    def samples_of(self, workers: NDArray[np.int64], iterations: NDArray[np.int64], batch: int) -> NDArray[np.int64]:
+    def samples_of(
+        self, workers: NDArray[np.int64], iterations: NDArray[np.int64], batch: int
+    ) -> NDArray[np.int64]:
         """Which samples a worker's iteration sees: one row for each (worker, iteration)."""
         key = workers.astype(np.uint64) << np.uint64(32) | iterations.astype(np.uint64)
-        each = key[:, None] * np.uint64(batch) + np.arange(batch, dtype=np.uint64)
-        return (_mixed(each ^ self._seed * _ODD) % np.uint64(SAMPLES)).astype(np.int64)
+        places: Bits = np.arange(batch, dtype=np.uint64)
+        each: Bits = np.add(key[:, None] * np.uint64(batch), places, dtype=np.uint64)
+        return (_mixed(each ^ self._salt) % np.uint64(SAMPLES)).astype(np.int64)
 
     def gradients(self, weights: FloatArray, samples: NDArray[np.int64]) -> FloatArray:
         """Of the mean loss over a batch.

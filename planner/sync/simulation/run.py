@@ -203,9 +203,7 @@ def _run_rounds(
     )
     run = rounds.run(*together)
     looks, staleness = tuple(observer.looks), together[1].staleness
-    return Run(
-        sync, run.time_s, tuple(run.done), run.busy_s, run.sent_bytes, staleness, 1.0, looks
-    )
+    return Run(sync, run.time_s, tuple(run.done), run.busy_s, run.sent_bytes, staleness, 1.0, looks)
 
 
 def _run_events(

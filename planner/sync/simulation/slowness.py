@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -85,7 +84,7 @@ class Sleep:
         shape = (world.workers, BLOCK)
         while True:
             sleeps = draw.binomial(world.slots, self.probability, shape)
-            yield np.ones(shape), sleeps * self.seconds
+            yield np.ones(shape), np.asarray(sleeps * self.seconds, dtype=float)
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,8 @@ class Stretches:
 def spread_of(world: World, trace: Trace, seed: int = 0, iterations: int = 512) -> FloatArray:
     """Mean factor of each worker, of its iterations against what the world says."""
     stretches = Stretches(world, trace, seed)
-    return np.mean([stretches.of_all(i) for i in range(1, iterations + 1)], axis=0)
+    rows = np.stack([stretches.of_all(i) for i in range(1, iterations + 1)])
+    return np.asarray(rows.mean(axis=0))
 
 
 def parse_slowness(text: str) -> tuple[Trace, tuple[Fault, ...]]:
@@ -223,17 +223,23 @@ def _slow_worker(text: str) -> tuple[int, float]:
 
 
 def _of_numbers(name: str, numbers: Sequence[float]) -> Trace | Fault:
-    match name, *numbers:
-        case ["steady"]:
+    match name, tuple(numbers):
+        case "steady", ():
             return Steady()
-        case ["sleep", probability, seconds] if 0 <= probability <= 1 and 0 <= seconds < 1e6:
+        case "sleep", (probability, seconds) if 0 <= probability <= 1 and 0 <= seconds < 1e6:
             return Sleep(probability, seconds)
-        case ["drift"]:
+        case "drift", ():
             return Drift()
-        case ["drift", spread] if 0 <= spread <= 1:
+        case "drift", (spread,) if 0 <= spread <= 1:
             return Drift(spread)
-        case ["fault", worker, leaves_s, *rest] if 0 <= leaves_s < 1e9 and len(rest) < 2:
-            returns_s = next(islice(rest, 1), float("inf"))
-            if returns_s > leaves_s and worker >= 0 and worker == int(worker):
-                return Fault(int(worker), leaves_s, returns_s)
+        case "fault", (worker, leaves_s):
+            return _fault(worker, leaves_s, float("inf"))
+        case "fault", (worker, leaves_s, returns_s):
+            return _fault(worker, leaves_s, returns_s)
     raise ValueError
+
+
+def _fault(worker: float, leaves_s: float, returns_s: float) -> Fault:
+    if not (0 <= leaves_s < returns_s and 0 <= worker == int(worker)):
+        raise ValueError
+    return Fault(int(worker), leaves_s, returns_s)

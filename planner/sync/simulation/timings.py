@@ -183,7 +183,7 @@ class CrossIterationTiming:
 
 
 class SynchronousServerTiming:
-    """Gradients queue at the servers; when the last has come, the parameters queue on their way out.
+    """Gradients queue at the servers; after the last one, parameters queue on their way out.
 
     Servers share the parameters evenly, and are as one that is so many times as wide. Only the
     servers' cards are queues; a worker's takes its own messages' time.

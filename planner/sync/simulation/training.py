@@ -8,10 +8,11 @@ in one batch; with N workers that is one batch for about N gradients.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from planner.artifacts.link_table import FloatArray
+from planner.artifacts.link_table import FloatArray, IntArray
 from planner.sync.simulation.problem import Problem
 
 
@@ -87,7 +88,7 @@ class Training:
             self._is_pending[worker] = False
         self._pending.clear()
 
-    def mean_gradient(self, weights: FloatArray, workers: FloatArray, iteration: int) -> FloatArray:
+    def mean_gradient(self, weights: FloatArray, workers: IntArray, iteration: int) -> FloatArray:
         """Of one model over the samples of several workers' iterations.
 
         Args:
@@ -100,9 +101,7 @@ class Training:
         row: FloatArray = self.problem.gradients(weights[None], samples.reshape(1, -1))[0]
         return row
 
-    def own_gradients(
-        self, weights: FloatArray, workers: FloatArray, iteration: int
-    ) -> FloatArray:
+    def own_gradients(self, weights: FloatArray, workers: IntArray, iteration: int) -> FloatArray:
         """Of a model of its own for each of several workers."""
         iterations = np.full(len(workers), iteration)
         samples = self.problem.samples_of(workers, iterations, self.learning.batch)
@@ -121,4 +120,4 @@ def parts_of(bytes_by_place: tuple[int, ...], dimension: int) -> tuple[slice, ..
     ends = np.cumsum(bytes_by_place) / total * dimension
     edges = [0, *np.round(ends).astype(int).tolist()]
     edges[-1] = dimension
-    return tuple(slice(a, b) for a, b in zip(edges, edges[1:], strict=False))
+    return tuple(slice(a, b) for a, b in pairwise(edges))

@@ -223,6 +223,4 @@ def uniform_world(
         optimizer_s=optimizer_s,
         parameter_bytes=parameter_bytes,
     )
-    return World(
-        workers, (place,), link, link, pipelines_per_node=pipelines_per_node, slots=slots
-    )
+    return World(workers, (place,), link, link, pipelines_per_node=pipelines_per_node, slots=slots)
