@@ -89,7 +89,7 @@ class World:
         self.answered = [[0 for _ in keys] for _ in range(count)]
         self.computing = [[False for _ in keys] for _ in range(count)]
         self.waits: dict[tuple[int, int], tuple[int, float]] = {}
-        self.busy: dict[tuple[int, int], tuple[int, float]] = {}
+        self.busy: dict[tuple[int, int], int] = {}
         self.free_s: dict[tuple[int, int], float] = {}
         self.tick_s: float | None = None
 
@@ -181,14 +181,16 @@ class World:
             if self.alive[worker]:
                 self.answered[worker][group.key] = iteration
             if len(group.members) > 1:
-                self.busy[place] = group.number, self.now_s
+                self.busy[place] = group.number
             seconds = self.random.choice([0, 0, 1, 3])
             self._soon(worker, seconds, lambda worker=worker: self._finish(worker, group))
             self._soon(worker, 0, lambda worker=worker: self._go_on(worker))
 
     def _finish(self, worker: int, group: Group) -> None:
-        if self.busy.pop((worker, group.key), None):
-            self.free_s[worker, group.key] = self.now_s
+        place = worker, group.key
+        if self.busy.get(place) == group.number:
+            del self.busy[place]
+            self.free_s[place] = self.now_s
         self._tell(Finished(worker, group.number))
         busy = any((worker, key) in self.busy for key in range(self.setting.keys))
         if min(self.answered[worker]) == self.setting.iterations and not busy:
