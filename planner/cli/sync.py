@@ -129,14 +129,26 @@ def show_sync(path: Path, request: SyncRequest, output: Path | None, *, as_json:
     from planner.assemble import refresh
 
     plan = refresh(Plan.load(path))
+    if output is not None:
+        _require_writable(plan, request, output)
     sync = _show(plan, request, as_json=as_json)
-    if output is None:
-        return
-    if sync is None:
+    if output is not None and sync is not None:
+        plan.model_copy(update={"sync": sync}).save(output)
+        if not as_json:
+            typer.echo(f"wrote {output}")
+
+
+def _require_writable(plan: Plan, request: SyncRequest, output: Path) -> None:
+    """Refuse what could not be written, before the work that would be lost."""
+    from planner.artifacts.document import require_file_path
+    from planner.sync.strategies import parse_sync
+    from planner.verifier import require_valid
+
+    require_file_path(output)
+    if len(request.names) > 1 or request.names == (ALL,):
         raise PipeplanError("output: which strategy? Give one --sync, or --sync choose, with -o")
-    plan.model_copy(update={"sync": sync}).save(output)
-    if not as_json:
-        typer.echo(f"wrote {output}")
+    if request.names != (CHOOSE,):
+        require_valid(plan.model_copy(update={"sync": parse_sync(request.names[0])}))
 
 
 def _show(plan: Plan, request: SyncRequest, *, as_json: bool) -> Sync | None:

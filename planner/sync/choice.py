@@ -37,8 +37,8 @@ class Spread:
     """How unequal iterations are.
 
     Attributes:
-        slowest: the worker whose iterations take longest on average.
-        slowest_factor: by which they take longer than the median worker's.
+        slowest: the worker whose median iteration takes longest.
+        slowest_factor: by which it takes longer than the median worker's.
         usual_factor: by which the slowest twentieth of all iterations takes longer, at least, than
             the median iteration.
     """
@@ -140,10 +140,10 @@ def spread_of(scenario: Scenario) -> Spread:
     """How unequal the scenario's iterations are, whatever the strategy."""
     stretches = Stretches(scenario.world, scenario.trace, scenario.learning.seed)
     rows = np.stack([stretches.of_all(i) for i in range(1, HORIZON + 1)])
-    means = rows.mean(axis=0)
+    usual = np.median(rows, axis=0)
     return Spread(
-        slowest=int(means.argmax()),
-        slowest_factor=float(means.max() / np.median(means)),
+        slowest=int(usual.argmax()),
+        slowest_factor=float(usual.max() / np.median(usual)),
         usual_factor=float(np.quantile(rows, 0.95) / np.median(rows)),
     )
 

@@ -148,8 +148,8 @@ def _durations(world: World, trace: SyncTrace) -> dict[_Shape, list[float]]:
     for (key, members, _), met in meetings.items():
         if len(met) == len(members):
             asked_s = max(row.asked_s for row in met)
-            crosses = world.node(members[0]) != world.node(members[-1])
-            shape = (world.places[key].parameter_bytes, len(members), crosses)
+            bytes_, crosses = world.places[key].parameter_bytes, world.crosses(members)
+            shape = (bytes_, len(members), crosses)
             found[shape].append(max(row.end_s for row in met) - asked_s)
     return found
 

@@ -97,8 +97,7 @@ class GroupAveraging:
 
     def _cost(self, group: Group) -> Reduction:
         world, members = self._engine.world, group.members
-        crosses = world.node(members[0]) != world.node(members[-1])
-        name = (group.key, len(members), crosses)
+        name = (group.key, len(members), world.crosses(members))
         if name not in self._costs:
             bytes_ = world.places[group.key].parameter_bytes
             self._costs[name] = world.all_reduce(members, bytes_)

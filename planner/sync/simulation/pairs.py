@@ -57,8 +57,7 @@ class BipartitePairs:
         link, bytes_ = world.link(pair), world.places[key].parameter_bytes
         moving_s = link.moving_s(bytes_)
         seconds = world.collective_overhead_s + 2 * link.latency_s + moving_s
-        crosses = world.node(pair[0]) != world.node(pair[1])
-        return Reduction(seconds, moving_s if crosses else 0.0, 2.0 * bytes_)
+        return Reduction(seconds, moving_s if world.crosses(pair) else 0.0, 2.0 * bytes_)
 
     def _end(self, now_s: float, who: tuple[int, int, int], iteration: int) -> None:
         engine, (worker, partner, key) = self._engine, who

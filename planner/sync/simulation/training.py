@@ -27,7 +27,7 @@ class Learning:
         seed: of the data, the initial weights and the traces.
     """
 
-    learning_rate: float = 0.02
+    learning_rate: float = 0.05
     momentum: float = 0.9
     batch: int = 8
     seed: int = 0

@@ -151,8 +151,11 @@ class World:
 
     def link(self, members: tuple[int, ...]) -> LinkCost:
         """The slowest link that ascending members need."""
-        crosses = self.node(members[0]) != self.node(members[-1])
-        return self.between if crosses else self.within
+        return self.between if self.crosses(members) else self.within
+
+    def crosses(self, members: tuple[int, ...]) -> bool:
+        """Whether ascending members are on several nodes."""
+        return self.node(members[0]) != self.node(members[-1])
 
     def all_reduce(self, members: tuple[int, ...], bytes_: float) -> Reduction:
         """The better of ring and tree, as :mod:`planner.costs.collectives`, on these two links.
@@ -165,10 +168,9 @@ class World:
         ring = _steps(link, 2 * (count - 1), bytes_ / count)
         tree = _steps(link, 2 * math.ceil(math.log2(count)), bytes_)
         seconds, card_s = min(ring, tree)
-        crosses = link is self.between
         return Reduction(
             self.collective_overhead_s + seconds,
-            card_s if crosses else 0.0,
+            card_s if self.crosses(members) else 0.0,
             2 * (count - 1) * bytes_,
         )
 
@@ -178,10 +180,9 @@ class World:
         if count == 1:
             return Reduction(0.0, 0.0, 0.0)
         seconds, card_s = _steps(link, count - 1, bytes_ / count)
-        crosses = link is self.between
         return Reduction(
             self.collective_overhead_s + seconds,
-            card_s if crosses else 0.0,
+            card_s if self.crosses(members) else 0.0,
             (count - 1) * bytes_,
         )
 
