@@ -21,6 +21,18 @@ from planner.cli.noise import (
 )
 from planner.cli.options import JsonOption, PlanArgument
 from planner.cli.output import print_json, show_fair_links, show_plan, user_errors
+from planner.cli.sync import (
+    IterationsOption,
+    JobsOption,
+    LeastGainOption,
+    SeedsOption,
+    SlownessOption,
+    SyncOption,
+    SyncTraceOption,
+    WorkersOption,
+    show_sync,
+    sync_request_of,
+)
 from planner.errors import PipeplanError
 
 
@@ -67,24 +79,47 @@ def simulate(
     slow_factor: SlowFactorOption = None,
     samples: SamplesOption = None,
     seed: SeedOption = None,
+    sync: SyncOption = None,
+    workers: WorkersOption = None,
+    iterations: IterationsOption = None,
+    slowness: SlownessOption = None,
+    seeds: SeedsOption = None,
+    jobs: JobsOption = None,
+    sync_trace: SyncTraceOption = None,
+    least_gain: LeastGainOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Replay a plan and show what every device does, and how well it keeps its time."""
     with user_errors():
+        noises = {
+            "jitter": jitter,
+            "transfer_jitter": transfer_jitter,
+            "slow_probability": slow_probability,
+            "slow_factor": slow_factor,
+            "samples": samples,
+            "seed": seed,
+        }
+        request = sync_request_of(
+            sync,
+            {"trace": trace_path, "against": against, **noises},
+            workers=workers,
+            iterations=iterations,
+            slowness=slowness,
+            seeds=seeds,
+            jobs=jobs,
+            sync_trace=sync_trace,
+            least_gain=least_gain,
+        )
+        if request is not None:
+            show_sync(path, request, output, as_json=as_json)
+            return
         from planner.artifacts.plan import Plan
         from planner.assemble import refresh
         from planner.fair_links import simulate_plan_fair_links
         from planner.report.chrome_trace import save_chrome_trace
         from planner.simulator import simulate_plan
 
-        noise = noise_of(
-            jitter=jitter,
-            transfer_jitter=transfer_jitter,
-            slow_probability=slow_probability,
-            slow_factor=slow_factor,
-            samples=samples,
-            seed=seed,
-        )
+        noise = noise_of(**noises)
         loaded = Plan.load(path)
         the_plan = refresh(loaded)
         comparison = comparison_of(the_plan, against)

@@ -17,7 +17,9 @@ class Request:
     """A worker has done its local step and waits at a key for a group.
 
     A worker asks once an iteration and key, with iterations 1, 2, … in order, and asks again only
-    after it has read its answer. (Whoever drives the machine drops what is sent twice.)
+    after it has read its answer; it may do so before it has told that its group has ended. A
+    request that comes twice is not answered twice: whoever drives the scheduler keeps the answer.
+    One of a worker that has left is not answered at all: it has to join first.
     """
 
     worker: int
@@ -27,7 +29,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Finished:
-    """A member is done with a group, whether its reduction succeeded or not."""
+    """A member is done with a group, whether its reduction succeeded or not.
+
+    Of a group of one, none is needed.
+    """
 
     worker: int
     group: int
@@ -35,14 +40,21 @@ class Finished:
 
 @dataclass(frozen=True)
 class Left:
-    """A worker is gone, or finished: no group waits for it any more."""
+    """A worker is gone, or finished: no group waits for it any more.
+
+    One that finishes has read its last answers before. One that has left already may leave again.
+    """
 
     worker: int
 
 
 @dataclass(frozen=True)
 class Joined:
-    """A worker is there (again); its next request is for ``iteration``."""
+    """A worker is there (again); its next request is for ``iteration``, at all keys.
+
+    That is its donor's next iteration, but any other does. One that is back before it was missed
+    need not leave first.
+    """
 
     worker: int
     iteration: int
@@ -93,4 +105,8 @@ class Scheduler(Protocol):
         Returns:
             The groups that begin now, in their global order. All members of a group wait for it,
             and none is in another group of the same key whose end it has not told.
+
+        Raises:
+            PipeplanError: if a worker or key does not exist, or a request leaves out an iteration;
+                the scheduler is as before.
         """

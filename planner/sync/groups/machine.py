@@ -41,11 +41,15 @@ class WaitingRoom:
         A request of someone who is not there, or that has come before, changes nothing.
 
         Raises:
-            PipeplanError: if an iteration was left out; nothing has changed then.
+            PipeplanError: if an iteration was left out, or there is no such worker or key; nothing
+                has changed then.
         """
         worker, key, iteration = request.worker, request.key, request.iteration
+        if worker not in self.there or key not in self.keys:
+            self._check(worker, key)
+            return False
         expected = self.upcoming[key][worker]
-        if worker not in self.there or iteration < expected:
+        if iteration < expected:
             return False
         if iteration > expected:
             raise PipeplanError(
@@ -96,10 +100,21 @@ class WaitingRoom:
         return waited
 
     def join(self, worker: int, iteration: int) -> None:
-        """Take in a worker whose next request is for ``iteration``."""
+        """Take in a worker whose next request is for ``iteration``.
+
+        Raises:
+            PipeplanError: if there is no such worker.
+        """
+        self._check(worker)
         self.there.add(worker)
         for key in self.keys:
             self.upcoming[key][worker] = iteration
+
+    def _check(self, worker: int, key: int = 0) -> None:
+        if not 0 <= worker < self.workers:
+            raise PipeplanError(f"worker: {worker} is not one of 0 to {self.workers - 1}")
+        if key not in self.keys:
+            raise PipeplanError(f"key: {key} is not one of 0 to {len(self.keys) - 1}")
 
     def _wait(self, worker: int, key: int, iteration: int) -> None:
         self.waiting[key][worker] = iteration

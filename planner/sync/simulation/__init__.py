@@ -1,0 +1,1 @@
+"""Synchronisation between pipelines in virtual time, with real training of a small problem."""

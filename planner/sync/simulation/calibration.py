@@ -1,0 +1,230 @@
+"""A world from measured synchronisation: compute times, links and overheads of a trace.
+
+Of a group the last member's arrival is known, and when all went on; what lies between is the
+scheduler's round trip, the collective's overhead, its latency and its bytes. Groups of one have
+the round trip only; groups of several sizes tell the rest apart by linear least squares, none of
+them negative.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from planner.artifacts.link_table import FloatArray
+from planner.artifacts.sync_trace import SyncStep, SyncTrace
+from planner.errors import PipeplanError
+from planner.sync.simulation.world import LinkCost, World
+from planner.sync.strategies import (
+    AdPsgdOptions,
+    AllReduceOptions,
+    Options,
+    PartialAllReduceOptions,
+    SemiDecentralizedOptions,
+    options_of,
+)
+
+WARM_UP = 1
+"""Iterations of each worker that are left out."""
+FEWEST = 5
+"""Collectives of a shape that count, where some have so many."""
+_Shape = tuple[int, int, bool]
+"""Of a collective: its bytes, its members, and whether these are on several nodes."""
+
+
+def calibrated(world: World, measured: SyncTrace | Mapping[str, Any]) -> World:
+    """The world with what a run measured in place of what was predicted.
+
+    Compute times: each worker's median, as a factor of the places' times, which keep their
+    proportions. Links: of ring all-reduces as the trace has them; links that no group crossed stay
+    in proportion to those that were.
+
+    Args:
+        world: predicted; its places are kept up to a factor.
+        measured: a trace, or the plain data of one.
+
+    Raises:
+        PipeplanError: if the trace is of other pipelines, or of a strategy whose communication
+            hides behind computation, so that nothing can be told of it.
+    """
+    trace = measured if isinstance(measured, SyncTrace) else SyncTrace.parse(measured)
+    options = options_of(trace.sync)
+    _require_telling(options, trace.sync.strategy)
+    _require_same_places(world, trace)
+    has_scheduler = not isinstance(options, AllReduceOptions)
+    scaled = _with_compute_times(world, trace, steps_inside=has_scheduler)
+    found = _durations(scaled, trace)
+    if not has_scheduler:
+        return _with_links(scaled, found, 0.0, median)
+    if isinstance(options, SemiDecentralizedOptions):
+        # A group may stay open after its last member has come: the quickest ones did not.
+        return _with_links(scaled, found, scaled.scheduler_round_trip_s, _quick)
+    alone = [seconds for shape, rows in found.items() if shape[1] == 1 for seconds in rows]
+    if alone:
+        scaled = replace(scaled, scheduler_round_trip_s=median(alone))
+    return _with_links(scaled, found, scaled.scheduler_round_trip_s, median)
+
+
+def _quick(seconds: Sequence[float]) -> float:
+    """The time that one in ten stays below."""
+    return float(np.quantile(np.array(seconds), 0.1))
+
+
+def _require_telling(options: Options, name: str) -> None:
+    """Only where a collective begins when its last member has asked can its time be told."""
+    match options:
+        case AllReduceOptions(overlap=False) | AdPsgdOptions(pairs="matching"):
+            return
+        case PartialAllReduceOptions() | SemiDecentralizedOptions():
+            return
+    raise PipeplanError(
+        f"sync.strategy: a trace of {name} does not tell how long its communication takes, which "
+        "hides behind computation or queues at servers; measure all_reduce:overlap=false, "
+        "partial_all_reduce or semi_decentralized"
+    )
+
+
+def _require_same_places(world: World, trace: SyncTrace) -> None:
+    if len(trace.parameter_bytes) != len(world.places):
+        raise PipeplanError(
+            f"parameter_bytes: of {len(trace.parameter_bytes)} places, the plan's pipelines have "
+            f"{len(world.places)}; give the trace of a run of this plan"
+        )
+    if not any(len(rows) > WARM_UP for rows in trace.workers):
+        raise PipeplanError("workers: no worker has done two iterations; measure more of them")
+
+
+def _with_compute_times(world: World, trace: SyncTrace, *, steps_inside: bool) -> World:
+    """Places scaled to the median worker, and a factor of each worker's own."""
+    factors = [_factor(world, rows, steps_inside) for rows in trace.workers]
+    known = [factor for factor in factors if factor is not None]
+    usual = median(known)
+    places = tuple(
+        replace(
+            place,
+            first_forward_s=place.first_forward_s * usual,
+            last_backward_s=place.last_backward_s * usual,
+            forward_s=place.forward_s * usual,
+            backward_s=place.backward_s * usual,
+            optimizer_s=place.optimizer_s * usual,
+            parameter_bytes=bytes_,
+        )
+        for place, bytes_ in zip(world.places, trace.parameter_bytes, strict=True)
+    )
+    return replace(
+        world,
+        workers=len(trace.workers),
+        places=places,
+        pipelines_per_node=trace.pipelines_per_node,
+        slowdown=tuple((factor or usual) / usual for factor in factors),
+    )
+
+
+def _factor(world: World, rows: Sequence[SyncStep], steps_inside: bool) -> float | None:
+    """By which a worker's iterations take longer than the places say; median over rows."""
+    found = []
+    for row in rows:
+        place = world.places[row.key]
+        expected_s = place.last_backward_s + (place.optimizer_s if steps_inside else 0.0)
+        if row.iteration > WARM_UP and row.compute_s > 0:
+            found.append(row.compute_s / expected_s)
+    return median(found) if found else None
+
+
+def _durations(world: World, trace: SyncTrace) -> dict[_Shape, list[float]]:
+    """Seconds from the last member's asking until they went on, by shape of the collective."""
+    meetings: dict[tuple[int, tuple[int, ...], float], list[SyncStep]] = defaultdict(list)
+    for rows in trace.workers:
+        for row in rows:
+            if row.iteration > WARM_UP:
+                # Members go on at one moment; real clocks agree to about a millisecond.
+                meetings[row.key, row.members, round(row.end_s, 2)].append(row)
+    found: dict[_Shape, list[float]] = defaultdict(list)
+    for (key, members, _), met in meetings.items():
+        if len(met) == len(members):
+            asked_s = max(row.asked_s for row in met)
+            bytes_, crosses = world.places[key].parameter_bytes, world.crosses(members)
+            shape = (bytes_, len(members), crosses)
+            found[shape].append(max(row.end_s for row in met) - asked_s)
+    return found
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """Latency and seconds a byte of one kind of link, and the overhead of each collective."""
+
+    overhead_s: float
+    latency_s: float
+    s_per_byte: float
+
+
+def _with_links(
+    world: World,
+    found: Mapping[_Shape, Sequence[float]],
+    round_trip_s: float,
+    usual: Callable[[Sequence[float]], float],
+) -> World:
+    frequent = {shape: rows for shape, rows in found.items() if len(rows) >= FEWEST}
+    found = frequent or found
+    fits = {}
+    for crosses in (False, True):
+        rows = {
+            shape: max(usual(seconds) - round_trip_s, 1e-9)
+            for shape, seconds in found.items()
+            if shape[1] > 1 and shape[2] == crosses
+        }
+        if rows:
+            link = world.between if crosses else world.within
+            fits[crosses] = _fitted(rows, link, world.collective_overhead_s)
+    if not fits:
+        return world
+    overhead_s = median(fit.overhead_s for fit in fits.values())
+    links = {}
+    for crosses, link in ((False, world.within), (True, world.between)):
+        fit = fits.get(crosses)
+        links[crosses] = (
+            link if fit is None else LinkCost(fit.latency_s, 1e-9 / max(fit.s_per_byte, 1e-15))
+        )
+    return replace(
+        world, within=links[False], between=links[True], collective_overhead_s=overhead_s
+    )
+
+
+def _fitted(rows: Mapping[_Shape, float], link: LinkCost, overhead_s: float) -> _Fit:
+    """The ring's seconds as a line in overhead, steps and bytes moved.
+
+    As many of these three are fitted as there are different shapes: bytes first, then latency.
+    The others stay as they were.
+    """
+    steps = np.array([2.0 * (count - 1) for _, count, _ in rows])
+    moved = np.array([2.0 * (count - 1) / count * bytes_ for bytes_, count, _ in rows])
+    columns = [moved, steps, np.ones(len(rows))]
+    given = [1e-9 / link.bandwidth_gb_per_s, link.latency_s, overhead_s]
+    free = min(len(rows), 3)
+    target = np.array(list(rows.values()))
+    for column, value in zip(columns[free:], given[free:], strict=True):
+        target = target - column * value
+    values = _not_negative(np.stack(columns[:free], axis=1), target)
+    s_per_byte, latency_s, fixed_s = [*map(float, values), *given[free:]]
+    return _Fit(fixed_s, latency_s, s_per_byte)
+
+
+def _not_negative(columns: FloatArray, target: FloatArray) -> FloatArray:
+    """Least squares of the relative error with no negative value: whichever is drops out."""
+    weights = 1 / np.maximum(target, 1e-9)
+    scale = np.abs(columns).max(axis=0) + 1e-300
+    kept = list(range(columns.shape[1]))
+    values = np.zeros(columns.shape[1])
+    while kept:
+        rows = (columns / scale)[:, kept] * weights[:, None]
+        solved = np.linalg.lstsq(rows, target * weights, rcond=None)[0]
+        if (solved >= 0).all():
+            values[kept] = solved / scale[kept]
+            return values
+        kept = [name for name, value in zip(kept, solved, strict=True) if value >= 0]
+    return values

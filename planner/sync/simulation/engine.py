@@ -1,0 +1,200 @@
+"""The event loop for strategies whose workers do not march in step."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+from typing import Any, Protocol
+
+from planner.artifacts.link_table import FloatArray
+from planner.sync.simulation.observer import Observer
+from planner.sync.simulation.recording import Recorder
+from planner.sync.simulation.slowness import Fault, Stretches
+from planner.sync.simulation.training import Training, parts_of
+from planner.sync.simulation.world import Reduction, World
+
+Handler = Callable[[float, Any, Any], None]
+
+
+class Behaviour(Protocol):
+    """What a strategy does when a place of a worker has ended its backward.
+
+    Attributes:
+        delay_s: from the optimizer step until :meth:`ready`, such as a request's way.
+        staleness: the largest so far.
+    """
+
+    delay_s: float
+    staleness: int
+
+    @property
+    def sent_bytes(self) -> float:
+        """So far, by all workers."""
+
+    def begun(self, worker: int, now_s: float) -> None:
+        """The worker has begun an iteration."""
+
+    def ready(self, now_s: float, worker: int, key: int) -> None:
+        """A place wants to synchronise; the behaviour calls :meth:`Engine.free` when it may go on.
+
+        Args:
+            now_s: virtual time.
+            worker: whose.
+            key: the place.
+        """
+
+    def left(self, worker: int, now_s: float) -> None:
+        """The worker is gone."""
+
+    def joined(self, worker: int, iteration: int, now_s: float) -> None:
+        """The worker is back, with a peer's weights; its next iteration is this one."""
+
+    def models(self) -> FloatArray:
+        """What is looked at: weights of all workers, or the one row that counts."""
+
+    def memberships(self) -> list[list[tuple[int, ...]]]:
+        """By place, the groups that averaged what they held there, in order."""
+
+
+class Engine:
+    """Runs workers and their behaviour until so many iterations are done.
+
+    Args:
+        world: pipelines and links.
+        stretches: of iterations.
+        training: the weights.
+        observer: looks at them.
+        iterations: after how many, of all workers together, to end.
+        faults: workers that leave.
+        recorder: takes down what happens, if wanted.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        stretches: Stretches,
+        training: Training,
+        observer: Observer,
+        iterations: int,
+        faults: tuple[Fault, ...] = (),
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.world, self.training = world, training
+        self.parts = parts_of(
+            tuple(p.parameter_bytes for p in world.places), training.problem.dimension
+        )
+        self.keys = range(len(world.places))
+        self.alive = [True] * world.workers
+        self.iteration = [0] * world.workers
+        self.done = [0] * world.workers
+        self.total = 0
+        self.busy_s = 0.0
+        self.now_s = 0.0
+        self.recorder = recorder
+        self._stretches, self._observer, self._limit = stretches, observer, iterations
+        self._faults = faults
+        self._heap: list[tuple[float, int, Handler, Any, Any]] = []
+        self._order = count()
+        self._free_s = [[0.0] * len(world.places) for _ in range(world.workers)]
+        self._waiting = [0] * world.workers
+        nodes = world.node(world.workers - 1) + 1
+        self._card_free_s = [[0.0] * world.cards for _ in range(nodes)]
+        self.behaviour: Behaviour
+
+    def run(self, behaviour: Behaviour) -> float:
+        """Run to the end; once only.
+
+        Returns:
+            The virtual time of the last iteration's end.
+        """
+        self.behaviour = behaviour
+        for fault in self._faults:
+            self.at(fault.leaves_s, self._leave, fault.worker, None)
+            if fault.returns_s < float("inf"):
+                self.at(fault.returns_s, self._return, fault.worker, None)
+        for worker in range(self.world.workers):
+            self._begin(worker)
+        heap, pop, observer = self._heap, heapq.heappop, self._observer
+        while heap and self.total < self._limit:
+            now_s, _, handler, first, second = pop(heap)
+            if now_s >= observer.next_s:
+                observer.until(now_s, behaviour.models(), self.total)
+            self.now_s = now_s
+            handler(now_s, first, second)
+        observer.look(self.now_s, behaviour.models(), self.total)
+        return self.now_s
+
+    def at(self, time_s: float, handler: Handler, first: Any, second: Any) -> None:
+        """Call a handler at a virtual time, with the time and two arguments of its own."""
+        heapq.heappush(self._heap, (time_s, next(self._order), handler, first, second))
+
+    def free(self, worker: int, key: int, now_s: float, members: tuple[int, ...] = ()) -> None:
+        """A place may run its next iteration; the worker begins it once all places may."""
+        if self.recorder is not None:
+            self.recorder.free(worker, key, now_s, members)
+        self._free_s[worker][key] = now_s
+        self._waiting[worker] -= 1
+        if not self._waiting[worker]:
+            self.done[worker] += 1
+            self.total += 1
+            self._begin(worker)
+
+    def _begin(self, worker: int) -> None:
+        self.iteration[worker] = iteration = self.iteration[worker] + 1
+        stretch = self._stretches.at(worker, iteration)
+        free_s, places = self._free_s[worker], self.world.places
+        start_s = max(free_s[key] - places[key].first_forward_s * stretch for key in self.keys)
+        self.training.begin(worker, iteration)
+        self.busy_s += stretch * self.world.iteration_s
+        self._waiting[worker] = len(places)
+        delay_s, push = self.behaviour.delay_s, heapq.heappush
+        for key in self.keys:
+            place = places[key]
+            ended_s = start_s + (place.last_backward_s + place.optimizer_s) * stretch
+            event = (ended_s + delay_s, next(self._order), self._ready, (worker, key), iteration)
+            push(self._heap, event)
+            if self.recorder is not None:
+                self.recorder.begin(worker, key, iteration, start_s, ended_s)
+        self.behaviour.begun(worker, start_s)
+
+    def _ready(self, now_s: float, who: tuple[int, int], iteration: int) -> None:
+        worker, key = who
+        if self.iteration[worker] == iteration:
+            self.behaviour.ready(now_s, worker, key)
+
+    def reserve(
+        self, now_s: float, members: tuple[int, ...], key: int, reduction: Reduction
+    ) -> float:
+        """When a collective that is asked for now ends; cards serve in the order of asking."""
+        if not reduction.card_s:
+            return now_s + reduction.seconds
+        card, per_node = self.world.places[key].network_card, self.world.pipelines_per_node
+        nodes = members if per_node == 1 else sorted({m // per_node for m in members})
+        start_s = now_s
+        for node in nodes:
+            start_s = max(start_s, self._card_free_s[node][card])
+        for node in nodes:
+            self._card_free_s[node][card] = start_s + reduction.card_s
+        return start_s + reduction.seconds
+
+    def card_s(self, now_s: float, worker: int, key: int, moving_s: float) -> float:
+        """When a worker's card has moved bytes that take so long, after all it has to move."""
+        free_s = self._card_free_s[self.world.node(worker)]
+        card = self.world.places[key].network_card
+        free_s[card] = max(now_s, free_s[card]) + moving_s
+        return free_s[card]
+
+    def _leave(self, now_s: float, worker: int, _: None) -> None:
+        if self.alive[worker]:
+            self.alive[worker] = False
+            self.iteration[worker] += 1  # Whatever is on its way to it is void.
+            self.behaviour.left(worker, now_s)
+
+    def _return(self, now_s: float, worker: int, _: None) -> None:
+        if not self.alive[worker]:
+            self.training.heal(worker, self.alive)
+            self.alive[worker] = True
+            self._free_s[worker] = [now_s] * len(self.world.places)
+            self.behaviour.joined(worker, self.iteration[worker] + 1, now_s)
+            self._begin(worker)

@@ -1,0 +1,130 @@
+"""What ``pipeplan simulate --sync`` prints, writes and refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+from builders import GIGA, cluster, graph, layer, link, orders, parameter, pipeline
+from commands import pipeplan
+
+from planner import Plan
+from planner.assemble import plan_by_hand
+from planner.sync.simulation.planned import from_plan
+from planner.sync.simulation.run import Scenario, trace_sync
+from planner.sync.strategies import parse_sync
+
+OPTIONS = ("--iterations", 20, "--jobs", 1)
+
+
+@pytest.fixture(scope="module")
+def replicas_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two pipelines of two stages, each on a node of its own."""
+    names = ["n0/a", "n0/b", "n1/a", "n1/b"]
+    machines = cluster(names, [link(name, "hub", latency_us=100) for name in names], ["hub"])
+    rows = [layer("a", parameters=["v"]), layer("b", parameters=["w"])]
+    held = [parameter("v", GIGA // 40), parameter("w", GIGA // 20)]
+    the_graph = graph(rows, None, held)
+    stages = [(["a"], ["n0/a", "n1/a"]), (["b"], ["n0/b", "n1/b"])]
+    placed = pipeline(the_graph, machines, stages)
+    plan = plan_by_hand(
+        placed,
+        orders(**{"n0/a": "0F0 0B0", "n1/a": "0F1 0B1", "n0/b": "1F0 1B0", "n1/b": "1F1 1B1"}),
+    )
+    path = tmp_path_factory.mktemp("replicas") / "plan.json"
+    plan.save(path)
+    return path
+
+
+def test_a_plan_s_world_is_its_first_pipeline(replicas_path: Path) -> None:
+    world = from_plan(Plan.load(replicas_path))
+    # Forward 1 s, 10**9 bytes over two links of 1 GB/s, forward and backward 1 + 2 s, back again.
+    first, second = world.places
+    assert (world.workers, world.pipelines_per_node, world.slots) == (2, 1, 4)
+    assert (first.first_forward_s, first.forward_s, first.backward_s) == (0, 1, 2)
+    assert second.first_forward_s == pytest.approx(2, rel=0.01)
+    assert second.last_backward_s == pytest.approx(5, rel=0.01)
+    assert first.last_backward_s == pytest.approx(8, rel=0.01)
+    assert (first.parameter_bytes, second.parameter_bytes) == (GIGA // 10, GIGA // 5)
+    assert (first.network_card, second.network_card) == (0, 0)
+    assert world.between.latency_s == pytest.approx(2e-4)
+    assert world.between.bandwidth_gb_per_s == pytest.approx(1)
+    assert world.slowdown == pytest.approx((1, 1))
+    assert from_plan(Plan.load(replicas_path), 5).workers == 5
+
+
+def test_every_strategy_has_a_row(replicas_path: Path) -> None:
+    made = pipeplan("simulate", replicas_path, "--sync", "all", *OPTIONS, "--workers", 4, "--json")
+    report = json.loads(made.stdout)
+    names = [row["sync"]["strategy"] for row in report["strategies"]]
+    assert len(names) == 13
+    assert len(set(names)) == 9
+    assert (report["workers"], report["iterations"], report["seeds"]) == (4, 20, 1)
+    assert report["strategies"][1]["overlapped_ratio"] == 1
+
+
+def test_a_table_names_strategies_as_the_command_does(replicas_path: Path) -> None:
+    name = "partial_all_reduce:group_size=2,seed=1"
+    made = pipeplan("simulate", replicas_path, "--sync", name, *OPTIONS, "--slowness", "slow:0x2")
+    assert name in made.stdout
+    assert "2 pipelines of" in made.stdout
+    assert "target loss" in made.stdout
+
+
+def test_a_choice_gives_its_reason_and_is_written(replicas_path: Path, tmp_path: Path) -> None:
+    output = tmp_path / "chosen.json"
+    # Exact strategies only, which every executor runs.
+    options = ("--sync", "choose", *OPTIONS, "--least-gain", 50, "-o", output)
+    made = pipeplan("simulate", replicas_path, *options)
+    assert made.exit_code == 0, made.output
+    assert "workers are steady" in made.stdout
+    chosen = Plan.load(output).sync
+    assert f"{chosen.strategy}: " in made.stdout
+    data = json.loads(pipeplan("simulate", replicas_path, *options[:6], "--json").stdout)
+    assert data["choice"]["reason"]
+
+
+def test_a_measured_trace_calibrates_the_world(replicas_path: Path, tmp_path: Path) -> None:
+    world = from_plan(Plan.load(replicas_path))
+    trace = trace_sync(Scenario(world, 20), parse_sync("all_reduce:overlap=false"))[1]
+    trace.save(tmp_path / "trace.json")
+    options = ("--sync", "all_reduce:overlap=false", *OPTIONS, "--json")
+    plain = json.loads(pipeplan("simulate", replicas_path, *options).stdout)
+    fitted = json.loads(
+        pipeplan(
+            "simulate", replicas_path, *options, "--sync-trace", tmp_path / "trace.json"
+        ).stdout
+    )
+    rates = [data["strategies"][0]["iterations_per_s"] for data in (plain, fitted)]
+    assert rates[0] == pytest.approx(rates[1], rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--workers", 4), "workers: 4 has no effect without --sync; give --sync all too"),
+        (("--sync", "all", "--jitter", 0.1), "jitter: 0.1 has no effect beside --sync"),
+        (("--sync", "all", "--least-gain", 0.1), "least_gain: 0.1 has no effect without --sync ch"),
+        (("--sync", "choose", "--sync", "all"), "sync: 'choose' stands by itself"),
+        (("--sync", "fast"), "sync.strategy: 'fast' is not known"),
+        (("--sync", "ad_psgd:pairs=3"), "sync.options of ad_psgd: pairs: "),
+        (("--sync", "all", "--workers", 0), "workers: 0 is not a whole number from 1"),
+        (("--sync", "all", "--iterations", 0), "iterations: 0 is not a whole number from 1"),
+        (("--sync", "all", "--slowness", "fast"), "slowness: 'fast' cannot be read"),
+        (("--sync", "all", "--slowness", "slow:9x2"), "slow: worker 9 by 2"),
+        (("--sync", "all", "--seeds", 0), "seeds: 0 is not a whole number from 1"),
+        (("--sync", "all", "--iterations", 5, "-o", "x.json"), "output: which strategy?"),
+    ],
+)
+def test_wrong_options_are_named(
+    replicas_path: Path, options: tuple[object, ...], named: str
+) -> None:
+    jobs = ("--jobs", 1) if "--sync" in options else ()
+    result = pipeplan("simulate", replicas_path, *options, *jobs)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: {named}")
+
+
+def test_a_plan_without_pipelines_says_so(plan_path: Path) -> None:
+    result = pipeplan("simulate", plan_path, "--sync", "choose")
+    assert result.exit_code == 1
+    assert "one pipeline has nobody to synchronise with" in result.stderr

@@ -1,0 +1,163 @@
+"""Virtual times of simple cases, worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+from small_worlds import BYTES, COMPUTE_S, pipeline_world, run_of, small_world
+
+from planner.errors import PipeplanError
+from planner.sync.simulation.run import Scenario
+from planner.sync.simulation.slowness import BLOCK, Steady, Stretches, parse_slowness
+from planner.sync.simulation.world import World
+
+MOVING_S = BYTES / 1e9
+RING_S = 14 * 1e-3 + 14 / 8 * MOVING_S
+"""All-reduce of 8 workers: 2 * 7 steps of an eighth of the bytes."""
+LARGE = "bucket_mib=1000"
+
+
+def throughput(strategy: str, slowness: str = "steady", **fields: object) -> float:
+    return run_of(strategy, slowness=slowness, **fields).iterations_per_s
+
+
+def test_all_reduce_takes_computation_and_ring() -> None:
+    found = throughput(f"all_reduce:overlap=false,{LARGE}")
+    assert found == pytest.approx(8 / (COMPUTE_S + RING_S))
+
+
+def test_overlapped_buckets_leave_the_last_one_over() -> None:
+    # Two buckets: the first is ready 25 ms before the backward ends, and takes 22.75 ms.
+    found = throughput("all_reduce:bucket_mib=5")
+    assert found == pytest.approx(8 / (COMPUTE_S + 14e-3 + 14 / 8 * MOVING_S / 2))
+
+
+def test_cross_iteration_hides_an_all_reduce_shorter_than_an_iteration() -> None:
+    assert throughput("cross_iteration") == pytest.approx(8 / COMPUTE_S)
+
+
+def test_decoupled_gathers_behind_the_forward() -> None:
+    # One bucket: a half of the ring after the backward, a half before the forward.
+    whole = throughput("decoupled:bucket_mib=1000")
+    assert whole == pytest.approx(throughput(f"all_reduce:{LARGE}"))
+    # Many: all but the ends hide.
+    assert throughput("decoupled:bucket_mib=2") > throughput("all_reduce:bucket_mib=2")
+
+
+def test_a_synchronous_server_takes_all_gradients_in_and_hands_parameters_out() -> None:
+    run = run_of("parameter_server", iterations=200)
+    # The last to be served comes 8 messages after the update, and is last again.
+    round_s = COMPUTE_S + 8 * MOVING_S + MOVING_S + 2 * 1e-3
+    assert run.iterations_per_s == pytest.approx(8 / round_s, rel=0.02)
+    assert run.sent_bytes == 2 * 8 * 200 * BYTES
+
+
+def test_an_asynchronous_server_is_as_fast_as_its_card() -> None:
+    world = replace(
+        small_world(), places=(replace(small_world().places[0], parameter_bytes=10**8),)
+    )
+    run = run_of("parameter_server:mode=async", world)
+    assert run.iterations_per_s == pytest.approx(1 / 0.1, rel=0.05)
+    twice = run_of("parameter_server:mode=async,servers=2", world)
+    assert twice.iterations_per_s == pytest.approx(2 / 0.1, rel=0.05)
+
+
+def test_a_worker_twice_as_slow_halves_all_reduce_and_no_asynchronous_strategy() -> None:
+    world = small_world(places=(replace(small_world().places[0], parameter_bytes=8),))
+    exact = run_of("all_reduce", world).iterations_per_s
+    assert run_of("all_reduce", world, "slow:0x2").iterations_per_s / exact == pytest.approx(
+        0.5, rel=0.1
+    )
+    for strategy in ("parameter_server:mode=async", "eager_parameter_server", "ad_psgd"):
+        steady = run_of(strategy, world, iterations=200).iterations_per_s
+        slow = run_of(strategy, world, "slow:0x2", iterations=200).iterations_per_s
+        assert slow / steady == pytest.approx((7 + 0.5) / 8, rel=0.01)
+
+
+@pytest.mark.parametrize("strategy", ["ad_psgd", "parameter_server:mode=async", "all_reduce"])
+def test_a_pipeline_s_places_synchronise_by_themselves(strategy: str) -> None:
+    world = pipeline_world()
+    run = run_of(strategy, world)
+    assert sum(run.done) >= 200
+    # The second place moves 30 ms of bytes, of which 20 ms hide behind the first one's backward.
+    assert 4 / (0.1 + 0.25) < run.iterations_per_s < 4 / world.iteration_s
+
+
+def test_pipelines_of_a_node_take_turns_on_its_card() -> None:
+    servers = "parameter_server:mode=async,servers=8"
+    alone = run_of(servers, small_world(), iterations=100).iterations_per_s
+    shared = run_of(servers, small_world(pipelines_per_node=4), iterations=100).iterations_per_s
+    # Alone the card moves 10 ms each way; shared by four that come together, 40 ms the first time.
+    assert alone == pytest.approx(8 / (COMPUTE_S + 2 * MOVING_S + 2e-3), rel=0.01)
+    assert shared < alone
+
+
+def test_a_node_by_itself_uses_no_card() -> None:
+    world = small_world(pipelines_per_node=8)
+    assert world.all_reduce((0, 7), BYTES).card_s == 0
+    assert world.all_reduce((0,), BYTES).seconds == 0
+
+
+def test_a_scheduler_s_answer_takes_its_round_trip() -> None:
+    world = small_world(2, places=(replace(small_world().places[0], parameter_bytes=0),))
+    quick = run_of("partial_all_reduce", world)
+    slow = run_of("partial_all_reduce", replace(world, scheduler_round_trip_s=0.05))
+    per_iteration_s = 2 / slow.iterations_per_s - 2 / quick.iterations_per_s
+    assert per_iteration_s == pytest.approx(0.05, rel=0.05)
+
+
+@pytest.mark.parametrize("strategy", ["all_reduce", "partial_all_reduce", "semi_decentralized"])
+def test_a_worker_that_leaves_keeps_nobody_waiting(strategy: str) -> None:
+    run = run_of(strategy, slowness="fault:3:1", iterations=100)
+    assert run.done[3] <= 10
+    assert min(done for worker, done in enumerate(run.done) if worker != 3) > 80
+    back = run_of(strategy, slowness="fault:3:1:5", iterations=100)
+    assert 40 < back.done[3] < 80
+
+
+@pytest.mark.parametrize("strategy", ["ad_psgd", "parameter_server:mode=async"])
+def test_an_asynchronous_strategy_goes_on_without_a_worker(strategy: str) -> None:
+    run = run_of(strategy, slowness="fault:1:1:5", iterations=100)
+    assert run.done[1] < min(done for worker, done in enumerate(run.done) if worker != 1)
+    assert run.done[1] > 40
+
+
+def test_slowness_depends_on_seed_worker_and_iteration_alone() -> None:
+    trace, _ = parse_slowness("drift:0.2+sleep:0.1:0.3+slow:1x3")
+    first, again = (Stretches(small_world(), trace, 5) for _ in range(2))
+    late = [again.at(worker, 3 * BLOCK) for worker in range(8)]
+    assert late == first.of_all(3 * BLOCK).tolist()
+    assert [first.at(2, i) for i in range(1, 9)] == [again.at(2, i) for i in range(1, 9)]
+    assert Stretches(small_world(), trace, 6).at(0, 1) != first.at(0, 1)
+
+
+def test_sleeps_are_as_long_and_as_frequent_as_they_say() -> None:
+    trace, _ = parse_slowness("sleep:0.1:0.3")
+    stretches = Stretches(small_world(slots=10), trace, 0)
+    rows = [stretches.of_all(i).mean() for i in range(1, 1001)]
+    # 10 slots of which each sleeps 0.03 s on average, on top of 0.1 s.
+    assert sum(rows) / len(rows) == pytest.approx(1 + 10 * 0.03 / COMPUTE_S, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "text", ["slow", "slow:0", "slow:ax2", "sleep:2:1", "drift:-1", "fault:0:5:4", "fast:1", ""]
+)
+def test_slowness_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(PipeplanError, match="slowness"):
+        parse_slowness(text)
+
+
+def test_a_scenario_names_what_is_wrong() -> None:
+    _, faults = parse_slowness("fault:8:1")
+    with pytest.raises(PipeplanError, match="fault: there is no worker 8") as raised:
+        Scenario(small_world(), 0, Steady(), faults)
+    assert "iterations: 0" in str(raised.value)
+    with pytest.raises(PipeplanError, match="slow: worker 8"):
+        run_of("all_reduce", slowness="slow:8x2")
+
+
+def test_a_world_names_what_is_wrong() -> None:
+    world = small_world()
+    with pytest.raises(PipeplanError, match="workers: 0"):
+        World(0, world.places, world.within, world.between)
+    with pytest.raises(PipeplanError, match="slowdown: 2 factors for 8 workers"):
+        replace(world, slowdown=(1.0, 2.0))

@@ -1,0 +1,97 @@
+"""A world from a trace: simulate, write, read, calibrate, and simulate again."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small_worlds import small_world
+
+from planner.artifacts.sync_trace import SyncTrace
+from planner.errors import PipeplanError
+from planner.sync.simulation.calibration import calibrated
+from planner.sync.simulation.run import Scenario, simulate_sync, trace_sync
+from planner.sync.simulation.slowness import parse_slowness
+from planner.sync.simulation.world import LinkCost, World, uniform_world
+from planner.sync.strategies import parse_sync
+
+GUESS = uniform_world(8, 0.03, 1000, LinkCost(1e-6, 100.0))
+TELLING = [
+    "all_reduce:overlap=false",
+    "ad_psgd:pairs=matching",
+    "partial_all_reduce",
+    "partial_all_reduce:schedule=static",
+    "semi_decentralized",
+]
+
+
+def real_world() -> World:
+    return replace(small_world(), collective_overhead_s=1e-3, scheduler_round_trip_s=1e-3)
+
+
+def traced(strategy: str, slowness: str = "steady") -> SyncTrace:
+    trace, _ = parse_slowness(slowness)
+    return trace_sync(Scenario(real_world(), 60, trace), parse_sync(strategy))[1]
+
+
+@pytest.mark.parametrize("strategy", TELLING)
+@pytest.mark.parametrize("slowness", ["steady", "slow:0x2"])
+def test_a_calibrated_world_runs_as_the_measured_one(
+    strategy: str, slowness: str, tmp_path: Path
+) -> None:
+    sync, (trace, _) = parse_sync(strategy), parse_slowness(slowness)
+    real, measured = trace_sync(Scenario(real_world(), 60, trace), sync)
+    measured.save(tmp_path / "trace.json")
+    world = calibrated(GUESS, SyncTrace.load(tmp_path / "trace.json"))
+    again = simulate_sync(Scenario(world, 60), sync)
+    assert again.iterations_per_s == pytest.approx(real.iterations_per_s, rel=0.03)
+
+
+def test_recording_changes_nothing() -> None:
+    scenario, sync = Scenario(real_world(), 40), parse_sync("partial_all_reduce")
+    assert trace_sync(scenario, sync)[0] == simulate_sync(scenario, sync)
+
+
+def test_a_trace_tells_computation_and_slow_workers() -> None:
+    world = calibrated(GUESS, traced("partial_all_reduce", "slow:0x2"))
+    assert world.iteration_s == pytest.approx(0.1, rel=0.01)
+    assert world.slowdown == pytest.approx((2.0, *[1.0] * 7), rel=0.01)
+    assert world.places[0].parameter_bytes == 10_000_000
+
+
+def test_groups_of_two_sizes_tell_latency_from_bandwidth() -> None:
+    trace = traced("partial_all_reduce:schedule=static")
+    guess = replace(GUESS, collective_overhead_s=1e-3)
+    world = calibrated(guess, trace)
+    assert world.between.bandwidth_gb_per_s == pytest.approx(1.0, rel=0.15)
+    assert world.scheduler_round_trip_s == pytest.approx(1e-3, rel=0.01)
+
+
+@pytest.mark.parametrize("strategy", ["all_reduce", "cross_iteration", "parameter_server"])
+def test_a_trace_that_tells_nothing_is_refused(strategy: str) -> None:
+    with pytest.raises(PipeplanError, match=f"trace of {strategy} does not tell"):
+        calibrated(GUESS, traced(strategy))
+
+
+def test_a_trace_of_other_pipelines_is_refused() -> None:
+    data = traced("partial_all_reduce").model_dump(mode="json")
+    with pytest.raises(PipeplanError, match="parameter_bytes: of 2 places"):
+        calibrated(GUESS, {**data, "parameter_bytes": [1, 2]})
+    with pytest.raises(PipeplanError, match="two iterations"):
+        calibrated(GUESS, {**data, "workers": [[] for _ in data["workers"]]})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("members", [1, 0], "do not ascend"),
+        ("members", [1], "worker 0 itself is missing"),
+        ("members", [0, 9], "there is no worker 9"),
+        ("key", 3, r"workers\[0\]\[0\].key: 3"),
+        ("compute_s", -1, "compute_s: expected at least 0"),
+    ],
+)
+def test_a_wrong_row_is_named(field: str, value: object, named: str) -> None:
+    data = traced("partial_all_reduce").model_dump(mode="json")
+    data["workers"][0][0][field] = value
+    with pytest.raises(PipeplanError, match=named):
+        SyncTrace.parse(data)

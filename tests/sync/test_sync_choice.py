@@ -1,0 +1,92 @@
+"""Which strategy is chosen, and what is said of it."""
+
+from dataclasses import replace
+
+import pytest
+from small_worlds import small_world
+
+from planner.errors import PipeplanError
+from planner.sync.choice import EXACT, choose
+from planner.sync.simulation.comparison import OVERLAPPED, PLAIN, compare_syncs
+from planner.sync.simulation.run import Scenario
+from planner.sync.simulation.slowness import Sleep, Slow, Trace
+from planner.sync.simulation.world import World
+from planner.sync.strategies import parse_sync
+
+
+def quick_network(**fields: object) -> World:
+    place = replace(small_world().places[0], parameter_bytes=1000)
+    world = small_world(**fields, places=(place,))
+    return replace(world, between=replace(world.between, latency_s=1e-5), within=world.within)
+
+
+def test_steady_pipelines_on_a_quick_network_stay_exact() -> None:
+    choice = choose(quick_network())
+    assert choice.sync in EXACT
+    assert "workers are steady" in choice.reason
+    assert "best loose one" in choice.reason
+    assert choice.sync not in [row.sync for row in choice.alternatives]
+
+
+@pytest.mark.parametrize(
+    ("trace", "found"),
+    [
+        (Slow(((3, 2.1),)), "worker 3 is 2.10x slower than the median"),
+        (Sleep(0.2, 0.3), "one iteration in 20 takes 4.00x as long as usual"),
+    ],
+)
+def test_slow_workers_are_averaged_when_ready(trace: Trace, found: str) -> None:
+    choice = choose(quick_network(), trace)
+    assert choice.sync.strategy == "semi_decentralized"
+    assert choice.reason.startswith(found)
+    rows = {row.sync.strategy: row for row in choice.comparison.results}
+    assert rows["semi_decentralized"].target_speedup > 1.1
+
+
+def test_a_loose_strategy_must_gain_as_much_as_asked() -> None:
+    assert choose(quick_network(), Slow(((3, 2.1),)), least_gain=5).sync in EXACT
+
+
+def test_a_slow_network_is_overlapped() -> None:
+    place = replace(small_world().places[0], parameter_bytes=60_000_000)
+    choice = choose(small_world(places=(place,)))
+    assert choice.sync.strategy in ("cross_iteration", "partial_all_reduce")
+
+
+def test_choices_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(PipeplanError, match="one pipeline has nobody"):
+        choose(small_world(1))
+    with pytest.raises(PipeplanError, match="least_gain: -1"):
+        choose(small_world(), least_gain=-1)
+
+
+def test_processes_change_nothing() -> None:
+    scenario = Scenario(small_world(), 30, Sleep(0.1, 0.3))
+    syncs = (parse_sync("semi_decentralized"), parse_sync("ad_psgd"))
+    alone, together = (compare_syncs(scenario, syncs, seeds=2, jobs=jobs) for jobs in (1, 2))
+    assert alone == together
+    assert [row.sync for row in alone.results] == list(syncs)
+
+
+def test_all_reduce_is_its_own_measure() -> None:
+    found = compare_syncs(Scenario(small_world(), 30), (PLAIN, OVERLAPPED))
+    assert found.results[0].throughput_ratio == 1
+    assert found.results[1].overlapped_ratio == 1
+    assert found.results[1].target_speedup == 1
+
+
+def test_ctrl_c_keeps_what_is_done() -> None:
+    def interrupt(sync: object, seeds: int) -> None:
+        if sync == parse_sync("ad_psgd"):
+            raise KeyboardInterrupt
+
+    syncs = (OVERLAPPED, parse_sync("ad_psgd"), parse_sync("semi_decentralized"))
+    found = compare_syncs(Scenario(small_world(), 10), syncs, progress=interrupt)
+    assert found.interrupted
+    assert [row.sync for row in found.results] == list(syncs[:2])
+
+
+@pytest.mark.parametrize("name", ["seeds", "jobs", "target_share"])
+def test_a_comparison_names_what_is_out_of_range(name: str) -> None:
+    with pytest.raises(PipeplanError, match=f"{name}: 0 is not"):
+        compare_syncs(Scenario(small_world(), 10), **{name: 0})
