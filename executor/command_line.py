@@ -38,6 +38,8 @@ class Options:
     pipeline: int | None
     coordinator: str | None
     group_timeout_s: float
+    sync_trace: str | None
+    inject: str
 
     def config(self) -> TrainingConfig:
         """The training file with the options over it.
@@ -70,6 +72,8 @@ class Options:
             pipeline=self.pipeline,
             coordinator=self.coordinator,
             group_timeout_s=self.group_timeout_s,
+            sync_trace=self.sync_trace,
+            inject=self.inject,
         )
 
 
@@ -141,6 +145,14 @@ def _parser() -> argparse.ArgumentParser:
         default=DEFAULT_GROUP_TIMEOUT_S,
         metavar="SECONDS",
         help="a pipeline that lets others of its group wait for so long is left out (default 30)",
+    )
+    add("--sync-trace", metavar="FILE", help="write what was measured of the synchronisation")
+    add(
+        "--inject",
+        default="",
+        metavar="FAULTS",
+        help='faults on purpose, such as "fail_at(2,5) stop_in(1,9,3)": pipeline 2 dies at its '
+        "step 5, pipeline 1 stops for 3 s within the averages of its step 9",
     )
     add("--device", choices=["cpu", "cuda"], help="default a GPU if there is one")
     add("--backend", choices=["gloo", "nccl"], help="of torch.distributed; default by device")

@@ -41,6 +41,8 @@ class Run:
         coordinator: ``HOST:PORT`` of the one that tells pipelines shares and groups, if it runs
             already; needed with ``pipeline``.
         group_timeout_s: a pipeline that lets others of its group wait for so long is left out.
+        sync_trace: file for what was measured of the synchronisation.
+        inject: faults on purpose, see :mod:`executor.faults`.
     """
 
     model: str | Factory | None = None
@@ -55,6 +57,8 @@ class Run:
     pipeline: int | None = None
     coordinator: str | None = None
     group_timeout_s: float = DEFAULT_GROUP_TIMEOUT_S
+    sync_trace: str | None = None
+    inject: str = ""
 
 
 def sync_of(plan: Plan, run: Run) -> Sync:

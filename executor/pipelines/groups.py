@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -27,6 +27,9 @@ class Groups:
         pipeline, place: of this rank.
         host: address of this rank's connections.
         timeout_s: of a member that does not come, or stops within.
+
+    Attributes:
+        under_way: called while a reduction is.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class Groups:
         self._device: GlooDevice = gloo_device(host)
         self._kept: OrderedDict[Lives, None] = OrderedDict()
         self._made: dict[Lives, tuple[int, Any]] = {}
+        self.under_way: Callable[[], None] = lambda: None
 
     def mean(self, group: AGroup, tensors: Sequence[Tensor]) -> bool:
         """Replace tensors by their mean over the members.
@@ -57,6 +61,7 @@ class Groups:
             made = self._group_of(group)
             sums = [tensor.cpu() if tensor.is_cuda else tensor.clone() for tensor in tensors]
             works = [made.allreduce([total]) for total in sums]
+            self.under_way()
             for work in works:
                 work.wait()
         except (RuntimeError, ConnectionError):

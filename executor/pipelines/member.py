@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 
@@ -11,10 +12,13 @@ import torch.distributed as dist
 from executor.coordinator.client import Client, Share
 from executor.coordinator.store import address_of
 from executor.failure import talking_to
+from executor.faults import Faults
 from executor.metrics import StepMetrics
 from executor.optimisation import Outcome
 from executor.pipelines.neighbours import Between, Neighbours
 from executor.pipelines.snapshots import Snapshots
+from executor.pipelines.trace import StepTimes
+from executor.pipelines.weights import Weights
 from executor.sync.groups import make_process_groups, shared_parameters
 from executor.trainer import Trainer
 
@@ -28,6 +32,10 @@ class Member:
         between: the strategy.
         client: of the coordinator.
         group_timeout_s: of exchanges with neighbours.
+        faults: that happen to it.
+
+    Attributes:
+        times: of its steps.
     """
 
     def __init__(
@@ -37,16 +45,26 @@ class Member:
         between: Between,
         client: Client,
         group_timeout_s: float,
+        faults: Faults,
     ) -> None:
         self._trainer = trainer
         self._neighbours = neighbours
         self._between = between
         self._client = client
         self._snapshots = Snapshots(neighbours, group_timeout_s)
+        self._faults = faults
+        self.times = StepTimes(client.pipeline, client.place, client.store)
+        neighbours.met = self.times.met
+        neighbours.groups.under_way = faults.inside
         self._step = 0
         self._tied = _Tied(trainer)
         optimise = trainer.optimise
         trainer.optimise = partial(self._optimise, optimise)
+
+    @property
+    def weights(self) -> Weights:
+        """What it averages."""
+        return self._neighbours.weights
 
     def run(self, after: Callable[[int, StepMetrics], None]) -> None:
         """Take part until the work is over; the weights are the mean of all then.
@@ -59,15 +77,21 @@ class Member:
             share = self._take()
             if share.number is None:
                 break
+            self.times.begin(self._step)
+            self._faults.at(self._step)
             self._between.begin(self._step)
             metrics = self._trainer.step(share.number + 1)
             after(share.number, metrics)
             self._step += 1
+        self.times.end()
         self._between.settle()
         self._neighbours.mean_of_all()
         self._tied.agree()
 
     def _begin(self) -> int:
+        self._faults.before_hello(
+            is_back=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        )
         welcome = self._client.hello()
         client = self._client
         self._neighbours.life = welcome.life
@@ -90,7 +114,12 @@ class Member:
                 return share
 
     def _optimise(self, optimise: Callable[[int], Outcome], step: int) -> Outcome:
-        outcome = self._between.update(self._step, partial(optimise, step))
+        def local() -> Outcome:
+            outcome = optimise(step)
+            self.times.asks()
+            return outcome
+
+        outcome = self._between.update(self._step, local)
         self._tied.agree()
         return outcome
 

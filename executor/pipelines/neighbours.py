@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -56,6 +56,7 @@ class Neighbours:
     Attributes:
         there: lives of the pipelines that take part, by number.
         life: of this pipeline.
+        met: called with the members of each group.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Neighbours:
         self.timeout_s = timeout_s
         self.there: Mapping[int, int] = {}
         self.life = 1
+        self.met: Callable[[tuple[int, ...]], None] = lambda members: None
 
     @property
     def pipeline(self) -> int:
@@ -83,7 +85,9 @@ class Neighbours:
 
     def ask(self, step: int) -> AGroup:
         """Whom to average with."""
-        return self.client.ask(step)
+        group = self.client.ask(step)
+        self.met(tuple(number for number, _ in group.members))
+        return group
 
     def caller(self) -> Calls:
         """Calls to neighbours; each thread needs one of its own."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from executor.checkpoint import Checkpoint
@@ -15,6 +16,7 @@ from executor.coordinator.client import Client
 from executor.coordinator.report import report_lines
 from executor.coordinator.store import ABOUT, ENDED, REPORT
 from executor.coordinator.supervised import SupervisedCoordinator, Work, work_of
+from executor.faults import Faults, parse_faults
 from executor.feed import Feed
 from executor.learning_rate import Factor
 from executor.metrics import StepMetrics
@@ -23,6 +25,7 @@ from executor.pipelines.member import Member
 from executor.pipelines.neighbours import Neighbours
 from executor.pipelines.seat import Seat, new_nonce, own_address, seat_of
 from executor.pipelines.tensor_calls import TensorServer
+from executor.pipelines.trace import save_trace
 from executor.pipelines.weights import Weights
 from executor.prepare import prepare
 from executor.process_group import device_of_this_process, process_group, require_backend
@@ -30,6 +33,7 @@ from executor.run import Run, autocast_of, loss_scale_of, optimizer_of
 from executor.saved_state import SavedState
 from executor.sync.between import between_of
 from executor.trainer import Trainer
+from planner.artifacts.document import require_file_path
 from planner.artifacts.plan import Plan, Sync
 from planner.errors import PipeplanError
 from planner.sync.lane_plan import lane_plan
@@ -64,6 +68,9 @@ class PipelineRun:
         self.lanes = lanes_of(plan)
         self.seat: Seat = seat_of(plan, self.lanes, run.pipeline, run.coordinator)
         self.options = options_of(sync)
+        self.faults = Faults(parse_faults(run.inject), self.seat.pipeline)
+        if run.sync_trace is not None:
+            require_file_path(run.sync_trace)
         checkpoint = None if run.resume is None else Checkpoint.open(run.resume)
         self.device = device_of_this_process(run.device)
         require_backend(run.backend, self.device)
@@ -109,9 +116,11 @@ class PipelineRun:
             trainer = self._trainer()
             with self._coordinator(), self._client() as client:
                 self._require_same_work(client)
-                self._member(trainer, client).run(after)
+                member = self._member(trainer, client)
+                member.run(after)
                 self._save(trainer, self.work.shares - 1, last=True)
                 report_: dict[str, Any] = json.loads(client.store.get(REPORT))
+                self._trace(member, client)
                 client.store.add(ENDED, 1)
             if self.seat.hosts_coordinator and report is not None:
                 print(*report_lines(report_), sep="\n", flush=True)
@@ -181,7 +190,18 @@ class PipelineRun:
         server = TensorServer(host)
         neighbours = Neighbours(client, groups, server, trainer.optimisation, weights, timeout_s)
         between = between_of(self.options, neighbours, self.config.seed)
-        return Member(trainer, neighbours, between, client, timeout_s)
+        return Member(trainer, neighbours, between, client, timeout_s, self.faults)
+
+    def _trace(self, member: Member, client: Client) -> None:
+        """The rank that hosts the coordinator gathers all ranks' times."""
+        path, work = self.run_.sync_trace, self.work
+        if path is None:
+            return
+        bytes_ = sum(flat.numel() * flat.element_size() for flat in member.weights.flat)
+        member.times.publish(client.store, bytes_)
+        if self.seat.hosts_coordinator or (self.seat.part is None and _is_first(self.seat)):
+            sizes = work.pipelines, work.places, work.pipelines_per_node
+            save_trace(Path(path), client.store, self.sync, *sizes)
 
     def _save(self, trainer: Trainer, share: int, *, last: bool = False) -> None:
         """The first pipeline writes checkpoints: of its own weights, and of all at the end.
@@ -197,6 +217,10 @@ class PipelineRun:
         if last or (share % pipelines == 0 and step and step % table.every == 0):
             seen = self.feed.samples_seen_after(share + 1)
             self.saved.save(table.folder, step, trainer.optimisation, seen, table.keep)
+
+
+def _is_first(seat: Seat) -> bool:
+    return seat.pipeline == 0 and seat.place.rank == 0
 
 
 def _require_known(config: TrainingConfig) -> None:
