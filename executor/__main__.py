@@ -61,7 +61,7 @@ def _run(options: Options, rank: int) -> None:
 
 def _summary(history: Sequence[StepMetrics], ranks: int, emulated: bool) -> str:
     if not history:
-        return "nothing to do: the checkpoint has all steps"
+        return "nothing to do: all steps are done"
     if emulated:
         median_s = statistics.median(metrics.step_time_s for metrics in history)
         return (

@@ -35,7 +35,15 @@ class FencedError(PipeplanError):
 
 
 class NothingLeftError(PipeplanError):
-    """There is nothing to take part in."""
+    """There is nothing to take part in.
+
+    Attributes:
+        is_done: whether that is because all is done.
+    """
+
+    def __init__(self, why: str, *, is_done: bool) -> None:
+        super().__init__(why)
+        self.is_done = is_done
 
 
 @dataclass(frozen=True)
@@ -172,7 +180,8 @@ class Client:
                         "without it; start it again to come back"
                     )
                 elif body["kind"] == "refused":
-                    raise NothingLeftError(f"pipeline {self.pipeline}: {body['why']}")
+                    why = f"pipeline {self.pipeline}: {body['why']}"
+                    raise NothingLeftError(why, is_done=body.get("is_done", False))
                 elif (body["kind"] == "snapshot" and kind == "share") or (
                     body["kind"] == kind and body["step"] == (step or body["step"])
                 ):

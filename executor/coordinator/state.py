@@ -163,7 +163,8 @@ class Coordinator:
         """Somebody came after the beginning: it takes over the weights of who is furthest."""
         donors = [n for n, other in enumerate(self._pipelines) if other.is_there]
         if not self.ledger.remaining:
-            yield from self._tell_all(number, {"kind": "refused", "why": "all work is done"})
+            body = {"kind": "refused", "why": "all work is done", "is_done": True}
+            yield from self._tell_all(number, body)
             return
         if not donors:
             why = "no pipeline is left that has the weights; resume from a checkpoint"

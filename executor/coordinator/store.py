@@ -48,7 +48,7 @@ class Meeting:
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
-    def connect(self, timeout_s: float = 60.0) -> Store:
+    def connect(self, timeout_s: float = 10.0) -> Store:
         """A connection; each thread needs one of its own.
 
         Raises:

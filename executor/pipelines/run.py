@@ -12,7 +12,7 @@ from typing import Any
 
 from executor.checkpoint import Checkpoint
 from executor.config import TrainingConfig
-from executor.coordinator.client import Client
+from executor.coordinator.client import Client, NothingLeftError
 from executor.coordinator.report import report_lines
 from executor.coordinator.store import ABOUT, ENDED, REPORT
 from executor.coordinator.supervised import SupervisedCoordinator, Work, work_of
@@ -115,16 +115,26 @@ class PipelineRun:
         with process_group(self.device, run.timeout_s, run.backend, self.seat.part):
             trainer = self._trainer()
             with self._coordinator(), self._client() as client:
-                self._require_same_work(client)
-                member = self._member(trainer, client)
-                member.run(after)
-                self._save(trainer, self.work.shares - 1, last=True)
+                self._take_part(trainer, client, after)
                 report_: dict[str, Any] = json.loads(client.store.get(REPORT))
-                self._trace(member, client)
                 client.store.add(ENDED, 1)
             if self.seat.hosts_coordinator and report is not None:
                 print(*report_lines(report_), sep="\n", flush=True)
         return history
+
+    def _take_part(
+        self, trainer: Trainer, client: Client, after: Callable[[int, StepMetrics], None]
+    ) -> None:
+        self._require_same_work(client)
+        member = self._member(trainer, client)
+        try:
+            member.run(after)
+        except NothingLeftError as error:
+            if not error.is_done:
+                raise
+            return
+        self._save(trainer, self.work.shares - 1, last=True)
+        self._trace(member, client)
 
     def _require_same_work(self, client: Client) -> None:
         """Refuse a coordinator of another plan, or with other options."""
