@@ -46,9 +46,22 @@ def gradient_norm(held: Iterable[HeldParameter], sum_over_ranks: SumOverRanks) -
         row.parameter.grad for row in rows if row.counted and row.parameter.grad is not None
     ]
     device = gradients[0].device if gradients else _device(rows)
+    return norm_of(((gradient, 1.0) for gradient in gradients), device, sum_over_ranks)
+
+
+def norm_of(
+    pieces: Iterable[tuple[Tensor, float]], device: torch.device, sum_over_ranks: SumOverRanks
+) -> float:
+    """The Euclidean norm of pieces on all ranks; see :func:`gradient_norm`.
+
+    Args:
+        pieces: of this rank, each with what it is to be multiplied by.
+        device: of the pieces.
+        sum_over_ranks: as of :func:`gradient_norm`.
+    """
     total = torch.zeros(1, dtype=torch.float64, device=device)
-    for gradient in gradients:
-        total += _sum_of_squares(gradient)
+    for piece, factor in pieces:
+        total += _sum_of_squares(piece) * factor**2
     sum_over_ranks(total)
     return math.sqrt(total.item())
 
@@ -89,13 +102,22 @@ def clip_gradients(
     """
     rows = list(held)
     norm = gradient_norm(rows, sum_over_ranks)
+    require_finite(norm)
+    scale_gradients(rows, clip_factor(norm, max_norm))
+    return norm
+
+
+def require_finite(norm: float) -> None:
+    """Refuse to go on with a gradient of which nothing is left.
+
+    Raises:
+        PipeplanError: on all ranks, which have the same norm.
+    """
     if not math.isfinite(norm):
         raise PipeplanError(
             f"the gradient's norm is {norm}: training diverges; lower the learning rate, warm it "
             "up longer, or train in float32"
         )
-    scale_gradients(rows, clip_factor(norm, max_norm))
-    return norm
 
 
 def clip_factor(norm: float, max_norm: float) -> float:

@@ -13,6 +13,7 @@ from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
     from executor.config import TrainingConfig
+    from executor.pace import Pace
     from executor.run import Run
 
 
@@ -40,6 +41,9 @@ class Options:
     group_timeout_s: float
     sync_trace: str | None
     inject: str
+    emulate_speed: bool
+    slow: str | None
+    sleep: str | None
 
     def config(self) -> TrainingConfig:
         """The training file with the options over it.
@@ -74,7 +78,19 @@ class Options:
             group_timeout_s=self.group_timeout_s,
             sync_trace=self.sync_trace,
             inject=self.inject,
+            pace=self._pace(),
         )
+
+    def _pace(self) -> Pace | None:
+        from executor.pace import Pace
+
+        if self.emulate or self.emulate_speed:
+            return Pace.parse(self.slow, self.sleep, self.seed or 0)
+        if self.slow or self.sleep:
+            raise PipeplanError(
+                "slow, sleep: they are of emulated machines; add --emulate-speed, or --emulate"
+            )
+        return None
 
 
 def parse_options() -> Options:
@@ -123,11 +139,6 @@ def _parser() -> argparse.ArgumentParser:
         help="operations take their predicted time and compute nothing; messages are real",
     )
     add(
-        "--sync",
-        metavar="NAME[:OPTION=VALUE,...]",
-        help="how gradients or weights of replicas agree, over what the plan says",
-    )
-    add(
         "--pipeline",
         type=_natural,
         metavar="I",
@@ -153,6 +164,26 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FAULTS",
         help='faults on purpose, such as "fail_at(2,5) stop_in(1,9,3)": pipeline 2 dies at its '
         "step 5, pipeline 1 stops for 3 s within the averages of its step 9",
+    )
+    add(
+        "--emulate-speed",
+        action="store_true",
+        help="operations compute, and then wait until their predicted time is over",
+    )
+    add(
+        "--slow",
+        metavar="RANK=FACTOR[,...]",
+        help="with either: operations of these ranks take so many times as long",
+    )
+    add(
+        "--sleep",
+        metavar="PROBABILITY:SECONDS",
+        help="with either: a rank pauses so often and long at the beginning of an iteration",
+    )
+    add(
+        "--sync",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="strategy of synchronisation over the plan's, such as all_reduce:bucket_mib=10",
     )
     add("--device", choices=["cpu", "cuda"], help="default a GPU if there is one")
     add("--backend", choices=["gloo", "nccl"], help="of torch.distributed; default by device")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ class MasterWeights:
     Attributes:
         masters: what the optimizer trains, by name.
         optimizer: made by ``make_optimizer``.
+        make_optimizer: as it was given.
     """
 
     def __init__(
@@ -36,9 +38,15 @@ class MasterWeights:
         self.masters = {name: _master(parameter) for name, parameter in parameters.items()}
         self.optimizer = make_optimizer(self.masters)
 
-    def unscale(self, scale: float = 1.0) -> None:
-        """Move the gradients to the masters, in their type and divided by the loss scale."""
-        for name, parameter in self.parameters.items():
+    def unscale(self, scale: float = 1.0, names: Iterable[str] | None = None) -> None:
+        """Move the gradients to the masters, in their type and divided by the loss scale.
+
+        Args:
+            scale: of the loss.
+            names: of the parameters; None: all.
+        """
+        for name in self.parameters if names is None else names:
+            parameter = self.parameters[name]
             gradient = parameter.grad
             if gradient is not None:
                 gradient = gradient.to(self.masters[name].dtype)
@@ -51,8 +59,26 @@ class MasterWeights:
     def step(self) -> None:
         """Let the optimizer step, round the masters into the parameters, drop the gradients."""
         self.optimizer.step()
-        self.round()
+        self.copy_back()
         self.skip()
+
+    def step_only(self, names: Iterable[str]) -> None:
+        """As :meth:`step`, of some parameters: torch's optimizers leave those without gradients."""
+        mine = set(names)
+        with self._hidden([master for name, master in self.masters.items() if name not in mine]):
+            self.optimizer.step()
+        self.copy_back(mine)
+        for name in mine:
+            self.masters[name].grad = self.parameters[name].grad = None
+
+    @contextmanager
+    def _hidden(self, parameters: list[nn.Parameter]) -> Iterator[None]:
+        gradients = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        yield
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
 
     def skip(self) -> None:
         """Drop the gradients and leave the weights as they are."""
@@ -82,12 +108,13 @@ class MasterWeights:
             )
         for name, master in own.items():
             master.copy_(state[name])
-        self.round()
+        self.copy_back()
 
     @torch.no_grad()
-    def round(self) -> None:
-        """Give low-precision parameters the rounded values of their masters."""
-        for name, parameter in self.parameters.items():
+    def copy_back(self, names: Iterable[str] | None = None) -> None:
+        """Round the masters into the parameters of these names; None: all."""
+        for name in self.parameters if names is None else names:
+            parameter = self.parameters[name]
             if self.masters[name] is not parameter:
                 parameter.copy_(self.masters[name])
 

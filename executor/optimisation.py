@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from executor.clip import (
     HeldParameter,
     clip_factor,
-    clip_gradients,
     gradient_norm,
+    norm_of,
+    require_finite,
     scale_gradients,
 )
 from executor.failure import talking_to
@@ -61,7 +62,8 @@ class Optimisation:
         self.clip_norm = clip_norm
         self.factor = factor
         self.loss_scale = loss_scale
-        self._held = [HeldParameter(p, n in counted) for n, p in self.weights.masters.items()]
+        self._held = {n: HeldParameter(p, n in counted) for n, p in self.weights.masters.items()}
+        self._device = next((p.device for p in trained.values()), torch.device("cpu"))
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -79,36 +81,87 @@ class Optimisation:
 
     def step(self, step: int) -> Outcome:
         """Unscale and clip the gradients and let the optimizer step; all ranks do the same."""
-        if self.factor is not None:
-            set_learning_rate(self.optimizer, self.factor(step))
-        rate = float(self.optimizer.param_groups[0]["lr"])
+        rate = self.set_rate(step)
         self.weights.unscale(self.scale)
-        if self.loss_scale is None:
-            norm = self._clip()
-            self._train(step)
-            return Outcome(rate, norm, skipped=False)
-        norm = gradient_norm(self._held, _sum)
-        overflowed = not math.isfinite(norm)
-        if overflowed:
+        norm = gradient_norm(self._held.values(), _sum) if self.needs_norm else None
+        factor = self.judge(norm)
+        if factor is None:
             self.weights.skip()
         else:
-            if self.clip_norm is not None:
-                scale_gradients(self._held, clip_factor(norm, self.clip_norm))
-            self._train(step)
-        self.loss_scale = self.loss_scale.after(overflowed=overflowed)
-        return Outcome(rate, None if self.clip_norm is None else norm, overflowed)
+            scale_gradients(self._held.values(), factor)
+            self._train(step, None)
+        return self.outcome(rate, norm, factor)
 
-    def _train(self, step: int) -> None:
+    # --- the same in parts, for strategies that let the optimizer step on some parameters first ---
+
+    def set_rate(self, step: int) -> float:
+        """Set and return the learning rate of a step."""
+        if self.factor is not None:
+            set_learning_rate(self.optimizer, self.factor(step))
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    @property
+    def needs_norm(self) -> bool:
+        """Whether a step depends on the norm of the whole gradient."""
+        return self.clip_norm is not None or self.loss_scale is not None
+
+    def norm(self, pieces: Iterable[tuple[Tensor, float]]) -> float:
+        """The norm of all ranks' pieces of gradients, each times a factor; all ranks call it."""
+        return norm_of(pieces, self._device, _sum)
+
+    def is_counted(self, name: str) -> bool:
+        """Whether this rank counts a parameter in the model's norm."""
+        return name in self._held and self._held[name].counted
+
+    def judge(self, norm: float | None) -> float | None:
+        """What gradients of this norm are to be multiplied by; None: the step is to be skipped.
+
+        Moves the loss scale on. All ranks pass the same norm.
+
+        Raises:
+            PipeplanError: if the norm is not finite, and no loss scale explains it.
+        """
+        if norm is None:
+            return 1.0
+        if self.loss_scale is None:
+            require_finite(norm)
+        else:
+            self.loss_scale = self.loss_scale.after(overflowed=not math.isfinite(norm))
+        if not math.isfinite(norm):
+            return None
+        return 1.0 if self.clip_norm is None else clip_factor(norm, self.clip_norm)
+
+    def outcome(self, rate: float, norm: float | None, factor: float | None) -> Outcome:
+        """Of a step with a learning rate, a norm and what :meth:`judge` said of it."""
+        return Outcome(rate, None if self.clip_norm is None else norm, skipped=factor is None)
+
+    def train(
+        self, step: int, names: Iterable[str], scale: float = 1.0, factor: float = 1.0
+    ) -> None:
+        """Let the optimizer step on some parameters by the gradients they hold.
+
+        The optimizer must treat each parameter by itself, as torch's AdamW and SGD do.
+
+        Args:
+            step: for a message.
+            names: of the parameters; those that are not trained here do not matter.
+            scale: of the loss that the gradients are of.
+            factor: what :meth:`judge` said.
+        """
+        mine = [name for name in names if name in self._held]
+        self.weights.unscale(scale, mine)
+        scale_gradients((self._held[name] for name in mine), factor)
+        self._train(step, mine)
+
+    def _train(self, step: int, names: Iterable[str] | None) -> None:
         try:
-            self.weights.step()
+            if names is None:
+                self.weights.step()
+            else:
+                self.weights.step_only(names)
         except FAILURES as error:
             kind = type(self.optimizer).__name__
             raise PipeplanError(f"{kind}.step failed in step {step}: {told(error)}") from error
-
-    def _clip(self) -> float | None:
-        if self.clip_norm is None:
-            return None
-        return clip_gradients(self._held, self.clip_norm, _sum)
 
 
 def _sum(tensor: Tensor) -> None:

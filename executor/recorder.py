@@ -26,7 +26,8 @@ class StepRecord:
         sends: messages by their operation and target rank; they start when they are posted.
         receives: messages by their operation and source rank; from the beginning of the wait for
             them to their arrival, or to the end of the wait if nobody watched.
-        reductions: all-reduces by their stages; from their start to the end of the wait for them.
+        reductions: all-reduces by their stages; from the start of the first bucket to the end of
+            the wait for the last. Buckets that start behind a backward lie apart.
         optimizer: optimizer step.
         begin_s: of the iteration, on this rank's clock.
         end_s: its end.

@@ -17,6 +17,7 @@ from executor.loss_scale import LossScale
 from executor.master_weights import MakeOptimizer
 from executor.model import Factory
 from executor.optimizer import OptimizerFactory, job_optimizer, own_optimizer
+from executor.pace import Pace
 from planner.artifacts.plan import Plan, Sync
 from planner.sync.strategies import options_of, parse_sync
 from planner.tracing.factory import Loss
@@ -37,6 +38,8 @@ class Run:
         resume: a checkpoint, or a folder of them, to go on from.
         timeout_s: a rank that lets others wait for so long counts as lost.
         sync: over the plan's: a strategy as ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE``.
+        pace: operations take the time that the plan's costs and it say; None: their own, or of an
+            emulation what the plan says.
         pipeline: number of the pipeline that these processes are; None: they are all of them.
         coordinator: ``HOST:PORT`` of the one that tells pipelines shares and groups, if it runs
             already; needed with ``pipeline``.
@@ -54,6 +57,7 @@ class Run:
     resume: str | Path | None = None
     timeout_s: float = DEFAULT_TIMEOUT_S
     sync: str | None = None
+    pace: Pace | None = None
     pipeline: int | None = None
     coordinator: str | None = None
     group_timeout_s: float = DEFAULT_GROUP_TIMEOUT_S

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -25,8 +24,10 @@ from executor.place import Place
 from executor.prepare import prepare, require_runnable
 from executor.process_group import device_of_this_process, process_group, require_backend
 from executor.recorder import StepRecord
+from executor.requirements import require_fitting, require_writable
 from executor.run import Run, autocast_of, loss_scale_of, optimizer_of, sync_of
 from executor.saved_state import SavedState
+from executor.sync import require_strategy
 from executor.timeline import TimelineWriter
 from executor.trainer import Trainer
 from planner.artifacts.document import require_file_path
@@ -48,6 +49,7 @@ def train(
     device: str | None = None,
     resume: str | Path | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    sync: str | None = None,
     config: TrainingConfig | None = None,
     report: Report | None = None,
     **settings: Any,
@@ -65,6 +67,8 @@ def train(
         device: ``cpu`` or ``cuda``; default a GPU if there is one.
         resume: a checkpoint, or a folder of them, to go on from.
         timeout_s: a rank that lets others wait for so long counts as lost.
+        sync: strategy of synchronisation over the plan's, such as ``decoupled`` or
+            ``all_reduce:bucket_mib=10``.
         config: a training file's contents; default made of ``settings``.
         report: called on every rank after every iteration.
         **settings: fields of :class:`~executor.config.TrainingConfig`, such as ``steps=100``,
@@ -82,7 +86,7 @@ def train(
             f"config and {', '.join(sorted(settings))} are given; put all into one of them"
         )
     config = config or TrainingConfig.parse(settings, "train()")
-    run = Run(model, loss, data, optimizer, device, resume=resume, timeout_s=timeout_s)
+    run = Run(model, loss, data, optimizer, device, resume=resume, timeout_s=timeout_s, sync=sync)
     return run_training(plan, config, run, report)
 
 
@@ -90,15 +94,16 @@ def run_training(
     plan: Plan, config: TrainingConfig, run: Run, report: Report | None = None
 ) -> list[StepMetrics]:
     """Train as :func:`train` does."""
-    _require_plan(plan)
+    plan = _planned(plan, run)
     require_timeout(run.timeout_s)
+    if run.pace is not None:
+        run.pace.require_ranks(len(plan.ranks))
     require_fitting(plan, config)
     require_writable(config)
-    sync = sync_of(plan, run)
-    if sync.strategy not in TOGETHER:
-        return PipelineRun(plan, config, run, sync).train(report)
+    if plan.sync.strategy not in TOGETHER:
+        return PipelineRun(plan, config, run).train(report)
+    require_strategy(plan)
     place = Place.of_this_process()
-    plan = plan.model_copy(update={"sync": sync})
     checkpoint = None if run.resume is None else Checkpoint.open(run.resume)
     device = device_of_this_process(run.device)
     require_backend(run.backend, device)
@@ -127,6 +132,7 @@ def run_training(
             autocast=autocast_of(config),
             timeout=timedelta(seconds=run.timeout_s),
             watch=config.timeline is not None,
+            pace=run.pace,
         )
         if checkpoint is not None:
             saved.load(checkpoint, trainer.optimisation)
@@ -135,10 +141,13 @@ def run_training(
         def save(step: int) -> None:
             table = config.checkpoint
             if table is not None and (step % table.every == 0 or step == config.steps):
+                trainer.settle()
                 seen = feed.samples_seen_after(step)
                 saved.save(table.folder, step, trainer.optimisation, seen, table.keep)
 
-        return loop.run(trainer, range(first_step, config.steps + 1), save)
+        history = loop.run(trainer, range(first_step, config.steps + 1), save)
+        trainer.close()
+        return history
 
 
 def run_emulation(
@@ -151,22 +160,31 @@ def run_emulation(
     Args:
         plan: what to run.
         steps: iterations.
-        run: its ``timeout_s`` counts.
+        run: its ``timeout_s``, ``sync`` and ``pace`` count.
         timeline: file for what really happened.
         report: called on every rank after every iteration.
     """
-    _require_plan(plan)
+    plan = _planned(plan, run)
+    require_strategy(plan)
     place = Place.of_this_process()
+    if run.pace is not None:
+        run.pace.require_ranks(len(plan.ranks))
     require_runnable(plan, place.world_size)
     if timeline is not None:
         require_file_path(timeline)
     device = torch.device("cpu")
     with process_group(device, run.timeout_s):
         emulator = Emulator(
-            plan, place, timedelta(seconds=run.timeout_s), watch=timeline is not None
+            plan,
+            place,
+            timedelta(seconds=run.timeout_s),
+            watch=timeline is not None,
+            pace=run.pace,
         )
         loop = _Loop(plan, place, device, timeline, report, emulated=True)
-        return loop.run(emulator, range(1, steps + 1), lambda step: None)
+        history = loop.run(emulator, range(1, steps + 1), lambda step: None)
+        emulator.close()
+        return history
 
 
 class _Stepper(Protocol):
@@ -216,54 +234,11 @@ class _Loop:
         return history
 
 
-def require_fitting(plan: Plan, config: TrainingConfig) -> None:
-    """Refuse a training file that does not fit the plan's precision.
-
-    Raises:
-        PipeplanError: naming the field and the remedy.
-    """
-    precision = plan.job.precision
-    problems = []
-    if config.autocast is not None and precision != "float32":
-        problems.append(
-            f"autocast: {config.autocast!r}, but the plan's weights are in {precision}; plan with "
-            'precision = "float32" to use it, or leave it out'
-        )
-    if config.loss_scale is not None and precision != "float16":
-        problems.append(
-            f"loss_scale: the plan trains in {precision}, where gradients need no scaling; "
-            'plan with precision = "float16" to use it, or leave it out'
-        )
-    if problems:
-        raise PipeplanError(problems)
-
-
-def require_writable(config: TrainingConfig) -> None:
-    """Make the folder of checkpoints, and refuse paths that cannot be written once all is trained.
-
-    Raises:
-        PipeplanError: naming the field and the remedy.
-    """
-    if config.timeline is not None:
-        require_file_path(config.timeline)
-    if config.checkpoint is not None:
-        folder = Path(config.checkpoint.folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise PipeplanError(
-                f"checkpoint.folder: {folder} cannot be made: {error.strerror}; name a folder "
-                "that can be written"
-            ) from None
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PipeplanError(
-                f"checkpoint.folder: no permission to write in {folder}; name another folder"
-            )
-
-
-def _require_plan(plan: object) -> None:
+def _planned(plan: object, run: Run) -> Plan:
+    """The plan, with what the run says over it."""
     if not isinstance(plan, Plan):
         raise PipeplanError(
             f"plan: {shorten(plan)} is of type {type(plan).__name__}, no plan; load one "
             "with Plan.load(path)"
         )
+    return plan.model_copy(update={"sync": sync_of(plan, run)})

@@ -7,9 +7,9 @@ from itertools import groupby
 from planner.artifacts.document import digest
 from planner.artifacts.operations import Operation
 from planner.artifacts.plan import Plan
+from planner.errors import PipeplanError
 from planner.simulator import Orders
-
-SYNC_STRATEGIES = ("all_reduce",)
+from planner.sync.strategies import options_of
 
 
 def form_problems(plan: Plan, orders: Orders) -> Iterator[str]:
@@ -39,13 +39,10 @@ def _model(plan: Plan) -> Iterator[str]:
             f"microbatches: {plan.microbatches}, but job.microbatches is {plan.job.microbatches}; "
             "make them equal"
         )
-    if plan.sync.strategy not in SYNC_STRATEGIES:
-        yield (
-            f"sync.strategy: {plan.sync.strategy!r} is not available; "
-            f"use one of {', '.join(SYNC_STRATEGIES)}"
-        )
-    for option in plan.sync.options:
-        yield f"sync.options.{option}: {plan.sync.strategy} has no such option; remove it"
+    try:
+        options_of(plan.sync)
+    except PipeplanError as error:
+        yield from error.problems
 
 
 def stage_problems(plan: Plan) -> Iterator[str]:

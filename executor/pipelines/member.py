@@ -144,4 +144,4 @@ class _Tied:
                     dist.all_reduce(master, group=self._groups[row.ranks])
                 master.div_(len(row.ranks))
         if self._mine:
-            self._weights.round()
+            self._weights.copy_back()

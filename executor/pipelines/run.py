@@ -34,7 +34,7 @@ from executor.saved_state import SavedState
 from executor.sync.between import between_of
 from executor.trainer import Trainer
 from planner.artifacts.document import require_file_path
-from planner.artifacts.plan import Plan, Sync
+from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
 from planner.sync.lane_plan import lane_plan
 from planner.sync.lanes import lanes_of
@@ -48,26 +48,25 @@ class PipelineRun:
     """This rank's part of a training whose pipelines run side by side.
 
     Args:
-        plan: with all pipelines.
+        plan: with all pipelines, and the strategy.
         config: of the training.
         run: how it is run.
-        sync: the strategy.
 
     Raises:
         PipeplanError: if the plan cannot be run so; before any process group is made where one
             rank can tell.
     """
 
-    def __init__(self, plan: Plan, config: TrainingConfig, run: Run, sync: Sync) -> None:
+    def __init__(self, plan: Plan, config: TrainingConfig, run: Run) -> None:
         require_valid(plan)
         _require_known(config)
         self.plan = plan
         self.config = config
         self.run_ = run
-        self.sync = sync
+        self.sync = plan.sync
         self.lanes = lanes_of(plan)
         self.seat: Seat = seat_of(plan, self.lanes, run.pipeline, run.coordinator)
-        self.options = options_of(sync)
+        self.options = options_of(plan.sync)
         self.faults = Faults(parse_faults(run.inject), self.seat.pipeline)
         if run.sync_trace is not None:
             require_file_path(run.sync_trace)
@@ -161,10 +160,16 @@ class PipelineRun:
             loss_scale=loss_scale_of(self.plan, config),
             autocast=autocast_of(config),
             timeout=timedelta(seconds=run.timeout_s),
+            pace=None if run.pace is None else run.pace.of(self._ranks()),
         )
         if self.checkpoint is not None:
             self.saved.load(self.checkpoint, trainer.optimisation)
         return trainer
+
+    def _ranks(self) -> list[int]:
+        """In the whole plan, of this pipeline's places."""
+        devices = self.lanes[self.seat.pipeline].devices
+        return [self.plan.ranks.index(device) for device in devices]
 
     def _by_shares(self, factor: Factor) -> Factor:
         """A share is a step of one pipeline; the rate moves by steps of all of them."""

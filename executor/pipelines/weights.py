@@ -41,7 +41,7 @@ class Weights:
     @torch.no_grad()
     def put_back(self) -> None:
         """The flat tensors have changed: round low-precision parameters from them."""
-        self._optimisation.weights.round()
+        self._optimisation.weights.copy_back()
 
     def state(self) -> dict[str, Tensor]:
         """Copies of all that another rank needs to go on from here."""

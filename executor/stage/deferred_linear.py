@@ -74,8 +74,9 @@ class _Waiting:
             self.matrix.grad = gradient.t() @ rows
         else:
             self.matrix.grad.addmm_(gradient.t(), rows)
+        totals.added(self.matrix)
         if self.bias is not None:
-            add_gradient(self.bias, gradient.sum(0))
+            add_gradient(self.bias, gradient.sum(0), totals)
 
 
 class _Linear(torch.autograd.Function):

@@ -12,9 +12,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from executor.cutting.stage_module import Piece, StageModule
 from executor.random_state import RandomState, seed_generator
+from executor.stage.gates import BeforeUse, put_gates
 from executor.stage.recompute import Recomputed, Run
 from executor.stage.statistics import Statistics, note_statistics
-from executor.stage.waiting import Queue, WeightGradients
+from executor.stage.waiting import Added, Queue, WeightGradients
 from executor.stage.weight_gradients import defer_weight_gradients
 
 CPU = torch.device("cpu")
@@ -40,7 +41,8 @@ class StageRunner:
     """Runs one stage, holding what autograd needs between forward and backward.
 
     Gradients accumulate in the parameters' ``grad``: the mean over ``microbatches``, times
-    ``loss_scale``.
+    ``loss_scale``. The attribute ``added`` is told of each parameter that something other than
+    autograd has added to.
 
     Args:
         stage: cut out of the model.
@@ -48,6 +50,7 @@ class StageRunner:
         split: the microbatches whose backward runs in two halves here.
         device: of tensors.
         autocast: what torch's autocast lowers operations to in the forward; None: as they are.
+        before_use: told before a forward uses parameters; None: nobody wants to know.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class StageRunner:
         split: Collection[int] = (),
         device: torch.device = CPU,
         autocast: torch.dtype | None = None,
+        before_use: BeforeUse | None = None,
     ) -> None:
         self.stage = stage
         self.microbatches = microbatches
@@ -64,11 +68,15 @@ class StageRunner:
         self.device = device
         self.autocast = autocast
         self.loss_scale = 1.0
+        self.added: Added = _nobody
         self.statistics = Statistics(microbatches, stage.buffers)
         self._queue = Queue()
         self._in_flight: dict[int, _InFlight] = {}
         self._left: dict[int, WeightGradients] = {}
         graphs = [note_statistics(piece.graph, self.statistics) for piece in stage.pieces]
+        if before_use is not None:
+            for graph in graphs:
+                put_gates(graph, stage.parameters, before_use)
         pairs = list(zip(stage.pieces, graphs, strict=True))
         self._whole = [self._run(piece, graph, graph) for piece, graph in pairs]
         self._halves = self._whole
@@ -199,12 +207,16 @@ class StageRunner:
 
     def weight_gradients(self, microbatch: int) -> None:
         """Run the second half of a split backward."""
-        self._left.pop(microbatch).run()
+        self._left.pop(microbatch).run(self.added)
 
     def require_empty(self) -> None:
         """Every forward of the iteration has had its backward, with both halves."""
         assert not self._in_flight, f"microbatches left in flight: {sorted(self._in_flight)}"
         assert not self._left, f"weight gradients left to do: {sorted(self._left)}"
+
+
+def _nobody(parameter: Tensor) -> None:
+    """Nobody wants to know of it."""
 
 
 def _entering(piece: Piece, values: dict[str, Tensor]) -> list[Tensor]:

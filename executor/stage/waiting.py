@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+Added = Callable[[Tensor], None]
+
 
 class Totals:
-    """Gradients of what is computed from parameters alone, such as a transposed one."""
+    """Gradients of what is computed from parameters alone, such as a transposed one.
 
-    def __init__(self) -> None:
+    Args:
+        added: told of each parameter whose gradient something other than autograd has added to.
+    """
+
+    def __init__(self, added: Added) -> None:
+        self.added = added
         self._found: dict[int, tuple[Tensor, Tensor]] = {}
 
     def add(self, weight: Tensor, gradient: Tensor) -> None:
@@ -42,9 +49,13 @@ class WeightGradients:
 
     waiting: list[Waiting] = field(default_factory=list)
 
-    def run(self) -> None:
-        """Take them all, and let each go with what it holds."""
-        totals = Totals()
+    def run(self, added: Added) -> None:
+        """Take them all, and let each go with what it holds.
+
+        Args:
+            added: see :class:`Totals`.
+        """
+        totals = Totals(added)
         self.waiting.reverse()
         while self.waiting:
             self.waiting.pop().take(totals)
@@ -75,15 +86,16 @@ def add_gradients(
         if gradient is None:
             continue
         if weight.grad_fn is None:
-            add_gradient(weight, gradient)
+            add_gradient(weight, gradient, totals)
         else:
             totals.add(weight, gradient)
 
 
-def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
+def add_gradient(parameter: Tensor, gradient: Tensor, totals: Totals) -> None:
     """Add to a parameter's ``grad``."""
     if parameter.grad is None:
         # A tensor of its own: autograd may hand out one that others still need, or an expanded one.
         parameter.grad = torch.empty_like(parameter).copy_(gradient)
     else:
         parameter.grad.add_(gradient)
+    totals.added(parameter)

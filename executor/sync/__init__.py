@@ -1,21 +1,54 @@
-"""Gradient synchronisation among the ranks that hold the same parameters."""
+"""Strategies that make the ranks which hold the same parameters agree on them.
 
-from typing import Protocol
+Hands out :class:`Synchronisation`, what the trainer asks of a strategy; :data:`STRATEGIES`, those
+that run any plan with all ranks in step; :func:`make_strategy` and :func:`require_strategy`.
+"""
 
-from executor.lower import Reduce
+from collections.abc import Callable, Mapping
+
 from executor.sync.all_reduce import AllReduce
+from executor.sync.cross_iteration import CrossIteration, require_no_loss_scale
+from executor.sync.decoupled import Decoupled
+from executor.sync.fused import Fused
+from executor.sync.protocol import Synchronisation
+from executor.sync.setting import Setting
+from planner.artifacts.plan import Plan
+from planner.errors import PipeplanError
+from planner.sync.strategies import options_of
+
+STRATEGIES: Mapping[str, Callable[[Setting], Synchronisation]] = {
+    "all_reduce": AllReduce,
+    "fused": Fused,
+    "decoupled": Decoupled,
+    "cross_iteration": CrossIteration,
+}
 
 
-class Synchronisation(Protocol):
-    """A strategy of making gradients agree among the ranks that hold the same parameters."""
+def require_strategy(plan: Plan) -> None:
+    """Refuse what :data:`STRATEGIES` cannot do, before any process group is made.
 
-    def start(self, reduce: Reduce) -> None:
-        """This rank's last backward that adds to these gradients is done."""
+    Raises:
+        PipeplanError: naming the field and the remedy.
+    """
+    name = plan.sync.strategy
+    options_of(plan.sync)
+    if name not in STRATEGIES:
+        raise PipeplanError(
+            f"sync.strategy: {name!r} does not keep all ranks in step; use one of "
+            f"{', '.join(STRATEGIES)} with --sync"
+        )
+    if name == "cross_iteration":
+        require_no_loss_scale(plan.job.precision == "float16")
 
-    def finish(self) -> None:
-        """The gradients of all shared parameters agree after it."""
+
+def make_strategy(plan: Plan, setting: Setting) -> Synchronisation:
+    """The plan's strategy.
+
+    Raises:
+        PipeplanError: as :func:`require_strategy`.
+    """
+    require_strategy(plan)
+    return STRATEGIES[plan.sync.strategy](setting)
 
 
-STRATEGIES = {"all_reduce": AllReduce}
-
-__all__ = ["STRATEGIES", "AllReduce", "Synchronisation"]
+__all__ = ["STRATEGIES", "Setting", "Synchronisation", "make_strategy", "require_strategy"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,11 +14,19 @@ from executor.failure import talking_to
 from executor.gloo_threads import let_others_finish
 from executor.lower import Reduce
 from planner.artifacts.plan import Plan
+from planner.simulator import owners
 
 
 @dataclass(frozen=True)
 class SharedParameters:
-    """Trainable parameters that these stages have in common and exactly these ranks hold."""
+    """Trainable parameters that these stages have in common and exactly these ranks hold.
+
+    Attributes:
+        stages: that use them.
+        ranks: that hold these stages.
+        names: of the parameters, in the order in which a backward completes their gradients: those
+            that a forward uses last come first.
+    """
 
     stages: tuple[int, ...]
     ranks: tuple[int, ...]
@@ -33,27 +42,45 @@ def shared_parameters(plan: Plan) -> list[SharedParameters]:
     """All parameters that several ranks hold, by the stages that use them, in stage order."""
     rank_of = {device: rank for rank, device in enumerate(plan.ranks)}
     groups: dict[tuple[int, ...], list[str]] = {}
-    for name, stages in _users(plan).items():
+    for name, stages in users_of_parameters(plan).items():
         groups.setdefault(stages, []).append(name)
     rows = []
     for stages, names in sorted(groups.items()):
         ranks = tuple(sorted({rank_of[d] for index in stages for d in plan.stages[index].devices}))
         if len(ranks) > 1:
-            rows.append(SharedParameters(stages, ranks, tuple(names)))
+            rows.append(SharedParameters(stages, ranks, tuple(reversed(names))))
     return rows
 
 
-def _users(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """The stages that use each trainable parameter."""
+def users_of_parameters(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """The stages that use each trainable parameter, in the order of the layers that run first."""
     trainable = {p.name for p in plan.model.graph.parameters if p.trainable}
     used = {layer.name: layer.parameters for layer in plan.model.graph.layers}
     stages: dict[str, dict[int, None]] = {}
+    place = {layer.name: k for k, layer in enumerate(plan.model.graph.layers)}
     for stage in plan.stages:
-        for layer in stage.layers:
+        for layer in sorted(stage.layers, key=place.__getitem__):
             for name in used[layer]:
                 if name in trainable:
                     stages.setdefault(name, {})[stage.index] = None
     return {name: tuple(indices) for name, indices in stages.items()}
+
+
+def own_shares(plan: Plan, rank: int) -> dict[str, float]:
+    """What a rank's microbatches make of the gradient of each parameter it holds: 0 to 1.
+
+    All uses of a tied parameter count alike; of those in stages that the rank does not hold it
+    knows nothing, and its share is of the others.
+    """
+    device, owner = plan.ranks[rank], owners(plan.parsed_orders())
+    run = Counter(stage for (stage, _), where in owner.items() if where == device)
+    mine = {stage.index for stage in plan.stages if device in stage.devices}
+    shares = {}
+    for name, stages in users_of_parameters(plan).items():
+        held = mine.intersection(stages)
+        if held:
+            shares[name] = sum(run[s] for s in held) / (plan.microbatches * len(held))
+    return shares
 
 
 def make_process_groups(

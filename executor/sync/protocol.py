@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from executor.lower import Reduce
@@ -15,13 +15,32 @@ Optimise = Callable[[], Outcome]
 class Synchronisation(Protocol):
     """A strategy, on one rank, for one training.
 
-    The calls of an iteration come in this order: :meth:`begin`, then :meth:`start` for each
-    reduction of the rank's program while forwards and backwards run, then :meth:`finish`, then
-    :meth:`update`; :meth:`settle` before anybody reads the weights, and :meth:`close` at the end.
+    The calls of an iteration come in this order: :meth:`begin`, then :meth:`ready` for each shared
+    parameter and :meth:`start` for each reduction of the rank's program while forwards and
+    backwards run, then :meth:`finish`, then :meth:`update`; :meth:`settle` before anybody reads the
+    weights, and :meth:`close` at the end.
     """
 
+    @property
+    def announced(self) -> bool:
+        """Whether it is to be told of each gradient that is complete (:meth:`ready`)."""
+
+    @property
+    def gated(self) -> bool:
+        """Whether it is to be told before a forward uses parameters (:meth:`before_use`)."""
+
     def begin(self, step: int) -> None:
-        """An iteration begins: zero gradients are in place, the first forward is next."""
+        """An iteration begins: no parameter has a gradient, the first forward is next."""
+
+    def ready(self, name: str) -> None:
+        """This rank adds no more to a shared parameter's gradient in this iteration.
+
+        Only called if the strategy is :attr:`announced`.
+        Autograd may call it on a thread of its own, while the trainer waits for the backward.
+        """
+
+    def before_use(self, names: Iterable[str]) -> None:
+        """A forward is about to use these parameters, if the strategy is :attr:`gated`."""
 
     def start(self, reduce: Reduce) -> None:
         """This rank's last backward that adds to these gradients is done."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.artifacts.operations import Operation
-from planner.artifacts.plan import Plan
+from planner.artifacts.plan import Plan, Sync
 from planner.sync.lanes import Lane
 from planner.verifier import predict, replay
 
@@ -37,6 +37,7 @@ def lane_plan(plan: Plan, lane: Lane) -> Plan:
             "microbatches": count,
             "orders": orders,
             "ranks": lane.devices,
+            "sync": Sync(),
             "provenance": plan.provenance.model_copy(update={"problem_digest": None}),
         }
     )

@@ -1,0 +1,201 @@
+"""All-reduces behind the whole next iteration, which begins on an approximation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from executor.failure import talking_to
+from executor.lower import Reduce
+from executor.optimisation import Outcome
+from executor.sync.approximation import TrueWeights, state_kept
+from executor.sync.buckets import Buffer, buckets_by_ranks
+from executor.sync.protocol import Optimise
+from executor.sync.setting import Setting
+from executor.sync.spans import Spans
+from planner.errors import PipeplanError
+from planner.sync.strategies import CrossIterationOptions
+
+Gradients = Mapping[str, Tensor]
+
+
+class CrossIteration:
+    """``cross_iteration``: iteration t + 1 computes while the gradients of t are summed.
+
+    Jin's thesis (HKU 2023). The true weights advance by the whole gradients, with the optimizer's
+    true state: w(t + 1) = step(w(t), sum of the ranks' g(t)). The gradients g(t) are taken on
+    an approximation a(t) of w(t), for w(t) is not known yet when iteration t begins; staleness is
+    one iteration at most. a(1) = w(1), and then
+
+    - ``own_gradient``: a(t + 1) = step(w(t), g(t) of this rank alone, over its share of the
+      microbatches). The optimizer steps as it would, and what it notes of it (momenta, counters)
+      is forgotten.
+    - ``last_update``: a(t + 1) = w(t) + (w(t) - w(t - 1)); a(2) = w(1). Parameters that one rank
+      alone holds, whose gradient nobody has to wait for, go by their own gradient.
+
+    Without replicas and tied parameters it is so exact. An approximation is clipped by its own
+    norm, a true step by that of the whole gradient. The loss of an iteration is that of a(t), its
+    gradient norm that of the true step made in it, of the iteration before.
+
+    Takes a second buffer of all shared gradients and a copy of the trained weights, and for a
+    moment a copy of the optimizer's state of a bucket.
+
+    Args:
+        setting: of this rank.
+
+    Raises:
+        PipeplanError: for float16, where a step may turn out to be skipped.
+    """
+
+    announced, gated = False, False
+
+    def __init__(self, setting: Setting) -> None:
+        options = setting.options
+        assert isinstance(options, CrossIterationOptions)
+        self._optimisation = setting.optimisation
+        require_no_loss_scale(self._optimisation.loss_scale is not None)
+        self._repeats = options.approximation == "last_update"
+        self._own_share = setting.own_share
+        self._process_groups = setting.process_groups
+        self._buckets = buckets_by_ranks(setting.shared, options.fusion_mib)
+        self._shared = {name for bucket in self._buckets for name in bucket.parameters}
+        # Those of this iteration, and those that are summed behind it.
+        self._buffers = [Buffer(bucket) for bucket in self._buckets]
+        self._others = [Buffer(bucket) for bucket in self._buckets]
+        self._true = TrueWeights(self._optimisation.weights)
+        self._spans = Spans(setting.recorder)
+        self._works: list[Any] = []
+        self._summed: Gradients | None = None
+        self._unused: Gradients = {}
+        self._step = 0
+
+    def begin(self, step: int) -> None:
+        """All gradients are zero, in the buffers that are not under way."""
+        self._step = step
+        for buffer in self._buffers:
+            buffer.clear()
+            buffer.attach()
+
+    def ready(self, name: str) -> None:
+        """Nothing begins before the iteration is over."""
+
+    def before_use(self, names: Iterable[str]) -> None:
+        """Approximations are there when the iteration begins."""
+
+    def start(self, reduce: Reduce) -> None:
+        """Nothing begins before the iteration is over."""
+
+    def finish(self) -> None:
+        """Ranks go on with their own gradients."""
+
+    def update(self, optimise: Optimise) -> Outcome:
+        """Advance the true weights by the last iteration, approximate those after this one."""
+        own = self._gradients()
+        norm = self._advance(self._step - 1)
+        rate = self._optimisation.set_rate(self._step)
+        self._approximate(own)
+        self._launch(own)
+        return Outcome(rate, norm, skipped=False)
+
+    def _gradients(self) -> Gradients:
+        """What this rank's backwards have left; the parameters have none after it."""
+        parameters = self._optimisation.weights.parameters
+        found = {n: p.grad for n, p in parameters.items() if p.grad is not None}
+        self._optimisation.zero_gradients()
+        return found
+
+    def _advance(self, step: int) -> float | None:
+        """The true step by the gradients under way, if any are."""
+        if self._summed is None:
+            self._true.keep()
+            return None
+        for bucket, work in zip(self._buckets, self._works, strict=True):
+            with talking_to(bucket.partners):
+                work.wait()
+            self._spans.ended(bucket)
+        self._spans.note()
+        self._true.put_back()
+        for name, gradient in self._summed.items():
+            self._optimisation.weights.parameters[name].grad = gradient
+        self._summed = None
+        return self._optimisation.step(step).gradient_norm
+
+    def _approximate(self, own: Gradients) -> None:
+        weights = self._optimisation.weights
+        if self._repeats:
+            self._true.repeat_change(self._shared)
+        else:
+            self._true.keep()
+        self._unused = {n: view for b in self._others for n, view in b.views.items()}
+        estimates = {n: self._scale(n) for n in own if not (self._repeats and n in self._shared)}
+        factor = self._clip_factor(own, estimates)
+        for names in self._parts(estimates):
+            if not names:
+                continue
+            for name in names:
+                weights.parameters[name].grad = self._scaled(name, own[name], estimates[name])
+            with state_kept(weights, names):
+                self._optimisation.train(self._step, names, 1.0, factor)
+
+    def _scale(self, name: str) -> float:
+        """From the sum over this rank's microbatches to an estimate of the sum over all."""
+        share = self._own_share[name] if name in self._shared else 1.0
+        return 1 / share if share else 1.0
+
+    def _scaled(self, name: str, own: Tensor, factor: float) -> Tensor:
+        """A gradient times a factor, in the buffers whose sums have been used."""
+        if name not in self._unused:
+            return own * factor
+        return torch.mul(own, factor, out=self._unused[name])
+
+    def _clip_factor(self, own: Gradients, estimates: Mapping[str, float]) -> float:
+        optimisation = self._optimisation
+        if not optimisation.needs_norm:
+            return 1.0
+        counted = [name for name in estimates if optimisation.is_counted(name)]
+        norm = optimisation.norm((own[name], estimates[name]) for name in counted)
+        return optimisation.judge(norm) or 0.0
+
+    def _parts(self, names: Iterable[str]) -> Iterator[list[str]]:
+        """Bucket by bucket, then what this rank alone holds."""
+        left = dict.fromkeys(names)
+        for bucket in self._buckets:
+            yield [name for name in bucket.parameters if name in left]
+        yield [name for name in left if name not in self._shared]
+
+    def _launch(self, own: Gradients) -> None:
+        """Start to sum the gradients, now that nobody needs this rank's own any more."""
+        self._works.clear()
+        for bucket, buffer in zip(self._buckets, self._buffers, strict=True):
+            self._spans.started(bucket)
+            group = self._process_groups[bucket.ranks]
+            with talking_to(bucket.partners):
+                self._works.append(dist.all_reduce(buffer.flat, group=group, async_op=True))
+        self._summed = own
+        self._buffers, self._others = self._others, self._buffers
+
+    def settle(self) -> None:
+        """Advance the true weights by the last iteration; the next begins on them."""
+        if self._summed is not None:
+            self._advance(self._step)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def require_no_loss_scale(scaled: bool) -> None:
+    """Refuse to approximate steps that may be skipped.
+
+    Raises:
+        PipeplanError: naming the field and the remedy.
+    """
+    if scaled:
+        raise PipeplanError(
+            "sync.strategy: cross_iteration goes on before it is known whether the gradients of "
+            'float16 have overflowed; plan with precision = "bfloat16" or "float32", or use '
+            "--sync all_reduce"
+        )

@@ -1,0 +1,65 @@
+"""One rank of emulated and paced runs: ``torchrun pace_worker.py PLAN OUTPUT``.
+
+The first rank writes, by kind of run and strategy, the times of the steps, and when the first
+reduction began before its last backward ended.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+
+from executor.emulation import Emulator
+from executor.pace import Pace
+from executor.place import Place
+from executor.prepare import prepare
+from executor.trainer import Trainer
+from planner.artifacts.plan import Plan
+from planner.sync.strategies import parse_sync
+
+STRATEGIES = (
+    "all_reduce:overlap=false",
+    "all_reduce:bucket_mib=0.05",
+    "fused:fusion_mib=0.05",
+    "decoupled:bucket_mib=0.05",
+    "cross_iteration",
+)
+STEPS = 3
+
+
+def main(plan: Plan, output: Path) -> None:
+    dist.init_process_group("gloo")
+    place = Place.of_this_process()
+    slow = Pace({1: 2.0})
+    found = {}
+    for text in STRATEGIES:
+        chosen = plan.model_copy(update={"sync": parse_sync(text)})
+        found[f"emulated {text}"] = run(Emulator(chosen, place))
+        found[f"paced {text}"] = run(trainer(chosen, Pace()))
+    found["slow emulated"] = run(Emulator(plan, place, pace=slow))
+    found["slow paced"] = run(trainer(plan, slow))
+    if place.rank == 0:
+        output.write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def trainer(plan: Plan, pace: Pace) -> Trainer:
+    prepared = prepare(plan)
+    batch = prepared.model.example_batch(plan.job.samples_per_microbatch)
+    return Trainer(prepared, lambda step, microbatch: batch, pace=pace)
+
+
+def run(stepper: Emulator | Trainer) -> dict:
+    times, lead_s = [], []
+    for step in range(1, STEPS + 1):
+        times.append(stepper.step(step).step_time_s)
+        starts = [span.start_s for span in stepper.record.reductions]
+        end_s = max(span.end_s for span in stepper.record.operations)
+        lead_s.append(end_s - min(starts) if starts else None)
+    stepper.close()
+    return {"times_s": times, "lead_s": lead_s[-1]}
+
+
+if __name__ == "__main__":
+    main(Plan.load(sys.argv[1]), Path(sys.argv[2]))

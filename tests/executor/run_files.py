@@ -1,0 +1,62 @@
+"""Many trainings in one launch: their files in a folder, and what they leave there."""
+
+import json
+from pathlib import Path
+
+from launch import environment, torchrun
+from plain_torch import Named
+
+from executor.checkpoint import Checkpoint
+from executor.config import TrainingConfig
+from planner.artifacts.plan import Plan
+
+HERE = Path(__file__).parent
+
+
+class RunFiles:
+    """Trainings by name, run in the order of their names, each with a checkpoint at its end."""
+
+    def __init__(self, folder: Path, steps: int) -> None:
+        self.folder = folder
+        self.steps = steps
+
+    def add(
+        self,
+        name: str,
+        plan: Plan,
+        text: str = "",
+        every: int = 99,
+        steps: int | None = None,
+        data: str = "random",
+        **run: object,
+    ) -> None:
+        plan.save(self.folder / f"{name}.json")
+        head = f'format = "pipeplan-train/1"\nsteps = {steps or self.steps}\nseed = 3\n'
+        head += f'data = "{data}"\n'
+        table = f'[checkpoint]\nfolder = "{self.checkpoints(name)}"\nevery = {every}\n'
+        (self.folder / f"{name}.toml").write_text(f"{head}{text}\n{table}")
+        (self.folder / f"{name}.run").write_text(json.dumps(run))
+
+    def launch(self, ranks: int) -> None:
+        worker = str(HERE / "runs_worker.py")
+        done = torchrun(ranks, worker, str(self.folder), env=environment(HERE))
+        assert done.returncode == 0, done.stderr[-4000:]
+
+    def checkpoints(self, name: str) -> Path:
+        return self.folder / "checkpoints" / name
+
+    def history(self, name: str) -> list[dict]:
+        found = json.loads((self.folder / f"{name}.history").read_text())
+        assert isinstance(found, list), found
+        return found
+
+    def losses(self, name: str) -> list[float]:
+        return [metrics["loss"] for metrics in self.history(name)]
+
+    def config(self, name: str) -> TrainingConfig:
+        return TrainingConfig.load(self.folder / f"{name}.toml")
+
+    def parameters(self, name: str) -> Named:
+        checkpoint = Checkpoint.open(self.checkpoints(name))
+        names = checkpoint.names("parameters/")
+        return {n.removeprefix("parameters/"): x for n, x in checkpoint.read(names).items()}

@@ -1,0 +1,107 @@
+"""What is announced when, and in which order buckets are launched."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from executor.lower import Reduce
+from executor.sync.buckets import MIB, Buffer, SharedGradients, buckets_by_ranks
+from executor.sync.buckets import buckets_by_reduction as by_reduction
+from executor.sync.in_order import InOrder
+from executor.sync.readiness import Readiness, last_backwards
+from planner.artifacts.operations import Operation, parse_order
+from planner.errors import PipeplanError
+
+LAST = Operation(0, "B", 1)
+SHARED = [
+    SharedGradients(
+        Reduce((stage,), ranks),
+        {f"{stage}.{k}": nn.Parameter(torch.zeros(k + 1)) for k in range(count)},
+    )
+    for stage, ranks, count in ((2, (0, 1), 5), (1, (0, 2), 3), (0, (0, 1), 4))
+]
+
+
+def test_the_last_backward_of_a_parameter_is_that_of_all_its_stages() -> None:
+    order = parse_order("0F0 1F0 1B0 0B0 0F1 1F1 1I1 0B1 1W1", "orders")
+    users = {"both": (0, 1), "first": (0,), "second": (1,), "elsewhere": (2,)}
+    found = last_backwards(order, users)
+    assert {str(op): names for op, names in found.items()} == {
+        "1W1": ["both", "second"],
+        "0B1": ["first"],
+    }
+
+
+def test_a_gradient_is_announced_with_its_last_part_from_the_second_iteration_on() -> None:
+    told: list[str] = []
+    weight, idle = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    readiness = Readiness({"weight": weight, "idle": idle}, {LAST: ["weight"]}, told.append)
+
+    def iteration(parts: int) -> list[str]:
+        seen = []
+        readiness.begin_iteration()
+        (weight * 3).sum().backward()  # Of another operation.
+        readiness.begin(LAST)
+        for part in range(parts):
+            ((weight * 2).sum() + weight.sum()).backward()  # Two uses are one part.
+            seen.append(f"{part}: {told}")
+        readiness.end(LAST)
+        told.append("end")
+        seen.append(str(told))
+        told.clear()
+        return seen
+
+    assert iteration(2) == ["0: ['idle']", "1: ['idle']", "['idle', 'weight', 'end']"]
+    assert iteration(2) == [
+        "0: ['idle']",
+        "1: ['idle', 'weight']",
+        "['idle', 'weight', 'end']",
+    ]
+    assert iteration(1)[-1] == "['idle', 'weight', 'end']"
+    with pytest.raises(PipeplanError, match="gradient of 'weight' came in more parts"):
+        iteration(3)
+
+
+@given(st.permutations([name for row in SHARED for name in row.parameters]), st.booleans())
+def test_buckets_are_launched_in_order_and_when_they_are_complete(
+    names: list[str], fused: bool
+) -> None:
+    buckets = (buckets_by_ranks if fused else by_reduction)(SHARED, 16 / MIB)
+    launched: list[int] = []
+    order = InOrder(buckets, launched.append)
+    order.begin()
+    for count, name in enumerate(names, 1):
+        order.ready(name)
+        there = set(names[:count])
+        complete = [set(bucket.parameters) <= there for bucket in buckets]
+        assert launched == list(range([*complete, False].index(False)))
+    assert len(launched) == len(buckets)
+
+
+def test_buckets_hold_every_gradient_once_and_are_in_one_order_on_all_ranks() -> None:
+    for make in (by_reduction, buckets_by_ranks):
+        whole = make(SHARED, 16 / MIB)
+        names = [name for bucket in whole for name in bucket.parameters]
+        assert sorted(names) == sorted(n for row in SHARED for n in row.parameters)
+        for rank in (1, 2):
+            held = [row for row in SHARED if rank in row.reduce.ranks]
+            mine = [list(bucket.parameters) for bucket in make(held, 16 / MIB)]
+            assert mine == [list(b.parameters) for b in whole if rank in b.ranks]
+    fused = buckets_by_ranks(SHARED, 1)
+    assert [bucket.reduces for bucket in fused] == [
+        (SHARED[1].reduce,),
+        (SHARED[0].reduce, SHARED[2].reduce),
+    ]
+
+
+def test_gradients_are_views_of_a_flat_buffer_filled_up_with_zeros() -> None:
+    (bucket,) = by_reduction(SHARED[:1], 1)
+    buffer = Buffer(bucket, multiple=4)
+    assert buffer.flat.tolist() == [0.0] * 16
+    buffer.attach()
+    for number, parameter in enumerate(bucket.parameters.values()):
+        assert parameter.grad is not None
+        parameter.grad += number + 1
+    assert buffer.flat.tolist() == [1, 2, 2, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 5, 0]

@@ -1,0 +1,92 @@
+"""Strategies that cannot run are refused with a remedy, before the processes meet."""
+
+import pytest
+from executor_plans import scheduled, zoo_pipeline
+
+import executor.training
+from executor.command_line import Options
+from executor.config import TrainingConfig
+from executor.pace import Pace
+from executor.training import Run, run_emulation, run_training
+from planner.artifacts.plan import Plan, Sync
+from planner.errors import PipeplanError
+from planner.verifier import verify
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
+    def meet(*arguments: object) -> None:
+        raise AssertionError("a process group was made")
+
+    monkeypatch.setattr(executor.training, "process_group", meet)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    return scheduled(zoo_pipeline("gpt_tiny", [4], ["d0", "d1"], 2))
+
+
+REFUSED = {
+    "gossip": r"sync\.strategy: 'gossip' is not known; expected one of all_reduce, fused",
+    "all_reduce:bucket_mib=0": r"sync\.options of all_reduce.*bucket_mib",
+    "fused:overlap=true": r"sync\.options of fused.*overlap",
+    "decoupled:bucket": r"sync: 'bucket' in 'decoupled:bucket' is not OPTION=VALUE",
+    "cross_iteration:approximation=none": r"sync\.options of cross_iteration.*approximation",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_a_strategy_that_cannot_be_is_refused(plan: Plan, text: str) -> None:
+    with pytest.raises(PipeplanError, match=REFUSED[text]):
+        run_training(plan, TrainingConfig(), Run(sync=text))
+    with pytest.raises(PipeplanError, match=REFUSED[text]):
+        run_emulation(plan, 1, Run(sync=text))
+
+
+def test_a_plan_with_such_a_strategy_does_not_hold(plan: Plan) -> None:
+    for sync, message in (
+        (Sync(strategy="gossip"), "sync.strategy: 'gossip' is not known"),
+        (Sync(strategy="fused", options={"bucket_mib": 3}), "sync.options of fused"),
+    ):
+        (problem,) = verify(plan.model_copy(update={"sync": sync}))
+        assert problem.startswith(message)
+    assert verify(plan.model_copy(update={"sync": Sync(strategy="decoupled")})) == []
+
+
+PACES = {
+    (None, None): Pace(),
+    ("1=2.5, 3=4", None): Pace({1: 2.5, 3: 4.0}),
+    (None, "0.1:0.3"): Pace(sleep_probability=0.1, sleep_s=0.3),
+    ("x=2", None): "slow: 'x=2' is not RANK=FACTOR; write it as 1=2.0,3=4.0",
+    ("1=0", None): "slow: '1=0': 0 is not from 0.001 to 1e+06",
+    (None, "0.1"): "sleep: '0.1': '' is not a number",
+    (None, "2:1"): "sleep: '2:1': 2 is not from 0 to 1",
+}
+
+
+@pytest.mark.parametrize("words", PACES, ids=str)
+def test_a_pace_is_read_or_refused(words: tuple[str | None, str | None]) -> None:
+    expected = PACES[words]
+    if isinstance(expected, Pace):
+        assert Pace.parse(*words) == expected
+        return
+    with pytest.raises(PipeplanError) as refused:
+        Pace.parse(*words)
+    assert refused.value.problems == (expected,) or str(refused.value) == expected
+
+
+def test_a_rank_that_there_is_not_cannot_be_slow(plan: Plan) -> None:
+    with pytest.raises(PipeplanError, match="slow: there is no rank 2; the plan has ranks 0 to 1"):
+        run_training(plan, TrainingConfig(), Run(pace=Pace({2: 2.0})))
+
+
+def test_machines_that_are_not_emulated_cannot_be_slow() -> None:
+    nothing = dict.fromkeys(Options.__dataclass_fields__)
+    options = Options(**{**nothing, "timeout_s": 600, "slow": "1=2"})
+    with pytest.raises(PipeplanError, match="add --emulate-speed, or --emulate"):
+        options.run()
+
+
+def test_pauses_are_drawn_anew_for_each_rank_and_step_and_are_the_same_again() -> None:
+    pace = Pace(sleep_probability=0.3, sleep_s=1.0, seed=5)
+    drawn = [pace.pause_s(rank, step) for rank in range(20) for step in range(50)]
+    assert 250 < sum(drawn) < 350
+    assert drawn == [pace.pause_s(rank, step) for rank in range(20) for step in range(50)]
