@@ -164,7 +164,10 @@ class Readiness:
         """Begin anew if the guarantee is due and fulfilled; queue if it is due only."""
         period = self._options.guarantee_period
         place, there = self._places[key], self._room.there
-        if period is None or place.updates < period * len(there):
+        if period is None:
+            return
+        # What is due stays due, even if someone joins in the meantime and the count falls short.
+        if key not in self._due and place.updates < period * len(there):
             return
         if place.graph.components > 1:
             self._due[key] = None
