@@ -36,7 +36,7 @@ from executor.trainer import Trainer
 from planner.artifacts.document import require_file_path
 from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
-from planner.sync.lane_plan import lane_plan
+from planner.lane_plan import lane_plan
 from planner.sync.lanes import lanes_of
 from planner.sync.strategies import options_of
 from planner.verifier import require_valid
