@@ -5,7 +5,7 @@ from dataclasses import replace
 import networkx as nx
 import pytest
 from group_world import Setting, readiness_options, run, settings_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.sync.groups import scheduler_of
@@ -33,7 +33,6 @@ def alone(scheduler: Scheduler, worker: int, iteration: int, key: int = 0) -> No
     assert group.members == (worker,)
 
 
-@settings(max_examples=200)
 @given(settings_of(), readiness_options())
 def test_without_a_guarantee_nobody_waits_beyond_the_deadline(
     setting: Setting, options: SemiDecentralizedOptions
@@ -43,7 +42,6 @@ def test_without_a_guarantee_nobody_waits_beyond_the_deadline(
     assert all(waited_s <= most_s for waited_s in world.answers.values())
 
 
-@settings(max_examples=200)
 @given(settings_of(fates=False), readiness_options(), st.integers(1, 3))
 def test_groups_connect_everyone_within_the_bound(
     setting: Setting, options: SemiDecentralizedOptions, period: int
@@ -182,6 +180,23 @@ def test_the_guarantee_is_fulfilled_once_those_that_it_missed_have_left() -> Non
     together(scheduler, (0, 1), 2)
     assert scheduler.handle(Left(2), 0) == []
     assert ask(scheduler, 0, 3) == []
+    assert scheduler.deadline_s is not None
+
+
+def test_a_guarantee_that_is_due_is_fulfilled_even_if_others_join() -> None:
+    scheduler = scheduler_of(PLAIN.model_copy(update={"guarantee_period": 3}), 4, 1)
+    for worker in (2, 3):
+        scheduler.handle(Left(worker), 0)
+    for iteration in range(1, 7):
+        alone(scheduler, 0, iteration)  # Six updates of two workers: due. Twelve would be of four.
+    for worker in (2, 3):
+        scheduler.handle(Joined(worker, 1), 9)
+    for worker, iteration in ((0, 7), (1, 1), (2, 1)):
+        assert ask(scheduler, worker, iteration) == []
+    assert ask(scheduler, 3, 1) == [(0, 1, 2, 3)]
+    for worker in range(4):
+        scheduler.handle(Finished(worker, 6), 9)
+    assert ask(scheduler, 0, 8, now_s=9) == []
     assert scheduler.deadline_s is not None
 
 

@@ -166,7 +166,7 @@ class Readiness:
         place, there = self._places[key], self._room.there
         if period is None:
             return
-        # What is due stays due, even if someone joins in the meantime and the count falls short.
+        # What fell due stays so, even if workers that join would put it off.
         if key not in self._due and place.updates < period * len(there):
             return
         if place.graph.components > 1:
