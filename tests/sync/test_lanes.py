@@ -7,6 +7,7 @@ from builders import boundary, graph, layer, orders, pipeline, star
 
 from planner.artifacts.plan import Plan
 from planner.assemble import plan_by_hand
+from planner.cli.sync import require_sync, with_sync
 from planner.errors import PipeplanError
 from planner.lane_plan import lane_plan
 from planner.sync.lanes import lanes_of
@@ -85,3 +86,21 @@ def test_pipelines_take_shares_of_one_size() -> None:
         d3="1F1 1B1",
     )
     assert "orders: pipelines run different numbers of microbatches (1 to 3)" in refused(lopsided)
+
+
+def test_a_plan_without_pipelines_keeps_its_strategy_and_says_why() -> None:
+    alone = plan([(["a", "b"], ["d0"])], d0="0F0 0B0 0F1 0B1 0F2 0B2 0F3 0B3")
+    kept, reason = with_sync(alone, "choose")
+    assert kept is alone
+    assert reason.startswith("all_reduce: nothing to choose: workers: one pipeline")
+
+
+def test_a_strategy_is_chosen_for_the_pipelines_of_a_plan() -> None:
+    chosen, reason = with_sync(side_by_side(), "choose")
+    assert reason.startswith(chosen.sync.strategy)
+    assert verify(chosen) == []
+
+
+def test_a_strategy_that_is_none_is_refused_before_any_work() -> None:
+    with pytest.raises(PipeplanError, match=r"sync.strategy: 'al_reduce' is not known"):
+        require_sync("al_reduce")
