@@ -41,9 +41,11 @@ def main() -> int:
 
 
 def _run(options: Options, rank: int) -> None:
+    from executor.run import sync_of
     from executor.step_report import StepReport
     from executor.training import run_emulation, run_training
     from planner.artifacts.plan import Plan
+    from planner.sync.strategies import TOGETHER
 
     plan = Plan.load(options.plan)
     config, run = options.config(), options.run()
@@ -54,22 +56,25 @@ def _run(options: Options, rank: int) -> None:
     else:
         history = run_training(plan, config, run, report)
     if rank == 0:
-        print(_summary(history, len(plan.ranks), options.emulate), flush=True)
+        ranks = f"{len(plan.ranks)} ranks"
+        if sync_of(plan, run).strategy not in TOGETHER:
+            ranks = f"pipeline {options.pipeline or 0}"
+        print(_summary(history, ranks, options.emulate), flush=True)
         if config.timeline is not None and history:
             print(f"wrote {config.timeline}", flush=True)
 
 
-def _summary(history: Sequence[StepMetrics], ranks: int, emulated: bool) -> str:
+def _summary(history: Sequence[StepMetrics], ranks: str, emulated: bool) -> str:
     if not history:
         return "nothing to do: all steps are done"
     if emulated:
         median_s = statistics.median(metrics.step_time_s for metrics in history)
         return (
-            f"emulated {len(history)} steps on {ranks} ranks: median {median_s:.3f} s "
+            f"emulated {len(history)} steps on {ranks}: median {median_s:.3f} s "
             f"(predicted {history[0].predicted_time_s:.3f} s)"
         )
     return (
-        f"trained {len(history)} steps on {ranks} ranks: loss "
+        f"trained {len(history)} steps on {ranks}: loss "
         f"{history[0].loss:.4f} -> {history[-1].loss:.4f}"
     )
 

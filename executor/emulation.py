@@ -20,7 +20,7 @@ from executor.clock import HostClock
 from executor.device_time import DeviceTime
 from executor.layer_moments import LayerMoments
 from executor.lower import Action, Reduce, lower
-from executor.metrics import StepMetrics, gather_metrics
+from executor.metrics import Gathering, StepMetrics
 from executor.optimisation import Optimisation, Outcome
 from executor.optimizer import job_optimizer
 from executor.pace import Pace
@@ -218,10 +218,9 @@ class Emulator:
 
     def step(self, step: int) -> StepMetrics:
         """One iteration; all ranks wait for each other's metrics."""
-        self.iterate(step)
-        return gather_metrics(self.plan, step, 0.0, self.record, torch.device("cpu"))
+        return self.iterate(step).metrics()
 
-    def iterate(self, step: int) -> None:
+    def iterate(self, step: int) -> Gathering:
         """One iteration, after which ranks wait for each other only if their strategy does."""
         self._recorder.begin()
         self._time.begin(self.pace.pause_s(self.place.rank, step))
@@ -234,6 +233,7 @@ class Emulator:
         self._time.take(self._optimizer_s)
         self._recorder.note("optimizer", None, start)
         self.record = self._recorder.record()
+        return Gathering(self.plan, step, 0.0, self.record, torch.device("cpu"))
 
     def close(self) -> None:
         """No iteration follows; all ranks call it."""

@@ -54,15 +54,8 @@ class StepMetrics:
         )
 
 
-def gather_metrics(
-    plan: Plan,
-    step: int,
-    loss: float,
-    record: StepRecord,
-    device: torch.device,
-    outcome: Outcome | None = None,
-) -> StepMetrics:
-    """What an iteration was, from what each rank says of it; all ranks return the same.
+class Gathering:
+    """What each rank says of an iteration, on its way to all the others.
 
     Args:
         plan: that runs.
@@ -72,30 +65,46 @@ def gather_metrics(
         device: of its tensors.
         outcome: of the optimizer step, the same on all ranks.
     """
-    elapsed_s = record.end_s - record.begin_s
-    with talking_to(f"the other ranks, at the end of step {step}"):
-        rows = _gather([loss, record.busy_s, elapsed_s, float(peak_memory_bytes(device))])
-    losses, busy_s, times_s, peaks = zip(*rows, strict=True)
-    step_time_s = max(times_s)
-    return StepMetrics(
-        step=step,
-        loss=sum(losses),
-        step_time_s=step_time_s,
-        predicted_time_s=plan.predicted.iteration_time_s,
-        bubble=min(1.0, max(0.0, 1 - sum(busy_s) / (len(rows) * step_time_s))),
-        peak_memory_bytes=int(max(peaks)),
-        learning_rate=None if outcome is None else outcome.learning_rate,
-        gradient_norm=None if outcome is None else outcome.gradient_norm,
-        skipped=outcome is not None and outcome.skipped,
-    )
 
+    def __init__(
+        self,
+        plan: Plan,
+        step: int,
+        loss: float,
+        record: StepRecord,
+        device: torch.device,
+        outcome: Outcome | None = None,
+    ) -> None:
+        self.record = record
+        self._plan = plan
+        self._step = step
+        self._outcome = outcome
+        elapsed_s = record.end_s - record.begin_s
+        peak = float(peak_memory_bytes(device))
+        mine = torch.tensor([loss, record.busy_s, elapsed_s, peak], dtype=torch.float64)
+        self._rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        with talking_to(f"the other ranks, at the end of step {step}"):
+            self._work = dist.all_gather(self._rows, mine, async_op=True)
 
-def _gather(row: list[float]) -> list[list[float]]:
-    """Some numbers of every rank."""
-    mine = torch.tensor(row, dtype=torch.float64)
-    found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, mine)
-    return [other.tolist() for other in found]
+    def metrics(self) -> StepMetrics:
+        """What the iteration was, once all ranks are done with it; all return the same."""
+        with talking_to(f"the other ranks, at the end of step {self._step}"):
+            self._work.wait()
+        rows = [row.tolist() for row in self._rows]
+        losses, busy_s, times_s, peaks = zip(*rows, strict=True)
+        step_time_s = max(times_s)
+        outcome = self._outcome
+        return StepMetrics(
+            step=self._step,
+            loss=sum(losses),
+            step_time_s=step_time_s,
+            predicted_time_s=self._plan.predicted.iteration_time_s,
+            bubble=min(1.0, max(0.0, 1 - sum(busy_s) / (len(rows) * step_time_s))),
+            peak_memory_bytes=int(max(peaks)),
+            learning_rate=None if outcome is None else outcome.learning_rate,
+            gradient_norm=None if outcome is None else outcome.gradient_norm,
+            skipped=outcome is not None and outcome.skipped,
+        )
 
 
 def peak_memory_bytes(device: torch.device) -> int:

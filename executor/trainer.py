@@ -19,7 +19,7 @@ from executor.learning_rate import Factor
 from executor.loss_scale import LossScale
 from executor.lower import Reduce
 from executor.master_weights import MakeOptimizer
-from executor.metrics import StepMetrics, gather_metrics
+from executor.metrics import Gathering, StepMetrics
 from executor.optimisation import Optimisation, Outcome
 from executor.optimizer import job_optimizer
 from executor.pace import Pace, PacedWorker, Pacer
@@ -216,21 +216,16 @@ class Trainer:
 
     def step(self, step: int) -> StepMetrics:
         """One iteration with its optimizer step; all ranks wait for each other's metrics."""
-        loss, outcome = self.iterate(step)
-        return gather_metrics(self.plan, step, loss, self.record, self.device, outcome)
+        return self.iterate(step).metrics()
 
-    def iterate(self, step: int) -> tuple[float, Outcome]:
-        """One iteration, after which ranks wait for each other only if their strategy does.
-
-        Returns:
-            This rank's share of the mean loss, and what the optimizer step was.
-        """
+    def iterate(self, step: int) -> Gathering:
+        """One iteration, after which ranks wait for each other only if their strategy does."""
         loss = self.forward_backward(step)
         start = self._recorder.mark()
         outcome = self.synchronisation.update(lambda: self.optimise(step))
         self._recorder.note("optimizer", None, start)
         self.record = self._recorder.record()
-        return loss, outcome
+        return Gathering(self.plan, step, loss, self.record, self.device, outcome)
 
     def settle(self) -> None:
         """Bring to an end what is under way: the weights are those after the last iteration.

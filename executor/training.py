@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from executor.checkpoint import Checkpoint, Ranks
+from executor.checkpoint import Checkpoint
 from executor.config import TrainingConfig
 from executor.data import BatchOf
 from executor.dataset import Dataset
 from executor.emulation import Emulator
 from executor.feed import Feed
 from executor.limits import DEFAULT_TIMEOUT_S, require_timeout
+from executor.loop import Loop, Report
 from executor.metrics import StepMetrics
 from executor.model import Factory
 from executor.optimizer import OptimizerFactory
@@ -23,20 +23,16 @@ from executor.pipelines.run import PipelineRun
 from executor.place import Place
 from executor.prepare import prepare, require_runnable
 from executor.process_group import device_of_this_process, process_group, require_backend
-from executor.recorder import StepRecord
 from executor.requirements import require_fitting, require_writable
 from executor.run import Run, autocast_of, loss_scale_of, optimizer_of, sync_of
 from executor.saved_state import SavedState
 from executor.sync import require_strategy
-from executor.timeline import TimelineWriter
 from executor.trainer import Trainer
 from planner.artifacts.document import require_file_path
 from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError, shorten
 from planner.sync.strategies import TOGETHER
 from planner.tracing.factory import Loss
-
-Report = Callable[[StepMetrics], None]
 
 
 def train(
@@ -136,7 +132,7 @@ def run_training(
         )
         if checkpoint is not None:
             saved.load(checkpoint, trainer.optimisation)
-        loop = _Loop(plan, place, device, config.timeline, report, emulated=False)
+        loop = Loop(plan, place, device, config.timeline, run.sync_trace, report, emulated=False)
 
         def save(step: int) -> None:
             table = config.checkpoint
@@ -181,56 +177,9 @@ def run_emulation(
             watch=timeline is not None,
             pace=run.pace,
         )
-        loop = _Loop(plan, place, device, timeline, report, emulated=True)
+        loop = Loop(plan, place, device, timeline, run.sync_trace, report, emulated=True)
         history = loop.run(emulator, range(1, steps + 1), lambda step: None)
         emulator.close()
-        return history
-
-
-class _Stepper(Protocol):
-    """Something that runs iterations."""
-
-    record: StepRecord
-
-    def step(self, step: int) -> StepMetrics:
-        """One iteration; all ranks return the same metrics."""
-
-
-class _Loop:
-    """Iterations, and what is written of them."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        place: Place,
-        device: torch.device,
-        timeline: str | None,
-        report: Report | None,
-        *,
-        emulated: bool,
-    ) -> None:
-        self.report = report
-        self.path = timeline
-        self.writer = None
-        if timeline is not None:
-            ranks = Ranks.of_process_group()
-            self.writer = TimelineWriter(plan, place.rank, device, emulated=emulated, ranks=ranks)
-
-    def run(
-        self, stepper: _Stepper, steps: range, after: Callable[[int], None]
-    ) -> list[StepMetrics]:
-        """Run some steps; ``after`` is called with each one's number."""
-        history = []
-        for step in steps:
-            metrics = stepper.step(step)
-            history.append(metrics)
-            if self.writer is not None:
-                self.writer.add(metrics, stepper.record)
-            if self.report is not None:
-                self.report(metrics)
-            after(step)
-        if self.writer is not None and self.path is not None and history:
-            self.writer.save(self.path)
         return history
 
 

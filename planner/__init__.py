@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from planner.schedule.search import search_schedule
     from planner.simulator import simulate_plan as simulate
     from planner.solver import solve
+    from planner.sync.choice import choose as choose_sync
+    from planner.sync.simulation.comparison import compare_syncs
     from planner.tracing.trace import trace
     from planner.verifier import verify
 
@@ -41,7 +43,9 @@ _HOME = {
     "Problem": ("planner.artifacts.problem", "Problem"),
     "Result": ("planner.result", "Result"),
     "calibrate": ("planner.calibration.calibrate", "calibrate"),
+    "choose_sync": ("planner.sync.choice", "choose"),
     "compare": ("planner.comparison", "compare"),
+    "compare_syncs": ("planner.sync.simulation.comparison", "compare_syncs"),
     "compare_with_measured": ("planner.deviation", "compare_with_measured"),
     "search_partition": ("planner.partition.exact.optimum", "search_partition"),
     "search_schedule": ("planner.schedule.search", "search_schedule"),
@@ -66,7 +70,9 @@ __all__ = [
     "Problem",
     "Result",
     "calibrate",
+    "choose_sync",
     "compare",
+    "compare_syncs",
     "compare_with_measured",
     "search_partition",
     "search_schedule",

@@ -14,7 +14,7 @@ from typing import Any
 
 from executor.coordinator.store import Meeting
 from planner.artifacts.plan import Plan, Sync
-from planner.sync.lanes import lanes_of
+from planner.sync.lanes import lanes_of, pipelines_per_node
 
 _PAUSE_S = 0.2
 """Before it is started again, so that one that cannot start does not take a core."""
@@ -109,11 +109,10 @@ def work_of(plan: Plan, steps: int, sync: Sync) -> Work:
         PipeplanError: if the plan has no pipelines of their own.
     """
     lanes = lanes_of(plan)
-    nodes = {device.partition("/")[0] for lane in lanes for device in lane.devices[:1]}
     return Work(
         pipelines=len(lanes),
         places=len(lanes[0].devices),
         shares=max(0, steps) * len(lanes),
         sync=sync,
-        pipelines_per_node=max(1, len(lanes) // max(1, len(nodes))),
+        pipelines_per_node=pipelines_per_node(lanes),
     )

@@ -62,6 +62,11 @@ class Member:
         trainer.optimise = partial(self._optimise, optimise)
 
     @property
+    def leads(self) -> bool:
+        """Whether its pipeline is the first of those that are there."""
+        return self._client.pipeline == min(self._neighbours.there, default=0)
+
+    @property
     def weights(self) -> Weights:
         """What it averages."""
         return self._neighbours.weights

@@ -36,7 +36,7 @@ from executor.trainer import Trainer
 from planner.artifacts.document import require_file_path
 from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
-from planner.sync.lane_plan import lane_plan
+from planner.lane_plan import lane_plan
 from planner.sync.lanes import lanes_of
 from planner.sync.strategies import options_of
 from planner.verifier import require_valid
@@ -86,6 +86,7 @@ class PipelineRun:
         self.checkpoint = checkpoint
         self.steps_before = 0 if checkpoint is None else self.saved.require_fits(checkpoint)
         self.feed = Feed(self.prepared, config, run.data, checkpoint, 1)
+        self._saved_step = self.steps_before
 
     @property
     def work(self) -> Work:
@@ -101,39 +102,39 @@ class PipelineRun:
         Returns:
             The metrics of this pipeline's steps.
         """
-        history: list[StepMetrics] = []
-
-        def after(share: int, metrics: StepMetrics) -> None:
-            metrics = replace(metrics, step=len(history) + 1)
-            history.append(metrics)
-            if report is not None:
-                report(metrics)
-            self._save(trainer, share)
-
         run = self.run_
         with process_group(self.device, run.timeout_s, run.backend, self.seat.part):
             trainer = self._trainer()
             with self._coordinator(), self._client() as client:
-                self._take_part(trainer, client, after)
-                report_: dict[str, Any] = json.loads(client.store.get(REPORT))
+                self._require_same_work(client)
+                history = self._take_part(trainer, client, report)
+                found: dict[str, Any] = json.loads(client.store.get(REPORT))
                 client.store.add(ENDED, 1)
             if self.seat.hosts_coordinator and report is not None:
-                print(*report_lines(report_), sep="\n", flush=True)
+                print(*report_lines(found), sep="\n", flush=True)
         return history
 
     def _take_part(
-        self, trainer: Trainer, client: Client, after: Callable[[int, StepMetrics], None]
-    ) -> None:
-        self._require_same_work(client)
+        self, trainer: Trainer, client: Client, report: Report | None
+    ) -> list[StepMetrics]:
         member = self._member(trainer, client)
+        history: list[StepMetrics] = []
+
+        def after(share: int, metrics: StepMetrics) -> None:
+            history.append(replace(metrics, step=len(history) + 1))
+            if report is not None:
+                report(history[-1])
+            self._save(trainer, member, share)
+
         try:
             member.run(after)
         except NothingLeftError as error:
             if not error.is_done:
                 raise
-            return
-        self._save(trainer, self.work.shares - 1, last=True)
+            return history
+        self._save(trainer, member, self.work.shares - 1, last=True)
         self._trace(member, client)
+        return history
 
     def _require_same_work(self, client: Client) -> None:
         """Refuse a coordinator of another plan, or with other options."""
@@ -218,20 +219,22 @@ class PipelineRun:
             sizes = work.pipelines, work.places, work.pipelines_per_node
             save_trace(Path(path), client.store, self.sync, *sizes)
 
-    def _save(self, trainer: Trainer, share: int, *, last: bool = False) -> None:
-        """The first pipeline writes checkpoints: of its own weights, and of all at the end.
+    def _save(self, trainer: Trainer, member: Member, share: int, *, last: bool = False) -> None:
+        """The first pipeline that is there writes: its own weights, and those of all at the end.
 
-        They resume under any plan. Shares below the newest that others have not ended yet count
-        as seen.
+        Checkpoints resume under any plan. Shares below the newest that others have not ended yet
+        count as seen.
         """
         table = self.config.checkpoint
-        if table is None or self.seat.pipeline != 0:
+        if table is None:
             return
-        pipelines = len(self.lanes)
-        step = self.steps_before + (share + 1) // pipelines
-        if last or (share % pipelines == 0 and step and step % table.every == 0):
-            seen = self.feed.samples_seen_after(share + 1)
-            self.saved.save(table.folder, step, trainer.optimisation, seen, table.keep)
+        step = self.steps_before + (share + 1) // len(self.lanes)
+        is_due = step // table.every > self._saved_step // table.every
+        if is_due or (last and step > self._saved_step):
+            self._saved_step = step
+            if member.leads:
+                seen = self.feed.samples_seen_after(share + 1)
+                self.saved.save(table.folder, step, trainer.optimisation, seen, table.keep)
 
 
 def _is_first(seat: Seat) -> bool:

@@ -61,6 +61,11 @@ def seat_of(
             "--pipeline and --coordinator belong together: start python -m executor.coordinator "
             "PLAN --listen HOST:PORT, then each pipeline with both"
         )
+    if dist.is_initialized():
+        raise PipeplanError(
+            "a process group exists already, and pipelines make groups of their own; train before "
+            "init_process_group, or use one of all_reduce, fused, decoupled, cross_iteration"
+        )
     if pipeline is not None and coordinator is not None:
         return _of_one_pipeline(lanes, pipeline, coordinator, place)
     if place.world_size != len(plan.ranks):

@@ -11,6 +11,9 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from planner.artifacts.plan import Sync
 from planner.artifacts.sync_trace import SyncStep, SyncTrace
 
+_GATHER_S = 10.0
+"""All ranks end at about the same time."""
+
 
 class StepTimes:
     """Notes one rank's iterations.
@@ -73,15 +76,17 @@ class StepTimes:
 def save_trace(
     path: Path, store: Store, sync: Sync, pipelines: int, places: int, pipelines_per_node: int
 ) -> None:
-    """Gather what all ranks published, and write it."""
+    """Gather what all ranks published, and write it; those who are gone have no rows."""
     rows: list[list[dict[str, object]]] = []
     sizes = [0] * places
     for pipeline in range(pipelines):
         mine = []
         for place in range(places):
-            data = json.loads(store.get(_key(pipeline, place)))
-            sizes[place] = data["parameter_bytes"]
-            mine += data["rows"]
+            key = _key(pipeline, place)
+            if _has_come(store, key):
+                data = json.loads(store.get(key))
+                sizes[place] = data["parameter_bytes"]
+                mine += data["rows"]
         rows.append(sorted(mine, key=lambda row: (row["iteration"], row["key"])))
     SyncTrace.parse(
         {
@@ -96,3 +101,12 @@ def save_trace(
 
 def _key(pipeline: int, place: int) -> str:
     return f"trace/{pipeline}.{place}"
+
+
+def _has_come(store: Store, key: str) -> bool:
+    until_s = time.monotonic() + _GATHER_S
+    while not store.check([key]):
+        if time.monotonic() > until_s:
+            return False
+        time.sleep(0.05)
+    return True

@@ -31,9 +31,12 @@ class EagerParameterServer:
     """Computes on weights that were fetched while the iteration before was computed.
 
     As soon as an iteration starts, the weights for the next one are pulled; its gradient is pushed
-    without waiting. A gradient is stale by the versions between the weights it was computed on and
-    the newest this rank knows of, and its learning rate is lowered by that. Momentum and Adam's
-    moments are the servers', one set for all.
+    without waiting. Who has pushed or pulled slower than it computes goes on with the weights it
+    has, and waits only for the push before. As with an asynchronous server the learning rate is
+    divided by the number of pipelines. It is lowered by the gradient's staleness: the newest
+    version this rank knows of less the one it was computed on, in steps of all pipelines, less the
+    one that pulling ahead always costs. Momentum and Adam's moments are the servers', one set for
+    all.
 
     Args:
         neighbours: at this rank's place.
@@ -64,20 +67,28 @@ class EagerParameterServer:
 
     def begin(self, step: int) -> None:
         """Pull the weights of the next iteration behind this one."""
-        self._pulling = self._pulls.submit(self._pull, list(self._served.hosts()))
+        if self._pulling is None:
+            self._pulling = self._pulls.submit(self._pull, list(self._served.hosts()))
 
     def update(self, step: int, optimise: Optimise) -> Outcome:
         """Push this iteration's gradients, and go on with the weights that were pulled."""
+        pulled: _Pulled = []
+        if self._pulling is not None and self._pulling.done():
+            pulled, self._pulling = self._pulling.result(), None
+        for index, (_, version, _) in enumerate(pulled):
+            self._newest[index] = max(self._newest.get(index, 0), version)
         outcome = optimise()
-        self._take_pulled()
+        self._take(pulled)
         return outcome
 
     def settle(self) -> None:
         """Wait for the last push, and take the weights it led to."""
         if self._pushing is not None:
             self._pushing.result()
-        self._pulling = self._pulls.submit(self._pull, list(self._served.hosts()))
-        self._take_pulled()
+        if self._pulling is not None:
+            self._pulling.result()
+        self._pulling = None
+        self._take(self._pulls.submit(self._pull, list(self._served.hosts())).result())
 
     def reload(self) -> None:
         """The servers' weights are pulled in the first step."""
@@ -87,19 +98,19 @@ class EagerParameterServer:
             self._pushing.result()
         rows = []
         for index, (pipeline, life, part) in enumerate(self._served.hosts()):
-            staleness = self._newest.get(index, 0) - self._used.get(index, 0)
-            factor = self._modulate(max(0, staleness))
-            rates = [factor * rate for rate in self._served.optimizer.rates]
+            count = len(self._neighbours.there)
+            newer = self._newest.get(index, 0) - self._used.get(index, 0)
+            factor = self._modulate(max(0, newer // count - 1))
+            rates = self._served.rates(factor / count)
             header = {"part": index, "life": life, "rates": rates, "pull": False}
             gradients = [gradient.clone() for gradient in self._served.gradients(part)]
-            rows.append((index, pipeline, life, header, gradients))
+            rows.append((pipeline, life, header, gradients))
         self._pushing = self._pushes.submit(self._push, rows)
 
-    def _push(self, rows: list[tuple[int, int, int, dict[str, object], list[Tensor]]]) -> None:
-        for index, pipeline, life, header, gradients in rows:
+    def _push(self, rows: list[tuple[int, int, dict[str, object], list[Tensor]]]) -> None:
+        for pipeline, life, header, gradients in rows:
             try:
-                answer, _ = self._push_calls.call(pipeline, life, "push", header, gradients)
-                self._newest[index] = max(self._newest.get(index, 0), int(answer["version"]))
+                self._push_calls.call(pipeline, life, "push", header, gradients)
             except CallError:
                 # The coordinator will name another server; this gradient is lost.
                 self.reduced = False
@@ -115,13 +126,9 @@ class EagerParameterServer:
                 found.append((part, -1, []))
         return found
 
-    def _take_pulled(self) -> None:
-        if self._pulling is None:
-            return
-        pulled, self._pulling = self._pulling.result(), None
+    def _take(self, pulled: _Pulled) -> None:
         for index, (part, version, weights) in enumerate(pulled):
             if weights:
                 self._served.set_weights(part, weights)
                 self._used[index] = version
-                self._newest[index] = max(self._newest.get(index, 0), version)
         self._neighbours.weights.put_back()

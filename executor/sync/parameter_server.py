@@ -54,6 +54,10 @@ class ServedWeights:
             if part:
                 yield *there[index % len(there)], part
 
+    def rates(self, factor: float = 1.0) -> list[float]:
+        """Learning rates of the parameter groups, times a factor."""
+        return [factor * rate for rate in self.optimizer.rates]
+
     def gradients(self, part: Sequence[str]) -> list[Tensor]:
         """Of a part, with zeros where there are none."""
         found = [self.masters[name] for name in part]
@@ -98,8 +102,9 @@ class ParameterServer:
     """Every step pushes gradients and fetches the weights they led to.
 
     ``sync``: servers step on the mean over all who take part, and everybody goes on with the same
-    weights. ``async``: they step on each gradient as it comes. Momentum and Adam's moments are the
-    servers', one set for all.
+    weights. ``async``: they step on each gradient as it comes, at the learning rate over the number
+    of pipelines, so that as many gradients move the weights as far. Momentum and Adam's moments are
+    the servers', one set for all.
 
     Args:
         neighbours: at this rank's place.
@@ -144,9 +149,12 @@ class ParameterServer:
 
     def _exchange(self, group: AGroup | None) -> None:
         for index, (pipeline, life, part) in enumerate(self._served.hosts()):
-            header = {"part": index, "life": life, "rates": self._served.optimizer.rates}
+            header: Header = {"part": index, "life": life}
             if group is not None and group.number is not None:
                 header |= {"group": group.number, "count": len(group.members)}
+                header["rates"] = self._served.rates()
+            else:
+                header["rates"] = self._served.rates(1 / len(self._neighbours.there))
             try:
                 gradients = self._served.gradients(part)
                 _, weights = self._calls.call(pipeline, life, "push", header, gradients)

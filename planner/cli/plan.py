@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +12,7 @@ import typer
 from planner.cli.models import problem_of
 from planner.cli.options import JobOption, JsonOption, ModelArgument, SetOption
 from planner.cli.output import print_json, show_plan, user_errors
+from planner.cli.sync import require_sync, with_sync
 from planner.errors import PipeplanError
 from planner.solver_settings import DEFAULT_WORKERS
 from planner.units import format_seconds, plural
@@ -64,6 +65,15 @@ def plan(
             "slower without",
         ),
     ] = False,
+    sync: Annotated[
+        str | None,
+        typer.Option(
+            "--sync",
+            metavar="NAME[:OPTION=VALUE,…]",
+            help="how replicas agree, all_reduce unless given; choose: what suits the plan's "
+            "pipelines, by simulation",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the fastest plan and prove how far from the best it can be."""
@@ -75,6 +85,7 @@ def plan(
         # What can be wrong is found before the model is traced, which may take a while.
         check_settings(time_limit, gap, seed, workers)
         require_file_path(output)
+        require_sync(sync)
         _keep_inputs(output, [Path(model), cluster, *(path for path in (job, costs) if path)])
         warm_starts = [Plan.load(path) for path in warm_start or ()]
         problem = problem_of(model, cluster, job, set_, costs)
@@ -90,10 +101,14 @@ def plan(
             warm_starts=warm_starts,
             robust=robust,
         )
-        result.plan.save(output)
+        plan, reason = with_sync(result.plan, sync)
+        result = replace(result, plan=plan)
+        plan.save(output)
         if robust and result.robustness is None:
             typer.echo("note: interrupted before plans were compared under noise", err=True)
         _report_result(result, output, as_json)
+        if reason and not as_json:
+            typer.echo(f"synchronisation by {reason}")
 
 
 def _keep_inputs(output: Path, inputs: list[Path]) -> None:

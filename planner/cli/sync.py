@@ -119,6 +119,41 @@ def _refuse(options: dict[str, Any], why: str) -> None:
         raise PipeplanError(f"{name}: {value} has no effect {why}" for name, value in given.items())
 
 
+def require_sync(name: str | None) -> None:
+    """Refuse a strategy that is none, before the work that would be lost.
+
+    Raises:
+        PipeplanError: naming what is wrong.
+    """
+    from planner.sync.strategies import parse_sync
+
+    if name not in (None, CHOOSE):
+        parse_sync(str(name))
+
+
+def with_sync(plan: Plan, name: str | None) -> tuple[Plan, str]:
+    """A plan with a strategy, and why it was chosen if it was.
+
+    Args:
+        plan: as it was found.
+        name: of the strategy with its options, or ``choose``; None: as it is.
+    """
+    from planner.report.sync import sync_name
+    from planner.sync.choice import choose
+    from planner.sync.strategies import parse_sync
+
+    if name is None:
+        return plan, ""
+    if name != CHOOSE:
+        return plan.model_copy(update={"sync": parse_sync(name)}), ""
+    try:
+        choice = choose(plan, jobs=os.cpu_count() or 1)
+    except PipeplanError as error:
+        return plan, f"{sync_name(plan.sync)}: nothing to choose: {error.problems[0]}"
+    chosen = plan.model_copy(update={"sync": choice.sync})
+    return chosen, f"{sync_name(choice.sync)}: {choice.reason}"
+
+
 def show_sync(path: Path, request: SyncRequest, output: Path | None, *, as_json: bool) -> None:
     """Simulate what is asked for and print it; write the plan with the strategy if asked to.
 

@@ -31,13 +31,13 @@ def sync_table(comparison: SyncComparison) -> Table:
         f"Synchronisation: {plural(scenario.world.workers, 'pipeline')} of "
         f"{format_seconds(scenario.world.iteration_s)}, {plural(scenario.iterations, 'iteration')}"
         f" each, {plural(comparison.seeds, 'seed')}; target loss {comparison.target_loss:.4f}\n"
-        "throughput in iterations/s, as a ratio to all_reduce:overlap=false (plain) and to "
-        "all_reduce (overlapped)"
+        "rate in iterations/s, as a ratio to all_reduce:overlap=false (plain) and to "
+        "all_reduce (overlap)"
     )
     numbers = (
-        "throughput",
+        "rate",
         "plain",
-        "overlapped",
+        "overlap",
         "to target",
         "speed-up",
         "loss",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.artifacts.plan import Plan
@@ -45,6 +45,17 @@ def lanes_of(plan: Plan) -> tuple[Lane, ...]:
         Lane(index, tuple(dict.fromkeys(way)), tuple(microbatches))
         for index, (way, microbatches) in enumerate(ranked)
     )
+
+
+def node_of(device: str) -> str:
+    """The node in a device's name: ``n0`` of ``n0/gpu3``; a name without one is its own node."""
+    return device.rpartition("/")[0] or device
+
+
+def pipelines_per_node(lanes: Sequence[Lane]) -> int:
+    """How many begin on one node."""
+    first = node_of(lanes[0].devices[0])
+    return sum(node_of(lane.devices[0]) == first for lane in lanes)
 
 
 def _problems(plan: Plan, groups: dict[tuple[str, ...], list[int]]) -> Iterator[str]:

@@ -120,7 +120,8 @@ class PartialAllReduceOptions(Record):
         group_size: of drawn groups.
         pipelines_per_node: that share a node, for the static schedule and ``inter_intra``; None:
             what the cluster says, or 4 where that divides the number of pipelines.
-        group_buffer: a pipeline takes the groups first that others have drawn it into.
+        group_buffer: anyone is drawn, and groups that others have drawn it into come first;
+            otherwise only who has none is drawn. A division never draws who has one.
         group_division: draw disjoint groups of all pipelines without one at once.
         inter_intra: draw one group across nodes and one of each node's rest, then whole nodes.
         slowdown_filter: who draws a group leaves out those that are so many iterations or more
@@ -208,6 +209,8 @@ OPTIONS: Mapping[str, type[Options]] = {
 }
 TOGETHER = ("all_reduce", "fused", "decoupled", "cross_iteration")
 """Strategies that run any plan, all pipelines in step; the others need pipelines of their own."""
+STALE = ("cross_iteration",)
+"""Those of them whose ranks may be an iteration apart."""
 
 
 def options_of(sync: Sync, source: str = "sync") -> Options:

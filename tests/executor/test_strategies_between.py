@@ -47,11 +47,11 @@ def plan_of(optimizer: str) -> Plan:
     return scheduled(pipeline_of(graph, ZOO["gpt_tiny"], stages, **job))
 
 
-def training_file(folder: Path) -> str:
+def training_file(folder: Path, every: int = STEPS) -> str:
     rows = {"steps": STEPS, "seed": 5, "data": "random", "learning_rate": 0.01}
     lines = [f"{name} = {json.dumps(value)}" for name, value in rows.items()]
     tables = '[schedule]\nkind = "cosine"\nwarmup_steps = 2\n'
-    tables += f'[checkpoint]\nfolder = "{folder}"\nevery = {STEPS}'
+    tables += f'[checkpoint]\nfolder = "{folder}"\nevery = {every}'
     return "\n".join(['format = "pipeplan-train/1"', *lines, tables, ""])
 
 
@@ -63,6 +63,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         plan_of(optimizer).save(folder / f"{name}.json")
         (folder / f"{name}.toml").write_text(training_file(folder / name))
         (folder / f"{name}.run").write_text(json.dumps({"sync": sync}))
+    plan_of("sgd").save(folder / "often.json")
+    (folder / "often.toml").write_text(training_file(folder / "often", every=2))
+    (folder / "often.run").write_text(json.dumps({"sync": "semi_decentralized"}))
     done = torchrun(4, str(WORKER), str(folder))
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
@@ -113,3 +116,11 @@ def test_every_share_is_trained_and_the_loss_falls(folder: Path, name: str) -> N
     ordered = [row["loss"] for row in histories[0] + histories[1]]
     assert all(0 < loss < 10 for loss in ordered)
     assert weights(folder / name)
+
+
+def test_checkpoints_on_the_way_and_at_the_end_resume_under_the_whole_plan(folder: Path) -> None:
+    steps = sorted(path.name for path in (folder / "often").glob("step-*"))
+    assert steps[-1] == f"step-{STEPS:08d}"
+    assert len(steps) >= 2
+    seen = Checkpoint.open(folder / "often").facts["samples_seen"]
+    assert seen == STEPS * PIPELINES * EACH * 2

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from planner.sync.groups import scheduler_of
@@ -28,6 +29,9 @@ from planner.sync.strategies import (
     PartialAllReduceOptions,
     SemiDecentralizedOptions,
 )
+
+MANY = settings(max_examples=5 * settings().max_examples)
+"""For a property of all schedulers, each of which has many ways to go wrong."""
 
 
 @dataclass(frozen=True)
@@ -178,10 +182,11 @@ class World:
             assert place not in self.busy, "a member is in another group of the key"
             since_s = max(since_s, self.free_s.get(place, 0.0))
             self.answers[worker, group.key, iteration] = self.now_s - since_s
-            if self.alive[worker]:
-                self.answered[worker][group.key] = iteration
             if len(group.members) > 1:
                 self.busy[place] = group.number
+            if not self.alive[worker]:
+                continue
+            self.answered[worker][group.key] = iteration
             seconds = self.random.choice([0, 0, 1, 3])
             self._soon(worker, seconds, lambda worker=worker: self._finish(worker, group))
             self._soon(worker, 0, lambda worker=worker: self._go_on(worker))
@@ -242,6 +247,7 @@ class World:
             return
         self._forget(worker)
         self.alive[worker] = self.known[worker] = True
+        self.life[worker] += 1
         for key in range(self.setting.keys):
             self.asked[worker][key] = self.answered[worker][key] = iteration - 1
         self._tell(Joined(worker, iteration))

@@ -9,6 +9,8 @@ from group_world import Setting, drawn_options, run, settings_of
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from planner.sync.groups import scheduler_of
+from planner.sync.groups.events import Finished, Request
 from planner.sync.groups.generator import Division, InterIntra, RandomGroups
 from planner.sync.groups.levels import Levels
 from planner.sync.groups.matching import halves, passive_partner
@@ -40,10 +42,8 @@ def test_a_division_draws_all_who_are_near_at_most_once(
     near = [w for w, last in others.items() if threshold is None or iteration - last < threshold]
     assert set(drawn) <= {INITIATOR, *near}
     if threshold is None:
-        # At most one is left over, where the number of all does not divide evenly.
-        assert len(near) - (len(drawn) - 1) == (
-            1 if (len(near) + 1) % size == 1 and near else 0
-        ) or (INITIATOR in drawn and len(near) == len(drawn) - 1)
+        left = len(near) + 1 - len(drawn)
+        assert left == 0 or (left == 1 and (len(near) + 1) % size == 1)
 
 
 @given(reached, st.integers(1, 6), st.integers(1, 14), st.integers(0, 99))
@@ -167,3 +167,17 @@ def test_there_may_be_no_partner() -> None:
     assert passive_partner(0, 1, 1) is None
     with pytest.raises(ValueError, match="answers"):
         passive_partner(1, 1, 4)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_who_is_drawn_for_a_second_phase_is_not_drawn_before_it(seed: int) -> None:
+    options = PartialAllReduceOptions(inter_intra=True, pipelines_per_node=2, seed=seed)
+    scheduler = scheduler_of(options, 4, 1)
+    for iteration, workers in ((1, range(4)), (2, (0, 1))):
+        for worker in workers:
+            for group in scheduler.handle(Request(worker, 0, iteration), 0):
+                for member in group.members:
+                    scheduler.handle(Finished(member, group.number), 0)
+    # Workers 2 and 3 have their node's group before them, so 0 has nobody on another node.
+    (group,) = scheduler.handle(Request(0, 0, 3), 0)
+    assert group.members == (0,)

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from itertools import pairwise
 
-from group_world import Setting, World, any_options, drawn_options, run, settings_of
-from hypothesis import given, settings
+from group_world import MANY, Setting, World, any_options, drawn_options, run, settings_of
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.sync.groups import scheduler_of
@@ -14,7 +14,7 @@ from planner.sync.strategies import AdPsgdOptions, Options, PartialAllReduceOpti
 nodes = st.none() | st.integers(1, 5)
 
 
-@settings(max_examples=400)
+@MANY
 @given(settings_of(), any_options, nodes)
 def test_everybody_gets_on_and_nobody_waits_forever(
     setting: Setting, options: Options, per_node: int | None
@@ -25,7 +25,6 @@ def test_everybody_gets_on_and_nobody_waits_forever(
     assert not {place for place in world.waits if world.known[place[0]]}
 
 
-@settings(max_examples=100)
 @given(settings_of(fates=False), any_options)
 def test_every_request_is_answered_once(setting: Setting, options: Options) -> None:
     world = run(setting, options)
@@ -38,7 +37,6 @@ def test_every_request_is_answered_once(setting: Setting, options: Options) -> N
     assert len(answers) == setting.workers * setting.keys * setting.iterations
 
 
-@settings(max_examples=100)
 @given(settings_of(), any_options)
 def test_the_same_events_lead_to_the_same_groups(setting: Setting, options: Options) -> None:
     world = run(setting, options)
@@ -55,7 +53,6 @@ def sequences(world: World) -> dict[tuple[int, int], list[Group]]:
     return found
 
 
-@settings(max_examples=100)
 @given(settings_of(fates=False), any_options)
 def test_everybody_sees_its_groups_in_one_order(setting: Setting, options: Options) -> None:
     for (worker, _), groups in sequences(run(setting, options)).items():
@@ -64,7 +61,6 @@ def test_everybody_sees_its_groups_in_one_order(setting: Setting, options: Optio
         assert iterations == list(range(1, setting.iterations + 1))
 
 
-@settings(max_examples=100)
 @given(
     settings_of(fates=False, most_workers=7),
     drawn_options() | st.just(AdPsgdOptions(pairs="matching")),
@@ -82,7 +78,6 @@ def test_a_drawn_group_is_the_same_at_all_keys(setting: Setting, options: Option
     assert all(len(groups) == 1 for groups in found.values())
 
 
-@settings(max_examples=100)
 @given(
     settings_of(fates=False),
     st.one_of(

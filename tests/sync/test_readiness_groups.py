@@ -5,11 +5,11 @@ from dataclasses import replace
 import networkx as nx
 import pytest
 from group_world import Setting, readiness_options, run, settings_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.sync.groups import scheduler_of
-from planner.sync.groups.events import Finished, Left, Request, Scheduler, Tick
+from planner.sync.groups.events import Finished, Joined, Left, Request, Scheduler, Tick
 from planner.sync.groups.sync_graph import SyncGraph
 from planner.sync.strategies import SemiDecentralizedOptions
 
@@ -33,7 +33,6 @@ def alone(scheduler: Scheduler, worker: int, iteration: int, key: int = 0) -> No
     assert group.members == (worker,)
 
 
-@settings(max_examples=200)
 @given(settings_of(), readiness_options())
 def test_without_a_guarantee_nobody_waits_beyond_the_deadline(
     setting: Setting, options: SemiDecentralizedOptions
@@ -43,7 +42,6 @@ def test_without_a_guarantee_nobody_waits_beyond_the_deadline(
     assert all(waited_s <= most_s for waited_s in world.answers.values())
 
 
-@settings(max_examples=200)
 @given(settings_of(fates=False), readiness_options(), st.integers(1, 3))
 def test_groups_connect_everyone_within_the_bound(
     setting: Setting, options: SemiDecentralizedOptions, period: int
@@ -140,6 +138,9 @@ def test_the_guarantee_waits_for_one_of_each_component_only() -> None:
     assert scheduler.deadline_s is None
     assert ask(scheduler, 1, 2) == []
     assert ask(scheduler, 3, 1) == [(1, 2, 3)]  # 0 is connected through 1.
+    alone(scheduler, 0, 2)  # All begins anew.
+    assert ask(scheduler, 0, 3) == []
+    assert scheduler.deadline_s is not None
 
 
 def test_the_guarantee_does_not_wait_for_who_has_left() -> None:
@@ -150,6 +151,62 @@ def test_the_guarantee_does_not_wait_for_who_has_left() -> None:
     assert ask(scheduler, 1, 1) == []
     (group,) = scheduler.handle(Left(2), 0)
     assert group.members == (0, 1)
+
+
+def together(scheduler: Scheduler, workers: tuple[int, ...], iteration: int) -> None:
+    """Workers ask and average, as nobody else comes."""
+    for worker in workers:
+        assert ask(scheduler, worker, iteration) == []
+    assert scheduler.deadline_s is not None
+    (group,) = scheduler.handle(Tick(), scheduler.deadline_s)
+    assert group.members == workers
+    for worker in workers:
+        scheduler.handle(Finished(worker, group.number), 0)
+
+
+def test_who_leaves_a_group_held_for_the_guarantee_does_not_count_in_it() -> None:
+    scheduler = scheduler_of(GUARANTEED, 3, 1)
+    for iteration in (1, 2, 3):
+        alone(scheduler, 0, iteration)
+    ask(scheduler, 0, 4)
+    ask(scheduler, 1, 1)
+    assert scheduler.handle(Left(0), 0) == []
+    assert ask(scheduler, 2, 1) == [(1, 2)]
+
+
+def test_the_guarantee_is_fulfilled_once_those_that_it_missed_have_left() -> None:
+    scheduler = scheduler_of(GUARANTEED, 3, 1)
+    together(scheduler, (0, 1), 1)
+    together(scheduler, (0, 1), 2)
+    assert scheduler.handle(Left(2), 0) == []
+    assert ask(scheduler, 0, 3) == []
+    assert scheduler.deadline_s is not None
+
+
+def test_a_guarantee_that_is_due_is_fulfilled_even_if_others_join() -> None:
+    scheduler = scheduler_of(PLAIN.model_copy(update={"guarantee_period": 3}), 4, 1)
+    for worker in (2, 3):
+        scheduler.handle(Left(worker), 0)
+    for iteration in range(1, 7):
+        alone(scheduler, 0, iteration)  # Six updates of two workers: due. Twelve would be of four.
+    for worker in (2, 3):
+        scheduler.handle(Joined(worker, 1), 9)
+    for worker, iteration in ((0, 7), (1, 1), (2, 1)):
+        assert ask(scheduler, worker, iteration) == []
+    assert ask(scheduler, 3, 1) == [(0, 1, 2, 3)]
+    for worker in range(4):
+        scheduler.handle(Finished(worker, 6), 9)
+    assert ask(scheduler, 0, 8, now_s=9) == []
+    assert scheduler.deadline_s is not None
+
+
+def test_who_returns_waits_as_at_first() -> None:
+    scheduler = scheduler_of(PLAIN, 3, 1)
+    alone(scheduler, 0, 1)
+    scheduler.handle(Left(0), 3)
+    scheduler.handle(Joined(0, 5), 3)
+    ask(scheduler, 0, 5, now_s=3)
+    assert scheduler.deadline_s == 4
 
 
 def test_one_key_at_a_time_waits_for_its_guarantee() -> None:

@@ -42,10 +42,12 @@ def test_groups_larger_than_all_are_of_all() -> None:
 
 def test_an_iteration_that_was_left_out_is_an_error() -> None:
     scheduler = scheduler_of(SemiDecentralizedOptions(), 2, 1)
-    with pytest.raises(PipeplanError, match="worker 1 asks at key 0 for iteration 2, where 1 is"):
+    with pytest.raises(PipeplanError, match="worker 1 asks at key 0 for iteration 2, where it"):
         scheduler.handle(Request(1, 0, 2), 0)
     scheduler.handle(Joined(1, 2), 0)
     assert scheduler.handle(Request(1, 0, 2), 0) == []
+    with pytest.raises(PipeplanError, match="worker 1 asks at key 0 for iteration 3, where it"):
+        scheduler.handle(Request(1, 0, 3), 0)
     assert len(scheduler.handle(Request(0, 0, 1), 0)) == 1
 
 

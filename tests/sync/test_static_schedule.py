@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.sync.groups import scheduler_of
-from planner.sync.groups.events import Joined, Left, Request
+from planner.sync.groups.events import Finished, Joined, Left, Request
 from planner.sync.groups.nodes import nodes_of
 from planner.sync.groups.static import PERIOD, static_groups
 from planner.sync.strategies import PartialAllReduceOptions
@@ -93,3 +93,17 @@ def test_who_returns_ahead_waits_and_holds_up_nobody() -> None:
         for iteration in (1, 2, 3, 4)
     ]
     assert members == [[(0,)], [(0,)], [(0,)], [(0, 1)]]
+
+
+def test_who_joins_while_its_group_gathers_is_one_more_to_wait_for() -> None:
+    scheduler = scheduler_of(STATIC, 8, 1)
+    for worker in (0, 1, 2, 4):
+        scheduler.handle(Request(worker, 0, 1), 0)
+    scheduler.handle(Finished(0, 1), 0)
+    scheduler.handle(Left(3), 0)
+    assert scheduler.handle(Request(1, 0, 2), 0) == []
+    scheduler.handle(Joined(3, 2), 0)
+    assert scheduler.handle(Request(3, 0, 2), 0) == []
+    assert scheduler.handle(Request(0, 0, 2), 0) == []
+    (group,) = scheduler.handle(Request(2, 0, 2), 0)
+    assert group.members == (0, 1, 2, 3)

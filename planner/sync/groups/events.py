@@ -107,6 +107,6 @@ class Scheduler(Protocol):
             and none is in another group of the same key whose end it has not told.
 
         Raises:
-            PipeplanError: if a worker or key does not exist, or a request leaves out an iteration;
+            PipeplanError: if a worker or key does not exist, or a request comes before its turn;
                 the scheduler is as before.
         """

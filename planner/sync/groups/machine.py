@@ -41,8 +41,8 @@ class WaitingRoom:
         A request of someone who is not there, or that has come before, changes nothing.
 
         Raises:
-            PipeplanError: if an iteration was left out, or there is no such worker or key; nothing
-                has changed then.
+            PipeplanError: if an iteration was left out or is not answered yet, or there is no such
+                worker or key; nothing has changed then.
         """
         worker, key, iteration = request.worker, request.key, request.iteration
         if worker not in self.there or key not in self.keys:
@@ -51,10 +51,11 @@ class WaitingRoom:
         expected = self.upcoming[key][worker]
         if iteration < expected:
             return False
-        if iteration > expected:
+        if iteration > expected or worker in self.waiting[key]:
             raise PipeplanError(
-                f"request: worker {worker} asks at key {key} for iteration {iteration}, where "
-                f"{expected} is next; let it join again before it goes on elsewhere"
+                f"request: worker {worker} asks at key {key} for iteration {iteration}, where it "
+                f"still waits for, or has left out, an earlier one; let it join again before it "
+                "goes on elsewhere"
             )
         if worker in self._busy[key]:
             self._early[key][worker] = iteration

@@ -166,7 +166,7 @@ class Readiness:
         place, there = self._places[key], self._room.there
         if period is None:
             return
-        # A key that is due stays so, however many join meanwhile.
+        # What fell due stays so, even if workers that join would put it off.
         if key not in self._due and place.updates < period * len(there):
             return
         if place.graph.components > 1:

@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
@@ -172,10 +174,29 @@ def _finished(tasks: list[_Task], jobs: int) -> Iterator[tuple[int, Run]]:
     if jobs == 1:
         yield from map(_run, tasks)
         return
+    with _single_threaded(), _pool(jobs) as pool:
+        # Not pool.map: what it cancels when interrupted, Python 3.11 stumbles over.
+        for future in [pool.submit(_run, task) for task in tasks]:
+            yield future.result()
+
+
+@contextmanager
+def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end when they are not needed any more, whatever they are doing."""
     # Started anew, not forked: threads of libraries do not survive a fork.
-    context = multiprocessing.get_context("spawn")
-    with _single_threaded(), context.Pool(jobs, _leave_interrupts) as pool:
-        yield from pool.imap(_run, tasks)
+    context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
+    with ProcessPoolExecutor(jobs, context, _leave_interrupts) as pool:
+        try:
+            yield pool
+        except BrokenProcessPool:
+            raise PipeplanError(
+                "jobs: a process ended by itself; a script that simulates in several processes "
+                "does so under if __name__ == '__main__', or gives jobs=1"
+            ) from None
+        except BaseException:
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            raise
 
 
 def _run(task: _Task) -> tuple[int, Run]:

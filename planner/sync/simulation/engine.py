@@ -7,6 +7,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, Protocol
 
+import numpy as np
+
 from planner.artifacts.link_table import FloatArray
 from planner.sync.simulation.observer import Observer
 from planner.sync.simulation.recording import Recorder
@@ -184,6 +186,13 @@ class Engine:
         card = self.world.places[key].network_card
         free_s[card] = max(now_s, free_s[card]) + moving_s
         return free_s[card]
+
+    def living(self) -> FloatArray:
+        """Weights of the workers that are there; of all while nobody is."""
+        weights = self.training.weights
+        if all(self.alive) or not any(self.alive):
+            return weights
+        return np.asarray(weights[np.array(self.alive)])
 
     def _leave(self, now_s: float, worker: int, _: None) -> None:
         if self.alive[worker]:

@@ -59,9 +59,7 @@ class GroupAveraging:
 
     def models(self) -> FloatArray:
         """The weights of the workers that are there."""
-        alive = self._engine.alive
-        weights = self._engine.training.weights
-        return weights if all(alive) else weights[np.array(alive)]
+        return self._engine.living()
 
     def memberships(self) -> list[list[tuple[int, ...]]]:
         """The groups that ran."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from planner.artifacts.link_table import FloatArray
 from planner.sync.groups.matching import passive_partner
 from planner.sync.simulation.engine import Engine
@@ -82,8 +80,7 @@ class BipartitePairs:
 
     def models(self) -> FloatArray:
         """The weights of the workers that are there."""
-        alive, weights = self._engine.alive, self._engine.training.weights
-        return weights if all(alive) else weights[np.array(alive)]
+        return self._engine.living()
 
     def memberships(self) -> list[list[tuple[int, ...]]]:
         """The pairs that averaged."""

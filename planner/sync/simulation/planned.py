@@ -11,7 +11,7 @@ from planner.artifacts.link_table import FloatArray
 from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
 from planner.simulator import OperationEvent, Timeline, simulate_plan
-from planner.sync.lanes import Lane, lanes_of
+from planner.sync.lanes import Lane, lanes_of, node_of, pipelines_per_node
 from planner.sync.simulation.world import LinkCost, Place, World
 
 
@@ -37,7 +37,7 @@ def from_plan(plan: Plan, workers: int | None = None) -> World:
         places=places,
         within=within,
         between=between,
-        pipelines_per_node=_pipelines_per_node(lanes),
+        pipelines_per_node=pipelines_per_node(lanes),
         slots=2 * (len(lanes[0].microbatches) + len(places) - 1),
     )
     if workers is not None:
@@ -92,16 +92,6 @@ def _parameter_bytes(plan: Plan, lane: Lane) -> dict[str, int]:
                 seen.add(parameter.name)
                 found[device] += parameter.bytes
     return found
-
-
-def node_of(device: str) -> str:
-    """The node in a device's name: ``n0`` of ``n0/gpu3``; a name without one is its own node."""
-    return device.rpartition("/")[0] or device
-
-
-def _pipelines_per_node(lanes: Sequence[Lane]) -> int:
-    first = node_of(lanes[0].devices[0])
-    return sum(node_of(lane.devices[0]) == first for lane in lanes)
 
 
 def _slowdown(

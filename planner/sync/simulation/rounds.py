@@ -125,8 +125,6 @@ class Rounds:
         while total < self._limit:
             iteration += 1
             workers = self._gathered()
-            if not len(workers):
-                break
             round_ = self._round(workers, iteration)
             rounded = timing.run(round_)
             now_s = rounded.updated_s
@@ -148,8 +146,8 @@ class Rounds:
             now_s = float(self._start_s[list(there)].min())
             there = self._present(now_s)
             if not there:
-                now_s = min(fault.returns_s for fault in self._faults)
-                there = self._present(now_s) if now_s < float("inf") else ()
+                now_s = min(f.returns_s for f in self._faults if f.returns_s > now_s)
+                there = self._present(now_s)
             for worker in set(there) - set(self._there):
                 self._start_s[worker] = now_s
         self._there = there

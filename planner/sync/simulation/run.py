@@ -72,6 +72,9 @@ class Scenario:
             for fault in self.faults
             if fault.worker >= self.world.workers
         ]
+        stay_away = {fault.worker for fault in self.faults if fault.returns_s == float("inf")}
+        if len(stay_away) == self.world.workers:
+            problems.append("fault: all workers leave for good; let one return, or stay")
         if not 1 <= self.iterations <= MOST_ITERATIONS:
             problems.append(
                 f"iterations: {self.iterations} is not a whole number from 1 to {MOST_ITERATIONS}"

@@ -133,8 +133,9 @@ class EagerServer:
     On starting to compute a worker pulls the parameters for the iteration after; with its gradient
     done it pushes and goes on with the copy that has come. The gradient is modulated by its
     staleness: how many versions newer the newest copy is that the worker has seen, where as many
-    updates as there are workers make a version. At most one push and one pull of a worker are on
-    their way: who is faster than its network waits for it.
+    updates as there are workers make a version, less the one that pulling ahead always costs. At
+    most one push and one pull of a worker are on their way: who is faster than its network waits
+    for it.
     """
 
     delay_s = 0.0
@@ -172,7 +173,7 @@ class EagerServer:
         engine, before_s = self._engine, self._pushed_s[worker][key]
         who, iteration = (worker, key), engine.iteration[worker]
         newer = self._known[worker] - self._used[worker]
-        weight = self._modulation(newer // engine.world.workers)
+        weight = self._modulation(max(0, newer // engine.world.workers - 1))
         gradient = engine.training.gradient(worker).copy()
         end_s = self._server.push_s(now_s, worker, key)
         engine.at(end_s, self._come, (gradient, self._used[worker], weight), key)

@@ -177,13 +177,6 @@ class Stretches:
         self._rows.append(found.tolist())
 
 
-def spread_of(world: World, trace: Trace, seed: int = 0, iterations: int = 512) -> FloatArray:
-    """Mean factor of each worker, of its iterations against what the world says."""
-    stretches = Stretches(world, trace, seed)
-    rows = np.stack([stretches.of_all(i) for i in range(1, iterations + 1)])
-    return np.asarray(rows.mean(axis=0))
-
-
 def parse_slowness(text: str) -> tuple[Trace, tuple[Fault, ...]]:
     """Read ``slow:0x2,3x1.5+sleep:0.1:0.3+drift:0.1+fault:2:10:20``.
 

@@ -1,0 +1,192 @@
+"""What strategies between pipelines do with weights and the optimizer's state, in one process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from executor.coordinator.client import AGroup
+from executor.optimisation import Optimisation, Outcome
+from executor.pipelines.neighbours import Between
+from executor.pipelines.tensor_calls import TensorClient, TensorServer
+from executor.pipelines.weights import Weights
+from executor.sync.ad_psgd import AdPsgd
+from executor.sync.eager_parameter_server import EagerParameterServer, modulation
+from executor.sync.group_average import GroupAverage
+from executor.sync.parameter_server import ParameterServer
+
+
+def adamw(parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters.values(), lr=0.1)
+
+
+def momentum(parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters.values(), lr=0.1, momentum=0.9)
+
+
+class Neighbour:
+    """One of several ranks of this process, as a strategy sees them."""
+
+    def __init__(self, pipeline: int, everybody: list[Neighbour], make: Any) -> None:
+        torch.manual_seed(pipeline)
+        self.pipeline = pipeline
+        self.everybody = everybody
+        self.parameters = {
+            "w": nn.Parameter(torch.randn(3, 2)),
+            "b": nn.Parameter(torch.randn(2)),
+        }
+        self.optimisation = Optimisation(self.parameters, frozenset(), make)
+        self.weights = Weights(self.optimisation, {})
+        self.server = TensorServer("127.0.0.1")
+        self.there = {0: 1, 1: 1}
+        self.timeout_s = 5.0
+        self.groups = self
+        everybody.append(self)
+
+    def ask(self, step: int) -> AGroup:
+        return AGroup(step, ((0, 1), (1, 1)), 0)
+
+    def mean(self, group: AGroup, tensors: list[Tensor]) -> bool:
+        """With a neighbour whose weights do not change."""
+        other = next(n for n in self.everybody if n is not self)
+        for mine, theirs in zip(tensors, other.weights.flat, strict=True):
+            mine.copy_((mine + theirs) / 2)
+        return True
+
+    def caller(self) -> Neighbour:
+        return self
+
+    def call(self, pipeline: int, life: int, *arguments: Any) -> Any:
+        client = TensorClient(self.everybody[pipeline].server.address, 5.0)
+        try:
+            return client.call(*arguments)
+        finally:
+            client.close()
+
+    def local_step(self) -> Outcome:
+        for index, parameter in enumerate(self.parameters.values()):
+            parameter.grad = torch.full_like(parameter, float(index + 1 + self.pipeline))
+        return self.optimisation.step(1)
+
+    def values(self) -> Tensor:
+        return torch.cat([p.detach().reshape(-1) for p in self.parameters.values()])
+
+
+@contextmanager
+def two(make: Any) -> Iterator[tuple[Neighbour, Neighbour]]:
+    everybody: list[Neighbour] = []
+    pair = Neighbour(0, everybody, make), Neighbour(1, everybody, make)
+    yield pair
+    for neighbour in pair:
+        neighbour.server.close()
+
+
+def stepped_alone(neighbour: Neighbour) -> tuple[Tensor, dict[str, Any]]:
+    """Weights and optimizer state after the same step without anybody else."""
+    weights, state = (
+        neighbour.values(),
+        copy.deepcopy(neighbour.optimisation.optimizer.state_dict()),
+    )
+    neighbour.local_step()
+    after = neighbour.values(), copy.deepcopy(neighbour.optimisation.optimizer.state_dict())
+    with torch.no_grad():
+        neighbour.weights.flat[0].copy_(weights)
+    neighbour.optimisation.optimizer.load_state_dict(state)
+    return after
+
+
+def run(strategy: Between, neighbour: Neighbour, step: int = 1) -> None:
+    strategy.begin(step)
+    strategy.update(step, neighbour.local_step)
+    strategy.settle()
+
+
+@pytest.mark.parametrize("make", [adamw, momentum])
+def test_an_average_is_of_weights_and_leaves_the_optimizer_its_state(make: Any) -> None:
+    with two(make) as (mine, other):
+        weights, state = stepped_alone(mine)
+        run(GroupAverage(mine), mine)  # type: ignore[arg-type]
+        torch.testing.assert_close(mine.values(), (weights + other.values()) / 2)
+        found = mine.optimisation.optimizer.state_dict()["state"]
+        torch.testing.assert_close(found, state["state"])
+
+
+@pytest.mark.parametrize("make", [adamw, momentum])
+def test_ad_psgd_keeps_the_mean_of_the_weights_and_every_state(make: Any) -> None:
+    with two(make) as (asks, answers):
+        strategies = [AdPsgd(asks), AdPsgd(answers)]  # type: ignore[arg-type]
+        mean = (asks.values() + answers.values()) / 2
+        alone, state = stepped_alone(asks)
+        update = alone - asks.values()
+        run(strategies[0], asks)
+        strategies[1].settle()
+        torch.testing.assert_close((asks.values() + answers.values()) / 2, mean + update / 2)
+        found = asks.optimisation.optimizer.state_dict()["state"]
+        torch.testing.assert_close(found, state["state"])
+        assert not answers.optimisation.optimizer.state_dict()["state"]
+
+
+def halved(make: Any) -> Any:
+    """With half the learning rate: what one of two pipelines' gradients moves."""
+
+    def made(parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer = make(parameters)
+        for group in optimizer.param_groups:
+            group["lr"] /= 2
+        return optimizer
+
+    return made
+
+
+@pytest.mark.parametrize("make", [adamw, momentum])
+def test_a_server_holds_the_one_state_of_all_workers(make: Any) -> None:
+    """Two pushes one after the other are two steps of one optimizer."""
+    with two(make) as (host, worker):
+        expected = Neighbour(0, [], halved(make))
+        for neighbour in (host, worker):
+            run(ParameterServer(neighbour, make, "async"), neighbour)  # type: ignore[arg-type]
+        for pipeline in (0, 1):
+            expected.pipeline = pipeline
+            expected.local_step()
+        torch.testing.assert_close(worker.values(), expected.values())
+
+
+def test_a_stale_gradient_has_a_lower_rate() -> None:
+    """The late gradient is of weights that four pushes have changed: two steps of both."""
+    with two(momentum) as (host, worker):
+
+        def plain(parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+            return torch.optim.SGD(parameters.values(), lr=0.1)
+
+        quick, late = (
+            EagerParameterServer(neighbour, plain, modulation("inverse", 0.5))  # type: ignore[arg-type]
+            for neighbour in (host, worker)
+        )
+        before = host.values()
+        for step in range(1, 5):
+            run(quick, host, step)
+        own = torch.cat([torch.full((6,), 1.0), torch.full((2,), 2.0)])
+        moved = before - 4 * 0.05 * own
+        torch.testing.assert_close(host.values(), moved)
+        late.begin(1)
+        assert late._pulling is not None
+        late._pulling.result()
+        late.update(1, worker.local_step)
+        late.settle()
+        gradients = torch.cat([torch.full((6,), 2.0), torch.full((2,), 3.0)])
+        torch.testing.assert_close(worker.values(), moved - 0.05 / 2 * gradients)
+
+
+@pytest.mark.parametrize(
+    ("kind", "factors"),
+    [("inverse", [1, 1 / 2, 1 / 4]), ("constant", [1, 1, 1]), ("exponential", [1, 0.6065, 0.2231])],
+)
+def test_modulations(kind: str, factors: list[float]) -> None:
+    modulate = modulation(kind, 0.5)
+    assert [modulate(s) for s in (0, 1, 3)] == pytest.approx(factors, abs=1e-4)

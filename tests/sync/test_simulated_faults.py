@@ -1,0 +1,45 @@
+"""Workers that leave and return, under every strategy: nobody waits for ever."""
+
+from dataclasses import replace
+
+import pytest
+from small_worlds import pipeline_world, run_of, small_world
+
+from planner.errors import PipeplanError
+from planner.report.sync import sync_name
+from planner.sync.simulation.comparison import ALL_STRATEGIES
+
+NAMES = [sync_name(sync) for sync in ALL_STRATEGIES]
+ITERATIONS = 25
+SLOWNESS = [
+    "drift:0.2+sleep:0.1:0.3",
+    "fault:0:0",
+    "fault:0:1:2+fault:1:1:2",
+    "fault:0:0.15:0.16+fault:0:1.05:1.06+slow:1x3",
+]
+
+
+@pytest.mark.parametrize("slowness", SLOWNESS)
+@pytest.mark.parametrize("name", NAMES)
+def test_all_iterations_are_done_whoever_leaves(name: str, slowness: str) -> None:
+    two_places = pipeline_world(5)
+    for world in (small_world(2), small_world(3), replace(two_places, pipelines_per_node=2)):
+        run = run_of(name, world, slowness, ITERATIONS)
+        assert sum(run.done) >= ITERATIONS * world.workers
+        assert all(look.loss < 2 for look in run.looks)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_pipeline_trains_by_itself(name: str) -> None:
+    assert run_of(name, small_world(1), iterations=ITERATIONS).done == (ITERATIONS,)
+
+
+def test_a_run_from_which_all_leave_for_good_is_refused() -> None:
+    with pytest.raises(PipeplanError, match="all workers leave for good"):
+        run_of("ad_psgd", small_world(2), "fault:0:1+fault:1:2")
+
+
+def test_who_returns_begins_on_the_others_weights() -> None:
+    run = run_of("semi_decentralized", slowness="fault:2:1:30", iterations=400)
+    after = next(look for look in run.looks if look.at_s > 31)
+    assert after.distance < 0.1
