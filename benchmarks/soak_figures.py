@@ -7,6 +7,7 @@ clock, which the processes of a machine share.
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from collections import Counter, defaultdict
@@ -53,7 +54,7 @@ class Life:
         """From each step's end to the next one's, at every place."""
         for told in self.told.values():
             times = [told[step] for step in sorted(told)]
-            yield from zip(times, times[1:], strict=False)
+            yield from itertools.pairwise(times)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from models import ZOO
 from planner.artifacts.cluster import Cluster
 from planner.artifacts.job import Job
@@ -49,7 +51,7 @@ def _placed(pipelines: int, places: int, peak_tflop_per_s: float) -> PlacedPipel
     # Pipeline i has the devices i * places, i * places + 1, ...
     stages = [
         StageSpec(tuple(layers[a:b]), tuple(names[k::places]), ())
-        for k, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False))
+        for k, (a, b) in enumerate(itertools.pairwise(cuts))
     ]
     return place(problem, stages)
 

@@ -38,10 +38,24 @@ class TorchrunJob:
     def __post_init__(self) -> None:
         with (self.folder / f"pipeline{self.pipeline}.log").open("w") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d"]
-                + ["--rdzv-endpoint", "localhost:0", "--nproc-per-node", str(self.places)]
-                + ["--max-restarts", str(_RESTARTS), "--monitor-interval", "0.2"]
-                + ["-m", "executor", *self.arguments],
+                [
+                    sys.executable,
+                    "-m",
+                    "torch.distributed.run",
+                    "--rdzv-backend",
+                    "c10d",
+                    "--rdzv-endpoint",
+                    "localhost:0",
+                    "--nproc-per-node",
+                    str(self.places),
+                    "--max-restarts",
+                    str(_RESTARTS),
+                    "--monitor-interval",
+                    "0.2",
+                    "-m",
+                    "executor",
+                    *self.arguments,
+                ],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
                 stdout=log,

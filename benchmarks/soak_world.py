@@ -148,8 +148,17 @@ class World:
         shared = ["--steps", str(case.steps), "--sync", case.strategy]
         self._printed = (folder / "coordinator.log").open("w+")
         self._coordinator = subprocess.Popen(
-            [sys.executable, "-m", "executor.coordinator", str(plan), "--listen", address, *shared]
-            + ["--log", str(self.run_.log)],
+            [
+                sys.executable,
+                "-m",
+                "executor.coordinator",
+                str(plan),
+                "--listen",
+                address,
+                *shared,
+                "--log",
+                str(self.run_.log),
+            ],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             stdout=self._printed,
