@@ -20,7 +20,7 @@ from planner.sync.lanes import lanes_of, pipelines_per_node
 _PAUSE_S = 0.2
 """Before it is started again, so that one that cannot start does not take a core."""
 _SPARE_AFTER_S = 3.0
-"""A spare one is not started while all others start."""
+"""The first spare one is not started while all others start."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class SupervisedCoordinator:
         self._closed = False
         self._lock = threading.Lock()
         self._has_spare = spare
+        self._pause_s = _SPARE_AFTER_S
         self._spare: subprocess.Popen[bytes] | None = None
         self._process = self._started()
         _serve(self._process)
@@ -128,7 +129,8 @@ class SupervisedCoordinator:
         """Of the process that serves, once it has ended; a spare one is started meanwhile."""
         while self._has_spare:
             with suppress(subprocess.TimeoutExpired):
-                return self._process.wait(_SPARE_AFTER_S)
+                return self._process.wait(self._pause_s)
+            self._pause_s = _PAUSE_S
             with self._lock:
                 if not self._closed and (self._spare is None or self._spare.poll() is not None):
                     self._spare = self._started()
