@@ -1,8 +1,8 @@
 """Processes of a soak: pipelines' ranks, forked from one that has imported torch already.
 
 A restarted rank so is there in a fraction of a second, where torchrun's takes seconds to import;
-all else is as torchrun does it: the variables it sets, a store per job that survives its ranks, and
-when one rank ends with an error the others are ended too and all are started again.
+all else is as torchrun does it: the variables it sets, a store that is not of a rank, and when one
+rank ends with an error the others are ended too and all are started again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from torch.distributed import TCPStore
 
 _GRACE_S = 10.0
 """Ranks that are told to end are killed after so long."""
@@ -120,15 +122,13 @@ class Job:
     is_done: bool = False
 
     def __post_init__(self) -> None:
-        from torch.distributed import TCPStore
-
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._ending_s: float | None = None
         self._failed = False
         self.start()
 
     def start(self) -> None:
-        """Start all ranks."""
+        """Start all ranks, with a new store."""
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         attempt = len(self.started_s)
         self.started_s.append(time.monotonic())
         for place in range(self.places):

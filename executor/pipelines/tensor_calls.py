@@ -99,7 +99,9 @@ class TensorServer:
             return {"error": f"no call {shorten(header.get('call'))} here"}, ()
         try:
             return handler(header, tensors)
-        except (PipeplanError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        except PipeplanError as error:
+            return {"error": "; ".join(error.problems)}, ()
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
             return {"error": shorten(f"{type(error).__name__}: {error}", 300)}, ()
 
 
