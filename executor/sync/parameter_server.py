@@ -74,11 +74,12 @@ class ServedWeights:
             CallError: if there is none in time; what was pushed is lost.
         """
         there = dict(self.neighbours.there)
+        group = _group(header, dict(header.get("members", {})))
         for _ in range(MOVES):
             server = index % len(there)
             pipeline, life = list(there.items())[server]
             elders = [f"{number}.{its}" for number, its in list(there.items())[:server]]
-            added = {"part": index, "life": life, "elders": elders, **_group(header, there)}
+            added = {"part": index, "life": life, "elders": elders, **group}
             try:
                 return calls.call(pipeline, life, name, {**header, **added}, tensors)
             except CallError as error:
@@ -86,6 +87,7 @@ class ServedWeights:
             there = self._there_without(pipeline, life, calls)
             if not there:
                 break
+            group = _group(header, there)
         raise failed
 
     def _there_without(self, pipeline: int, life: int, calls: Calls) -> dict[int, int]:
