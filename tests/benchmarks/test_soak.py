@@ -17,7 +17,7 @@ from benchmarks.soak_world import Case
 def test_training_survives_random_kills_and_stops(
     tmp_path: Path, strategy: str, pipelines: int, places: int
 ) -> None:
-    case = Case(strategy, pipelines, places, events=4, steps=300, seed=1)
+    case = Case(strategy, pipelines, places, events=3, steps=200, seed=1)
     (row,) = run_cases([case], tmp_path)
     assert row.kills + row.stops + row.coordinators == case.events
     assert not row.hung
