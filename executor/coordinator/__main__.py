@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from executor.checkpoint import Checkpoint
 from executor.config import TrainingConfig
@@ -53,7 +53,9 @@ def main() -> int:
         meeting = Meeting.parse(options.listen)
         with _listening(meeting), _supervised(work, meeting, options):
             _tell_how_to_start(options, work)
-            _print_report(_wait(meeting, work))
+            store = meeting.connect()
+            _print_report(_report(store))
+            _wait_for_all(store, work)
     except PipeplanError as error:
         for problem in error.problems:
             print(f"error: {problem}", file=sys.stderr)
@@ -112,7 +114,7 @@ def _listening(meeting: Meeting) -> Iterator[None]:
 @contextmanager
 def _supervised(work: Work, meeting: Meeting, options: _Options) -> Iterator[None]:
     meeting.connect().set(ABOUT, json.dumps(work.facts()))
-    supervised = SupervisedCoordinator(work, meeting, options.silent_s, options.log)
+    supervised = SupervisedCoordinator(work, meeting, options.silent_s, options.log, spare=True)
     try:
         yield
     finally:
@@ -134,17 +136,20 @@ def _tell_how_to_start(options: _Options, work: Work) -> None:
     )
 
 
-def _wait(meeting: Meeting, work: Work) -> dict[str, Any]:
-    """The report, once all shares are done and those who did them have left."""
-    store = meeting.connect()
+def _report(store: Store) -> dict[str, Any]:
+    """Once all shares are done."""
     while not store.check([REPORT]):
         time.sleep(_POLL_S)
     report: dict[str, Any] = json.loads(store.get(REPORT))
-    until_s = time.monotonic() + _LAST_WAIT_S
-    ranks = len(report["last"]) * work.places
-    while store.add(ENDED, 0) < ranks and time.monotonic() < until_s:
-        time.sleep(_POLL_S)
     return report
+
+
+def _wait_for_all(store: Store, work: Work) -> None:
+    """Until all have left, or some seconds have passed."""
+    until_s = time.monotonic() + _LAST_WAIT_S
+    # Those who were lost may be on their way back, to be told that all is done.
+    while store.add(ENDED, 0) < work.pipelines * work.places and time.monotonic() < until_s:
+        time.sleep(_POLL_S)
 
 
 def _print_report(report: dict[str, Any]) -> None:

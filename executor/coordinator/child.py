@@ -1,9 +1,14 @@
-"""``python -m executor.coordinator.child``: the supervised process; people start its parent."""
+"""``python -m executor.coordinator.child``: the supervised process; people start its parent.
+
+It follows the log until its parent writes a line, and serves then.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import sys
 import threading
 import time
@@ -18,16 +23,25 @@ from executor.sync.schedulers import scheduler_for
 from planner.artifacts.plan import Sync
 from planner.sync.ledger import ShareLedger
 
+_LOOK_S = 0.1
+
 
 def main() -> None:
     """Serve until the parent ends this process, or is gone itself."""
     address, prefix, facts, silent_s, log = sys.argv[1:]
+    # Ctrl-C is for the parent, which ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     data = json.loads(facts)
     work = Work(**{**data, "sync": Sync.parse(data["sync"], "sync")})
     scheduler = scheduler_for(work.sync, work.pipelines, work.places, work.pipelines_per_node)
     coordinator = Coordinator(work.pipelines, work.places, ShareLedger(work.shares), scheduler)
-    Service(coordinator, Meeting.parse(address, prefix), Log(Path(log)), float(silent_s)).run()
+    meeting = Meeting.parse(address, prefix)
+    service = Service(coordinator, meeting, Log(Path(log)), float(silent_s))
+    while not select.select([sys.stdin], [], [], _LOOK_S)[0]:
+        service.follow()
+    if sys.stdin.readline():
+        service.run()
 
 
 def _end_with_parent(parent: int) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -27,7 +30,8 @@ from executor.coordinator.store import (
 from planner.errors import PipeplanError
 
 ASK_AGAIN_S = 1.0
-_AGAIN = b'{"kind": "again"}'
+_FENCED_GRACE_S = 3.0
+"""What a rank that is given up has to find it out by itself, and to tell."""
 
 
 class FencedError(PipeplanError):
@@ -107,10 +111,16 @@ class Client:
         self.nonce = nonce
         self.store = meeting.connect()
         self._queue = answers_of(pipeline, place, nonce)
-        self._waits_since_s: float | None = None
+        self._number = 0
+        self._waits: tuple[int, float] | None = None
+        """The number of what is asked for, and since when; None: nothing is."""
         self._over = threading.Event()
-        self._wants_snapshot = False
         threading.Thread(target=self._beat, name="pipeplan-beat", daemon=True).start()
+
+    def begin_anew(self, nonce: str) -> None:
+        """Go on as a new life of the pipeline."""
+        self.nonce = nonce
+        self._queue = answers_of(self.pipeline, self.place, nonce)
 
     def close(self) -> None:
         """Give no more signs of life."""
@@ -164,21 +174,22 @@ class Client:
         """Send until there is an answer."""
         self._push(REQUESTS, write_message(message))
         beats = self._coordinator_beats() if kind == "group" else 0
-        self._waits_since_s = time.monotonic()
+        self._number += 1
+        self._waits = self._number, time.monotonic()
         try:
             while True:
                 body = read_answer(self.store.queue_pop(self._queue))
                 if body["kind"] == "again":
-                    now = self._coordinator_beats()
-                    if kind == "group" and now == beats:
-                        return {"kind": "away"}
-                    beats = now
-                    self._push(REQUESTS, write_message(message))
+                    if body["number"] is None:
+                        self._push(REQUESTS, write_message(message))
+                    elif body["number"] == self._number:
+                        now = self._coordinator_beats()
+                        if kind == "group" and now == beats:
+                            return {"kind": "away"}
+                        beats = now
+                        self._push(REQUESTS, write_message(message))
                 elif body["kind"] == "fenced":
-                    raise FencedError(
-                        f"pipeline {self.pipeline} was silent for too long, and the others go on "
-                        "without it; start it again to come back"
-                    )
+                    raise FencedError(self._fenced())
                 elif body["kind"] == "refused":
                     why = f"pipeline {self.pipeline}: {body['why']}"
                     raise NothingLeftError(why, is_done=body.get("is_done", False))
@@ -187,7 +198,13 @@ class Client:
                 ):
                     return body
         finally:
-            self._waits_since_s = None
+            self._waits = None
+
+    def _fenced(self) -> str:
+        return (
+            f"pipeline {self.pipeline} was silent for too long, and the others go on without it; "
+            "start it again to come back"
+        )
 
     def _push(self, queue: str, data: bytes) -> None:
         self.store.queue_push(queue, data)
@@ -197,15 +214,29 @@ class Client:
 
     def _beat(self) -> None:
         store = self.meeting.connect()
-        key = beats_of(self.pipeline, self.place, self.nonce)
         again_s = 0.0
         while not self._over.is_set():
             try:
-                store.add(key, 1)
-                since_s, now_s = self._waits_since_s, time.monotonic()
-                if since_s is not None and now_s - max(since_s, again_s) > ASK_AGAIN_S:
+                nonce = self.nonce
+                beats = store.add(beats_of(self.pipeline, self.place, nonce), 1)
+                waits, now_s = self._waits, time.monotonic()
+                if waits is not None and now_s - max(waits[1], again_s) > ASK_AGAIN_S:
                     again_s = now_s
-                    store.queue_push(self._queue, _AGAIN)
+                    again = {"kind": "again", "number": waits[0]}
+                    store.queue_push(self._queue, json.dumps(again).encode())
             except (RuntimeError, ConnectionError):
                 return  # The store is gone, and the rank finds out by itself.
+            if beats < 0 and nonce == self.nonce:
+                self._end_if_it_does_not()
+                return
             self._over.wait(BEAT_S)
+
+    def _end_if_it_does_not(self) -> None:
+        """It may wait for another rank of its pipeline, which has been stopped, say, for long."""
+        if self._over.wait(_FENCED_GRACE_S):
+            return
+        try:
+            print(f"error: {self._fenced()}", file=sys.stderr, flush=True)
+        finally:
+            # Whoever read that may be gone as well.
+            os._exit(1)

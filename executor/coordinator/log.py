@@ -5,48 +5,59 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from executor.coordinator.messages import Message, read_message, write_message
 from planner.errors import PipeplanError
 
 
 class Log:
-    """Appends messages with their times to a file.
+    """Follows a file of messages with their times, and then goes on with it.
 
     Args:
-        path: of the file; what it holds already is kept.
+        path: of the file; it need not exist.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._cut_unfinished_line()
-        self._file = path.open("ab")
+        self._read_bytes = 0
+        self._read_lines = 0
+        self._file: BinaryIO | None = None
 
-    def _cut_unfinished_line(self) -> None:
-        """Whoever wrote it may have been killed at it."""
-        data = self.path.read_bytes() if self.path.exists() else b""
-        if data and not data.endswith(b"\n"):
-            with self.path.open("r+b") as file:
-                file.truncate(data.rfind(b"\n") + 1)
-
-    def append(self, message: Message, at_s: float) -> None:
-        """Note a message before anything is answered to it."""
-        line = json.dumps([at_s, write_message(message).decode()])
-        self._file.write(line.encode() + b"\n")
-        self._file.flush()
-
-    def messages(self) -> Iterator[tuple[Message, float]]:
-        """All messages in the file, with their times.
+    def new_messages(self) -> Iterator[tuple[Message, float]]:
+        """Messages that were not read before, with their times; not a line that is unfinished.
 
         Raises:
             PipeplanError: naming the first line that is none.
         """
-        with self.path.open() as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    at_s, text = json.loads(line)
-                    yield read_message(text.encode()), float(at_s)
-                except (ValueError, TypeError, AttributeError, PipeplanError):
-                    raise PipeplanError(
-                        f"{self.path}: line {number} is no message; name another --log file"
-                    ) from None
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._read_bytes)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._read_bytes += len(line)
+                self._read_lines += 1
+                yield self._parsed(line)
+
+    def _parsed(self, line: bytes) -> tuple[Message, float]:
+        try:
+            at_s, text = json.loads(line)
+            return read_message(text.encode()), float(at_s)
+        except (ValueError, TypeError, AttributeError, RecursionError, PipeplanError):
+            raise PipeplanError(
+                f"{self.path}: line {self._read_lines} is no message; name another --log file"
+            ) from None
+
+    def open(self) -> None:
+        """Begin to write, after what was read: whoever wrote a last line was killed at it."""
+        self._file = self.path.open("ab")
+        self._file.truncate(self._read_bytes)
+
+    def append(self, message: Message, at_s: float) -> None:
+        """Note a message before anything is answered to it."""
+        assert self._file is not None
+        line = json.dumps([at_s, write_message(message).decode()])
+        self._file.write(line.encode() + b"\n")
+        self._file.flush()

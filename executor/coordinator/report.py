@@ -21,9 +21,11 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
         yield f"dropped shares: {', '.join(map(str, dropped))}"
     for number, life in enumerate(report["lives"]):
         done = report["workers"].get(str(number), {})
+        failed = report["failed"][number]
+        without = f", {failed} exchanges failed" if failed else ""
         came_back = f", came back {life - 1} times" if life > 1 else ""
         away = "" if str(number) in (report["last"] or {}) else ", not there at the end"
         yield (
             f"pipeline {number}: {done.get('committed', 0)} shares, {done.get('lost', 0)} lost"
-            f"{came_back}{away}"
+            f"{without}{came_back}{away}"
         )

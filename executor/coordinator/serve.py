@@ -1,5 +1,6 @@
 """The coordinator at work: messages from the store's queue, answers into it, and time.
 
+A second one may follow the log of the one that serves, and go on in its place at once.
 The loop blocks in the queue. Time comes in by the same way: a second thread puts a message there
 when a deadline has come or a rank has been silent for too long.
 """
@@ -14,24 +15,36 @@ import time
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from executor.coordinator.log import Log
-from executor.coordinator.messages import Answer, Late, Lost, read_message, write_message
+from executor.coordinator.messages import (
+    Answer,
+    Late,
+    Lost,
+    answers_of,
+    read_message,
+    write_message,
+)
 from executor.coordinator.state import Coordinator
 from executor.coordinator.store import (
+    AGAIN,
     BEAT_S,
     COORDINATOR_BEATS,
+    FENCED,
     REPORT,
     REQUESTS,
+    THERE,
     Meeting,
     beats_of,
 )
 from planner.errors import PipeplanError
+
+_Lives = tuple[tuple[int, str, frozenset[int]], ...]
 
 
 class Service:
     """Runs a coordinator.
 
     Args:
-        coordinator: at its beginning; it takes in the log first.
+        coordinator: at its beginning; it takes in the log.
         meeting: where ranks are met.
         log: of messages.
         silent_s: a rank that gives no sign of life for so long is lost.
@@ -47,13 +60,22 @@ class Service:
         self._store = meeting.connect()
         self._changed = threading.Condition()
         self._deadline_s: float | None = None
-        self._lives: tuple[tuple[int, str, frozenset[int]], ...] = ()
+        self._lives: _Lives = ()
+        self._there = ""
+
+    def follow(self) -> None:
+        """Take in what is new in the log, which another one may write."""
+        for message, at_s in self.log.new_messages():
+            self.coordinator.handle(message, at_s)
 
     def run(self) -> None:
         """Serve for ever: whoever started the process ends it."""
-        for message, at_s in self.log.messages():
-            self.coordinator.handle(message, at_s)
+        self.follow()
+        self.log.open()
         self._note_change()
+        for pipeline, nonce, places in self._lives:
+            for place in places:
+                self._store.queue_push(answers_of(pipeline, place, nonce), AGAIN)
         threading.Thread(target=self._keep_time, name="pipeplan-time", daemon=True).start()
         while True:
             self._serve(self._store.queue_pop(REQUESTS))
@@ -75,13 +97,27 @@ class Service:
         self._store.queue_push(answer.queue, body)
 
     def _note_change(self) -> None:
+        lives = tuple(self.coordinator.lives())
+        self._fence(lives)
         with self._changed:
-            self._lives = tuple(self.coordinator.lives())
+            self._lives = lives
             if self._deadline_s != self.coordinator.deadline_s:
                 self._deadline_s = self.coordinator.deadline_s
                 self._changed.notify()
+        there = json.dumps(self.coordinator.there)
+        if there != self._there:
+            self._there = there
+            self._store.set(THERE, there)
         if self.coordinator.is_over:
             self._store.set(REPORT, json.dumps(self.coordinator.report()))
+
+    def _fence(self, lives: _Lives) -> None:
+        """Let those who are given up know, who may wait for a rank of their own pipeline."""
+        nonces = {nonce for _, nonce, _ in lives}
+        for pipeline, nonce, places in self._lives:
+            if nonce not in nonces:
+                for place in places:
+                    self._store.add(beats_of(pipeline, place, nonce), FENCED)
 
     # --- the other thread ----------------------------------------------------------------------
 
@@ -115,18 +151,22 @@ class _Silence:
         self._silent_s = silent_s
         self._heard: dict[str, tuple[int, float]] = {}
 
-    def found(self, lives: tuple[tuple[int, str, frozenset[int]], ...], now_s: float) -> list[Lost]:
+    def found(self, lives: _Lives, now_s: float) -> list[Lost]:
         """The lives of pipelines that have lost a rank."""
+        keys = {beats_of(n, place, nonce): (n, nonce) for n, nonce, ps in lives for place in ps}
         lost = []
         heard = {}
-        for pipeline, nonce, places in lives:
-            for place in places:
-                key = beats_of(pipeline, place, nonce)
-                count = int(self._store.add(key, 0))
-                before, at_s = self._heard.get(key, (-1, now_s))
-                heard[key] = count, now_s if count != before else at_s
-                if now_s - heard[key][1] > self._silent_s:
-                    lost.append(Lost(pipeline=pipeline, nonce=nonce))
-                    break
+        for key, count in self._counts(list(keys)).items():
+            before, at_s = self._heard.get(key, (-1, now_s))
+            heard[key] = count, now_s if count != before else at_s
+            if now_s - heard[key][1] > self._silent_s:
+                lost.append(keys[key])
         self._heard = heard
-        return lost
+        return [Lost(pipeline=n, nonce=nonce) for n, nonce in dict.fromkeys(lost)]
+
+    def _counts(self, keys: list[str]) -> dict[str, int]:
+        """In one message for all whose keys are known to exist."""
+        known = [key for key in keys if key in self._heard]
+        found = self._store.multi_get(known) if known else []
+        counts = {key: int(value) for key, value in zip(known, found, strict=True)}
+        return {key: counts[key] if key in counts else self._store.add(key, 0) for key in keys}

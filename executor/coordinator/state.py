@@ -8,6 +8,7 @@ aside between two steps, the same two at all its places.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -40,6 +41,7 @@ class _Pipeline:
         greeted: places that have said hello.
         is_there: whether groups may hold it.
         is_idle: whether it waits for others to end, at all places.
+        since: orders the pipelines that are there by when they came.
         first_step: of this life; groups of steps before it are not waited for.
         taken: by place, the last step whose share was asked for.
         shares: by step; None: the work is over.
@@ -55,6 +57,7 @@ class _Pipeline:
     greeted: set[int] = field(default_factory=set)
     is_there: bool = False
     is_idle: bool = False
+    since: int = 0
     first_step: int = 1
     taken: dict[int, int] = field(default_factory=dict)
     shares: dict[int, int] = field(default_factory=dict)
@@ -89,6 +92,8 @@ class Coordinator:
         self.scheduler = scheduler
         self._pipelines = [_Pipeline() for _ in range(pipelines)]
         self._generations = Generations()
+        self._failed: Counter[int] = Counter()
+        self._joins = 0
         self._has_begun = False
         self._last: dict[str, int] | None = None
 
@@ -116,6 +121,12 @@ class Coordinator:
                 return list(self._lost(message.pipeline, message.nonce, now_s))
             case Hello() | Take() | Ask():
                 return list(self._from_rank(message, now_s))
+
+    @property
+    def there(self) -> dict[str, int]:
+        """Lives of the pipelines that take part, by number, in the order in which they came."""
+        found = [(p.since, n) for n, p in enumerate(self._pipelines) if p.is_there]
+        return {str(number): self._pipelines[number].life for _, number in sorted(found)}
 
     def lives(self) -> Iterator[tuple[int, str, frozenset[int]]]:
         """Pipelines that are alive: number, nonce, and the places that have said hello."""
@@ -211,9 +222,12 @@ class Coordinator:
         if pipeline.asked.pop(take.place, None) is not None:
             yield from self._goes_on_alone(take.pipeline, take.step, now_s)
         yield from self._end_group(take.pipeline, take.place, take.reduced, now_s)
+        self._failed[take.pipeline] += not take.reduced
         pipeline.taken[take.place] = pipeline.waiting[take.place] = take.step
         if not pipeline.is_there:
             pipeline.is_there = True
+            self._joins += 1
+            pipeline.since = self._joins
             yield from self._schedule([Joined(take.pipeline, take.step)], now_s)
         if len(pipeline.taken) == self.places and min(pipeline.taken.values()) == take.step:
             share = pipeline.shares.pop(take.step - 1, None)
@@ -240,14 +254,11 @@ class Coordinator:
         pipeline = self._pipelines[number]
         del pipeline.waiting[place]
         # Who comes once it is over has nobody to average with at the end.
-        there = self._there() if share is not None or self._last is None else self._last
+        there = self.there if share is not None or self._last is None else self._last
         there = there if str(number) in there else {}
         snapshot = step in pipeline.snapshots
         body = {"kind": "share", "step": step, "share": share, "there": there}
         return self._tell(number, place, {**body, "snapshot": snapshot})
-
-    def _there(self) -> dict[str, int]:
-        return {str(n): p.life for n, p in enumerate(self._pipelines) if p.is_there}
 
     def _rest(self, now_s: float) -> Iterator[Answer]:
         """Who waits at all places is in nobody's way; once all do, the work is over."""
@@ -259,7 +270,7 @@ class Coordinator:
         if not self._has_begun or self.ledger.remaining:
             return
         if self._last is None:
-            self._last = self._there()
+            self._last = self.there
         for number, pipeline in enumerate(self._pipelines):
             for place, step in sorted(pipeline.waiting.items()):
                 yield self._tell_share(number, place, step, None)
@@ -340,6 +351,7 @@ class Coordinator:
         """What became of every share, and of every pipeline."""
         return {
             **asdict(self.ledger.report()),
+            "failed": [self._failed[number] for number in range(len(self._pipelines))],
             "lives": [pipeline.life for pipeline in self._pipelines],
             "last": self._last,
         }

@@ -13,9 +13,15 @@ REQUESTS = "requests"
 REPORT = "report"
 ABOUT = "about"
 ENDED = "ended"
+THERE = "there"
+"""Lives of the pipelines that take part, by number, in the order in which they came, as JSON."""
 COORDINATOR_BEATS = "beats of the coordinator"
-BEAT_S = 0.25
+BEAT_S = 0.1
 """From one sign of life to the next."""
+FENCED = -(2**40)
+"""Added to the beats of who is given up: it learns so from its own next one."""
+AGAIN = b'{"kind": "again", "number": null}'
+"""To whoever waits for an answer: the coordinator that was asked is no more."""
 _FOREVER = timedelta(days=30)
 """Blocking calls end by an answer; torch logs a warning for each timeout."""
 

@@ -1,4 +1,4 @@
-"""The coordinator as a process of its own that is started again when it ends."""
+"""The coordinator as a process of its own; when it ends, another one goes on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from planner.sync.lanes import lanes_of, pipelines_per_node
 
 _PAUSE_S = 0.2
 """Before it is started again, so that one that cannot start does not take a core."""
+_SPARE_AFTER_S = 3.0
+"""The first spare one is not started while all others start."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +60,18 @@ class SupervisedCoordinator:
         meeting: whose store exists.
         silent_s: a rank that gives no sign of life for so long is lost.
         log: file of messages; None: a temporary one.
+        spare: keep a second process that follows the log, and takes over at once. Without, the time
+            that Python takes to start passes.
     """
 
     def __init__(
-        self, work: Work, meeting: Meeting, silent_s: float, log: Path | None = None
+        self,
+        work: Work,
+        meeting: Meeting,
+        silent_s: float,
+        log: Path | None = None,
+        *,
+        spare: bool = False,
     ) -> None:
         self._folder = None if log else tempfile.TemporaryDirectory(prefix="pipeplan-")
         log = log or Path(self._folder.name if self._folder else ".") / "messages.jsonl"
@@ -70,36 +81,68 @@ class SupervisedCoordinator:
         ]
         self._closed = False
         self._lock = threading.Lock()
-        self._process = subprocess.Popen(self._command)
+        self._has_spare = spare
+        self._pause_s = _SPARE_AFTER_S
+        self._spare: subprocess.Popen[bytes] | None = None
+        self._process = self._started()
+        _serve(self._process)
         self._thread = threading.Thread(target=self._keep, name="pipeplan-keeper", daemon=True)
         self._thread.start()
 
     @property
     def pid(self) -> int:
-        """Of the process that runs now."""
+        """Of the process that serves now."""
         return self._process.pid
 
     def close(self) -> None:
         """End it for good."""
         with self._lock:
             self._closed = True
-            self._process.terminate()
+            for process in (self._process, self._spare):
+                if process is not None:
+                    process.terminate()
         self._thread.join()
+        if self._spare is not None:
+            self._spare.wait()
         if self._folder is not None:
             self._folder.cleanup()
 
+    def _started(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self._command, stdin=subprocess.PIPE)
+
     def _keep(self) -> None:
         while True:
-            status = self._process.wait()
+            status = self._status()
             with self._lock:
                 if self._closed:
                     return
-            print(f"warning: the coordinator ended ({status}); starting it again", file=sys.stderr)
-            time.sleep(_PAUSE_S)
+            print(f"warning: the coordinator ended ({status}); another goes on", file=sys.stderr)
+            if self._spare is None:
+                time.sleep(_PAUSE_S)
             with self._lock:
                 if self._closed:
                     return
-                self._process = subprocess.Popen(self._command)
+                self._process, self._spare = self._spare or self._started(), None
+                _serve(self._process)
+
+    def _status(self) -> int:
+        """Of the process that serves, once it has ended; a spare one is started meanwhile."""
+        while self._has_spare:
+            with suppress(subprocess.TimeoutExpired):
+                return self._process.wait(self._pause_s)
+            self._pause_s = _PAUSE_S
+            with self._lock:
+                if not self._closed and (self._spare is None or self._spare.poll() is not None):
+                    self._spare = self._started()
+        return self._process.wait()
+
+
+def _serve(process: subprocess.Popen[bytes]) -> None:
+    """Let a process serve that has followed the log; one that has ended is found out later."""
+    assert process.stdin is not None
+    with suppress(OSError):
+        process.stdin.write(b"serve\n")
+        process.stdin.flush()
 
 
 def work_of(plan: Plan, steps: int, sync: Sync) -> Work:

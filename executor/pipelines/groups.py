@@ -29,7 +29,7 @@ class Groups:
         timeout_s: of a member that does not come, or stops within.
 
     Attributes:
-        under_way: called while a reduction is.
+        under_way: called when a reduction is about to begin, which others may have begun.
     """
 
     def __init__(
@@ -60,9 +60,8 @@ class Groups:
         try:
             made = self._group_of(group)
             sums = [tensor.cpu() if tensor.is_cuda else tensor.clone() for tensor in tensors]
-            works = [made.allreduce([total]) for total in sums]
             self.under_way()
-            for work in works:
+            for work in [made.allreduce([total]) for total in sums]:
                 work.wait()
         except (RuntimeError, ConnectionError):
             self._made.pop(group.members, None)

@@ -9,14 +9,16 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from executor.coordinator.client import Client, Share
+from executor.coordinator.client import Client, Share, Welcome
 from executor.coordinator.store import address_of
 from executor.failure import talking_to
 from executor.faults import Faults
 from executor.metrics import StepMetrics
 from executor.optimisation import Outcome
 from executor.pipelines.neighbours import Between, Neighbours
+from executor.pipelines.seat import new_nonce
 from executor.pipelines.snapshots import Snapshots
+from executor.pipelines.tensor_calls import CallError, RefusedError
 from executor.pipelines.trace import StepTimes
 from executor.pipelines.weights import Weights
 from executor.sync.groups import make_process_groups, shared_parameters
@@ -31,7 +33,6 @@ class Member:
         neighbours: at this rank's place.
         between: the strategy.
         client: of the coordinator.
-        group_timeout_s: of exchanges with neighbours.
         faults: that happen to it.
 
     Attributes:
@@ -44,14 +45,13 @@ class Member:
         neighbours: Neighbours,
         between: Between,
         client: Client,
-        group_timeout_s: float,
         faults: Faults,
     ) -> None:
         self._trainer = trainer
         self._neighbours = neighbours
         self._between = between
         self._client = client
-        self._snapshots = Snapshots(neighbours, group_timeout_s)
+        self._snapshots = Snapshots(neighbours)
         self._faults = faults
         self.times = StepTimes(client.pipeline, client.place, client.store)
         neighbours.met = self.times.met
@@ -97,15 +97,32 @@ class Member:
         self._faults.before_hello(
             is_back=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
         )
-        welcome = self._client.hello()
-        client = self._client
-        self._neighbours.life = welcome.life
-        address = address_of(client.pipeline, client.place, welcome.life)
-        client.store.set(address, self._neighbours.server.address)
-        if welcome.donor is not None:
+        while True:
+            welcome = self._client.hello()
+            client = self._client
+            self._neighbours.life = welcome.life
+            address = address_of(client.pipeline, client.place, welcome.life)
+            client.store.set(address, self._neighbours.server.address)
+            if self._has_weights(welcome):
+                return welcome.step
+            # The donor is lost: as a new pipeline it is given another one.
+            client.begin_anew(new_nonce())
+
+    def _has_weights(self, welcome: Welcome) -> bool:
+        """Copy the donor's, if there is one; whether all places of the pipeline could."""
+        if welcome.donor is None:
+            return True
+        fetched = torch.ones(1)
+        try:
             self._snapshots.fetch(*welcome.donor, welcome.step)
+        except (CallError, RefusedError):
+            fetched.zero_()
+        if dist.get_world_size() > 1:
+            with talking_to("the other ranks of the pipeline"):
+                dist.all_reduce(fetched, dist.ReduceOp.MIN)
+        if fetched.item():
             self._between.reload()
-        return welcome.step
+        return bool(fetched.item())
 
     def _take(self) -> Share:
         """The next share; puts weights aside for who comes back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -9,10 +10,16 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from executor.coordinator.client import AGroup, Client
-from executor.coordinator.store import address_of
+from executor.coordinator.store import THERE, address_of
 from executor.optimisation import Optimisation, Outcome
 from executor.pipelines.groups import Groups
-from executor.pipelines.tensor_calls import CallError, Header, TensorClient, TensorServer
+from executor.pipelines.tensor_calls import (
+    CallError,
+    Header,
+    RefusedError,
+    TensorClient,
+    TensorServer,
+)
 from executor.pipelines.weights import Weights
 from executor.sync.protocol import Optimise
 
@@ -54,7 +61,7 @@ class Neighbours:
         timeout_s: of calls.
 
     Attributes:
-        there: lives of the pipelines that take part, by number.
+        there: lives of the pipelines that take part, by number, in the order they came in.
         life: of this pipeline.
         met: called with the members of each group.
     """
@@ -120,7 +127,8 @@ class Calls:
         """Call the rank at this place of another pipeline.
 
         Raises:
-            CallError: if it is gone, or refuses.
+            CallError: if it is gone.
+            RefusedError: if it refuses.
         """
         key = pipeline, life
         if key not in self._clients:
@@ -129,9 +137,16 @@ class Calls:
             self._clients[key] = TensorClient(found, self._neighbours.timeout_s)
         try:
             return self._clients[key].call(name, header, tensors)
+        except RefusedError:
+            raise
         except CallError:
             self._clients.pop(key).close()
             raise
+
+    def there(self) -> dict[int, int]:
+        """Lives of the pipelines that take part now, by number, in the order they came in."""
+        found = json.loads(self._store.get(THERE))
+        return {int(number): life for number, life in found.items()}
 
     def _address(self, key: str) -> str:
         """Where a neighbour that has just come serves tensors."""

@@ -206,7 +206,7 @@ class PipelineRun:
         server = TensorServer(host)
         neighbours = Neighbours(client, groups, server, trainer.optimisation, weights, timeout_s)
         between = between_of(self.options, neighbours, self.config.seed)
-        return Member(trainer, neighbours, between, client, timeout_s, self.faults)
+        return Member(trainer, neighbours, between, client, self.faults)
 
     def _trace(self, member: Member, client: Client) -> None:
         """The rank that hosts the coordinator gathers all ranks' times."""

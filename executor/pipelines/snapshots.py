@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from executor.pipelines.neighbours import Neighbours
-from executor.pipelines.tensor_calls import Header
+from executor.pipelines.tensor_calls import CallError, Header
 from planner.errors import PipeplanError
+
+_ANSWER_S = 0.5
+"""Who asks for a step that has not come yet is told so after this time."""
 
 
 class Snapshots:
@@ -18,12 +21,10 @@ class Snapshots:
 
     Args:
         neighbours: who may ask.
-        timeout_s: that somebody waits for a step that has not come yet.
     """
 
-    def __init__(self, neighbours: Neighbours, timeout_s: float) -> None:
+    def __init__(self, neighbours: Neighbours) -> None:
         self._neighbours = neighbours
-        self._timeout_s = timeout_s
         self._changed = threading.Condition()
         self._kept: tuple[int, dict[str, Tensor]] | None = None
         neighbours.server.handle("state", self._answer)
@@ -36,13 +37,20 @@ class Snapshots:
             self._changed.notify_all()
 
     def fetch(self, donor: int, life: int, step: int) -> None:
-        """Take over a donor's state before a step.
+        """Take over a donor's state before a step, as soon as it has come there.
 
         Raises:
-            PipeplanError: if the donor is gone, or has another model.
+            CallError: if the donor is gone.
+            RefusedError: if it has put another state aside meanwhile.
+            PipeplanError: if it has another model.
         """
         calls = self._neighbours.caller()
-        header, tensors = calls.call(donor, life, "state", {"step": step})
+        while True:
+            header, tensors = calls.call(donor, life, "state", {"step": step})
+            if "names" in header:
+                break
+            if calls.there().get(donor) != life:
+                raise CallError(f"pipeline {donor}, whose weights were to be copied, is lost")
         state = dict(zip(json.loads(header["names"]), tensors, strict=True))
         self._neighbours.weights.load(state)
 
@@ -51,9 +59,11 @@ class Snapshots:
         step = int(header["step"])
         with self._changed:
             self._changed.wait_for(
-                lambda: self._kept is not None and self._kept[0] >= step, self._timeout_s
+                lambda: self._kept is not None and self._kept[0] >= step, _ANSWER_S
             )
-            if self._kept is None or self._kept[0] != step:
+            if self._kept is None or self._kept[0] < step:
+                return {}, []
+            if self._kept[0] > step:
                 raise PipeplanError(f"no state from before step {step} is kept here")
             state = self._kept[1]
         return {"names": json.dumps(list(state))}, list(state.values())

@@ -26,6 +26,7 @@ Handler = Callable[[Header, list[Tensor]], tuple[Header, Sequence[Tensor]]]
 _LENGTH = struct.Struct("!Q")
 _MAX_HEADER_BYTES = 2**24
 _MAX_TENSOR_BYTES = 2**40
+_PIECE_BYTES = 2**22
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -42,7 +43,11 @@ _DTYPES = {
 
 
 class CallError(PipeplanError):
-    """The other rank could not be called, or refused."""
+    """The other rank could not be called."""
+
+
+class RefusedError(PipeplanError):
+    """The other rank says that the call is wrong."""
 
 
 class TensorServer:
@@ -79,11 +84,14 @@ class TensorServer:
 
     def _serve(self, connection: socket.socket) -> None:
         # Whoever called is gone, or sent what is no call: that ends its connection alone.
-        with connection, suppress(OSError, CallError):
+        with connection, suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while True:
-                header, tensors = _receive(connection)
-                _send(connection, *self._answer(header, tensors))
+            try:
+                while True:
+                    header, tensors = _receive(connection)
+                    _send(connection, *self._answer(header, tensors))
+            except CallError as error:
+                _send(connection, {"error": str(error)}, ())
 
     def _answer(self, header: Header, tensors: list[Tensor]) -> tuple[Header, Sequence[Tensor]]:
         handler = self._handlers.get(str(header.get("call")))
@@ -91,7 +99,9 @@ class TensorServer:
             return {"error": f"no call {shorten(header.get('call'))} here"}, ()
         try:
             return handler(header, tensors)
-        except (PipeplanError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        except PipeplanError as error:
+            return {"error": "; ".join(error.problems)}, ()
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
             return {"error": shorten(f"{type(error).__name__}: {error}", 300)}, ()
 
 
@@ -121,7 +131,8 @@ class TensorClient:
         """Call, and wait for the answer.
 
         Raises:
-            CallError: if the connection is lost, or the call refused.
+            CallError: if the connection is lost.
+            RefusedError: if the call is wrong.
         """
         try:
             _send(self._connection, {**(header or {}), "call": name}, tensors)
@@ -130,7 +141,7 @@ class TensorClient:
             self.close()
             raise CallError(f"{name} at {self.address}: {error}") from None
         if "error" in answer:
-            raise CallError(f"{name} at {self.address}: {answer['error']}")
+            raise RefusedError(f"{name} at {self.address}: {answer['error']}")
         return answer, found
 
     def close(self) -> None:
@@ -140,11 +151,14 @@ class TensorClient:
 
 def _send(connection: socket.socket, header: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
     forms = [[_name(tensor.dtype), list(tensor.shape)] for tensor in tensors]
-    data = json.dumps({**header, "tensors": forms}).encode()
-    connection.sendall(_LENGTH.pack(len(data)) + data)
+    text = json.dumps({**header, "tensors": forms}).encode()
+    connection.sendall(_LENGTH.pack(len(text)) + text)
     for tensor in tensors:
         if tensor.numel():
-            connection.sendall(_bytes_of(tensor.detach().cpu().contiguous()))
+            data = _bytes_of(tensor.detach().cpu().contiguous())
+            # A timeout is of each piece, so that a large tensor may take its time.
+            for start in range(0, len(data), _PIECE_BYTES):
+                connection.sendall(data[start : start + _PIECE_BYTES])
 
 
 def _receive(connection: socket.socket) -> tuple[Header, list[Tensor]]:
@@ -178,7 +192,8 @@ def _empty(form: Any) -> Tensor:
         case [str(name), [*shape]] if name in _DTYPES and all(_is_extent(e) for e in shape):
             dtype = _DTYPES[name]
             if math.prod(shape) * dtype.itemsize <= _MAX_TENSOR_BYTES:
-                return torch.empty(shape, dtype=dtype)
+                with suppress(RuntimeError, TypeError, OverflowError, MemoryError):
+                    return torch.empty(shape, dtype=dtype)
     raise CallError(f"a tensor of the form {shorten(form)}")
 
 

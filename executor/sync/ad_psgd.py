@@ -42,6 +42,7 @@ class AdPsgd:
 
     def begin(self, step: int) -> None:
         """Compute on the weights as they are now, and ask a partner meanwhile."""
+        self.reduced = True
         self._take_shared()
         there = sorted(self._neighbours.there.items())
         place = [number for number, _ in there].index(self._neighbours.pipeline)
@@ -91,7 +92,9 @@ class AdPsgd:
         try:
             _, means = self._calls.call(partner, life, "average", {}, sent)
         except CallError:
-            return  # It is gone, and the coordinator will say so.
+            # It is gone, and the coordinator will say so.
+            self.reduced = False
+            return
         with self._lock:
             for shared, mean, old in zip(self._shared, means, sent, strict=True):
                 shared.add_((mean - old.cpu()).to(shared.device))

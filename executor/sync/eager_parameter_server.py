@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 from torch import Tensor
 
 from executor.master_weights import MakeOptimizer
 from executor.optimisation import Outcome
 from executor.pipelines.neighbours import Neighbours
-from executor.pipelines.tensor_calls import CallError
+from executor.pipelines.tensor_calls import CallError, Header
 from executor.sync.parameter_server import ServedWeights
 from executor.sync.protocol import Optimise
 
-_Pulled = list[tuple[list[str], int, list[Tensor]]]
+_Pulled = dict[int, tuple[list[str], int, list[Tensor]]]
+"""By part: its names, version and weights."""
 
 
 def modulation(kind: str, decay: float) -> Callable[[int], float]:
@@ -67,15 +69,16 @@ class EagerParameterServer:
 
     def begin(self, step: int) -> None:
         """Pull the weights of the next iteration behind this one."""
+        self.reduced = True
         if self._pulling is None:
-            self._pulling = self._pulls.submit(self._pull, list(self._served.hosts()))
+            self._pulling = self._pulls.submit(self._pull)
 
     def update(self, step: int, optimise: Optimise) -> Outcome:
         """Push this iteration's gradients, and go on with the weights that were pulled."""
-        pulled: _Pulled = []
+        pulled: _Pulled = {}
         if self._pulling is not None and self._pulling.done():
             pulled, self._pulling = self._pulling.result(), None
-        for index, (_, version, _) in enumerate(pulled):
+        for index, (_, version, _) in pulled.items():
             self._newest[index] = max(self._newest.get(index, 0), version)
         outcome = optimise()
         self._take(pulled)
@@ -88,7 +91,7 @@ class EagerParameterServer:
         if self._pulling is not None:
             self._pulling.result()
         self._pulling = None
-        self._take(self._pulls.submit(self._pull, list(self._served.hosts())).result())
+        self._take(self._pulls.submit(self._pull).result())
 
     def reload(self) -> None:
         """The servers' weights are pulled in the first step."""
@@ -97,38 +100,33 @@ class EagerParameterServer:
         if self._pushing is not None:
             self._pushing.result()
         rows = []
-        for index, (pipeline, life, part) in enumerate(self._served.hosts()):
+        for index, part in self._served.parts():
             count = len(self._neighbours.there)
             newer = self._newest.get(index, 0) - self._used.get(index, 0)
             factor = self._modulate(max(0, newer // count - 1))
             rates = self._served.rates(factor / count)
-            header = {"part": index, "life": life, "rates": rates, "pull": False}
+            header = {"rates": rates, "pull": False}
             gradients = [gradient.clone() for gradient in self._served.gradients(part)]
-            rows.append((pipeline, life, header, gradients))
+            rows.append((index, header, gradients))
         self._pushing = self._pushes.submit(self._push, rows)
 
-    def _push(self, rows: list[tuple[int, int, dict[str, object], list[Tensor]]]) -> None:
-        for pipeline, life, header, gradients in rows:
+    def _push(self, rows: list[tuple[int, Header, list[Tensor]]]) -> None:
+        for index, header, gradients in rows:
             try:
-                self._push_calls.call(pipeline, life, "push", header, gradients)
+                self._served.call(self._push_calls, index, "push", header, gradients)
             except CallError:
-                # The coordinator will name another server; this gradient is lost.
                 self.reduced = False
 
-    def _pull(self, hosts: list[tuple[int, int, list[str]]]) -> _Pulled:
-        found = []
-        for index, (pipeline, life, part) in enumerate(hosts):
-            try:
-                header = {"part": index, "life": life}
-                answer, weights = self._pull_calls.call(pipeline, life, "pull", header)
-                found.append((part, int(answer["version"]), weights))
-            except CallError:
-                found.append((part, -1, []))
+    def _pull(self) -> _Pulled:
+        found = {}
+        for index, part in self._served.parts():
+            with suppress(CallError):
+                answer, weights = self._served.call(self._pull_calls, index, "pull", {})
+                found[index] = part, int(answer["version"]), weights
         return found
 
     def _take(self, pulled: _Pulled) -> None:
-        for index, (part, version, weights) in enumerate(pulled):
-            if weights:
-                self._served.set_weights(part, weights)
-                self._used[index] = version
+        for index, (part, version, weights) in pulled.items():
+            self._served.set_weights(part, weights)
+            self._used[index] = version
         self._neighbours.weights.put_back()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from threading import Lock
 
@@ -12,20 +13,22 @@ from torch import Tensor
 from executor.coordinator.client import AGroup
 from executor.master_weights import MakeOptimizer
 from executor.optimisation import Outcome
-from executor.pipelines.neighbours import Neighbours
+from executor.pipelines.neighbours import Calls, Neighbours
 from executor.pipelines.tensor_calls import CallError, Header
 from executor.sync.parameter_shards import ServedOptimizer, Shard, shards_of
 from executor.sync.protocol import Optimise
 
 MOVES = 3
-"""Times that a step looks for new servers when one is gone."""
+"""Servers that are tried for one call, when one after the other is gone."""
+_PATIENCE = 0.75
+_LOOK_S = 0.02
 
 
 class ServedWeights:
     """Pushes gradients to servers and fetches weights from them.
 
-    The first pipelines that are there serve, each a part of the parameters. If one is gone, the
-    next takes its part over with the weights it has, and an optimizer without state.
+    The pipelines that have been there for longest serve, each a part of the parameters. If one is
+    gone, the next takes its part over with the weights it has, and an optimizer without state.
 
     Args:
         neighbours: at this rank's place.
@@ -41,18 +44,60 @@ class ServedWeights:
         self.optimizer = ServedOptimizer(neighbours.optimisation.optimizer)
         self._make_optimizer = make_optimizer
         self._parts = shards_of(self.masters, servers)
-        self._shards: dict[tuple[int, int], Shard] = {}
+        self._shards: dict[int, tuple[list[str], Shard]] = {}
+        """By part, with the pipelines that were there for longer when it began to serve it."""
         self._lock = Lock()
         neighbours.optimisation.weights.optimizer = self.optimizer  # type: ignore[assignment]
         neighbours.server.handle("push", self._push)
         neighbours.server.handle("pull", self._pull)
 
-    def hosts(self) -> Iterator[tuple[int, int, list[str]]]:
-        """Pipeline, life and part of each server."""
-        there = sorted(self.neighbours.there.items())
-        for index, part in enumerate(self._parts):
-            if part:
-                yield *there[index % len(there)], part
+    def parts(self) -> Iterator[tuple[int, list[str]]]:
+        """Numbers and names of parameters of the parts, those without any left out."""
+        return ((index, part) for index, part in enumerate(self._parts) if part)
+
+    def call(
+        self, calls: Calls, index: int, name: str, header: Header, tensors: Sequence[Tensor] = ()
+    ) -> tuple[Header, list[Tensor]]:
+        """Call the server of a part; if it is gone, the next one, once the coordinator says who.
+
+        Servers are the pipelines that have been there for longest, so that one that comes back
+        moves nothing.
+
+        Args:
+            calls: of this thread.
+            index: of the part.
+            name: of the call.
+            header: of the call; ``group`` is a group's number with its members.
+            tensors: of the call.
+
+        Raises:
+            CallError: if there is none in time; what was pushed is lost.
+        """
+        there = dict(self.neighbours.there)
+        group = _group(header, dict(header.get("members", {})))
+        for _ in range(MOVES):
+            server = index % len(there)
+            pipeline, life = list(there.items())[server]
+            elders = [f"{number}.{its}" for number, its in list(there.items())[:server]]
+            added = {"part": index, "life": life, "elders": elders, **group}
+            try:
+                return calls.call(pipeline, life, name, {**header, **added}, tensors)
+            except CallError as error:
+                failed = error
+            there = self._there_without(pipeline, life, calls)
+            if not there:
+                break
+            group = _group(header, there)
+        raise failed
+
+    def _there_without(self, pipeline: int, life: int, calls: Calls) -> dict[int, int]:
+        """Who is there, once a pipeline is not; nobody, if that does not come in time."""
+        until_s = time.monotonic() + self.neighbours.timeout_s
+        while (there := calls.there()).get(pipeline) == life:
+            if time.monotonic() > until_s:
+                return {}
+            time.sleep(_LOOK_S)
+        return there
 
     def rates(self, factor: float = 1.0) -> list[float]:
         """Learning rates of the parameter groups, times a factor."""
@@ -72,18 +117,21 @@ class ServedWeights:
 
     def _shard(self, header: Header) -> Shard:
         """This rank's shard; made of its own weights the first time it is asked for."""
-        part = int(header["part"])
+        part, elders = int(header["part"]), header["elders"]
         with self._lock:
-            key = part, int(header["life"])
-            if key not in self._shards:
+            since, shard = self._shards.get(part, (None, None))
+            if shard is None or since != elders:
+                # What it kept of an earlier time is older than its own weights.
                 mine = {name: self.masters[name] for name in self._parts[part]}
-                self._shards[key] = Shard(mine, self._make_optimizer)
-            return self._shards[key]
+                shard = Shard(mine, self._make_optimizer)
+                self._shards[part] = elders, shard
+            return shard
 
     def _push(self, header: Header, gradients: list[Tensor]) -> tuple[Header, list[Tensor]]:
         shard = self._shard(header)
         if "group" in header:
-            shard.collect(header, gradients, self.neighbours.timeout_s)
+            # Those who wait for the answer must not give up before.
+            shard.collect(header, gradients, _PATIENCE * self.neighbours.timeout_s)
         else:
             shard.apply(header, gradients)
         if not header.get("pull", True):
@@ -148,17 +196,23 @@ class ParameterServer:
         """The servers' weights are fetched after the first step."""
 
     def _exchange(self, group: AGroup | None) -> None:
-        for index, (pipeline, life, part) in enumerate(self._served.hosts()):
-            header: Header = {"part": index, "life": life}
+        for index, part in self._served.parts():
+            header: Header = {"rates": self._served.rates()}
             if group is not None and group.number is not None:
-                header |= {"group": group.number, "count": len(group.members)}
-                header["rates"] = self._served.rates()
+                header |= {"group": group.number, "members": dict(group.members)}
             else:
                 header["rates"] = self._served.rates(1 / len(self._neighbours.there))
             try:
                 gradients = self._served.gradients(part)
-                _, weights = self._calls.call(pipeline, life, "push", header, gradients)
+                _, weights = self._served.call(self._calls, index, "push", header, gradients)
                 self._served.set_weights(part, weights)
             except CallError:
-                # The coordinator will name another server; this gradient is lost.
                 self.reduced = False
+
+
+def _group(header: Header, there: Mapping[int, int]) -> Header:
+    """How many of a group's members are there, where a call is of a group."""
+    if "members" not in header:
+        return {}
+    here = [n for n, life in header["members"].items() if there.get(n) == life]
+    return {"members": sorted(here), "count": len(here)}

@@ -1,0 +1,27 @@
+"""The soak in short: ranks are killed and stopped at random, and nothing hangs or is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.soak import run_cases
+from benchmarks.soak_world import Case
+
+
+@pytest.mark.parametrize(
+    ("strategy", "pipelines", "places"),
+    [("semi_decentralized", 4, 1), ("parameter_server", 2, 2)],
+)
+def test_training_survives_random_kills_and_stops(
+    tmp_path: Path, strategy: str, pipelines: int, places: int
+) -> None:
+    case = Case(strategy, pipelines, places, events=3, steps=200, seed=1)
+    (row,) = run_cases([case], tmp_path)
+    assert row.kills + row.stops + row.coordinators == case.events
+    assert not row.hung
+    assert row.strange == 0
+    assert row.faults == ()
+    assert row.shares == case.steps * case.pipelines
+    assert row.returns >= row.kills
