@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import sync_sections as sections
+from benchmarks import sync_servers
 from benchmarks.report import heading
 from benchmarks.sync_claims import Outcome
 from benchmarks.sync_loopback import Loopback, accuracy_section, loopback_section
@@ -86,7 +87,7 @@ def sections_of(options: argparse.Namespace) -> dict[str, Section]:
         "servers": Section(
             "PS+ against parameter servers",
             "Simulated. `against`: ratios are over the synchronous server.",
-            lambda: sections.servers_section(seeds, short=short),
+            lambda: sync_servers.servers_section(seeds, short=short),
         ),
         "overlap": Section(
             "Behind the next iteration",

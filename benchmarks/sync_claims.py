@@ -115,3 +115,24 @@ def best(runs: Runs, strategies: Sequence[str], rival: str) -> tuple[str, Compar
     there = [strategy for strategy in strategies if strategy in runs]
     found = {strategy: compare(runs, strategy, rival) for strategy in there}
     return max(found.items(), key=lambda item: item[1].throughput.mean)
+
+
+def extremes(
+    text: str,
+    regimes: Sequence[str],
+    found: Sequence[Spread | None],
+    bar: float,
+    least: float = 0.0,
+) -> list[Claim]:
+    """The best regime against the bar, and the worst against ``least``."""
+    known = [(f, s) for f, s in zip(found, regimes, strict=True) if f is not None]
+    if not known:
+        return [Claim(text, "all of them", False, bar, None)]
+    high = max(known, key=lambda pair: pair[0].mean)
+    low = min(known, key=lambda pair: pair[0].mean)
+    missing = len(found) - len(known)
+    note = f"({missing} more where no run got there)" if missing else ""
+    return [
+        Claim(f"{text}: best", high[1], False, bar, high[0]),
+        Claim(f"{text}: worst", low[1], False, least, low[0], note=note),
+    ]

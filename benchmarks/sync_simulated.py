@@ -49,7 +49,9 @@ class Simulated:
         return Scenario(self.world, self.iterations, trace, faults, learning)
 
 
-def flat_world(workers: int, communication: float, per_node: int = 1) -> World:
+def flat_world(
+    workers: int, communication: float, per_node: int = 1, latency_s: float = LATENCY_S
+) -> World:
     """Pipelines of one place.
 
     Args:
@@ -57,9 +59,10 @@ def flat_world(workers: int, communication: float, per_node: int = 1) -> World:
         communication: seconds of all bytes in an all-reduce over those of computation; it goes
             over the links between nodes, those within are fast.
         per_node: workers that share a node's card.
+        latency_s: of a message between nodes.
     """
     gb_per_s = 2 * PARAMETER_BYTES / (communication * COMPUTE_S) / 1e9
-    link = LinkCost(LATENCY_S, gb_per_s)
+    link = LinkCost(latency_s, gb_per_s)
     world = uniform_world(
         *(workers, COMPUTE_S, PARAMETER_BYTES, link),
         backward_share=BACKWARD_SHARE,
