@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import sync_sections as sections
-from benchmarks import sync_servers
+from benchmarks import sync_servers, sync_shaped
 from benchmarks.report import heading
 from benchmarks.sync_claims import Outcome
 from benchmarks.sync_loopback import Loopback, accuracy_section, loopback_section
@@ -33,8 +33,10 @@ without each pipeline's first steps and without what follows the first pipeline'
 all-reduce it is pipelines times steps a second. The time to the loss is from the first step until
 the smoothed training loss (simulated: the loss of the mean model) is what overlapped all-reduce has
 after half of its work; ratios above 1 are faster. Ratios are taken seed by seed and told as mean
-(min..max). An asynchronous parameter server steps at the learning rate over the number of
-pipelines; everything else is the same for all strategies.
+(min..max); "best" and "worst" claims name the regime they were found in. Real all-reduces have
+buckets of 0.1 MiB, so that there is something to overlap. An asynchronous parameter server steps at
+the learning rate over the number of pipelines (the simulator's eager one too); everything else is
+the same for all strategies.
 """
 
 
@@ -68,6 +70,11 @@ def sections_of(options: argparse.Namespace) -> dict[str, Section]:
             "The simulator against reality",
             "The same trainings; the simulated world is the plan's, with what one trace measured.",
             lambda: accuracy_section(loopback),
+        ),
+        "shaped": Section(
+            "Real pipelines on shaped links",
+            "Network namespaces with token buckets (TESTBED.md); real messages.",
+            lambda: sync_shaped.shaped_section(seeds, short=short),
         ),
         "links": Section(
             "Equal workers and their links",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
+
+import numpy as np
 
 from benchmarks.sync_claims import (
     OVERLAPPED,
@@ -16,15 +19,17 @@ from benchmarks.sync_claims import (
     run_lines,
     run_rows,
 )
-from benchmarks.sync_figures import Measured, Runs, Spread, compare
+from benchmarks.sync_figures import Runs, Spread, compare
 from benchmarks.sync_plans import pipelines_plan
-from benchmarks.sync_real import Training, learning_rate_of, train_all
+from benchmarks.sync_real import BUCKETS, Training, learning_rate_of, train_all
+from executor.pace import Pace
 from planner.artifacts.sync_trace import SyncTrace
 from planner.sync.simulation.calibration import calibrated
 from planner.sync.simulation.comparison import ALL_STRATEGIES
 from planner.sync.simulation.planned import from_plan
 from planner.sync.simulation.run import Scenario, simulate_sync
-from planner.sync.simulation.slowness import parse_slowness
+from planner.sync.simulation.slowness import BLOCK, Block, Trace
+from planner.sync.simulation.world import World
 from planner.sync.strategies import parse_sync
 
 PIPELINES, ITERATION_S = 8, 0.1
@@ -56,12 +61,41 @@ class Setting:
     sleep_s: float = 0.0
 
     @property
-    def slowness(self) -> str:
-        """As the simulator reads it."""
-        if self.slow:
-            return "slow:" + ",".join(f"{rank}x{factor:g}" for rank, factor in self.slow.items())
-        sleeps = f"sleep:{self.sleep_probability:g}:{self.sleep_s:g}"
-        return sleeps if self.sleep_probability else "steady"
+    def pace(self) -> Pace:
+        """Of real trainings; each seed has pauses of its own."""
+        slow = {int(rank): factor for rank, factor in self.slow.items()}
+        return Pace(slow, self.sleep_probability, self.sleep_s)
+
+    @property
+    def trace(self) -> Trace:
+        """The same in the simulator."""
+        return _SamePauses(self.pace)
+
+
+@dataclass(frozen=True)
+class _SamePauses:
+    """The slowness of real trainings, with the very pauses that they draw."""
+
+    pace: Pace
+
+    def blocks(self, world: World, seed: int) -> Iterator[Block]:
+        """Iterations of real trainings count from 1 too."""
+        pace = replace(self.pace, seed=seed)
+        workers = range(world.workers)
+        factors = np.array([[pace.slow.get(worker, 1.0)] * BLOCK for worker in workers])
+        for first in count(1, BLOCK):
+            steps = range(first, first + BLOCK)
+            yield factors, np.array([[pace.pause_s(w, step) for step in steps] for w in workers])
+
+
+def sleeper_share(setting: Setting, seeds: int, steps: int) -> Spread:
+    """In what share of the iterations somebody pauses, by seed: it decides about all-reduce."""
+    shares = []
+    for seed in range(seeds):
+        pace = replace(setting.pace, seed=seed)
+        paused = [any(pace.pause_s(w, s) for w in range(PIPELINES)) for s in range(1, steps + 1)]
+        shares.append(sum(paused) / steps)
+    return Spread(tuple(shares))
 
 
 SETTINGS = {
@@ -99,7 +133,7 @@ class Loopback:
     """
 
     def __init__(self, seeds: int, steps: int, *, short: bool) -> None:
-        self._seeds, self._steps = seeds, steps
+        self.seeds, self.steps = seeds, steps
         self._strategies = strategies_of(short=short)
         self._settings = SHORT_SETTINGS if short else tuple(SETTINGS)
         self.plan = pipelines_plan(PIPELINES, ITERATION_S)
@@ -125,8 +159,8 @@ class Loopback:
             Training(
                 name=f"{setting}.{number}.{seed}",
                 plan="loopback",
-                sync=strategy,
-                steps=self._steps,
+                sync=BUCKETS.get(strategy, strategy),
+                steps=self.steps,
                 seed=seed,
                 slow=SETTINGS[setting].slow,
                 sleep_probability=SETTINGS[setting].sleep_probability,
@@ -134,18 +168,17 @@ class Loopback:
                 learning_rate=learning_rate_of(strategy, PIPELINES),
                 sync_trace=strategy == TRACED,
             )
-            for seed in range(self._seeds)
+            for seed in range(self.seeds)
             for setting in self._settings
             for number, strategy in enumerate(self._strategies)
         ]
         print(f"{len(trainings)} real trainings of 8 pipelines", file=sys.stderr)
         found = train_all({"loopback": self.plan}, trainings)
         for setting in self._settings:
-            of_setting: dict[str, list[Measured]] = {}
-            for training in trainings:
-                if training.name.startswith(f"{setting}."):
-                    of_setting.setdefault(training.sync, []).append(found.runs[training.name])
-            self._found[setting] = of_setting
+            self._found[setting] = {
+                strategy: [found.runs[f"{setting}.{number}.{seed}"] for seed in range(self.seeds)]
+                for number, strategy in enumerate(self._strategies)
+            }
         self._trace = next(t for n, t in found.traces.items() if n.startswith("homogeneous"))
 
 
@@ -155,13 +188,17 @@ def loopback_section(loopback: Loopback) -> Outcome:
     for setting, runs in loopback.runs.items():
         rows += run_rows(setting, runs)
         lines += run_lines(setting, runs, is_real=True)
-    return Outcome(list(_claims(loopback.runs)), RUN_COLUMNS, rows, lines)
+    return Outcome(_claims(loopback), RUN_COLUMNS, rows, lines)
 
 
-def _claims(found: Mapping[str, Runs]) -> Sequence[Claim]:
+def _claims(loopback: Loopback) -> Sequence[Claim]:
     claims = []
-    for setting, runs in found.items():
+    for setting, runs in loopback.runs.items():
         regime = REGIME + SETTINGS[setting].regime
+        if SETTINGS[setting].sleep_probability:
+            drawn = sleeper_share(SETTINGS[setting], loopback.seeds, loopback.steps)
+            expected = 1 - (1 - SETTINGS[setting].sleep_probability) ** PIPELINES
+            regime += f"; somebody paused in {drawn} of the iterations, expected {expected:.2f}"
         for rival, told in ((PLAIN, "all-reduce"), (OVERLAPPED, "overlapped all-reduce")):
             if setting in BARS:
                 name, compared = best(runs, PARTIAL, rival)
@@ -188,15 +225,14 @@ def _claims(found: Mapping[str, Runs]) -> Sequence[Claim]:
 def accuracy_section(loopback: Loopback) -> Outcome:
     """The simulator, calibrated from one trace, against every real run."""
     world = calibrated(from_plan(loopback.plan), loopback.trace)
-    # A pause is drawn once an iteration here.
-    world = replace(world, slots=1)
     rows, lines, errors = [], [], []
     for setting, runs in loopback.runs.items():
-        trace, _ = parse_slowness(SETTINGS[setting].slowness)
+        trace = SETTINGS[setting].trace
         for strategy, mine in runs.items():
             rates = [
                 simulate_sync(
-                    Scenario(world, 100, trace).with_seed(seed), parse_sync(strategy)
+                    Scenario(world, loopback.steps, trace).with_seed(seed),
+                    parse_sync(BUCKETS.get(strategy, strategy)),
                 ).iterations_per_s
                 for seed in range(len(mine))
             ]

@@ -20,6 +20,13 @@ from planner.sync.strategies import TOGETHER, parse_sync
 
 ROOT = Path(__file__).resolve().parent.parent
 LEARNING_RATE = 0.05
+BUCKETS = {
+    "all_reduce": "all_reduce:bucket_mib=0.1",
+    "fused": "fused:fusion_mib=0.1",
+    "decoupled": "decoupled:bucket_mib=0.1",
+    "cross_iteration": "cross_iteration:fusion_mib=0.1",
+}
+"""The small model would be one bucket of the usual size, which could hide behind nothing."""
 
 
 @dataclass(frozen=True)
