@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+from planner.sync.lane_plan import lane_plan
+
 from planner.artifacts.cluster import Cluster
 from planner.artifacts.job import Job
 from planner.artifacts.plan import Plan
@@ -14,7 +16,6 @@ from planner.costs.placement import PlacedPipeline, StageSpec, place
 from planner.errors import PipeplanError
 from planner.schedule.heuristic import best_heuristic_schedule
 from planner.simulator import simulate_plan
-from planner.sync.lane_plan import lane_plan
 from planner.sync.lanes import lanes_of
 from planner.tracing.trace import trace
 
