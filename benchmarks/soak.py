@@ -51,6 +51,7 @@ STRATEGIES = (
     "eager_parameter_server",
 )
 ITERATION_S = 0.04
+_BY_TORCHRUN = "semi_decentralized"
 _STEPS_AN_EVENT = 70
 _STEPS_AN_EVENT_OF_TORCHRUN = 400
 COLUMNS = (
@@ -228,7 +229,7 @@ def _cases(options: argparse.Namespace) -> Iterator[Case]:
             yield Case(strategy, pipelines, places, options.events, steps, options.seed)
     if options.torchrun:
         steps = _STEPS_AN_EVENT_OF_TORCHRUN * options.torchrun
-        yield Case(strategies[0], 4, 1, options.torchrun, steps, options.seed, torchrun=True)
+        yield Case(_BY_TORCHRUN, 2, 2, options.torchrun, steps, options.seed, torchrun=True)
 
 
 def _progress(row: Row) -> str:

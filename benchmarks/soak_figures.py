@@ -283,8 +283,9 @@ def _members(history: History, hit: Hit, until_s: float, strategy: str) -> Itera
     name = strategy.partition(":")[0]
     if hit.kind == "coordinator":
         return
-    if name.endswith("parameter_server"):
-        # All call the server; in step, all wait for all.
+    if name.endswith("parameter_server") or "schedule=static" in strategy:
+        # All call the server, or wait for all of them in step; a fixed schedule's groups of a node
+        # are of all every second iteration.
         yield from _pipelines(history)
     elif strategy == "ad_psgd":
         yield from _askers(history, hit, until_s)

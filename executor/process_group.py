@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
+from executor.attempt import store_of_attempt
 from executor.failure import Failures, talking_to
 from executor.limits import DEFAULT_TIMEOUT_S
 from executor.watch import watched
@@ -116,6 +117,8 @@ def process_group(
     store = PrefixStore(f"training {next(_trainings)}", store)
     if part is not None:
         store, rank, world_size = PrefixStore(part.name, store), part.rank, part.world_size
+    with talking_to("the other ranks"):
+        store = store_of_attempt(store, rank, world_size, MEETING_TIMEOUT_S)
     failures = Failures(PrefixStore("failures", store), rank, world_size)
     failures.meet(MEETING_TIMEOUT_S)
     with talking_to("the other ranks"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -102,9 +103,17 @@ def _work(options: _Options) -> Work:
 
 @contextmanager
 def _listening(meeting: Meeting) -> Iterator[None]:
+    """A store at this one address; torch's own would listen at all of the machine."""
     try:
-        store = TCPStore(meeting.host, meeting.port, is_master=True, wait_for_workers=False)
-    except RuntimeError as error:
+        listener = socket.create_server((meeting.host, meeting.port))
+        store = TCPStore(
+            meeting.host,
+            meeting.port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+    except (RuntimeError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise PipeplanError(f"--listen: {meeting} cannot be used ({reason})") from None
     yield

@@ -37,6 +37,8 @@ from executor.coordinator.store import (
 )
 from planner.errors import PipeplanError
 
+_MOST_BEATS = 2
+"""Between two looks, as far as they count."""
 _Lives = tuple[tuple[int, str, frozenset[int]], ...]
 
 
@@ -123,7 +125,7 @@ class Service:
 
     def _keep_time(self) -> None:
         store = self._meeting.connect()
-        silence = _Silence(store, self.silent_s)
+        silence = Silence(store, self.silent_s)
         told: float | None = None
         next_beat_s = 0.0
         while True:
@@ -143,23 +145,36 @@ class Service:
                     store.queue_push(REQUESTS, write_message(lost))
 
 
-class _Silence:
-    """Finds ranks that have given no sign of life for too long."""
+class Silence:
+    """Finds ranks that have given no sign of life for too long.
+
+    Time in which nobody looked does not count. It passes where this process or the store stands
+    still, and then no rank could give a sign of life: torch's store looks up the name of who
+    connects, on its only thread, and where no name server answers that takes seconds.
+
+    Args:
+        store: a connection of its own.
+        silent_s: for how long they may be silent.
+    """
 
     def __init__(self, store: Store, silent_s: float) -> None:
         self._store = store
         self._silent_s = silent_s
+        self._looked_s = float("-inf")
         self._heard: dict[str, tuple[int, float]] = {}
+        """By rank, its signs of life so far, and for how long there were no others."""
 
     def found(self, lives: _Lives, now_s: float) -> list[Lost]:
         """The lives of pipelines that have lost a rank."""
         keys = {beats_of(n, place, nonce): (n, nonce) for n, nonce, ps in lives for place in ps}
+        passed_s = min(now_s - self._looked_s, _MOST_BEATS * BEAT_S)
+        self._looked_s = now_s
         lost = []
         heard = {}
         for key, count in self._counts(list(keys)).items():
-            before, at_s = self._heard.get(key, (-1, now_s))
-            heard[key] = count, now_s if count != before else at_s
-            if now_s - heard[key][1] > self._silent_s:
+            before, silent_s = self._heard.get(key, (-1, 0.0))
+            heard[key] = count, silent_s + passed_s if count == before else 0.0
+            if heard[key][1] > self._silent_s:
                 lost.append(keys[key])
         self._heard = heard
         return [Lost(pipeline=n, nonce=nonce) for n, nonce in dict.fromkeys(lost)]

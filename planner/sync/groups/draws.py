@@ -7,9 +7,10 @@ in the order in which they were drawn, one an iteration, and the same at all key
 that have not begun everywhere, the members of the first drawn wait for nothing else, so nobody
 waits in a circle. AD-PSGD's pairs, each decided by itself, do: A for B, B for C, C for A.
 
-A worker's lock bit is set from when a group is drawn for it until that group begins at some key,
-and not only until it asks itself: who waits for someone slow is not drawn by others, which would
-then wait for both. So a slow worker keeps nobody waiting but those of its own group.
+A worker's lock bit is set from when a group is drawn for it until it is done with that group at
+some key, and not only until it asks itself: who waits for someone slow, or for someone who stops
+within their average, is not drawn by others, which would then wait for both. So a slow worker keeps
+nobody waiting but those of its own group.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ class Draws:
         self._promised = [0] * room.workers
         """The last iteration of a worker for which a group is drawn."""
         self._draws: list[dict[int, _Draw]] = [{} for _ in range(room.workers)]
+        self._running: dict[int, int] = {}
+        """Of workers whose lock bit falls once they are done with a group: its iteration."""
         self._eligible = Levels()
         for worker in range(room.workers):
             self._eligible.put(worker, 0)
@@ -85,9 +88,16 @@ class Draws:
         draw.present[key] += 1
         return [self._begin(draw, key)] if draw.present[key] == len(draw.iterations) else []
 
+    def finish(self, worker: int) -> None:
+        """Let the worker be drawn again, if this was the last group drawn for it."""
+        iteration = self._running.pop(worker, None)
+        if iteration is not None and self._promised[worker] == iteration:
+            self._eligible.put(worker, iteration)
+
     def leave(self, worker: int, waited: Mapping[int, int]) -> list[Group]:
         """Take the worker out of its groups, and begin those that only waited for it."""
         self._eligible.discard(worker)
+        self._running.pop(worker, None)
         draws = self._draws[worker]
         self._draws[worker] = {}
         for key, iteration in waited.items():
@@ -143,7 +153,9 @@ class Draws:
         return self._room.begin(key, tuple(draw.iterations))
 
     def _unlock(self, draw: _Draw) -> None:
-        """Let those be drawn again for whom this was the last group."""
+        """Let those be drawn again for whom this was the last group, once they are done with it."""
         for member, iteration in draw.iterations.items():
-            if self._promised[member] == iteration:
+            if len(draw.iterations) > 1:
+                self._running[member] = iteration
+            elif self._promised[member] == iteration:
                 self._eligible.put(member, iteration)

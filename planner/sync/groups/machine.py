@@ -132,6 +132,9 @@ class Rules(Protocol):
     def wait(self, worker: int, key: int, iteration: int, now_s: float) -> list[Group]:
         """Someone waits at a key from now on."""
 
+    def finish(self, worker: int) -> None:
+        """Someone is done with a group."""
+
     def leave(self, worker: int, waited: Mapping[int, int]) -> list[Group]:
         """Someone who was there has left; by key, the iteration it waited for."""
 
@@ -163,6 +166,7 @@ class Machine:
             return self.rules.wait(event.worker, event.key, event.iteration, now_s)
         if isinstance(event, Finished):
             early = room.end(event)
+            self.rules.finish(event.worker)
             if early is None:
                 return []
             return self.rules.wait(early.worker, early.key, early.iteration, now_s)

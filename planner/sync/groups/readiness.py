@@ -89,6 +89,9 @@ class Readiness:
             self._reached.add(place.graph.component(worker))
         return self._close_from(key) if self._is_complete(key) else []
 
+    def finish(self, worker: int) -> None:
+        """Nothing depends on it."""
+
     def leave(self, worker: int, waited: Mapping[int, int]) -> list[Group]:
         """Close the groups that only waited for the worker."""
         for place in self._places:

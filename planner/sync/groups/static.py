@@ -72,6 +72,9 @@ class StaticSchedule:
         self._missing[place] = missing
         return [] if missing else [self._begin(place)]
 
+    def finish(self, worker: int) -> None:
+        """Nothing depends on it."""
+
     def leave(self, worker: int, waited: Mapping[int, int]) -> list[Group]:
         """Begin the groups that only waited for the one who has left."""
         return [self._begin(place) for place in self._recount(worker) if not self._missing[place]]
