@@ -79,7 +79,7 @@ def test_a_pipeline_s_places_synchronise_by_themselves(strategy: str) -> None:
     run = run_of(strategy, world)
     assert sum(run.done) >= 200
     # The second place moves 30 ms of bytes, of which 20 ms hide behind the first one's backward.
-    assert 4 / (0.1 + 0.25) < run.iterations_per_s < 4 / world.iteration_s
+    assert 4 / (0.1 + 0.25) < run.iterations_per_s <= 4 / world.iteration_s * (1 + 1e-9)
 
 
 def test_pipelines_of_a_node_take_turns_on_its_card() -> None:

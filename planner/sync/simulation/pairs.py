@@ -11,9 +11,10 @@ from planner.sync.simulation.world import Reduction
 class BipartitePairs:
     """Asynchronous decentralised SGD (Lian et al. 2018, section 4).
 
-    Workers of even number ask a random one of odd number after each step, and wait for its
-    answer; a worker that is asked answers beside its computation, so that its gradient is applied
-    to weights that have changed since. Its card serves one after the other.
+    As an iteration begins, workers of even number ask a random one of odd number, and average with
+    it behind their computation; one whose answer comes later than its gradient waits for it. A
+    worker that is asked answers beside its computation. So gradients are applied to weights that
+    have changed since. Cards serve one after the other.
 
     Args:
         engine: that runs it.
@@ -27,23 +28,31 @@ class BipartitePairs:
         self.sent_bytes = 0.0
         self.staleness = 0
         self._pairs: list[list[tuple[int, ...]]] = [[] for _ in engine.keys]
+        self._is_asking = [[False] * len(engine.keys) for _ in range(engine.world.workers)]
+        self._has_stepped = [[False] * len(engine.keys) for _ in range(engine.world.workers)]
+        self._met: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def begun(self, worker: int, now_s: float) -> None:
-        """Nothing to do."""
-
-    def ready(self, now_s: float, worker: int, key: int) -> None:
-        """The worker steps; half of them then ask."""
+        """Half of the workers ask."""
         engine = self._engine
-        engine.training.step(worker, engine.parts[key])
+        self._has_stepped[worker] = [False] * len(engine.keys)
         partner = self._partner(worker) if worker % 2 == 0 else None
         if partner is None or not engine.alive[partner]:
-            engine.free(worker, key, now_s)
             return
         pair = (min(worker, partner), max(worker, partner))
-        exchange = self._exchange(pair, key)
-        self.sent_bytes += exchange.sent_bytes
-        end_s = engine.reserve(now_s, pair, key, exchange)
-        engine.at(end_s, self._end, (worker, partner, key), engine.iteration[worker])
+        for key in engine.keys:
+            exchange = self._exchange(pair, key)
+            self.sent_bytes += exchange.sent_bytes
+            end_s = engine.reserve(now_s, pair, key, exchange)
+            self._is_asking[worker][key] = True
+            engine.at(end_s, self._end, (worker, partner, key), engine.iteration[worker])
+
+    def ready(self, now_s: float, worker: int, key: int) -> None:
+        """The worker steps, and goes on once its average is done."""
+        self._engine.training.step(worker, self._engine.parts[key])
+        self._has_stepped[worker][key] = True
+        if not self._is_asking[worker][key]:
+            self._engine.free(worker, key, now_s, self._met.pop((worker, key), ()))
 
     def _partner(self, worker: int) -> int | None:
         iteration, workers = self._engine.iteration[worker], self._engine.world.workers
@@ -68,12 +77,16 @@ class BipartitePairs:
             weights[worker, part] = mean
             weights[partner, part] = mean
             self._pairs[key].append(pair)
+            self._met[worker, key] = pair
             apart = abs(engine.iteration[worker] - engine.iteration[partner])
             self.staleness = max(self.staleness, apart)
-        engine.free(worker, key, now_s, pair)
+        self._is_asking[worker][key] = False
+        if self._has_stepped[worker][key]:
+            engine.free(worker, key, now_s, self._met.pop((worker, key), ()))
 
     def left(self, worker: int, now_s: float) -> None:
-        """Nobody asks it any more."""
+        """Nobody asks it any more, and it waits for no answer."""
+        self._is_asking[worker] = [False] * len(self._engine.keys)
 
     def joined(self, worker: int, iteration: int, now_s: float) -> None:
         """It is asked again."""
