@@ -35,8 +35,8 @@ from benchmarks.soak_figures import (
 from benchmarks.soak_plans import soak_plan
 from benchmarks.soak_processes import Forks
 from benchmarks.soak_world import GROUP_TIMEOUT_S, Case, Run, World
+from executor.coordinator.schedulers import scheduler_for
 from executor.coordinator.state import Coordinator
-from executor.sync.schedulers import scheduler_for
 from planner.sync.ledger import ShareLedger
 from planner.sync.strategies import parse_sync
 

@@ -9,11 +9,13 @@ to 8 ms so, and 1 to 2 ms without.
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
 THREAD_NAME = "gloo_tcp_loop"
 _TASKS = Path("/proc/self/task")
+_NAMED_WITHIN_S = 0.5
 
 
 def network_threads() -> list[int]:
@@ -28,15 +30,22 @@ def network_threads() -> list[int]:
     return sorted(found)
 
 
-def let_others_finish() -> None:
+def let_others_finish(expected: int = 0) -> None:
     """Wake them without taking a core from a running thread; their share of it stays the same.
 
     Linux's batch policy does that, and no privilege is needed. To be called when process groups
     have been made; nothing changes on other systems.
+
+    Args:
+        expected: how many threads there are at least; one that has just begun may not bear its
+            name yet, and is waited for a while.
     """
     if not hasattr(os, "SCHED_BATCH"):
         return
-    for thread in network_threads():
+    until_s = time.monotonic() + _NAMED_WITHIN_S
+    while len(threads := network_threads()) < expected and time.monotonic() < until_s:
+        time.sleep(0.001)
+    for thread in threads:
         # A sandbox may forbid it; then messages are as slow as they were.
         with suppress(OSError):
             if os.sched_getscheduler(thread) == os.SCHED_OTHER:

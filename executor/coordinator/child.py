@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 
 from executor.coordinator.log import Log
+from executor.coordinator.schedulers import scheduler_for
 from executor.coordinator.serve import Service
 from executor.coordinator.state import Coordinator
 from executor.coordinator.store import Meeting
 from executor.coordinator.supervised import Work
-from executor.sync.schedulers import scheduler_for
 from planner.artifacts.plan import Sync
 from planner.sync.ledger import ShareLedger
 

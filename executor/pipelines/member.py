@@ -11,17 +11,18 @@ import torch.distributed as dist
 
 from executor.coordinator.client import Client, Share, Welcome
 from executor.coordinator.store import address_of
+from executor.exchange.neighbours import Neighbours
+from executor.exchange.tensor_calls import CallError, RefusedError
+from executor.exchange.weights import Weights
 from executor.failure import talking_to
 from executor.faults import Faults
 from executor.metrics import StepMetrics
 from executor.optimisation import Outcome
-from executor.pipelines.neighbours import Between, Neighbours
 from executor.pipelines.seat import new_nonce
 from executor.pipelines.snapshots import Snapshots
-from executor.pipelines.tensor_calls import CallError, RefusedError
 from executor.pipelines.trace import StepTimes
-from executor.pipelines.weights import Weights
 from executor.sync.groups import make_process_groups, shared_parameters
+from executor.sync.protocol import Between
 from executor.trainer import Trainer
 
 

@@ -16,17 +16,17 @@ from executor.coordinator.client import Client, NothingLeftError
 from executor.coordinator.report import report_lines
 from executor.coordinator.store import ABOUT, ENDED, REPORT
 from executor.coordinator.supervised import SupervisedCoordinator, Work, work_of
+from executor.exchange.groups import Groups
+from executor.exchange.neighbours import Neighbours
+from executor.exchange.tensor_calls import TensorServer
+from executor.exchange.weights import Weights
 from executor.faults import Faults, parse_faults
 from executor.feed import Feed
 from executor.learning_rate import Factor
 from executor.metrics import StepMetrics
-from executor.pipelines.groups import Groups
 from executor.pipelines.member import Member
-from executor.pipelines.neighbours import Neighbours
 from executor.pipelines.seat import Seat, new_nonce, own_address, seat_of
-from executor.pipelines.tensor_calls import TensorServer
 from executor.pipelines.trace import save_trace
-from executor.pipelines.weights import Weights
 from executor.prepare import prepare
 from executor.process_group import device_of_this_process, process_group, require_backend
 from executor.run import Run, autocast_of, loss_scale_of, optimizer_of

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -20,6 +22,8 @@ from planner.errors import PipeplanError
 from planner.sync.lanes import Lane
 
 _trainings = count()
+_GET_ADDRESS = 0x8915
+"""SIOCGIFADDR of Linux's netdevice(7)."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +115,38 @@ def new_nonce() -> str:
 
 
 def own_address(meeting: Meeting) -> str:
-    """The address of this machine that others reach it by: the one that leads to the meeting."""
+    """The address of this machine that others reach it by.
+
+    That of the network interface which ``GLOO_SOCKET_IFNAME`` names, as for all of gloo's data;
+    else the one that leads to the meeting.
+
+    Raises:
+        PipeplanError: if there is no such interface, or it has no IPv4 address.
+    """
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    if interface:
+        return _address_of(interface)
     found = socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_DGRAM)
     family, kind, protocol, _, address = found[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
+
+
+def _address_of(interface: str) -> str:
+    if not sys.platform.startswith("linux"):
+        raise PipeplanError(
+            f"GLOO_SOCKET_IFNAME: {interface!r}; interfaces are only chosen on Linux, unset it"
+        )
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            request = struct.pack("256s", interface.encode()[:15])
+            found = fcntl.ioctl(probe.fileno(), _GET_ADDRESS, request)
+        except OSError as error:
+            raise PipeplanError(
+                f"GLOO_SOCKET_IFNAME: {interface!r} has no IPv4 address here "
+                f"({error.strerror}); name an interface that has one, or unset it"
+            ) from None
+    return socket.inet_ntoa(found[20:24])

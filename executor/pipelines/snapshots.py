@@ -8,8 +8,8 @@ import threading
 import torch
 from torch import Tensor
 
-from executor.pipelines.neighbours import Neighbours
-from executor.pipelines.tensor_calls import CallError, Header
+from executor.exchange.neighbours import Neighbours
+from executor.exchange.tensor_calls import CallError, Header
 from planner.errors import PipeplanError
 
 _ANSWER_S = 0.5

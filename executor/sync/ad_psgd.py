@@ -8,9 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from executor.exchange.neighbours import Neighbours
+from executor.exchange.tensor_calls import CallError, Header
 from executor.optimisation import Outcome
-from executor.pipelines.neighbours import Neighbours
-from executor.pipelines.tensor_calls import CallError, Header
 from executor.sync.protocol import Optimise
 from planner.errors import PipeplanError
 from planner.sync.groups.matching import halves, passive_partner

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from executor.pipelines.neighbours import Between, Neighbours
+from executor.exchange.neighbours import Neighbours
 from executor.sync.ad_psgd import AdPsgd
 from executor.sync.eager_parameter_server import EagerParameterServer, modulation
 from executor.sync.group_average import GroupAverage
 from executor.sync.parameter_server import ParameterServer
 from executor.sync.partial_all_reduce import PartialAllReduce
+from executor.sync.protocol import Between
 from executor.sync.semi_decentralized import SemiDecentralized
 from planner.sync.strategies import (
     AdPsgdOptions,

@@ -9,10 +9,10 @@ from contextlib import suppress
 
 from torch import Tensor
 
+from executor.exchange.neighbours import Neighbours
+from executor.exchange.tensor_calls import CallError, Header
 from executor.master_weights import MakeOptimizer
 from executor.optimisation import Outcome
-from executor.pipelines.neighbours import Neighbours
-from executor.pipelines.tensor_calls import CallError, Header
 from executor.sync.parameter_server import ServedWeights
 from executor.sync.protocol import Optimise
 

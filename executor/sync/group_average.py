@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from executor.exchange.neighbours import Neighbours
 from executor.optimisation import Outcome
-from executor.pipelines.neighbours import Neighbours
 from executor.sync.protocol import Optimise
 
 

@@ -89,5 +89,6 @@ def make_process_groups(
     """A process group for each set of ranks; every rank must call this with the same sets."""
     with talking_to("the other ranks, to make process groups"):
         made = {ranks: dist.new_group(list(ranks), timeout=timeout) for ranks in sorted(set(sets))}
-    let_others_finish()
+    # One of the default group, and one of each that this rank is in.
+    let_others_finish(1 + sum(dist.get_rank() in ranks for ranks in made))
     return made

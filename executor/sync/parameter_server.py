@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from executor.coordinator.client import AGroup
+from executor.exchange.neighbours import Calls, Neighbours
+from executor.exchange.tensor_calls import CallError, Header
 from executor.master_weights import MakeOptimizer
 from executor.optimisation import Outcome
-from executor.pipelines.neighbours import Calls, Neighbours
-from executor.pipelines.tensor_calls import CallError, Header
 from executor.sync.parameter_shards import ServedOptimizer, Shard, shards_of
 from executor.sync.protocol import Optimise
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from executor.exchange.tensor_calls import Header
 from executor.master_weights import MakeOptimizer
-from executor.pipelines.tensor_calls import Header
 from planner.errors import PipeplanError
 
 

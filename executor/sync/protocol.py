@@ -56,3 +56,25 @@ class Synchronisation(Protocol):
 
     def close(self) -> None:
         """No iteration follows."""
+
+
+class Between(Protocol):
+    """A strategy between pipelines, on one rank, which trains in step with its own pipeline alone.
+
+    Attributes:
+        reduced: whether the last step's exchange succeeded.
+    """
+
+    reduced: bool
+
+    def begin(self, step: int) -> None:
+        """An iteration begins; who takes part is in the neighbours."""
+
+    def update(self, step: int, optimise: Optimise) -> Outcome:
+        """Let the optimizer step, and exchange what the strategy exchanges."""
+
+    def settle(self) -> None:
+        """End what is under way; the rank's weights are its own best now."""
+
+    def reload(self) -> None:
+        """The rank's weights were replaced by a donor's."""

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor.coordinator.messages import Ask, Hello, Lost, Take
+from executor.coordinator.schedulers import scheduler_for
 from executor.coordinator.state import Coordinator
-from executor.sync.schedulers import scheduler_for
 from planner.sync.ledger import ShareLedger
 from planner.sync.strategies import parse_sync
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from executor.coordinator.client import AGroup
+from executor.exchange.tensor_calls import TensorClient, TensorServer
+from executor.exchange.weights import Weights
 from executor.optimisation import Optimisation, Outcome
-from executor.pipelines.neighbours import Between
-from executor.pipelines.tensor_calls import TensorClient, TensorServer
-from executor.pipelines.weights import Weights
 from executor.sync.ad_psgd import AdPsgd
 from executor.sync.eager_parameter_server import EagerParameterServer, modulation
 from executor.sync.group_average import GroupAverage
 from executor.sync.parameter_server import ParameterServer
+from executor.sync.protocol import Between
 
 
 def adamw(parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:

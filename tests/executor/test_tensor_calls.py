@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor.pipelines.tensor_calls import (
+from executor.exchange.tensor_calls import (
     CallError,
     Header,
     RefusedError,

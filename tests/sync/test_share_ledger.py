@@ -7,15 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import PipeplanError
-from planner.sync.ledger import (
-    Committed,
-    GivenBack,
-    LedgerEvent,
-    ShareLedger,
-    Taken,
-    WorkerShares,
-    replay,
-)
+from planner.sync.ledger import ShareLedger, WorkerShares
 
 workers = st.integers(0, 3)
 actions = st.lists(st.tuples(st.sampled_from("tttccgd"), workers, st.integers(0, 9)), max_size=80)
@@ -64,24 +56,6 @@ def test_every_share_is_committed_once_or_dropped(
     assert report.repeated == sum(row.repeated for row in rows)
 
 
-@given(st.integers(0, 12), actions, st.data())
-def test_the_log_brings_the_ledger_back_at_any_point(
-    total: int, steps: list[tuple[str, int, int]], data: st.DataObject
-) -> None:
-    log: list[LedgerEvent] = []
-    ledger = ShareLedger(total, log.append)
-    play(ledger, steps)
-    copy = replay(total, log)
-    assert copy.report() == ledger.report()
-    rest = data.draw(actions)
-    log_of_copy: list[LedgerEvent] = []
-    copy = replay(total, log, log_of_copy.append)
-    length = len(log)
-    assert play(copy, rest) == play(ledger, rest)
-    assert log_of_copy == log[length:]
-    assert copy.report() == ledger.report()
-
-
 def test_a_dead_workers_shares_go_to_others_first() -> None:
     ledger = ShareLedger(5)
     assert [ledger.take(0, 1), ledger.take(1, 1), ledger.take(0, 2)] == [0, 1, 2]
@@ -124,22 +98,6 @@ def test_a_dropped_share_is_not_handed_out_and_its_commit_does_not_count() -> No
     assert ledger.commit(0, 2)
     assert not ledger.drop(2)
     assert ledger.report().dropped == (0, 1)
-
-
-@pytest.mark.parametrize(
-    "log",
-    [
-        [Taken(0, 1, 1)],
-        [Taken(0, 1, 0), Taken(0, 1, 1)],
-        [Committed(0, 0)],
-        [Taken(0, 1, 0), Committed(1, 0)],
-        [GivenBack(0)],
-        [Taken(0, 1, 0), Taken(0, 2, 1), Taken(0, 3, 2)],
-    ],
-)
-def test_a_log_that_cannot_be_is_refused(log: list[LedgerEvent]) -> None:
-    with pytest.raises(PipeplanError, match=f"event {len(log)}: .*does not follow"):
-        replay(2, log)
 
 
 def test_a_share_that_is_not_one_is_refused() -> None:

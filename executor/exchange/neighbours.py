@@ -5,48 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from executor.coordinator.client import AGroup, Client
 from executor.coordinator.store import THERE, address_of
-from executor.optimisation import Optimisation, Outcome
-from executor.pipelines.groups import Groups
-from executor.pipelines.tensor_calls import (
+from executor.exchange.groups import Groups
+from executor.exchange.tensor_calls import (
     CallError,
     Header,
     RefusedError,
     TensorClient,
     TensorServer,
 )
-from executor.pipelines.weights import Weights
-from executor.sync.protocol import Optimise
+from executor.exchange.weights import Weights
+from executor.optimisation import Optimisation
 
 _LAST = 2**31
 """A generation of process groups that no group before the last has."""
-
-
-class Between(Protocol):
-    """A strategy between pipelines, on one rank, which trains in step with its own pipeline alone.
-
-    Attributes:
-        reduced: whether the last step's exchange succeeded.
-    """
-
-    reduced: bool
-
-    def begin(self, step: int) -> None:
-        """An iteration begins; who takes part is in the neighbours."""
-
-    def update(self, step: int, optimise: Optimise) -> Outcome:
-        """Let the optimizer step, and exchange what the strategy exchanges."""
-
-    def settle(self) -> None:
-        """End what is under way; the rank's weights are its own best now."""
-
-    def reload(self) -> None:
-        """The rank's weights were replaced by a donor's."""
 
 
 class Neighbours:

@@ -1,0 +1,1 @@
+"""What ranks of different pipelines exchange: averages of weights, and calls that carry tensors."""

@@ -1,0 +1,164 @@
+"""``benchmarks.sync``: rates, losses and ratios by hand, and what its command line prints."""
+
+import json
+
+import pytest
+
+from benchmarks import sync
+from benchmarks.sync_claims import Claim, Outcome, best, run_lines, run_rows
+from benchmarks.sync_figures import (
+    Look,
+    Measured,
+    Spread,
+    Step,
+    compare,
+    json_line,
+    measured,
+    ratio,
+    smoothed,
+    steady_rate,
+)
+from benchmarks.sync_plans import pipelines_plan
+from benchmarks.sync_simulated import Simulated, flat_world, measured_of, pipeline_world
+from planner.sync.lanes import lanes_of
+from planner.sync.simulation.run import simulate_sync
+from planner.sync.strategies import parse_sync
+
+PLAIN = "all_reduce:overlap=false"
+
+
+def run(rate: float, final: float = 1.0) -> Measured:
+    """The loss falls from 2 to 1 in 100 shares."""
+    looks = [Look(shares / rate, shares, 2 - shares / 100) for shares in range(0, 101, 10)]
+    return Measured(rate, looks, final)
+
+
+def test_a_rate_counts_only_while_all_are_warm_and_under_way() -> None:
+    quick = [0.1 * step for step in range(1, 101)]
+    slow = [0.4 * step for step in range(1, 16)]
+    # The slow one's fifth step ends after 2 s, its last after 6 s.
+    assert steady_rate([quick, slow], warm_up=4) == pytest.approx(10 + 2.5)
+    late_start = [5.0, *(6.0 + 0.1 * step for step in range(50))]
+    assert steady_rate([late_start], warm_up=1) == pytest.approx(10)
+
+
+def test_a_window_that_cuts_a_long_step_changes_nothing() -> None:
+    quick = [0.1 * step for step in range(1, 60)]
+    slow = [1.0 * step for step in range(1, 6)]
+    assert steady_rate([quick, slow], warm_up=1) == pytest.approx(11)
+
+
+def test_losses_are_smoothed_over_those_before() -> None:
+    assert smoothed([4.0, 2.0, 0.0, 0.0], 2) == pytest.approx([4.0, 3.0, 1.0, 0.0])
+
+
+def test_pipelines_in_step_and_apart_count_the_same_shares() -> None:
+    ends = [0.5 * step for step in range(1, 41)]
+    steps = [Step(end, 1.0, 0.5) for end in ends]
+    together = measured([steps], 4, 1.0)
+    apart = measured([steps] * 4, 1, 1.0)
+    assert together.shares_per_s == apart.shares_per_s == pytest.approx(8)
+    assert together.looks[-1].shares == apart.looks[-1].shares == 160
+    assert together.looks == apart.looks
+    # Eight steps of each are in the first mean; the time begins with the first step.
+    assert apart.looks[0] == Look(pytest.approx(4.0), 32, 1.0)
+
+
+def test_the_time_to_a_loss_is_between_two_looks() -> None:
+    assert run(10.0).time_to_s(1.55) == pytest.approx(4.5)
+    assert run(10.0).shares_to(1.55) == pytest.approx(45)
+    assert run(10.0).time_to_s(0.9) is None
+    assert run(10.0).loss_after(0.5) == pytest.approx(1.5)
+
+
+def test_ratios_are_taken_seed_by_seed() -> None:
+    assert ratio([2.0, 6.0], [1.0, 2.0]) == Spread((2.0, 3.0))
+    assert ratio([2.0, None], [1.0, 2.0]) is None
+    assert str(Spread((2.0, 3.0))) == "2.50 (2.00..3.00)"
+
+
+def test_a_comparison_has_the_targets_of_overlapped_all_reduce() -> None:
+    runs = {"all_reduce": [run(10.0), run(20.0)], "ours": [run(30.0, 1.1), run(30.0, 0.9)]}
+    found = compare(runs, "ours", "all_reduce")
+    assert found.throughput.values == pytest.approx((3.0, 1.5))
+    assert found.time_to_loss is not None
+    assert found.time_to_loss.values == pytest.approx((3.0, 1.5))
+    assert found.final_loss.mean == pytest.approx(1.0)
+
+
+def test_a_line_has_the_fields_that_readers_expect() -> None:
+    runs = {PLAIN: [run(10.0)], "all_reduce": [run(12.0)], "ours": [run(15.0)]}
+    line = json.loads(json.dumps(json_line("ours", "quiet", compare(runs, "ours", PLAIN))))
+    assert line["strategy"] == "ours"
+    assert line["setting"] == "quiet"
+    assert line["throughput_ratio"] == pytest.approx(1.5)
+    assert line["time_to_loss_ratio"] == pytest.approx(1.5)
+    assert line["seeds"] == 1
+    assert line["spread"]["throughput_ratio"] == [1.5, 1.5]
+    rows = run_lines("quiet", runs, is_real=True)
+    assert [row["strategy"] for row in rows] == list(runs)
+    assert rows[2]["overlapped_ratio"] == pytest.approx(1.25)
+    assert len(run_rows("quiet", runs)) == 3
+
+
+def test_the_best_of_the_strategies_that_were_run_is_found() -> None:
+    runs = {"all_reduce": [run(10.0)], "a": [run(11.0)], "b": [run(12.0)]}
+    name, found = best(runs, ("a", "b", "not_run"), "all_reduce")
+    assert name == "b"
+    assert found.throughput.mean == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize(
+    ("found", "at_most", "verdict"),
+    [
+        (Spread((1.8, 1.8)), False, "reached"),
+        (Spread((1.9, 1.3)), False, "**not reached**"),
+        (Spread((1.6,)), True, "reached"),
+        (None, False, "**not reached**"),
+    ],
+)
+def test_a_bar_that_is_not_reached_stays_in_sight(
+    found: Spread | None, at_most: bool, verdict: str
+) -> None:
+    claim = Claim("faster", "two workers", True, 1.7, found, at_most=at_most)
+    assert claim.row()[-1] == verdict
+    assert claim.is_reached == (verdict == "reached")
+    assert "two workers" in Outcome([claim]).markdown()
+
+
+def test_a_plan_takes_the_time_that_was_asked_for() -> None:
+    flat = pipelines_plan(8, 0.1)
+    assert flat.predicted.iteration_time_s == pytest.approx(0.1, rel=0.03)
+    deep = pipelines_plan(4, 0.1, stages=4, microbatches=4)
+    assert len(deep.ranks) == 16
+    assert [len(lane.devices) for lane in lanes_of(deep)] == [4] * 4
+
+
+def test_worlds_take_a_tenth_of_a_second_and_what_was_asked_for_of_communication() -> None:
+    flat = flat_world(8, 2.0)
+    assert flat.iteration_s == pytest.approx(0.1)
+    moving_s = flat.all_reduce(tuple(range(8)), flat.parameter_bytes).seconds
+    assert moving_s == pytest.approx(0.2 * 7 / 8, rel=0.01)
+    assert pipeline_world(4, 4, 8, 0.02).iteration_s == pytest.approx(0.1)
+
+
+def test_a_simulated_run_has_the_figures_of_a_real_one() -> None:
+    setting = Simulated("small", "small", flat_world(4, 0.1), iterations=20)
+    scenario = setting.scenario(0)
+    found = measured_of(simulate_sync(scenario, parse_sync("all_reduce")), scenario)
+    assert found.shares_per_s == pytest.approx(40, rel=0.1)
+    assert found.looks[-1].shares == 80
+    assert found.time_to_s(found.loss_after(0.5)) is not None
+
+
+def test_the_simulators_sections_print_lines_and_a_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path
+) -> None:
+    small = sync.Section("Small", "Nothing.", lambda: Outcome(lines=[{"strategy": "ours"}]))
+    monkeypatch.setattr(sync, "sections_of", lambda options: {"small": small})
+    report = tmp_path / "SYNC.md"
+    assert sync.main(["--short", "--json", "--report", str(report)]) == 0
+    assert json.loads(capsys.readouterr().out) == {"strategy": "ours"}
+    assert "Made by `python -m benchmarks.sync --seeds 1 --short --json`" in report.read_text()
+    assert sync.main(["--rows", "speed"]) == 1
+    assert "speed is not known; choose from small" in capsys.readouterr().err
