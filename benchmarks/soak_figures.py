@@ -293,7 +293,8 @@ def _members(history: History, hit: Hit, until_s: float, strategy: str) -> Itera
         if pipeline == hit.pipeline and hit.at_s <= at_s <= until_s:
             yield from freed
     for meeting in history.meetings:
-        if meeting.holds(hit.pipeline, hit.at_s, until_s):
+        # Who was to average with a rank that was stopped does so as soon as it goes on.
+        if meeting.holds(hit.pipeline, hit.at_s, until_s + LEAST_BAR_S):
             yield from meeting.members
 
 
