@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from planner.sync.lane_plan import lane_plan
-
 from planner.artifacts.cluster import Cluster
 from planner.artifacts.job import Job
 from planner.artifacts.plan import Plan
@@ -14,6 +12,7 @@ from planner.artifacts.problem import ModelSource, Problem
 from planner.assemble import plan_by_hand
 from planner.costs.placement import PlacedPipeline, StageSpec, place
 from planner.errors import PipeplanError
+from planner.lane_plan import lane_plan
 from planner.schedule.heuristic import best_heuristic_schedule
 from planner.simulator import simulate_plan
 from planner.sync.lanes import lanes_of

@@ -26,10 +26,10 @@ EXACT = {
     "servers": ("parameter_server", "adamw"),
     "two_servers": ("parameter_server:servers=2", "sgd_momentum"),
     "ready": (f"semi_decentralized:{TOGETHER}", "sgd"),
-    "drawn": ("partial_all_reduce:group_size=2", "sgd"),
-    "pairs": ("ad_psgd:pairs=matching", "sgd"),
 }
 LOOSE = {
+    "drawn": ("partial_all_reduce:group_size=2", "sgd"),
+    "pairs": ("ad_psgd:pairs=matching", "sgd"),
     "asynchronous": ("parameter_server:mode=async", "sgd_momentum"),
     "eager": ("eager_parameter_server", "sgd_momentum"),
     "bipartite": ("ad_psgd", "adamw"),
