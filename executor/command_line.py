@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from executor.run import Run
 
 
+Add = Callable[..., Any]
+"""Adds an option to a parser."""
+
+
 @dataclass(frozen=True)
 class Options:
     """What the user typed; None where nothing was."""
@@ -103,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="torchrun --nproc-per-node N -m executor",
         description="Train a model by a plan, one process a device of the plan.",
     )
-    add: Callable[..., Any] = parser.add_argument
+    add: Add = parser.add_argument
     add("plan", help="plan file written by `pipeplan plan`")
     add("--config", dest="config_path", metavar="FILE", help="training file (TOML)")
     add("--steps", type=_positive, help="iterations in all (default the file's, or 20)")
@@ -133,10 +137,49 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="write the figures of every step as a line of JSON",
     )
+    add("--device", choices=["cpu", "cuda"], help="default a GPU if there is one")
+    add("--backend", choices=["gloo", "nccl"], help="of torch.distributed; default by device")
+    add(
+        "--timeout",
+        dest="timeout_s",
+        type=_seconds,
+        default=DEFAULT_TIMEOUT_S,
+        metavar="SECONDS",
+        help="a rank that lets others wait for so long counts as lost (default 600)",
+    )
+    _add_emulation(parser.add_argument_group("emulation").add_argument)
+    _add_synchronisation(parser.add_argument_group("synchronisation").add_argument)
+    return parser
+
+
+def _add_emulation(add: Add) -> None:
     add(
         "--emulate",
         action="store_true",
         help="operations take their predicted time and compute nothing; messages are real",
+    )
+    add(
+        "--emulate-speed",
+        action="store_true",
+        help="operations compute, and then wait until their predicted time is over",
+    )
+    add(
+        "--slow",
+        metavar="RANK=FACTOR[,...]",
+        help="with either: operations of these ranks take so many times as long",
+    )
+    add(
+        "--sleep",
+        metavar="PROBABILITY:SECONDS",
+        help="with either: a rank pauses so often and long at the beginning of an iteration",
+    )
+
+
+def _add_synchronisation(add: Add) -> None:
+    add(
+        "--sync",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="strategy of synchronisation over the plan's, such as all_reduce:bucket_mib=10",
     )
     add(
         "--pipeline",
@@ -165,37 +208,6 @@ def _parser() -> argparse.ArgumentParser:
         help='faults on purpose, such as "fail_at(2,5) stop_in(1,9,3)": pipeline 2 dies at its '
         "step 5, pipeline 1 stops for 3 s within the averages of its step 9",
     )
-    add(
-        "--emulate-speed",
-        action="store_true",
-        help="operations compute, and then wait until their predicted time is over",
-    )
-    add(
-        "--slow",
-        metavar="RANK=FACTOR[,...]",
-        help="with either: operations of these ranks take so many times as long",
-    )
-    add(
-        "--sleep",
-        metavar="PROBABILITY:SECONDS",
-        help="with either: a rank pauses so often and long at the beginning of an iteration",
-    )
-    add(
-        "--sync",
-        metavar="NAME[:OPTION=VALUE,...]",
-        help="strategy of synchronisation over the plan's, such as all_reduce:bucket_mib=10",
-    )
-    add("--device", choices=["cpu", "cuda"], help="default a GPU if there is one")
-    add("--backend", choices=["gloo", "nccl"], help="of torch.distributed; default by device")
-    add(
-        "--timeout",
-        dest="timeout_s",
-        type=_seconds,
-        default=DEFAULT_TIMEOUT_S,
-        metavar="SECONDS",
-        help="a rank that lets others wait for so long counts as lost (default 600)",
-    )
-    return parser
 
 
 def _positive(text: str) -> int:

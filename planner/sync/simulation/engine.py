@@ -10,11 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from planner.artifacts.link_table import FloatArray
-from planner.sync.simulation.observer import Observer
-from planner.sync.simulation.recording import Recorder
-from planner.sync.simulation.slowness import Fault, Stretches
-from planner.sync.simulation.training import Training, parts_of
-from planner.sync.simulation.world import Reduction, World
+from planner.sync.simulation.course import Course
+from planner.sync.simulation.training import parts_of
+from planner.sync.simulation.world import Reduction
 
 Handler = Callable[[float, Any, Any], None]
 
@@ -63,25 +61,11 @@ class Engine:
     """Runs workers and their behaviour until so many iterations are done.
 
     Args:
-        world: pipelines and links.
-        stretches: of iterations.
-        training: the weights.
-        observer: looks at them.
-        iterations: after how many, of all workers together, to end.
-        faults: workers that leave.
-        recorder: takes down what happens, if wanted.
+        course: what it goes through.
     """
 
-    def __init__(
-        self,
-        world: World,
-        stretches: Stretches,
-        training: Training,
-        observer: Observer,
-        iterations: int,
-        faults: tuple[Fault, ...] = (),
-        recorder: Recorder | None = None,
-    ) -> None:
+    def __init__(self, course: Course) -> None:
+        world, training = course.world, course.training
         self.world, self.training = world, training
         self.parts = parts_of(
             tuple(p.parameter_bytes for p in world.places), training.problem.dimension
@@ -93,9 +77,9 @@ class Engine:
         self.total = 0
         self.busy_s = 0.0
         self.now_s = 0.0
-        self.recorder = recorder
-        self._stretches, self._observer, self._limit = stretches, observer, iterations
-        self._faults = faults
+        self.recorder = course.recorder
+        self._stretches, self._observer = course.stretches, course.observer
+        self._limit, self._faults = course.iterations, course.faults
         self._heap: list[tuple[float, int, Handler, Any, Any]] = []
         self._order = count()
         self._free_s = [[0.0] * len(world.places) for _ in range(world.workers)]

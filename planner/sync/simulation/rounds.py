@@ -8,11 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from planner.artifacts.link_table import FloatArray, IntArray
-from planner.sync.simulation.observer import Observer
-from planner.sync.simulation.recording import Recorder
-from planner.sync.simulation.slowness import Fault, Stretches
+from planner.sync.simulation.course import Course
 from planner.sync.simulation.training import Training
-from planner.sync.simulation.world import World
 
 
 @dataclass(frozen=True)
@@ -92,28 +89,14 @@ class Rounds:
     of the others, begins with the first round after.
 
     Args:
-        world: pipelines and links.
-        stretches: of iterations.
-        training: the problem.
-        observer: looks at the parameters.
-        iterations: after how many, of all workers together, to end.
-        faults: workers that leave.
-        recorder: takes down what happens, if wanted.
+        course: what it goes through.
     """
 
-    def __init__(
-        self,
-        world: World,
-        stretches: Stretches,
-        training: Training,
-        observer: Observer,
-        iterations: int,
-        faults: tuple[Fault, ...] = (),
-        recorder: Recorder | None = None,
-    ) -> None:
-        self._world, self._stretches, self._training = world, stretches, training
-        self._observer, self._limit = observer, iterations
-        self._faults, self._recorder = faults, recorder
+    def __init__(self, course: Course) -> None:
+        world = course.world
+        self._world, self._stretches, self._training = world, course.stretches, course.training
+        self._observer, self._limit = course.observer, course.iterations
+        self._faults, self._recorder = course.faults, course.recorder
         self._start_s = np.zeros(world.workers)
         self._there: tuple[int, ...] = tuple(range(world.workers))
 

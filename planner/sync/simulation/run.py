@@ -11,6 +11,7 @@ from planner.artifacts.plan import Sync
 from planner.artifacts.sync_trace import SyncTrace
 from planner.errors import PipeplanError
 from planner.sync.groups import scheduler_of
+from planner.sync.simulation.course import Course
 from planner.sync.simulation.engine import Behaviour, Engine
 from planner.sync.simulation.groups import GroupAveraging
 from planner.sync.simulation.mixing import spectral_gap
@@ -175,60 +176,39 @@ def trace_sync(scenario: Scenario, sync: Sync) -> tuple[Run, SyncTrace]:
 
 def _simulate(scenario: Scenario, sync: Sync, recorder: Recorder | None) -> Run:
     options = options_of(sync)
-    training = Training(scenario.world.workers, scenario.learning)
-    together = _in_step(options, scenario.world, training)
+    course = _course(scenario, recorder)
+    together = _in_step(options, scenario.world, course.training)
     if together is not None:
-        return _run_rounds(scenario, sync, training, together, recorder)
-    return _run_events(scenario, sync, training, _behaviour(options, scenario), recorder)
+        return _run_rounds(course, sync, together)
+    return _run_events(course, sync, _behaviour(options, scenario))
 
 
-def _observer(scenario: Scenario, training: Training) -> Observer:
-    length_s = scenario.world.iteration_s * scenario.iterations
-    return Observer(training.problem, length_s / min(LOOKS, scenario.iterations))
-
-
-def _run_rounds(
-    scenario: Scenario,
-    sync: Sync,
-    training: Training,
-    together: tuple[Timing, Update],
-    recorder: Recorder | None,
-) -> Run:
-    world, observer = scenario.world, _observer(scenario, training)
-    rounds = Rounds(
+def _course(scenario: Scenario, recorder: Recorder | None) -> Course:
+    world = scenario.world
+    training = Training(world.workers, scenario.learning)
+    length_s = world.iteration_s * scenario.iterations
+    return Course(
         world,
         Stretches(world, scenario.trace, scenario.learning.seed),
         training,
-        observer,
+        Observer(training.problem, length_s / min(LOOKS, scenario.iterations)),
         scenario.iterations * world.workers,
         scenario.faults,
         recorder,
     )
-    run = rounds.run(*together)
-    looks, staleness = tuple(observer.looks), together[1].staleness
+
+
+def _run_rounds(course: Course, sync: Sync, together: tuple[Timing, Update]) -> Run:
+    run = Rounds(course).run(*together)
+    looks, staleness = tuple(course.observer.looks), together[1].staleness
     return Run(sync, run.time_s, tuple(run.done), run.busy_s, run.sent_bytes, staleness, 1.0, looks)
 
 
-def _run_events(
-    scenario: Scenario,
-    sync: Sync,
-    training: Training,
-    behaviour_of: Callable[[Engine], Behaviour],
-    recorder: Recorder | None,
-) -> Run:
-    world, observer = scenario.world, _observer(scenario, training)
-    engine = Engine(
-        world,
-        Stretches(world, scenario.trace, scenario.learning.seed),
-        training,
-        observer,
-        scenario.iterations * world.workers,
-        scenario.faults,
-        recorder,
-    )
+def _run_events(course: Course, sync: Sync, behaviour_of: Callable[[Engine], Behaviour]) -> Run:
+    engine = Engine(course)
     behaviour = behaviour_of(engine)
     time_s = engine.run(behaviour)
-    gaps = [spectral_gap(groups, world.workers) for groups in behaviour.memberships()]
+    gaps = [spectral_gap(groups, course.world.workers) for groups in behaviour.memberships()]
     return Run(
         sync,
         time_s,
@@ -237,7 +217,7 @@ def _run_events(
         behaviour.sent_bytes,
         behaviour.staleness,
         min(gaps, default=None),
-        tuple(observer.looks),
+        tuple(course.observer.looks),
     )
 
 
