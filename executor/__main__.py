@@ -88,7 +88,8 @@ def _tell(error: PipeplanError, rank: int) -> None:
         time.sleep(_FIRST_COME_S)
     who = f"rank {rank}: " if rank > 0 or met else ""
     for problem in error.problems:
-        print(f"error: {who}{problem}", file=sys.stderr, flush=True)
+        # One write: torchrun's Python has no buffer, and other ranks may write between two.
+        print(f"error: {who}{problem}\n", end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

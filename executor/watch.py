@@ -92,7 +92,8 @@ class Watch:
         if self._over.wait(_GRACE_S):
             return
         try:
-            print(f"error: rank {self._failures.rank}: {reason}", file=sys.stderr, flush=True)
+            line = f"error: rank {self._failures.rank}: {reason}\n"
+            print(line, end="", file=sys.stderr, flush=True)
         finally:
             # Whoever read that may be gone as well.
             os._exit(1)

@@ -236,7 +236,7 @@ class Client:
         if self._over.wait(_FENCED_GRACE_S):
             return
         try:
-            print(f"error: {self._fenced()}", file=sys.stderr, flush=True)
+            print(f"error: {self._fenced()}\n", end="", file=sys.stderr, flush=True)
         finally:
             # Whoever read that may be gone as well.
             os._exit(1)

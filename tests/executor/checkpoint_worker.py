@@ -32,7 +32,8 @@ def main(folder: Path) -> None:
     norm = clip_gradients([HeldParameter(parameter, counted=True)], 1.0, dist.all_reduce)
     assert norm == 5
     torch.testing.assert_close(parameter.grad, torch.tensor([(3.0 + rank) / 5]))
-    print(f"rank {rank} done", flush=True)
+    # One write: torchrun's Python has no buffer, and the other rank may write between two.
+    print(f"rank {rank} done\n", end="", flush=True)
     dist.destroy_process_group()
 
 

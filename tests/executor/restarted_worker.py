@@ -22,4 +22,5 @@ if __name__ == "__main__":
         if is_first and os.environ["RANK"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
         dist.all_reduce(total)
-    print(f"rank {os.environ['RANK']}: {total.item():.0f}", flush=True)
+    # One write: torchrun's Python has no buffer, and the other rank may write between two.
+    print(f"rank {os.environ['RANK']}: {total.item():.0f}\n", end="", flush=True)
