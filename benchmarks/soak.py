@@ -35,15 +35,14 @@ from benchmarks.soak_figures import (
 from benchmarks.soak_plans import soak_plan
 from benchmarks.soak_processes import Forks
 from benchmarks.soak_world import GROUP_TIMEOUT_S, Case, Run, World
-from executor.coordinator.schedulers import scheduler_for
-from executor.coordinator.state import Coordinator
-from planner.sync.ledger import ShareLedger
+from executor.coordinator.coordinators import coordinator_for
 from planner.sync.strategies import parse_sync
 
 STRATEGIES = (
     "partial_all_reduce",
     "partial_all_reduce:schedule=static",
     "semi_decentralized",
+    "semi_decentralized:overlap=true",
     "ad_psgd",
     "ad_psgd:pairs=matching",
     "parameter_server",
@@ -150,9 +149,8 @@ def row_of(run: Run) -> Row:
     """The figures of a run."""
     case = run.case
     sync = parse_sync(case.strategy)
-    scheduler = scheduler_for(sync, case.pipelines, case.places, case.pipelines)
-    ledger = ShareLedger(case.steps * case.pipelines)
-    history = read_history(run.log, Coordinator(case.pipelines, case.places, ledger, scheduler))
+    sizes = (case.pipelines, case.places, case.pipelines, case.steps * case.pipelines)
+    history = read_history(run.log, coordinator_for(sync, *sizes))
     found = figures_of(history, run.hits, run.started_s, case.strategy)
     return Row(
         case=case,

@@ -34,13 +34,14 @@ from planner.sync.strategies import parse_sync
 
 PIPELINES, ITERATION_S = 8, 0.1
 STATIC, DRAWN = "partial_all_reduce:schedule=static", "partial_all_reduce"
-SEMI, PAIRS, MATCHING = "semi_decentralized", "ad_psgd", "ad_psgd:pairs=matching"
+SEMI, SEMI_BEHIND = "semi_decentralized", "semi_decentralized:overlap=true"
+PAIRS, MATCHING = "ad_psgd", "ad_psgd:pairs=matching"
 SERVER, ASYNC, EAGER = (
     "parameter_server",
     "parameter_server:mode=async",
     "eager_parameter_server",
 )
-PARTIAL = (DRAWN, SEMI, PAIRS)
+PARTIAL = (DRAWN, SEMI, SEMI_BEHIND, PAIRS)
 TRACED = STATIC
 """The strategy whose trace the simulator is calibrated from: its groups have several sizes."""
 
@@ -107,7 +108,7 @@ SETTINGS = {
 }
 BARS = {"homogeneous": 1.05, "one_2x_slow": 1.7, "one_4x_slow": 3.0, "random_sleeps": 2.0}
 SHORT_SETTINGS = tuple(BARS)
-SHORT_STRATEGIES = (PLAIN, OVERLAPPED, SERVER, PAIRS, STATIC, DRAWN, SEMI)
+SHORT_STRATEGIES = (PLAIN, OVERLAPPED, SERVER, PAIRS, STATIC, DRAWN, SEMI, SEMI_BEHIND)
 REGIME = "8 pipelines of one place, 85k parameters, 100 ms of emulated compute, loopback; "
 
 

@@ -20,6 +20,9 @@ COMPUTE_S, BACKWARD_SHARE = 0.1, 2 / 3
 PARAMETER_BYTES = 100_000_000
 WITHIN = LinkCost(1e-5, 10.0)
 LATENCY_S = 5e-5
+ITERATIONS = 400
+"""Of each pipeline: enough that the first ten, in which momentum has yet to grow, hardly count. A
+server that steps on every gradient has that behind it sooner, and few iterations flatter it."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Simulated:
     regime: str
     world: World
     slowness: str = "steady"
-    iterations: int = 100
+    iterations: int = ITERATIONS
     learning_rate: float = 0.05
 
     def scenario(self, seed: int) -> Scenario:

@@ -87,9 +87,9 @@ class Pace:
         """The time of a rank's device."""
         return DeviceTime(self.slow.get(self._in_plan(rank), 1.0), most_late_s)
 
-    def pause_s(self, rank: int, step: int) -> float:
-        """How long a rank pauses before an iteration; the same in every run of one seed."""
-        drawn = random.Random(f"{self.seed} {self._in_plan(rank)} {step}").random()
+    def pause_s(self, rank: int, iteration: int) -> float:
+        """How long a rank pauses before its n-th iteration; the same in every run of one seed."""
+        drawn = random.Random(f"{self.seed} {self._in_plan(rank)} {iteration}").random()
         return self.sleep_s if drawn < self.sleep_probability else 0.0
 
     def _in_plan(self, rank: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -97,6 +98,7 @@ class Trainer:
         shared = self._connect(timeout)
         self.synchronisation = synchronisation or self._strategy(shared)
         self._pace = pace
+        self._iterations = count(1)
         self._pacer = None
         if pace is not None:
             self._pacer = Pacer(pace.time_of(prepared.place.rank), self.synchronisation)
@@ -191,7 +193,9 @@ class Trainer:
         """
         self._recorder.begin()
         if self._pacer is not None and self._pace is not None:
-            self._pacer.clock.begin(self._pace.pause_s(self.prepared.place.rank, step))
+            # Of this rank's own iterations, whatever the steps of the whole are called.
+            pause_s = self._pace.pause_s(self.prepared.place.rank, next(self._iterations))
+            self._pacer.clock.begin(pause_s)
         self.optimisation.zero_gradients()
         self.synchronisation.begin(step)
         if self._readiness is not None:

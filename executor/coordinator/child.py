@@ -14,14 +14,12 @@ import threading
 import time
 from pathlib import Path
 
+from executor.coordinator.coordinators import coordinator_for
 from executor.coordinator.log import Log
-from executor.coordinator.schedulers import scheduler_for
 from executor.coordinator.serve import Service
-from executor.coordinator.state import Coordinator
 from executor.coordinator.store import Meeting
 from executor.coordinator.supervised import Work
 from planner.artifacts.plan import Sync
-from planner.sync.ledger import ShareLedger
 
 _LOOK_S = 0.1
 
@@ -34,8 +32,8 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     data = json.loads(facts)
     work = Work(**{**data, "sync": Sync.parse(data["sync"], "sync")})
-    scheduler = scheduler_for(work.sync, work.pipelines, work.places, work.pipelines_per_node)
-    coordinator = Coordinator(work.pipelines, work.places, ShareLedger(work.shares), scheduler)
+    sizes = (work.pipelines, work.places, work.pipelines_per_node, work.shares)
+    coordinator = coordinator_for(work.sync, *sizes)
     meeting = Meeting.parse(address, prefix)
     service = Service(coordinator, meeting, Log(Path(log)), float(silent_s))
     while not select.select([sys.stdin], [], [], _LOOK_S)[0]:

@@ -52,10 +52,22 @@ class Take(_FromARank):
 
 
 class Ask(_FromARank):
-    """The rank has done its local step and asks whom to average with."""
+    """The rank has done its local step and asks whom to average with.
+
+    Attributes:
+        step: that it has done.
+        reduced: whether its last average succeeded, if nobody else says so: where averages run
+            behind the computation, the next step's share is taken before they have ended.
+    """
 
     kind: Literal["ask"] = "ask"
     step: Annotated[int, Field(ge=1, lt=2**63)]
+    reduced: bool = True
+
+    @property
+    def queue(self) -> str:
+        """Where the rank reads of its groups, on a thread of its own perhaps."""
+        return groups_of(self.pipeline, self.place, self.nonce)
 
 
 class Lost(Record):
@@ -85,8 +97,13 @@ class Answer:
 
 
 def answers_of(pipeline: int, place: int, nonce: str) -> str:
-    """The queue of a rank's answers."""
+    """The queue of a rank's answers, but for its groups."""
     return f"answers/{pipeline}.{place}.{nonce}"
+
+
+def groups_of(pipeline: int, place: int, nonce: str) -> str:
+    """The queue of a rank's groups."""
+    return f"groups/{pipeline}.{place}.{nonce}"
 
 
 def read_message(data: bytes) -> Message:

@@ -20,6 +20,7 @@ from executor.coordinator.messages import (
     Late,
     Lost,
     answers_of,
+    groups_of,
     read_message,
     write_message,
 )
@@ -77,7 +78,8 @@ class Service:
         self._note_change()
         for pipeline, nonce, places in self._lives:
             for place in places:
-                self._store.queue_push(answers_of(pipeline, place, nonce), AGAIN)
+                for queue_of in (answers_of, groups_of):
+                    self._store.queue_push(queue_of(pipeline, place, nonce), AGAIN)
         threading.Thread(target=self._keep_time, name="pipeplan-time", daemon=True).start()
         while True:
             self._serve(self._store.queue_pop(REQUESTS))

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from executor.coordinator.generations import Generations
-from executor.coordinator.messages import Answer, Ask, Hello, Late, Lost, Message, Take
+from executor.coordinator.messages import Answer, Ask, Hello, Late, Lost, Message, Take, groups_of
 from executor.coordinator.messages import answers_of as queue_of
 from planner.sync.groups.events import (
     Event,
@@ -81,15 +81,23 @@ class Coordinator:
         places: of each.
         ledger: of the shares.
         scheduler: of the groups; None where nobody asks for any.
-
+        averages_behind: whether ranks go on to the next share while they wait for a group, and
+            average. A group has ended for a rank once it asks for the next one.
     """
 
     def __init__(
-        self, pipelines: int, places: int, ledger: ShareLedger, scheduler: Scheduler | None
+        self,
+        pipelines: int,
+        places: int,
+        ledger: ShareLedger,
+        scheduler: Scheduler | None,
+        *,
+        averages_behind: bool = False,
     ) -> None:
         self.places = places
         self.ledger = ledger
         self.scheduler = scheduler
+        self.averages_behind = averages_behind
         self._pipelines = [_Pipeline() for _ in range(pipelines)]
         self._generations = Generations()
         self._failed: Counter[int] = Counter()
@@ -206,7 +214,8 @@ class Coordinator:
 
     def _tell(self, number: int, place: int, body: dict[str, Any]) -> Answer:
         pipeline = self._pipelines[number]
-        answer = Answer(queue_of(number, place, pipeline.nonce), body)
+        queue = (groups_of if body["kind"] == "group" else queue_of)(number, place, pipeline.nonce)
+        answer = Answer(queue, body)
         pipeline.told[place, body["kind"]] = answer
         return answer
 
@@ -219,10 +228,8 @@ class Coordinator:
             return
         if take.step <= pipeline.taken.get(take.place, 0):
             return
-        if pipeline.asked.pop(take.place, None) is not None:
-            yield from self._goes_on_alone(take.pipeline, take.step, now_s)
-        yield from self._end_group(take.pipeline, take.place, take.reduced, now_s)
-        self._failed[take.pipeline] += not take.reduced
+        if not self.averages_behind:
+            yield from self._is_through(take, now_s)
         pipeline.taken[take.place] = pipeline.waiting[take.place] = take.step
         if not pipeline.is_there:
             pipeline.is_there = True
@@ -246,6 +253,7 @@ class Coordinator:
                     pipeline.shares[step] = share
                     if pipeline.is_idle:
                         pipeline.is_idle = False
+                        pipeline.first_step = step
                         yield from self._schedule([Joined(number, step)], now_s)
                 yield self._tell_share(number, place, step, pipeline.shares[step])
         yield from self._rest(now_s)
@@ -266,6 +274,8 @@ class Coordinator:
             waits = len(pipeline.waiting) == self.places and pipeline.is_there
             if waits and not pipeline.is_idle:
                 pipeline.is_idle = True
+                for place in sorted(pipeline.asked):
+                    yield self._tell_alone(number, place, pipeline.asked.pop(place))
                 yield from self._schedule([Left(number)], now_s)
         if not self._has_begun or self.ledger.remaining:
             return
@@ -281,14 +291,25 @@ class Coordinator:
         told = pipeline.told.get((ask.place, "group"))
         if told is not None and told.body["step"] == ask.step:
             yield told
-        elif pipeline.asked.get(ask.place) == ask.step:
             return
-        elif ask.step < pipeline.first_step or self.scheduler is None:
+        if pipeline.asked.get(ask.place) == ask.step:
+            return
+        if self.averages_behind:
+            yield from self._is_through(ask, now_s)
+        if ask.step < pipeline.first_step or pipeline.is_idle or self.scheduler is None:
             yield self._tell_alone(ask.pipeline, ask.place, ask.step)
         else:
             pipeline.asked[ask.place] = ask.step
             request = Request(ask.pipeline, ask.place, ask.step)
             yield from self._schedule([request], now_s)
+
+    def _is_through(self, message: Take | Ask, now_s: float) -> Iterator[Answer]:
+        """A rank is done with the group of an earlier step, or waits for it no more."""
+        pipeline = self._pipelines[message.pipeline]
+        if pipeline.asked.pop(message.place, None) is not None:
+            yield from self._goes_on_alone(message.pipeline, message.step, now_s)
+        yield from self._end_group(message.pipeline, message.place, message.reduced, now_s)
+        self._failed[message.pipeline] += not message.reduced
 
     def _goes_on_alone(self, number: int, step: int, now_s: float) -> Iterator[Answer]:
         """It did not wait for its group, this coordinator having been away."""

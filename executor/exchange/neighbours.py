@@ -67,9 +67,14 @@ class Neighbours:
         """This rank's."""
         return self.client.pipeline
 
-    def ask(self, step: int) -> AGroup:
-        """Whom to average with."""
-        group = self.client.ask(step)
+    def ask(self, step: int, reduced: bool = True) -> AGroup:
+        """Whom to average with.
+
+        Args:
+            step: that this rank has done.
+            reduced: whether the average before succeeded, if it ran behind the computation.
+        """
+        group = self.client.ask(step, reduced)
         self.met(tuple(number for number, _ in group.members))
         return group
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from executor.checkpoint import Checkpoint
 from executor.config import TrainingConfig
-from executor.coordinator.client import Client, NothingLeftError
+from executor.coordinator.client import Client
+from executor.coordinator.line import NothingLeftError
 from executor.coordinator.report import report_lines
 from executor.coordinator.store import ABOUT, ENDED, REPORT
 from executor.coordinator.supervised import SupervisedCoordinator, Work, work_of

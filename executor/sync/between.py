@@ -9,7 +9,7 @@ from executor.sync.group_average import GroupAverage
 from executor.sync.parameter_server import ParameterServer
 from executor.sync.partial_all_reduce import PartialAllReduce
 from executor.sync.protocol import Between
-from executor.sync.semi_decentralized import SemiDecentralized
+from executor.sync.semi_decentralized import SemiDecentralized, SemiDecentralizedBehind
 from planner.sync.strategies import (
     AdPsgdOptions,
     EagerParameterServerOptions,
@@ -41,6 +41,8 @@ def between_of(options: Options, neighbours: Neighbours, seed: int) -> Between:
             return GroupAverage(neighbours)
         case PartialAllReduceOptions():
             return PartialAllReduce(neighbours)
+        case SemiDecentralizedOptions(overlap=True):
+            return SemiDecentralizedBehind(neighbours)
         case SemiDecentralizedOptions():
             return SemiDecentralized(neighbours)
     raise AssertionError(f"{options!r} is no strategy between pipelines")

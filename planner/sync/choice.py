@@ -25,7 +25,7 @@ from planner.sync.strategies import parse_sync
 EXACT: tuple[Sync, ...] = (OVERLAPPED, parse_sync("fused"), parse_sync("decoupled"))
 """What computes the same parameters as one worker with all samples would."""
 DIVISION = parse_sync("partial_all_reduce")
-READINESS = parse_sync("semi_decentralized")
+READINESS = parse_sync("semi_decentralized:overlap=true")
 APPROXIMATE = parse_sync("cross_iteration")
 STEADY_SPREAD = 0.1
 """Below it groups can be fixed before it is known who is ready, and mix better so."""

@@ -167,6 +167,9 @@ class SemiDecentralizedOptions(Record):
         guarantee_period: after how many member updates, in numbers of pipelines, the groups since
             then must have connected all pipelines; the next group waits until they do. None: no
             guarantee.
+        overlap: average behind the computation of the next iteration, whose gradient is then one
+            of weights from before the average. Nobody waits for a group, unless it takes longer
+            than an iteration. SDPipe's own pipelines wait for it.
     """
 
     first_wait_s: Seconds = 0.001
@@ -174,6 +177,7 @@ class SemiDecentralizedOptions(Record):
     most_wait_s: Seconds = 0.01
     most_members: GroupSize | None = None
     guarantee_period: Annotated[int, Field(ge=1, le=10**6)] | None = 10
+    overlap: bool = False
 
     @model_validator(mode="after")
     def _waits_are_in_order(self) -> SemiDecentralizedOptions:

@@ -1,13 +1,15 @@
 """Ranks of pipelines in a virtual world, driven by random choices, around a real coordinator.
 
 Messages may be told twice; pipelines die anywhere, and come back. A collective ends for a member
-once all members are in it, or one of them has died.
+once all members are in it, or one of them has died. Where averages run behind the computation, a
+rank asks for the next share beside its request for a group.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from executor.coordinator.messages import Answer, Ask, Hello, Late, Lost, Message, Take
@@ -16,16 +18,20 @@ from executor.coordinator.state import Coordinator
 
 @dataclass
 class Rank:
-    """One rank, and what it waits for."""
+    """One rank, and what it waits for: with its main thread, and with that of its averages."""
 
     pipeline: int
     place: int
     nonce: str
     state: str = "new"
+    average: str = "none"
+    asked: int = 0
     step: int = 0
     life: int = 0
     group: tuple[int, tuple[tuple[int, int], ...]] | None = None
+    newest_group: int = -1
     inbox: deque[dict] = field(default_factory=deque)
+    groups: deque[dict] = field(default_factory=deque)
     put_aside: set[int] = field(default_factory=set)
     reduced: bool = True
 
@@ -68,9 +74,10 @@ class World:
                 self.deliver(answer)
 
     def deliver(self, answer: Answer) -> None:
-        rank = self.ranks.get(answer.queue)
+        line, _, name = answer.queue.partition("/")
+        rank = self.ranks.get(f"answers/{name}")
         if rank is not None:
-            rank.inbox.append(answer.body)
+            (rank.inbox if line == "answers" else rank.groups).append(answer.body)
 
     def run(self, most: int = 100_000) -> None:
         """Until every rank has ended.
@@ -109,9 +116,19 @@ class World:
         self.give_birth(pipeline)
 
     def can_move(self, rank: Rank) -> bool:
-        if rank.state == "in a group":
+        return self.can_average(rank) or self.can_work(rank)
+
+    def can_average(self, rank: Rank) -> bool:
+        if rank.average == "in a group":
             return self.is_over(rank)
-        return rank.state in ("new", "computing") or bool(rank.inbox)
+        return bool(rank.groups)
+
+    def can_work(self, rank: Rank) -> bool:
+        if rank.state == "computing":
+            return rank.average == "none"
+        if rank.state == "ending":
+            return rank.average == "none"
+        return rank.state == "new" or bool(rank.inbox)
 
     def is_over(self, rank: Rank) -> bool:
         assert rank.group is not None
@@ -122,23 +139,55 @@ class World:
             other = next(
                 r for r in self.ranks.values() if (r.pipeline, r.place) == (pipeline, rank.place)
             )
-            has_been = other.life == life and (other.group is not None and other.group[0] >= number)
+            has_been = other.life == life and other.newest_group >= number
             if not has_been:
                 return False
         return True
 
     def move(self, rank: Rank) -> None:
+        can = [do for do, able in self.moves(rank) if able]
+        self.rng.choice(can)(rank)
+
+    def moves(self, rank: Rank) -> list[tuple[Callable[[Rank], None], bool]]:
+        return [(self.go_on_averaging, self.can_average(rank)), (self.work, self.can_work(rank))]
+
+    def go_on_averaging(self, rank: Rank) -> None:
+        if rank.average == "in a group":
+            assert rank.group is not None
+            rank.reduced = not any(member in self.dead for member in rank.group[1])
+            rank.average = "none"
+            if not self.coordinator.averages_behind:
+                self.take(rank, rank.step + 1)
+            return
+        body = rank.groups.popleft()
+        assert body["kind"] == "group"
+        if rank.average == "asking" and body["step"] == rank.asked:
+            members = tuple((n, life) for n, life in body["members"])
+            rank.average = "in a group"
+            rank.group = (body["number"] if members else -1, members)
+            rank.newest_group = max(rank.newest_group, rank.group[0])
+
+    def work(self, rank: Rank) -> None:
         names = {"pipeline": rank.pipeline, "place": rank.place, "nonce": rank.nonce}
         if rank.state == "new":
             rank.state = "greeting"
             self.send(Hello(**names))
+        elif rank.state == "ending":
+            rank.state = "ended"
         elif rank.state == "computing":
-            rank.state = "asking"
-            self.send(Ask(**names, step=rank.step))
-        elif rank.state == "in a group":
-            assert rank.group is not None
-            rank.reduced = not any(member in self.dead for member in rank.group[1])
-            self.take(rank, rank.step + 1)
+            rank.average, rank.asked = "asking", rank.step
+            ask = Ask(**names, step=rank.step, reduced=rank.reduced)
+            if not self.coordinator.averages_behind:
+                rank.state = "averaging"
+                self.send(ask)
+                return
+            # Two threads: either message may come first.
+            if self.rng.random() < 0.5:
+                self.send(ask)
+                self.take(rank, rank.step + 1)
+            else:
+                self.take(rank, rank.step + 1)
+                self.send(ask)
         else:
             self.read(rank, rank.inbox.popleft())
 
@@ -151,7 +200,7 @@ class World:
                 place=rank.place,
                 nonce=rank.nonce,
                 step=step,
-                reduced=rank.reduced,
+                reduced=rank.reduced or self.coordinator.averages_behind,
             )
         )
 
@@ -168,16 +217,13 @@ class World:
             rank.put_aside.add(rank.step)
         elif kind == "share" and rank.state == "taking" and body["step"] == rank.step:
             self.begin(rank, body)
-        elif kind == "group" and rank.state == "asking" and body["step"] == rank.step:
-            members = tuple((n, life) for n, life in body["members"])
-            rank.state = "in a group"
-            rank.group = (body["number"] if members else -1, members)
 
     def begin(self, rank: Rank, body: dict) -> None:
         if body["snapshot"]:
             rank.put_aside.add(rank.step)
         if body["share"] is None:
-            rank.state = "ended"
+            # What is under way is waited for.
+            rank.state = "ending"
             return
         self.trained.append((body["share"], rank.pipeline, rank.place))
         rank.state = "computing"

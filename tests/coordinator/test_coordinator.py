@@ -9,15 +9,16 @@ from coordinated_world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from executor.coordinator.coordinators import coordinator_for
 from executor.coordinator.messages import Ask, Hello, Lost, Take
-from executor.coordinator.schedulers import scheduler_for
 from executor.coordinator.state import Coordinator
-from planner.sync.ledger import ShareLedger
 from planner.sync.strategies import parse_sync
 
 STRATEGIES = [
     "semi_decentralized",
     "semi_decentralized:guarantee_period=1",
+    "semi_decentralized:overlap=true",
+    "semi_decentralized:overlap=true,guarantee_period=1",
     "partial_all_reduce",
     "partial_all_reduce:schedule=static",
     "partial_all_reduce:group_division=false",
@@ -28,8 +29,7 @@ STRATEGIES = [
 
 
 def coordinator(strategy: str, pipelines: int, places: int, shares: int) -> Coordinator:
-    scheduler = scheduler_for(parse_sync(strategy), pipelines, places, 2)
-    return Coordinator(pipelines, places, ShareLedger(shares), scheduler)
+    return coordinator_for(parse_sync(strategy), pipelines, places, 2, shares)
 
 
 @settings(max_examples=40, deadline=None)
@@ -86,7 +86,7 @@ def test_a_pipeline_that_was_given_up_is_fenced() -> None:
     made = begun()
     made.handle(Lost(pipeline=1, nonce="n1"), 1.0)
     (answer,) = made.handle(Ask(pipeline=1, place=0, nonce="n1", step=1), 1.1)
-    assert answer.queue == "answers/1.0.n1"
+    assert answer.queue == "groups/1.0.n1"
     assert answer.body == {"kind": "fenced"}
 
 

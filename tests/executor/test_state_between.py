@@ -16,6 +16,7 @@ from executor.exchange.tensor_calls import TensorClient, TensorServer
 from executor.exchange.weights import Weights
 from executor.optimisation import Optimisation, Outcome
 from executor.sync.ad_psgd import AdPsgd
+from executor.sync.average_behind import AverageBehind
 from executor.sync.eager_parameter_server import EagerParameterServer, modulation
 from executor.sync.group_average import GroupAverage
 from executor.sync.parameter_server import ParameterServer
@@ -47,13 +48,18 @@ class Neighbour:
         self.there = {0: 1, 1: 1}
         self.timeout_s = 5.0
         self.groups = self
+        self.asked: list[tuple[int, bool]] = []
+        self.is_cut_off = False
         everybody.append(self)
 
-    def ask(self, step: int) -> AGroup:
+    def ask(self, step: int, reduced: bool = True) -> AGroup:
+        self.asked.append((step, reduced))
         return AGroup(step, ((0, 1), (1, 1)), 0)
 
     def mean(self, group: AGroup, tensors: list[Tensor]) -> bool:
         """With a neighbour whose weights do not change."""
+        if self.is_cut_off:
+            return False
         other = next(n for n in self.everybody if n is not self)
         for mine, theirs in zip(tensors, other.weights.flat, strict=True):
             mine.copy_((mine + theirs) / 2)
@@ -115,6 +121,35 @@ def test_an_average_is_of_weights_and_leaves_the_optimizer_its_state(make: Any) 
         torch.testing.assert_close(mine.values(), (weights + other.values()) / 2)
         found = mine.optimisation.optimizer.state_dict()["state"]
         torch.testing.assert_close(found, state["state"])
+
+
+@pytest.mark.parametrize("make", [adamw, momentum])
+def test_an_average_behind_the_computation_adds_what_it_changed_a_step_later(make: Any) -> None:
+    with two(make) as (mine, other):
+        strategy = AverageBehind(mine)  # type: ignore[arg-type]
+        strategy.update(1, mine.local_step)
+        given = mine.values()
+        change = (given + other.values()) / 2 - given
+        alone, state = stepped_alone(mine)
+        strategy.update(2, mine.local_step)
+        torch.testing.assert_close(mine.values(), alone + change)
+        found = mine.optimisation.optimizer.state_dict()["state"]
+        torch.testing.assert_close(found, state["state"])
+        strategy.settle()
+        torch.testing.assert_close(mine.values(), (alone + change + other.values()) / 2)
+        assert mine.asked == [(1, True), (2, True)]
+
+
+def test_an_average_behind_the_computation_that_failed_changes_nothing_and_is_told() -> None:
+    with two(adamw) as (mine, _):
+        strategy = AverageBehind(mine)  # type: ignore[arg-type]
+        mine.is_cut_off = True
+        strategy.update(1, mine.local_step)
+        alone, _ = stepped_alone(mine)
+        strategy.update(2, mine.local_step)
+        torch.testing.assert_close(mine.values(), alone)
+        strategy.settle()
+        assert mine.asked == [(1, True), (2, False)]
 
 
 @pytest.mark.parametrize("make", [adamw, momentum])

@@ -35,6 +35,7 @@ LOOSE = {
     "bipartite": ("ad_psgd", "adamw"),
     "static": ("partial_all_reduce:schedule=static", "adamw"),
     "semi": ("semi_decentralized", "adamw"),
+    "behind": ("semi_decentralized:overlap=true", "adamw"),
 }
 
 

@@ -39,7 +39,8 @@ def test_a_run_from_which_all_leave_for_good_is_refused() -> None:
         run_of("ad_psgd", small_world(2), "fault:0:1+fault:1:2")
 
 
-def test_who_returns_begins_on_the_others_weights() -> None:
-    run = run_of("semi_decentralized", slowness="fault:2:1:30", iterations=400)
+@pytest.mark.parametrize("strategy", ["semi_decentralized", "semi_decentralized:overlap=true"])
+def test_who_returns_begins_on_the_others_weights(strategy: str) -> None:
+    run = run_of(strategy, slowness="fault:2:1:30", iterations=400)
     after = next(look for look in run.looks if look.at_s > 31)
     assert after.distance < 0.1

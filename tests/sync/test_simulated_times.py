@@ -114,6 +114,18 @@ def test_a_worker_that_leaves_keeps_nobody_waiting(strategy: str) -> None:
     assert 40 < back.done[3] < 80
 
 
+def test_an_average_behind_the_computation_keeps_nobody_waiting() -> None:
+    """Up to as long as an iteration; then only what is longer is waited for."""
+    alone_per_s = 8 / COMPUTE_S
+    for slowness in ("steady", "sleep:0.1:0.3"):
+        hidden = run_of("semi_decentralized:overlap=true", slowness=slowness, iterations=200)
+        assert hidden.idle_share < 0.02
+    assert run_of("semi_decentralized").idle_share > 0.1
+    long = small_world(places=(replace(small_world().places[0], parameter_bytes=20 * BYTES),))
+    hidden = run_of("semi_decentralized:overlap=true", long, iterations=200)
+    assert 0.25 * alone_per_s < hidden.iterations_per_s < 0.6 * alone_per_s
+
+
 @pytest.mark.parametrize("strategy", ["ad_psgd", "parameter_server:mode=async"])
 def test_an_asynchronous_strategy_goes_on_without_a_worker(strategy: str) -> None:
     run = run_of(strategy, slowness="fault:1:1:5", iterations=100)

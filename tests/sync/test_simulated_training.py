@@ -18,6 +18,7 @@ GROUPED = [
     "partial_all_reduce",
     "partial_all_reduce:schedule=static",
     "semi_decentralized",
+    "semi_decentralized:overlap=true",
 ]
 ALONE = ["parameter_server:mode=async", "eager_parameter_server", "cross_iteration"]
 

@@ -80,7 +80,7 @@ def _require_telling(options: Options, name: str) -> None:
     match options:
         case AllReduceOptions(overlap=False) | AdPsgdOptions(pairs="matching"):
             return
-        case PartialAllReduceOptions() | SemiDecentralizedOptions():
+        case PartialAllReduceOptions() | SemiDecentralizedOptions(overlap=False):
             return
     raise PipeplanError(
         f"sync.strategy: a trace of {name} does not tell how long its communication takes, which "

@@ -36,6 +36,7 @@ ALL_STRATEGIES: tuple[Sync, ...] = (
             "partial_all_reduce:schedule=static",
             "partial_all_reduce",
             "semi_decentralized",
+            "semi_decentralized:overlap=true",
         ),
     ),
 )

@@ -14,6 +14,7 @@ from planner.sync.groups import scheduler_of
 from planner.sync.simulation.course import Course
 from planner.sync.simulation.engine import Behaviour, Engine
 from planner.sync.simulation.groups import GroupAveraging
+from planner.sync.simulation.groups_behind import GroupAveragingBehind
 from planner.sync.simulation.mixing import spectral_gap
 from planner.sync.simulation.observer import LOOKS, Look, Observer
 from planner.sync.simulation.pairs import BipartitePairs
@@ -39,6 +40,7 @@ from planner.sync.strategies import (
     FusedOptions,
     Options,
     ParameterServerOptions,
+    SemiDecentralizedOptions,
     options_of,
 )
 
@@ -253,4 +255,6 @@ def _behaviour(options: Options, scenario: Scenario) -> Callable[[Engine], Behav
         case AdPsgdOptions(pairs="bipartite"):
             return lambda engine: BipartitePairs(engine, seed)
     scheduler = scheduler_of(options, world.workers, len(world.places), world.pipelines_per_node)
+    if isinstance(options, SemiDecentralizedOptions) and options.overlap:
+        return lambda engine: GroupAveragingBehind(engine, scheduler)
     return lambda engine: GroupAveraging(engine, scheduler)

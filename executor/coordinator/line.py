@@ -1,0 +1,118 @@
+"""One thread of a rank and the coordinator: a question, and the queue of its answers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from executor.coordinator.messages import Ask, Hello, Take, read_answer, write_message
+from executor.coordinator.store import COORDINATOR_BEATS, REQUESTS
+from planner.errors import PipeplanError
+
+ASK_AGAIN_S = 1.0
+IsAnswer = Callable[[Mapping[str, Any]], bool]
+"""Whether a body is what is waited for, and not of an earlier question."""
+
+
+class FencedError(PipeplanError):
+    """The others go on without this pipeline, which has to come back as a new one."""
+
+
+class NothingLeftError(PipeplanError):
+    """There is nothing to take part in.
+
+    Attributes:
+        is_done: whether that is because all is done.
+    """
+
+    def __init__(self, why: str, *, is_done: bool) -> None:
+        super().__init__(why)
+        self.is_done = is_done
+
+
+def fenced(pipeline: int) -> str:
+    """What a pipeline that was given up is told."""
+    return (
+        f"pipeline {pipeline} was silent for too long, and the others go on without it; "
+        "start it again to come back"
+    )
+
+
+class Line:
+    """What a thread of a rank says to the coordinator, and the queue of the answers.
+
+    Args:
+        store: a connection of its own.
+        queue: of the answers.
+
+    Attributes:
+        waits: the number of what is asked for, and since when; None: nothing is.
+        last_again_s: when the thread was last told to ask again.
+    """
+
+    def __init__(self, store: Store, queue: str) -> None:
+        self.store = store
+        self.queue = queue
+        self.waits: tuple[int, float] | None = None
+        self.last_again_s = 0.0
+        self._number = 0
+
+    def asked(self, message: Hello | Take | Ask, is_answer: IsAnswer) -> dict[str, Any]:
+        """Send until there is an answer.
+
+        Args:
+            message: what is asked.
+            is_answer: what it waits for.
+
+        Returns:
+            The answer; of kind ``away``: the coordinator has not stirred, and a group is no reason
+            to wait for it.
+
+        Raises:
+            FencedError: if the others go on without this pipeline.
+            NothingLeftError: if there is nothing to take part in.
+        """
+        can_do_without = message.kind == "ask"
+        self._send(message)
+        beats = self._coordinator_beats() if can_do_without else 0
+        self._number += 1
+        self.waits = self._number, time.monotonic()
+        try:
+            while True:
+                body = read_answer(self.store.queue_pop(self.queue))
+                if body["kind"] == "again":
+                    if body["number"] is None:
+                        self._send(message)
+                    elif body["number"] == self._number:
+                        now = self._coordinator_beats()
+                        if can_do_without and now == beats:
+                            return {"kind": "away"}
+                        beats = now
+                        self._send(message)
+                elif body["kind"] == "fenced":
+                    raise FencedError(fenced(message.pipeline))
+                elif body["kind"] == "refused":
+                    why = f"pipeline {message.pipeline}: {body['why']}"
+                    raise NothingLeftError(why, is_done=body.get("is_done", False))
+                elif is_answer(body):
+                    return body
+        finally:
+            self.waits = None
+
+    def remind(self, store: Store, now_s: float) -> None:
+        """Let the thread ask again if it has waited for long; called by another thread."""
+        waits = self.waits
+        if waits is not None and now_s - max(waits[1], self.last_again_s) > ASK_AGAIN_S:
+            self.last_again_s = now_s
+            again = {"kind": "again", "number": waits[0]}
+            store.queue_push(self.queue, json.dumps(again).encode())
+
+    def _send(self, message: Hello | Take | Ask) -> None:
+        self.store.queue_push(REQUESTS, write_message(message))
+
+    def _coordinator_beats(self) -> int:
+        return int(self.store.add(COORDINATOR_BEATS, 0))
