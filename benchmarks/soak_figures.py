@@ -15,7 +15,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from executor.coordinator.messages import Ask, Hello, Late, Lost, Message, Take, read_message
+from executor.coordinator.messages import (
+    Answer,
+    Ask,
+    Hello,
+    Late,
+    Lost,
+    Message,
+    Take,
+    read_message,
+)
 from executor.coordinator.state import Coordinator
 from planner.sync.groups.matching import halves, passive_partner
 
@@ -34,6 +43,7 @@ class Life:
         told: by place, the times of its requests for a share, by step.
         shares: by step.
         there: by step, who took part.
+        asked: place and step of its requests for a group.
         lost_s: when it was given up; None: never.
     """
 
@@ -43,6 +53,7 @@ class Life:
     told: dict[int, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
     shares: dict[int, int | None] = field(default_factory=dict)
     there: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    asked: set[tuple[int, int]] = field(default_factory=set)
     lost_s: float | None = None
 
     def ends_s(self, places: int) -> dict[int, float]:
@@ -105,24 +116,30 @@ def read_history(path: Path, coordinator: Coordinator) -> History:
         at_s, text = json.loads(line)
         message = read_message(text.encode())
         _note(history, now, in_group, message, at_s)
+        # A group has ended for a rank with the first message that would not come before.
+        ends = Ask if coordinator.averages_behind else Take
+        if isinstance(message, ends):
+            held = in_group.get((message.pipeline, message.place))
+            if held is not None and held[0] < message.step:
+                held[1].ends_s.setdefault(message.pipeline, at_s)
         answers = coordinator.handle(message, at_s)
         if isinstance(message, Lost | Hello):
-            freed = {int(a.queue[8:].split(".")[0]) for a in answers if a.body["kind"] == "group"}
+            freed = {_rank_of(a)[0] for a in answers if a.body["kind"] == "group"}
             history.released.append((message.pipeline, at_s, frozenset(freed)))
         for answer in answers:
-            number, place, nonce = answer.queue.removeprefix("answers/").split(".")
+            number, place, nonce = _rank_of(answer)
             body = answer.body
             if body["kind"] == "share":
                 life = now[nonce]
                 life.shares[body["step"]] = body["share"]
                 life.there[body["step"]] = tuple(sorted(map(int, body["there"])))
             elif body["kind"] == "group" and len(body["members"]) > 1:
-                key = body["number"], int(place)
+                key = body["number"], place
                 members = tuple(n for n, _ in body["members"])
                 if key not in groups:
-                    groups[key] = Meeting(members, at_s, int(place), {})
+                    groups[key] = Meeting(members, at_s, place, {})
                     history.meetings.append(groups[key])
-                in_group[int(number), int(place)] = body["step"], groups[key]
+                in_group[number, place] = body["step"], groups[key]
     history.report = coordinator.report()
     return history
 
@@ -152,9 +169,6 @@ def _note(
             if message.step not in told:
                 told[message.step] = at_s
                 history.failed += not message.reduced
-            held = in_group.get((message.pipeline, message.place))
-            if held is not None and held[0] < message.step:
-                held[1].ends_s.setdefault(message.pipeline, at_s)
         case Lost():
             life = now.get(message.nonce)
             if life is not None and life.lost_s is None:
@@ -162,8 +176,19 @@ def _note(
                 for (pipeline, _), (_, meeting) in in_group.items():
                     if pipeline == message.pipeline:
                         meeting.ends_s.setdefault(pipeline, at_s)
-        case Ask() | Late():
+        case Ask():
+            life = now.get(message.nonce)
+            if life is not None and (message.place, message.step) not in life.asked:
+                life.asked.add((message.place, message.step))
+                history.failed += not message.reduced
+        case Late():
             pass
+
+
+def _rank_of(answer: Answer) -> tuple[int, int, str]:
+    """Pipeline, place and nonce that an answer is for."""
+    number, place, nonce = answer.queue.rpartition("/")[2].split(".")
+    return int(number), int(place), nonce
 
 
 def ledger_faults(history: History, total: int) -> list[str]:

@@ -116,7 +116,7 @@ def test_who_goes_on_without_its_group_holds_up_nobody() -> None:
     answers = made.handle(Take(pipeline=0, place=0, nonce="n0", step=2), 1.001)
     assert [answer.body["kind"] for answer in answers] == ["share"]
     answers = made.handle(Ask(pipeline=1, place=0, nonce="n1", step=1), 1.002)
-    assert not any(answer.queue.startswith("answers/0") for answer in answers)
+    assert not any(answer.queue.startswith("groups/0") for answer in answers)
 
 
 @pytest.mark.parametrize("place", [1, 7])
