@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import sync_pipelines, sync_servers, sync_shaped
 from benchmarks import sync_sections as sections
-from benchmarks import sync_servers, sync_shaped
 from benchmarks.report import heading
 from benchmarks.sync_claims import Outcome
 from benchmarks.sync_loopback import Loopback, accuracy_section, loopback_section
@@ -78,6 +78,11 @@ def sections_of(options: argparse.Namespace) -> dict[str, Section]:
             "Real pipelines on shaped links",
             "Network namespaces with token buckets (TESTBED.md); real messages.",
             lambda: sync_shaped.shaped_section(seeds, short=short),
+        ),
+        "pipelines": Section(
+            "SDPipe's random sleeps, really",
+            "16 processes on loopback: four pipelines of four places.",
+            lambda: sync_pipelines.pipelines_section(seeds, short=short),
         ),
         "links": Section(
             "Equal workers and their links",

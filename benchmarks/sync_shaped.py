@@ -23,6 +23,7 @@ from benchmarks.sync_loopback import (
     PAIRS,
     PIPELINES,
     SEMI,
+    SEMI_BEHIND,
     SERVER,
     STATIC,
 )
@@ -37,7 +38,7 @@ STEPS = 80
 HIDDEN = ("decoupled", "cross_iteration")
 STRATEGIES = (
     *(PLAIN, OVERLAPPED, *HIDDEN, SERVER, ASYNC, EAGER),
-    *(PAIRS, MATCHING, STATIC, DRAWN, SEMI),
+    *(PAIRS, MATCHING, STATIC, DRAWN, SEMI, SEMI_BEHIND),
 )
 SHORT_STRATEGIES = (PLAIN, OVERLAPPED, "cross_iteration", SERVER, PAIRS, STATIC)
 
