@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -61,6 +61,11 @@ class Member:
         self._tied = _Tied(trainer)
         optimise = trainer.optimise
         trainer.optimise = partial(self._optimise, optimise)
+
+    @property
+    def there(self) -> Mapping[int, int]:
+        """Lives of the pipelines that take part, by number."""
+        return self._neighbours.there
 
     @property
     def leads(self) -> bool:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from executor.checkpoint import Checkpoint
+from executor.checkpoint import Checkpoint, Ranks
 from executor.config import TrainingConfig
 from executor.coordinator.client import Client
 from executor.coordinator.line import NothingLeftError
@@ -25,9 +25,11 @@ from executor.faults import Faults, parse_faults
 from executor.feed import Feed
 from executor.learning_rate import Factor
 from executor.metrics import StepMetrics
+from executor.pipelines.checkpoints import PipelineCheckpoints
 from executor.pipelines.member import Member
 from executor.pipelines.seat import Seat, new_nonce, own_address, seat_of
 from executor.pipelines.trace import save_trace
+from executor.pipelines.writing import Writing
 from executor.prepare import prepare
 from executor.process_group import device_of_this_process, process_group, require_backend
 from executor.run import Run, autocast_of, loss_scale_of, optimizer_of
@@ -87,7 +89,6 @@ class PipelineRun:
         self.checkpoint = checkpoint
         self.steps_before = 0 if checkpoint is None else self.saved.require_fits(checkpoint)
         self.feed = Feed(self.prepared, config, run.data, checkpoint, 1)
-        self._saved_step = self.steps_before
 
     @property
     def work(self) -> Work:
@@ -119,13 +120,14 @@ class PipelineRun:
         self, trainer: Trainer, client: Client, report: Report | None
     ) -> list[StepMetrics]:
         member = self._member(trainer, client)
+        checkpoints = self._checkpoints(trainer, member, client)
         history: list[StepMetrics] = []
 
         def after(share: int, metrics: StepMetrics) -> None:
             history.append(replace(metrics, step=len(history) + 1))
             if report is not None:
                 report(history[-1])
-            self._save(trainer, member, share)
+            checkpoints.after(share)
 
         try:
             member.run(after)
@@ -133,7 +135,7 @@ class PipelineRun:
             if not error.is_done:
                 raise
             return history
-        self._save(trainer, member, self.work.shares - 1, last=True)
+        checkpoints.after(self.work.shares - 1, last=True)
         self._trace(member, client)
         return history
 
@@ -220,22 +222,18 @@ class PipelineRun:
             sizes = work.pipelines, work.places, work.pipelines_per_node
             save_trace(Path(path), client.store, self.sync, *sizes)
 
-    def _save(self, trainer: Trainer, member: Member, share: int, *, last: bool = False) -> None:
-        """The first pipeline that is there writes: its own weights, and those of all at the end.
-
-        Checkpoints resume under any plan. Shares below the newest that others have not ended yet
-        count as seen.
-        """
-        table = self.config.checkpoint
-        if table is None:
-            return
-        step = self.steps_before + (share + 1) // len(self.lanes)
-        is_due = step // table.every > self._saved_step // table.every
-        if is_due or (last and step > self._saved_step):
-            self._saved_step = step
-            if member.leads:
-                seen = self.feed.samples_seen_after(share + 1)
-                self.saved.save(table.folder, step, trainer.optimisation, seen, table.keep)
+    def _checkpoints(self, trainer: Trainer, member: Member, client: Client) -> PipelineCheckpoints:
+        return PipelineCheckpoints(
+            self.config.checkpoint,
+            self.saved,
+            self.feed,
+            trainer.optimisation,
+            member,
+            Writing(client.store, Ranks.of_process_group(), self.seat.pipeline),
+            len(self.lanes),
+            self.steps_before,
+            self.run_.timeout_s,
+        )
 
 
 def _is_first(seat: Seat) -> bool:
