@@ -95,6 +95,7 @@ class AdPsgd:
             # It is gone, and the coordinator will say so.
             self.reduced = False
             return
+        self._neighbours.met(tuple(sorted((self._neighbours.pipeline, partner))))
         with self._lock:
             for shared, mean, old in zip(self._shared, means, sent, strict=True):
                 shared.add_((mean - old.cpu()).to(shared.device))

@@ -49,6 +49,8 @@ class Neighbour:
         self.timeout_s = 5.0
         self.groups = self
         self.asked: list[tuple[int, bool]] = []
+        self.meetings: list[tuple[int, ...]] = []
+        self.met = self.meetings.append
         self.is_cut_off = False
         everybody.append(self)
 
@@ -161,6 +163,7 @@ def test_ad_psgd_keeps_the_mean_of_the_weights_and_every_state(make: Any) -> Non
         update = alone - asks.values()
         run(strategies[0], asks)
         strategies[1].settle()
+        assert asks.meetings == [(0, 1)]
         torch.testing.assert_close((asks.values() + answers.values()) / 2, mean + update / 2)
         found = asks.optimisation.optimizer.state_dict()["state"]
         torch.testing.assert_close(found, state["state"])
