@@ -45,7 +45,8 @@ SlownessOption = Annotated[
         "--slowness",
         metavar="TRACE",
         help="slow:WORKERxFACTOR,…, sleep:PROBABILITY:SECONDS, drift[:SPREAD] or "
-        "fault:WORKER:LEAVES_S[:RETURNS_S], joined by +",
+        "fault:WORKER:LEAVES_S[:RETURNS_S], joined by +; after a fault the others go on, under "
+        "strategies in step too, whose real job of all ranks would end",
     ),
 ]
 SeedsOption = Annotated[
