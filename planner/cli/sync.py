@@ -133,7 +133,7 @@ def require_sync(name: str | None) -> None:
 
 
 def with_sync(plan: Plan, name: str | None) -> tuple[Plan, str]:
-    """A plan with a strategy, and why it was chosen if it was.
+    """A plan with a strategy, and why it was chosen if it was, or not taken.
 
     Args:
         plan: as it was found.
@@ -141,12 +141,18 @@ def with_sync(plan: Plan, name: str | None) -> tuple[Plan, str]:
     """
     from planner.report.sync import sync_name
     from planner.sync.choice import choose
-    from planner.sync.strategies import parse_sync
+    from planner.sync.lanes import pipeline_count
+    from planner.sync.strategies import parse_sync, require_fit
 
     if name is None:
         return plan, ""
     if name != CHOOSE:
-        return plan.model_copy(update={"sync": parse_sync(name)}), ""
+        sync = parse_sync(name)
+        try:
+            require_fit(sync, pipeline_count(plan))
+        except PipeplanError as error:
+            return plan, f"{sync_name(plan.sync)}: not {name}: {error.problems[0]}"
+        return plan.model_copy(update={"sync": sync}), ""
     try:
         choice = choose(plan, jobs=os.cpu_count() or 1)
     except PipeplanError as error:

@@ -107,6 +107,10 @@ def test_a_measured_trace_calibrates_the_world(replicas_path: Path, tmp_path: Pa
         (("--sync", "choose", "--sync", "all"), "sync: 'choose' stands by itself"),
         (("--sync", "fast"), "sync.strategy: 'fast' is not known"),
         (("--sync", "ad_psgd:pairs=3"), "sync.options of ad_psgd: pairs: "),
+        (
+            ("--sync", "parameter_server:servers=9", "--workers", 4),
+            "sync.options of parameter_server: servers: 9, but there are 4 pipelines, which are",
+        ),
         (("--sync", "all", "--workers", 0), "workers: 0 is not a whole number from 1"),
         (("--sync", "all", "--iterations", 0), "iterations: 0 is not a whole number from 1"),
         (("--sync", "all", "--slowness", "fast"), "slowness: 'fast' cannot be read"),
