@@ -250,9 +250,9 @@ def options_of(sync: Sync, source: str = "sync") -> Options:
         PipeplanError: naming an unknown strategy or every wrong option.
     """
     if sync.strategy not in OPTIONS:
-        known = ", ".join(OPTIONS)
         raise PipeplanError(
-            f"{source}.strategy: {sync.strategy!r} is not known; expected one of {known}"
+            f"{source}.strategy: {sync.strategy!r} is not known; expected one of "
+            f"{', '.join(OPTIONS)}"
         )
     kind, source = OPTIONS[sync.strategy], f"{source}.options of {sync.strategy}"
     known = {name: value for name, value in sync.options.items() if name in kind.model_fields}
@@ -333,7 +333,7 @@ def parse_sync(text: str) -> Sync:
     name, colon, rest = text.partition(":")
     given: dict[str, JsonValue] = {}
     for part in rest.split(",") if colon else ():
-        option, equals, value = map(str.strip, part.partition("="))
+        option, equals, value = (word.strip() for word in part.partition("="))
         if not equals or not option or not value:
             raise PipeplanError(
                 f"sync: {part!r} in {text!r} is not OPTION=VALUE; write it as {EXAMPLE}"

@@ -1,16 +1,21 @@
 """What ``pipeplan simulate --sync`` prints, writes and refuses."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 from builders import GIGA, cluster, graph, layer, link, orders, parameter, pipeline
 from commands import pipeplan
+from rich.console import Console
 
 from planner import Plan
 from planner.assemble import plan_by_hand
+from planner.report.sync import COLUMNS, _row, sync_table
+from planner.sync.simulation.comparison import compare_syncs
 from planner.sync.simulation.planned import from_plan
 from planner.sync.simulation.run import Scenario, trace_sync
+from planner.sync.simulation.world import LinkCost, uniform_world
 from planner.sync.strategies import parse_sync
 
 OPTIONS = ("--iterations", 20, "--jobs", 1)
@@ -68,6 +73,26 @@ def test_a_table_names_strategies_as_the_command_does(replicas_path: Path) -> No
     assert name in made.stdout
     assert "2 pipelines of" in made.stdout
     assert "target loss" in made.stdout
+    assert "trained by SGD with momentum" in made.stdout
+
+
+def test_a_narrow_terminal_folds_names_and_cuts_no_figure() -> None:
+    world = uniform_world(4, 0.1, 10**7, LinkCost(1e-3, 1.0))
+    name = "partial_all_reduce:schedule=static,pipelines_per_node=2"
+    found = compare_syncs(Scenario(world, 10), (parse_sync("all_reduce"), parse_sync(name)))
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(sync_table(found))
+    text = console.export_text()
+    assert "…" not in text
+    lines = [line.strip() for line in text.splitlines()]
+    assert next(line for line in lines if "rate" in line).split() == [
+        *("strategy", "rate", "plain", "overlap", "target", "speed-up", "loss", "apart", "mixing")
+    ]
+    first = next(number for number, line in enumerate(lines) if line.startswith("partial_all_"))
+    row = _row(found.results[1])
+    assert lines[first].split()[1:] == " ".join(row[1:]).split()
+    assert "".join(line.split()[0] for line in lines[first : first + 3]).startswith(name)
+    assert all(f"{column}: " in " ".join(text.split()) for column in COLUMNS)
 
 
 def test_a_choice_gives_its_reason_and_is_written(replicas_path: Path, tmp_path: Path) -> None:
