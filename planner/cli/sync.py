@@ -139,10 +139,9 @@ def with_sync(plan: Plan, name: str | None) -> tuple[Plan, str]:
         plan: as it was found.
         name: of the strategy with its options, or ``choose``; None: as it is.
     """
-    from planner.report.sync import sync_name
     from planner.sync.choice import choose
     from planner.sync.lanes import pipeline_count
-    from planner.sync.strategies import parse_sync, require_fit
+    from planner.sync.strategies import parse_sync, require_fit, sync_name
 
     if name is None:
         return plan, ""
@@ -220,8 +219,9 @@ def _show(plan: Plan, request: SyncRequest, *, as_json: bool) -> Sync | None:
 
 
 def _show_choice(scenario: Scenario, request: SyncRequest, *, as_json: bool) -> Sync:
-    from planner.report.sync import sync_data, sync_name
+    from planner.report.sync import sync_data
     from planner.sync.choice import choose
+    from planner.sync.strategies import sync_name
 
     with _progress() as progress:
         choice = choose(

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from planner.artifacts.plan import Sync
 from planner.report.tables import new_table
 from planner.sync.simulation.comparison import SyncComparison, SyncResult
+from planner.sync.strategies import sync_name
 from planner.units import format_seconds, plural
 
 if TYPE_CHECKING:
@@ -30,16 +30,6 @@ SMALL_PROBLEM = (
     "Losses, and so the time to the target, are of a small problem trained by SGD with momentum: "
     "they tell strategies apart, not how your model will learn."
 )
-
-
-def sync_name(sync: Sync) -> str:
-    """As a command names it, such as ``partial_all_reduce:schedule=static``."""
-    options = ",".join(f"{name}={_value(value)}" for name, value in sync.options.items())
-    return f"{sync.strategy}:{options}" if options else sync.strategy
-
-
-def _value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
 def sync_table(comparison: SyncComparison) -> Group:

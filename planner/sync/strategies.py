@@ -340,7 +340,7 @@ def parse_sync(text: str) -> Sync:
             )
         if option in given:
             raise PipeplanError(
-                f"sync: {option} is given twice in {text!r}, as {_text(given[option])} and as "
+                f"sync: {option} is given twice in {text!r}, as {_written(given[option])} and as "
                 f"{value}; give it once"
             )
         given[option] = _value(value)
@@ -349,8 +349,14 @@ def parse_sync(text: str) -> Sync:
     return sync
 
 
-def _text(value: JsonValue) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def sync_name(sync: Sync) -> str:
+    """As a command names it, such as ``partial_all_reduce:schedule=static``."""
+    options = ",".join(f"{name}={_written(value)}" for name, value in sync.options.items())
+    return f"{sync.strategy}:{options}" if options else sync.strategy
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
 def _value(text: str) -> str | int | float | bool | None:

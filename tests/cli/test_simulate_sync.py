@@ -9,14 +9,18 @@ from builders import GIGA, cluster, graph, layer, link, orders, parameter, pipel
 from commands import pipeplan
 from rich.console import Console
 
+from executor.run import Run, sync_of
 from planner import Plan
 from planner.assemble import plan_by_hand
+from planner.cli.sync import with_sync
+from planner.errors import PipeplanError
 from planner.report.sync import COLUMNS, _row, sync_table
 from planner.sync.simulation.comparison import compare_syncs
 from planner.sync.simulation.planned import from_plan
 from planner.sync.simulation.run import Scenario, trace_sync
 from planner.sync.simulation.world import LinkCost, uniform_world
 from planner.sync.strategies import parse_sync
+from planner.verifier import verify
 
 OPTIONS = ("--iterations", 20, "--jobs", 1)
 
@@ -151,6 +155,22 @@ def test_wrong_options_are_named(
     result = pipeplan("simulate", replicas_path, *options, *jobs)
     assert result.exit_code == 1
     assert result.stderr.startswith(f"error: {named}")
+
+
+def test_options_that_a_plan_s_pipelines_cannot_have_are_refused_wherever_a_plan_is(
+    replicas_path: Path,
+) -> None:
+    plan, name = Plan.load(replicas_path), "parameter_server:servers=9"
+    told = "sync.options of parameter_server: servers: 9, but there are 2 pipelines"
+    other = plan.model_copy(update={"sync": parse_sync(name)})
+    (problem,) = verify(other)
+    assert problem.startswith(told)
+    for run, which in ((Run(sync=name), plan), (Run(), other)):
+        with pytest.raises(PipeplanError, match=told):
+            sync_of(which, run)
+    kept, reason = with_sync(plan, name)
+    assert kept == plan
+    assert reason.startswith(f"all_reduce: not {name}: {told}")
 
 
 def test_a_plan_without_pipelines_says_so(plan_path: Path) -> None:

@@ -6,8 +6,8 @@ import pytest
 from small_worlds import pipeline_world, run_of, small_world
 
 from planner.errors import PipeplanError
-from planner.report.sync import sync_name
 from planner.sync.simulation.comparison import ALL_STRATEGIES
+from planner.sync.strategies import sync_name
 
 NAMES = [sync_name(sync) for sync in ALL_STRATEGIES]
 ITERATIONS = 25
