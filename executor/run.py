@@ -19,7 +19,8 @@ from executor.model import Factory
 from executor.optimizer import OptimizerFactory, job_optimizer, own_optimizer
 from executor.pace import Pace
 from planner.artifacts.plan import Plan, Sync
-from planner.sync.strategies import options_of, parse_sync
+from planner.sync.lanes import pipeline_count
+from planner.sync.strategies import parse_sync, require_fit
 from planner.tracing.factory import Loss
 
 
@@ -69,12 +70,12 @@ def sync_of(plan: Plan, run: Run) -> Sync:
     """The strategy of synchronisation: the run's, else the plan's.
 
     Raises:
-        PipeplanError: naming an unknown strategy or every wrong option.
+        PipeplanError: naming an unknown strategy, every wrong option, or one that the plan's
+            pipelines cannot have.
     """
-    if run.sync is not None:
-        return parse_sync(run.sync)
-    options_of(plan.sync)
-    return plan.sync
+    sync = plan.sync if run.sync is None else parse_sync(run.sync)
+    require_fit(sync, pipeline_count(plan))
+    return sync
 
 
 def autocast_of(config: TrainingConfig) -> torch.dtype | None:

@@ -9,7 +9,8 @@ from planner.artifacts.operations import Operation
 from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
 from planner.simulator import Orders
-from planner.sync.strategies import options_of
+from planner.sync.lanes import pipeline_count
+from planner.sync.strategies import require_fit
 
 
 def form_problems(plan: Plan, orders: Orders) -> Iterator[str]:
@@ -40,7 +41,7 @@ def _model(plan: Plan) -> Iterator[str]:
             "make them equal"
         )
     try:
-        options_of(plan.sync)
+        require_fit(plan.sync, pipeline_count(plan))
     except PipeplanError as error:
         yield from error.problems
 

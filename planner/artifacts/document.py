@@ -129,6 +129,8 @@ def _expected(item: Any) -> str:
             return f"expected more than {context['gt']}"
         case "less_than_equal":
             return f"expected at most {context['le']}"
+        case "bool_type":
+            return "expected true or false"
         case "too_short":
             return f"expected {context['min_length']} or more of them, found {_count(context)}"
         case "too_long":

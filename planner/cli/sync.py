@@ -45,7 +45,8 @@ SlownessOption = Annotated[
         "--slowness",
         metavar="TRACE",
         help="slow:WORKERxFACTOR,…, sleep:PROBABILITY:SECONDS, drift[:SPREAD] or "
-        "fault:WORKER:LEAVES_S[:RETURNS_S], joined by +",
+        "fault:WORKER:LEAVES_S[:RETURNS_S], joined by +; after a fault the others go on, under "
+        "strategies in step too, whose real job of all ranks would end",
     ),
 ]
 SeedsOption = Annotated[
@@ -132,20 +133,25 @@ def require_sync(name: str | None) -> None:
 
 
 def with_sync(plan: Plan, name: str | None) -> tuple[Plan, str]:
-    """A plan with a strategy, and why it was chosen if it was.
+    """A plan with a strategy, and why it was chosen if it was, or not taken.
 
     Args:
         plan: as it was found.
         name: of the strategy with its options, or ``choose``; None: as it is.
     """
-    from planner.report.sync import sync_name
     from planner.sync.choice import choose
-    from planner.sync.strategies import parse_sync
+    from planner.sync.lanes import pipeline_count
+    from planner.sync.strategies import parse_sync, require_fit, sync_name
 
     if name is None:
         return plan, ""
     if name != CHOOSE:
-        return plan.model_copy(update={"sync": parse_sync(name)}), ""
+        sync = parse_sync(name)
+        try:
+            require_fit(sync, pipeline_count(plan))
+        except PipeplanError as error:
+            return plan, f"{sync_name(plan.sync)}: not {name}: {error.problems[0]}"
+        return plan.model_copy(update={"sync": sync}), ""
     try:
         choice = choose(plan, jobs=os.cpu_count() or 1)
     except PipeplanError as error:
@@ -213,8 +219,9 @@ def _show(plan: Plan, request: SyncRequest, *, as_json: bool) -> Sync | None:
 
 
 def _show_choice(scenario: Scenario, request: SyncRequest, *, as_json: bool) -> Sync:
-    from planner.report.sync import sync_data, sync_name
+    from planner.report.sync import sync_data
     from planner.sync.choice import choose
+    from planner.sync.strategies import sync_name
 
     with _progress() as progress:
         choice = choose(

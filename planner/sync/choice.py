@@ -20,7 +20,7 @@ from planner.sync.simulation.planned import from_plan
 from planner.sync.simulation.run import Scenario
 from planner.sync.simulation.slowness import Steady, Stretches, Trace
 from planner.sync.simulation.world import World
-from planner.sync.strategies import parse_sync
+from planner.sync.strategies import parse_sync, sync_name
 
 EXACT: tuple[Sync, ...] = (OVERLAPPED, parse_sync("fused"), parse_sync("decoupled"))
 """What computes the same parameters as one worker with all samples would."""
@@ -92,7 +92,8 @@ def choose(
     An exact strategy, the one of most iterations a second (all_reduce if that is within 1 %),
     unless a loose one reaches the target loss so much sooner. Loose ones are the cross-iteration
     overlap, and averaging in groups: by division where workers are steady, by readiness where some
-    are slow now and then or always. The simulation's training is of a small problem; a loose
+    are slow now and then or always. Servers and pairs are no candidates: their training differs
+    most from that of one process. The simulation's training is of a small problem; a loose
     strategy may cost a large one more or less, which is why it has to gain that much.
 
     Args:
@@ -124,7 +125,7 @@ def choose(
     gain = _target_s(exact) / _target_s(loose)
     best = loose if gain >= 1 + least_gain else exact
     reason = _reason(scenario, spread, rows[OVERLAPPED.strategy], exact, loose, best, least_gain)
-    return Choice(best.sync, reason, spread, compared)
+    return Choice(best.sync, f"{reason}. {_compared(candidates)}", spread, compared)
 
 
 def _scenario(what: Plan | World | Scenario, trace: Trace | None) -> Scenario:
@@ -182,6 +183,16 @@ def _reason(
         f"({exact.overlapped_ratio:.2f} of all_reduce's throughput), and {loose.sync.strategy}, "
         f"the best loose one, reaches the same loss {gain:.2f} times as soon, not "
         f"{1 + least_gain:.2f} times"
+    )
+
+
+def _compared(candidates: Sequence[Sync]) -> str:
+    """Which strategies the choice was between, and which it never is."""
+    *names, last = map(sync_name, candidates)
+    return (
+        f"Candidates were {', '.join(names)} and {last}; servers and pairs of pipelines are "
+        "compared by --sync all and never chosen, since their training differs most from that of "
+        "one process"
     )
 
 

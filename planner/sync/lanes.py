@@ -47,6 +47,12 @@ def lanes_of(plan: Plan) -> tuple[Lane, ...]:
     )
 
 
+def pipeline_count(plan: Plan) -> int | None:
+    """How many there are if the plan has pipelines; None if it cannot, by its stages alone."""
+    counts = {len(stage.devices) for stage in plan.stages}
+    return counts.pop() if len(counts) == 1 else None
+
+
 def node_of(device: str) -> str:
     """The node in a device's name: ``n0`` of ``n0/gpu3``; a name without one is its own node."""
     return device.rpartition("/")[0] or device

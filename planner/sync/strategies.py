@@ -6,15 +6,16 @@ A strategy is written ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE``.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import Field, model_validator
 
 from planner.artifacts.document import Record
 from planner.artifacts.job import JsonValue
 from planner.artifacts.plan import Sync
-from planner.errors import PipeplanError
+from planner.errors import PipeplanError, shorten
+from planner.units import plural
 
 Mib = Annotated[float, Field(gt=0, le=2**20)]
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
@@ -75,7 +76,7 @@ class ParameterServerOptions(Record):
 
     Attributes:
         mode: ``sync`` applies the mean of all gradients; ``async`` each as it comes.
-        servers: ranks that share the parameters among them; None: one.
+        servers: pipelines that share the parameters among them; None: one.
     """
 
     mode: Literal["sync", "async"] = "sync"
@@ -90,13 +91,22 @@ class EagerParameterServerOptions(Record):
     Attributes:
         modulation: of a gradient of staleness tau: ``inverse`` 1 / (1 + tau), ``exponential``
             exp(-decay * tau), or ``constant`` 1.
-        decay: of the exponential modulation.
-        servers: ranks that share the parameters among them; None: one.
+        decay: of the exponential modulation; refused beside any other.
+        servers: pipelines that share the parameters among them; None: one.
     """
 
     modulation: Literal["inverse", "exponential", "constant"] = "inverse"
     decay: Annotated[float, Field(gt=0, le=100)] = 0.5
     servers: Annotated[int, Field(ge=1, le=4096)] | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> EagerParameterServerOptions:
+        if "decay" in self.model_fields_set and self.modulation != "exponential":
+            raise ValueError(
+                f"decay beside modulation = '{self.modulation}', which has none; remove it, or "
+                "use modulation = 'exponential'"
+            )
+        return self
 
 
 class AdPsgdOptions(Record):
@@ -117,9 +127,12 @@ class PartialAllReduceOptions(Record):
 
     Attributes:
         schedule: ``static``: a fixed schedule of groups; ``generator``: groups are drawn.
-        group_size: of drawn groups.
-        pipelines_per_node: that share a node, for the static schedule and ``inter_intra``; None:
-            what the cluster says, or 4 where that divides the number of pipelines.
+        group_size: of drawn groups; above the number of pipelines it means all. None: 3, or half
+            of the pipelines if that is fewer, at least 2.
+        pipelines_per_node: that share a node, for the static schedule and ``inter_intra``; it
+            divides the number of pipelines. None: what the cluster says. Where nodes tell nothing,
+            since there is one only or each has one pipeline, nodes of 4 are made up, or of 2 where
+            there are fewer than 8 pipelines.
         group_buffer: anyone is drawn, and groups that others have drawn it into come first;
             otherwise only who has none is drawn. A division never draws who has one.
         group_division: draw disjoint groups of all pipelines without one at once.
@@ -130,7 +143,7 @@ class PartialAllReduceOptions(Record):
     """
 
     schedule: Literal["static", "generator"] = "generator"
-    group_size: GroupSize = 3
+    group_size: GroupSize | None = None
     pipelines_per_node: Annotated[int, Field(ge=1, le=4096)] | None = None
     group_buffer: bool = True
     group_division: bool = True
@@ -140,12 +153,20 @@ class PartialAllReduceOptions(Record):
 
     @model_validator(mode="after")
     def _fits_together(self) -> PartialAllReduceOptions:
-        drawn = {"group_buffer", "group_division", "inter_intra", "slowdown_filter"}
-        extra = sorted(self.model_fields_set & drawn)
+        extra = sorted(self.model_fields_set - {"schedule", "pipelines_per_node"})
         if self.schedule == "static" and extra:
             raise ValueError(
                 f"{', '.join(extra)} beside schedule = 'static', which draws no groups; remove "
-                "them, or use schedule = 'generator'"
+                f"{'it' if len(extra) == 1 else 'them'}, or use schedule = 'generator'"
+            )
+        if self.schedule == "generator" and not self.inter_intra and self.pipelines_per_node:
+            raise ValueError(
+                "pipelines_per_node beside groups that are drawn whatever the node; remove it, or "
+                "use inter_intra = true or schedule = 'static'"
+            )
+        if self.inter_intra and self.group_size:
+            raise ValueError(
+                "group_size beside inter_intra, whose groups are as large as nodes; remove one"
             )
         if self.inter_intra and not (self.group_division and self.group_buffer):
             raise ValueError(
@@ -163,7 +184,8 @@ class SemiDecentralizedOptions(Record):
     Attributes:
         first_wait_s: how long the first to come waits for others, to begin with.
         least_wait_s, most_wait_s: between which the wait adapts itself.
-        most_members: a group that has so many closes at once; None: all.
+        most_members: a group that has so many closes at once; above the number of pipelines it
+            means all. None: all.
         guarantee_period: after how many member updates, in numbers of pipelines, the groups since
             then must have connected all pipelines; the next group waits until they do. None: no
             guarantee.
@@ -215,6 +237,10 @@ TOGETHER = ("all_reduce", "fused", "decoupled", "cross_iteration")
 """Strategies that run any plan, all pipelines in step; the others need pipelines of their own."""
 STALE = ("cross_iteration",)
 """Those of them whose ranks may be an iteration apart."""
+EXAMPLE = "partial_all_reduce:group_size=4,seed=1"
+_JSON = {"none": "null", "true": "true", "false": "false"}
+"""Words in any case."""
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", type(None): "none"}
 
 
 def options_of(sync: Sync, source: str = "sync") -> Options:
@@ -224,11 +250,78 @@ def options_of(sync: Sync, source: str = "sync") -> Options:
         PipeplanError: naming an unknown strategy or every wrong option.
     """
     if sync.strategy not in OPTIONS:
-        known = ", ".join(OPTIONS)
         raise PipeplanError(
-            f"{source}.strategy: {sync.strategy!r} is not known; expected one of {known}"
+            f"{source}.strategy: {sync.strategy!r} is not known; expected one of "
+            f"{', '.join(OPTIONS)}"
         )
-    return OPTIONS[sync.strategy].parse(sync.options, f"{source}.options of {sync.strategy}")
+    kind, source = OPTIONS[sync.strategy], f"{source}.options of {sync.strategy}"
+    known = {name: value for name, value in sync.options.items() if name in kind.model_fields}
+    problems = [
+        f"{source}: {shorten(name)} is none of its options; they are {option_kinds(kind)}"
+        for name in sync.options
+        if name not in known
+    ]
+    try:
+        options = kind.parse(known, source)
+    except PipeplanError as error:
+        problems += error.problems
+    if problems:
+        raise PipeplanError(problems)
+    return options
+
+
+def option_kinds(kind: type[Options]) -> str:
+    """A strategy's options and what each takes, such as ``pairs (bipartite or matching)``."""
+    return ", ".join(
+        f"{name} ({' or '.join(_words(field.annotation))})"
+        for name, field in kind.model_fields.items()
+    )
+
+
+def _words(annotation: Any) -> Iterator[str]:
+    """What a field takes, as one writes it."""
+    if get_origin(annotation) is Literal:
+        yield from get_args(annotation)
+    elif get_origin(annotation) is Annotated:
+        yield from _words(get_args(annotation)[0])
+    elif get_args(annotation):
+        for part in get_args(annotation):
+            yield from _words(part)
+    else:
+        yield _KINDS[annotation]
+
+
+def require_fit(sync: Sync, pipelines: int | None) -> None:
+    """Refuse options that so many pipelines cannot have; None: their number is not known.
+
+    A ``group_size`` or ``most_members`` above that means all of them.
+
+    Raises:
+        PipeplanError: naming the option and both numbers, or what :func:`options_of` finds.
+    """
+    options, source = options_of(sync), f"sync.options of {sync.strategy}"
+    if pipelines is None:
+        return
+    match options:
+        case (
+            ParameterServerOptions(servers=int(servers))
+            | EagerParameterServerOptions(servers=int(servers))
+        ) if servers > pipelines:
+            raise PipeplanError(
+                f"{source}: servers: {servers}, but there are {plural(pipelines, 'pipeline')}, "
+                f"which are the servers; give {pipelines} at most"
+            )
+        case PartialAllReduceOptions(pipelines_per_node=int(count)) if pipelines % count:
+            raise PipeplanError(
+                f"{source}: pipelines_per_node: {count} does not divide the "
+                f"{plural(pipelines, 'pipeline')} into whole nodes; give a number that does, or "
+                "leave it out"
+            )
+
+
+def group_size_of(options: PartialAllReduceOptions, pipelines: int) -> int:
+    """Of drawn groups: what is asked for, or a default that leaves nobody out of a few."""
+    return options.group_size or max(2, min(3, pipelines // 2))
 
 
 def parse_sync(text: str) -> Sync:
@@ -240,22 +333,36 @@ def parse_sync(text: str) -> Sync:
     name, colon, rest = text.partition(":")
     given: dict[str, JsonValue] = {}
     for part in rest.split(",") if colon else ():
-        option, equals, value = part.partition("=")
-        if not equals or not option.strip() or not value.strip():
+        option, equals, value = (word.strip() for word in part.partition("="))
+        if not equals or not option or not value:
             raise PipeplanError(
-                f"sync: {part!r} in {text!r} is not OPTION=VALUE; write it as "
-                "partial_all_reduce:schedule=static,group_size=4"
+                f"sync: {part!r} in {text!r} is not OPTION=VALUE; write it as {EXAMPLE}"
             )
-        given[option.strip()] = _value(value.strip())
+        if option in given:
+            raise PipeplanError(
+                f"sync: {option} is given twice in {text!r}, as {_written(given[option])} and as "
+                f"{value}; give it once"
+            )
+        given[option] = _value(value)
     sync = Sync(strategy=name.strip(), options=given)
     options_of(sync, "sync")
     return sync
 
 
+def sync_name(sync: Sync) -> str:
+    """As a command names it, such as ``partial_all_reduce:schedule=static``."""
+    options = ",".join(f"{name}={_written(value)}" for name, value in sync.options.items())
+    return f"{sync.strategy}:{options}" if options else sync.strategy
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
 def _value(text: str) -> str | int | float | bool | None:
     """A JSON value other than a list or table; any other word is text."""
     try:
-        value = json.loads({"none": "null"}.get(text.lower(), text))
+        value = json.loads(_JSON.get(text.lower(), text))
     except ValueError:
         return text
     return value if isinstance(value, bool | int | float | None) else text

@@ -1,17 +1,26 @@
 """What ``pipeplan simulate --sync`` prints, writes and refuses."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 from builders import GIGA, cluster, graph, layer, link, orders, parameter, pipeline
 from commands import pipeplan
+from rich.console import Console
 
+from executor.run import Run, sync_of
 from planner import Plan
 from planner.assemble import plan_by_hand
+from planner.cli.sync import with_sync
+from planner.errors import PipeplanError
+from planner.report.sync import COLUMNS, _row, sync_table
+from planner.sync.simulation.comparison import compare_syncs
 from planner.sync.simulation.planned import from_plan
 from planner.sync.simulation.run import Scenario, trace_sync
+from planner.sync.simulation.world import LinkCost, uniform_world
 from planner.sync.strategies import parse_sync
+from planner.verifier import verify
 
 OPTIONS = ("--iterations", 20, "--jobs", 1)
 
@@ -68,6 +77,26 @@ def test_a_table_names_strategies_as_the_command_does(replicas_path: Path) -> No
     assert name in made.stdout
     assert "2 pipelines of" in made.stdout
     assert "target loss" in made.stdout
+    assert "trained by SGD with momentum" in made.stdout
+
+
+def test_a_narrow_terminal_folds_names_and_cuts_no_figure() -> None:
+    world = uniform_world(4, 0.1, 10**7, LinkCost(1e-3, 1.0))
+    name = "partial_all_reduce:schedule=static,pipelines_per_node=2"
+    found = compare_syncs(Scenario(world, 10), (parse_sync("all_reduce"), parse_sync(name)))
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(sync_table(found))
+    text = console.export_text()
+    assert "…" not in text
+    lines = [line.strip() for line in text.splitlines()]
+    assert next(line for line in lines if "rate" in line).split() == [
+        *("strategy", "rate", "plain", "overlap", "target", "speed-up", "loss", "apart", "mixing")
+    ]
+    first = next(number for number, line in enumerate(lines) if line.startswith("partial_all_"))
+    row = _row(found.results[1])
+    assert lines[first].split()[1:] == " ".join(row[1:]).split()
+    assert "".join(line.split()[0] for line in lines[first : first + 3]).startswith(name)
+    assert all(f"{column}: " in " ".join(text.split()) for column in COLUMNS)
 
 
 def test_a_choice_gives_its_reason_and_is_written(replicas_path: Path, tmp_path: Path) -> None:
@@ -107,6 +136,10 @@ def test_a_measured_trace_calibrates_the_world(replicas_path: Path, tmp_path: Pa
         (("--sync", "choose", "--sync", "all"), "sync: 'choose' stands by itself"),
         (("--sync", "fast"), "sync.strategy: 'fast' is not known"),
         (("--sync", "ad_psgd:pairs=3"), "sync.options of ad_psgd: pairs: "),
+        (
+            ("--sync", "parameter_server:servers=9", "--workers", 4),
+            "sync.options of parameter_server: servers: 9, but there are 4 pipelines, which are",
+        ),
         (("--sync", "all", "--workers", 0), "workers: 0 is not a whole number from 1"),
         (("--sync", "all", "--iterations", 0), "iterations: 0 is not a whole number from 1"),
         (("--sync", "all", "--slowness", "fast"), "slowness: 'fast' cannot be read"),
@@ -122,6 +155,22 @@ def test_wrong_options_are_named(
     result = pipeplan("simulate", replicas_path, *options, *jobs)
     assert result.exit_code == 1
     assert result.stderr.startswith(f"error: {named}")
+
+
+def test_options_that_a_plan_s_pipelines_cannot_have_are_refused_wherever_a_plan_is(
+    replicas_path: Path,
+) -> None:
+    plan, name = Plan.load(replicas_path), "parameter_server:servers=9"
+    told = "sync.options of parameter_server: servers: 9, but there are 2 pipelines"
+    other = plan.model_copy(update={"sync": parse_sync(name)})
+    (problem,) = verify(other)
+    assert problem.startswith(told)
+    for run, which in ((Run(sync=name), plan), (Run(), other)):
+        with pytest.raises(PipeplanError, match=told):
+            sync_of(which, run)
+    kept, reason = with_sync(plan, name)
+    assert kept == plan
+    assert reason.startswith(f"all_reduce: not {name}: {told}")
 
 
 def test_a_plan_without_pipelines_says_so(plan_path: Path) -> None:

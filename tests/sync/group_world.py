@@ -265,8 +265,8 @@ def drawn_options(draw: st.DrawFn) -> PartialAllReduceOptions:
     """Options of the generator."""
     inter_intra = draw(st.booleans())
     return PartialAllReduceOptions(
-        group_size=draw(st.integers(2, 5)),
-        pipelines_per_node=draw(st.none() | st.integers(1, 5)),
+        group_size=None if inter_intra else draw(st.none() | st.integers(2, 5)),
+        pipelines_per_node=draw(st.none() | st.integers(1, 5)) if inter_intra else None,
         group_buffer=inter_intra or draw(st.booleans()),
         group_division=inter_intra or draw(st.booleans()),
         inter_intra=inter_intra,

@@ -15,7 +15,7 @@ from planner.sync.groups.generator import Division, InterIntra, RandomGroups
 from planner.sync.groups.levels import Levels
 from planner.sync.groups.matching import halves, passive_partner
 from planner.sync.groups.nodes import nodes_of
-from planner.sync.strategies import AdPsgdOptions, PartialAllReduceOptions
+from planner.sync.strategies import AdPsgdOptions, PartialAllReduceOptions, group_size_of
 
 reached = st.dictionaries(st.integers(1, 30), st.integers(0, 12), max_size=20)
 thresholds = st.none() | st.integers(1, 6)
@@ -87,9 +87,8 @@ def test_a_group_is_no_larger_than_asked_for(
     setting: Setting, options: PartialAllReduceOptions
 ) -> None:
     assume(not options.inter_intra)
-    assert all(
-        len(group.members) <= options.group_size for group, _ in run(setting, options).groups
-    )
+    size = group_size_of(options, setting.workers)
+    assert all(len(group.members) <= size for group, _ in run(setting, options).groups)
 
 
 @pytest.mark.parametrize(

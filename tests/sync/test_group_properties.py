@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from planner.sync.groups import scheduler_of
 from planner.sync.groups.events import Group
-from planner.sync.strategies import AdPsgdOptions, Options, PartialAllReduceOptions
+from planner.sync.strategies import AdPsgdOptions, Options, PartialAllReduceOptions, group_size_of
 
 nodes = st.none() | st.integers(1, 5)
 
@@ -90,7 +90,8 @@ def test_who_is_stuck_keeps_none_but_its_group_waiting(
     setting: Setting, options: PartialAllReduceOptions | AdPsgdOptions, data: st.DataObject
 ) -> None:
     if isinstance(options, PartialAllReduceOptions):
-        size, queues = options.group_size, options.group_buffer and not options.group_division
+        size = group_size_of(options, setting.workers)
+        queues = options.group_buffer and not options.group_division
     else:
         size, queues = 2, False
     stuck = data.draw(st.integers(0, setting.workers - 1))

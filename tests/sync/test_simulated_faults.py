@@ -6,8 +6,8 @@ import pytest
 from small_worlds import pipeline_world, run_of, small_world
 
 from planner.errors import PipeplanError
-from planner.report.sync import sync_name
 from planner.sync.simulation.comparison import ALL_STRATEGIES
+from planner.sync.strategies import sync_name
 
 NAMES = [sync_name(sync) for sync in ALL_STRATEGIES]
 ITERATIONS = 25
@@ -32,6 +32,26 @@ def test_all_iterations_are_done_whoever_leaves(name: str, slowness: str) -> Non
 @pytest.mark.parametrize("name", NAMES)
 def test_one_pipeline_trains_by_itself(name: str) -> None:
     assert run_of(name, small_world(1), iterations=ITERATIONS).done == (ITERATIONS,)
+
+
+@pytest.mark.parametrize("leaves_s", [0, 0.05, 1])
+@pytest.mark.parametrize("returns_s", ["short", "long"])
+@pytest.mark.parametrize("name", NAMES)
+def test_time_in_which_nobody_is_there_passes(name: str, leaves_s: float, returns_s: str) -> None:
+    away_s = {"short": 0.02, "long": 5.0}[returns_s]
+    until_s = leaves_s + away_s
+    slowness = "+".join(f"fault:{worker}:{leaves_s}:{until_s}" for worker in range(4))
+    steady, left = (run_of(name, small_world(4), text, 30) for text in ("steady", slowness))
+    # Who is in no step with others does its iteration anew.
+    assert left.time_s >= steady.time_s + 0.9 * away_s
+
+
+def test_a_round_pauses_while_nobody_is_there_and_no_longer() -> None:
+    steady = run_of("all_reduce", small_world(2), "steady", 30)
+    left = run_of("all_reduce", small_world(2), "fault:0:0.05:0.3+fault:1:0.1:0.2", 30)
+    # Nobody for 0.1 s, then worker 1 by itself: one round more.
+    round_s = steady.time_s / 30
+    assert 0.1 < left.time_s - steady.time_s <= 0.1 + round_s
 
 
 def test_a_run_from_which_all_leave_for_good_is_refused() -> None:

@@ -151,11 +151,42 @@ def test_sleeps_are_as_long_and_as_frequent_as_they_say() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["slow", "slow:0", "slow:ax2", "sleep:2:1", "drift:-1", "fault:0:5:4", "fast:1", ""]
+    ("text", "told"),
+    [
+        ("", "slowness: '' cannot be read; expected steady, slow:WORKERxFACTOR,…, sleep:"),
+        ("fast:1", "slowness: 'fast:1' cannot be read; expected steady"),
+        ("slow:0x2+", "slowness: the empty part of 'slow:0x2+' cannot be read; expected steady"),
+        ("slow", "slowness: 'slow' has 0 values; write it as slow:WORKERxFACTOR,…"),
+        ("slow:0", "slowness: '0' in 'slow:0' is not WORKERxFACTOR; write it as slow:0x2"),
+        ("slow:ax2", "slowness: worker 'a' of 'slow:ax2' is not a whole number from 0"),
+        ("slow:-1x2", "slowness: worker '-1' of 'slow:-1x2' is not a whole number from 0"),
+        ("slow:0x0", "slowness: factor '0' of 'slow:0x0' is not a number from 0.01 to 1000"),
+        ("sleep:0.1", "slowness: 'sleep:0.1' has 1 values; write it as sleep:PROBABILITY:SEC"),
+        ("sleep:2:1", "slowness: probability '2' of 'sleep:2:1' is not a number from 0 to 1"),
+        ("sleep:0.1:1e30", "slowness: seconds '1e30' of 'sleep:0.1:1e30' is not a number from 0"),
+        ("sleep:0.1:nan", "slowness: seconds 'nan' of 'sleep:0.1:nan' is not a number from 0"),
+        ("drift:-1", "slowness: spread '-1' of 'drift:-1' is not a number from 0 to 1"),
+        ("drift:10", "slowness: spread '10' of 'drift:10' is not a number from 0 to 1"),
+        ("fault:0.5:1", "slowness: worker '0.5' of 'fault:0.5:1' is not a whole number from 0"),
+        ("fault:0:-1", "slowness: leaves_s '-1' of 'fault:0:-1' is not a number from 0 to 1e+06"),
+        ("fault:0:1:x", "slowness: returns_s 'x' of 'fault:0:1:x' is not a number from 0"),
+        (
+            "fault:0:0.1:0.05",
+            "slowness: returns_s 0.05 of 'fault:0:0.1:0.05' is not after leaves_s 0.1; give",
+        ),
+        ("slow:0x2,0x3", "slowness: slow: worker 0 is given twice, 2 and 3 times as slow; give"),
+        ("slow:0x2+slow:1x2,0x3", "slowness: slow: worker 0 is given twice, 2 and 3 times as"),
+    ],
 )
-def test_slowness_that_cannot_be_read_is_refused(text: str) -> None:
-    with pytest.raises(PipeplanError, match="slowness"):
+def test_slowness_that_cannot_be_read_names_the_value_and_its_range(text: str, told: str) -> None:
+    with pytest.raises(PipeplanError) as raised:
         parse_slowness(text)
+    assert str(raised.value).startswith(told)
+
+
+def test_what_is_optional_may_be_left_out() -> None:
+    assert parse_slowness("drift") == parse_slowness("drift:0.1")
+    assert parse_slowness("fault:1:2") == parse_slowness("fault:1:2:inf")
 
 
 def test_a_scenario_names_what_is_wrong() -> None:

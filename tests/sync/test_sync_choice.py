@@ -26,6 +26,11 @@ def test_steady_pipelines_on_a_quick_network_stay_exact() -> None:
     assert "workers are steady" in choice.reason
     assert "best loose one" in choice.reason
     assert choice.sync not in [row.sync for row in choice.alternatives]
+    assert choice.reason.endswith(
+        ". Candidates were all_reduce, fused, decoupled, cross_iteration and partial_all_reduce; "
+        "servers and pairs of pipelines are compared by --sync all and never chosen, since their "
+        "training differs most from that of one process"
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,6 +44,7 @@ def test_slow_workers_are_averaged_when_ready(trace: Trace, found: str) -> None:
     choice = choose(quick_network(), trace)
     assert choice.sync.strategy == "semi_decentralized"
     assert choice.reason.startswith(found)
+    assert "cross_iteration and semi_decentralized:overlap=true; servers" in choice.reason
     rows = {row.sync.strategy: row for row in choice.comparison.results}
     assert rows["semi_decentralized"].target_speedup > 1.1
 

@@ -21,6 +21,7 @@ from planner.sync.strategies import (
     Options,
     PartialAllReduceOptions,
     SemiDecentralizedOptions,
+    group_size_of,
 )
 
 __all__ = ["scheduler_of"]
@@ -77,7 +78,8 @@ def _partial(
     nodes = nodes_of(room.workers, pipelines_per_node)
     if options.schedule == "static":
         return StaticSchedule(room, nodes)
-    random, behind, size = Random(options.seed), options.slowdown_filter, options.group_size
+    random, behind = Random(options.seed), options.slowdown_filter
+    size = group_size_of(options, room.workers)
     drawer: Drawer
     if options.inter_intra:
         drawer = InterIntra(nodes, behind, random)

@@ -15,7 +15,7 @@ from statistics import fmean
 from planner.artifacts.plan import Sync
 from planner.errors import PipeplanError
 from planner.sync.simulation.run import Run, Scenario, simulate_sync
-from planner.sync.strategies import parse_sync
+from planner.sync.strategies import parse_sync, require_fit
 
 PLAIN = parse_sync("all_reduce:overlap=false")
 OVERLAPPED = parse_sync("all_reduce")
@@ -132,6 +132,8 @@ def compare_syncs(
         PipeplanError: if an argument is out of range, or a strategy or an option is wrong.
     """
     _check(seeds, jobs, target_share)
+    for sync in syncs:
+        require_fit(sync, scenario.world.workers)
     wanted = list({_name(sync): sync for sync in (PLAIN, OVERLAPPED, *syncs)}.values())
     tasks = [
         (scenario, sync, index, scenario.learning.seed + seed)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -86,7 +88,7 @@ class Rounds:
     """Runs rounds until so many iterations are done.
 
     A worker that leaves is left out from the next round on; one that returns, with the parameters
-    of the others, begins with the first round after.
+    of the others, begins with the first round after. A round stands still while nobody is there.
 
     Args:
         course: what it goes through.
@@ -99,6 +101,7 @@ class Rounds:
         self._faults, self._recorder = course.faults, course.recorder
         self._start_s = np.zeros(world.workers)
         self._there: tuple[int, ...] = tuple(range(world.workers))
+        self._deserted = tuple(self._deserted_spans())
 
     def run(self, timing: Timing, update: Update) -> RoundsRun:
         """Run to the end; once only."""
@@ -109,7 +112,7 @@ class Rounds:
             iteration += 1
             workers = self._gathered()
             round_ = self._round(workers, iteration)
-            rounded = timing.run(round_)
+            rounded = self._paused(round_, timing.run(round_))
             now_s = rounded.updated_s
             self._observer.until(now_s, update.models(), total)
             update.run(self._training, workers, iteration)
@@ -128,10 +131,12 @@ class Rounds:
         if self._faults and there:
             now_s = float(self._start_s[list(there)].min())
             there = self._present(now_s)
+            before = set(self._there)
             if not there:
                 now_s = min(f.returns_s for f in self._faults if f.returns_s > now_s)
                 there = self._present(now_s)
-            for worker in set(there) - set(self._there):
+                before.clear()  # Everybody is back from being away.
+            for worker in set(there) - before:
                 self._start_s[worker] = now_s
         self._there = there
         return np.array(there, dtype=np.int64)
@@ -139,6 +144,29 @@ class Rounds:
     def _present(self, now_s: float) -> tuple[int, ...]:
         gone = {f.worker for f in self._faults if f.leaves_s <= now_s < f.returns_s}
         return tuple(w for w in range(self._world.workers) if w not in gone)
+
+    def _deserted_spans(self) -> Iterator[tuple[float, float]]:
+        """From when to when nobody is there, in order; two may touch."""
+        moments = {moment for f in self._faults for moment in (f.leaves_s, f.returns_s)}
+        for from_s, to_s in pairwise(sorted(moments)):
+            if not self._present(from_s):
+                yield from_s, to_s
+
+    def _paused(self, round_: Round, rounded: Rounded) -> Rounded:
+        """The round, longer by the time in which it had nobody."""
+        start_s, end_s = float(round_.start_s.min()), float(rounded.next_start_s.min())
+        pause_s = 0.0
+        for from_s, to_s in self._deserted:
+            if start_s <= from_s < end_s + pause_s:
+                pause_s += to_s - from_s
+        if not pause_s:
+            return rounded
+        return replace(
+            rounded,
+            next_start_s=rounded.next_start_s + pause_s,
+            reduced_s=rounded.reduced_s + pause_s,
+            updated_s=rounded.updated_s + pause_s,
+        )
 
     def _round(self, workers: IntArray, iteration: int) -> Round:
         return Round(

@@ -42,6 +42,7 @@ from planner.sync.strategies import (
     ParameterServerOptions,
     SemiDecentralizedOptions,
     options_of,
+    require_fit,
 )
 
 MOST_ITERATIONS = 10**6
@@ -177,6 +178,7 @@ def trace_sync(scenario: Scenario, sync: Sync) -> tuple[Run, SyncTrace]:
 
 
 def _simulate(scenario: Scenario, sync: Sync, recorder: Recorder | None) -> Run:
+    require_fit(sync, scenario.world.workers)
     options = options_of(sync)
     course = _course(scenario, recorder)
     together = _in_step(options, scenario.world, course.training)

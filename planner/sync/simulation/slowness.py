@@ -15,6 +15,16 @@ from planner.sync.simulation.world import World
 BLOCK = 64
 """Iterations drawn at once."""
 LEAST_FACTOR, MOST_FACTOR = 0.01, 1000.0
+MOST_S = 1e6
+_FORMS = {
+    "steady": "steady",
+    "slow": "slow:WORKERxFACTOR,…",
+    "sleep": "sleep:PROBABILITY:SECONDS",
+    "drift": "drift[:SPREAD]",
+    "fault": "fault:WORKER:LEAVES_S[:RETURNS_S]",
+}
+_VALUES = {"steady": (0, 0), "slow": (1, 1), "sleep": (2, 2), "drift": (0, 1), "fault": (2, 3)}
+"""Fewest and most of each."""
 Block = tuple[FloatArray, FloatArray]
 """A factor and extra seconds for each (worker, iteration) of a block."""
 
@@ -181,58 +191,94 @@ def parse_slowness(text: str) -> tuple[Trace, tuple[Fault, ...]]:
     """Read ``slow:0x2,3x1.5+sleep:0.1:0.3+drift:0.1+fault:2:10:20``.
 
     Raises:
-        PipeplanError: naming what cannot be read.
+        PipeplanError: naming what cannot be read, or a value and its range.
     """
-    traces: list[Trace] = []
-    faults: list[Fault] = []
-    for part in text.split("+"):
-        found = _part(part.strip())
-        if isinstance(found, Fault):
-            faults.append(found)
-        else:
-            traces.append(found)
-    trace = traces[0] if len(traces) == 1 else Together(tuple(traces))
-    return (trace if traces else Steady()), tuple(faults)
+    parts = [_part(part.strip(), text) for part in text.split("+")]
+    faults = tuple(part for part in parts if isinstance(part, Fault))
+    traces = tuple(part for part in parts if not isinstance(part, Fault))
+    _require_slow_once(traces)
+    if not traces:
+        return Steady(), faults
+    return (traces[0] if len(traces) == 1 else Together(traces)), faults
 
 
-def _part(text: str) -> Trace | Fault:
+def _require_slow_once(traces: Sequence[Trace]) -> None:
+    """Each worker has one factor; that two would multiply is nothing to guess."""
+    given: dict[int, float] = {}
+    rows = (row for trace in traces if isinstance(trace, Slow) for row in trace.factors)
+    for worker, factor in rows:
+        if worker in given:
+            raise PipeplanError(
+                f"slowness: slow: worker {worker} is given twice, {given[worker]:g} and "
+                f"{factor:g} times as slow; give it one factor"
+            )
+        given[worker] = factor
+
+
+def _part(text: str, whole: str) -> Trace | Fault:
     name, *values = text.split(":")
-    try:
-        if name == "slow" and len(values) == 1:
-            return Slow(tuple(_slow_worker(item) for item in values[0].split(",")))
-        numbers = [float(value) for value in values]
-        return _of_numbers(name, numbers)
-    except (ValueError, TypeError):
+    if name not in _FORMS:
+        found = shorten(text)
+        if not text:
+            found = f"the empty part of {shorten(whole)}" if "+" in whole else "''"
         raise PipeplanError(
-            f"slowness: {shorten(text)} cannot be read; expected steady, slow:WORKERxFACTOR,…, "
-            "sleep:PROBABILITY:SECONDS, drift[:SPREAD] or fault:WORKER:LEAVES_S[:RETURNS_S], "
-            "joined by +"
-        ) from None
+            f"slowness: {found} cannot be read; expected {', '.join(_FORMS.values())}, joined by +"
+        )
+    fewest, most = _VALUES[name]
+    if not fewest <= len(values) <= most:
+        raise PipeplanError(
+            f"slowness: {shorten(text)} has {len(values)} values; write it as {_FORMS[name]}"
+        )
+    match name:
+        case "slow":
+            return Slow(tuple(_slow_worker(item, text) for item in values[0].split(",")))
+        case "sleep":
+            probability = _number("probability", values[0], text, 0, 1)
+            return Sleep(probability, _number("seconds", values[1], text, 0, MOST_S))
+        case "drift":
+            return Drift(*(_number("spread", value, text, 0, 1) for value in values))
+        case "fault":
+            return _fault(text, *values)
+    return Steady()
 
 
-def _slow_worker(text: str) -> tuple[int, float]:
-    worker, _, factor = text.partition("x")
-    return int(worker), float(factor)
+def _slow_worker(item: str, text: str) -> tuple[int, float]:
+    worker, x, factor = item.partition("x")
+    if not x:
+        raise PipeplanError(
+            f"slowness: {shorten(item)} in {shorten(text)} is not WORKERxFACTOR; write it as "
+            "slow:0x2"
+        )
+    return _worker(worker, text), _number("factor", factor, text, LEAST_FACTOR, MOST_FACTOR)
 
 
-def _of_numbers(name: str, numbers: Sequence[float]) -> Trace | Fault:
-    match name, tuple(numbers):
-        case "steady", ():
-            return Steady()
-        case "sleep", (probability, seconds) if 0 <= probability <= 1 and 0 <= seconds < 1e6:
-            return Sleep(probability, seconds)
-        case "drift", ():
-            return Drift()
-        case "drift", (spread,) if 0 <= spread <= 1:
-            return Drift(spread)
-        case "fault", (worker, leaves_s):
-            return _fault(worker, leaves_s, float("inf"))
-        case "fault", (worker, leaves_s, returns_s):
-            return _fault(worker, leaves_s, returns_s)
-    raise ValueError
+def _fault(text: str, worker: str, leaves: str, returns: str = "inf") -> Fault:
+    leaves_s = _number("leaves_s", leaves, text, 0, MOST_S)
+    returns_s = _number("returns_s", returns, text, 0, float("inf"))
+    if returns_s <= leaves_s:
+        raise PipeplanError(
+            f"slowness: returns_s {returns} of {shorten(text)} is not after leaves_s {leaves}; "
+            "give a later one, or none for a worker that stays away"
+        )
+    return Fault(_worker(worker, text), leaves_s, returns_s)
 
 
-def _fault(worker: float, leaves_s: float, returns_s: float) -> Fault:
-    if not (0 <= leaves_s < returns_s and 0 <= worker == int(worker)):
-        raise ValueError
-    return Fault(int(worker), leaves_s, returns_s)
+def _worker(value: str, text: str) -> int:
+    if not value.strip().isdecimal() or len(value) > 9:
+        raise PipeplanError(
+            f"slowness: worker {shorten(value)} of {shorten(text)} is not a whole number from 0"
+        )
+    return int(value)
+
+
+def _number(name: str, value: str, text: str, least: float, most: float) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = float("nan")
+    if not least <= number <= most:
+        upwards = f"from {least:g}" if most == float("inf") else f"from {least:g} to {most:g}"
+        raise PipeplanError(
+            f"slowness: {name} {shorten(value)} of {shorten(text)} is not a number {upwards}"
+        )
+    return number
