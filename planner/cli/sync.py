@@ -127,8 +127,20 @@ def require_sync(name: str | None) -> None:
     """
     from planner.sync.strategies import parse_sync
 
+    if name == ALL:
+        raise PipeplanError(
+            "sync: 'all' compares strategies and is of `pipeplan simulate PLAN --sync all`; a plan "
+            "has one: give its name, or choose"
+        )
     if name not in (None, CHOOSE):
         parse_sync(str(name))
+
+
+def needs_pipelines(name: str | None) -> bool:
+    """Whether a strategy runs only plans that consist of pipelines."""
+    from planner.sync.strategies import TOGETHER, parse_sync
+
+    return name not in (None, CHOOSE) and parse_sync(str(name)).strategy not in TOGETHER
 
 
 def with_sync(plan: Plan, name: str | None) -> tuple[Plan, str]:
@@ -188,13 +200,14 @@ def _require_writable(plan: Plan, request: SyncRequest, output: Path) -> None:
 
 def _show(plan: Plan, request: SyncRequest, *, as_json: bool) -> Sync | None:
     """Print the results; the one strategy that was asked for or chosen, if there is one."""
+    # A word that is no strategy is told before what is in the way of all of them.
+    syncs = () if request.names == (CHOOSE,) else _strategies(request.names)
     scenario = _scenario(plan, request)
     if request.names == (CHOOSE,):
         return _show_choice(scenario, request, as_json=as_json)
     from planner.report.sync import sync_data
     from planner.sync.simulation.comparison import compare_syncs
 
-    syncs = _strategies(request.names)
     with _progress() as progress:
         found = compare_syncs(
             scenario,
