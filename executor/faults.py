@@ -1,8 +1,8 @@
 """Faults on purpose: a pipeline that dies, stops or hangs at a step, to see that others go on.
 
 They are written as calls, several with spaces between: ``fail_at(2,5) stop_in(1,9,3)``. The first
-argument is the pipeline, from 0, the second its step, from 1. ``_at`` happens as the step begins, ``_in`` while
-its averages are under way:
+argument is the pipeline, from 0, the second its step, from 1. ``_at`` happens as the step begins,
+``_in`` while its averages are under way:
 
 - ``fail_at``, ``fail_in``: the process is killed (SIGKILL).
 - ``stop_at``, ``stop_in``: it is stopped (SIGSTOP) for so many seconds, the third argument.
@@ -57,7 +57,6 @@ class Fault:
     pipeline: int
     step: int
     seconds: float
-
 
     @property
     def word(self) -> str:
@@ -133,10 +132,9 @@ def _number(word: str, name: str, argument: str, text: str) -> int | float:
         ) from None
     most = math.inf if is_whole else _MOST_S
     if not _LEAST[argument] <= value < most:
-        upwards = "" if is_whole else f" and less than {_MOST_S:g}"
+        wanted = f"{_LEAST[argument]} or more" + ("" if is_whole else f" and less than {_MOST_S:g}")
         raise PipeplanError(
-            f"inject: {word!r}: {argument} is {text}, expected {_LEAST[argument]} or more{upwards}; "
-            f"{_form(name)}"
+            f"inject: {word!r}: {argument} is {text}, expected {wanted}; {_form(name)}"
         )
     return value
 

@@ -127,11 +127,6 @@ def require_sync(name: str | None) -> None:
     """
     from planner.sync.strategies import parse_sync
 
-    if name == ALL:
-        raise PipeplanError(
-            "sync: 'all' compares strategies and is of `pipeplan simulate PLAN --sync all`; a plan "
-            "has one: give its name, or choose"
-        )
     if name not in (None, CHOOSE):
         parse_sync(str(name))
 
