@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from executor.command_line import Options, parse_options
+from executor.command_line import Options, WrongUsageError, parse_options
 from executor.torchrun_record import record_for_torchrun
 from planner.errors import PipeplanError
 
@@ -24,8 +24,13 @@ _FIRST_COME_S = 3.0
 
 def main() -> int:
     """Run and return the exit status: 0 done, 1 it failed; wrong usage ends with 2."""
-    options = parse_options()
     rank = int(os.environ.get("RANK", "0"))
+    try:
+        options = parse_options()
+    except WrongUsageError as error:
+        _tell(error, rank)
+        record_for_torchrun(error)
+        raise SystemExit(2) from None
     try:
         _run(options, rank)
     except PipeplanError as error:
@@ -55,11 +60,10 @@ def _run(options: Options, rank: int) -> None:
         history = run_emulation(plan, config.steps, run, config.timeline, report)
     else:
         history = run_training(plan, config, run, report)
-    if rank == 0:
-        ranks = f"{len(plan.ranks)} ranks"
-        if sync_of(plan, run).strategy not in TOGETHER:
-            ranks = f"pipeline {options.pipeline or 0}"
-        print(_summary(history, ranks, options.emulate), flush=True)
+    # Pipelines side by side tell themselves what all of them have trained.
+    in_step = sync_of(plan, run).strategy in TOGETHER
+    if rank == 0 and (in_step or not history):
+        print(_summary(history, f"{len(plan.ranks)} ranks", options.emulate), flush=True)
         if config.timeline is not None and history:
             print(f"wrote {config.timeline}", flush=True)
 
@@ -81,15 +85,20 @@ def _summary(history: Sequence[StepMetrics], ranks: str, emulated: bool) -> str:
 
 def _tell(error: PipeplanError, rank: int) -> None:
     """What is wrong with the plan all ranks find, and the first says it; some find it alone."""
-    import torch.distributed as dist
-
-    met = dist.is_initialized()
+    # Before torch is loaded no ranks have met; wrong usage is told without.
+    met = "torch.distributed" in sys.modules and _have_met()
     if rank > 0 and not met:
         time.sleep(_FIRST_COME_S)
     who = f"rank {rank}: " if rank > 0 or met else ""
     for problem in error.problems:
         # One write: torchrun's Python has no buffer, and other ranks may write between two.
         print(f"error: {who}{problem}\n", end="", file=sys.stderr, flush=True)
+
+
+def _have_met() -> bool:
+    import torch.distributed as dist
+
+    return dist.is_initialized()
 
 
 if __name__ == "__main__":

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from executor.limits import DEFAULT_GROUP_TIMEOUT_S, DEFAULT_TIMEOUT_S, require_timeout
+from executor.limits import DEFAULT_TIMEOUT_S, require_timeout
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Options:
     sync: str | None
     pipeline: int | None
     coordinator: str | None
-    group_timeout_s: float
+    group_timeout_s: float | None
     sync_trace: str | None
     inject: str
     emulate_speed: bool
@@ -97,13 +98,31 @@ class Options:
         return None
 
 
+class WrongUsageError(PipeplanError):
+    """The command line of a rank of several cannot be read."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line where many ranks would repeat the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Wrong usage."""
+        if "RANK" in os.environ:
+            raise WrongUsageError(f"{message}; `python -m executor --help` says what there is")
+        super().error(message)
+
+
 def parse_options() -> Options:
-    """Read the command line; wrong usage ends the process with status 2."""
+    """Read the command line; wrong usage ends the process with status 2.
+
+    Raises:
+        WrongUsageError: for wrong usage among several ranks.
+    """
     return Options(**vars(_parser().parse_args()))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="torchrun --nproc-per-node N -m executor",
         description="Train a model by a plan, one process a device of the plan.",
     )
@@ -196,7 +215,6 @@ def _add_synchronisation(add: Add) -> None:
         "--group-timeout",
         dest="group_timeout_s",
         type=_seconds,
-        default=DEFAULT_GROUP_TIMEOUT_S,
         metavar="SECONDS",
         help="a pipeline that lets others of its group wait for so long is left out (default 30)",
     )

@@ -1,8 +1,8 @@
 """Faults on purpose: a pipeline that dies, stops or hangs at a step, to see that others go on.
 
 They are written as calls, several with spaces between: ``fail_at(2,5) stop_in(1,9,3)``. The first
-argument is the pipeline, the second its step. ``_at`` happens as the step begins, ``_in`` while
-its averages are under way:
+argument is the pipeline, from 0, the second its step, from 1. ``_at`` happens as the step begins,
+``_in`` while its averages are under way:
 
 - ``fail_at``, ``fail_in``: the process is killed (SIGKILL).
 - ``stop_at``, ``stop_in``: it is stopped (SIGSTOP) for so many seconds, the third argument.
@@ -12,27 +12,32 @@ its averages are under way:
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from planner.errors import PipeplanError
 
 _CALL = re.compile(r"([a-z_]+)\(([^()]*)\)")
+_STEP, _TIMED = ("PIPELINE", "STEP"), ("PIPELINE", "STEP", "SECONDS")
 _ARGUMENTS = {
-    "fail_at": 2,
-    "fail_in": 2,
-    "stop_at": 3,
-    "stop_in": 3,
-    "hang_at": 3,
-    "hang_in": 3,
-    "return_at": 2,
+    "fail_at": _STEP,
+    "fail_in": _STEP,
+    "stop_at": _TIMED,
+    "stop_in": _TIMED,
+    "hang_at": _TIMED,
+    "hang_in": _TIMED,
+    "return_at": ("PIPELINE", "SECONDS"),
 }
+_EXAMPLES = {_STEP: "2,5", _TIMED: "1,9,3", ("PIPELINE", "SECONDS"): "2,10"}
+_LEAST = {"PIPELINE": 0, "STEP": 1, "SECONDS": 0}
+_MOST_S = 1e6
 
 
 @dataclass(frozen=True)
@@ -53,38 +58,85 @@ class Fault:
     step: int
     seconds: float
 
+    @property
+    def word(self) -> str:
+        """As people write it."""
+        arguments = [str(self.pipeline)]
+        arguments += [] if self.kind == "return" else [str(self.step)]
+        arguments += [] if self.kind == "fail" else [f"{self.seconds:g}"]
+        return f"{self.kind}_{self.moment}({','.join(arguments)})"
 
-def parse_faults(text: str) -> tuple[Fault, ...]:
+
+def parse_faults(text: str, pipelines: int | None = None) -> tuple[Fault, ...]:
     """Read faults.
 
+    Args:
+        text: calls with spaces between.
+        pipelines: how many there are; None: it is not known.
+
     Raises:
-        PipeplanError: naming the word that is none.
+        PipeplanError: naming the word that is none, or happens to a pipeline that there is not.
     """
     found = []
     for word in text.split():
         call = _CALL.fullmatch(word)
         name = call.group(1) if call else ""
         numbers = call.group(2).split(",") if call else []
-        if name not in _ARGUMENTS or len(numbers) != _ARGUMENTS[name]:
-            known = ", ".join(f"{n} with {count}" for n, count in _ARGUMENTS.items())
+        if name not in _ARGUMENTS:
+            known = ", ".join(f"{n}({','.join(names)})" for n, names in _ARGUMENTS.items())
             raise PipeplanError(
-                f"inject: {word!r} is no fault; expected a call without spaces, of {known} numbers"
+                f"inject: {word!r} is no fault; write a call without spaces, such as fail_at(2,5), "
+                f"one of {known}"
             )
-        found.append(_fault(word, name, numbers))
+        if len(numbers) != len(_ARGUMENTS[name]):
+            raise PipeplanError(f"inject: {word!r} is no fault; {_form(name)}")
+        fault = _fault(word, name, numbers)
+        if pipelines is not None and fault.pipeline >= pipelines:
+            raise PipeplanError(
+                f"inject: {word!r}: there is no pipeline {fault.pipeline}; the plan has pipelines "
+                f"0 to {pipelines - 1}"
+            )
+        found.append(fault)
     return tuple(found)
 
 
+def _form(name: str) -> str:
+    """How a call is written."""
+    names = _ARGUMENTS[name]
+    return f"write {name}({','.join(names)}), such as {name}({_EXAMPLES[names]})"
+
+
 def _fault(word: str, name: str, numbers: Sequence[str]) -> Fault:
+    values = {
+        argument: _number(word, name, argument, number)
+        for argument, number in zip(_ARGUMENTS[name], numbers, strict=True)
+    }
     kind, _, moment = name.partition("_")
+    return Fault(
+        kind,
+        "in" if moment == "in" else "at",
+        int(values["PIPELINE"]),
+        int(values.get("STEP", 0)),
+        float(values.get("SECONDS", 0.0)),
+    )
+
+
+def _number(word: str, name: str, argument: str, text: str) -> int | float:
+    is_whole = argument != "SECONDS"
     try:
-        pipeline = int(numbers[0])
-        step = 0 if kind == "return" else int(numbers[1])
-        seconds = 0.0 if kind == "fail" else float(numbers[-1])
+        value = int(text) if is_whole else float(text)
     except ValueError:
-        raise PipeplanError(f"inject: {word!r} has arguments that are no numbers") from None
-    if pipeline < 0 or step < 0 or not 0 <= seconds < 1e6:
-        raise PipeplanError(f"inject: {word!r} has arguments out of range")
-    return Fault(kind, "in" if moment == "in" else "at", pipeline, step, seconds)
+        wanted = "a whole number" if is_whole else "a number"
+        raise PipeplanError(
+            f"inject: {word!r}: {argument} is {text!r}, not {wanted}; {_form(name)}"
+        ) from None
+    most = math.inf if is_whole else _MOST_S
+    if not _LEAST[argument] <= value < most:
+        wanted = f"{_LEAST[argument]} or more" + ("" if is_whole else f" and less than {_MOST_S:g}")
+        raise PipeplanError(
+            f"inject: {word!r}: {argument} is {text}, expected {wanted}; {_form(name)}"
+        )
+    return value
 
 
 class Faults:
@@ -93,16 +145,21 @@ class Faults:
     Args:
         faults: of all pipelines.
         pipeline: this one.
+
+    Attributes:
+        tell: called with every fault that is about to happen.
     """
 
     def __init__(self, faults: Sequence[Fault] = (), pipeline: int = 0) -> None:
         self._faults = [fault for fault in faults if fault.pipeline == pipeline]
         self._step = 0
+        self.tell: Callable[[Fault], object] = lambda fault: None
 
     def before_hello(self, is_back: bool) -> None:
         """The pipeline is about to take part, perhaps again."""
         for fault in self._faults:
             if fault.kind == "return" and is_back:
+                self.tell(fault)
                 time.sleep(fault.seconds)
 
     def at(self, step: int) -> None:
@@ -117,6 +174,7 @@ class Faults:
     def _happen(self, moment: str) -> None:
         for fault in self._faults:
             if fault.moment == moment and fault.step == self._step and fault.kind != "return":
+                self.tell(fault)
                 _happen(fault)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from executor.config import TrainingConfig
 from executor.data import BatchOf
 from executor.dataset import Dataset
-from executor.limits import DEFAULT_GROUP_TIMEOUT_S, DEFAULT_TIMEOUT_S
+from executor.limits import DEFAULT_TIMEOUT_S
 from executor.loss_scale import LossScale
 from executor.master_weights import MakeOptimizer
 from executor.model import Factory
@@ -44,7 +44,8 @@ class Run:
         pipeline: number of the pipeline that these processes are; None: they are all of them.
         coordinator: ``HOST:PORT`` of the one that tells pipelines shares and groups, if it runs
             already; needed with ``pipeline``.
-        group_timeout_s: a pipeline that lets others of its group wait for so long is left out.
+        group_timeout_s: a pipeline that lets others of its group wait for so long is left out;
+            None: 30 s.
         sync_trace: file for what was measured of the synchronisation.
         inject: faults on purpose, see :mod:`executor.faults`.
     """
@@ -61,7 +62,7 @@ class Run:
     pace: Pace | None = None
     pipeline: int | None = None
     coordinator: str | None = None
-    group_timeout_s: float = DEFAULT_GROUP_TIMEOUT_S
+    group_timeout_s: float | None = None
     sync_trace: str | None = None
     inject: str = ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 import traceback
 from contextlib import suppress
@@ -20,12 +21,8 @@ def record_for_torchrun(error: Exception) -> None:
     An error that names what the user can mend is told without its traceback. The form is that of
     ``torch.distributed.elastic.multiprocessing.errors``.
     """
-    # Only now: it loads torch, and wrong usage is told without.
-    from executor.failure import FollowedError
-
     path = os.environ.get(_PATH)
-    # Who ends because another one failed has nothing to add, and could be taken for the first.
-    if path is None or isinstance(error, FollowedError):
+    if path is None or _is_followed(error):
         return
     told = (
         "\n".join(f"error: {problem}" for problem in error.problems)
@@ -36,3 +33,13 @@ def record_for_torchrun(error: Exception) -> None:
     # It has been told on stderr already.
     with suppress(OSError):
         Path(path).write_text(json.dumps({"message": {"message": told, "extraInfo": extra}}))
+
+
+def _is_followed(error: Exception) -> bool:
+    """Whether it comes of another rank's: it adds nothing, and could be taken for the first."""
+    # Loading it takes seconds, while other ranks wait for the first to end with wrong usage.
+    if "executor.failure" not in sys.modules:
+        return False
+    from executor.failure import FollowedError
+
+    return isinstance(error, FollowedError)

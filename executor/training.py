@@ -23,7 +23,7 @@ from executor.pipelines.run import PipelineRun
 from executor.place import Place
 from executor.prepare import prepare, require_runnable
 from executor.process_group import device_of_this_process, process_group, require_backend
-from executor.requirements import require_fitting, require_writable
+from executor.requirements import require_effect, require_fitting, require_writable
 from executor.run import Run, autocast_of, loss_scale_of, optimizer_of, sync_of
 from executor.saved_state import SavedState
 from executor.sync import require_strategy
@@ -31,6 +31,7 @@ from executor.trainer import Trainer
 from planner.artifacts.document import require_file_path
 from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError, shorten
+from planner.sync.lanes import IN_STEP
 from planner.sync.strategies import TOGETHER
 from planner.tracing.factory import Loss
 
@@ -91,6 +92,7 @@ def run_training(
 ) -> list[StepMetrics]:
     """Train as :func:`train` does."""
     plan = _planned(plan, run)
+    require_effect(plan, run)
     require_timeout(run.timeout_s)
     if run.pace is not None:
         run.pace.require_ranks(len(plan.ranks))
@@ -161,6 +163,13 @@ def run_emulation(
         report: called on every rank after every iteration.
     """
     plan = _planned(plan, run)
+    if plan.sync.strategy not in TOGETHER:
+        raise PipeplanError(
+            f"--emulate with sync.strategy {plan.sync.strategy!r}: it emulates ranks in step only; "
+            "use --emulate-speed in its place, which computes and then waits, or --sync with "
+            f"{IN_STEP}"
+        )
+    require_effect(plan, run)
     require_strategy(plan)
     place = Place.of_this_process()
     if run.pace is not None:

@@ -10,6 +10,8 @@ from planner.costs.placement import is_connected, place_plan
 from planner.errors import PipeplanError, first_problems
 from planner.plan_form import form_problems, order_problems, stage_problems
 from planner.simulator import Orders, Timeline, simulate
+from planner.sync.lanes import lanes_of
+from planner.sync.strategies import TOGETHER
 from planner.units import format_bytes
 
 RELATIVE_TOLERANCE = 1e-6
@@ -24,14 +26,20 @@ def verify(plan: Plan) -> list[str]:
         if the plan holds: every layer in exactly one stage, no edge backwards, no more stages and
         replicas than the job allows, each operation once and on a device of its stage, no
         deadlock, memory within capacity at every moment, predictions equal to a fresh simulation,
-        a bound only for the problem it was proved for.
+        pipelines if the strategy of synchronisation needs them, a bound only for the problem it
+        was proved for.
     """
     try:
         orders = plan.parsed_orders()
         problems = list(form_problems(plan, orders))
         if not problems:
             timeline = _replay(plan, orders)
-            problems = [*_memory(timeline), *_proof(plan, timeline), *_predicted(plan, timeline)]
+            problems = [
+                *_memory(timeline),
+                *_pipelines(plan),
+                *_proof(plan, timeline),
+                *_predicted(plan, timeline),
+            ]
     except PipeplanError as error:
         return list(error.problems)
     return list(first_problems(problems))
@@ -111,6 +119,17 @@ def _memory(timeline: Timeline) -> Iterator[str]:
                 f"(memory_gib {kind.memory_gib:g} less reserved_gib {kind.reserved_gib:g}); "
                 "give it fewer layers or fewer microbatches in flight"
             )
+
+
+def _pipelines(plan: Plan) -> Iterator[str]:
+    """Strategies between pipelines need some."""
+    if plan.sync.strategy in TOGETHER:
+        return
+    try:
+        lanes_of(plan)
+    except PipeplanError as error:
+        for problem in error.problems:
+            yield f"sync.strategy: {plan.sync.strategy!r} needs pipelines, but {problem}"
 
 
 def _proof(plan: Plan, timeline: Timeline) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,11 +22,13 @@ from executor.exchange.groups import Groups
 from executor.exchange.neighbours import Neighbours
 from executor.exchange.tensor_calls import TensorServer
 from executor.exchange.weights import Weights
-from executor.faults import Faults, parse_faults
+from executor.faults import Fault, Faults, parse_faults
 from executor.feed import Feed
 from executor.learning_rate import Factor
+from executor.limits import DEFAULT_GROUP_TIMEOUT_S, require_timeout
 from executor.metrics import StepMetrics
 from executor.pipelines.checkpoints import PipelineCheckpoints
+from executor.pipelines.lines import begin_line, end_lines, missed_lines
 from executor.pipelines.member import Member
 from executor.pipelines.seat import Seat, new_nonce, own_address, seat_of
 from executor.pipelines.trace import save_trace
@@ -40,7 +43,7 @@ from planner.artifacts.document import require_file_path
 from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
 from planner.lane_plan import lane_plan
-from planner.sync.lanes import lanes_of
+from planner.sync.lanes import IN_STEP, lanes_of
 from planner.sync.strategies import options_of
 from planner.verifier import require_valid
 
@@ -70,7 +73,10 @@ class PipelineRun:
         self.lanes = lanes_of(plan)
         self.seat: Seat = seat_of(plan, self.lanes, run.pipeline, run.coordinator)
         self.options = options_of(plan.sync)
-        self.faults = Faults(parse_faults(run.inject), self.seat.pipeline)
+        if run.group_timeout_s is not None:
+            require_timeout(run.group_timeout_s, "group_timeout_s")
+        self.injected = parse_faults(run.inject, len(self.lanes))
+        self.faults = Faults(self.injected, self.seat.pipeline)
         if run.sync_trace is not None:
             require_file_path(run.sync_trace)
         checkpoint = None if run.resume is None else Checkpoint.open(run.resume)
@@ -104,17 +110,39 @@ class PipelineRun:
         Returns:
             The metrics of this pipeline's steps.
         """
-        run = self.run_
-        with process_group(self.device, run.timeout_s, run.backend, self.seat.part):
+        run, seat = self.run_, self.seat
+        tells = report is not None and seat.place.rank == 0
+        with process_group(self.device, run.timeout_s, run.backend, seat.part):
             trainer = self._trainer()
             with self._coordinator(), self._client() as client:
                 self._require_same_work(client)
+                if tells and (seat.hosts_coordinator or seat.part is None):
+                    print(begin_line(self.work, seat.pipeline, self._share_size), flush=True)
+                begun_s = time.monotonic()
                 history = self._take_part(trainer, client, report)
                 found: dict[str, Any] = json.loads(client.store.get(REPORT))
+                took_s = time.monotonic() - begun_s
+                missed = self._missed_faults(client)
                 client.store.add(ENDED, 1)
-            if self.seat.hosts_coordinator and report is not None:
+            if tells and seat.hosts_coordinator:
                 print(*report_lines(found), sep="\n", flush=True)
+            if tells and (seat.hosts_coordinator or seat.part is None):
+                for line in (*missed_lines(missed), *end_lines(found, seat, history, took_s)):
+                    print(line, flush=True)
         return history
+
+    @property
+    def _share_size(self) -> int:
+        return len(self.lanes[self.seat.pipeline].microbatches)
+
+    def _missed_faults(self, client: Client) -> list[Fault]:
+        """Those that never happened, of all that this process is to tell of."""
+        mine = None if self.seat.hosts_coordinator else self.seat.pipeline
+        return [
+            fault
+            for fault in self.injected
+            if mine in (None, fault.pipeline) and not client.store.check([_fault_key(fault)])
+        ]
 
     def _take_part(
         self, trainer: Trainer, client: Client, report: Report | None
@@ -201,13 +229,15 @@ class PipelineRun:
             client.close()
 
     def _member(self, trainer: Trainer, client: Client) -> Member:
-        timeout_s = self.run_.group_timeout_s
+        given_s = self.run_.group_timeout_s
+        timeout_s = DEFAULT_GROUP_TIMEOUT_S if given_s is None else given_s
         host = own_address(self.seat.meeting)
         store = self.seat.meeting.connect()
         groups = Groups(store, client.pipeline, client.place, host, timeout_s)
         weights = Weights(trainer.optimisation, self.saved.buffers)
         server = TensorServer(host)
         neighbours = Neighbours(client, groups, server, trainer.optimisation, weights, timeout_s)
+        self.faults.tell = lambda fault: store.set(_fault_key(fault), "1")
         between = between_of(self.options, neighbours, self.config.seed)
         return Member(trainer, neighbours, between, client, self.faults)
 
@@ -236,6 +266,11 @@ class PipelineRun:
         )
 
 
+def _fault_key(fault: Fault) -> str:
+    """Where the store says that a fault has happened: who died of it cannot."""
+    return f"fault {fault.word}"
+
+
 def _is_first(seat: Seat) -> bool:
     return seat.pipeline == 0 and seat.place.rank == 0
 
@@ -244,5 +279,5 @@ def _require_known(config: TrainingConfig) -> None:
     if config.timeline is not None:
         raise PipeplanError(
             "timeline: pipelines that run side by side have no common iteration to draw; leave it "
-            "out, or use one of all_reduce, fused, decoupled, cross_iteration"
+            f"out, or use {IN_STEP}"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ import typer
 from planner.cli.models import problem_of
 from planner.cli.options import JobOption, JsonOption, ModelArgument, SetOption
 from planner.cli.output import print_json, show_plan, user_errors
-from planner.cli.sync import require_sync, with_sync
+from planner.cli.sync import needs_pipelines, require_sync, with_sync
 from planner.errors import PipeplanError
 from planner.solver_settings import DEFAULT_WORKERS
 from planner.units import format_seconds, plural
@@ -71,7 +72,7 @@ def plan(
             "--sync",
             metavar="NAME[:OPTION=VALUE,…]",
             help="how replicas agree, all_reduce unless given; choose: what suits the plan's "
-            "pipelines, by simulation",
+            "pipelines, by simulation; one between pipelines makes a plan of pipelines",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -80,17 +81,24 @@ def plan(
     with user_errors():
         from planner.artifacts.document import require_file_path
         from planner.artifacts.plan import Plan
+        from planner.side_by_side import solve_side_by_side
         from planner.solver import check_settings, solve
 
         # What can be wrong is found before the model is traced, which may take a while.
         check_settings(time_limit, gap, seed, workers)
         require_file_path(output)
         require_sync(sync)
+        if robust and needs_pipelines(sync):
+            raise PipeplanError(
+                f"robust: it compares plans whose pipelines run in step, which {sync} does not; "
+                "leave --robust out"
+            )
         _keep_inputs(output, [Path(model), cluster, *(path for path in (job, costs) if path)])
         warm_starts = [Plan.load(path) for path in warm_start or ()]
         problem = problem_of(model, cluster, job, set_, costs)
         _tell_unusable(problem, dict(zip(warm_start or (), warm_starts, strict=True)))
-        result = solve(
+        search = solve_side_by_side if needs_pipelines(sync) else partial(solve, robust=robust)
+        result = search(
             problem,
             time_limit_s=time_limit,
             gap_limit=gap,
@@ -99,7 +107,6 @@ def plan(
             deterministic=deterministic,
             progress=_progress_table(quiet=as_json),
             warm_starts=warm_starts,
-            robust=robust,
         )
         plan, reason = with_sync(result.plan, sync)
         result = replace(result, plan=plan)
@@ -155,6 +162,11 @@ def _report_result(result: Result, output: Path, as_json: bool) -> None:
     typer.echo(f"the bound holds for {result.plan.provenance.bound_covers}")
     if result.robustness is not None and not result.robustness.is_fastest:
         typer.echo("the gap counts from the plan's own time; a faster plan is known, less robust")
+    elif needs_pipelines(result.plan.sync.strategy):
+        typer.echo(
+            "the time is that of pipelines in step, the bound one on plans of any form: the gap "
+            "also holds what it costs to have pipelines"
+        )
     elif result.status != "optimal" and result.gap is not None:
         typer.echo("the gap is what is not proved: a better plan may exist, none is known")
     typer.echo(f"wrote {output}")

@@ -132,6 +132,13 @@ def require_sync(name: str | None) -> None:
         parse_sync(str(name))
 
 
+def needs_pipelines(name: str | None) -> bool:
+    """Whether a strategy runs only plans that consist of pipelines."""
+    from planner.sync.strategies import TOGETHER, parse_sync
+
+    return name not in (None, CHOOSE) and parse_sync(str(name)).strategy not in TOGETHER
+
+
 def with_sync(plan: Plan, name: str | None) -> tuple[Plan, str]:
     """A plan with a strategy, and why it was chosen if it was, or not taken.
 
@@ -194,13 +201,14 @@ def _require_writable(plan: Plan, request: SyncRequest, output: Path) -> None:
 
 def _show(plan: Plan, request: SyncRequest, *, as_json: bool) -> Sync | None:
     """Print the results; the one strategy that was asked for or chosen, if there is one."""
+    # A word that is no strategy is told before what is in the way of all of them.
+    syncs = () if request.names == (CHOOSE,) else _strategies(request.names)
     scenario = _scenario(plan, request)
     if request.names == (CHOOSE,):
         return _show_choice(scenario, request, as_json=as_json)
     from planner.report.sync import sync_data
     from planner.sync.simulation.comparison import compare_syncs
 
-    syncs = _strategies(request.names)
     with _progress() as progress:
         found = compare_syncs(
             scenario,

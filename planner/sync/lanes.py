@@ -8,6 +8,14 @@ from dataclasses import dataclass
 from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
 from planner.simulator import owners
+from planner.sync.strategies import TOGETHER
+
+IN_STEP = f"one of {', '.join(TOGETHER)}"
+"""The strategies that run any plan, as a message offers them."""
+PLAN_ANEW = (
+    "plan with `pipeplan plan … --sync semi_decentralized`, which makes pipelines whose "
+    "microbatches stay together"
+)
 
 
 @dataclass(frozen=True)
@@ -25,8 +33,13 @@ class Lane:
     microbatches: tuple[int, ...]
 
 
-def lanes_of(plan: Plan) -> tuple[Lane, ...]:
+def lanes_of(plan: Plan, *, otherwise: str = f"use {IN_STEP}") -> tuple[Lane, ...]:
     """The pipelines of a plan.
+
+    Args:
+        plan: whose replicas may form them.
+        otherwise: what else a plan without them could be used for, as the message offers it; empty
+            where nothing is to be offered.
 
     Raises:
         PipeplanError: if the replicas do not form pipelines that hold the same stages and keep
@@ -37,7 +50,8 @@ def lanes_of(plan: Plan) -> tuple[Lane, ...]:
     for microbatch in range(plan.microbatches):
         way = tuple(owner[stage.index, microbatch] for stage in plan.stages)
         groups.setdefault(way, []).append(microbatch)
-    problems = list(_problems(plan, groups))
+    remedy = PLAN_ANEW + (f", or {otherwise}" if otherwise else "")
+    problems = list(_problems(plan, groups, remedy))
     if problems:
         raise PipeplanError(problems)
     ranked = sorted(groups.items(), key=lambda item: min(map(plan.ranks.index, item[0])))
@@ -64,11 +78,7 @@ def pipelines_per_node(lanes: Sequence[Lane]) -> int:
     return sum(node_of(lane.devices[0]) == first for lane in lanes)
 
 
-def _problems(plan: Plan, groups: dict[tuple[str, ...], list[int]]) -> Iterator[str]:
-    remedy = (
-        "plan with as many replicas of every stage, whose microbatches stay together, or use one "
-        "of all_reduce, fused, decoupled, cross_iteration"
-    )
+def _problems(plan: Plan, groups: dict[tuple[str, ...], list[int]], remedy: str) -> Iterator[str]:
     counts = {len(stage.devices) for stage in plan.stages}
     if len(counts) > 1:
         rows = ", ".join(f"{stage.index}: {len(stage.devices)}" for stage in plan.stages)
@@ -92,8 +102,8 @@ def _problems(plan: Plan, groups: dict[tuple[str, ...], list[int]]) -> Iterator[
     if len(shares) > 1:
         yield (
             f"orders: pipelines run different numbers of microbatches ({shares[0]} to "
-            f"{shares[-1]}); give each as many, since faster ones take more shares of the data "
-            "by themselves, or use one of all_reduce, fused, decoupled, cross_iteration"
+            f"{shares[-1]}), but each needs as many: faster ones take more shares of the data by "
+            f"themselves; {remedy}"
         )
         return
     shapes = {_shape(way) for way in ways}

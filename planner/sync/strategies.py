@@ -242,6 +242,15 @@ _JSON = {"none": "null", "true": "true", "false": "false"}
 """Words in any case."""
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", type(None): "none"}
 
+_OF_COMMANDS = {
+    "all": "`pipeplan simulate PLAN --sync all`, which compares strategies",
+    "choose": (
+        "`pipeplan plan … --sync choose` and `pipeplan simulate PLAN --sync choose -o PLAN`, which "
+        "write a strategy into the plan"
+    ),
+}
+"""Words in the place of a strategy, and where they belong."""
+
 
 def options_of(sync: Sync, source: str = "sync") -> Options:
     """The checked options of a strategy.
@@ -331,6 +340,11 @@ def parse_sync(text: str) -> Sync:
         PipeplanError: naming what cannot be read, an unknown strategy or every wrong option.
     """
     name, colon, rest = text.partition(":")
+    if name.strip() in _OF_COMMANDS:
+        raise PipeplanError(
+            f"sync: {name.strip()!r} is of {_OF_COMMANDS[name.strip()]}; give a strategy here, one "
+            f"of {', '.join(OPTIONS)}"
+        )
     given: dict[str, JsonValue] = {}
     for part in rest.split(",") if colon else ():
         option, equals, value = (word.strip() for word in part.partition("="))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from builders import GIGA, cluster, graph, layer, link, orders, parameter, pipeline
-from commands import pipeplan
+from commands import CLUSTERS, pipeplan
 from rich.console import Console
 
 from executor.run import Run, sync_of
@@ -15,6 +15,7 @@ from planner.assemble import plan_by_hand
 from planner.cli.sync import with_sync
 from planner.errors import PipeplanError
 from planner.report.sync import COLUMNS, _row, sync_table
+from planner.sync.lanes import lanes_of
 from planner.sync.simulation.comparison import compare_syncs
 from planner.sync.simulation.planned import from_plan
 from planner.sync.simulation.run import Scenario, trace_sync
@@ -177,3 +178,43 @@ def test_a_plan_without_pipelines_says_so(plan_path: Path) -> None:
     result = pipeplan("simulate", plan_path, "--sync", "choose")
     assert result.exit_code == 1
     assert "one pipeline has nobody to synchronise with" in result.stderr
+
+
+def test_a_word_that_is_no_strategy_is_told_before_the_lack_of_pipelines(tmp_path: Path) -> None:
+    placed = pipeline(
+        graph([layer("a"), layer("b")]),
+        cluster(["x", "y", "z"], [link(name, "hub") for name in "xyz"], ["hub"]),
+        [(["a"], ["x", "y"]), (["b"], ["z"])],
+    )
+    uneven = plan_by_hand(placed, orders(x="0F0 0B0", y="0F1 0B1", z="1F0 1B0 1F1 1B1"))
+    uneven.save(tmp_path / "plan.json")
+    said = pipeplan("simulate", tmp_path / "plan.json", "--sync", "nope").output
+    assert "sync.strategy: 'nope' is not known" in said
+    said = pipeplan("simulate", tmp_path / "plan.json", "--sync", "all_reduce").output
+    assert "--sync semi_decentralized" in " ".join(said.split())
+
+
+def test_plan_makes_pipelines_for_a_strategy_between_them(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    job = tmp_path / "job.toml"
+    job.write_text('format = "pipeplan-job/1"\nmicrobatches = 4\n')
+    asked = ("plan", "models.gpt:gpt_tiny", "--cluster", CLUSTERS / "irregular.toml", "--job", job)
+    made = pipeplan(*asked, "--sync", "ad_psgd", "--time-limit", 2, "-o", path)
+    assert made.exit_code == 0, made.output
+    assert "the bound one on plans of any form" in made.output
+    assert Plan.load(path).sync.strategy == "ad_psgd"
+    assert len(lanes_of(Plan.load(path))) > 1
+    assert pipeplan("verify", path).exit_code == 0
+
+
+def test_plan_says_what_is_in_the_way_of_pipelines_and_writes_nothing(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text('format = "pipeplan-job/1"\nmicrobatches = 4\nreplication = false\n')
+    asked = ("plan", "models.gpt:gpt_tiny", "--cluster", CLUSTERS / "irregular.toml", "--job", job)
+    made = pipeplan(*asked, "--sync", "ad_psgd", "-o", tmp_path / "plan.json")
+    assert made.exit_code == 1
+    assert "job.replication: it is false" in made.output
+    assert not (tmp_path / "plan.json").exists()
+    robust = pipeplan(*asked, "--sync", "ad_psgd", "--robust", "-o", tmp_path / "plan.json")
+    assert robust.exit_code == 1
+    assert "robust: " in robust.output

@@ -211,6 +211,7 @@ def test_a_factory_that_does_not_exist_is_refused(run: Run) -> None:
         (("--steps", "0"), "argument --steps: 0 is not a positive number"),
         (("--steps", "x"), "argument --steps: 'x' is not a whole number"),
         (("--timeout", "-1"), "argument --timeout: '-1' is not from 1 to 1e6 seconds"),
+        (("--group-timeout", "-5"), "argument --group-timeout: '-5' is not from 1 to 1e6 seconds"),
     ],
 )
 def test_a_number_that_cannot_be_is_wrong_usage(
@@ -219,7 +220,8 @@ def test_a_number_that_cannot_be_is_wrong_usage(
     with pytest.raises(SystemExit) as exit_:
         run(plan_of(), *words)
     assert exit_.value.code == 2
-    assert message in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"error: {message}; `python -m executor --help` says what there is"
 
 
 # --- refused once the model is there: it takes a process group, here of one rank ----------------

@@ -92,3 +92,23 @@ def test_a_coordinator_of_other_work_is_refused_by_the_field(
     (problem,) = caught.value.problems
     assert problem.startswith(f"coordinator at {address}: it has {field} {value}, here it is ")
     assert problem.endswith("start all with the same plan, --steps, --sync and --resume")
+
+
+OF_PIPELINES = {
+    "fail_at(2,5)": "inject: 'fail_at(2,5)': there is no pipeline 2; the plan has pipelines 0 to 1",
+    "fail_at(1,0)": "inject: 'fail_at(1,0)': STEP is 0, expected 1 or more",
+}
+
+
+@pytest.mark.parametrize("inject", OF_PIPELINES)
+def test_faults_that_cannot_happen_are_refused_before_any_group(
+    monkeypatch: pytest.MonkeyPatch, inject: str
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    plan = plan_of(1).model_copy(update={"sync": parse_sync("semi_decentralized")})
+    with pytest.raises(PipeplanError) as raised:
+        PipelineRun(plan, TrainingConfig(), Run(inject=inject, device="cpu"))
+    assert str(raised.value).startswith(OF_PIPELINES[inject])

@@ -33,6 +33,38 @@ REFUSED = {
 }
 
 
+IN_STEP = {
+    "inject": (Run(inject="fail_at(1,2)"), r"--inject fail_at\(1,2\): it has no effect with"),
+    "group_timeout_s": (Run(group_timeout_s=5), r"--group-timeout 5: it has no effect with"),
+    "pipeline": (
+        Run(pipeline=0, coordinator="node1:29600"),
+        r"--pipeline 0 --coordinator node1:29600: all_reduce runs all pipelines in step, as one "
+        r"job that needs no coordinator; leave it out and start torchrun --nproc-per-node 2 ",
+    ),
+    "coordinator": (Run(coordinator="node1:29600"), r"^--coordinator node1:29600: all_reduce"),
+}
+
+
+@pytest.mark.parametrize("field", IN_STEP)
+def test_options_of_pipelines_side_by_side_are_refused_in_step(plan: Plan, field: str) -> None:
+    run, message = IN_STEP[field]
+    with pytest.raises(PipeplanError, match=message):
+        run_training(plan, TrainingConfig(), run)
+    with pytest.raises(PipeplanError, match=message):
+        run_emulation(plan, 1, run)
+
+
+def test_emulated_ranks_run_in_step_and_the_message_says_what_else_there_is(plan: Plan) -> None:
+    with pytest.raises(PipeplanError, match=r"--emulate with .*'ad_psgd'.*use --emulate-speed"):
+        run_emulation(plan, 1, Run(sync="ad_psgd"))
+
+
+@pytest.mark.parametrize("word", ["all", "choose"])
+def test_words_of_other_commands_are_told_where_they_belong(plan: Plan, word: str) -> None:
+    with pytest.raises(PipeplanError, match=f"sync: '{word}' is of `pipeplan "):
+        run_training(plan, TrainingConfig(), Run(sync=word))
+
+
 @pytest.mark.parametrize("text", REFUSED)
 def test_a_strategy_that_cannot_be_is_refused(plan: Plan, text: str) -> None:
     with pytest.raises(PipeplanError, match=REFUSED[text]):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from builders import boundary, graph, layer, orders, pipeline, star
 
-from planner.artifacts.plan import Plan
+from planner.artifacts.plan import Plan, Sync
 from planner.assemble import plan_by_hand
 from planner.cli.sync import require_sync, with_sync
 from planner.errors import PipeplanError
 from planner.lane_plan import lane_plan
 from planner.sync.lanes import lanes_of
+from planner.sync.simulation.planned import from_plan
 from planner.verifier import verify
 
 GRAPH = graph([layer("a"), layer("b")], [boundary("a", "b")])
@@ -104,3 +105,38 @@ def test_a_strategy_is_chosen_for_the_pipelines_of_a_plan() -> None:
 def test_a_strategy_that_is_none_is_refused_before_any_work() -> None:
     with pytest.raises(PipeplanError, match=r"sync.strategy: 'al_reduce' is not known"):
         require_sync("al_reduce")
+
+
+UNEVEN = {
+    "d0": "0F0 0F2 0B0 0B2",
+    "d1": "0F1 0F3 0B1 0B3",
+    "d2": "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3",
+}
+
+
+def test_the_message_offers_a_command_that_exists_and_the_strategies_in_step() -> None:
+    uneven = plan([(["a"], ["d0", "d1"]), (["b"], ["d2"])], **UNEVEN)
+    said = refused(uneven)
+    assert "plan with `pipeplan plan … --sync semi_decentralized`" in said
+    assert said.endswith("or use one of all_reduce, fused, decoupled, cross_iteration")
+
+
+def test_a_simulation_of_pipelines_does_not_offer_the_strategy_it_was_asked_for() -> None:
+    uneven = plan([(["a"], ["d0", "d1"]), (["b"], ["d2"])], **UNEVEN)
+    with pytest.raises(PipeplanError) as raised:
+        from_plan(uneven)
+    assert "--sync semi_decentralized" in str(raised.value)
+    assert "all_reduce" not in str(raised.value)
+
+
+def test_a_plan_whose_strategy_needs_pipelines_holds_only_if_it_has_some() -> None:
+    sync = Sync(strategy="semi_decentralized")
+    assert verify(side_by_side().model_copy(update={"sync": sync})) == []
+    uneven = plan([(["a"], ["d0", "d1"]), (["b"], ["d2"])], **UNEVEN)
+    (problem,) = verify(uneven.model_copy(update={"sync": sync}))
+    assert problem.startswith("sync.strategy: 'semi_decentralized' needs pipelines, but stages: ")
+
+
+def test_all_strategies_at_once_are_no_plan() -> None:
+    with pytest.raises(PipeplanError, match="pipeplan simulate PLAN --sync all"):
+        require_sync("all")

@@ -29,7 +29,8 @@ def from_plan(plan: Plan, workers: int | None = None) -> World:
     Raises:
         PipeplanError: if the replicas form no pipelines, or no link joins devices.
     """
-    lanes, timeline = lanes_of(plan), simulate_plan(plan)
+    # Whatever strategy is simulated, it is pipelines that it is simulated of.
+    lanes, timeline = lanes_of(plan, otherwise=""), simulate_plan(plan)
     places = _places(plan, lanes[0], timeline)
     within, between = _links(plan, lanes)
     first = World(
