@@ -111,6 +111,16 @@ class Coordinator:
         return self._last is not None
 
     @property
+    def is_stranded(self) -> bool:
+        """Whether work is left, and nobody who has the weights: for good, as none is given them."""
+        return (
+            self._has_begun
+            and self.ledger.remaining > 0
+            # Who was welcomed may have copied them, and ask for its first share next.
+            and not any(p.is_there or (0, "welcome") in p.told for p in self._pipelines)
+        )
+
+    @property
     def deadline_s(self) -> float | None:
         """When it wants to be told that it is late."""
         return None if self.scheduler is None else self.scheduler.deadline_s

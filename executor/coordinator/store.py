@@ -145,3 +145,12 @@ def beats_of(pipeline: int, place: int, nonce: str) -> str:
 def address_of(pipeline: int, place: int, life: int) -> str:
     """The key of where a rank serves tensors."""
     return f"address/{pipeline}.{place}.{life}"
+
+
+def store_is_gone(where: str) -> str:
+    """What whoever used the store is told."""
+    return (
+        f"coordinator: the store at {where} is gone: the process that holds it, python -m "
+        "executor.coordinator or torchrun, has ended; start it again, and all pipelines with "
+        "--resume FOLDER of the last checkpoint"
+    )
