@@ -116,8 +116,8 @@ def _stranded(report: Mapping[str, Any], options: _Options) -> str:
     log = "" if options.log is None else ", another --log file"
     return (
         f"error: all pipelines ({pipelines}) are lost with {report['committed']} of "
-        f"{report['total']} shares done, and nobody has the weights; start a new coordinator{log} "
-        "and all pipelines with --resume FOLDER, that of their last checkpoint"
+        f"{report['total']} shares done, and nobody has the weights; start a new coordinator{log}, "
+        "and all pipelines, with --resume FOLDER, that of their last checkpoint"
     )
 
 

@@ -196,7 +196,10 @@ class Coordinator:
             yield from self._tell_all(number, body)
             return
         if not donors:
-            why = "no pipeline is left that has the weights; resume from a checkpoint"
+            why = (
+                "no pipeline is left that has the weights; resume from a checkpoint: a new "
+                "coordinator, and all pipelines, with --resume FOLDER"
+            )
             yield from self._tell_all(number, {"kind": "refused", "why": why})
             return
         donor = max(donors, key=lambda n: (self._pipelines[n].next_step, -n))

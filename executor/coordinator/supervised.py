@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -121,7 +122,9 @@ class SupervisedCoordinator:
             self._folder.cleanup()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self._command, stdin=subprocess.PIPE)
+        # It tells in its own words what torch would warn of in C++ frames.
+        quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
+        return subprocess.Popen(self._command, stdin=subprocess.PIPE, env=quiet)
 
     def _run(self) -> None:
         # Where another process holds the store and has ended, nothing is left to keep.
