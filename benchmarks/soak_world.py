@@ -19,6 +19,8 @@ from benchmarks.soak_processes import ROOT, End, Forks, Job, coordinator_child
 from benchmarks.soak_torchrun import TorchrunJob
 
 GROUP_TIMEOUT_S = 2.0
+SILENT_S = 1.0
+"""As the bar of detection has it."""
 _CALM_S = (0.2, 1.2)
 _STOP_S = (0.2, 3.5)
 _HANG_S = 90.0
@@ -158,6 +160,8 @@ class World:
                 *shared,
                 "--log",
                 str(self.run_.log),
+                "--silent",
+                str(SILENT_S),
             ],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},

@@ -46,6 +46,10 @@ def main() -> int:
 
 
 def _run(options: Options, rank: int) -> None:
+    if options.coordinator is not None:
+        # Connections to others that are gone are no news here, and torch, which reads this as it is
+        # imported, tells each in 20 lines of C++ frames.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from executor.run import sync_of
     from executor.step_report import StepReport
     from executor.training import run_emulation, run_training

@@ -7,11 +7,14 @@ Each pipeline is then a torchrun job of its own, so that one that dies ends no o
 from __future__ import annotations
 
 import argparse
+import errno
 import json
+import shlex
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,17 +24,29 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from executor.checkpoint import Checkpoint
 from executor.config import TrainingConfig
-from executor.coordinator.store import ABOUT, ENDED, REPORT, Meeting
+from executor.coordinator.log import Log
+from executor.coordinator.report import report_lines
+from executor.coordinator.store import ABOUT, DONE, ENDED, REPORT, STRANDED, Meeting
 from executor.coordinator.supervised import SupervisedCoordinator, Work, work_of
+from executor.limits import DEFAULT_SILENT_S, require_silent
 from executor.run import Run, sync_of
+from planner.artifacts.document import require_file_path
 from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
+from planner.report.run_command import leave_words
 from planner.sync.strategies import TOGETHER
 from planner.verifier import require_valid
 
-SILENT_S = 1.0
 _POLL_S = 0.2
 _LAST_WAIT_S = 30.0
+_STRANDED_WAIT_S = 5.0
+"""For pipelines that are on their way back, to be refused with the reason."""
+_REMEDIES = {
+    errno.EADDRINUSE: "is taken by another process; name another port, or end that process",
+    errno.EADDRNOTAVAIL: "is no address of this machine; name one that it has, as `ip address` "
+    "lists them",
+    errno.EACCES: "may not be listened at; name a port from 1024 on",
+}
 
 
 @dataclass(frozen=True)
@@ -50,20 +65,64 @@ def main() -> int:
     """Serve until all shares are done; returns the exit status."""
     try:
         options = _options()
-        work = _work(options)
-        meeting = Meeting.parse(options.listen)
-        with _listening(meeting), _supervised(work, meeting, options):
-            _tell_how_to_start(options, work)
-            store = meeting.connect()
-            _print_report(_report(store))
-            _wait_for_all(store, work)
+        return _serve(options)
     except PipeplanError as error:
         for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
+            _tell(f"error: {problem}")
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _serve(options: _Options) -> int:
+    require_silent(options.silent_s)
+    meeting = Meeting.parse(options.listen, field="--listen")
+    plan = Plan.load(options.plan)
+    work = _work(options, plan)
+    if options.log is not None:
+        _require_log(options.log)
+    with _listening(meeting), _supervised(work, meeting, options) as failures:
+        store = meeting.connect()
+        _tell_how_to_start(options, plan, work)
+        try:
+            return _until_the_end(store, work, failures, options)
+        except KeyboardInterrupt:
+            done = store.add(DONE, 0)
+            _tell(
+                f"interrupted: {done} of {work.shares} shares are done; the pipelines end too, as "
+                "they cannot go on without this process"
+            )
+            return 130
+
+
+def _until_the_end(store: Store, work: Work, failures: Sequence[str], options: _Options) -> int:
+    """Wait for it, and say what became of the work."""
+    while not store.check([REPORT]):
+        if failures:
+            raise PipeplanError(failures)
+        if store.check([STRANDED]):
+            _tell(_stranded(json.loads(store.get(STRANDED)), options))
+            time.sleep(_STRANDED_WAIT_S)
+            return 1
+        time.sleep(_POLL_S)
+    for line in report_lines(json.loads(store.get(REPORT))):
+        print(line, flush=True)
+    _wait_for_all(store, work)
     return 0
+
+
+def _stranded(report: Mapping[str, Any], options: _Options) -> str:
+    pipelines = ", ".join(map(str, range(len(report["lives"]))))
+    log = "" if options.log is None else ", another --log file"
+    return (
+        f"error: all pipelines ({pipelines}) are lost with {report['committed']} of "
+        f"{report['total']} shares done, and nobody has the weights; start a new coordinator{log}, "
+        "and all pipelines, with --resume FOLDER, that of their last checkpoint"
+    )
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _options() -> _Options:
@@ -78,17 +137,19 @@ def _options() -> _Options:
         "--silent",
         dest="silent_s",
         type=float,
-        default=SILENT_S,
+        default=DEFAULT_SILENT_S,
         metavar="SECONDS",
-        help="a pipeline that gives no sign of life for so long is lost (default 1)",
+        help="a pipeline that gives no sign of life for so long is lost (default "
+        f"{DEFAULT_SILENT_S:g})",
     )
     parser.add_argument("--log", type=Path, metavar="FILE", help="keep all messages there")
     return _Options(**vars(parser.parse_args()))
 
 
-def _work(options: _Options) -> Work:
-    plan = Plan.load(options.plan)
+def _work(options: _Options, plan: Plan) -> Work:
     require_valid(plan)
+    if options.steps is not None and options.steps < 1:
+        raise PipeplanError(f"--steps: {options.steps}; give 1 or more iterations in all")
     config = TrainingConfig.load(options.config) if options.config else TrainingConfig()
     sync = sync_of(plan, Run(sync=options.sync))
     if sync.strategy in TOGETHER:
@@ -101,11 +162,26 @@ def _work(options: _Options) -> Work:
     return work_of(plan, steps - before, sync)
 
 
+def _require_log(path: Path) -> None:
+    """Refuse a log before anything is started: the process that writes it would end at once."""
+    try:
+        require_file_path(path)
+        path.open("ab").close()
+        deque(Log(path).new_messages(), maxlen=0)
+    except OSError as error:
+        raise PipeplanError(
+            f"--log: {path}: cannot be written: {error.strerror}; name another file"
+        ) from None
+    except PipeplanError as error:
+        raise PipeplanError(f"--log: {problem}" for problem in error.problems) from None
+
+
 @contextmanager
 def _listening(meeting: Meeting) -> Iterator[None]:
     """A store at this one address; torch's own would listen at all of the machine."""
     try:
-        listener = socket.create_server((meeting.host, meeting.port))
+        family = socket.AF_INET6 if ":" in meeting.host else socket.AF_INET
+        listener = socket.create_server((meeting.host, meeting.port), family=family)
         store = TCPStore(
             meeting.host,
             meeting.port,
@@ -113,44 +189,52 @@ def _listening(meeting: Meeting) -> Iterator[None]:
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
+    except socket.gaierror:
+        raise PipeplanError(
+            f"--listen: {meeting}: no machine is known as {meeting.host!r}; name an address of "
+            "this one"
+        ) from None
     except (RuntimeError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise PipeplanError(f"--listen: {meeting} cannot be used ({reason})") from None
+        reason = f"cannot be used ({str(error).splitlines()[0]}); name another address"
+        remedy = _REMEDIES.get(getattr(error, "errno", None) or 0, reason)
+        raise PipeplanError(f"--listen: {meeting} {remedy}") from None
     yield
     del store
 
 
 @contextmanager
-def _supervised(work: Work, meeting: Meeting, options: _Options) -> Iterator[None]:
+def _supervised(work: Work, meeting: Meeting, options: _Options) -> Iterator[list[str]]:
+    """Keeps it running; yields why it does not any more, if so."""
     meeting.connect().set(ABOUT, json.dumps(work.facts()))
-    supervised = SupervisedCoordinator(work, meeting, options.silent_s, options.log, spare=True)
+    failures: list[str] = []
+    supervised = SupervisedCoordinator(
+        work, meeting, options.silent_s, failures.append, options.log, spare=True
+    )
     try:
-        yield
+        yield failures
     finally:
         supervised.close()
 
 
-def _tell_how_to_start(options: _Options, work: Work) -> None:
+def _tell_how_to_start(options: _Options, plan: Plan, work: Work) -> None:
     last = work.pipelines - 1
-    given = [f"--steps {options.steps}"] if options.steps is not None else []
-    given += [f"--config {options.config}"] if options.config else []
-    given += [f"--sync {options.sync}"] if options.sync else []
-    given += [f"--resume {options.resume}"] if options.resume else []
+    words = ["torchrun", "--nproc-per-node", str(work.places)]
+    words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--max-restarts", "3"]
+    words += ["-m", "executor", options.plan, *leave_words(plan)]
+    words += ["--pipeline", "I", "--coordinator", options.listen]
+    given = {
+        "--steps": options.steps,
+        "--config": options.config,
+        "--sync": options.sync,
+        "--resume": options.resume,
+    }
+    for option, value in given.items():
+        words += [] if value is None else [option, str(value)]
     print(
         f"{work.shares} shares for {work.pipelines} pipelines; start each, I from 0 to {last}:\n"
-        f"torchrun --nproc-per-node {work.places} --rdzv-backend c10d --rdzv-endpoint "
-        f"localhost:0 --max-restarts 3 -m executor {options.plan} --pipeline I --coordinator "
-        f"{options.listen} {' '.join(given)}",
+        f"{shlex.join(words)}",
         flush=True,
     )
-
-
-def _report(store: Store) -> dict[str, Any]:
-    """Once all shares are done."""
-    while not store.check([REPORT]):
-        time.sleep(_POLL_S)
-    report: dict[str, Any] = json.loads(store.get(REPORT))
-    return report
 
 
 def _wait_for_all(store: Store, work: Work) -> None:
@@ -159,13 +243,6 @@ def _wait_for_all(store: Store, work: Work) -> None:
     # Those who were lost may be on their way back, to be told that all is done.
     while store.add(ENDED, 0) < work.pipelines * work.places and time.monotonic() < until_s:
         time.sleep(_POLL_S)
-
-
-def _print_report(report: dict[str, Any]) -> None:
-    from executor.coordinator.report import report_lines
-
-    for line in report_lines(report):
-        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -13,33 +13,53 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
+
+from torch.distributed import DistError
 
 from executor.coordinator.coordinators import coordinator_for
 from executor.coordinator.log import Log
 from executor.coordinator.serve import Service
-from executor.coordinator.store import Meeting
+from executor.coordinator.store import Meeting, store_is_gone
 from executor.coordinator.supervised import Work
 from planner.artifacts.plan import Sync
+from planner.errors import PipeplanError
 
 _LOOK_S = 0.1
 
 
-def main() -> None:
-    """Serve until the parent ends this process, or is gone itself."""
+def main() -> int:
+    """Serve until the parent ends this process, or is gone itself; returns the exit status."""
     address, prefix, facts, silent_s, log = sys.argv[1:]
     # Ctrl-C is for the parent, which ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    data = json.loads(facts)
+    meeting = Meeting.parse(address, prefix)
+    try:
+        _serve(meeting, json.loads(facts), float(silent_s), Path(log))
+    except PipeplanError as error:
+        _tell("; ".join(error.problems))
+    except DistError:
+        _tell(store_is_gone(str(meeting)))
+    except OSError as error:
+        _tell(f"{log}: cannot be read or written ({error.strerror}); name another --log file")
+    return 1
+
+
+def _serve(meeting: Meeting, data: dict[str, Any], silent_s: float, log: Path) -> None:
     work = Work(**{**data, "sync": Sync.parse(data["sync"], "sync")})
     sizes = (work.pipelines, work.places, work.pipelines_per_node, work.shares)
     coordinator = coordinator_for(work.sync, *sizes)
-    meeting = Meeting.parse(address, prefix)
-    service = Service(coordinator, meeting, Log(Path(log)), float(silent_s))
+    service = Service(coordinator, meeting, Log(log), silent_s)
     while not select.select([sys.stdin], [], [], _LOOK_S)[0]:
         service.follow()
     if sys.stdin.readline():
         service.run()
+
+
+def _tell(problem: str) -> None:
+    # In one piece: the parent writes to the same place.
+    print(f"error: {problem}\n", end="", file=sys.stderr, flush=True)
 
 
 def _end_with_parent(parent: int) -> None:
@@ -49,4 +69,4 @@ def _end_with_parent(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -85,8 +85,8 @@ class Client:
         self.place = place
         self.nonce = nonce
         self.store = meeting.connect()
-        self._work = Line(self.store, answers_of(pipeline, place, nonce))
-        self._groups = Line(meeting.connect(), groups_of(pipeline, place, nonce))
+        self._work = Line(self.store, answers_of(pipeline, place, nonce), str(meeting))
+        self._groups = Line(meeting.connect(), groups_of(pipeline, place, nonce), str(meeting))
         self._over = threading.Event()
         threading.Thread(target=self._beat, name="pipeplan-beat", daemon=True).start()
 

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
 from executor.coordinator.messages import Ask, Hello, Take, read_answer, write_message
-from executor.coordinator.store import COORDINATOR_BEATS, REQUESTS
+from executor.coordinator.store import COORDINATOR_BEATS, REQUESTS, store_is_gone
 from planner.errors import PipeplanError
 
 ASK_AGAIN_S = 1.0
@@ -48,15 +48,17 @@ class Line:
     Args:
         store: a connection of its own.
         queue: of the answers.
+        where: the store is.
 
     Attributes:
         waits: the number of what is asked for, and since when; None: nothing is.
         last_again_s: when the thread was last told to ask again.
     """
 
-    def __init__(self, store: Store, queue: str) -> None:
+    def __init__(self, store: Store, queue: str, where: str) -> None:
         self.store = store
         self.queue = queue
+        self.where = where
         self.waits: tuple[int, float] | None = None
         self.last_again_s = 0.0
         self._number = 0
@@ -75,7 +77,14 @@ class Line:
         Raises:
             FencedError: if the others go on without this pipeline.
             NothingLeftError: if there is nothing to take part in.
+            PipeplanError: if the store is gone.
         """
+        try:
+            return self._asked(message, is_answer)
+        except DistError:
+            raise PipeplanError(store_is_gone(self.where)) from None
+
+    def _asked(self, message: Hello | Take | Ask, is_answer: IsAnswer) -> dict[str, Any]:
         can_do_without = message.kind == "ask"
         self._send(message)
         beats = self._coordinator_beats() if can_do_without else 0

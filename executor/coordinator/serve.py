@@ -11,8 +11,9 @@ import json
 import sys
 import threading
 import time
+from contextlib import suppress
 
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
 from executor.coordinator.log import Log
 from executor.coordinator.messages import (
@@ -29,9 +30,11 @@ from executor.coordinator.store import (
     AGAIN,
     BEAT_S,
     COORDINATOR_BEATS,
+    DONE,
     FENCED,
     REPORT,
     REQUESTS,
+    STRANDED,
     THERE,
     Meeting,
     beats_of,
@@ -65,6 +68,7 @@ class Service:
         self._deadline_s: float | None = None
         self._lives: _Lives = ()
         self._there = ""
+        self._done = -1
 
     def follow(self) -> None:
         """Take in what is new in the log, which another one may write."""
@@ -112,6 +116,12 @@ class Service:
         if there != self._there:
             self._there = there
             self._store.set(THERE, there)
+        done = self.coordinator.ledger.committed
+        if done != self._done:
+            self._done = done
+            self._store.set(DONE, str(done))
+        if self.coordinator.is_stranded:
+            self._store.set(STRANDED, json.dumps(self.coordinator.report()))
         if self.coordinator.is_over:
             self._store.set(REPORT, json.dumps(self.coordinator.report()))
 
@@ -126,6 +136,11 @@ class Service:
     # --- the other thread ----------------------------------------------------------------------
 
     def _keep_time(self) -> None:
+        # Where the store is gone, the other thread finds it out and says so.
+        with suppress(DistError):
+            self._tell_time()
+
+    def _tell_time(self) -> None:
         store = self._meeting.connect()
         silence = Silence(store, self.silent_s)
         told: float | None = None

@@ -111,6 +111,16 @@ class Coordinator:
         return self._last is not None
 
     @property
+    def is_stranded(self) -> bool:
+        """Whether work is left, and nobody who has the weights: for good, as none is given them."""
+        return (
+            self._has_begun
+            and self.ledger.remaining > 0
+            # Who was welcomed may have copied them, and ask for its first share next.
+            and not any(p.is_there or (0, "welcome") in p.told for p in self._pipelines)
+        )
+
+    @property
     def deadline_s(self) -> float | None:
         """When it wants to be told that it is late."""
         return None if self.scheduler is None else self.scheduler.deadline_s
@@ -186,7 +196,10 @@ class Coordinator:
             yield from self._tell_all(number, body)
             return
         if not donors:
-            why = "no pipeline is left that has the weights; resume from a checkpoint"
+            why = (
+                "no pipeline is left that has the weights; resume from a checkpoint: a new "
+                "coordinator, and all pipelines, with --resume FOLDER"
+            )
             yield from self._tell_all(number, {"kind": "refused", "why": why})
             return
         donor = max(donors, key=lambda n: (self._pipelines[n].next_step, -n))

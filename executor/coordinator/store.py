@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -11,6 +14,10 @@ from planner.errors import PipeplanError
 
 REQUESTS = "requests"
 REPORT = "report"
+STRANDED = "stranded"
+"""The report, once nobody is left who has the weights, and work is."""
+DONE = "done"
+"""How many shares are."""
 ABOUT = "about"
 ENDED = "ended"
 THERE = "there"
@@ -24,6 +31,11 @@ AGAIN = b'{"kind": "again", "number": null}'
 """To whoever waits for an answer: the coordinator that was asked is no more."""
 _FOREVER = timedelta(days=30)
 """Blocking calls end by an answer; torch logs a warning for each timeout."""
+_TRY_AGAIN_S = 0.2
+_LEAST_GREETING_S = 2.0
+"""For the store's own greeting, however late somebody has listened at last."""
+_listened: set[tuple[str, int]] = set()
+"""Where somebody did: torch's store looks up who connects, so this process tries it only once."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +52,23 @@ class Meeting:
     prefix: str = "pipeplan"
 
     @classmethod
-    def parse(cls, text: str, prefix: str = "pipeplan") -> Meeting:
+    def parse(cls, text: str, prefix: str = "pipeplan", *, field: str = "coordinator") -> Meeting:
         """Read ``HOST:PORT``.
+
+        Args:
+            text: to read.
+            prefix: of the keys.
+            field: that a refusal names.
 
         Raises:
             PipeplanError: if it is none.
         """
         host, colon, port = text.rpartition(":")
         if not colon or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-            raise PipeplanError(f"coordinator: {text!r} is not HOST:PORT, such as node1:29600")
+            raise PipeplanError(
+                f"{field}: {text!r} is not HOST:PORT, such as node1:29600, with a port from 1 to "
+                "65535"
+            )
         return cls(host, int(port), prefix)
 
     def __str__(self) -> str:
@@ -57,24 +77,64 @@ class Meeting:
     def connect(self, timeout_s: float = 10.0) -> Store:
         """A connection; each thread needs one of its own.
 
+        Args:
+            timeout_s: for somebody to listen there, who may be about to start, and to answer.
+
         Raises:
-            PipeplanError: if nobody listens there.
+            PipeplanError: if nobody does.
         """
-        try:
-            store = TCPStore(
-                self.host,
-                self.port,
-                is_master=False,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=timeout_s),
-            )
-        except (RuntimeError, ConnectionError) as error:
-            raise PipeplanError(
-                f"coordinator: nobody answers at {self} ({str(error).splitlines()[0]}); start it "
-                "first, with python -m executor.coordinator PLAN --listen HOST:PORT"
-            ) from None
+        until_s = time.monotonic() + timeout_s
+        self._await_listener(until_s)
+        store = self._greeted(max(_LEAST_GREETING_S, until_s - time.monotonic()))
         store.set_timeout(_FOREVER)
         return PrefixStore(self.prefix, store)
+
+    def _await_listener(self, until_s: float) -> None:
+        """Torch's store would wait as well, and log its C++ frames for each time it fails."""
+        while (self.host, self.port) not in _listened:
+            try:
+                left_s = max(_TRY_AGAIN_S, until_s - time.monotonic())
+                socket.create_connection((self.host, self.port), left_s).close()
+            except OSError as error:
+                if time.monotonic() + _TRY_AGAIN_S > until_s:
+                    raise PipeplanError(
+                        f"coordinator: nobody answers at {self} ({error.strerror or error}); start "
+                        "it first, with python -m executor.coordinator PLAN --listen HOST:PORT"
+                    ) from None
+                time.sleep(_TRY_AGAIN_S)
+            else:
+                _listened.add((self.host, self.port))
+
+    def _greeted(self, timeout_s: float) -> TCPStore:
+        """On a thread: torch waits for ever for the answer of who listens and says nothing."""
+        found: list[TCPStore | str] = []
+
+        def greet() -> None:
+            try:
+                store = TCPStore(
+                    self.host,
+                    self.port,
+                    is_master=False,
+                    wait_for_workers=False,
+                    timeout=timedelta(seconds=timeout_s),
+                )
+            except (RuntimeError, ConnectionError) as error:
+                found.append(str(error).splitlines()[0])
+            else:
+                found.append(store)
+
+        thread = threading.Thread(target=greet, name="pipeplan-greeting", daemon=True)
+        thread.start()
+        thread.join(timeout_s)
+        store = found[0] if found else f"no answer for {timeout_s:.0f} s"
+        if isinstance(store, str):
+            _listened.discard((self.host, self.port))
+            raise PipeplanError(
+                f"coordinator: what listens at {self} does not answer as a coordinator ({store}); "
+                "give the HOST:PORT that python -m executor.coordinator has as --listen, and a "
+                "port that is no other program's"
+            )
+        return store
 
 
 def beats_of(pipeline: int, place: int, nonce: str) -> str:
@@ -85,3 +145,12 @@ def beats_of(pipeline: int, place: int, nonce: str) -> str:
 def address_of(pipeline: int, place: int, life: int) -> str:
     """The key of where a rank serves tensors."""
     return f"address/{pipeline}.{place}.{life}"
+
+
+def store_is_gone(where: str) -> str:
+    """What whoever used the store is told."""
+    return (
+        f"coordinator: the store at {where} is gone: the process that holds it, python -m "
+        "executor.coordinator or torchrun, has ended; start it again, and all pipelines with "
+        "--resume FOLDER of the last checkpoint"
+    )

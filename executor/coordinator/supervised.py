@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from executor.coordinator.store import Meeting
+from torch.distributed import DistError
+
+from executor.coordinator.store import COORDINATOR_BEATS, Meeting
 from planner.artifacts.plan import Plan, Sync
 from planner.sync.lanes import lanes_of, pipelines_per_node
 
@@ -21,6 +25,10 @@ _PAUSE_S = 0.2
 """Before it is started again, so that one that cannot start does not take a core."""
 _SPARE_AFTER_S = 3.0
 """The first spare one is not started while all others start."""
+_MOST_PAUSE_S = 60.0
+"""Before another spare one is tried, where they keep ending."""
+_MOST_FAILURES = 3
+"""In a row, of processes that ended before they served."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,7 @@ class SupervisedCoordinator:
         work: to hand out.
         meeting: whose store exists.
         silent_s: a rank that gives no sign of life for so long is lost.
+        give_up: told why, on another thread, where processes keep ending before they serve.
         log: file of messages; None: a temporary one.
         spare: keep a second process that follows the log, and takes over at once. Without, the time
             that Python takes to start passes.
@@ -69,6 +78,7 @@ class SupervisedCoordinator:
         work: Work,
         meeting: Meeting,
         silent_s: float,
+        give_up: Callable[[str], None],
         log: Path | None = None,
         *,
         spare: bool = False,
@@ -79,6 +89,10 @@ class SupervisedCoordinator:
             *(sys.executable, "-m", "executor.coordinator.child"),
             *(str(meeting), meeting.prefix, json.dumps(work.facts()), str(silent_s), str(log)),
         ]
+        self._give_up = give_up
+        self._store = meeting.connect()
+        self._beats = self._beats_now()
+        self._failures = 0
         self._closed = False
         self._lock = threading.Lock()
         self._has_spare = spare
@@ -86,7 +100,7 @@ class SupervisedCoordinator:
         self._spare: subprocess.Popen[bytes] | None = None
         self._process = self._started()
         _serve(self._process)
-        self._thread = threading.Thread(target=self._keep, name="pipeplan-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="pipeplan-keeper", daemon=True)
         self._thread.start()
 
     @property
@@ -108,7 +122,14 @@ class SupervisedCoordinator:
             self._folder.cleanup()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self._command, stdin=subprocess.PIPE)
+        # It tells in its own words what torch would warn of in C++ frames.
+        quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
+        return subprocess.Popen(self._command, stdin=subprocess.PIPE, env=quiet)
+
+    def _run(self) -> None:
+        # Where another process holds the store and has ended, nothing is left to keep.
+        with suppress(DistError):
+            self._keep()
 
     def _keep(self) -> None:
         while True:
@@ -116,6 +137,12 @@ class SupervisedCoordinator:
             with self._lock:
                 if self._closed:
                     return
+            if self._keeps_failing():
+                self._give_up(
+                    f"coordinator: its process ended {_MOST_FAILURES} times before it served, the "
+                    f"last time with status {status}; mend what it says above, and start again"
+                )
+                return
             print(f"warning: the coordinator ended ({status}); another goes on", file=sys.stderr)
             if self._spare is None:
                 time.sleep(_PAUSE_S)
@@ -125,14 +152,29 @@ class SupervisedCoordinator:
                 self._process, self._spare = self._spare or self._started(), None
                 _serve(self._process)
 
+    def _keeps_failing(self) -> bool:
+        """Whether the process that ended has never served, as those before it."""
+        beats = self._beats_now()
+        self._failures = self._failures + 1 if beats == self._beats else 0
+        self._beats = beats
+        return self._failures == _MOST_FAILURES
+
+    def _beats_now(self) -> int:
+        return int(self._store.add(COORDINATOR_BEATS, 0))
+
     def _status(self) -> int:
         """Of the process that serves, once it has ended; a spare one is started meanwhile."""
         while self._has_spare:
             with suppress(subprocess.TimeoutExpired):
                 return self._process.wait(self._pause_s)
-            self._pause_s = _PAUSE_S
             with self._lock:
-                if not self._closed and (self._spare is None or self._spare.poll() is not None):
+                if self._closed:
+                    continue
+                if self._spare is None:
+                    self._pause_s = _PAUSE_S
+                    self._spare = self._started()
+                elif self._spare.poll() is not None:
+                    self._pause_s = min(2 * self._pause_s, _MOST_PAUSE_S)
                     self._spare = self._started()
         return self._process.wait()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -213,7 +215,9 @@ class PipelineRun:
             yield
             return
         # Torchrun ends all ranks when one ends, so silence is a matter of its timeout here.
-        supervised = SupervisedCoordinator(self.work, self.seat.meeting, self.run_.timeout_s)
+        supervised = SupervisedCoordinator(
+            self.work, self.seat.meeting, self.run_.timeout_s, _end_all
+        )
         try:
             yield
         finally:
@@ -273,6 +277,14 @@ def _fault_key(fault: Fault) -> str:
 
 def _is_first(seat: Seat) -> bool:
     return seat.pipeline == 0 and seat.place.rank == 0
+
+
+def _end_all(why: str) -> None:
+    """All ranks wait for the coordinator, this one's main thread too; torchrun ends the others."""
+    try:
+        print(f"error: {why}\n", end="", file=sys.stderr, flush=True)
+    finally:
+        os._exit(1)
 
 
 def _require_known(config: TrainingConfig) -> None:

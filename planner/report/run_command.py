@@ -18,12 +18,18 @@ def run_command(plan: Plan, path: Path) -> str | None:
         plan: whose devices are all here.
         path: of its file.
     """
-    factory, loss = plan.model.factory, plan.job.loss
-    if factory is None:
+    if plan.model.factory is None:
         return None
     words = ["torchrun", "--nproc-per-node", str(len(plan.ranks)), "-m", "executor", str(path)]
-    if not factory.startswith(_ZOO):
-        words += ["--model", factory]
+    return shlex.join([*words, *leave_words(plan)])
+
+
+def leave_words(plan: Plan) -> list[str]:
+    """The leave to import what a plan names; a word to fill in where it names no model."""
+    factory, loss = plan.model.factory, plan.job.loss
+    words = []
+    if factory is None or not factory.startswith(_ZOO):
+        words += ["--model", factory or "MODULE:FACTORY"]
     if loss not in LOSSES:
         words += ["--loss", loss]
-    return shlex.join(words)
+    return words

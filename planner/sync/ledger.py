@@ -131,6 +131,11 @@ class ShareLedger:
         return True
 
     @property
+    def committed(self) -> int:
+        """Shares that are done."""
+        return len(self._by)
+
+    @property
     def remaining(self) -> int:
         """Shares that are still to be committed, whether taken or not."""
         return self.total - len(self._by) - len(self._dropped)
@@ -139,7 +144,7 @@ class ShareLedger:
         """Where all shares are."""
         return LedgerReport(
             total=self.total,
-            committed=len(self._by),
+            committed=self.committed,
             remaining=self.remaining,
             repeated=sum(counts["repeated"] for counts in self._counts.values()),
             dropped=tuple(sorted(self._dropped)),

@@ -11,7 +11,7 @@ from planner.artifacts.plan import Plan
 from planner.artifacts.problem import ModelSource, Problem
 from planner.assemble import plan_by_hand
 from planner.costs.placement import StageSpec, place
-from planner.report.run_command import run_command
+from planner.report.run_command import leave_words, run_command
 
 
 def plan_of(factory: str | None, loss: str = "cross_entropy") -> Plan:
@@ -36,3 +36,7 @@ def test_code_of_the_users_own_is_named() -> None:
 
 def test_without_a_model_there_is_nothing_to_run() -> None:
     assert run_command(plan_of(None), Path("plan.json")) is None
+
+
+def test_a_model_that_the_plan_does_not_name_is_left_to_fill_in() -> None:
+    assert leave_words(plan_of(None)) == ["--model", "MODULE:FACTORY"]

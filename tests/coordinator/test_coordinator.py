@@ -50,7 +50,9 @@ def test_every_share_is_committed_once_and_all_ranks_end(
     if world.refused and report["remaining"]:
         # All pipelines died at once: nobody has the weights, and those who come are told so.
         assert deaths
+        assert world.coordinator.is_stranded
         return
+    assert not world.coordinator.is_stranded
     assert report["committed"] == shares
     assert not report["dropped"]
     trained = Counter(share for share, _, place in world.trained if place == 0)
@@ -103,10 +105,24 @@ def test_who_comes_back_copies_the_weights_of_a_donor_before_one_step() -> None:
 def test_nobody_starts_from_the_beginning_once_all_weights_are_lost() -> None:
     made = begun()
     for pipeline in (0, 1):
+        assert not made.is_stranded
         made.handle(Lost(pipeline=pipeline, nonce=f"n{pipeline}"), 1.0)
+    assert made.is_stranded
     (answer,) = made.handle(Hello(pipeline=0, place=0, nonce="back"), 2.0)
     assert answer.body["kind"] == "refused"
     assert "resume from a checkpoint" in answer.body["why"]
+
+
+def test_who_has_copied_weights_may_go_on_though_its_donor_is_lost() -> None:
+    made = begun()
+    made.handle(Lost(pipeline=1, nonce="n1"), 1.0)
+    made.handle(Hello(pipeline=1, place=0, nonce="back"), 2.0)
+    made.handle(Lost(pipeline=0, nonce="n0"), 2.1)
+    assert not made.is_stranded
+    (share,) = made.handle(Take(pipeline=1, place=0, nonce="back", step=2), 2.2)
+    assert share.body["share"] is not None
+    made.handle(Lost(pipeline=1, nonce="back"), 3.0)
+    assert made.is_stranded
 
 
 def test_who_goes_on_without_its_group_holds_up_nobody() -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
 import pytest
+from torch.distributed import TCPStore
 
 from executor.coordinator.store import Meeting
 from planner.errors import PipeplanError
@@ -26,6 +32,41 @@ def test_anything_else_is_refused_with_an_example(text: str) -> None:
         Meeting.parse(text)
 
 
-def test_where_nobody_listens_one_is_told_to_start_it() -> None:
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def test_where_nobody_listens_one_is_told_to_start_it(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(PipeplanError, match=r"nobody answers at 127.0.0.1:1 .*start it first"):
         Meeting.parse("127.0.0.1:1").connect(timeout_s=0.2)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.fixture
+def mute() -> Iterator[int]:
+    """The port of a program that listens and says nothing, as many do to what they do not know."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield int(listener.getsockname()[1])
+
+
+def test_who_listens_and_says_nothing_is_named_in_time(mute: int) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(PipeplanError, match=f"127.0.0.1:{mute} does not answer as a coordinator"):
+        Meeting("127.0.0.1", mute).connect(timeout_s=0.5)
+    assert time.monotonic() - began_s < 10
+
+
+def test_a_coordinator_that_is_about_to_start_is_waited_for() -> None:
+    port, servers = free_port(), []
+
+    def start() -> None:
+        servers.append(TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False))
+
+    timer = threading.Timer(1.0, start)
+    timer.start()
+    try:
+        store = Meeting("127.0.0.1", port).connect()
+        assert store.add("a", 1) == 1
+    finally:
+        timer.join()

@@ -103,7 +103,8 @@ class Training:
         scheduled(pipeline_of(graph, ZOO["gpt_tiny"], [stage], **job)).save(plan)
         self.address = f"127.0.0.1:{port()}"
         self.shared = ["--steps", "100000", "--sync", SYNC]
-        listen = ["--listen", self.address, "--log", str(self.log)]
+        # Less than what stop_in stops for.
+        listen = ["--listen", self.address, "--log", str(self.log), "--silent", "1.5"]
         module = ["-m", "executor.coordinator", str(plan), *listen, *self.shared]
         self.coordinator = self.start("coordinator", module)
         until(lambda: "torchrun" in (folder / "coordinator.out").read_text(), folder)
