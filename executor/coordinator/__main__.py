@@ -33,7 +33,7 @@ from executor.run import Run, sync_of
 from planner.artifacts.document import require_file_path
 from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
-from planner.report.run_command import leave_words
+from planner.run_command import leave_words
 from planner.sync.strategies import TOGETHER
 from planner.verifier import require_valid
 

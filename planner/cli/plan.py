@@ -142,7 +142,7 @@ def _tell_unusable(problem: Problem, plans: dict[Path, Plan]) -> None:
 
 
 def _report_result(result: Result, output: Path, as_json: bool) -> None:
-    from planner.report.run_command import run_command
+    from planner.run_command import run_command
 
     if as_json:
         report = {

@@ -11,7 +11,7 @@ from planner.artifacts.plan import Plan
 from planner.artifacts.problem import ModelSource, Problem
 from planner.assemble import plan_by_hand
 from planner.costs.placement import StageSpec, place
-from planner.report.run_command import leave_words, run_command
+from planner.run_command import leave_words, run_command
 
 
 def plan_of(factory: str | None, loss: str = "cross_entropy") -> Plan:
