@@ -135,6 +135,7 @@ def options_of(words: Sequence[str] | None) -> argparse.Namespace:
     """The command line, with its defaults filled in."""
     options = parser().parse_args(words)
     options.seeds = options.seeds or (1 if options.short else 3)
+    options.given_steps = options.steps
     options.steps = options.steps or (SHORT_STEPS if options.short else STEPS)
     return options
 
@@ -151,7 +152,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
     given = [f" --{word}" for word in ("short", "json") if getattr(options, word)]
     rows = f" --rows {' '.join(options.rows)}" if options.rows else ""
-    command = f"python -m benchmarks.sync{rows} --seeds {options.seeds}{''.join(given)}"
+    steps = f" --steps {options.given_steps}" if options.given_steps else ""
+    command = f"python -m benchmarks.sync{rows} --seeds {options.seeds}{steps}{''.join(given)}"
     parts = [heading("Synchronisation between pipelines", command), ABOUT]
     for name in names:
         begin_s = time.monotonic()
