@@ -20,7 +20,7 @@ from torch.distributed import Store
 
 from executor.coordinator.__main__ import main
 from executor.coordinator.messages import Hello, Message, Take, write_message
-from executor.coordinator.store import REQUESTS, Meeting
+from executor.coordinator.store import DONE, REQUESTS, Meeting
 from planner.artifacts.job import Job
 from planner.artifacts.problem import ModelSource, Problem
 from planner.assemble import plan_by_hand
@@ -186,6 +186,11 @@ def test_ctrl_c_says_how_many_shares_are_done(running: Running) -> None:
     running.begin()
     for step in (1, 2):
         running.ask(Take(pipeline=0, place=0, nonce="n0", step=step))
+    # It answers first, and counts then.
+    until_s = time.monotonic() + MOST_S
+    while running.store.add(DONE, 0) < 1:
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
     os.killpg(running.process.pid, signal.SIGINT)
     assert running.process.wait(30) == 130
     said = running.out.read_text()
