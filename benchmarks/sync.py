@@ -6,8 +6,8 @@ Usage:
 
 Real rows are processes over gloo whose computation is emulated: a training step takes 100 ms by
 the clock, whatever the machine, and the model learns for real. The rows ``shaped`` need root on
-Linux and are told as skipped elsewhere; --short leaves them out unless --rows names them. Progress
-goes to standard error.
+Linux and are told as skipped elsewhere; --short leaves them and ``pipelines`` out unless --rows
+names them. Progress goes to standard error.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from benchmarks.sync_loopback import Loopback, accuracy_section, loopback_sectio
 from planner import PipeplanError
 
 SHORT_STEPS, STEPS = 30, 100
+ONLY_LONG = ("shaped", "pipelines")
 ABOUT = """\
 A share is what one pipeline does in one iteration. Throughput is shares a second in steady state,
 without each pipeline's first steps and without what follows the first pipeline's last step; of
@@ -144,7 +145,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run what the command line asks for."""
     options = options_of(words)
     known = sections_of(options)
-    names = options.rows or [name for name in known if name != "shaped" or not options.short]
+    names = options.rows or [n for n in known if not (options.short and n in ONLY_LONG)]
     unknown = [name for name in names if name not in known]
     if unknown:
         told = f"--rows: {', '.join(unknown)} is not known; choose from {', '.join(known)}"
