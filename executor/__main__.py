@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from executor.command_line import Options, WrongUsageError, parse_options
+from executor.error_line import print_error
 from executor.torchrun_record import record_for_torchrun
 from planner.errors import PipeplanError
 
@@ -95,8 +96,7 @@ def _tell(error: PipeplanError, rank: int) -> None:
         time.sleep(_FIRST_COME_S)
     who = f"rank {rank}: " if rank > 0 or met else ""
     for problem in error.problems:
-        # One write: torchrun's Python has no buffer, and other ranks may write between two.
-        print(f"error: {who}{problem}\n", end="", file=sys.stderr, flush=True)
+        print_error(f"{who}{problem}")
 
 
 def _have_met() -> bool:

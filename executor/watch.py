@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from executor.error_line import print_error
 from executor.failure import BEAT_S, Failures, FollowedError, LostRankError, followed
 from executor.term_signal import TermSignal
 
@@ -92,8 +92,7 @@ class Watch:
         if self._over.wait(_GRACE_S):
             return
         try:
-            line = f"error: rank {self._failures.rank}: {reason}\n"
-            print(line, end="", file=sys.stderr, flush=True)
+            print_error(f"rank {self._failures.rank}: {reason}")
         finally:
             # Whoever read that may be gone as well.
             os._exit(1)

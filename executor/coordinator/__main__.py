@@ -28,6 +28,7 @@ from executor.coordinator.log import Log
 from executor.coordinator.report import report_lines
 from executor.coordinator.store import ABOUT, DONE, ENDED, REPORT, STRANDED, Meeting
 from executor.coordinator.supervised import SupervisedCoordinator, Work, work_of
+from executor.error_line import print_error
 from executor.limits import DEFAULT_SILENT_S, require_silent
 from executor.run import Run, sync_of
 from planner.artifacts.document import require_file_path
@@ -68,7 +69,7 @@ def main() -> int:
         return _serve(options)
     except PipeplanError as error:
         for problem in error.problems:
-            _tell(f"error: {problem}")
+            print_error(problem)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -88,9 +89,11 @@ def _serve(options: _Options) -> int:
             return _until_the_end(store, work, failures, options)
         except KeyboardInterrupt:
             done = store.add(DONE, 0)
-            _tell(
+            print(
                 f"interrupted: {done} of {work.shares} shares are done; the pipelines end too, as "
-                "they cannot go on without this process"
+                "they cannot go on without this process",
+                file=sys.stderr,
+                flush=True,
             )
             return 130
 
@@ -101,7 +104,7 @@ def _until_the_end(store: Store, work: Work, failures: Sequence[str], options: _
         if failures:
             raise PipeplanError(failures)
         if store.check([STRANDED]):
-            _tell(_stranded(json.loads(store.get(STRANDED)), options))
+            print_error(_stranded(json.loads(store.get(STRANDED)), options))
             time.sleep(_STRANDED_WAIT_S)
             return 1
         time.sleep(_POLL_S)
@@ -115,14 +118,10 @@ def _stranded(report: Mapping[str, Any], options: _Options) -> str:
     pipelines = ", ".join(map(str, range(len(report["lives"]))))
     log = "" if options.log is None else ", another --log file"
     return (
-        f"error: all pipelines ({pipelines}) are lost with {report['committed']} of "
+        f"all pipelines ({pipelines}) are lost with {report['committed']} of "
         f"{report['total']} shares done, and nobody has the weights; start a new coordinator{log}, "
         "and all pipelines, with --resume FOLDER, that of their last checkpoint"
     )
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _options() -> _Options:

@@ -22,6 +22,7 @@ from executor.coordinator.log import Log
 from executor.coordinator.serve import Service
 from executor.coordinator.store import Meeting, store_is_gone
 from executor.coordinator.supervised import Work
+from executor.error_line import print_error
 from planner.artifacts.plan import Sync
 from planner.errors import PipeplanError
 
@@ -38,11 +39,11 @@ def main() -> int:
     try:
         _serve(meeting, json.loads(facts), float(silent_s), Path(log))
     except PipeplanError as error:
-        _tell("; ".join(error.problems))
+        print_error("; ".join(error.problems))
     except DistError:
-        _tell(store_is_gone(str(meeting)))
+        print_error(store_is_gone(str(meeting)))
     except OSError as error:
-        _tell(f"{log}: cannot be read or written ({error.strerror}); name another --log file")
+        print_error(f"{log}: cannot be read or written ({error.strerror}); name another --log file")
     return 1
 
 
@@ -55,11 +56,6 @@ def _serve(meeting: Meeting, data: dict[str, Any], silent_s: float, log: Path) -
         service.follow()
     if sys.stdin.readline():
         service.run()
-
-
-def _tell(problem: str) -> None:
-    # In one piece: the parent writes to the same place.
-    print(f"error: {problem}\n", end="", file=sys.stderr, flush=True)
 
 
 def _end_with_parent(parent: int) -> None:

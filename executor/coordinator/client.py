@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from executor.coordinator.generations import Lives
 from executor.coordinator.line import Line, fenced
 from executor.coordinator.messages import Ask, Hello, Take, answers_of, groups_of
 from executor.coordinator.store import BEAT_S, Meeting, beats_of
+from executor.error_line import print_error
 
 _FENCED_GRACE_S = 3.0
 """What a rank that is given up has to find it out by itself, and to tell."""
@@ -172,7 +172,7 @@ class Client:
         if self._over.wait(_FENCED_GRACE_S):
             return
         try:
-            print(f"error: {fenced(self.pipeline)}\n", end="", file=sys.stderr, flush=True)
+            print_error(fenced(self.pipeline))
         finally:
             # Whoever read that may be gone as well.
             os._exit(1)

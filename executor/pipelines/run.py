@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from executor.coordinator.line import NothingLeftError
 from executor.coordinator.report import report_lines
 from executor.coordinator.store import ABOUT, ENDED, REPORT
 from executor.coordinator.supervised import SupervisedCoordinator, Work, work_of
+from executor.error_line import print_error
 from executor.exchange.groups import Groups
 from executor.exchange.neighbours import Neighbours
 from executor.exchange.tensor_calls import TensorServer
@@ -282,7 +282,7 @@ def _is_first(seat: Seat) -> bool:
 def _end_all(why: str) -> None:
     """All ranks wait for the coordinator, this one's main thread too; torchrun ends the others."""
     try:
-        print(f"error: {why}\n", end="", file=sys.stderr, flush=True)
+        print_error(why)
     finally:
         os._exit(1)
 
