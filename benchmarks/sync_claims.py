@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.report import table
 from benchmarks.sync_figures import Compared, Runs, Spread, compare, json_line
+from benchmarks.sync_strategies import OVERLAPPED, PLAIN, SEMI, WAITING
 
-PLAIN, OVERLAPPED = "all_reduce:overlap=false", "all_reduce"
 CLAIM_COLUMNS = ("claim", "regime", "runs", "bar", "measured (min..max)", "verdict")
 RUN_COLUMNS = (
     *("setting", "strategy", "shares/s", "against all-reduce", "against overlapped"),
@@ -136,3 +136,23 @@ def extremes(
         Claim(f"{text}: best", high[1], False, bar, high[0]),
         Claim(f"{text}: worst", low[1], False, least, low[0], note=note),
     ]
+
+
+def against_all(runs: Runs, ours: str, regime: str, *, is_real: bool) -> Iterator[Claim]:
+    """A form of semi_decentralized against every other strategy, and its final loss."""
+    others = [name for name in runs if not name.startswith(SEMI)]
+    waiting = [name for name in WAITING if name in runs]
+    for told, rivals in (
+        ("any other strategy", others),
+        ("those whose workers wait for each other", waiting),
+    ):
+        found = {name: compare(runs, ours, name, OVERLAPPED).time_to_loss for name in rivals}
+        known = {name: spread for name, spread in found.items() if spread is not None}
+        fastest = min(known, key=lambda name: known[name].mean, default="")
+        told = f"time to the loss, `{ours}` over the fastest of {told}"
+        note = f"({fastest})" if fastest else ""
+        yield Claim(told, regime, is_real, 1.0, known.get(fastest), note=note)
+    values = compare(runs, ours, OVERLAPPED).final_loss.values
+    off = Spread(tuple(abs(value - 1) for value in values))
+    told = f"distance of `{ours}`'s final loss from all-reduce's"
+    yield Claim(told, regime, is_real, 0.01, off, at_most=True)

@@ -9,23 +9,22 @@ from itertools import count
 
 import numpy as np
 
-from benchmarks.sync_claims import (
-    OVERLAPPED,
-    PLAIN,
-    RUN_COLUMNS,
-    Claim,
-    Outcome,
-    best,
-    run_lines,
-    run_rows,
-)
+from benchmarks.sync_claims import RUN_COLUMNS, Claim, Outcome, best, run_lines, run_rows
 from benchmarks.sync_figures import Runs, Spread, compare
 from benchmarks.sync_plans import pipelines_plan
 from benchmarks.sync_real import Training, learning_rate_of, train_all
+from benchmarks.sync_strategies import (
+    DRAWN,
+    OVERLAPPED,
+    PARTIAL,
+    PLAIN,
+    SERVER,
+    STATIC,
+    strategies_of,
+)
 from executor.pace import Pace
 from planner.artifacts.sync_trace import SyncTrace
 from planner.sync.simulation.calibration import calibrated
-from planner.sync.simulation.comparison import ALL_STRATEGIES
 from planner.sync.simulation.planned import from_plan
 from planner.sync.simulation.run import Scenario, simulate_sync
 from planner.sync.simulation.slowness import BLOCK, Block, Trace
@@ -33,15 +32,6 @@ from planner.sync.simulation.world import World
 from planner.sync.strategies import parse_sync
 
 PIPELINES, ITERATION_S = 8, 0.1
-STATIC, DRAWN = "partial_all_reduce:schedule=static", "partial_all_reduce"
-SEMI, SEMI_BEHIND = "semi_decentralized", "semi_decentralized:overlap=true"
-PAIRS, MATCHING = "ad_psgd", "ad_psgd:pairs=matching"
-SERVER, ASYNC, EAGER = (
-    "parameter_server",
-    "parameter_server:mode=async",
-    "eager_parameter_server",
-)
-PARTIAL = (DRAWN, SEMI, SEMI_BEHIND, PAIRS)
 TRACED = STATIC
 """The strategy whose trace the simulator is calibrated from: its groups have several sizes."""
 
@@ -108,20 +98,7 @@ SETTINGS = {
 }
 BARS = {"homogeneous": 1.05, "one_2x_slow": 1.7, "one_4x_slow": 3.0, "random_sleeps": 2.0}
 SHORT_SETTINGS = tuple(BARS)
-SHORT_STRATEGIES = (PLAIN, OVERLAPPED, SERVER, PAIRS, STATIC, DRAWN, SEMI, SEMI_BEHIND)
 REGIME = "8 pipelines of one place, 85k parameters, 100 ms of emulated compute, loopback; "
-
-
-def strategies_of(*, short: bool) -> tuple[str, ...]:
-    """Names of the strategies that are run."""
-    return SHORT_STRATEGIES if short else tuple(name_of(sync) for sync in ALL_STRATEGIES)
-
-
-def name_of(sync: object) -> str:
-    """``NAME:OPTION=VALUE`` of a :class:`planner.artifacts.plan.Sync`."""
-    strategy, options = sync.strategy, sync.options  # type: ignore[attr-defined]
-    words = ",".join(f"{name}={str(value).lower()}" for name, value in options.items())
-    return f"{strategy}:{words}" if words else strategy
 
 
 class Loopback:

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from benchmarks.sync_claims import (
-    OVERLAPPED,
-    PLAIN,
-    RUN_COLUMNS,
-    Claim,
-    Outcome,
-    run_lines,
-    run_rows,
-)
-from benchmarks.sync_figures import Runs, Spread, compare
-from benchmarks.sync_loopback import (
+from benchmarks.sync_claims import RUN_COLUMNS, Outcome, against_all, run_lines, run_rows
+from benchmarks.sync_plans import pipelines_plan
+from benchmarks.sync_real import Training, learning_rate_of, train_all
+from benchmarks.sync_strategies import (
     ASYNC,
     DRAWN,
     MATCHING,
+    OVERLAPPED,
     PAIRS,
+    PLAIN,
     SEMI,
     SEMI_BEHIND,
-    SERVER,
 )
-from benchmarks.sync_plans import pipelines_plan
-from benchmarks.sync_real import Training, learning_rate_of, train_all
 
 PIPELINES, PLACES, MICROBATCHES, ITERATION_S = 4, 4, 4, 0.2
 PROBABILITY, SLEEPS_S = 0.1, (0.02, 0.06, 0.2)
@@ -34,9 +24,6 @@ STRATEGIES = (
     *(MATCHING, DRAWN, SEMI, SEMI_BEHIND),
 )
 SHORT_STRATEGIES = (PLAIN, OVERLAPPED, PAIRS, SEMI, SEMI_BEHIND)
-WAITING = (OVERLAPPED, SERVER, MATCHING, DRAWN)
-"""One strategy of each kind whose workers wait for each other. Which form of AD-PSGD SDPipe's
-authors ran we do not know; the bar itself is against every strategy."""
 
 
 def pipelines_section(seeds: int, *, short: bool) -> Outcome:
@@ -77,23 +64,3 @@ def pipelines_section(seeds: int, *, short: bool) -> Outcome:
         rows += run_rows(name, runs)
         lines += run_lines(name, runs, is_real=True)
     return Outcome(claims, RUN_COLUMNS, rows, lines)
-
-
-def against_all(runs: Runs, ours: str, regime: str, *, is_real: bool) -> Iterator[Claim]:
-    """A form of semi_decentralized against every other strategy, and its final loss."""
-    others = [name for name in runs if not name.startswith(SEMI)]
-    waiting = [name for name in WAITING if name in runs]
-    for told, rivals in (
-        ("any other strategy", others),
-        ("those whose workers wait for each other", waiting),
-    ):
-        found = {name: compare(runs, ours, name, OVERLAPPED).time_to_loss for name in rivals}
-        known = {name: spread for name, spread in found.items() if spread is not None}
-        fastest = min(known, key=lambda name: known[name].mean, default="")
-        told = f"time to the loss, `{ours}` over the fastest of {told}"
-        note = f"({fastest})" if fastest else ""
-        yield Claim(told, regime, is_real, 1.0, known.get(fastest), note=note)
-    values = compare(runs, ours, OVERLAPPED).final_loss.values
-    off = Spread(tuple(abs(value - 1) for value in values))
-    told = f"distance of `{ours}`'s final loss from all-reduce's"
-    yield Claim(told, regime, is_real, 0.01, off, at_most=True)

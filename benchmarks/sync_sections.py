@@ -6,32 +6,32 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.sync_claims import (
-    OVERLAPPED,
     RUN_COLUMNS,
     Claim,
     Outcome,
+    against_all,
     best,
     extremes,
     run_lines,
     run_rows,
 )
 from benchmarks.sync_figures import Runs, Spread, compare
-from benchmarks.sync_loopback import (
+from benchmarks.sync_simulated import (
+    Simulated,
+    flat_world,
+    pipeline_world,
+    simulate_all,
+)
+from benchmarks.sync_strategies import (
     DRAWN,
     MATCHING,
+    OVERLAPPED,
     PAIRS,
     SEMI,
     SEMI_BEHIND,
     SERVER,
     STATIC,
     strategies_of,
-)
-from benchmarks.sync_pipelines import against_all
-from benchmarks.sync_simulated import (
-    Simulated,
-    flat_world,
-    pipeline_world,
-    simulate_all,
 )
 from planner.sync.simulation.run import simulate_sync
 from planner.sync.strategies import parse_sync

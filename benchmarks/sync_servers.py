@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from benchmarks.sync_claims import Outcome, extremes
 from benchmarks.sync_figures import TARGET_SHARE, Measured, Runs, Spread, compare, ratio
-from benchmarks.sync_loopback import ASYNC, EAGER, SERVER
 from benchmarks.sync_simulated import ITERATIONS, LATENCY_S, Simulated, flat_world, simulate_all
+from benchmarks.sync_strategies import ASYNC, EAGER, SERVER
 
 FEWER_TIME, FEWER_ITERATIONS = 0.54, 0.37
 """Of Jin's thesis: less time an iteration, and fewer iterations."""

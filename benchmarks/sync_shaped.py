@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.sync_claims import (
-    OVERLAPPED,
-    PLAIN,
-    RUN_COLUMNS,
-    Claim,
-    Outcome,
-    run_lines,
-    run_rows,
-)
+from benchmarks.sync_claims import RUN_COLUMNS, Claim, Outcome, run_lines, run_rows
 from benchmarks.sync_figures import Runs, Spread, compare
-from benchmarks.sync_loopback import (
+from benchmarks.sync_loopback import ITERATION_S, PIPELINES
+from benchmarks.sync_plans import pipelines_plan
+from benchmarks.sync_real import BUCKETS, Training, learning_rate_of, train_all
+from benchmarks.sync_strategies import (
     ASYNC,
     DRAWN,
     EAGER,
-    ITERATION_S,
     MATCHING,
+    OVERLAPPED,
     PAIRS,
-    PIPELINES,
+    PLAIN,
     SEMI,
     SEMI_BEHIND,
     SERVER,
     STATIC,
 )
-from benchmarks.sync_plans import pipelines_plan
-from benchmarks.sync_real import BUCKETS, Training, learning_rate_of, train_all
 from benchmarks.testbed.network import Testbed, why_not
 
 WITHIN_GB_PER_S, PER_NODE = 0.05, 4
