@@ -78,12 +78,12 @@ def sections_of(options: argparse.Namespace) -> dict[str, Section]:
         "shaped": Section(
             "Real pipelines on shaped links",
             "Network namespaces with token buckets (TESTBED.md); real messages.",
-            lambda: sync_shaped.shaped_section(seeds, short=short),
+            lambda: sync_shaped.shaped_section(seeds, options.given_steps, short=short),
         ),
         "pipelines": Section(
             "SDPipe's random sleeps, really",
             "16 processes on loopback: four pipelines of four places.",
-            lambda: sync_pipelines.pipelines_section(seeds, short=short),
+            lambda: sync_pipelines.pipelines_section(seeds, options.given_steps, short=short),
         ),
         "links": Section(
             "Equal workers and their links",

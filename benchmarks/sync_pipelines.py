@@ -26,8 +26,15 @@ STRATEGIES = (
 SHORT_STRATEGIES = (PLAIN, OVERLAPPED, PAIRS, SEMI, SEMI_BEHIND)
 
 
-def pipelines_section(seeds: int, *, short: bool) -> Outcome:
-    """Strategies in every size of pause; one size for the short form."""
+def pipelines_section(seeds: int, steps: int | None, *, short: bool) -> Outcome:
+    """Strategies in every size of pause.
+
+    Args:
+        seeds: how many.
+        steps: of each training; None: 60, half of them in the short form.
+        short: one size of pause and fewer strategies.
+    """
+    steps = steps or (SHORT_STEPS if short else STEPS)
     plan = pipelines_plan(PIPELINES, ITERATION_S, stages=PLACES, microbatches=MICROBATCHES)
     sleeps_s = SLEEPS_S[1:2] if short else SLEEPS_S
     strategies = SHORT_STRATEGIES if short else STRATEGIES
@@ -36,7 +43,7 @@ def pipelines_section(seeds: int, *, short: bool) -> Outcome:
             name=f"{place}.{number}.{seed}",
             plan="pipelines",
             sync=strategy,
-            steps=SHORT_STEPS if short else STEPS,
+            steps=steps,
             seed=seed,
             sleep_probability=PROBABILITY,
             sleep_s=sleep_s,

@@ -36,15 +36,21 @@ STRATEGIES = (
 SHORT_STRATEGIES = (PLAIN, OVERLAPPED, "cross_iteration", SERVER, PAIRS, STATIC)
 
 
-def shaped_section(seeds: int, *, short: bool) -> Outcome:
-    """Strategies where links are slow, really; nothing where there can be no such links."""
+def shaped_section(seeds: int, steps: int | None, *, short: bool) -> Outcome:
+    """Strategies where links are slow, really; nothing where there can be no such links.
+
+    Args:
+        seeds: how many.
+        steps: of each training; None: 80, a quarter of them in the short form.
+        short: one bandwidth and fewer strategies.
+    """
     reason = why_not()
     if reason is not None:
         print(f"shaped: left out: {reason}", file=sys.stderr)
         return Outcome()
     claims, rows, lines = [], [], []
     for gb_per_s in BETWEEN_GB_PER_S[:1] if short else BETWEEN_GB_PER_S:
-        runs = _train(gb_per_s, seeds, short=short)
+        runs = _train(gb_per_s, seeds, steps or (STEPS // 4 if short else STEPS), short=short)
         name = f"shaped_{1000 * gb_per_s:g}MB_per_s"
         claims += _claims(runs, gb_per_s)
         rows += run_rows(name, runs)
@@ -52,7 +58,7 @@ def shaped_section(seeds: int, *, short: bool) -> Outcome:
     return Outcome(claims, RUN_COLUMNS, rows, lines)
 
 
-def _train(gb_per_s: float, seeds: int, *, short: bool) -> Runs:
+def _train(gb_per_s: float, seeds: int, steps: int, *, short: bool) -> Runs:
     plan = pipelines_plan(
         PIPELINES,
         ITERATION_S,
@@ -66,7 +72,7 @@ def _train(gb_per_s: float, seeds: int, *, short: bool) -> Runs:
             name=f"{number}.{seed}",
             plan="shaped",
             sync=BUCKETS.get(strategy, strategy),
-            steps=STEPS // 4 if short else STEPS,
+            steps=steps,
             seed=seed,
             learning_rate=learning_rate_of(strategy, PIPELINES),
         )
