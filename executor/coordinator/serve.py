@@ -26,6 +26,7 @@ from executor.coordinator.messages import (
     write_message,
 )
 from executor.coordinator.state import Coordinator
+from executor.coordinator.stillness import Stillness
 from executor.coordinator.store import (
     AGAIN,
     BEAT_S,
@@ -41,8 +42,6 @@ from executor.coordinator.store import (
 )
 from planner.errors import PipeplanError
 
-_MOST_BEATS = 2
-"""Between two looks, as far as they count."""
 _Lives = tuple[tuple[int, str, frozenset[int]], ...]
 
 
@@ -165,10 +164,6 @@ class Service:
 class Silence:
     """Finds ranks that have given no sign of life for too long.
 
-    Time in which nobody looked does not count. It passes where this process or the store stands
-    still, and then no rank could give a sign of life: torch's store looks up the name of who
-    connects, on its only thread, and where no name server answers that takes seconds.
-
     Args:
         store: a connection of its own.
         silent_s: for how long they may be silent.
@@ -177,23 +172,19 @@ class Silence:
     def __init__(self, store: Store, silent_s: float) -> None:
         self._store = store
         self._silent_s = silent_s
-        self._looked_s = float("-inf")
-        self._heard: dict[str, tuple[int, float]] = {}
-        """By rank, its signs of life so far, and for how long there were no others."""
+        self._heard: dict[str, Stillness] = {}
+        """By the key of a rank's signs of life."""
 
     def found(self, lives: _Lives, now_s: float) -> list[Lost]:
         """The lives of pipelines that have lost a rank."""
         keys = {beats_of(n, place, nonce): (n, nonce) for n, nonce, ps in lives for place in ps}
-        passed_s = min(now_s - self._looked_s, _MOST_BEATS * BEAT_S)
-        self._looked_s = now_s
-        lost = []
-        heard = {}
-        for key, count in self._counts(list(keys)).items():
-            before, silent_s = self._heard.get(key, (-1, 0.0))
-            heard[key] = count, silent_s + passed_s if count == before else 0.0
-            if heard[key][1] > self._silent_s:
-                lost.append(keys[key])
-        self._heard = heard
+        counts = self._counts(list(keys))
+        self._heard = {key: self._heard.get(key, Stillness()) for key in keys}
+        lost = [
+            keys[key]
+            for key, count in counts.items()
+            if self._heard[key].seconds(count, now_s) > self._silent_s
+        ]
         return [Lost(pipeline=n, nonce=nonce) for n, nonce in dict.fromkeys(lost)]
 
     def _counts(self, keys: list[str]) -> dict[str, int]:

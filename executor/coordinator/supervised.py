@@ -1,4 +1,4 @@
-"""The coordinator as a process of its own; when it ends, another one goes on."""
+"""The coordinator as a process of its own; when it ends or stands still, another one goes on."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from typing import Any
 
 from torch.distributed import DistError
 
+from executor.coordinator.stillness import Stillness
 from executor.coordinator.store import COORDINATOR_BEATS, Meeting
 from planner.artifacts.plan import Plan, Sync
 from planner.sync.lanes import lanes_of, pipelines_per_node
 
+_LOOK_S = 0.2
+"""From one look at the process to the next."""
 _PAUSE_S = 0.2
 """Before it is started again, so that one that cannot start does not take a core."""
 _SPARE_AFTER_S = 3.0
@@ -66,7 +69,8 @@ class SupervisedCoordinator:
     Args:
         work: to hand out.
         meeting: whose store exists.
-        silent_s: a rank that gives no sign of life for so long is lost.
+        silent_s: a rank that gives no sign of life for so long is lost, and so is the process that
+            serves.
         give_up: told why, on another thread, where processes keep ending before they serve.
         log: file of messages; None: a temporary one.
         spare: keep a second process that follows the log, and takes over at once. Without, the time
@@ -91,12 +95,15 @@ class SupervisedCoordinator:
         ]
         self._give_up = give_up
         self._store = meeting.connect()
+        self._silent_s = silent_s
         self._beats = self._beats_now()
+        self._stillness = Stillness()
         self._failures = 0
         self._closed = False
         self._lock = threading.Lock()
         self._has_spare = spare
-        self._pause_s = _SPARE_AFTER_S
+        self._pause_s = _PAUSE_S
+        self._spare_due_s = time.monotonic() + _SPARE_AFTER_S
         self._spare: subprocess.Popen[bytes] | None = None
         self._process = self._started()
         _serve(self._process)
@@ -114,7 +121,7 @@ class SupervisedCoordinator:
             self._closed = True
             for process in (self._process, self._spare):
                 if process is not None:
-                    process.terminate()
+                    process.kill()  # One that is stopped would not end before it is continued.
         self._thread.join()
         if self._spare is not None:
             self._spare.wait()
@@ -163,20 +170,40 @@ class SupervisedCoordinator:
         return int(self._store.add(COORDINATOR_BEATS, 0))
 
     def _status(self) -> int:
-        """Of the process that serves, once it has ended; a spare one is started meanwhile."""
-        while self._has_spare:
+        """Of the process that serves, once it has ended; one that stands still is ended."""
+        self._stillness = Stillness()
+        while True:
             with suppress(subprocess.TimeoutExpired):
-                return self._process.wait(self._pause_s)
+                return self._process.wait(_LOOK_S)
+            if self._stands_still():
+                print(
+                    f"warning: the coordinator gave no sign of life for {self._silent_s:g} s; "
+                    "its process is ended",
+                    file=sys.stderr,
+                )
+                self._process.kill()
             with self._lock:
-                if self._closed:
-                    continue
-                if self._spare is None:
-                    self._pause_s = _PAUSE_S
-                    self._spare = self._started()
-                elif self._spare.poll() is not None:
-                    self._pause_s = min(2 * self._pause_s, _MOST_PAUSE_S)
-                    self._spare = self._started()
-        return self._process.wait()
+                if self._has_spare and not self._closed:
+                    self._keep_spare()
+
+    def _stands_still(self) -> bool:
+        """Whether it served, and has given no sign of life since for too long."""
+        beats = self._beats_now()
+        still_s = self._stillness.seconds(beats, time.monotonic())
+        return beats != self._beats and still_s > self._silent_s
+
+    def _keep_spare(self) -> None:
+        """Start one if there is none; one that ended at once comes later each time."""
+        if time.monotonic() < self._spare_due_s:
+            return
+        if self._spare is None:
+            self._pause_s = _PAUSE_S
+        elif self._spare.poll() is not None:
+            self._pause_s = min(2 * self._pause_s, _MOST_PAUSE_S)
+        else:
+            return
+        self._spare = self._started()
+        self._spare_due_s = time.monotonic() + self._pause_s
 
 
 def _serve(process: subprocess.Popen[bytes]) -> None:
