@@ -12,6 +12,7 @@ from planner.cli.compare import compare
 from planner.cli.import_ import import_
 from planner.cli.inspect import explain, plot, simulate, verify
 from planner.cli.plan import plan
+from planner.cli.profile import profile
 from planner.cli.schedule import schedule
 from planner.cli.trace import trace
 
@@ -43,6 +44,14 @@ def _main(
 
 
 app.command("import")(import_)
+# Its options are the executor's, whose own help says what they are.
+app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    }
+)(profile)
 for command in (trace, plan, schedule, compare, verify, simulate, calibrate, explain, plot):
     app.command()(command)
 

@@ -30,11 +30,11 @@ def plan(
     job: JobOption = None,
     set_: SetOption = None,
     costs: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             "--costs",
-            metavar="GRAPH",
-            help="take measured times from this graph of the same model (`calibrate --graph`)",
+            metavar="FILE",
+            help="measured times: a profile, or the graph of `calibrate --graph`; may be repeated",
         ),
     ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="plan file")] = Path("plan.json"),
@@ -93,7 +93,7 @@ def plan(
                 f"robust: it compares plans whose pipelines run in step, which {sync} does not; "
                 "leave --robust out"
             )
-        _keep_inputs(output, [Path(model), cluster, *(path for path in (job, costs) if path)])
+        _keep_inputs(output, [Path(model), cluster, *([job] if job else []), *(costs or [])])
         warm_starts = [Plan.load(path) for path in warm_start or ()]
         problem = problem_of(model, cluster, job, set_, costs)
         _tell_unusable(problem, dict(zip(warm_start or (), warm_starts, strict=True)))
