@@ -14,71 +14,76 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-_MARKS = ("pipeplan forward", "pipeplan backward")
+_MARK = "pipeplan operation"
+Run = Callable[[int], None]
+"""Runs the operation at a place."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes beside what was held before: parameters, their gradients and the layer's input.
+    """Bytes beside what was held before the first operation of a round, by operation.
 
     Attributes:
-        stash_bytes: between the forward and the backward.
-        forward_bytes, backward_bytes: the most while each ran.
+        peak: the most while it ran.
+        after: once it had run.
     """
 
-    stash_bytes: int
-    forward_bytes: int
-    backward_bytes: int
+    peak: tuple[int, ...]
+    after: tuple[int, ...]
 
 
-def held_bytes(
-    forward: Callable[[], None], backward: Callable[[], None], device: torch.device
-) -> Held:
-    """Run a forward and its backward, which have run before, and tell what they held."""
+def held_bytes(run: Run, operations: int, device: torch.device) -> Held:
+    """Run the operations of a round, which have run before, and tell what they held.
+
+    Args:
+        run: one of them, by its place.
+        operations: how many.
+        device: that computes.
+    """
     gc.collect()
     if device.type == "cuda":
-        return _of_gpu(forward, backward, device)
-    return _of_cpu(forward, backward)
+        return _of_gpu(run, operations, device)
+    return _of_cpu(run, operations)
 
 
-def _of_gpu(
-    forward: Callable[[], None], backward: Callable[[], None], device: torch.device
-) -> Held:
+def _of_gpu(run: Run, operations: int, device: torch.device) -> Held:
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
-    peaks = []
-    left = []
-    for run in (forward, backward):
+    peaks, after = [], []
+    for place in range(operations):
         torch.cuda.reset_peak_memory_stats(device)
-        run()
+        run(place)
         torch.cuda.synchronize(device)
         peaks.append(torch.cuda.max_memory_allocated(device) - before)
-        left.append(torch.cuda.memory_allocated(device) - before)
-    return Held(left[0], peaks[0], peaks[1])
+        after.append(torch.cuda.memory_allocated(device) - before)
+    return Held(tuple(peaks), tuple(after))
 
 
-def _of_cpu(forward: Callable[[], None], backward: Callable[[], None]) -> Held:
+def _of_cpu(run: Run, operations: int) -> Held:
     # Torch's profiler says on standard error that it starts and stops, each time.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        for mark, run in zip(_MARKS, (forward, backward), strict=True):
-            with record_function(mark):
-                run()
+        for place in range(operations):
+            with record_function(f"{_MARK} {place}"):
+                run(place)
     with tempfile.TemporaryDirectory(prefix="pipeplan-") as folder:
         path = Path(folder) / "trace.json"
         profiled.export_chrome_trace(str(path))
-        return _from_events(json.loads(path.read_text())["traceEvents"])
+        return _from_events(json.loads(path.read_text())["traceEvents"], operations)
 
 
-def _from_events(events: Iterable[dict[str, Any]]) -> Held:
-    rows = [row for row in events if row.get("ph") in ("X", "i")]
-    ends = {row["name"]: row["ts"] + row["dur"] for row in rows if row["name"] in _MARKS}
-    changes = sorted((r for r in rows if r["name"] == "[memory]"), key=lambda row: row["ts"])
-    held, stash, peaks = 0, 0, dict.fromkeys(_MARKS, 0)
-    for row in changes:
-        held += row["args"]["Bytes"]
-        is_forward = row["ts"] <= ends[_MARKS[0]]
-        mark = _MARKS[0] if is_forward else _MARKS[1]
-        peaks[mark] = max(peaks[mark], held)
-        stash = held if is_forward else stash
-    return Held(max(0, stash), peaks[_MARKS[0]], max(peaks[_MARKS[1]], stash))
+def _from_events(events: Iterable[dict[str, Any]], operations: int) -> Held:
+    """Changes up to the end of an operation are its own: nothing else runs between two."""
+    rows = list(events)
+    ends = {row["name"]: row["ts"] + row["dur"] for row in rows if row.get("ph") == "X"}
+    changes = [(r["ts"], r["args"]["Bytes"]) for r in rows if r.get("name") == "[memory]"]
+    changes.sort(key=lambda change: change[0])
+    held, place, peaks, after = 0, 0, [], []
+    for operation in range(operations):
+        peak, end = held, ends[f"{_MARK} {operation}"]
+        while place < len(changes) and changes[place][0] <= end:
+            held += changes[place][1]
+            peak, place = max(peak, held), place + 1
+        peaks.append(peak)
+        after.append(held)
+    return Held(tuple(peaks), tuple(after))

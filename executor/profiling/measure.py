@@ -82,7 +82,7 @@ def _measured(
     begin_s = time.perf_counter()
     run.round()  # Warms up, and makes the parameters' gradients.
     rounds = _rounds(run, device, patience, time.perf_counter() - begin_s)
-    bytes_ = held_bytes(lambda: run.run(FORWARD), lambda: run.run(BACKWARD), device)
+    bytes_ = held_bytes(run.run, OPERATIONS, device)
     return _costs(model, layer, rounds, bytes_)
 
 
@@ -112,9 +112,10 @@ def _costs(
         backward=_timing(table[:, BACKWARD]),
         input_gradient=_timing(table[:, INPUT_GRADIENT]),
         weight_gradient=_timing(table[:, WEIGHT_GRADIENT]),
-        stash_bytes=bytes_.stash_bytes,
-        forward_bytes=bytes_.forward_bytes,
-        backward_bytes=bytes_.backward_bytes,
+        stash_bytes=max(0, bytes_.after[FORWARD]),
+        weight_stash_bytes=max(0, bytes_.after[INPUT_GRADIENT] - bytes_.after[BACKWARD]),
+        forward_bytes=max(0, bytes_.peak[FORWARD]),
+        backward_bytes=max(0, bytes_.peak[BACKWARD]),
     )
 
 

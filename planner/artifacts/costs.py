@@ -56,6 +56,8 @@ class SizedCosts(Record):
         forward, backward: of a whole backward; zero length where nothing takes a gradient.
         input_gradient, weight_gradient: the halves of a split one.
         stash_bytes: held from the forward until the backward beside parameters and the input.
+        weight_stash_bytes: held from a separate input gradient until the weight gradient: what of
+            the stash is still needed, and the gradients of what the layer's products made.
         forward_bytes, backward_bytes: the most that was held beside parameters, their gradients
             and the input while each ran; the output, the stash and gradients among it.
     """
@@ -67,6 +69,7 @@ class SizedCosts(Record):
     input_gradient: Timing
     weight_gradient: Timing
     stash_bytes: Count
+    weight_stash_bytes: Count
     forward_bytes: Count
     backward_bytes: Count
 

@@ -27,6 +27,7 @@ def size(samples: int, seconds: float, flops: int = 100) -> dict[str, Any]:
         "input_gradient": timing(1.2 * seconds),
         "weight_gradient": timing(seconds),
         "stash_bytes": 10,
+        "weight_stash_bytes": 12,
         "forward_bytes": 20,
         "backward_bytes": 30,
     }

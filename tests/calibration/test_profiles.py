@@ -36,6 +36,7 @@ def costs_of(the_graph: LayerGraph, seconds: dict[str, float], **fields: Any) ->
                     "input_gradient": timing(1.5 * value),
                     "weight_gradient": timing(value),
                     "stash_bytes": 1,
+                    "weight_stash_bytes": 1,
                     "forward_bytes": 1,
                     "backward_bytes": 1,
                 }
