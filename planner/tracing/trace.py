@@ -93,7 +93,13 @@ def _layers(
         stash[layers.layer_of[node]] += bytes_
     used = _parameter_names(exported, layers)
     return tuple(
-        Layer(name=name, stash_bytes=stash[name], parameters=tuple(used[name]), **vars(total[name]))
+        Layer(
+            name=name,
+            stash_bytes=stash[name],
+            weight_stash_bytes=measured.weight_stash.get(name, 0),
+            parameters=tuple(used[name]),
+            **vars(total[name]),
+        )
         for name in layers.names
     )
 
