@@ -159,6 +159,15 @@ class Costs(Record):
         """Write the file, atomically."""
         write_atomically(path, self.model_dump_json(indent=1) + "\n")
 
+    def stash_bytes(self, layer: str, samples: int) -> int:
+        """Bytes that a layer keeps for its backward, those of its input left out.
+
+        Raises:
+            PipeplanError: as of :meth:`at`.
+        """
+        low, high = self._around(layer, samples)
+        return round(_between(low, high, samples, low.stash_bytes, high.stash_bytes))
+
     def at(self, layer: str, samples: int) -> MeasuredTimes:
         """Seconds of a layer for a microbatch of so many samples.
 
@@ -168,6 +177,14 @@ class Costs(Record):
         Raises:
             PipeplanError: if the layer is not there, or the size lies outside those measured.
         """
+        low, high = self._around(layer, samples)
+        first, second = low.times.model_dump(), high.times.model_dump()
+        return MeasuredTimes(
+            **{k: _between(low, high, samples, first[k], second[k]) for k in first}
+        )
+
+    def _around(self, layer: str, samples: int) -> tuple[SizedCosts, SizedCosts]:
+        """The nearest sizes, one of them twice if it was measured itself."""
         sizes = self._kind_of(layer).sizes
         below = [row for row in sizes if row.samples_per_microbatch <= samples]
         above = [row for row in sizes if row.samples_per_microbatch >= samples]
@@ -178,7 +195,7 @@ class Costs(Record):
                 f"(measured: {measured}); profile the model with --samples {samples} among the "
                 "sizes"
             )
-        return _between(below[-1], above[0], samples)
+        return below[-1], above[0]
 
     def _kind_of(self, layer: str) -> LayerKind:
         for kind in self.kinds:
@@ -190,10 +207,9 @@ class Costs(Record):
         )
 
 
-def _between(low: SizedCosts, high: SizedCosts, samples: int) -> MeasuredTimes:
+def _between(low: SizedCosts, high: SizedCosts, samples: int, first: float, second: float) -> float:
+    """On the straight line between two sizes."""
     if low is high:
-        return low.times
+        return first
     whole = high.samples_per_microbatch - low.samples_per_microbatch
-    part = (samples - low.samples_per_microbatch) / whole
-    first, second = low.times.model_dump(), high.times.model_dump()
-    return MeasuredTimes(**{k: first[k] + part * (second[k] - first[k]) for k in first})
+    return first + (samples - low.samples_per_microbatch) / whole * (second - first)

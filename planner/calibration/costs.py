@@ -1,5 +1,6 @@
 """Measured times for a traced graph: of a calibrated graph of the same model, or of profiles."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ def with_costs(graph: LayerGraph, cluster: Cluster, path: str | Path, option: st
 def with_profile(graph: LayerGraph, cluster: Cluster, costs: Costs, source: str) -> LayerGraph:
     """A graph with profiled times of one device type; those of other types stay.
 
+    What a layer keeps for its backward grows to what was measured, where that is more: some
+    kernels need more there than the trace can know. It is the largest of all profiled types.
+
     Args:
         graph: as traced, at any size that was profiled or lies between two.
         cluster: which has the type.
@@ -48,15 +52,34 @@ def with_profile(graph: LayerGraph, cluster: Cluster, costs: Costs, source: str)
         raise PipeplanError(f"{source}: {problem}" for problem in problems)
     samples = graph.record.samples_per_microbatch
     try:
-        layers = tuple(_profiled(layer, costs, samples) for layer in graph.record.layers)
+        inputs = _kept_inputs(graph.record)
+        layers = tuple(
+            _profiled(layer, costs, samples, inputs[layer.name]) for layer in graph.record.layers
+        )
     except PipeplanError as error:
         raise PipeplanError(f"{source}: {problem}" for problem in error.problems) from None
     return LayerGraph.from_record(graph.record.model_copy(update={"layers": layers}))
 
 
-def _profiled(layer: Layer, costs: Costs, samples: int) -> Layer:
-    times = {**layer.measured, costs.device_type: costs.at(layer.name, samples)}
-    return layer.model_copy(update={"measured": times})
+def _kept_inputs(record: GraphRecord) -> Counter[str]:
+    """Bytes in each layer's stash that are another layer's output."""
+    found: Counter[str] = Counter()
+    for tensor in record.boundaries:
+        if tensor.saved_by is not None and tensor.saved_by != tensor.producer:
+            found[tensor.saved_by] += tensor.bytes
+    return found
+
+
+def _profiled(layer: Layer, costs: Costs, samples: int, input_bytes: int) -> Layer:
+    own_bytes = layer.stash_bytes - input_bytes
+    more_bytes = max(0, costs.stash_bytes(layer.name, samples) - own_bytes)
+    return layer.model_copy(
+        update={
+            "measured": {**layer.measured, costs.device_type: costs.at(layer.name, samples)},
+            "stash_bytes": layer.stash_bytes + more_bytes,
+            "weight_stash_bytes": layer.kept_for_weights_bytes + more_bytes,
+        }
+    )
 
 
 def _misfits(record: GraphRecord, cluster: Cluster, costs: Costs) -> Iterator[str]:

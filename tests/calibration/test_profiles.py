@@ -83,6 +83,14 @@ def test_profiles_of_several_types_stand_side_by_side() -> None:
     assert {name: row.forward_s for name, row in both.items()} == {"unit": 5.0, "slow": 50.0}
 
 
+def test_a_layer_keeps_what_was_measured_where_that_is_more() -> None:
+    small = graph([layer("a", 1, 2, stash_bytes=0), layer("b", 1, 2, stash_bytes=100)])
+    found = with_profile(small, CLUSTER, costs_of(small, {"a": 1.0, "b": 1.0}), "costs.json")
+    rows = {row.name: row for row in found.record.layers}
+    assert (rows["a"].stash_bytes, rows["b"].stash_bytes) == (1, 100)
+    assert rows["a"].kept_for_weights_bytes == 1
+
+
 @pytest.mark.parametrize(
     ("costs", "told"),
     [
