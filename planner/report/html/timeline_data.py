@@ -8,9 +8,10 @@ which is nothing most of the time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner.artifacts.operations import Operation
 from planner.artifacts.trace_events import lanes
@@ -46,6 +47,18 @@ class Ticks:
         return start, self.of(end_s) - start
 
 
+class LinkRow(NamedTuple):
+    """A row of the chart: a link in one direction, with its transfers.
+
+    ``gb_per_s`` is its bandwidth, None where no link alone has it; ``transfers`` are indices of
+    those that take time.
+    """
+
+    name: str
+    gb_per_s: float | None
+    transfers: list[int]
+
+
 def timeline_data(timeline: Timeline, path: Sequence[PathStep]) -> dict[str, Any]:
     """Everything the charts show of a simulation.
 
@@ -61,7 +74,7 @@ def timeline_data(timeline: Timeline, path: Sequence[PathStep]) -> dict[str, Any
         "end": ticks.of(timeline.iteration_time_s),
         "devices": _devices(timeline, ticks),
         "operations": _operations(timeline, ticks),
-        "links": list(rows),
+        "links": [{"name": row.name, "gb_per_s": row.gb_per_s} for row in rows],
         "transfers": _transfers(timeline, moving, rows, ticks),
         "reductions": _reductions(timeline, ticks),
         "memory": _memory(timeline, ticks),
@@ -123,25 +136,25 @@ def _operations(timeline: Timeline, ticks: Ticks) -> list[Spans]:
     ]
 
 
-def _link_rows(timeline: Timeline, moving: Sequence[TransferEvent]) -> dict[str, list[int]]:
-    """Indices of transfers by the row that shows them; one is shown on every link it holds.
+def _link_rows(timeline: Timeline, moving: Sequence[TransferEvent]) -> list[LinkRow]:
+    """Rows of links; a transfer is shown on every link it holds.
 
     Shared links are held by nobody: their transfers have rows by their ends, as many as are on
     their way at once.
     """
     cluster = timeline.pipeline.problem.cluster
-    held = sorted({link for event in moving for link in event.links})
-    names = [cluster.link_name(link) for link in held]
-    # Parallel links between the same ends differ by their index alone.
-    texts = {
-        link: f"{name} (link {link[0]})" if names.count(name) > 1 else name
-        for link, name in zip(held, names, strict=True)
-    }
-    rows: dict[str, list[int]] = {text: [] for text in texts.values()}
+    on: dict[tuple[int, int], list[int]] = {}
     for index, event in enumerate(moving):
         for link in event.links:
-            rows[texts[link]].append(index)
-    return {**rows, **_shared_rows(moving)}
+            on.setdefault(link, []).append(index)
+    names = Counter(cluster.link_name(link) for link in on)
+    rows = []
+    for link in sorted(on):
+        name = cluster.link_name(link)
+        # Parallel links between the same ends differ by their index alone.
+        told = f"{name} (link {link[0]})" if names[name] > 1 else name
+        rows.append(LinkRow(told, cluster.links[link[0]].bandwidth_gb_per_s, on[link]))
+    return rows + [LinkRow(name, None, found) for name, found in _shared_rows(moving).items()]
 
 
 def _shared_rows(moving: Sequence[TransferEvent]) -> dict[str, list[int]]:
@@ -159,15 +172,15 @@ def _shared_rows(moving: Sequence[TransferEvent]) -> dict[str, list[int]]:
 def _transfers(
     timeline: Timeline,
     moving: Sequence[TransferEvent],
-    rows: Mapping[str, Sequence[int]],
+    rows: Sequence[LinkRow],
     ticks: Ticks,
 ) -> dict[str, Any]:
     """Columns as of operations, with the ends, and the rows of links by number of the route."""
     places = _places(timeline)
     on: list[list[int]] = [[] for _ in moving]
-    for row, indices in enumerate(rows.values()):
-        for index in indices:
-            on[index].append(row)
+    for number, row in enumerate(rows):
+        for index in row.transfers:
+            on[index].append(number)
     routes = {route: number for number, route in enumerate(dict.fromkeys(map(tuple, on)))}
     return {
         **spans((event.operation, *ticks.span(event.start_s, event.end_s)) for event in moving),

@@ -123,7 +123,8 @@ class TimeChart {
   }
 
   drawLabel(row, area, y) {
-    const { context } = this, room = area.left - 14;
+    const { context } = this;
+    const room = area.left - 14 - this.drawRight(row, area, y);
     context.textAlign = "left";
     context.textBaseline = "middle";
     const lines = row.labels.filter(Boolean);
@@ -132,6 +133,17 @@ class TimeChart {
       context.fillStyle = i === 0 && !row.isQuiet ? this.colours.ink : this.colours.muted;
       context.fillText(shortened(context, text, room), 8, y + row.height / 2 + (i - (fits.length - 1) / 2) * 13);
     });
+  }
+
+  /** A figure at the right of the gutter, where it is wide; returns the room it takes. */
+  drawRight(row, area, y) {
+    if (!row.right || area.left < 120) return 0;
+    const { context } = this;
+    context.textAlign = "right";
+    context.textBaseline = "middle";
+    context.fillStyle = this.colours.muted;
+    context.fillText(row.right, area.left - 8, y + row.height / 2);
+    return context.measureText(row.right).width + 8;
   }
 
   moments(area) {

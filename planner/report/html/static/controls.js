@@ -3,8 +3,8 @@
 const ZOOM_STEP = 1.6, PAN_STEP = 0.15;
 
 const DO = {
-  "zoom-in": (view) => view.zoom(ZOOM_STEP),
-  "zoom-out": (view) => view.zoom(1 / ZOOM_STEP),
+  "zoom-in": (view) => view.zoom(ZOOM_STEP, view.focus),
+  "zoom-out": (view) => view.zoom(1 / ZOOM_STEP, view.focus),
   earlier: (view) => view.pan(-PAN_STEP),
   later: (view) => view.pan(PAN_STEP),
   whole: (view) => view.whole(),

@@ -54,7 +54,8 @@ class Finder {
     const tensor = kind === "F" ? "activations" : "gradients";
     const place = spans.index ? spans.index[index] : -1;
     const ends = place < 0 ? `sent by ${devices[row.place].name}` : `${devices[transfers.source[place]].name} to ${devices[transfers.target[place]].name}`;
-    return `${name} · ${tensor} of stage ${stage}, microbatch ${microbatch} · ${ends}`;
+    const link = row.link ? ` on ${row.link.name}${row.right && `, ${row.right}`}` : "";
+    return `${name} · ${tensor} of stage ${stage}, microbatch ${microbatch} · ${ends}${link}`;
   }
 
   /** Device and index of an operation by its name; null if there is none. */

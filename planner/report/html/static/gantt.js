@@ -14,7 +14,7 @@ function ganttRows(model, shown) {
   });
   if (shown.links && model.links.length > 0) {
     rows.push({ type: "heading", height: HEADING_ROW, labels: ["Links"], isQuiet: true, draw() {}, at: () => null });
-    model.links.forEach((name, link) => rows.push(linkRow(model, name, link)));
+    model.links.forEach((link, place) => rows.push(linkRow(model, link, place)));
   }
   return rows;
 }
@@ -59,17 +59,21 @@ function computingRow(model, device, place, parts, row) {
   };
 }
 
-function linkRow(model, name, link) {
-  const spans = model.onLink[link];
+function linkRow(model, link, place) {
+  const spans = model.onLink[place];
+  const width = link.gb_per_s === null ? "" : `${link.gb_per_s} GB/s`;
   return {
     type: "link",
     height: LINK_ROW,
-    labels: [name],
+    labels: [link.name],
+    link,
+    right: width,
     isQuiet: true,
     spans,
     draw(area, y) {
       drawTrack(area, y + 3, 11);
-      drawSpans(area, spans, y + 3, 11, (i) => area.colours[`link-${KINDS[spans.kind[i]]}`], () => null, null);
+      const look = { fill: (i) => area.colours[`link-${KINDS[spans.kind[i]]}`], edge: () => null, ink: area.colours["link-ink"] };
+      drawSpans(area, spans, y + 3, 11, { ...look, texts: (i) => [`${spans.stage[i]}${KINDS[spans.kind[i]]}${spans.microbatch[i]}`] });
     },
     at(moment, slack) {
       const index = spanAt(spans, moment, slack);
@@ -98,10 +102,13 @@ function drawOperations(area, spans, device, y, height) {
     return;
   }
   const fill = boxFill(colours, device);
-  drawSpans(area, spans, y, height, (i) => fill(KINDS[spans.kind[i]], spans.stage[i]), (i) => colours[`edge-${KINDS[spans.kind[i]]}`], (i) => [
-    `${device.stages.length > 1 ? spans.stage[i] : ""}${KINDS[spans.kind[i]]}${spans.microbatch[i]}`,
-    String(spans.microbatch[i]),
-  ]);
+  const stageOf = (i) => (device.stages.length > 1 ? spans.stage[i] : "");
+  drawSpans(area, spans, y, height, {
+    fill: (i) => fill(KINDS[spans.kind[i]], spans.stage[i]),
+    edge: (i) => colours[`edge-${KINDS[spans.kind[i]]}`],
+    ink: colours["box-ink"],
+    texts: (i) => [`${stageOf(i)}${KINDS[spans.kind[i]]}${spans.microbatch[i]}`, String(spans.microbatch[i])],
+  });
 }
 
 /** Later stages of a device are paler. */
@@ -115,20 +122,20 @@ function boxFill(colours, device) {
   };
 }
 
-/** Spans in view as boxes, with the longest of their texts that fits. */
-function drawSpans(area, spans, y, height, fill, edge, texts) {
+/** Spans in view as boxes, with the longest of their texts that fits; `look` has it by index. */
+function drawSpans(area, spans, y, height, look) {
   const last = lastBefore(spans, area.view.end);
   for (let i = firstAfter(spans, area.view.start); i < last; i += 1) {
-    drawBox(area, spans.start[i], spans.end[i], y, height, fill(i), edge(i), texts && texts(i));
+    const wide = drawBox(area, spans.start[i], spans.end[i], y, height, look.fill(i), look.edge(i));
+    if (wide.width > 9) drawFirstFitting(area, look.texts(i), wide, y + height / 2 + 0.5, look.ink);
   }
 }
 
-function drawBox(area, start, end, y, height, fill, edge, texts) {
+/** A box of at least half a pixel, which would vanish otherwise; returns where it came to lie. */
+function drawBox(area, start, end, y, height, fill, edge) {
   const { context } = area;
   const from = Math.max(xOf(area, start), area.left - 2), to = Math.min(xOf(area, end), area.left + area.width + 2);
-  // What is narrower than half a pixel would vanish.
   const width = Math.max(to - from, end > start ? 0.5 : 0);
-  if (width === 0) return;
   context.fillStyle = fill;
   context.fillRect(from, y, width, height);
   if (edge && width > 4) {
@@ -136,17 +143,17 @@ function drawBox(area, start, end, y, height, fill, edge, texts) {
     context.lineWidth = 1;
     context.strokeRect(from + 0.5, y + 0.5, width - 1, height - 1);
   }
-  if (texts && width > 9) drawFirstFitting(area, texts, from + width / 2, y + height / 2 + 0.5, width - 4);
+  return { from, width };
 }
 
-function drawFirstFitting(area, texts, x, y, room) {
+function drawFirstFitting(area, texts, { from, width }, y, ink) {
   const { context } = area;
-  const text = texts.find((found) => context.measureText(found).width <= room);
+  const text = texts.find((found) => context.measureText(found).width <= width - 4);
   if (text === undefined) return;
-  context.fillStyle = area.colours["box-ink"];
+  context.fillStyle = ink;
   context.textAlign = "center";
   context.textBaseline = "middle";
-  context.fillText(text, x, y);
+  context.fillText(text, from + width / 2, y);
 }
 
 /** An all-reduce is striped: it lies behind what the device computes meanwhile. */

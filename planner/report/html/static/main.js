@@ -25,10 +25,12 @@ gantt.overlay = (area, yOf) => {
 /** Select what was found, or nothing; `speak` tells it to who does not see it. */
 function select(item, speak = false) {
   selected = item;
+  const span = item && finder.spanOf(item);
+  view.chosen = span && (span[0] + span[1]) / 2;
   byId("readout").textContent = item ? finder.text(item) : idleText;
   if (speak) byId("spoken").textContent = item ? finder.text(item) : "nothing selected";
   if (item && speak) {
-    view.show(...finder.spanOf(item));
+    view.show(...span);
     gantt.scrollTo(item.row);
   }
   gantt.redraw();
@@ -139,7 +141,7 @@ function showMemory() {
 
 function addLegend() {
   const kinds = [...KINDS].filter((_, kind) => model.operations.some((spans) => spans.kind.includes(kind)));
-  const rows = kinds.map((kind) => [`${KIND_WORDS[kind]} (${kind})`, (area) => drawBox(area, 0, 1, 0, 16, area.colours[`box-${kind}`], area.colours[`edge-${kind}`], [kind])]);
+  const rows = kinds.map((kind) => [`${KIND_WORDS[kind]} (${kind})`, (area) => drawFirstFitting(area, [kind], drawBox(area, 0, 1, 0, 16, area.colours[`box-${kind}`], area.colours[`edge-${kind}`]), 8.5, area.colours["box-ink"])]);
   const has = { F: false, B: false };
   for (let i = 0; i < model.transfers.count; i += 1) has[KINDS[model.transfers.kind[i]]] = true;
   if (model.reductions.length) rows.push(["all-reduce (striped)", (area) => drawReduction(area, [0, 1], 0, 16)]);

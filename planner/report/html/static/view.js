@@ -8,6 +8,13 @@ class View {
     this.start = 0;
     this.end = limit;
     this.listeners = [];
+    this.chosen = null;
+  }
+
+  /** Where to zoom to, as a share of the width: to what is chosen if that is in view. */
+  get focus() {
+    const share = this.chosen === null ? 0.5 : (this.chosen - this.start) / this.span;
+    return share >= 0 && share <= 1 ? share : 0.5;
   }
 
   get span() {
