@@ -38,17 +38,18 @@ def costs_section(plan: Plan, timeline: Timeline) -> Element:
 def _cost_lines(plan: Plan) -> list[str]:
     graph = plan.model.graph
     measured = sum(bool(layer.measured) for layer in graph.layers)
-    total = plural(len(graph.layers), "layer")
     lines = [
-        f"Layers: {measured:,} of {total} have measured times; the others come from a roofline "
-        "over the figures below, at the share of peak throughput named there.",
-        f"Operators: formulas for FLOPs cover {graph.flop_coverage:.1%} of them"
-        + (f"; counted as free: {_names(graph.uncounted_operators)}." * bool(graph.uncounted_operators)),
+        f"Layers: {measured:,} of {plural(len(graph.layers), 'layer')} have measured times. Where "
+        "there is none for a device type, a roofline over the figures below stands in, at the "
+        "share of peak throughput named there.",
+        f"Operators: formulas for FLOPs cover {graph.flop_coverage:.1%} of them.",
     ]
+    if graph.uncounted_operators:
+        lines.append(f"Counted as free: {_names(graph.uncounted_operators)}.")
     sources = Counter(str(link.source) for link in plan.cluster.links)
     if sources:
         told = ", ".join(f"{count:,} {source}" for source, count in sorted(sources.items()))
-        lines.append(f"Links: {told}.")
+        lines.append(f"Figures of links: {told}.")
     return lines
 
 
@@ -73,7 +74,7 @@ def _type_rows(plan: Plan, timeline: Timeline) -> list[list[Child]]:
                 f"{kind.memory_gib:g}",
                 f"{kind.reserved_gib:g}",
                 f"{kind.memory_bandwidth_gb_per_s:g}",
-                "–" if peak is None else f"{peak:g} ({precision})",
+                "-" if peak is None else f"{peak:g} ({precision})",
                 f"{kind.efficiency:.0%}",
                 f"{measured:,} of {len(layers):,}",
             ]

@@ -63,13 +63,16 @@ def code(text: str) -> Element:
 def section(identifier: str, heading: str, *children: Child) -> Element:
     """A section under a heading of the second level, which names it."""
     title = node("h2", heading, id=f"{identifier}-heading")
-    return node(
-        "section", title, *children, id=identifier, aria_labelledby=f"{identifier}-heading"
-    )
+    return node("section", title, *children, id=identifier, aria_labelledby=f"{identifier}-heading")
 
 
 def table(
-    caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Child]], most: int = MOST_ROWS
+    caption: str,
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[Child]],
+    *,
+    most: int = MOST_ROWS,
+    is_named_above: bool = False,
 ) -> Element:
     """A table in a frame that scrolls sideways where it is wider than the page.
 
@@ -78,6 +81,7 @@ def table(
         columns: as many as a row has cells; the first cell of a row is its heading.
         rows: of cells; of more than ``most`` the rest is counted below.
         most: rows to show.
+        is_named_above: whether the caption would only say once more what stands above the table.
     """
     heads = [
         node("th", column.heading, scope="col", class_=_class_of(column)) for column in columns
@@ -85,7 +89,7 @@ def table(
     body = [node("tr", *_cells(columns, row)) for row in rows[:most]]
     found = node(
         "table",
-        node("caption", caption),
+        node("caption", caption, class_="hidden" if is_named_above else None),
         node("thead", node("tr", *heads)),
         node("tbody", *body),
     )

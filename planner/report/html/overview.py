@@ -51,7 +51,7 @@ def _figures(
             "none" if above is None else format_seconds(bound_s),
             "not proved" if above is None else "proved for the plans named below",
         ),
-        ("Gap", "–" if above is None else f"{above:.2%}", "iteration over bound"),
+        ("Gap", "-" if above is None else f"{above:.2%}", "iteration over bound"),
         ("Bubble", f"{timeline.bubble:.1%}", "idle share of devices"),
         (
             "Pipeline",

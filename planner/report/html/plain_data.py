@@ -33,15 +33,13 @@ def data_terms(data: Mapping[str, Any]) -> Element:
 
 
 def data_table(caption: str, rows: Sequence[Mapping[str, Any]]) -> Element:
-    """Objects as rows; the columns are all fields that occur, in order of their first."""
+    """Objects as rows, below their name; the columns are all fields that occur, in order."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns = [
         Column(field_words(name), all(_is_number(row.get(name)) for row in rows)) for name in names
     ]
-    cells: list[list[Child]] = [
-        [value_text(name, row.get(name)) for name in names] for row in rows
-    ]
-    return table(caption, columns, cells)
+    cells: list[list[Child]] = [[value_text(name, row.get(name)) for name in names] for row in rows]
+    return table(caption, columns, cells, is_named_above=True)
 
 
 def field_words(name: str) -> str:
@@ -55,7 +53,7 @@ def value_text(name: str, value: Any) -> str:
     """A value in the unit that its field's name tells; a dash where there is none."""
     match value:
         case None:
-            return "–"
+            return "-"
         case bool():
             return "yes" if value else "no"
         case str():
@@ -79,7 +77,7 @@ def _number_text(name: str, value: float) -> str:
 
 
 def _list_text(items: list[str]) -> str:
-    text = compress_devices(items[:MOST_WORDS]) or "–"
+    text = compress_devices(items[:MOST_WORDS]) or "-"
     more = len(items) - MOST_WORDS
     return f"{text}, … ({plural(more, 'more', '')})" if more > 0 else text
 

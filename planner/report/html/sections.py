@@ -30,8 +30,8 @@ def measured_section(deviation: Comparison, measured: MeasuredTimeline) -> Eleme
     hardware = ", ".join(dict.fromkeys(device.hardware for device in measured.devices))
     shown = (
         f"Measured on {hardware} over {measured.backend}. The timeline above shows step "
-        f"{typical_step(measured)}, whose length is the median; the figures here are medians over "
-        "the steps that count."
+        f"{typical_step(measured)}, the one of median length; the figures here are medians over the "
+        "steps that count."
     )
     return section(
         "measured",
@@ -75,5 +75,7 @@ def run_section(plan: Plan, plan_path: Path) -> Element:
     else:
         count = len(plan.ranks)
         hosts = "on one host" if count > 1 else "on this machine"
-        first = node("div", node("p", f"One process a device, {hosts}:"), node("pre", code(command)))
+        first = node(
+            "div", node("p", f"One process a device, {hosts}:"), node("pre", code(command))
+        )
     return section("run", "Run it", first)

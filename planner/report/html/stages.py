@@ -121,7 +121,7 @@ def _device_rows(timeline: Timeline) -> list[list[Child]]:
                 pipeline.problem.cluster.type_of(device),
                 compress_devices(map(str, stages)),
                 format_seconds(busy_s),
-                f"{max(0.0, 1 - busy_s / time_s):.1%}" if time_s > 0 else "–",
+                f"{max(0.0, 1 - busy_s / time_s):.1%}" if time_s > 0 else "-",
                 format_bytes(peak),
                 format_bytes(capacity),
                 f"{peak / capacity:.0%}",

@@ -164,9 +164,7 @@ def _shared_rows(moving: Sequence[TransferEvent]) -> dict[str, list[int]]:
     def name_of(index: int, lane: int) -> str:
         return f"{moving[index].source}>{moving[index].target} (shared, {lane})"
 
-    return lanes(
-        (index for index, event in enumerate(moving) if not event.links), span_of, name_of
-    )
+    return lanes((index for index, event in enumerate(moving) if not event.links), span_of, name_of)
 
 
 def _transfers(

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from xml.etree.ElementTree import Element
 
 from planner.artifacts.cluster import Cluster, Link
 from planner.report.html.colours import stage_colours
 from planner.report.html.markup import Child, Column, code, details, node, section, table
-from planner.report.html.topology_layout import CELL_HEIGHT, CELL_WIDTH, Card, layout
+from planner.report.html.topology_layout import (
+    CELL_HEIGHT,
+    CELL_WIDTH,
+    MOST_ARCS,
+    Card,
+    Layout,
+    layout,
+)
 from planner.report.names import compress_devices, stages_label
 from planner.simulator import Timeline
 from planner.units import plural
 
 _MARGIN = 12.0
 _NAME_LETTERS, _TITLE_LETTERS = 11, 20
-# More links inside a card than these are told in words.
-_MOST_ARCS = 6
+# Beyond so many lines only those of an uncommon bandwidth say theirs.
+_MOST_LABELS = 16
 _LINKS = (
     Column("from"),
     Column("to"),
@@ -31,17 +39,20 @@ Point = tuple[float, float]
 def topology_section(timeline: Timeline) -> Element:
     """The picture in a frame that scrolls, and its links as a table to open."""
     cluster = timeline.pipeline.problem.cluster
+    found = layout(cluster)
     picture = node(
         "div",
-        topology_picture(timeline),
+        topology_picture(timeline, found),
         class_="frame picture",
         role="region",
         tabindex=0,
         aria_label="Picture of the cluster",
     )
+    usual = _usual_bandwidth(cluster, found)
     note = (
         "A box is a switch with the devices that hang on it, s3 in a device is stage 3; paler "
         "stages come first in the pipeline. Dashed devices hold nothing."
+        + (f" Lines without a figure carry {usual}." if usual else "")
     )
     links = details(
         f"Table of {plural(len(cluster.links), 'link')}",
@@ -50,17 +61,17 @@ def topology_section(timeline: Timeline) -> Element:
     return section("topology", "Cluster", node("p", note, class_="note"), picture, links)
 
 
-def topology_picture(timeline: Timeline) -> Element:
+def topology_picture(timeline: Timeline, found: Layout) -> Element:
     """An SVG of devices, switches and links; a description of it all is its text alternative."""
     cluster = timeline.pipeline.problem.cluster
-    cards = layout(cluster)
+    cards = found.cards
     width = max(card.x + card.width for card in cards.values()) + 2 * _MARGIN
     height = max(card.y + card.height for card in cards.values()) + 2 * _MARGIN
     picture = node(
         "svg",
         node("title", f"The cluster {cluster.name}"),
         node("desc", _description(timeline)),
-        *_lines(cluster, cards),
+        *_lines(cluster, found),
         *(_frame(cluster, card) for card in cards.values() if card.is_switch),
         *_arcs(cluster, cards),
         *(
@@ -107,7 +118,7 @@ def _inside(cluster: Cluster, card: Card) -> str:
     own = [link for link in inside if card.name in link.between]
     arcs = [link for link in inside if card.name not in link.between]
     words = [f"each {_bandwidths(own)}"] if own else []
-    if len(arcs) > _MOST_ARCS:
+    if len(arcs) > MOST_ARCS:
         words.append(f"{len(arcs):,} among them {_bandwidths(arcs)}")
     return ", ".join(words)
 
@@ -142,12 +153,27 @@ def _stage_word(stages: Sequence[int]) -> str:
 # --- links ----------------------------------------------------------------------------------------
 
 
-def _lines(cluster: Cluster, cards: Mapping[str, Card]) -> Iterator[Element]:
+def _lines(cluster: Cluster, found: Layout) -> Iterator[Element]:
     """Links between cards; parallel ones as one line."""
-    home = _homes(cards)
+    home, usual = _homes(found.cards), _usual_bandwidth(cluster, found)
+    for first, second, links in _between(cluster, found):
+        ends = sorted((_end(first, home), _end(second, home)), key=lambda end: end[1][0])
+        text = _bandwidths(links)
+        draw = _elbow if found.is_forest else _straight
+        yield draw(ends[0], ends[1], links, "" if text == usual else text)
+
+
+def _usual_bandwidth(cluster: Cluster, found: Layout) -> str | None:
+    """What most lines between cards carry, where these are too many to say so at each."""
+    texts = Counter(_bandwidths(links) for _, _, links in _between(cluster, found))
+    return texts.most_common(1)[0][0] if texts.total() > _MOST_LABELS else None
+
+
+def _between(cluster: Cluster, found: Layout) -> Iterator[tuple[str, str, list[Link]]]:
+    home = _homes(found.cards)
     for (first, second), links in _pairs(cluster).items():
         if home[first] is not home[second]:
-            yield _line(_end(first, home), _end(second, home), links)
+            yield first, second, links
 
 
 def _arcs(cluster: Cluster, cards: Mapping[str, Card]) -> Iterator[Element]:
@@ -159,7 +185,7 @@ def _arcs(cluster: Cluster, cards: Mapping[str, Card]) -> Iterator[Element]:
             ends = _end(first, home)[1], _end(second, home)[1]
             inside.setdefault(home[first].name, []).append((*ends, links))
     for arcs in inside.values():
-        if len(arcs) <= _MOST_ARCS:
+        if len(arcs) <= MOST_ARCS:
             yield from (_arc(*arc) for arc in arcs)
 
 
@@ -186,30 +212,42 @@ def _end(name: str, home: Mapping[str, Card]) -> tuple[Card, Point]:
     return card, (card.x + card.width / 2, card.y + card.height / 2)
 
 
-def _line(first: tuple[Card, Point], second: tuple[Card, Point], links: Sequence[Link]) -> Element:
-    """From edge to edge sideways where there is room, else from middle to middle."""
-    (left, a), (right, b) = sorted((first, second), key=lambda end: end[1][0])
-    gap = right.x - left.x - left.width
-    if gap <= 0:
-        drawn = f"M{a[0]:g},{a[1]:g} L{b[0]:g},{b[1]:g}"
-        return _link(drawn, ((a[0] + b[0]) / 2 + 4, (a[1] + b[1]) / 2), "bandwidth", links)
-    start, end = left.x + left.width, right.x
-    drawn = f"M{start:g},{a[1]:g} H{start + min(gap / 2, 24.0):g} V{b[1]:g} H{end:g}"
-    return _link(drawn, (end - 5, b[1] - 4), "bandwidth end", links)
+def _elbow(
+    left: tuple[Card, Point], right: tuple[Card, Point], links: Sequence[Link], text: str
+) -> Element:
+    """From edge to edge, sideways and upright, where there is room."""
+    (start, a), (end, b) = (left[0].x + left[0].width, left[1]), (right[0].x, right[1])
+    if end <= start:
+        return _straight(left, right, links, text)
+    drawn = f"M{start:g},{a[1]:g} H{start + min((end - start) / 2, 24.0):g} V{b[1]:g} H{end:g}"
+    return _link(drawn, (end - 5, b[1] - 4), "bandwidth end", links, text)
+
+
+def _straight(
+    left: tuple[Card, Point], right: tuple[Card, Point], links: Sequence[Link], text: str
+) -> Element:
+    """From edge to edge where there is room, else from middle to middle, behind the cards."""
+    a, b = left[1], right[1]
+    if right[0].x - left[0].x - left[0].width > 40:
+        a, b = (left[0].x + left[0].width, a[1]), (right[0].x, b[1])
+    drawn = f"M{a[0]:g},{a[1]:g} L{b[0]:g},{b[1]:g}"
+    return _link(drawn, ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2 - 3), "bandwidth mid", links, text)
 
 
 def _arc(a: Point, b: Point, links: Sequence[Link]) -> Element:
     """Below two cells of a card, from one to the other."""
     low = max(a[1], b[1]) + CELL_HEIGHT / 2 + 7
     drawn = f"M{a[0]:g},{a[1]:g} V{low:g} H{b[0]:g} V{b[1]:g}"
-    return _link(drawn, ((a[0] + b[0]) / 2, low + 11), "bandwidth middle", links)
+    return _link(
+        drawn, ((a[0] + b[0]) / 2, low + 11), "bandwidth inside", links, _bandwidths(links)
+    )
 
 
-def _link(drawn: str, at: Point, place: str, links: Sequence[Link]) -> Element:
+def _link(drawn: str, at: Point, place: str, links: Sequence[Link], text: str) -> Element:
     path = node("path", d=drawn, class_="link")
     ends = " and ".join(links[0].between)
     words = f"{ends}: {'; '.join(_link_words(link) for link in links)}"
-    return node("g", node("title", words), path, _text(_bandwidths(links), at, place))
+    return node("g", node("title", words), path, _text(text, at, place) if text else None)
 
 
 def _bandwidths(links: Sequence[Link]) -> str:
@@ -217,7 +255,7 @@ def _bandwidths(links: Sequence[Link]) -> str:
     values = sorted({link.bandwidth_gb_per_s for link in links})
     text = f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"
     count = len(links) if len({frozenset(link.between) for link in links}) == 1 else 1
-    return f"{count} × {text} GB/s" if count > 1 else f"{text} GB/s"
+    return f"{count} x {text} GB/s" if count > 1 else f"{text} GB/s"
 
 
 def _link_words(link: Link) -> str:

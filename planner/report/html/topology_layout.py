@@ -1,13 +1,14 @@
 """Where devices and switches stand in the picture of a cluster.
 
 A device whose only switch is S stands in the card of S; what is left, switches and devices between
-several of them, is laid out by networkx: as a tree from its centre, left to right, where it is one,
-else by forces. Lengths are CSS pixels.
+several of them, is laid out with networkx: in columns from its centre, where every link joins two
+neighbouring columns, as in trees and in leaves below spines; else by forces. Lengths are CSS pixels.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,8 @@ CELL_WIDTH, CELL_HEIGHT, CELL_GAP = 74.0, 34.0, 6.0
 HEAD_HEIGHT, PADDING, FOOT = 34.0, 8.0, 20.0
 LEAST_WIDTH = 150.0
 MOST_COLUMNS = 8
+MOST_ARCS = 6
+"""More links among the devices of a card are told in words."""
 _BETWEEN_COLUMNS, _BETWEEN_ROWS = 110.0, 14.0
 # From here on networkx would need scipy for a layout by forces.
 _MOST_BY_FORCES = 500
@@ -56,22 +59,22 @@ class Card:
     @property
     def width(self) -> float:
         """Of the whole card."""
-        cells = self.columns * (CELL_WIDTH + CELL_GAP) - CELL_GAP + 2 * PADDING
-        return max(cells, LEAST_WIDTH) if self.is_switch else cells
+        cells = self.columns * (CELL_WIDTH + CELL_GAP) - CELL_GAP
+        return max(cells + 2 * PADDING, LEAST_WIDTH) if self.is_switch else cells
 
     @property
     def height(self) -> float:
         """Of the whole card."""
         rows = -(-len(self.devices) // self.columns)
-        below = rows * (CELL_HEIGHT + CELL_GAP) - CELL_GAP + PADDING if rows else 0.0
-        return self.head + below + self.foot + (0.0 if self.is_switch else PADDING)
+        cells = rows * (CELL_HEIGHT + CELL_GAP) - CELL_GAP if rows else 0.0
+        return self.head + cells + self.foot + (PADDING if self.is_switch and rows else 0.0)
 
     def cell(self, place: int) -> tuple[float, float]:
         """The upper left corner of a device's cell."""
         row, column = divmod(place, self.columns)
         return (
-            self.x + PADDING + column * (CELL_WIDTH + CELL_GAP),
-            self.y + (self.head or PADDING) + row * (CELL_HEIGHT + CELL_GAP),
+            self.x + (PADDING if self.is_switch else 0.0) + column * (CELL_WIDTH + CELL_GAP),
+            self.y + self.head + row * (CELL_HEIGHT + CELL_GAP),
         )
 
     def at(self, x: float, y: float) -> Card:
@@ -79,15 +82,43 @@ class Card:
         return replace(self, x=float(round(x)), y=float(round(y)))
 
 
-def layout(cluster: Cluster) -> dict[str, Card]:
-    """Cards by name, placed; none lies on another. The same cluster gives the same picture."""
+@dataclass(frozen=True)
+class Layout:
+    """Cards by name, placed; none lies on another. ``is_forest``: no link closes a circle."""
+
+    cards: dict[str, Card]
+    is_forest: bool
+
+
+def layout(cluster: Cluster) -> Layout:
+    """Place a cluster's cards; the same cluster gives the same picture.
+
+    Parts that no link joins stand one below the other.
+    """
     cards = _cards(cluster)
     core = nx.Graph()
     core.add_nodes_from(cards)
     core.add_edges_from(
         link.between for link in cluster.links if all(end in cards for end in link.between)
     )
-    return _as_forest(core, cards) if nx.is_forest(core) else _by_forces(core, cards)
+    placed: dict[str, Card] = {}
+    top = 0.0
+    for names in nx.connected_components(core):
+        part = _part(core, names)
+        columns = _columns_of(part, cards)
+        found = _in_columns(part, columns, cards) if columns else _by_forces(part, cards)
+        left, above = min(card.x for card in found), min(card.y for card in found)
+        placed |= {card.name: card.at(card.x - left, card.y - above + top) for card in found}
+        top = max(placed[name].y + placed[name].height for name in names) + _BETWEEN_ROWS
+    return Layout({name: placed[name] for name in cards}, nx.is_forest(core))
+
+
+def _part(core: nx.Graph, names: set[str]) -> nx.Graph:
+    """A part as a graph of its own: a view lists vertices in another order from run to run."""
+    part = nx.Graph()
+    part.add_nodes_from(name for name in core if name in names)
+    part.add_edges_from(edge for edge in core.edges if edge[0] in names)
+    return part
 
 
 def _cards(cluster: Cluster) -> dict[str, Card]:
@@ -101,90 +132,113 @@ def _cards(cluster: Cluster) -> dict[str, Card]:
     for device, switch in home.items():
         rows[switch].append(device)
     alone = {device: [device] for device in cluster.device_names if device not in home}
-    joined = {home[a] for a, b in (link.between for link in cluster.links) if _share(home, a, b)}
+    among = Counter(
+        home[first]
+        for first, second in {
+            frozenset(link.between): link.between for link in cluster.links
+        }.values()
+        if first in home and home[first] == home.get(second)
+    )
     return {
-        name: Card(name, tuple(devices), _columns(len(devices)), FOOT if name in joined else 0.0)
+        name: Card(
+            name,
+            tuple(devices),
+            _cells_across(len(devices)),
+            FOOT if 0 < among[name] <= MOST_ARCS else 0.0,
+        )
         for name, devices in {**rows, **alone}.items()
     }
 
 
-def _share(home: Mapping[str, str], first: str, second: str) -> bool:
-    """Whether two devices stand in the same card."""
-    return first in home and home[first] == home.get(second)
-
-
-def _columns(count: int) -> int:
+def _cells_across(count: int) -> int:
     """Few devices in one row, more of them in a block that is wider than high."""
     if count <= 4:
         return max(1, count)
     return min(MOST_COLUMNS, math.ceil(math.sqrt(2 * count)))
 
 
-# --- trees ----------------------------------------------------------------------------------------
+# --- in columns -----------------------------------------------------------------------------------
 
 
-def _as_forest(core: nx.Graph, cards: Mapping[str, Card]) -> dict[str, Card]:
-    """Each tree from its centre, below the one before."""
-    placed: dict[str, Card] = {}
-    top = 0.0
-    for part in nx.connected_components(core):
-        # A view of a part lists its vertices in an order that differs from run to run.
-        tree = nx.Graph()
-        tree.add_nodes_from(name for name in core if name in part)
-        tree.add_edges_from(edge for edge in core.edges if edge[0] in part)
-        top = _place_tree(tree, nx.center(tree)[0], cards, placed, top)
-    return {name: placed[name] for name in cards}
+def _columns_of(part: nx.Graph, cards: Mapping[str, Card]) -> list[list[str]]:
+    """Vertices by their distance from the centre; none if a link joins two of a column.
 
-
-def _place_tree(
-    tree: nx.Graph, root: str, cards: Mapping[str, Card], placed: dict[str, Card], top: float
-) -> float:
-    """Leaves one below the other, every other vertex at the middle of its children.
-
-    Returns:
-        The upper end of what comes next.
+    Devices in a circle have a centre of their own each: only a centre of switches counts.
     """
-    lefts = _lefts(tree, root, cards)
-    starts: dict[str, float] = {}
-    for parent, name, step in nx.dfs_labeled_edges(tree, root):
-        if step == "forward":
-            starts[name] = top
-        elif step == "reverse":
-            card = cards[name]
-            children = [placed[child] for child in tree[name] if child in placed]
-            middles = [child.y + child.height / 2 for child in children if child.x > lefts[name]]
-            wanted = sum(middles) / len(middles) - card.height / 2 if middles else top
-            placed[name] = card.at(lefts[name], max(wanted, starts[name]))
-            top = max(top, placed[name].y + card.height + _BETWEEN_ROWS)
-    return top
+    centre = nx.center(part)
+    roots = centre[:1] if nx.is_tree(part) else centre
+    columns = [list(column) for column in nx.bfs_layers(part, roots)]
+    number = {name: place for place, column in enumerate(columns) for name in column}
+    if nx.is_tree(part):
+        return columns
+    across = all(number[first] != number[second] for first, second in part.edges)
+    return columns if across and all(cards[name].is_switch for name in roots) else []
 
 
-def _lefts(tree: nx.Graph, root: str, cards: Mapping[str, Card]) -> dict[str, float]:
-    """The left edge of each vertex: that of its column."""
-    lefts: dict[str, float] = {}
-    left = 0.0
-    for column in nx.bfs_layers(tree, root):
-        lefts |= dict.fromkeys(column, left)
+def _in_columns(
+    part: nx.Graph, columns: Sequence[Sequence[str]], cards: Mapping[str, Card]
+) -> list[Card]:
+    """What ends a branch one below the other, all else at the middle of what follows it."""
+    number = {name: place for place, column in enumerate(columns) for name in column}
+    after = {name: [n for n in part[name] if number[n] > number[name]] for name in part}
+    middles = _ends(columns[0], after, cards)
+    tops: dict[str, float] = {}
+    for column in reversed(columns):
+        for name in column:
+            if after[name]:
+                middles[name] = sum(middles[n] for n in after[name]) / len(after[name])
+        wanted = {name: middles[name] - cards[name].height / 2 for name in column}
+        tops |= _apart(wanted, cards)
+        middles |= {name: tops[name] + cards[name].height / 2 for name in column}
+    left, placed = 0.0, []
+    for column in columns:
+        placed += [cards[name].at(left, tops[name]) for name in column]
         left += max(cards[name].width for name in column) + _BETWEEN_COLUMNS
-    return lefts
+    return placed
+
+
+def _ends(
+    roots: Sequence[str], after: Mapping[str, Sequence[str]], cards: Mapping[str, Card]
+) -> dict[str, float]:
+    """The middles of what ends a branch, in the order in which a walk from the roots meets it."""
+    middles: dict[str, float] = {}
+    top = 0.0
+    waiting, seen = list(reversed(roots)), set(roots)
+    while waiting:
+        name = waiting.pop()
+        if not after[name]:
+            middles[name] = top + cards[name].height / 2
+            top += cards[name].height + _BETWEEN_ROWS
+        fresh = [n for n in after[name] if n not in seen]
+        seen.update(fresh)
+        waiting += reversed(fresh)
+    return middles
+
+
+def _apart(wanted: Mapping[str, float], cards: Mapping[str, Card]) -> dict[str, float]:
+    """The upper ends of a column, pushed down until none overlap, then up by the mean push."""
+    tops: dict[str, float] = {}
+    least = -math.inf
+    for name in sorted(wanted, key=lambda name: wanted[name]):
+        tops[name] = max(wanted[name], least)
+        least = tops[name] + cards[name].height + _BETWEEN_ROWS
+    push = sum(tops[name] - wanted[name] for name in tops) / len(tops)
+    return {name: top - push for name, top in tops.items()}
 
 
 # --- all else -------------------------------------------------------------------------------------
 
 
-def _by_forces(core: nx.Graph, cards: Mapping[str, Card]) -> dict[str, Card]:
-    """By forces (Fruchterman and Reingold 1991), from a circle, drawn apart until nothing lies on
-    anything else.
-    """
-    circle = nx.circular_layout(core)
-    few = len(core) < _MOST_BY_FORCES
-    points = nx.spring_layout(core, pos=circle, iterations=200, seed=0) if few else circle
-    names = list(core)
-    scale = _least_scale([cards[name] for name in names], [points[name] for name in names])
-    lefts = {n: points[n][0] * scale - cards[n].width / 2 for n in names}
-    tops = {n: points[n][1] * scale - cards[n].height / 2 for n in names}
-    left, top = min(lefts.values()), min(tops.values())
-    return {n: cards[n].at(lefts[n] - left, tops[n] - top) for n in cards}
+def _by_forces(part: nx.Graph, cards: Mapping[str, Card]) -> list[Card]:
+    """By forces (Fruchterman and Reingold 1991), from a circle, drawn apart until none overlap."""
+    circle = nx.circular_layout(part)
+    few = len(part) < _MOST_BY_FORCES
+    points = nx.spring_layout(part, pos=circle, iterations=200, seed=0) if few else circle
+    scale = _least_scale([cards[name] for name in part], [points[name] for name in part])
+    return [
+        card.at(scale * x - card.width / 2, scale * y - card.height / 2)
+        for card, (x, y) in ((cards[name], points[name]) for name in part)
+    ]
 
 
 def _least_scale(cards: Sequence[Card], points: Sequence[Sequence[float]]) -> float:

@@ -42,6 +42,7 @@ class TimeChart {
     this.overlay = () => {};
     this.colours = readColours();
     new ResizeObserver(() => this.draw()).observe(host);
+    new IntersectionObserver(([{ isIntersecting }]) => this.see(isIntersecting)).observe(host);
     host.addEventListener("scroll", () => this.redraw());
     view.onChange(() => this.redraw());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.recolour());
@@ -65,9 +66,15 @@ class TimeChart {
     this.draw();
   }
 
+  /** A chart out of sight is drawn when it comes into sight. */
+  see(isSeen) {
+    this.isSeen = isSeen;
+    this.redraw();
+  }
+
   /** Draw before the next frame, once however often it is asked for. */
   redraw() {
-    if (this.waiting) return;
+    if (this.waiting || !this.isSeen) return;
     this.waiting = true;
     requestAnimationFrame(() => {
       this.waiting = false;
