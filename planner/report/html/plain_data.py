@@ -99,5 +99,5 @@ def _block(name: str, value: Any) -> list[Element]:
             rows = [{"of": key, **row} for key, row in value.items()]
             return [data_table(field_words(name), rows)]
         return data_blocks(value)
-    rows = [row if isinstance(row, Mapping) else {name: row} for row in value]
+    rows = [dict(row) if isinstance(row, Mapping) else {name: row} for row in value]
     return [data_table(field_words(name), rows)]

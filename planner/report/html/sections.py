@@ -30,8 +30,8 @@ def measured_section(deviation: Comparison, measured: MeasuredTimeline) -> Eleme
     hardware = ", ".join(dict.fromkeys(device.hardware for device in measured.devices))
     shown = (
         f"Measured on {hardware} over {measured.backend}. The timeline above shows step "
-        f"{typical_step(measured)}, the one of median length; the figures here are medians over the "
-        "steps that count."
+        f"{typical_step(measured)}, the one of median length; the figures here are medians over "
+        "the steps that count."
     )
     return section(
         "measured",

@@ -1,8 +1,9 @@
 """Where devices and switches stand in the picture of a cluster.
 
-A device whose only switch is S stands in the card of S; what is left, switches and devices between
-several of them, is laid out with networkx: in columns from its centre, where every link joins two
-neighbouring columns, as in trees and in leaves below spines; else by forces. Lengths are CSS pixels.
+A device whose only switch is S stands in the card of S. What is left, switches and devices between
+several of them, is laid out with networkx: in columns from its centre where every link joins two
+neighbouring columns, as in trees and in leaves below spines, else by forces. Lengths are CSS
+pixels.
 """
 
 from __future__ import annotations
@@ -161,18 +162,18 @@ def _cells_across(count: int) -> int:
 
 
 def _columns_of(part: nx.Graph, cards: Mapping[str, Card]) -> list[list[str]]:
-    """Vertices by their distance from the centre; none if a link joins two of a column.
+    """Columns from left to right; none if a link would join two vertices of a column.
 
-    Devices in a circle have a centre of their own each: only a centre of switches counts.
+    A tree goes by the distance from its centre, all else by the distance from devices: what is
+    farthest from them, such as spines, comes first.
     """
-    centre = nx.center(part)
-    roots = centre[:1] if nx.is_tree(part) else centre
-    columns = [list(column) for column in nx.bfs_layers(part, roots)]
-    number = {name: place for place, column in enumerate(columns) for name in column}
     if nx.is_tree(part):
-        return columns
-    across = all(number[first] != number[second] for first, second in part.edges)
-    return columns if across and all(cards[name].is_switch for name in roots) else []
+        return [list(column) for column in nx.bfs_layers(part, nx.center(part)[0])]
+    with_devices = [name for name in part if cards[name].devices]
+    columns = [list(column) for column in nx.bfs_layers(part, with_devices)][::-1]
+    number = {name: place for place, column in enumerate(columns) for name in column}
+    across = all(number.get(first) != number.get(second) for first, second in part.edges)
+    return columns if across else []
 
 
 def _in_columns(
@@ -181,7 +182,8 @@ def _in_columns(
     """What ends a branch one below the other, all else at the middle of what follows it."""
     number = {name: place for place, column in enumerate(columns) for name in column}
     after = {name: [n for n in part[name] if number[n] > number[name]] for name in part}
-    middles = _ends(columns[0], after, cards)
+    roots = [name for name in part if all(number[n] > number[name] for n in part[name])]
+    middles = _ends(roots, after, cards)
     tops: dict[str, float] = {}
     for column in reversed(columns):
         for name in column:
