@@ -1,7 +1,7 @@
 """The data embedded in the page is the timeline, read back here as its scripts read it."""
 
 from collections import Counter
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pytest
 from html_pages import data_of, page_of, plan_of
@@ -59,7 +59,7 @@ def test_transfers_are_on_each_link_they_hold_and_never_overlap_there(timeline):
     assert set(busy) == set(range(len(data["links"])))
     for ends in busy.values():
         ends.sort()
-        assert all(first[1] <= second[0] for first, second in zip(ends, ends[1:], strict=False))
+        assert all(first[1] <= second[0] for first, second in pairwise(ends))
     held = sum(len(event.links) or 1 for event in moving)
     assert sum(map(len, busy.values())) == held
     carried = sum(end - start for ends in busy.values() for start, end in ends) * tick
@@ -92,7 +92,11 @@ def test_the_critical_path_covers_the_iteration_without_a_gap(timeline):
             _, start, end = spans(data["transfers"])[index]
         else:
             reduction = kind == "reduction"
-            span = data["reductions"][index]["span"] if reduction else data["devices"][device]["optimizer"]
+            span = (
+                data["reductions"][index]["span"]
+                if reduction
+                else data["devices"][device]["optimizer"]
+            )
             start, end = span[0], sum(span)
         assert abs(start - time) <= 1
         time = end
@@ -138,7 +142,8 @@ def test_a_measured_step_is_shown_as_it_was_measured(timeline):
 
 
 @pytest.mark.parametrize(
-    ("times", "step"), [([3.0], 1), ([5.0, 1.0], 2), ([9.0, 4.0, 2.0, 3.0], 4), ([9, 1, 2, 3, 4], 3)]
+    ("times", "step"),
+    [([3.0], 1), ([5.0, 1.0], 2), ([9.0, 4.0, 2.0, 3.0], 4), ([9, 1, 2, 3, 4], 3)],
 )
 def test_the_step_shown_is_of_median_length_without_the_first(timeline_of, times, step):
     measured = run_of(plan_of(timeline_of("one_device")), [timeline_of("one_device")] * len(times))
@@ -189,5 +194,3 @@ def test_plain_data_is_told_in_the_unit_of_its_name(name, value, text):
 def test_words_of_a_field_leave_out_its_unit():
     assert field_words("iteration_time_s") == "iteration time"
     assert field_words("peak_bytes") == "peak"
-
-

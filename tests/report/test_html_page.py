@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import itertools
 import json
 import re
 from pathlib import Path
@@ -15,15 +16,17 @@ from planner.artifacts.plan import Plan
 from planner.assemble import plan_by_hand
 from planner.comparison import GIVEN, compare_plan
 from planner.errors import PipeplanError
+from planner.explain import explain
 from planner.partition.planners import PLANNERS
 from planner.report.comparison import row_cells
 from planner.report.explanation import explanation_lines
-from planner.explain import explain
 from planner.report.html import report_html, save_report
 from planner.report.html.page import SCRIPTS
 from planner.units import format_seconds
 
-HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;<!--\u202e${title}"
+HOSTILE = (
+    "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;<!--\u202e${title}"
+)
 SECTIONS = ["timeline", "memory", "explanation", "stages", "topology", "costs", "run"]
 
 
@@ -89,7 +92,7 @@ def test_headings_leave_out_no_level_and_everything_interactive_has_a_name(timel
     levels = [int(node.tag[1]) for node in page.all() if re.fullmatch("h[1-6]", node.tag)]
     assert levels[0] == 1
     assert levels.count(1) == 1
-    assert all(b - a <= 1 for a, b in zip(levels, levels[1:], strict=False))
+    assert all(b - a <= 1 for a, b in itertools.pairwise(levels))
     labelled = {node.attributes["for"] for node in page.all("label") if "for" in node.attributes}
     wrapped = {id(inner) for node in page.all("label") for inner in node.all("input")}
     for node in page.all():
@@ -114,7 +117,9 @@ def test_nothing_is_loaded_from_elsewhere_and_the_policy_forbids_it(timeline):
         assert not any(name.startswith("on") for name in node.attributes)
         assert node.tag not in ("link", "iframe", "object", "embed", "base")
     for name in ("page.css", *(f"{script}.js" for script in SCRIPTS)):
-        assert not re.search(r"https?:|@import|url\(|\beval\b|innerHTML|insertAdjacent", static(name))
+        assert not re.search(
+            r"https?:|@import|url\(|\beval\b|innerHTML|insertAdjacent", static(name)
+        )
     (policy,) = [
         node.attributes["content"]
         for node in page.all("meta")
@@ -229,9 +234,7 @@ def test_the_comparison_has_the_plan_and_every_classic_planner(timeline_of):
     timeline = timeline_of("replicated")
     rows = compare_plan(plan_of(timeline))
     page = page_of(timeline, comparison=rows).by_id("comparison")
-    cells = [
-        [cell.text for cell in row.children] for row in page.all("tbody")[0].all("tr")
-    ]
+    cells = [[cell.text for cell in row.children] for row in page.all("tbody")[0].all("tr")]
     assert cells == [row_cells(row) for row in rows]
     assert [row[0] for row in cells] == [GIVEN, *PLANNERS]
 

@@ -23,6 +23,8 @@ from planner.units import plural
 
 _MARGIN = 12.0
 _NAME_LETTERS, _TITLE_LETTERS = 11, 20
+# What a line needs between two cards to start at their edges.
+_ROOM = 40.0
 # Beyond so many lines only those of an uncommon bandwidth say theirs.
 _MOST_LABELS = 16
 _LINKS = (
@@ -154,13 +156,17 @@ def _stage_word(stages: Sequence[int]) -> str:
 
 
 def _lines(cluster: Cluster, found: Layout) -> Iterator[Element]:
-    """Links between cards; parallel ones as one line."""
+    """Links between cards, parallel ones as one line; then their bandwidths, over all lines."""
     home, usual = _homes(found.cards), _usual_bandwidth(cluster, found)
+    labels: list[Element] = []
     for first, second, links in _between(cluster, found):
         ends = sorted((_end(first, home), _end(second, home)), key=lambda end: end[1][0])
         text = _bandwidths(links)
-        draw = _elbow if found.is_forest else _straight
-        yield draw(ends[0], ends[1], links, "" if text == usual else text)
+        drawn, at, place = (_elbow if found.is_forest else _straight)(*ends)
+        yield _link(drawn, links)
+        if text != usual:
+            labels.append(_text(text, at, f"bandwidth {place}"))
+    yield from labels
 
 
 def _usual_bandwidth(cluster: Cluster, found: Layout) -> str | None:
@@ -212,42 +218,41 @@ def _end(name: str, home: Mapping[str, Card]) -> tuple[Card, Point]:
     return card, (card.x + card.width / 2, card.y + card.height / 2)
 
 
-def _elbow(
-    left: tuple[Card, Point], right: tuple[Card, Point], links: Sequence[Link], text: str
-) -> Element:
-    """From edge to edge, sideways and upright, where there is room."""
+def _elbow(left: tuple[Card, Point], right: tuple[Card, Point]) -> tuple[str, Point, str]:
+    """From edge to edge, sideways and upright, where there is room.
+
+    Returns:
+        What to draw, where its label stands, and how that is aligned.
+    """
     (start, a), (end, b) = (left[0].x + left[0].width, left[1]), (right[0].x, right[1])
     if end <= start:
-        return _straight(left, right, links, text)
+        return _straight(left, right)
     drawn = f"M{start:g},{a[1]:g} H{start + min((end - start) / 2, 24.0):g} V{b[1]:g} H{end:g}"
-    return _link(drawn, (end - 5, b[1] - 4), "bandwidth end", links, text)
+    return drawn, (end - 5, b[1] - 4), "end"
 
 
-def _straight(
-    left: tuple[Card, Point], right: tuple[Card, Point], links: Sequence[Link], text: str
-) -> Element:
+def _straight(left: tuple[Card, Point], right: tuple[Card, Point]) -> tuple[str, Point, str]:
     """From edge to edge where there is room, else from middle to middle, behind the cards."""
     a, b = left[1], right[1]
-    if right[0].x - left[0].x - left[0].width > 40:
+    if right[0].x - left[0].x - left[0].width > _ROOM:
         a, b = (left[0].x + left[0].width, a[1]), (right[0].x, b[1])
     drawn = f"M{a[0]:g},{a[1]:g} L{b[0]:g},{b[1]:g}"
-    return _link(drawn, ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2 - 3), "bandwidth mid", links, text)
+    return drawn, ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2 - 3), "mid"
 
 
 def _arc(a: Point, b: Point, links: Sequence[Link]) -> Element:
-    """Below two cells of a card, from one to the other."""
+    """Below two cells of a card, from one to the other, with its bandwidth."""
     low = max(a[1], b[1]) + CELL_HEIGHT / 2 + 7
-    drawn = f"M{a[0]:g},{a[1]:g} V{low:g} H{b[0]:g} V{b[1]:g}"
-    return _link(
-        drawn, ((a[0] + b[0]) / 2, low + 11), "bandwidth inside", links, _bandwidths(links)
-    )
+    drawn = _link(f"M{a[0]:g},{a[1]:g} V{low:g} H{b[0]:g} V{b[1]:g}", links)
+    at = ((a[0] + b[0]) / 2, low + 11)
+    return node("g", drawn, _text(_bandwidths(links), at, "bandwidth inside"))
 
 
-def _link(drawn: str, at: Point, place: str, links: Sequence[Link], text: str) -> Element:
-    path = node("path", d=drawn, class_="link")
-    ends = " and ".join(links[0].between)
-    words = f"{ends}: {'; '.join(_link_words(link) for link in links)}"
-    return node("g", node("title", words), path, _text(text, at, place) if text else None)
+def _link(drawn: str, links: Sequence[Link]) -> Element:
+    """A line that tells, when pointed at, what it stands for."""
+    words = "; ".join(_link_words(link) for link in links)
+    title = node("title", f"{' and '.join(links[0].between)}: {words}")
+    return node("g", title, node("path", d=drawn, class_="link"))
 
 
 def _bandwidths(links: Sequence[Link]) -> str:

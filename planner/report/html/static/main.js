@@ -108,7 +108,7 @@ function rebuild() {
 function showRange() {
   const unit = timeUnit(model.limit * model.tick_s), span = view.span * model.tick_s;
   const [start, end] = [view.start, view.end].map((moment) => formatMoment(moment * model.tick_s, span, unit));
-  byId("range").textContent = `${start} – ${end}`;
+  byId("range").textContent = `${start} to ${end}`;
 }
 
 function addSwitches() {
