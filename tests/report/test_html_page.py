@@ -8,7 +8,18 @@ import re
 from pathlib import Path
 
 import pytest
-from builders import boundary, cluster, graph, layer, link, orders, parameter, pipeline
+from builders import (
+    boundary,
+    cluster,
+    device_type,
+    graph,
+    layer,
+    link,
+    orders,
+    parameter,
+    pipeline,
+    star,
+)
 from html_pages import Node, data_of, page_of, parsed, plan_of
 from measured_runs import run_of
 
@@ -22,6 +33,7 @@ from planner.report.comparison import row_cells
 from planner.report.explanation import explanation_lines
 from planner.report.html import report_html, save_report
 from planner.report.html.page import SCRIPTS
+from planner.schedule.heuristic import best_classic_schedule
 from planner.units import format_seconds
 
 HOSTILE = (
@@ -40,8 +52,6 @@ def hostile_plan() -> Plan:
     """Every name that may be any text is an attack; devices' and switches' may not be."""
     rows = [layer(f"{HOSTILE}{i}", parameters=["w"]) for i in range(2)]
     kind = f"type {HOSTILE}"
-    from builders import device_type
-
     machines = cluster({"d0": kind, "d1": kind}, [link("d0", "d1")], types={kind: device_type()})
     machines = machines.model_copy(update={"name": HOSTILE})
     the_graph = graph(
@@ -246,6 +256,20 @@ def test_the_command_to_run_it_is_the_plan_commands(timeline_of):
     assert page.by_id("run").all("code")[0].text == (
         "torchrun --nproc-per-node 2 -m executor 'my plan.json'"
     )
+
+
+def test_a_page_has_few_bytes_an_operation():
+    count, microbatches = 8, 400
+    names = [f"l{index}" for index in range(count)]
+    chain = graph([layer(name, 0.0013, 0.0029, stash_bytes=2**20) for name in names])
+    machines = star(count, 1000)
+    stages = [((name,), (f"d{index}",)) for index, name in enumerate(names)]
+    placed = pipeline(chain, machines, stages, microbatches=microbatches)
+    classic = best_classic_schedule(placed)
+    assert classic is not None
+    size = len(report_html(plan_of(classic.timeline)))
+    fixed = len(report_html(a_plain_plan()))
+    assert size - fixed < 90 * 2 * count * microbatches
 
 
 def test_styles_have_no_colour_of_their_own():

@@ -13,6 +13,7 @@ from planner.report.html.topology_layout import (
     CELL_HEIGHT,
     CELL_WIDTH,
     MOST_ARCS,
+    MOST_LETTERS,
     Card,
     Layout,
     layout,
@@ -22,7 +23,7 @@ from planner.simulator import Timeline
 from planner.units import plural
 
 _MARGIN = 12.0
-_NAME_LETTERS, _TITLE_LETTERS = 11, 20
+_NAME_LETTERS = 11
 # What a line needs between two cards to start at their edges.
 _ROOM = 40.0
 # Beyond so many lines only those of an uncommon bandwidth say theirs.
@@ -109,7 +110,7 @@ def _description(timeline: Timeline) -> str:
 def _frame(cluster: Cluster, card: Card) -> Element:
     box = node("rect", x=card.x, y=card.y, width=card.width, height=card.height, rx=3)
     box.set("class", "switch")
-    title = _text(_short(card.name, _TITLE_LETTERS), (card.x + 8, card.y + 14), "switch-name")
+    title = _text(_short(card.name, MOST_LETTERS), (card.x + 8, card.y + 14), "switch-name")
     inside = _text(_inside(cluster, card), (card.x + 8, card.y + 27), "bandwidth")
     return node("g", node("title", f"switch {card.name}"), box, title, inside)
 

@@ -19,7 +19,7 @@ from planner.artifacts.cluster import Cluster
 
 CELL_WIDTH, CELL_HEIGHT, CELL_GAP = 74.0, 34.0, 6.0
 HEAD_HEIGHT, PADDING, FOOT = 34.0, 8.0, 20.0
-LEAST_WIDTH = 150.0
+LETTER_WIDTH, MOST_LETTERS = 7.5, 20
 MOST_COLUMNS = 8
 MOST_ARCS = 6
 """More links among the devices of a card are told in words."""
@@ -61,7 +61,10 @@ class Card:
     def width(self) -> float:
         """Of the whole card."""
         cells = self.columns * (CELL_WIDTH + CELL_GAP) - CELL_GAP
-        return max(cells + 2 * PADDING, LEAST_WIDTH) if self.is_switch else cells
+        if not self.is_switch:
+            return cells
+        letters = min(len(self.name), MOST_LETTERS) if not self.devices else MOST_LETTERS
+        return max(cells, letters * LETTER_WIDTH) + 2 * PADDING
 
     @property
     def height(self) -> float:

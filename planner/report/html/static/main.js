@@ -193,7 +193,7 @@ addPointers(gantt, {
 });
 addPointers(memory, {
   hover({ row, moment, share }) {
-    byId("memory-readout").textContent = row && share >= 0 ? memoryText(row, moment, model.tick_s) : idleMemoryText;
+    byId("memory-readout").textContent = row && share >= 0 && moment <= model.end ? memoryText(row, moment, model.tick_s) : idleMemoryText;
   },
   click() {},
   leave: () => (byId("memory-readout").textContent = idleMemoryText),

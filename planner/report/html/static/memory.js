@@ -9,14 +9,16 @@ function memoryRows(model, scaleOf) {
     steps: model.memory[place],
     device,
     draw(area, y) {
-      drawMemory(area, model.memory[place], device, scaleOf(device), y + 6, MEMORY_ROW - 10);
+      // A measured iteration may be longer than the simulated one, which memory is known of.
+      const width = Math.min(area.width, xOf(area, model.end) - area.left);
+      if (width > 0) drawMemory(area, width, model.memory[place], device, scaleOf(device), y + 6, MEMORY_ROW - 10);
     },
   }));
 }
 
 /** The highest value within each pixel, so that no peak is lost; from left to right. */
-function highestByPixel(area, steps) {
-  const columns = Math.ceil(area.width);
+function highestByPixel(area, width, steps) {
+  const columns = Math.ceil(width);
   const highest = new Float64Array(columns);
   let at = stepAt(steps, area.view.start);
   for (let x = 0; x < columns; x += 1) {
@@ -41,29 +43,30 @@ function stepAt(steps, moment) {
   return low;
 }
 
-function drawMemory(area, steps, device, scale, y, height) {
-  const { context, colours } = area, highest = highestByPixel(area, steps);
+function drawMemory(area, width, steps, device, scale, y, height) {
+  const { context, colours } = area, highest = highestByPixel(area, width, steps);
   const top = (bytes) => y + height - (scale > 0 ? (bytes / scale) * height : 0);
   drawTrack(area, y, height);
+  context.fillStyle = colours.memory;
   context.beginPath();
   context.moveTo(area.left, y + height);
-  highest.forEach((bytes, x) => {
-    context.lineTo(area.left + x, top(bytes));
-    context.lineTo(area.left + x + 1, top(bytes));
-  });
-  context.lineTo(area.left + area.width, y + height);
-  context.fillStyle = colours.memory;
+  traceSteps(area, highest, top);
+  context.lineTo(area.left + highest.length, y + height);
   context.fill();
   context.beginPath();
-  highest.forEach((bytes, x) => {
-    context.lineTo(area.left + x, top(bytes));
-    context.lineTo(area.left + x + 1, top(bytes));
-  });
+  traceSteps(area, highest, top);
   context.strokeStyle = colours["memory-line"];
   context.lineWidth = 1.25;
   context.stroke();
   drawLevel(area, top(device.capacity_bytes), colours.ink, [5, 4]);
   drawLevel(area, top(device.peak_bytes), colours["memory-line"], [1, 3]);
+}
+
+function traceSteps(area, highest, top) {
+  highest.forEach((bytes, x) => {
+    area.context.lineTo(area.left + x, top(bytes));
+    area.context.lineTo(area.left + x + 1, top(bytes));
+  });
 }
 
 function drawLevel(area, y, colour, dashes) {
