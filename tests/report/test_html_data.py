@@ -4,14 +4,15 @@ from collections import Counter
 from itertools import accumulate, pairwise
 
 import pytest
-from html_pages import data_of, page_of, plan_of
+from html_pages import data_of, page_of, parsed, plan_of
 from hypothesis import given
 from hypothesis import strategies as st
 from measured_runs import run_of
 
 from planner.explain import explain
+from planner.report.html.markup import markup
 from planner.report.html.measured_data import typical_step
-from planner.report.html.plain_data import field_words, value_text
+from planner.report.html.plain_data import data_blocks, field_words, value_text
 from planner.report.html.timeline_data import Ticks
 
 
@@ -189,6 +190,25 @@ def test_an_iteration_without_length_has_ticks_too():
 )
 def test_plain_data_is_told_in_the_unit_of_its_name(name, value, text):
     assert value_text(name, value) == text
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text(), VALUES, max_size=5))
+def test_any_plain_data_becomes_well_formed_tables(data):
+    found = parsed(markup(*data_blocks(data)))
+    for table in found.all("table"):
+        (head, *rows) = table.all("tr")
+        assert all(len(row.children) == len(head.children) for row in rows)
+    shown = found.text
+    for value in data.values():
+        if isinstance(value, str) and value.isalnum():
+            assert value in shown
 
 
 def test_words_of_a_field_leave_out_its_unit():

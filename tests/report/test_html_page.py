@@ -4,6 +4,7 @@ import base64
 import hashlib
 import itertools
 import json
+import os
 import re
 from pathlib import Path
 
@@ -256,6 +257,12 @@ def test_the_command_to_run_it_is_the_plan_commands(timeline_of):
     assert page.by_id("run").all("code")[0].text == (
         "torchrun --nproc-per-node 2 -m executor 'my plan.json'"
     )
+
+
+def test_a_plans_file_may_have_any_bytes_for_a_name(tmp_path):
+    name = os.fsdecode(b"caf\xe9.json")
+    save_report(a_plain_plan(), tmp_path / "plan.html", plan_path=name)
+    assert "caf?.json" in (tmp_path / "plan.html").read_text()
 
 
 def test_a_page_has_few_bytes_an_operation():

@@ -96,7 +96,7 @@ def report_html(
         topology_section(timeline),
         None if comparison is None else comparison_section(comparison),
         costs_section(plan, timeline),
-        run_section(plan, Path(plan_path)),
+        run_section(plan, _readable(plan_path)),
     ]
     shown = [found for found in sections if found is not None]
     top = header(plan, timeline, verify(plan), deviation)
@@ -136,6 +136,11 @@ def _script_data(data: dict[str, Any]) -> str:
     """JSON that ends no script element and opens no comment in one."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
+
+
+def _readable(path: str | Path) -> Path:
+    """A path with question marks for what is no text in its name: a file's may be any bytes."""
+    return Path(str(path).encode(errors="replace").decode())
 
 
 def _escaped(text: str) -> str:

@@ -13,6 +13,8 @@ from planner.units import format_bytes, format_seconds, plural
 
 MOST_WORDS = 16
 """Of a list in a cell; the rest is counted."""
+MOST_LETTERS = 300
+"""Of anything else in a cell."""
 _SHARES = ("share", "gain", "gap", "bubble", "error")
 _UNITS = ("_s", "_bytes")
 
@@ -62,7 +64,8 @@ def value_text(name: str, value: Any) -> str:
             return _number_text(name, value)
         case list() | tuple() if all(isinstance(item, str | int) for item in value):
             return _list_text([str(item) for item in value])
-    return json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}…"
 
 
 def _number_text(name: str, value: float) -> str:
