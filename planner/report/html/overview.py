@@ -54,13 +54,13 @@ def _figures(
         ("Gap", "-" if above is None else f"{above:.2%}", "iteration over bound"),
         ("Bubble", f"{timeline.bubble:.1%}", "idle share of devices"),
         (
-            "Pipeline",
-            plural(len(pipeline.stages), "stage"),
+            "Stages",
+            f"{len(pipeline.stages):,}",
             f"on {len(pipeline.devices)} of {plural(len(plan.cluster.devices), 'device')}",
         ),
         (
-            "Batch",
-            plural(pipeline.microbatches, "microbatch", "es"),
+            "Microbatches",
+            f"{pipeline.microbatches:,}",
             f"of {plural(plan.model.graph.samples_per_microbatch, 'sample')}",
         ),
     ]

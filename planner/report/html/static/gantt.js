@@ -182,7 +182,7 @@ function drawReduction(area, [start, length], y, height) {
 /** What a device sends: activations in the upper lane, gradients in the lower. */
 function drawSends(area, spans, y) {
   const last = lastBefore(spans, area.view.end), first = firstAfter(spans, area.view.start);
-  let drawn = [-1, -1];
+  const drawn = [-1, -1];
   for (let i = first; i < last; i += 1) {
     const lane = KINDS[spans.kind[i]] === "F" ? 0 : 1;
     const to = xOf(area, spans.end[i]);
