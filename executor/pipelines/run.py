@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.checkpoint import Checkpoint, Ranks
-from executor.config import TrainingConfig
+from executor.config import CheckpointTable, TrainingConfig
 from executor.coordinator.client import Client
 from executor.coordinator.line import NothingLeftError
 from executor.coordinator.report import report_lines
@@ -26,13 +26,13 @@ from executor.exchange.tensor_calls import TensorServer
 from executor.exchange.weights import Weights
 from executor.faults import Fault, Faults, parse_faults
 from executor.feed import Feed
-from executor.learning_rate import Factor
 from executor.limits import DEFAULT_GROUP_TIMEOUT_S, require_timeout
 from executor.metrics import StepMetrics
 from executor.pipelines.checkpoints import PipelineCheckpoints
 from executor.pipelines.lines import begin_line, end_lines, missed_lines
 from executor.pipelines.member import Member
 from executor.pipelines.seat import Seat, new_nonce, own_address, seat_of
+from executor.pipelines.steps import WholeSteps
 from executor.pipelines.trace import save_trace
 from executor.pipelines.writing import Writing
 from executor.prepare import prepare
@@ -95,13 +95,14 @@ class PipelineRun:
         )
         self.saved = SavedState(self.prepared, config.seed)
         self.checkpoint = checkpoint
-        self.steps_before = 0 if checkpoint is None else self.saved.require_fits(checkpoint)
+        before = 0 if checkpoint is None else self.saved.require_fits(checkpoint)
+        self.steps = WholeSteps(before, len(self.lanes))
         self.feed = Feed(self.prepared, config, run.data, checkpoint, 1)
 
     @property
     def work(self) -> Work:
         """What the coordinator hands out."""
-        return work_of(self.plan, self.config.steps - self.steps_before, self.sync)
+        return work_of(self.plan, self.config.steps - self.steps.before, self.sync)
 
     def train(self, report: Report | None = None) -> list[StepMetrics]:
         """Take part until all shares are done.
@@ -165,7 +166,7 @@ class PipelineRun:
             if not error.is_done:
                 raise
             return history
-        checkpoints.after(self.work.shares - 1, last=True)
+        checkpoints.at_end(self.work.shares - 1, self.run_.timeout_s)
         self._trace(member, client)
         return history
 
@@ -190,7 +191,7 @@ class PipelineRun:
             seed=config.seed,
             optimizer_of=optimizer_of(self.plan, config, run.optimizer),
             clip_norm=config.clip_norm,
-            factor=self._by_shares(config.rate_factor()),
+            factor=self.steps.by_share(config.rate_factor()),
             loss_scale=loss_scale_of(self.plan, config),
             autocast=autocast_of(config),
             timeout=timedelta(seconds=run.timeout_s),
@@ -204,10 +205,6 @@ class PipelineRun:
         """In the whole plan, of this pipeline's places."""
         devices = self.lanes[self.seat.pipeline].devices
         return [self.plan.ranks.index(device) for device in devices]
-
-    def _by_shares(self, factor: Factor) -> Factor:
-        """A share is a step of one pipeline; the rate moves by steps of all of them."""
-        return lambda share: factor(self.steps_before + (share - 1) // len(self.lanes) + 1)
 
     @contextmanager
     def _coordinator(self) -> Iterator[None]:
@@ -257,17 +254,13 @@ class PipelineRun:
             save_trace(Path(path), client.store, self.sync, *sizes)
 
     def _checkpoints(self, trainer: Trainer, member: Member, client: Client) -> PipelineCheckpoints:
-        return PipelineCheckpoints(
-            self.config.checkpoint,
-            self.saved,
-            self.feed,
-            trainer.optimisation,
-            member,
-            Writing(client.store, Ranks.of_process_group(), self.seat.pipeline),
-            len(self.lanes),
-            self.steps_before,
-            self.run_.timeout_s,
-        )
+        writing = Writing(client.store, Ranks.of_process_group(), self.seat.pipeline)
+
+        def save(table: CheckpointTable, step: int, share: int) -> None:
+            seen = self.feed.samples_seen_after(share + 1)
+            self.saved.save(table.folder, step, trainer.optimisation, seen, table.keep)
+
+        return PipelineCheckpoints(self.config.checkpoint, self.steps, member, writing, save)
 
 
 def _fault_key(fault: Fault) -> str:
