@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,13 @@ class PipelineRun:
     def _take_part(
         self, trainer: Trainer, client: Client, report: Report | None
     ) -> list[StepMetrics]:
+        with closing(member_of(self._setup, trainer, client)) as member:
+            return self._train_as(member, trainer, client, report)
+
+    def _train_as(
+        self, member: Member, trainer: Trainer, client: Client, report: Report | None
+    ) -> list[StepMetrics]:
         setup = self._setup
-        member = member_of(setup, trainer, client)
         checkpoints = checkpoints_of(setup, trainer, member, client)
         history: list[StepMetrics] = []
 
