@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from planner.cli.options import JsonOption, PlanArgument
-from planner.cli.output import print_json, user_errors
+from planner.cli.output import print_json, print_rich, user_errors
 from planner.errors import PipeplanError
 
 
@@ -37,6 +37,7 @@ def explain(path: PlanArgument, as_json: JsonOption = False) -> None:
     with user_errors():
         from planner.artifacts.plan import Plan
         from planner.explain import explain as explain_timeline
+        from planner.report.bubble import stages_table
         from planner.report.explanation import explanation_data, explanation_lines
         from planner.verifier import replay
 
@@ -46,6 +47,7 @@ def explain(path: PlanArgument, as_json: JsonOption = False) -> None:
             return
         for line in explanation_lines(explanation):
             typer.echo(line)
+        print_rich(stages_table(explanation.stages))
 
 
 def plot(
