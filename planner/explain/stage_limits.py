@@ -41,6 +41,15 @@ TRIED = 0.1
 """By how much a stage is made slower and faster to tell what it costs and saves."""
 
 
+PROBES: tuple[tuple[Part, float], ...] = (
+    ("compute", 1 + STEP),
+    ("transfers", 1 + STEP),
+    ("compute", 1 + TRIED),
+    ("compute", 1 - TRIED),
+)
+"""Of every stage: two slopes, a slower and a faster one."""
+
+
 @dataclass(frozen=True)
 class StageLimit:
     """What holds a stage back, and what its own pace is worth.
@@ -126,18 +135,9 @@ def stage_limits(timeline: Timeline, memory: MemoryLimit) -> tuple[StageLimit, .
         memory: whether memory binds, and which devices are full.
     """
     stages = range(len(timeline.pipeline.stages))
-    probes = [
-        Trial(stage, part, factor)
-        for stage in stages
-        for part, factor in (
-            ("compute", 1 + STEP),
-            ("transfers", 1 + STEP),
-            ("compute", 1 + TRIED),
-            ("compute", 1 - TRIED),
-        )
-    ]
+    probes = [Trial(stage, *probe) for stage in stages for probe in PROBES]
     whole_s = timeline.iteration_time_s
-    rows = trial_times_s(timeline, probes).reshape(len(stages), 4)
+    rows = trial_times_s(timeline, probes).reshape(len(stages), len(PROBES))
     slacks = _all_slacks(timeline)
     changes = rows / whole_s - 1 if whole_s > 0 else np.zeros_like(rows)
     return tuple(
