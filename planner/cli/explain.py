@@ -65,6 +65,7 @@ def explain(
         from planner.verifier import replay
         from planner.what_if import parse_change
         from planner.what_if import what_if as value_changes
+        from planner.what_if.altered import alter_each, unaltered
 
         if time_limit is not None and not what_if:
             raise PipeplanError("--time-limit: only --what-if searches; add it")
@@ -73,6 +74,8 @@ def explain(
         changes = [parse_change(text) for text in change or ()]
         plan = Plan.load(path)
         explanation = explain_timeline(replay(plan))
+        # What is wrong with them is told before a search that takes its time.
+        alter_each(unaltered(plan), changes)
         if not as_json:
             _show(explanation)
         found = None
@@ -100,11 +103,12 @@ def _fits(explanation: Explanation) -> bool:
 
 
 def _show(explanation: Explanation) -> None:
-    from planner.report.bubble import stages_table
+    from planner.report.bubble import idle_table, stages_table
     from planner.report.explanation import explanation_lines
 
     for line in explanation_lines(explanation):
         typer.echo(line)
+    print_rich(idle_table(explanation.bubble))
     print_rich(stages_table(explanation.stages))
 
 

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 
 LEAST_SHARE = 0.0005
 """A smaller one would be shown as 0.0%."""
+MOST_DEVICES = 16
+"""Of more, the idlest are shown."""
+WAITS = (
+    ("waits for\ncomputation", ("computation",)),
+    ("\ntransfers", ("transfers",)),
+    ("all-reduce,\noptimizer", ("all-reduce", "optimizer")),
+)
+"""Headings of what a device waits for, with the causes they hold."""
 MOST_SLACK = 10.0
 """A stage that could be more than so many times slower is not told by how much."""
 NAMES = {
@@ -67,6 +75,28 @@ def _device_data(row: IdleTime) -> dict[str, Any]:
             {**waited.spent._asdict(), "seconds": waited.seconds} for waited in row.waited_for
         ],
     }
+
+
+def idle_table(bubble: Bubble) -> Table:
+    """One line a device, the idlest first: how long it idles, and what it waited for meanwhile."""
+    ranked = sorted(bubble.devices, key=lambda row: -row.idle_s)
+    more = len(ranked) - MOST_DEVICES
+    rest = f"; {more} less idle ones left out" if more > 0 else ""
+    table = new_table(
+        f"Idle time, as a share of the iteration{rest}",
+        ("device",),
+        ("idle", "less to do", *(heading for heading, _ in WAITS)),
+    )
+    for row in ranked[:MOST_DEVICES]:
+        seconds = [row.idle_s, row.imbalance_s, *(_waited_s(row, causes) for _, causes in WAITS)]
+        whole_s = bubble.iteration_time_s
+        shares = (part_s / whole_s if whole_s > 0 else 0.0 for part_s in seconds)
+        table.add_row(plain(row.device), *(f"{max(0.0, share):.1%}" for share in shares))
+    return table
+
+
+def _waited_s(row: IdleTime, causes: tuple[str, ...]) -> float:
+    return sum(waited.seconds for waited in row.waited_for if waited.spent.cause in causes)
 
 
 def stages_table(stages: Iterable[StageLimit]) -> Table:

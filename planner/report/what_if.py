@@ -70,6 +70,9 @@ def what_if_lines(found: WhatIf) -> list[str]:
         )
     if found.values:
         lines.append(_ways_line(found))
+    covers = [value.bound_covers for value in found.values if value.bound_covers is not None]
+    if covers:
+        lines.append(f"any plan: {covers[0]}")
     lines += _proved_lines(found)
     lines += [f"{value.change} assumes {value.assumes}" for value in found.values if value.assumes]
     if found.left_out:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.artifacts.operations import Operation
@@ -70,6 +70,24 @@ def alter(start: Altered, change: Change) -> Altered:
                 return _with_microbatches(start, change.number)
     except PipeplanError as error:
         raise PipeplanError(f"change '{change}': {problem}" for problem in error.problems) from None
+
+
+def alter_each(start: Altered, changes: Iterable[Change]) -> dict[Change, Altered]:
+    """A plan under each of some changes.
+
+    Raises:
+        PipeplanError: naming every change that cannot be made.
+    """
+    found: dict[Change, Altered] = {}
+    problems: list[str] = []
+    for change in dict.fromkeys(changes):
+        try:
+            found[change] = alter(start, change)
+        except PipeplanError as error:
+            problems += error.problems
+    if problems:
+        raise PipeplanError(problems)
+    return found
 
 
 def _with_recompute(start: Altered, change: RecomputeChange) -> Altered:

@@ -11,6 +11,7 @@ from planner.artifacts.problem import Problem
 from planner.costs.placement import PlacedPipeline
 from planner.explain import Explanation
 from planner.explain.shares import Share
+from planner.simulator import TransferEvent
 from planner.what_if.changes import (
     AnotherDevice,
     Change,
@@ -125,7 +126,7 @@ def _is_mostly_latency(explanation: Explanation, name: str) -> bool:
     seconds = [
         step.seconds
         for step in explanation.critical_path
-        if hasattr(step.event, "links")
+        if isinstance(step.event, TransferEvent)
         and any("-".join(cluster.links[i].between) == name for i, _ in step.event.links)
     ]
     return bool(seconds) and latency_s * len(seconds) > LATENCY_SHARE * sum(seconds)

@@ -117,6 +117,11 @@ class Case:
             return None
         return timeline if fits_memory(timeline) else None
 
+    def schedule_by(self, orders: Orders, method: str) -> Schedule | None:
+        """The plan's stages in other orders; None if that does not work or overflows memory."""
+        timeline = self.replay(orders)
+        return None if timeline is None else Schedule(orders, timeline, method)
+
     def prove_stages(self) -> None:
         """Bound all schedules of the plan's stages; quick."""
         pipeline = self.pipeline if self.altered.is_of_plan else self.plain_pipeline

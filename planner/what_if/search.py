@@ -20,7 +20,7 @@ from planner.simulator import Timeline, simulate_plan
 from planner.solver import check_settings, solve
 from planner.solver_settings import DEFAULT_WORKERS, Clock, Settings
 from planner.verifier import replay
-from planner.what_if.altered import alter, unaltered
+from planner.what_if.altered import alter, alter_each, unaltered
 from planner.what_if.candidates import default_changes
 from planner.what_if.case import Case
 from planner.what_if.changes import Change, DeviceChange
@@ -110,20 +110,11 @@ class _Search:
 
     def add(self, changes: Sequence[Change], *, quick: bool) -> None:
         """Changes to value; those that cannot be made are told all at once."""
-        room = max(1, MOST_EVENTS // max(1, self._events)) if quick else len(changes)
-        problems: list[str] = []
-        for change in dict.fromkeys(changes):
-            if len(self._cases) >= room:
-                self._left_out += 1
-                continue
-            try:
-                altered = alter(self._base.altered, change)
-            except PipeplanError as error:
-                problems += error.problems
-                continue
-            self._cases.append(Case(change, altered, self._split))
-        if problems:
-            raise PipeplanError(problems)
+        distinct = list(dict.fromkeys(changes))
+        room = max(1, MOST_EVENTS // max(1, self._events)) if quick else len(distinct)
+        self._left_out = len(distinct[room:])
+        rows = alter_each(self._base.altered, distinct)
+        self._cases = [Case(change, rows[change], self._split) for change in distinct[:room]]
 
     def run(self, *, solve_anew: bool) -> WhatIf:
         """All steps; Ctrl-C ends them."""
@@ -172,9 +163,11 @@ class _Search:
         left = MOST_EVENTS - self._events * len(self._cases)
         for case in [self._base, *sorted(self._cases, key=_needs_no_schedule)]:
             left -= SCHEDULE_EVENTS * self._events
-            if not thorough and left < 0:
+            if left < 0 and not (thorough and self._clock.left_s > 0):
                 return
             self._schedule(case)
+            if case is self._base:
+                self._carry_over()
 
     def _schedule(self, case: Case) -> None:
         """Unless the replay is as good as any schedule of these stages can be."""
@@ -202,6 +195,8 @@ class _Search:
             case.offer_same(
                 improve_schedule(case.pipeline, case.same, self._settings, self._clock, limit_s)
             )
+            if case is self._base:
+                self._carry_over()
             self._tell("scheduled", case)
 
     # --- any stages -------------------------------------------------------------------------------
@@ -243,18 +238,19 @@ class _Search:
             case.bound_covers = result.plan.provenance.bound_covers
 
     def _carry_over(self) -> None:
-        """A better plan that was found without a change is tried under each."""
-        best = self._base.best
-        if best is None or self._base.found_by == "same plan replayed":
-            return
+        """What was found without a change is tried under each, so that all start alike."""
+        best, same = self._base.best, self._base.same
+        assert best is not None, "the plan itself fits memory"
+        assert same is not None, "the plan itself fits memory"
         start = self._base.with_plan_of(best)
         for case in self._cases:
-            if case.change is None or case.altered.is_of_plan:
-                continue
-            altered = alter(start, case.change)
-            timeline = case.replay(altered.orders, altered.stages)
-            if timeline is not None:
-                case.offer(timeline, self._base.found_by or "solved anew")
+            if case.altered.is_of_plan:
+                case.offer_same(case.schedule_by(same.orders, same.method))
+            elif case.change is not None:
+                altered = alter(start, case.change)
+                timeline = case.replay(altered.orders, altered.stages)
+                if timeline is not None and self._base.found_by is not None:
+                    case.offer(timeline, self._base.found_by)
 
     def _tell(self, step: str, case: Case) -> None:
         time_s = case.best_s if math.isfinite(case.best_s) else None
