@@ -27,7 +27,7 @@ def with_devices(problem: Problem, change: DeviceChange) -> Problem:
     """
     cluster, name = problem.cluster, change.name
     if change.target == "type":
-        used = {device.type for device in cluster.devices}
+        used = dict.fromkeys(device.type for device in cluster.devices)
         if name not in used:
             raise PipeplanError(f"the cluster has no device of this type; {near(name, used)}")
         return _with_type(problem, name, name, change)
