@@ -17,7 +17,7 @@ waits for a message in the end, whatever made it wait.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from planner.costs.placement import PlacedPipeline, place
@@ -167,8 +167,7 @@ def _recompute_s(timeline: Timeline, device: str) -> float:
 
 
 def _without_recompute(pipeline: PlacedPipeline) -> PlacedPipeline:
-    specs = [stage.spec for stage in pipeline.stages]
-    return place(pipeline.problem, [type(spec)(spec.layers, spec.devices) for spec in specs])
+    return place(pipeline.problem, [replace(s.spec, recompute=()) for s in pipeline.stages])
 
 
 class _Waits:

@@ -163,6 +163,20 @@ def test_recomputation_costs_a_forward_of_every_microbatch() -> None:
     assert found.iteration_time_s == 15
 
 
+def test_a_wider_link_that_changes_the_way_may_cost_and_says_so() -> None:
+    """Data leaves the direct link, 1 s, for a wider way of 5 s latency and 1 / 1.8 s."""
+    the_graph = graph([layer("a"), layer("b")], [boundary("a", "b", bytes_=GIGA)])
+    wires = [link("d0", "d1"), link("d0", "hub", 2), link("hub", "d1", 0.9, latency_us=5e6)]
+    the_cluster = cluster(["d0", "d1"], wires, ["hub"])
+    placed = pipeline(the_graph, the_cluster, [(["a"], ["d0"]), (["b"], ["d1"])], microbatches=1)
+    plan = plan_by_hand(placed, orders(d0="0F0 0B0", d1="1F0 1B0"))
+    found = value(plan, "link hub-d1 bandwidth x2")
+    assert found.compared_with_s == 8
+    assert found.iteration_time_s == pytest.approx(6 + 2 * (5 + 1 / 1.8))
+    assert found.gain < 0
+    assert found.found_by == "same plan replayed"
+
+
 def test_a_change_that_does_not_fit_memory_says_so() -> None:
     found = value(crowded(job_recompute=False), "device d0 memory x0.5")
     assert (found.iteration_time_s, found.gain, found.replay_s) == (None, None, None)
