@@ -104,14 +104,14 @@ class _Factors:
 
     def __init__(self, stages: int, trials: Sequence[Trial]) -> None:
         self._one = np.ones(len(trials))
-        self._compute = [self._of(trials, "compute", (stage,)) for stage in range(stages)]
-        ends = ((stage, stage + 1) for stage in range(stages))
-        self._transfers = [self._of(trials, "transfers", both) for both in ends]
-
-    def _of(self, trials: Sequence[Trial], part: Part, stages: tuple[int, ...]) -> FloatArray:
-        chosen = (trial.part == part and trial.stage in stages for trial in trials)
-        rows = zip(trials, chosen, strict=True)
-        return np.array([trial.factor if is_chosen else 1.0 for trial, is_chosen in rows])
+        factors = np.array([trial.factor for trial in trials])
+        of = np.array([trial.stage for trial in trials])
+        moves = np.array([trial.part == "transfers" for trial in trials], dtype=bool)
+        rows = range(stages)
+        self._compute = [np.where((of == row) & ~moves, factors, 1.0) for row in rows]
+        self._transfers = [
+            np.where(((of == row) | (of == row + 1)) & moves, factors, 1.0) for row in rows
+        ]
 
     def operation(self, event: OperationEvent) -> FloatArray:
         return self._compute[event.operation.stage]
