@@ -9,8 +9,9 @@ import typer
 
 from planner.cli.calibrate import calibrate
 from planner.cli.compare import compare
+from planner.cli.explain import explain
 from planner.cli.import_ import import_
-from planner.cli.inspect import explain, plot, verify
+from planner.cli.inspect import plot, verify
 from planner.cli.plan import plan
 from planner.cli.report import report
 from planner.cli.schedule import schedule

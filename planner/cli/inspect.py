@@ -1,4 +1,4 @@
-"""The commands that read a plan: ``pipeplan verify | explain | plot``."""
+"""The commands that read a plan: ``pipeplan verify | plot``."""
 
 from __future__ import annotations
 
@@ -30,22 +30,6 @@ def verify(path: PlanArgument, as_json: JsonOption = False) -> None:
             typer.echo(f"{path}: holds")
         if problems:
             raise typer.Exit(1)
-
-
-def explain(path: PlanArgument, as_json: JsonOption = False) -> None:
-    """Say what binds a plan: which device, which link, memory or the critical path."""
-    with user_errors():
-        from planner.artifacts.plan import Plan
-        from planner.explain import explain as explain_timeline
-        from planner.report.explanation import explanation_data, explanation_lines
-        from planner.verifier import replay
-
-        explanation = explain_timeline(replay(Plan.load(path)))
-        if as_json:
-            print_json(explanation_data(explanation))
-            return
-        for line in explanation_lines(explanation):
-            typer.echo(line)
 
 
 def plot(
