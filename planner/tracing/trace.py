@@ -15,6 +15,7 @@ from planner.tracing.gradients import nodes_with_gradient
 from planner.tracing.layers import LayerAssignment, assign_layers
 from planner.tracing.measure import Measurement, OperationCost, measure
 from planner.tracing.torch_private import require_supported
+from planner.tracing.work_rows import totals_by_field, work_of
 
 Factory = Callable[..., nn.Module]
 
@@ -83,17 +84,21 @@ def graph_record(
 def _layers(
     exported: ExportedStep, layers: LayerAssignment, measured: Measurement
 ) -> tuple[Layer, ...]:
-    total: dict[str, OperationCost] = {layer: OperationCost() for layer in layers.names}
+    costs: dict[str, list[OperationCost]] = {layer: [] for layer in layers.names}
     for node, cost in measured.cost.items():
-        sums = total[layers.layer_of[node]]
-        for field, value in vars(cost).items():
-            setattr(sums, field, getattr(sums, field) + value)
+        costs[layers.layer_of[node]].append(cost)
     stash: dict[str, int] = defaultdict(int)
     for node, bytes_ in measured.saved.values():
         stash[layers.layer_of[node]] += bytes_
     used = _parameter_names(exported, layers)
     return tuple(
-        Layer(name=name, stash_bytes=stash[name], parameters=tuple(used[name]), **vars(total[name]))
+        Layer(
+            name=name,
+            stash_bytes=stash[name],
+            parameters=tuple(used[name]),
+            work=(rows := work_of(costs[name])),
+            **totals_by_field(rows),
+        )
         for name in layers.names
     )
 

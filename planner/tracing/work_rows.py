@@ -1,0 +1,74 @@
+"""Operations of a layer put together into rows of equal ones."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from planner.artifacts.work import PHASES, OperationClass, Phase, Work, totals
+from planner.tracing.measure import OperationCost
+
+
+def work_of(costs: Iterable[OperationCost]) -> tuple[Work, ...]:
+    """The layer's work: operations of equal class and size in a row, by phase, in order.
+
+    Operations without products are one row a phase: their times add up as their traffic does.
+    """
+    # Equal ones by (phase, class, launches, FLOPs, bytes); the bytes of class memory add up.
+    count: dict[tuple[Phase, OperationClass, int, int, int], int] = {}
+    moved: dict[Phase, list[int]] = {phase: [0, 0] for phase in PHASES}
+    for cost in costs:
+        for row in _rows(cost):
+            if row.operation_class == "memory":
+                moved[row.phase][0] += row.operations
+                moved[row.phase][1] += row.traffic_bytes
+            else:
+                key = (row.phase, row.operation_class, row.operations, row.flops, row.traffic_bytes)
+                count[key] = count.get(key, 0) + 1
+    rows = [
+        Work(
+            phase=phase,
+            operation_class=kind,
+            operations=number * operations,
+            flops=number * flops,
+            traffic_bytes=number * bytes_,
+        )
+        for (phase, kind, operations, flops, bytes_), number in count.items()
+    ]
+    rows += [_memory(phase, *moved[phase]) for phase in PHASES if moved[phase][0]]
+    return tuple(sorted(rows, key=lambda row: PHASES.index(row.phase)))
+
+
+def totals_by_field(work: Sequence[Work]) -> dict[str, int]:
+    """What the rows add up to, by the names of a layer's fields."""
+    sums: dict[str, int] = {}
+    for phase in PHASES:
+        flops, bytes_ = totals(work, phase)
+        sums |= {f"{phase}_flops": flops, f"{phase}_traffic_bytes": bytes_}
+    return sums
+
+
+def _rows(cost: OperationCost) -> Iterator[Work]:
+    """One operation's phases; what moves nothing is a view and no operation of the device."""
+    for phase in PHASES:
+        flops = getattr(cost, f"{phase}_flops")
+        bytes_ = getattr(cost, f"{phase}_traffic_bytes")
+        factor = cost.gradients if phase == "input_gradient" else 1
+        operations = max(1, cost.launches * factor)
+        if flops:
+            yield Work(
+                phase=phase,
+                operation_class=cost.operation_class,
+                operations=operations,
+                flops=flops,
+                traffic_bytes=bytes_,
+            )
+        elif bytes_:
+            yield _memory(phase, operations, bytes_)
+
+
+def _memory(phase: Phase, operations: int, bytes_: int) -> Work:
+    return Work(
+        phase=phase,
+        operation_class="memory",
+        operations=operations,
+        flops=0,
+        traffic_bytes=bytes_,
+    )
