@@ -25,7 +25,7 @@ class ClassEfficiency(Record):
 
     efficiency: Share | None = None
     bandwidth_efficiency: Positive | None = None
-    half_speed_gflop: NonNegative | None = None
+    ramp_up_us: NonNegative | None = None
 
     @model_serializer(mode="wrap")
     def _without_what_is_not_told(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -39,10 +39,10 @@ class DeviceType(Record):
     driver and the framework take before a model has any.
 
     ``efficiency`` is the share of peak that operations reach, ``bandwidth_efficiency`` the share of
-    memory bandwidth (more than 1 where a cache serves what the tracing counts as traffic). An
-    operation of ``half_speed_gflop`` reaches half its efficiency, and each takes
-    ``operation_overhead_us`` more. ``by_class`` tells figures for classes of operations;
-    :mod:`planner.costs.roofline` says how all of them make a time.
+    memory bandwidth (more than 1 where a cache serves what the tracing counts as traffic). Products
+    take ``ramp_up_us`` beyond their arithmetic, which small ones feel: they do not fill the device.
+    Every operation takes ``operation_overhead_us`` more. ``by_class`` tells figures for classes of
+    operations; :mod:`planner.costs.roofline` says how all of them make a time.
     """
 
     memory_gib: Positive
@@ -50,7 +50,7 @@ class DeviceType(Record):
     peak_tflop_per_s: Annotated[dict[str, Positive], Field(min_length=1)]
     efficiency: Share = 0.5
     bandwidth_efficiency: Positive = 1.0
-    half_speed_gflop: NonNegative = 0.0
+    ramp_up_us: NonNegative = 0.0
     operation_overhead_us: NonNegative = 0.0
     by_class: dict[EfficiencyClass, ClassEfficiency] = Field(default_factory=dict)
     reserved_gib: NonNegative = 1.0
@@ -70,11 +70,11 @@ class DeviceType(Record):
     ) -> dict[str, Any]:
         """Clusters that tell none of them keep the digests they had before these fields."""
         data: dict[str, Any] = dump(self)
-        for name in ("bandwidth_efficiency", "half_speed_gflop", "operation_overhead_us"):
-            if data[name] == type(self).model_fields[name].default:
-                del data[name]
+        for name in ("bandwidth_efficiency", "ramp_up_us", "operation_overhead_us"):
+            if getattr(self, name) == type(self).model_fields[name].default:
+                data.pop(name, None)
         if not self.by_class:
-            del data["by_class"]
+            data.pop("by_class", None)
         return data
 
     @property

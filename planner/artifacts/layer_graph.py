@@ -102,7 +102,7 @@ class Layer(Record):
         if not self.device_types:
             del fields["device_types"]
         if not self.work:
-            del fields["work"]
+            fields.pop("work", None)  # Who dumps may have left it out.
         if self.weight_stash_bytes is None:
             del fields["weight_stash_bytes"]
         return fields

@@ -81,17 +81,16 @@ def work_s(work: Work, device: DeviceType, precision: str) -> float:
 
     Roofline (Williams, Waterman, Patterson 2009): of each, the larger of arithmetic over reachable
     throughput and traffic over reachable memory bandwidth, and the overhead of starting it.
-    Throughput falls off for small operations as in Hockney's r-infinity and n-half (Hockney and
-    Jesshope 1981): one of ``half_speed_gflop`` takes twice as long as at full speed. Every term
-    grows with FLOPs and bytes.
+    Arithmetic takes ``ramp_up_us`` longer than at full speed, so that throughput falls off for
+    small products as in Hockney's model (Hockney and Jesshope 1981): those that would take the
+    ramp-up run at half speed. No term falls as FLOPs or bytes grow.
     """
     reach = _reach(device, CLASS_OF.get(work.operation_class, work.operation_class))
     arithmetic_s = 0.0
     if work.flops:
         flops = work.flops * EXECUTED.get(work.operation_class, 1.0)
-        small = work.operations * reach.half_speed_gflop * 1e9
         peak = _peak_tflop_per_s(device, work.operation_class, precision) * 1e12
-        arithmetic_s = (flops + small) / (peak * reach.efficiency)
+        arithmetic_s = flops / (peak * reach.efficiency) + work.operations * reach.ramp_up_us * 1e-6
     bytes_per_s = device.memory_bandwidth_gb_per_s * 1e9 * reach.bandwidth_efficiency
     overhead_s = work.operations * device.operation_overhead_us * 1e-6
     return max(arithmetic_s, work.traffic_bytes / bytes_per_s) + overhead_s
@@ -102,7 +101,7 @@ class _Reach(NamedTuple):
 
     efficiency: float
     bandwidth_efficiency: float
-    half_speed_gflop: float
+    ramp_up_us: float
 
 
 def _reach(device: DeviceType, of: str) -> _Reach:
