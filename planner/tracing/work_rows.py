@@ -36,6 +36,14 @@ def work_of(costs: Iterable[OperationCost]) -> tuple[Work, ...]:
     return tuple(sorted(rows, key=lambda row: PHASES.index(row.phase)))
 
 
+def gradient_sum(bytes_: int) -> OperationCost:
+    """Adding a microbatch's gradient of a parameter to those before it: two reads and a write.
+
+    The first microbatch of an iteration has none to add to; it is not told apart.
+    """
+    return OperationCost(weight_gradient_traffic_bytes=3 * bytes_)
+
+
 def totals_by_field(work: Sequence[Work]) -> dict[str, int]:
     """What the rows add up to, by the names of a layer's fields."""
     sums: dict[str, int] = {}
