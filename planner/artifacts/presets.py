@@ -91,7 +91,7 @@ DEVICES: dict[str, DeviceType] = {
     ),
     "H200": _gpu("Hopper", 140, 4800, float32=67, tf32=494.5, float16=989.5, bfloat16=989.5),
     "B200": _gpu("none", 178, 7700, float32=80, tf32=1100, float16=2250, bfloat16=2250),
-    "MI250X": _gpu("none", 64, 1600, float32=47.9, float16=191.5, bfloat16=191.5),
+    "MI250X": _gpu("none", 64, 1638, float32=47.9, float16=191.5, bfloat16=191.5),
     "MI300X": _gpu("none", 192, 5300, float32=163.4, float16=1307.4, bfloat16=1307.4),
     # One thread of one core, for running plans without a GPU. Fitted to float32 times, see
     # benchmarks/ROOFLINE.md; peaks are those of two 512-bit units at 4 GHz. Memory is what to let

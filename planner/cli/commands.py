@@ -12,6 +12,7 @@ from planner.cli.compare import compare
 from planner.cli.import_ import import_
 from planner.cli.inspect import explain, plot, simulate, verify
 from planner.cli.plan import plan
+from planner.cli.presets import presets
 from planner.cli.schedule import schedule
 from planner.cli.trace import trace
 
@@ -43,7 +44,19 @@ def _main(
 
 
 app.command("import")(import_)
-for command in (trace, plan, schedule, compare, verify, simulate, calibrate, explain, plot):
+COMMANDS = (
+    trace,
+    plan,
+    schedule,
+    compare,
+    verify,
+    simulate,
+    calibrate,
+    explain,
+    plot,
+    presets,
+)
+for command in COMMANDS:
     app.command()(command)
 
 

@@ -1,7 +1,7 @@
 """Seconds of one layer on one device type: measured where it was, else by the roofline model."""
 
 from collections.abc import Mapping
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from planner.artifacts.hardware import TF32, DeviceType
 from planner.artifacts.layer_graph import Layer
@@ -9,7 +9,13 @@ from planner.artifacts.work import PHASES, EfficiencyClass, OperationClass, Phas
 
 ROUNDING = 1e-9
 """A smaller share of a time is rounding."""
-CLASS_OF: Mapping[OperationClass, EfficiencyClass] = {"causal_attention": "attention"}
+CLASS_OF: Mapping[OperationClass, EfficiencyClass] = {
+    "product": "product",
+    "convolution": "convolution",
+    "attention": "attention",
+    "causal_attention": "attention",
+    "memory": "memory",
+}
 EXECUTED: Mapping[OperationClass, float] = {"causal_attention": 0.5}
 """What share of the FLOPs counted is computed: fused kernels skip what a causal mask leaves out
 (Dao 2023, "FlashAttention-2", section 3.1)."""
@@ -85,18 +91,18 @@ def work_s(work: Work, device: DeviceType, precision: str) -> float:
     small products as in Hockney's model (Hockney and Jesshope 1981): those that would take the
     ramp-up run at half speed. No term falls as FLOPs or bytes grow.
     """
-    reach = _reach(device, CLASS_OF.get(work.operation_class, work.operation_class))
+    reached = reach(device, CLASS_OF[work.operation_class])
     arithmetic_s = 0.0
     if work.flops:
         flops = work.flops * EXECUTED.get(work.operation_class, 1.0)
         peak = _peak_tflop_per_s(device, work.operation_class, precision) * 1e12
-        arithmetic_s = flops / (peak * reach.efficiency) + work.operations * reach.ramp_up_us * 1e-6
-    bytes_per_s = device.memory_bandwidth_gb_per_s * 1e9 * reach.bandwidth_efficiency
+        arithmetic_s = flops / (peak * reached.efficiency) + work.operations * reached.ramp_up_us * 1e-6
+    bytes_per_s = device.memory_bandwidth_gb_per_s * 1e9 * reached.bandwidth_efficiency
     overhead_s = work.operations * device.operation_overhead_us * 1e-6
     return max(arithmetic_s, work.traffic_bytes / bytes_per_s) + overhead_s
 
 
-class _Reach(NamedTuple):
+class Reach(NamedTuple):
     """What operations of a class reach."""
 
     efficiency: float
@@ -104,15 +110,15 @@ class _Reach(NamedTuple):
     ramp_up_us: float
 
 
-def _reach(device: DeviceType, of: str) -> _Reach:
+def reach(device: DeviceType, of: EfficiencyClass) -> Reach:
     """The figures of a class where the device type tells them, else the device's own."""
-    told = device.by_class.get(cast(EfficiencyClass, of))
+    told = device.by_class.get(of)
 
     def figure(name: str) -> float:
         own = None if told is None else getattr(told, name)
         return float(getattr(device, name) if own is None else own)
 
-    return _Reach(*(figure(name) for name in _Reach._fields))
+    return Reach(*(figure(name) for name in Reach._fields))
 
 
 def _peak_tflop_per_s(device: DeviceType, of: str, precision: str) -> float:
