@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -26,13 +28,14 @@ from planner.tracing.factory import example_batch, import_factory
 from planner.tracing.trace import trace
 
 Tensors = tuple[Tensor, ...]
+Result = TypeVar("Result")
 WHOLE, SPLIT = 0, 1
 """Microbatches: the backward of the first runs whole, that of the second in halves."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model to measure: a key of the zoo, the samples of a microbatch, the factory's arguments."""
+    """A model to measure: a key of the zoo, samples of a microbatch, the factory's arguments."""
 
     model: str
     samples: int = 1
@@ -138,7 +141,7 @@ class _ThreadClock:
     def __init__(self) -> None:
         self.seconds: dict[tuple[int, str], list[float]] = {}
 
-    def time(self, stage: int, kind: str, run: Callable[[], Tensors]) -> Tensors:
+    def time(self, stage: int, kind: str, run: Callable[[], Result]) -> Result:
         """Run and note how long it took."""
         start_s = time.thread_time()
         result = run()
@@ -156,7 +159,7 @@ class _GpuClock:
         self.seconds: dict[tuple[int, str], list[float]] = {}
         self._events: list[tuple[tuple[int, str], torch.cuda.Event, torch.cuda.Event]] = []
 
-    def time(self, stage: int, kind: str, run: Callable[[], Tensors]) -> Tensors:
+    def time(self, stage: int, kind: str, run: Callable[[], Result]) -> Result:
         """Run between two events; they are read at the end of the round."""
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         before.record()
@@ -181,17 +184,15 @@ def _round(
         values: Tensors = ()
         for stage, runner in enumerate(runners):
             entries = {name: entry.clone() for name, entry in batch.items()}
-            values = clock.time(
-                stage, "F", lambda r=runner, v=values, e=entries: r.forward(microbatch, v, e)
-            )
+            forward = partial(runner.forward, microbatch, values, entries)
+            values = clock.time(stage, "F", forward)
     for microbatch, kind in ((WHOLE, "B"), (SPLIT, "I")):
         gradients: Tensors = ()
         for stage, runner in reversed(list(enumerate(runners))):
-            gradients = clock.time(
-                stage, kind, lambda r=runner, g=gradients: r.backward(microbatch, g)
-            )
+            backward = partial(runner.backward, microbatch, gradients)
+            gradients = clock.time(stage, kind, backward)
             if kind == "I":
-                clock.time(stage, "W", lambda r=runner: r.weight_gradients(SPLIT) or ())
+                clock.time(stage, "W", partial(runner.weight_gradients, SPLIT))
     for runner in runners:
         runner.statistics.apply(runner.statistics.observed())
 

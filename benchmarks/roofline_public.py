@@ -16,8 +16,8 @@ from planner.tracing.trace import trace
 MPT = "llm-foundry"
 DLE = "DeepLearningExamples"
 SOURCES = {
-    MPT: "github.com/mosaicml/llm-foundry, scripts/train/benchmarking/README.md (2023): FSDP over 8 "
-    "to 64 GPUs, fused attention, no activation checkpointing; time a microbatch is its tokens "
+    MPT: "github.com/mosaicml/llm-foundry, scripts/train/benchmarking/README.md (2023): FSDP over "
+    "8 to 64 GPUs, fused attention, no activation checkpointing; time a microbatch is its tokens "
     "over tokens a second a GPU, the optimizer and what FSDP does not hide included",
     DLE: "github.com/NVIDIA/DeepLearningExamples, PyTorch/Classification/ConvNets/resnet50v1.5 "
     "(container 21.03): one GPU, batch 256, channels last, optimizer and input included",
@@ -112,8 +112,12 @@ def predicted_s(row: Published, device: DeviceType | None = None) -> float:
     if row.source == MPT:
         layers, width, heads = MPT_SIZES[row.model]
         arguments = (("heads", heads), ("sequence_length", row.sequence_length), ("width", width))
-        told = _layers("models.gpt:gpt_tiny", row.samples, row.precision,
-                       (*arguments, ("layers", 1), ("vocabulary", 50368)))
+        told = _layers(
+            "models.gpt:gpt_tiny",
+            row.samples,
+            row.precision,
+            (*arguments, ("layers", 1), ("vocabulary", 50368)),
+        )
         count = {"h.0": layers}  # Equal layers are traced once.
     else:
         told, count = _layers("models.resnet:resnet50", row.samples, row.precision, ()), {}

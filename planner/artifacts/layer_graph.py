@@ -87,7 +87,9 @@ class Layer(Record):
     @model_validator(mode="after")
     def _work_adds_up(self) -> Self:
         for phase in PHASES if self.work else ():
-            for name, value in zip(("flops", "traffic_bytes"), totals(self.work, phase), strict=True):
+            for name, value in zip(
+                ("flops", "traffic_bytes"), totals(self.work, phase), strict=True
+            ):
                 told = getattr(self, f"{phase}_{name}")
                 if told != value:
                     raise ValueError(

@@ -58,7 +58,9 @@ DEVICE_SOURCES: Mapping[str, Datasheet] = {
         f"{NVIDIA}/data-center/a100/",
         "SXM and PCIe have the same peaks and bandwidth",
     ),
-    "A100-80GB": Datasheet("NVIDIA A100 datasheet, June 2021", f"{NVIDIA}/data-center/a100/", "SXM"),
+    "A100-80GB": Datasheet(
+        "NVIDIA A100 datasheet, June 2021", f"{NVIDIA}/data-center/a100/", "SXM"
+    ),
     "A100-80GB-PCIe": Datasheet(
         "NVIDIA A100 datasheet, June 2021", f"{NVIDIA}/data-center/a100/", "PCIe"
     ),

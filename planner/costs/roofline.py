@@ -96,7 +96,9 @@ def work_s(work: Work, device: DeviceType, precision: str) -> float:
     if work.flops:
         flops = work.flops * EXECUTED.get(work.operation_class, 1.0)
         peak = _peak_tflop_per_s(device, work.operation_class, precision) * 1e12
-        arithmetic_s = flops / (peak * reached.efficiency) + work.operations * reached.ramp_up_us * 1e-6
+        arithmetic_s = (
+            flops / (peak * reached.efficiency) + work.operations * reached.ramp_up_us * 1e-6
+        )
     bytes_per_s = device.memory_bandwidth_gb_per_s * 1e9 * reached.bandwidth_efficiency
     overhead_s = work.operations * device.operation_overhead_us * 1e-6
     return max(arithmetic_s, work.traffic_bytes / bytes_per_s) + overhead_s

@@ -15,7 +15,7 @@ from planner.tracing.gradients import nodes_with_gradient
 from planner.tracing.layers import LayerAssignment, assign_layers
 from planner.tracing.measure import Measurement, OperationCost, measure
 from planner.tracing.torch_private import require_supported
-from planner.tracing.work_rows import gradient_sum, totals_by_field, work_of
+from planner.tracing.work_rows import gradient_sum, layer_of
 
 Factory = Callable[..., nn.Module]
 
@@ -100,14 +100,7 @@ def _layers(
         held = [size[parameter] for parameter in used[name] if parameter in size]
         costs[name] += map(gradient_sum, held)
     return tuple(
-        Layer(
-            name=name,
-            stash_bytes=stash[name],
-            parameters=tuple(used[name]),
-            work=(rows := work_of(costs[name])),
-            **totals_by_field(rows),
-        )
-        for name in layers.names
+        layer_of(name, costs[name], stash[name], tuple(used[name])) for name in layers.names
     )
 
 

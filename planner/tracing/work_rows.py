@@ -1,7 +1,8 @@
 """Operations of a layer put together into rows of equal ones."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
+from planner.artifacts.layer_graph import Layer
 from planner.artifacts.work import PHASES, OperationClass, Phase, Work, totals
 from planner.tracing.measure import OperationCost
 
@@ -44,13 +45,31 @@ def gradient_sum(bytes_: int) -> OperationCost:
     return OperationCost(weight_gradient_traffic_bytes=3 * bytes_)
 
 
-def totals_by_field(work: Sequence[Work]) -> dict[str, int]:
-    """What the rows add up to, by the names of a layer's fields."""
-    sums: dict[str, int] = {}
-    for phase in PHASES:
-        flops, bytes_ = totals(work, phase)
-        sums |= {f"{phase}_flops": flops, f"{phase}_traffic_bytes": bytes_}
-    return sums
+def layer_of(
+    name: str, costs: Iterable[OperationCost], stash_bytes: int, parameters: tuple[str, ...]
+) -> Layer:
+    """A layer whose FLOPs and traffic are those of its operations.
+
+    Args:
+        name: of the layer.
+        costs: of its operations.
+        stash_bytes: what it keeps from forward for backward.
+        parameters: names of those it uses.
+    """
+    work = work_of(costs)
+    forward, input_gradient, weight_gradient = (totals(work, phase) for phase in PHASES)
+    return Layer(
+        name=name,
+        forward_flops=forward[0],
+        input_gradient_flops=input_gradient[0],
+        weight_gradient_flops=weight_gradient[0],
+        forward_traffic_bytes=forward[1],
+        input_gradient_traffic_bytes=input_gradient[1],
+        weight_gradient_traffic_bytes=weight_gradient[1],
+        stash_bytes=stash_bytes,
+        parameters=parameters,
+        work=work,
+    )
 
 
 def _rows(cost: OperationCost) -> Iterator[Work]:
