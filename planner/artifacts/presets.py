@@ -7,7 +7,8 @@ torch's defaults (``torch.backends.cudnn.allow_tf32``) and so have ``tf32`` for 
 device has it. To plan with TF32 products, give a device type of your own whose float32 is the
 preset's tf32. float16 and bfloat16 accumulate in float32.
 
-``memory_gib`` is what the driver reports where ECC or firmware takes a noticeable part. Efficiencies of GPUs are assumptions: :data:`EFFICIENCIES` says what they rest on,
+``memory_gib`` is what the driver reports where ECC or firmware takes a noticeable part.
+Efficiencies of GPUs are assumptions: :data:`EFFICIENCIES` says what they rest on,
 benchmarks/ROOFLINE.md how far they are off. :mod:`planner.artifacts.preset_sources` names the
 datasheets.
 """
