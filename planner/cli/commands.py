@@ -13,6 +13,7 @@ from planner.cli.explain import explain
 from planner.cli.import_ import import_
 from planner.cli.inspect import plot, verify
 from planner.cli.plan import plan
+from planner.cli.presets import presets
 from planner.cli.report import report
 from planner.cli.schedule import schedule
 from planner.cli.simulate import simulate
@@ -46,7 +47,20 @@ def _main(
 
 
 app.command("import")(import_)
-for command in (trace, plan, schedule, compare, verify, simulate, calibrate, explain, plot, report):
+COMMANDS = (
+    trace,
+    plan,
+    schedule,
+    compare,
+    verify,
+    simulate,
+    calibrate,
+    explain,
+    plot,
+    report,
+    presets,
+)
+for command in COMMANDS:
     app.command()(command)
 
 
