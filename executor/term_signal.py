@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import select
+import selectors
 import signal
 import socket
 import threading
@@ -54,7 +54,10 @@ class TermSignal:
 
     def arrived(self, timeout_s: float) -> bool:
         """Wait so long for it, or until :meth:`wake`."""
-        readable, _, _ = select.select([self._heard], [], [], timeout_s)
+        # A process with many connections has descriptors that select itself does not take.
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._heard, selectors.EVENT_READ)
+            readable = selector.select(timeout_s)
         return bool(readable) and signal.SIGTERM in self._heard.recv(4096)
 
     def wake(self) -> None:

@@ -148,6 +148,11 @@ def llama2_7b(sequence_length: int = 4096) -> Llama:
     return Llama(LlamaConfig(32, 4096, 32, 32, 11008, sequence_length))
 
 
+def llama2_13b(sequence_length: int = 4096) -> Llama:
+    """Llama 2 of 13 billion parameters, with one key and value head for every query head."""
+    return Llama(LlamaConfig(40, 5120, 40, 40, 13824, sequence_length))
+
+
 def llama2_70b(sequence_length: int = 4096) -> Llama:
     """Llama 2 of 69 billion parameters, with eight query heads to a key and value head."""
     return Llama(LlamaConfig(80, 8192, 64, 8, 28672, sequence_length))

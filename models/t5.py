@@ -221,6 +221,11 @@ def t5_base(sequence_length: int = 512, dropout: float = 0.0) -> T5:
     return T5(T5Config(12, 768, 12, 64, 3072, sequence_length, dropout=dropout))
 
 
+def t5_large(sequence_length: int = 512, dropout: float = 0.0) -> T5:
+    """T5 of 740 million parameters; the paper trains with a dropout of 0.1."""
+    return T5(T5Config(24, 1024, 16, 64, 4096, sequence_length, dropout=dropout))
+
+
 def t5_tiny(
     sequence_length: int = 24,
     vocabulary: int = 256,

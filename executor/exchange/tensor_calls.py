@@ -63,6 +63,9 @@ class TensorServer:
     def __init__(self, host: str) -> None:
         self._handlers: dict[str, Handler] = {}
         self._listener = socket.create_server((host, 0))
+        self._connections: set[socket.socket] = set()
+        self._closed = False
+        self._lock = threading.Lock()
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, name="pipeplan-calls", daemon=True).start()
 
@@ -71,8 +74,14 @@ class TensorServer:
         self._handlers[name] = handler
 
     def close(self) -> None:
-        """Take no more connections."""
-        self._listener.close()
+        """Take no more connections, and end those that there are with their threads."""
+        with self._lock:
+            self._closed = True
+            for connection in (self._listener, *self._connections):
+                # Closing alone would not wake the thread that waits there.
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
 
     def _accept(self) -> None:
         while True:
@@ -80,9 +89,21 @@ class TensorServer:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
+            with self._lock:
+                if self._closed:
+                    connection.close()
+                    return
+                self._connections.add(connection)
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
+        try:
+            self._answer_all(connection)
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+
+    def _answer_all(self, connection: socket.socket) -> None:
         # Whoever called is gone, or sent what is no call: that ends its connection alone.
         with connection, suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -99,6 +99,10 @@ class Member:
         self._neighbours.mean_of_all()
         self._tied.agree()
 
+    def close(self) -> None:
+        """Answer no more calls: the others have no use for it once all work is over."""
+        self._neighbours.server.close()
+
     def _begin(self) -> int:
         self._faults.before_hello(
             is_back=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

@@ -1,30 +1,58 @@
 """What one kind of device and one kind of link can do."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from planner.artifacts.document import Record
+from planner.artifacts.work import EfficiencyClass
 
 GIB = 2**30
 # Far beyond any machine, and near enough for every product and quotient of figures to be finite.
 LEAST, MOST = 1e-9, 1e15
 Positive = Annotated[float, Field(ge=LEAST, le=MOST)]
 NonNegative = Annotated[float, Field(ge=0, le=MOST)]
+Share = Annotated[float, Field(ge=LEAST, le=1)]
+TF32 = "tf32"
+"""The key of ``peak_tflop_per_s`` for what float32 convolutions run at by torch's defaults."""
+
+
+class ClassEfficiency(Record):
+    """What operations of one class reach of a device, where that differs from the others.
+
+    The fields are those of :class:`DeviceType`, whose own values hold where one is not told.
+    """
+
+    efficiency: Share | None = None
+    bandwidth_efficiency: Positive | None = None
+    ramp_up_us: NonNegative | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_told(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in dump(self).items() if value is not None}
 
 
 class DeviceType(Record):
     """One kind of device.
 
-    ``peak_tflop_per_s`` is by precision (float32, float16, bfloat16); ``efficiency`` the share of
-    it that a layer reaches; ``reserved_gib`` what the driver and the framework take before a
-    model has any.
+    ``peak_tflop_per_s`` is by precision (float32, float16, bfloat16); ``reserved_gib`` what the
+    driver and the framework take before a model has any.
+
+    ``efficiency`` is the share of peak that operations reach, ``bandwidth_efficiency`` the share of
+    memory bandwidth (more than 1 where a cache serves what the tracing counts as traffic). Products
+    take ``ramp_up_us`` beyond their arithmetic, which small ones feel: they do not fill the device.
+    Every operation takes ``operation_overhead_us`` more. ``by_class`` tells figures for classes of
+    operations; :mod:`planner.costs.roofline` says how all of them make a time.
     """
 
     memory_gib: Positive
     memory_bandwidth_gb_per_s: Positive
     peak_tflop_per_s: Annotated[dict[str, Positive], Field(min_length=1)]
-    efficiency: Annotated[float, Field(ge=LEAST, le=1)] = 0.5
+    efficiency: Share = 0.5
+    bandwidth_efficiency: Positive = 1.0
+    ramp_up_us: NonNegative = 0.0
+    operation_overhead_us: NonNegative = 0.0
+    by_class: dict[EfficiencyClass, ClassEfficiency] = Field(default_factory=dict)
     reserved_gib: NonNegative = 1.0
 
     @model_validator(mode="after")
@@ -36,10 +64,28 @@ class DeviceType(Record):
             )
         return self
 
+    @model_serializer(mode="wrap")
+    def _without_defaults_of_later_fields(
+        self, dump: SerializerFunctionWrapHandler
+    ) -> dict[str, Any]:
+        """Clusters that tell none of them keep the digests they had before these fields."""
+        data: dict[str, Any] = dump(self)
+        for name in ("bandwidth_efficiency", "ramp_up_us", "operation_overhead_us"):
+            if getattr(self, name) == type(self).model_fields[name].default:
+                data.pop(name, None)
+        if not self.by_class:
+            data.pop("by_class", None)
+        return data
+
     @property
     def capacity_bytes(self) -> int:
         """Bytes a plan may use."""
         return int((self.memory_gib - self.reserved_gib) * GIB)
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The precisions that a job may choose, sorted."""
+        return tuple(sorted(set(self.peak_tflop_per_s) - {TF32}))
 
 
 class LinkType(Record):

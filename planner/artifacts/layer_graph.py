@@ -21,6 +21,7 @@ from planner.artifacts.document import (
     read_json,
     write_atomically,
 )
+from planner.artifacts.work import PHASES, Work, totals
 from planner.errors import PipeplanError
 
 FORMAT = "pipeplan-graph/1"
@@ -65,7 +66,8 @@ class Layer(Record):
     excluded; ``weight_stash_bytes`` what of it the weight gradient still needs after the input
     gradient: all of it if not told. ``parameters`` are the names (FQNs) of the parameters the
     layer uses; a tied parameter stands in several layers. ``measured`` replaces the roofline on a
-    device type.
+    device type. ``work`` divides FLOPs and traffic among operations; without it the roofline takes
+    them as one operation.
     """
 
     name: Name
@@ -80,12 +82,29 @@ class Layer(Record):
     parameters: tuple[Name, ...] = ()
     measured: dict[Name, MeasuredTimes] = Field(default_factory=dict)
     device_types: tuple[Name, ...] = ()
+    work: tuple[Work, ...] = ()
+
+    @model_validator(mode="after")
+    def _work_adds_up(self) -> Self:
+        for phase in PHASES if self.work else ():
+            for name, value in zip(
+                ("flops", "traffic_bytes"), totals(self.work, phase), strict=True
+            ):
+                told = getattr(self, f"{phase}_{name}")
+                if told != value:
+                    raise ValueError(
+                        f"{phase}_{name} is {told}, its rows of work add up to {value}; correct "
+                        "the one or the other, or remove work"
+                    )
+        return self
 
     @model_serializer(mode="wrap")
     def _without_empty_rules(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = dump(self)
         if not self.device_types:
             del fields["device_types"]
+        if not self.work:
+            fields.pop("work", None)  # Who dumps may have left it out.
         if self.weight_stash_bytes is None:
             fields.pop("weight_stash_bytes", None)
         return fields
@@ -251,6 +270,7 @@ class LayerGraph(nx.DiGraph):  # type: ignore[misc]
                 {kind: _read_only(times) for kind, times in fields["measured"].items()}
             )
             fields["device_types"] = layer.device_types
+            fields["work"] = layer.work
             graph.add_node(layer.name, **fields, parameter_bytes=bytes_)
         crossing: dict[tuple[str, str], list[Boundary]] = {}
         for boundary in record.boundaries:

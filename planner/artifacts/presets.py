@@ -1,42 +1,116 @@
-"""Datasheet values of common devices and links, by the name people use for them.
+"""Common devices and links by the name people use for them, and where each figure comes from.
 
-Sources: the vendors' public datasheets. Throughput is dense, without sparsity, per device;
-link bandwidth is per direction. ``efficiency`` is the share of peak that large matrix products
-reach in practice and is an assumption until it is measured.
+Throughput is dense, without sparsity; where a datasheet gives sparse figures only, half of them.
+float32 is IEEE float32 as torch computes matrix products unless told otherwise
+(``torch.get_float32_matmul_precision()`` is "highest"); convolutions of float32 run in TF32 by
+torch's defaults (``torch.backends.cudnn.allow_tf32``) and so have ``tf32`` for a peak where a
+device has it. To plan with TF32 products, give a device type of your own whose float32 is the
+preset's tf32. float16 and bfloat16 accumulate in float32.
+
+``memory_gib`` is what the driver reports where ECC or firmware takes a noticeable part.
+Efficiencies of GPUs are assumptions: :data:`EFFICIENCIES` says what they rest on,
+benchmarks/ROOFLINE.md how far they are off. :mod:`planner.artifacts.preset_sources` names the
+datasheets.
 """
 
-from planner.artifacts.hardware import DeviceType, LinkType
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.artifacts.hardware import ClassEfficiency, DeviceType, LinkType
 
 
-def _gpu(memory_gib: float, bandwidth: float, **peak: float) -> DeviceType:
+@dataclass(frozen=True)
+class Efficiencies:
+    """What a family of GPUs reaches.
+
+    Attributes:
+        product, convolution, attention: share of peak of each class.
+        memory: share of memory bandwidth of operations without products, run one by one.
+        evidence: what they rest on.
+    """
+
+    product: float
+    convolution: float
+    attention: float
+    memory: float
+    evidence: str
+
+
+EFFICIENCIES: Mapping[str, Efficiencies] = {
+    "Volta": Efficiencies(
+        0.7, 0.8, 0.3, 0.5, "ResNet-50 of NVIDIA DeepLearningExamples 21.03, one V100"
+    ),
+    "Ampere": Efficiencies(
+        0.7, 0.37, 0.3, 0.54, "GPTs of llm-foundry and ResNet-50 of DeepLearningExamples, A100 SXM"
+    ),
+    "Hopper": Efficiencies(
+        0.5, 0.3, 0.22, 0.6, "GPTs of llm-foundry, H100 SXM; convolutions a guess"
+    ),
+    "none": Efficiencies(0.5, 0.3, 0.25, 0.5, "a guess: nothing published was compared"),
+}
+OVERHEAD_US = 5.0
+"""Of each operation: torch launches them one by one (a guess; kernels alone take 2 to 4)."""
+RAMP_UP_US = 2.0
+"""From public products of 512 x 512 matrices on an RTX 4090, which take 6 µs in place of 2."""
+
+
+def _gpu(family: str, memory_gib: float, bandwidth: float, **peak: float) -> DeviceType:
+    reached = EFFICIENCIES[family]
     return DeviceType(
         memory_gib=memory_gib,
         memory_bandwidth_gb_per_s=bandwidth,
         peak_tflop_per_s=peak,
         efficiency=0.5,
+        bandwidth_efficiency=0.8,
+        operation_overhead_us=OVERHEAD_US,
+        ramp_up_us=RAMP_UP_US,
+        by_class={
+            "product": ClassEfficiency(efficiency=reached.product),
+            "convolution": ClassEfficiency(efficiency=reached.convolution),
+            "attention": ClassEfficiency(efficiency=reached.attention),
+            "memory": ClassEfficiency(bandwidth_efficiency=reached.memory),
+        },
         reserved_gib=1.0,
     )
 
 
 DEVICES: dict[str, DeviceType] = {
-    "V100-16GB": _gpu(16, 900, float32=15.7, float16=125),
-    "V100-32GB": _gpu(32, 900, float32=15.7, float16=125),
-    "A10": _gpu(24, 600, float32=31.2, float16=125, bfloat16=125),
-    "L4": _gpu(24, 300, float32=30.3, float16=121, bfloat16=121),
-    "L40S": _gpu(48, 864, float32=91.6, float16=362, bfloat16=362),
-    "RTX-4090": _gpu(24, 1008, float32=82.6, float16=165, bfloat16=165),
-    "A100-40GB": _gpu(40, 1555, float32=19.5, float16=312, bfloat16=312),
-    "A100-80GB": _gpu(80, 2039, float32=19.5, float16=312, bfloat16=312),
-    "H100-80GB": _gpu(80, 3350, float32=67, float16=989, bfloat16=989),
-    "H200": _gpu(141, 4800, float32=67, float16=989, bfloat16=989),
-    "B200": _gpu(180, 8000, float32=80, float16=2250, bfloat16=2250),
-    "MI300X": _gpu(192, 5300, float32=163.4, float16=1307, bfloat16=1307),
-    # One process on a share of a desktop CPU: for trying plans without a GPU.
+    "V100-16GB": _gpu("Volta", 16, 900, float32=15.7, float16=125),
+    "V100-32GB": _gpu("Volta", 32, 900, float32=15.7, float16=125),
+    "A10": _gpu("Ampere", 22.5, 600, float32=31.2, tf32=62.5, float16=125, bfloat16=125),
+    "L4": _gpu("none", 22.5, 300, float32=30.3, tf32=60, float16=121, bfloat16=121),
+    "L40S": _gpu("none", 45, 864, float32=91.6, tf32=183, float16=362, bfloat16=362),
+    "RTX-4090": _gpu("none", 24, 1008, float32=82.6, tf32=82.6, float16=165.2, bfloat16=165.2),
+    "A100-40GB": _gpu("Ampere", 40, 1555, float32=19.5, tf32=156, float16=312, bfloat16=312),
+    "A100-80GB": _gpu("Ampere", 80, 2039, float32=19.5, tf32=156, float16=312, bfloat16=312),
+    "A100-80GB-PCIe": _gpu("Ampere", 80, 1935, float32=19.5, tf32=156, float16=312, bfloat16=312),
+    "H100-80GB": _gpu("Hopper", 79.6, 3350, float32=67, tf32=494.5, float16=989.5, bfloat16=989.5),
+    "H100-80GB-PCIe": _gpu("Hopper", 79.6, 2000, float32=51, tf32=378, float16=756, bfloat16=756),
+    "H100-94GB-NVL": _gpu(
+        "Hopper", 93.5, 3900, float32=60, tf32=417.5, float16=835.5, bfloat16=835.5
+    ),
+    "H200": _gpu("Hopper", 140, 4800, float32=67, tf32=494.5, float16=989.5, bfloat16=989.5),
+    "B200": _gpu("none", 178, 7700, float32=80, tf32=1100, float16=2250, bfloat16=2250),
+    "MI250X": _gpu("none", 64, 1638, float32=47.9, float16=191.5, bfloat16=191.5),
+    "MI300X": _gpu("none", 192, 5300, float32=163.4, float16=1307.4, bfloat16=1307.4),
+    # One thread of one core, for running plans without a GPU. Fitted to float32 times, see
+    # benchmarks/ROOFLINE.md; peaks are those of two 512-bit units at 4 GHz. Memory is what to let
+    # the process have.
     "CPU-core": DeviceType(
         memory_gib=4,
-        memory_bandwidth_gb_per_s=10,
-        peak_tflop_per_s={"float32": 0.06, "bfloat16": 0.06, "float64": 0.03},
-        efficiency=0.5,
+        memory_bandwidth_gb_per_s=50,
+        peak_tflop_per_s={"float32": 0.25, "bfloat16": 0.25, "float64": 0.125},
+        efficiency=0.36,
+        bandwidth_efficiency=0.89,
+        operation_overhead_us=3,
+        ramp_up_us=1,
+        by_class={
+            "convolution": ClassEfficiency(
+                efficiency=0.66, bandwidth_efficiency=0.057, ramp_up_us=450
+            ),
+            "attention": ClassEfficiency(efficiency=0.51),
+            "memory": ClassEfficiency(bandwidth_efficiency=0.27),
+        },
         reserved_gib=0.5,
     ),
 }

@@ -60,8 +60,8 @@ class Problem:
         for name in sorted(types):
             kind = self.cluster.device_types[name]
             measured = all(name in layer.measured for layer in self.graph.record.layers)
-            if not measured and self.job.precision not in kind.peak_tflop_per_s:
-                known = ", ".join(sorted(kind.peak_tflop_per_s))
+            if not measured and self.job.precision not in kind.precisions:
+                known = ", ".join(kind.precisions)
                 raise PipeplanError(
                     f"device type {name!r} has no peak_tflop_per_s for precision "
                     f"{self.job.precision!r} (it has {known}); choose one of these in the job or "

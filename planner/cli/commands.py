@@ -9,11 +9,15 @@ import typer
 
 from planner.cli.calibrate import calibrate
 from planner.cli.compare import compare
+from planner.cli.explain import explain
 from planner.cli.import_ import import_
-from planner.cli.inspect import explain, plot, simulate, verify
+from planner.cli.inspect import plot, verify
 from planner.cli.plan import plan
+from planner.cli.presets import presets
 from planner.cli.profile import profile
+from planner.cli.report import report
 from planner.cli.schedule import schedule
+from planner.cli.simulate import simulate
 from planner.cli.trace import trace
 
 app = typer.Typer(
@@ -52,7 +56,20 @@ app.command(
         "help_option_names": [],
     }
 )(profile)
-for command in (trace, plan, schedule, compare, verify, simulate, calibrate, explain, plot):
+COMMANDS = (
+    trace,
+    plan,
+    schedule,
+    compare,
+    verify,
+    simulate,
+    calibrate,
+    explain,
+    plot,
+    report,
+    presets,
+)
+for command in COMMANDS:
     app.command()(command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ def problem_of(
     cluster: Path,
     job: Path | None,
     settings: list[str] | None,
-    costs: list[Path] | None = None,
+    costs: Sequence[Path] = (),
 ) -> Problem:
     """The problem of a command line; everything that is quick to read is read first.
 
@@ -45,7 +46,7 @@ def problem_of(
         )
     source = ModelSource(factory, dict(the_job.model_arguments))
     graph = graph_of(model, the_job)
-    for path in costs or []:
+    for path in costs:
         graph = with_costs(graph, the_cluster, path, "--costs")
     return Problem(graph, the_cluster, the_job, source)
 

@@ -1,12 +1,24 @@
 """Seconds of one layer on one device type: measured where it was, else by the roofline model."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from planner.artifacts.hardware import DeviceType
+from planner.artifacts.hardware import TF32, DeviceType
 from planner.artifacts.layer_graph import Layer
+from planner.artifacts.work import PHASES, EfficiencyClass, OperationClass, Phase, Work
 
 ROUNDING = 1e-9
 """A smaller share of a time is rounding."""
+CLASS_OF: Mapping[OperationClass, EfficiencyClass] = {
+    "product": "product",
+    "convolution": "convolution",
+    "attention": "attention",
+    "causal_attention": "attention",
+    "memory": "memory",
+}
+EXECUTED: Mapping[OperationClass, float] = {"causal_attention": 0.5}
+"""What share of the FLOPs counted is computed: fused kernels skip what a causal mask leaves out
+(Dao 2023, "FlashAttention-2", section 3.1)."""
 
 
 class OperationTimes(NamedTuple):
@@ -49,8 +61,8 @@ def layer_times(
 ) -> OperationTimes:
     """Seconds of a layer for one microbatch.
 
-    Roofline (Williams, Waterman, Patterson 2009): the larger of FLOPs over reachable throughput
-    and traffic over memory bandwidth. Recomputing a layer runs its forward again in its backward.
+    Measured where it was, else the sum of :func:`work_s` over the layer's work. Recomputing a layer
+    runs its forward again in its backward.
     """
     measured = layer.measured.get(type_name)
     if measured is not None:
@@ -70,18 +82,69 @@ def layer_times(
     )
 
 
+def work_s(work: Work, device: DeviceType, precision: str) -> float:
+    """Seconds of equal operations, one after the other.
+
+    Roofline (Williams, Waterman, Patterson 2009): of each, the larger of arithmetic over reachable
+    throughput and traffic over reachable memory bandwidth, and the overhead of starting it.
+    Arithmetic takes ``ramp_up_us`` longer than at full speed, so that throughput falls off for
+    small products as in Hockney's model (Hockney and Jesshope 1981): those that would take the
+    ramp-up run at half speed. No term falls as FLOPs or bytes grow.
+    """
+    reached = reach(device, CLASS_OF[work.operation_class])
+    arithmetic_s = 0.0
+    if work.flops:
+        flops = work.flops * EXECUTED.get(work.operation_class, 1.0)
+        peak = _peak_tflop_per_s(device, work.operation_class, precision) * 1e12
+        arithmetic_s = (
+            flops / (peak * reached.efficiency) + work.operations * reached.ramp_up_us * 1e-6
+        )
+    bytes_per_s = device.memory_bandwidth_gb_per_s * 1e9 * reached.bandwidth_efficiency
+    overhead_s = work.operations * device.operation_overhead_us * 1e-6
+    return max(arithmetic_s, work.traffic_bytes / bytes_per_s) + overhead_s
+
+
+class Reach(NamedTuple):
+    """What operations of a class reach."""
+
+    efficiency: float
+    bandwidth_efficiency: float
+    ramp_up_us: float
+
+
+def reach(device: DeviceType, of: EfficiencyClass) -> Reach:
+    """The figures of a class where the device type tells them, else the device's own."""
+    told = device.by_class.get(of)
+
+    def figure(name: str) -> float:
+        own = None if told is None else getattr(told, name)
+        return float(getattr(device, name) if own is None else own)
+
+    return Reach(*(figure(name) for name in Reach._fields))
+
+
+def _peak_tflop_per_s(device: DeviceType, of: str, precision: str) -> float:
+    if precision == "float32" and of == "convolution" and TF32 in device.peak_tflop_per_s:
+        return device.peak_tflop_per_s[TF32]
+    return device.peak_tflop_per_s[precision]
+
+
 def _roofline(layer: Layer, device: DeviceType, precision: str) -> OperationTimes:
+    if layer.work:
+        forward_s, input_s, weight_s = (
+            sum(work_s(row, device, precision) for row in layer.work if row.phase == phase)
+            for phase in PHASES
+        )
+    else:
+        forward_s, input_s, weight_s = (
+            _undivided_s(layer, phase, device, precision) for phase in PHASES
+        )
+    return OperationTimes(forward_s, input_s, weight_s, input_s + weight_s)
+
+
+def _undivided_s(layer: Layer, phase: Phase, device: DeviceType, precision: str) -> float:
+    """Seconds of a phase whose operations are not told: those of one operation of any class."""
     flop_per_s = device.peak_tflop_per_s[precision] * 1e12 * device.efficiency
-    bytes_per_s = device.memory_bandwidth_gb_per_s * 1e9
-
-    def seconds(flops: int, traffic: int) -> float:
-        return max(flops / flop_per_s, traffic / bytes_per_s)
-
-    input_s = seconds(layer.input_gradient_flops, layer.input_gradient_traffic_bytes)
-    weight_s = seconds(layer.weight_gradient_flops, layer.weight_gradient_traffic_bytes)
-    return OperationTimes(
-        forward_s=seconds(layer.forward_flops, layer.forward_traffic_bytes),
-        input_gradient_s=input_s,
-        weight_gradient_s=weight_s,
-        backward_s=input_s + weight_s,
-    )
+    bytes_per_s = device.memory_bandwidth_gb_per_s * 1e9 * device.bandwidth_efficiency
+    flops = getattr(layer, f"{phase}_flops")
+    return float(max(flops / flop_per_s, getattr(layer, f"{phase}_traffic_bytes") / bytes_per_s))

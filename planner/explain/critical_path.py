@@ -69,19 +69,8 @@ def critical_path(timeline: Timeline) -> tuple[PathStep, ...]:
     Durations sum to the iteration time. Of several such paths the one that stays on a device
     rather than follow a tensor, and with a producer rather than a link.
     """
-    causes = _Causes(timeline)
-    last: Event = causes.last_event()
-    trail = [(last, causes.of(last))]
-    seen: set[Event] = {last}
-    # Events that take no time may wait for each other in a circle, so dead ends are possible.
-    while trail[-1][0].start_s > 0:
-        event = next((event for event in trail[-1][1] if event not in seen), None)
-        if event is None:
-            trail.pop()
-            continue
-        seen.add(event)
-        trail.append((event, causes.of(event)))
-    return _steps([event for event, _ in reversed(trail)])
+    causes = Causes(timeline)
+    return _steps(causes.chain(causes.last_event()))
 
 
 def _steps(events: list[Event]) -> tuple[PathStep, ...]:
@@ -90,8 +79,8 @@ def _steps(events: list[Event]) -> tuple[PathStep, ...]:
     return tuple(PathStep(event, wait) for event, wait in zip(events, waits, strict=True))
 
 
-class _Causes:
-    """For each event, those it waited for that ended the moment it started."""
+class Causes:
+    """For each event of a timeline, those it waited for that ended the moment it started."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -121,12 +110,34 @@ class _Causes:
         for link in event.links:
             self._ends_on[link, event.end_s].append(event)
 
+    def chain(self, event: Event, until_s: float = 0.0) -> list[Event]:
+        """What an event waited for, directly or not: events without a gap, it is the last.
+
+        Args:
+            event: of the timeline, or an optimizer step of it.
+            until_s: the first event of the chain runs at this time, or starts at it.
+        """
+        trail = [(event, self.of(event))]
+        seen: set[Event] = {event}
+        # Events that take no time may wait for each other in a circle, so dead ends are possible.
+        while trail[-1][0].start_s > until_s:
+            before = next((cause for cause in trail[-1][1] if cause not in seen), None)
+            if before is None:
+                trail.pop()
+                continue
+            seen.add(before)
+            trail.append((before, self.of(before)))
+        return [found for found, _ in reversed(trail)]
+
     def last_event(self) -> OptimizerEvent:
         """The optimizer step that ends the iteration."""
         ends = self._timeline.end_s
-        device = max(ends, key=lambda name: ends[name])
-        start = max((event.end_s for event in self._before_optimizer(device)), default=0.0)
-        return OptimizerEvent(device, start, ends[device])
+        return self.optimizer_event(max(ends, key=lambda name: ends[name]))
+
+    def optimizer_event(self, device: str) -> OptimizerEvent:
+        """The optimizer step of a device; it may take no time."""
+        start_s = max((event.end_s for event in self._before_optimizer(device)), default=0.0)
+        return OptimizerEvent(device, start_s, self._timeline.end_s[device])
 
     def of(self, event: Event) -> Iterator[Event]:
         """The likeliest first."""

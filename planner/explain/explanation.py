@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.costs.placement import PlacedPipeline
+from planner.explain.bubble import Bubble, bubble_by_cause
 from planner.explain.critical_path import PathStep, critical_path
 from planner.explain.device_use import DeviceUse, device_uses
 from planner.explain.memory import MemoryLimit, memory_limit
 from planner.explain.resources import Resource, resource_bounds
 from planner.explain.shares import Share, path_shares
+from planner.explain.stage_limits import StageLimit, stage_limits
 from planner.simulator import Timeline
 
 
@@ -25,6 +27,8 @@ class Explanation:
         devices: how each device spends the iteration, in stage order.
         resources: devices and links with their lower bounds, the highest first.
         memory: room on each device, and what the iteration would take without limits.
+        bubble: the devices' idle time by cause.
+        stages: what each stage is limited by, and its slack.
     """
 
     pipeline: PlacedPipeline
@@ -34,6 +38,8 @@ class Explanation:
     devices: tuple[DeviceUse, ...]
     resources: tuple[Resource, ...]
     memory: MemoryLimit
+    bubble: Bubble
+    stages: tuple[StageLimit, ...]
 
     @property
     def binding_resource(self) -> Resource:
@@ -50,7 +56,7 @@ def explain(timeline: Timeline) -> Explanation:
     Args:
         timeline: of orders, by :func:`planner.simulator.simulate`. It need not fit memory.
     """
-    path = critical_path(timeline)
+    path, memory = critical_path(timeline), memory_limit(timeline)
     return Explanation(
         pipeline=timeline.pipeline,
         iteration_time_s=timeline.iteration_time_s,
@@ -58,5 +64,7 @@ def explain(timeline: Timeline) -> Explanation:
         shares=path_shares(timeline.pipeline, path),
         devices=device_uses(timeline),
         resources=resource_bounds(timeline),
-        memory=memory_limit(timeline),
+        memory=memory,
+        bubble=bubble_by_cause(timeline, memory),
+        stages=stage_limits(timeline, memory),
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from planner.costs.placement import PlacedPipeline
-from planner.explain.critical_path import OptimizerEvent, PathStep
+from planner.explain.critical_path import Event, OptimizerEvent, PathStep
 from planner.simulator import OperationEvent, SynchronisationEvent, TransferEvent
 
 Cause = Literal["computation", "transfers", "all-reduce", "optimizer"]
@@ -46,14 +46,23 @@ def path_shares(pipeline: PlacedPipeline, path: Sequence[PathStep]) -> tuple[Sha
     total_s = sum(step.seconds for step in path)
     spent: dict[Spent, float] = {}
     for step, crowded in zip(path, _crowded_links(path), strict=True):
-        key = _spent(pipeline, step, crowded)
+        key = spent_on(pipeline, step.event, crowded)
         spent[key] = spent.get(key, 0.0) + step.seconds
     ranked = sorted(spent.items(), key=lambda row: (-row[1], row[0]))
     return tuple(Share(key, seconds, seconds / total_s) for key, seconds in ranked if seconds > 0)
 
 
-def _spent(pipeline: PlacedPipeline, step: PathStep, crowded: set[tuple[int, int]]) -> Spent:
-    match step.event:
+def spent_on(
+    pipeline: PlacedPipeline, event: Event, crowded: Collection[tuple[int, int]] = ()
+) -> Spent:
+    """What an event's time goes to.
+
+    Args:
+        pipeline: of the timeline.
+        event: of it.
+        crowded: links preferred among those of a transfer that are as narrow.
+    """
+    match event:
         case OperationEvent(device, operation):
             return Spent("computation", (device,), (operation.stage,))
         case TransferEvent() as transfer:
@@ -76,7 +85,7 @@ def _crowded_links(path: Sequence[PathStep]) -> Iterable[set[tuple[int, int]]]:
 
 
 def _bottleneck(
-    pipeline: PlacedPipeline, transfer: TransferEvent, crowded: set[tuple[int, int]]
+    pipeline: PlacedPipeline, transfer: TransferEvent, crowded: Collection[tuple[int, int]]
 ) -> str:
     """The link that sets a transfer's pace; both ends where that is a shared one or none."""
     cluster = pipeline.problem.cluster

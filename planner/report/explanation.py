@@ -12,6 +12,7 @@ from planner.explain.explanation import Explanation
 from planner.explain.memory import MemoryLimit, MemoryRoom
 from planner.explain.resources import Resource
 from planner.explain.shares import Share
+from planner.report.bubble import bubble_data, bubble_line
 from planner.report.names import compress_devices, stages_label
 from planner.simulator import OperationEvent, SynchronisationEvent
 from planner.units import format_bytes, format_seconds, plural
@@ -41,6 +42,7 @@ def explanation_lines(explanation: Explanation) -> list[str]:
         _path_line(explanation),
         *([] if reached else [limit]),
         *([] if binds else [memory]),
+        bubble_line(explanation.bubble),
         _devices_line(explanation),
     ]
 
@@ -65,6 +67,8 @@ def explanation_data(explanation: Explanation) -> dict[str, Any]:
             "devices": [_room_data(room) for room in memory.rooms],
         },
         "devices": [asdict(use) for use in explanation.devices],
+        "bubble": bubble_data(explanation.bubble),
+        "stages": [asdict(limit) for limit in explanation.stages],
         "critical_path": [
             {
                 "event": _event_name(step.event),

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+from planner.artifacts.work import OperationClass
 from planner.errors import PipeplanError
 from planner.tracing.export import ExportedStep
 from planner.tracing.layers import LayerAssignment
@@ -33,7 +34,13 @@ _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 @dataclass
 class OperationCost:
-    """FLOPs and bytes moved by one operation, forward and for its two gradients."""
+    """FLOPs and bytes moved by one operation, forward and for its two gradients.
+
+    Attributes:
+        operation_class: of its products, if it has any.
+        launches: how many operations of the device its forward is.
+        gradients: how many times as many its input gradient is.
+    """
 
     forward_flops: int = 0
     input_gradient_flops: int = 0
@@ -41,6 +48,9 @@ class OperationCost:
     forward_traffic_bytes: int = 0
     input_gradient_traffic_bytes: int = 0
     weight_gradient_traffic_bytes: int = 0
+    operation_class: OperationClass = "memory"
+    launches: int = 1
+    gradients: int = 1
 
 
 @dataclass
@@ -98,6 +108,7 @@ class _TrafficCounter(TorchDispatchMode):
         super().__init__()
         self.result = result
         self.bytes = 0
+        self.launches = 0
         self.flops = 0  # Of products that torch's own counter does not know.
 
     def __torch_dispatch__(
@@ -107,6 +118,7 @@ class _TrafficCounter(TorchDispatchMode):
         name = packet_of(func).__name__
         if getattr(func, "is_view", False) or name in FREE:
             return out
+        self.launches += 1
         if name in FLOPS:
             self.flops += FLOPS[name](*args, **(kwargs or {}))
         read = args[1:] if name in LOOKUPS else args
@@ -179,7 +191,7 @@ class _Runner(fx.Interpreter):
             value = super().run_node(n)
         self.current = None
         self.weight_stash.made(n, value)
-        self._book(n, value, flops.get_total_flops() + traffic.flops, traffic.bytes)
+        self._book(n, value, flops.get_total_flops() + traffic.flops, traffic)
         return value
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -188,7 +200,7 @@ class _Runner(fx.Interpreter):
             return _fused_attention(*args, **kwargs)
         return super().call_function(target, args, kwargs)
 
-    def _book(self, node: fx.Node, value: Any, flops: int, traffic: int) -> None:
+    def _book(self, node: fx.Node, value: Any, flops: int, traffic: _TrafficCounter) -> None:
         if isinstance(value, Tensor):
             self.result.storage[node] = storage_key(value)
             if value.requires_grad:
@@ -202,7 +214,9 @@ class _Runner(fx.Interpreter):
         activations = [n for n in node.all_input_nodes if n in self.result.requires_grad]
         activations = [n for n in activations if n not in self.weights]
         weights = [n for n in node.all_input_nodes if n in self.weights and _rank(n) >= 2]
-        self.result.cost[node] = _with_gradients(node, flops, traffic, activations, weights)
+        cost = _with_gradients(node, flops, traffic.bytes, activations, weights)
+        cost.launches = traffic.launches
+        self.result.cost[node] = cost
 
     def _attention_cost(self, node: fx.Node) -> OperationCost:
         query, key, value = (self.env[n] for n in node.args[:3])  # type: ignore[index]
@@ -217,6 +231,7 @@ class _Runner(fx.Interpreter):
             input_gradient_flops=flops * 5 // 2,
             forward_traffic_bytes=traffic,
             input_gradient_traffic_bytes=2 * traffic,
+            operation_class="causal_attention" if _is_causal(node) else "attention",
         )
 
 
@@ -227,6 +242,9 @@ def _with_gradients(
     cost = OperationCost(forward_flops=flops, forward_traffic_bytes=traffic)
     name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
     products = len(activations) if name in MATRIX_PRODUCTS else min(1, len(activations))
+    if flops:
+        cost.operation_class = "convolution" if "conv" in name else "product"
+        cost.gradients = products
     cost.input_gradient_flops = flops * products
     cost.input_gradient_traffic_bytes = traffic * (products if flops else min(1, products))
     if weights:
@@ -281,6 +299,12 @@ def _fused_attention(
     **kwargs: Any,
 ) -> Any:
     return _FusedAttention.apply(query, key, value, attn_mask)
+
+
+def _is_causal(node: fx.Node) -> bool:
+    """Of torch's scaled_dot_product_attention(query, key, value, mask, dropout, is_causal)."""
+    told = node.kwargs.get("is_causal", node.args[5] if len(node.args) > 5 else False)
+    return told is True
 
 
 def _rank(node: fx.Node) -> int:

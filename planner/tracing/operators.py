@@ -14,18 +14,22 @@ TRAFFIC_BOUND = frozenset(
         "_batch_norm_with_update embedding nll_loss_forward nll_loss2d_forward mse_loss "
         "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d mean sum amax amin max min "
         "argmax var var_mean cumsum cat stack index index_select gather scatter scatter_add "
-        "index_put index_add copy_ clone _to_copy arange zeros ones full empty new_zeros "
-        "new_ones new_empty zeros_like ones_like full_like empty_like rand randn rand_like "
+        "index_put index_add copy_ clone _to_copy arange zeros ones full new_zeros "
+        "new_ones zeros_like ones_like full_like rand randn rand_like "
         "randn_like linspace logspace eye bernoulli native_dropout fill_ zero_ tril triu "
         "constant_pad_nd repeat roll flip topk sort one_hot upsample_nearest2d upsample_bilinear2d "
-        "any all norm linalg_vector_norm scalar_tensor _unsafe_view lift_fresh_copy slice_scatter "
+        "any all norm linalg_vector_norm scalar_tensor lift_fresh_copy slice_scatter "
         "select_scatter split_with_sizes_copy _local_scalar_dense masked_fill where "
         "floor_divide histc"
     ).split()
 )
 FREE = frozenset(
-    # The last two are views that torch does not mark as such; an LSTM divides its gates by them.
-    ["detach", "_assert_tensor_metadata", "lift_fresh", "unsafe_split", "unsafe_chunk"]
+    # Some are views that torch does not mark as such: an LSTM divides its gates by unsafe_chunk, a
+    # product without bias gives back its rows by _unsafe_view. The last ones only allocate.
+    (
+        "detach _assert_tensor_metadata lift_fresh unsafe_split unsafe_chunk _unsafe_view empty "
+        "empty_like new_empty empty_strided"
+    ).split()
 )
 LOOKUPS = frozenset(["embedding"])  # They read the rows they look up, not the table.
 MATRIX_PRODUCTS = frozenset(

@@ -1,7 +1,7 @@
 """``trace``: a torch model becomes a layer graph."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from planner.tracing.gradients import nodes_with_gradient
 from planner.tracing.layers import LayerAssignment, assign_layers
 from planner.tracing.measure import Measurement, OperationCost, measure
 from planner.tracing.torch_private import require_supported
+from planner.tracing.work_rows import gradient_sum, layer_of
 
 Factory = Callable[..., nn.Module]
 
@@ -68,37 +69,43 @@ def graph_record(
     """Measure the exported step and put the figures together, layer by layer."""
     measured = measure(exported, layers, batch)
     gradients = nodes_with_gradient(exported)
+    parameters = parameters_of(exported, layers, gradients)
     return GraphRecord(
         name=name,
         samples_per_microbatch=job.samples_per_microbatch,
         precision=job.precision,
-        layers=_layers(exported, layers, measured),
+        layers=_layers(exported, layers, measured, parameters),
         boundaries=_boundaries(layers, measured, gradients),
-        parameters=parameters_of(exported, layers, gradients),
+        parameters=parameters,
         flop_coverage=measured.coverage,
         uncounted_operators=tuple(sorted(measured.uncounted)),
     )
 
 
 def _layers(
-    exported: ExportedStep, layers: LayerAssignment, measured: Measurement
+    exported: ExportedStep,
+    layers: LayerAssignment,
+    measured: Measurement,
+    parameters: Sequence[Parameter],
 ) -> tuple[Layer, ...]:
-    total: dict[str, OperationCost] = {layer: OperationCost() for layer in layers.names}
+    costs: dict[str, list[OperationCost]] = {layer: [] for layer in layers.names}
     for node, cost in measured.cost.items():
-        sums = total[layers.layer_of[node]]
-        for field, value in vars(cost).items():
-            setattr(sums, field, getattr(sums, field) + value)
+        costs[layers.layer_of[node]].append(cost)
     stash: dict[str, int] = defaultdict(int)
     for node, bytes_ in measured.saved.values():
         stash[layers.layer_of[node]] += bytes_
     used = _parameter_names(exported, layers)
+    size = {row.name: row.bytes for row in parameters if row.trainable}
+    for name in layers.names:
+        held = [size[parameter] for parameter in used[name] if parameter in size]
+        costs[name] += map(gradient_sum, held)
     return tuple(
-        Layer(
-            name=name,
-            stash_bytes=stash[name],
-            weight_stash_bytes=measured.weight_stash.get(name, 0),
-            parameters=tuple(used[name]),
-            **vars(total[name]),
+        layer_of(
+            name,
+            costs[name],
+            stash[name],
+            measured.weight_stash.get(name, 0),
+            tuple(used[name]),
         )
         for name in layers.names
     )

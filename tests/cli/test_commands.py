@@ -163,27 +163,6 @@ def test_simulate_writes_a_chrome_trace(plan_path: Path, tmp_path: Path) -> None
     assert names >= {word for order in orders for word in order.split()}
 
 
-def test_explain_says_what_binds(plan_path: Path) -> None:
-    lines = pipeplan("explain", plan_path).stdout.splitlines()
-    assert 3 <= len(lines) <= 6
-    for word in ("iteration", "critical path: ", "highest lower bound: ", "memory ", "devices "):
-        assert any(line.startswith(word) for line in lines)
-
-
-def test_explain_as_json_is_complete(plan_path: Path) -> None:
-    report = json.loads(pipeplan("explain", plan_path, "--json").stdout)
-    predicted = Plan.load(plan_path).predicted
-    assert report["iteration_time_s"] == predicted.iteration_time_s
-    assert sum(row["share"] for row in report["shares"]) == pytest.approx(1)
-    assert report["resources"][0] == report["binding_resource"]
-    assert report["binding_resource"]["bound_s"] <= predicted.iteration_time_s * (1 + 1e-9)
-    path = report["critical_path"]
-    assert (path[0]["start_s"], path[-1]["end_s"]) == (0, predicted.iteration_time_s)
-    assert {row["device"] for row in report["devices"]} == set(predicted.devices)
-    for row in report["memory"]["devices"]:
-        assert row["peak_bytes"] == predicted.devices[row["device"]].peak_memory_bytes
-
-
 @pytest.mark.parametrize("options", [[], ["--memory"]])
 def test_plot_draws_pictures(plan_path: Path, tmp_path: Path, options: list[str]) -> None:
     png, svg = tmp_path / "plan.png", tmp_path / "plan.svg"

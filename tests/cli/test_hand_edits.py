@@ -84,6 +84,10 @@ def _give_a_wrong_digest(plan: Data) -> None:
 
 
 def _change_the_model_under_the_plan(plan: Data) -> None:
+    plan["model"]["graph"]["layers"][0]["stash_bytes"] += 1000
+
+
+def _change_a_layer_but_not_its_work(plan: Data) -> None:
     plan["model"]["graph"]["layers"][0]["forward_flops"] += 1000
 
 
@@ -152,6 +156,7 @@ EDITS: list[tuple[Callable[[Data], None], str]] = [
     (_predict_a_higher_bound, r"predicted\.lower_bound_s: "),
     (_give_a_wrong_digest, r"model\.graph_digest: "),
     (_change_the_model_under_the_plan, r"model\.graph_digest: .*plan again"),
+    (_change_a_layer_but_not_its_work, r"forward_flops is 1000, its rows of work add up to 0"),
     (_add_an_unknown_field, r"stages\[0\]\.layer: .*did you mean 'layers'"),
     (_declare_a_future_format, "format: 'pipeplan/2' is newer"),
     (_ask_for_an_unknown_strategy, r"sync\.strategy: 'telepathy'"),
@@ -217,10 +222,10 @@ def test_a_cut_file_is_refused(plan_path: Path, tmp_path: Path, share: float) ->
 def test_a_good_edit_holds_after_fresh_predictions(plan_data: Data, tmp_path: Path) -> None:
     """Moving a layer is a matter of editing two lists and simulating again."""
     stages = plan_data["stages"]
-    moved = stages[1]["layers"].pop(0)
-    if not stages[1]["layers"]:
-        pytest.fail("stage 1 of this plan has one layer only; the test needs another plan")
-    stages[0]["layers"].append(moved)
+    long = next((k for k, stage in enumerate(stages) if k and len(stage["layers"]) > 1), None)
+    if long is None:
+        pytest.fail("no later stage of this plan has two layers; the test needs another plan")
+    stages[long - 1]["layers"].append(stages[long]["layers"].pop(0))
     path = tmp_path / "edited.json"
     path.write_text(json.dumps(plan_data))
     assert pipeplan("verify", path).exit_code == 1

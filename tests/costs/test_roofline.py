@@ -1,10 +1,17 @@
 """A layer's time is the larger of arithmetic and traffic, unless it was measured."""
 
 import pytest
-from builders import device_type, graph, layer
+from builders import device_type, graph, layer, star
+from hypothesis import given
+from hypothesis import strategies as st
 
+from planner.artifacts.document import digest
 from planner.artifacts.hardware import DeviceType
 from planner.costs.roofline import OperationTimes, layer_times
+from planner.errors import PipeplanError
+
+OLD_GRAPH = "sha256:cee066793f1aefa44b9fd7a237fade38bddc71bf00123d0c5ca806f02daca19b"
+OLD_CLUSTER = "sha256:1f6759ac51276e7d8a508227d98e2e67449bd5fc002eaafc85ee6405615f4356"
 
 ROW = {
     "forward_flops": 6 * 10**12,
@@ -68,3 +75,130 @@ def test_times_add_up_operation_by_operation() -> None:
     assert OperationTimes(1, 2, 3, 4) + OperationTimes(10, 20, 30, 40) == OperationTimes(
         11, 22, 33, 44
     )
+
+
+# --- work told by classes of operations -----------------------------------------------------------
+
+GIGA, TERA = 10**9, 10**12
+
+
+def work(
+    kind: str, flops: int, bytes_: int = 0, operations: int = 1, phase: str = "forward"
+) -> dict:
+    return {
+        "phase": phase,
+        "operation_class": kind,
+        "operations": operations,
+        "flops": flops,
+        "traffic_bytes": bytes_,
+    }
+
+
+def forward_s(rows: list[dict], precision: str = "float32", **fields: object) -> float:
+    """On a device of 4 TFLOP/s in float32, 8 in bfloat16 and 4 GB/s, half of the FLOPs reached."""
+    device = DeviceType.model_validate({**DEVICE.model_dump(), **fields})
+    told = {
+        "forward_flops": sum(row["flops"] for row in rows),
+        "forward_traffic_bytes": sum(row["traffic_bytes"] for row in rows),
+        "input_gradient_flops": 0,
+        "weight_gradient_flops": 0,
+    }
+    row = graph([layer("a", **told, work=rows)]).layers["a"]
+    return layer_times(row, "kind", device, precision).forward_s
+
+
+def test_each_operation_takes_the_larger_of_its_own_arithmetic_and_traffic() -> None:
+    rows = [work("product", 6 * TERA, 4 * GIGA), work("memory", 0, 8 * GIGA)]
+    assert forward_s(rows) == pytest.approx(3 + 2)  # As one operation: max(3, 3).
+    assert forward_s([work("product", 6 * TERA, 40 * GIGA, operations=2)]) == pytest.approx(10)
+
+
+def test_each_class_has_its_own_efficiencies() -> None:
+    classes = {
+        "attention": {"efficiency": 0.25},
+        "memory": {"bandwidth_efficiency": 0.5},
+        "convolution": {"efficiency": 1.0, "bandwidth_efficiency": 0.1},
+    }
+    rows = [work("product", TERA), work("attention", TERA), work("memory", 0, GIGA)]
+    assert forward_s(rows, by_class=classes) == pytest.approx(0.5 + 1 + 0.5)
+    assert forward_s([work("convolution", TERA, GIGA)], by_class=classes) == pytest.approx(2.5)
+    assert forward_s(rows, bandwidth_efficiency=0.25) == pytest.approx(0.5 + 0.5 + 1)
+
+
+def test_a_causal_mask_halves_the_arithmetic_of_attention() -> None:
+    assert forward_s([work("causal_attention", 2 * TERA)]) == pytest.approx(0.5)
+    classes = {"attention": {"efficiency": 0.25}}
+    assert forward_s([work("causal_attention", 2 * TERA)], by_class=classes) == pytest.approx(1)
+
+
+def test_every_operation_has_the_overhead_and_every_product_the_ramp_up() -> None:
+    rows = [work("product", 2 * TERA, operations=3), work("memory", 0, 4 * GIGA, operations=5)]
+    assert forward_s(rows, operation_overhead_us=1e5) == pytest.approx(1 + 1 + 8 * 0.1)
+    assert forward_s(rows, ramp_up_us=1e5) == pytest.approx(1 + 3 * 0.1 + 1)
+
+
+def test_a_product_as_long_as_its_ramp_up_runs_at_half_speed() -> None:
+    full_s = forward_s([work("product", 2 * GIGA)])
+    assert forward_s([work("product", 2 * GIGA)], ramp_up_us=full_s * 1e6) == pytest.approx(
+        2 * full_s
+    )
+
+
+def test_float32_convolutions_run_in_tf32_and_products_do_not() -> None:
+    peak = {"float32": 4.0, "tf32": 16.0, "bfloat16": 8.0}
+    for kind, flop_per_s in (("convolution", 8 * TERA), ("product", 2 * TERA)):
+        assert forward_s([work(kind, TERA)], peak_tflop_per_s=peak) == TERA / flop_per_s
+    assert forward_s([work("convolution", TERA)], "bfloat16", peak_tflop_per_s=peak) == 0.25
+
+
+def test_phases_are_told_apart() -> None:
+    rows = [
+        work("product", 2 * TERA, phase="input_gradient"),
+        work("memory", 0, 4 * GIGA, phase="weight_gradient"),
+    ]
+    told = {**dict.fromkeys(ROW, 0), "input_gradient_flops": 2 * TERA}
+    row = layer("a", **told, work=rows)
+    row["weight_gradient_traffic_bytes"] = 4 * GIGA
+    found = layer_times(graph([row]).layers["a"], "kind", DEVICE, "float32")
+    assert found == (0, 1, 1, 2)
+
+
+@given(st.data())
+def test_more_work_never_takes_less_time(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(["product", "convolution", "causal_attention", "memory"]))
+    figures = {
+        "bandwidth_efficiency": data.draw(st.floats(0.1, 2)),
+        "operation_overhead_us": data.draw(st.floats(0, 50)),
+        "ramp_up_us": data.draw(st.floats(0, 50)),
+    }
+    sizes = st.integers(0, 10**13)
+    flops, bytes_ = (0 if kind == "memory" else data.draw(sizes)), data.draw(sizes)
+    count = data.draw(st.integers(1, 9))
+    more_flops = flops if kind == "memory" else flops + data.draw(sizes)
+    more = work(kind, more_flops, bytes_ + data.draw(sizes), count + data.draw(st.integers(0, 9)))
+    before = forward_s([work(kind, flops, bytes_, count)], **figures)
+    # In the last digit the sums may differ.
+    assert forward_s([more], **figures) >= before * (1 - 1e-12)
+
+
+def test_one_operation_told_takes_what_an_undivided_layer_takes() -> None:
+    """Device types without later fields price graphs of earlier versions as they did."""
+    old = times()
+    rows = [
+        work("product", ROW[f"{p}_flops"], ROW[f"{p}_traffic_bytes"], phase=p)
+        for p in ("forward", "input_gradient", "weight_gradient")
+    ]
+    assert times(work=rows) == pytest.approx(old)
+
+
+def test_work_that_does_not_add_up_is_refused() -> None:
+    row = layer("a", 1, 0, work=[work("product", TERA - 1)])
+    with pytest.raises(PipeplanError, match=r"forward_flops is 1000000000000, .* 999999999999"):
+        graph([row])
+
+
+def test_graphs_and_clusters_that_tell_nothing_new_keep_their_digests() -> None:
+    """Recorded with the version before work was told."""
+    assert graph([layer("a"), layer("b")]).digest == OLD_GRAPH
+    assert digest(star(2)) == OLD_CLUSTER
+    assert "work" not in graph([layer("a")]).record.model_dump_json()

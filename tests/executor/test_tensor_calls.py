@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -155,3 +156,21 @@ def test_an_answer_that_is_none_fails_the_call() -> None:
         with pytest.raises(CallError, match="a header that is no JSON"):
             caller.call("push")
         connection.close()
+
+
+def test_a_closed_server_ends_its_threads_and_who_calls_is_told() -> None:
+    """Each thread would keep the whole training: strategy, weights, process groups."""
+    before = set(threading.enumerate())
+    closing = TensorServer("127.0.0.1")
+    closing.handle("same", lambda header, tensors: ({}, tensors))
+    callers = [client(closing) for _ in range(3)]
+    for caller in callers:
+        caller.call("same", {}, [torch.ones(2)])
+    closing.close()
+    with pytest.raises(CallError):
+        callers[0].call("same")
+    with pytest.raises(CallError):
+        client(closing)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(TIMEOUT_S)
+        assert not thread.is_alive()

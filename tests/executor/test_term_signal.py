@@ -1,6 +1,7 @@
 """SIGTERM is heard where it is taken, and only by the process it was sent to."""
 
 import os
+import resource
 import signal
 import time
 
@@ -52,3 +53,20 @@ def test_a_handler_of_the_users_stays() -> None:
         assert signal.getsignal(signal.SIGTERM) is own
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_it_is_heard_by_a_process_with_many_connections() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    many = 1100
+    if hard != resource.RLIM_INFINITY and hard < many + 100:
+        pytest.skip(f"at most {hard} descriptors here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, many + 100), hard))
+    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(many)]
+    try:
+        late = TermSignal()
+        late.wake()
+        assert not late.arrived(5)
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -45,7 +45,7 @@ def two_stages(memory_gib: float = 1024, stash_bytes: int = 0, **link_fields: ob
 
 def test_every_explanation_has_few_lines(timeline: Timeline) -> None:
     said = lines(timeline)
-    assert 3 <= len(said) <= 6
+    assert 4 <= len(said) <= 7
     assert said[0].startswith("iteration ")
     assert said[-1].startswith("devices on average: ")
 
@@ -60,6 +60,7 @@ def test_a_reached_bound_comes_before_the_path() -> None:
         "critical path: computation 100.0% (stage 0 on d0)",
         "memory does not bind these stages: at its peak any number of microbatches more could be "
         "in flight",
+        "bubble 0.0%",
         "devices on average: 100.0% busy; busiest d0 (stage 0) 100.0%, least d0 (stage 0) 100.0%",
     ]
 

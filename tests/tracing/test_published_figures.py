@@ -165,7 +165,9 @@ def test_gnmt_multiplies_every_gate_at_every_token() -> None:
     assert layer.weight_gradient_flops == layer.input_gradient_flops == layer.forward_flops
 
 
-@pytest.mark.parametrize("key", sorted(set(ZOO) - set(TINY) - {"llama2_70b"}))
+@pytest.mark.parametrize(
+    "key", sorted(set(ZOO) - set(TINY) - {"llama2_13b", "llama2_70b", "t5_large"})
+)
 def test_the_full_sizes_are_traced_without_memory(key: str) -> None:
     graph = traced(key)
     assert graph.record.flop_coverage == 1

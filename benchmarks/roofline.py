@@ -1,0 +1,240 @@
+"""How far the roofline is off: layers of the zoo on this machine, and published GPU throughput.
+
+``python -m benchmarks.roofline`` measures, fits a device type's efficiencies to the times and tells
+its errors, also under figures fitted to all other models. ``--times FILE`` takes times that an
+earlier run kept with ``--keep FILE``; ``--device cuda --device-type H100-80GB`` measures a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from benchmarks.report import chosen_sections, heading, table, write_table
+from benchmarks.roofline_cases import CPU_CASES, GPU_CASES, load, save
+from benchmarks.roofline_fit import Errors, Timed, device_with, errors, fit, left_out
+from benchmarks.roofline_measure import Sample, measure
+from benchmarks.roofline_public import PUBLISHED, SOURCES, predicted_s
+from planner.artifacts.hardware import DeviceType
+from planner.artifacts.job import Job
+from planner.artifacts.presets import DEVICES
+from planner.costs.roofline import layer_times
+from planner.errors import PipeplanError
+from planner.tracing.trace import trace
+
+COMMAND = "python -m benchmarks.roofline"
+KINDS = "FB"
+
+
+def timed_rows(samples: Sequence[Sample], kinds: str = KINDS) -> list[Timed]:
+    """Layers' times as shares of their model's."""
+    total: dict[tuple[str, str], float] = {}
+    for sample in samples:
+        for kind in kinds:
+            key = (sample.case.name, kind)
+            total[key] = total.get(key, 0.0) + sample.alike * sample.seconds[kind]
+    return [
+        Timed(
+            s.case.model if s.case.precision == "float32" else f"{s.case.model} {s.case.precision}",
+            s.layer.name,
+            s.layer,
+            s.case.precision,
+            kind,
+            s.seconds[kind],
+            s.alike * s.seconds[kind] / total[s.case.name, kind],
+        )
+        for s in samples
+        for kind in kinds
+        if s.seconds[kind] > 0
+    ]
+
+
+def layers_section(samples: Sequence[Sample], machine: str, start: DeviceType) -> str:
+    """Fitted figures, and errors with and without the model in the fit."""
+    rows = timed_rows(samples)
+    figures = fit(rows, start)
+    device = device_with(start, figures)
+    with_all, without = errors(rows, device), left_out(rows, start)
+    columns = ["model", "forward", "backward", "median layer", "worst layer"]
+    columns += [f"{name}, left out" for name in columns[1:]]
+    per_model = []
+    for group, out in without.items():
+        own = errors([row for row in rows if row.group == group], device)
+        per_model.append([group, *_cells(group, own), *_cells(group, out)])
+    absolute = [abs(v) for v in with_all.whole.values()]
+    absolute_out = [abs(v) for e in without.values() for v in e.whole.values()]
+    single_out = [e.median for e in without.values()]
+    return "\n".join(
+        [
+            "## Layers on this machine",
+            "",
+            f"Times of {machine}: {len(samples)} distinct layers, forward and whole backward, "
+            "gradients summed; medians over rounds and equal layers. Figures of a device type "
+            "fitted to them (least mean absolute logarithmic error, by share of the model's time) "
+            "and the error of predictions, also for each model under figures fitted to all others. "
+            "A layer counts if it takes 2 % of its model's time. Models called tiny have few "
+            "layers, but widths of 512 to 1,024 (benchmarks/roofline_cases.py).",
+            "",
+            "Fitted: " + ", ".join(f"{k} {v:.3g}" for k, v in figures.items()) + ".",
+            "",
+            table(columns, per_model),
+            f"Of whole models: median {median(absolute):.0%}, worst {max(absolute):.0%}; left out "
+            f"of the fit {median(absolute_out):.0%} and {max(absolute_out):.0%}. Of layers: median "
+            f"{with_all.median:.0%}, worst {with_all.worst:.0%} ({with_all.worst_name}); left out, "
+            f"the median of the models' medians is {median(single_out):.0%}.",
+            "",
+            *_halves_line(samples, device),
+        ]
+    )
+
+
+def _cells(group: str, found: Errors) -> list[str]:
+    return [
+        *(_percent(found.whole[group, kind]) for kind in KINDS),
+        f"{found.median:.0%}",
+        f"{found.worst:.0%}",
+    ]
+
+
+def _percent(error: float) -> str:
+    return f"{error:+.0%}"
+
+
+def _halves_line(samples: Sequence[Sample], device: DeviceType) -> Iterator[str]:
+    """The halves of a split backward are predicted, not fitted."""
+    found = errors(timed_rows(samples, "IW"), device)
+    absolute = [abs(v) for v in found.whole.values()]
+    yield (
+        "Input and weight gradients of split backwards, to which nothing is fitted: of whole "
+        f"models median {median(absolute):.0%}, worst {max(absolute):.0%}."
+    )
+    yield ""
+
+
+def published_section() -> str:
+    """The presets of GPUs against published throughput."""
+    rows = []
+    for row in PUBLISHED:
+        found = predicted_s(row)
+        size = f"{row.model}, {row.sequence_length} tokens" if row.sequence_length else row.model
+        told = [row.device, size, row.samples, row.precision, "no" if row.held_out else "yes"]
+        error = _percent(found / row.seconds - 1)
+        rows.append([*told, f"{row.seconds * 1e3:.0f}", f"{found * 1e3:.0f}", error])
+    columns = ["device", "model", "batch", "precision", "fitted to it"]
+    columns += ["published ms", "predicted ms", "error"]
+    notes = "\n".join(f"- {text}." for text in SOURCES.values())
+    return (
+        "## Published throughput of GPUs\n\nForward and backward of one microbatch by the presets, "
+        "whose efficiencies were chosen by these figures where the table says so: there the error "
+        "is no test.\n\n" + table(columns, rows) + "\n" + notes + "\n"
+    )
+
+
+def speed_section() -> str:
+    """How long costs take where nothing is measured."""
+    rows = []
+    for factory, arguments in (
+        ("models.llama:llama2_7b", {"sequence_length": 4096}),
+        ("models.llama:llama2_70b", {"sequence_length": 4096}),
+    ):
+        start_s, start_cpu_s = time.perf_counter(), time.process_time()
+        layers = trace(factory, Job(precision="bfloat16"), **arguments).record.layers
+        traced_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
+        start_s = time.perf_counter()
+        kinds = [n for n, kind in DEVICES.items() if "bfloat16" in kind.precisions]
+        for name in kinds:
+            for layer in layers:
+                layer_times(layer, name, DEVICES[name], "bfloat16")
+        costs_s = time.perf_counter() - start_s
+        told = [f"{traced_s:.1f}", f"{cpu_s:.1f}", f"{costs_s:.2f} on {len(kinds)}"]
+        rows.append([factory, len(layers), *told])
+    columns = ["model, 4,096 tokens, bfloat16", "layers", "trace s", "of it processor s"]
+    columns.append("costs s, presets")
+    return (
+        "## Time it takes\n\nFrom nothing to the costs of every layer; bar: 60 s for Llama-7B.\n\n"
+        + table(columns, rows)
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    options = _parser().parse_args(arguments)
+    try:
+        write_table(_report(options), options.output)
+    except PipeplanError as error:
+        sys.exit("\n".join(f"error: {problem}" for problem in error.problems))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser.add_argument("--rows", help="sections to run: layers, published, speed")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--device-type", help="preset to start from; default CPU-core")
+    parser.add_argument("--rounds", type=int, default=5, help="that count, of each model")
+    parser.add_argument("--times", type=Path, help="take kept times in place of measuring")
+    parser.add_argument("--keep", type=Path, help="keep the times in this file")
+    parser.add_argument("--machine", help="what to call the machine; needed to keep times")
+    parser.add_argument("--output", type=Path, help="write the report to this file")
+    return parser
+
+
+def _report(options: argparse.Namespace) -> str:
+    device = _device(options.device)
+    start = _start(options.device, options.device_type)
+    sections: Mapping[str, Callable[[], str]] = {
+        "layers": lambda: layers_section(*_samples(options, device), start),
+        "published": published_section,
+        "speed": speed_section,
+    }
+    names = chosen_sections(options.rows, sections)
+    given = " ".join(
+        f"--{name} {value}"
+        for name, value in (("device-type", options.device_type), ("times", options.times))
+        if value
+    )
+    title = heading("The roofline against measured times", f"{COMMAND} {given}".strip())
+    return "\n".join([title, *(sections[name]() for name in names)])
+
+
+def _device(name: str) -> torch.device:
+    """The device to measure.
+
+    Raises:
+        PipeplanError: if the machine has none.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise PipeplanError("--device cuda: torch finds no GPU here; leave it out for the CPU")
+    torch.set_num_threads(1)
+    return torch.device(name)
+
+
+def _start(device: str, name: str | None) -> DeviceType:
+    if name is None and device == "cuda":
+        raise PipeplanError("--device-type: name the GPU's preset, whose peaks the fit starts from")
+    name = name or "CPU-core"
+    if name not in DEVICES:
+        raise PipeplanError(f"--device-type {name!r}: choose from {', '.join(DEVICES)}")
+    return DEVICES[name]
+
+
+def _samples(options: argparse.Namespace, device: torch.device) -> tuple[list[Sample], str]:
+    if options.times is not None:
+        machine, samples = load(options.times)
+        return samples, machine
+    if options.keep is not None and not options.machine:
+        raise PipeplanError("--keep: say with --machine what the times are of")
+    cases = GPU_CASES if device.type == "cuda" else CPU_CASES
+    samples = [sample for case in cases for sample in measure(case, device, options.rounds)]
+    if options.keep is not None:
+        save(samples, cases, options.machine, options.keep)
+    return samples, options.machine or "this machine"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Presets against their chips' units and clocks, and the documentation against the presets."""
+
+import json
+
+import pytest
+from builders import ROOT
+from typer.testing import CliRunner
+
+from planner.artifacts.preset_sources import DEVICE_SOURCES, LINK_SOURCES
+from planner.artifacts.presets import DEVICES, LINKS
+from planner.cli import app
+from planner.report.presets import DEVICE_COLUMNS, LINK_COLUMNS, device_rows, link_rows
+
+# Cores (SMs or CUs), dense 16-bit FLOPs of one in a cycle with float32 accumulation, boost GHz:
+# whitepapers of Volta, Ampere, Ada, Hopper and CDNA 2 and 3, and the boards' datasheets.
+SIXTEEN_BIT = {
+    "V100-16GB": (80, 1024, 1.53),
+    "V100-32GB": (80, 1024, 1.53),
+    "A10": (72, 1024, 1.695),
+    "L4": (58, 1024, 2.04),
+    "L40S": (142, 1024, 2.49),
+    "RTX-4090": (128, 512, 2.52),
+    "A100-40GB": (108, 2048, 1.41),
+    "A100-80GB": (108, 2048, 1.41),
+    "A100-80GB-PCIe": (108, 2048, 1.41),
+    "H100-80GB": (132, 4096, 1.83),
+    "H100-80GB-PCIe": (114, 4096, 1.62),
+    "H100-94GB-NVL": (132, 4096, 1.545),
+    "H200": (132, 4096, 1.83),
+    "B200": (148, 8192, 1.85),
+    "MI250X": (110, 1024, 1.7),
+    "MI300X": (304, 2048, 2.1),
+}
+# Bits of the memory's bus and Gbit/s of each pin.
+MEMORY = {
+    "V100-16GB": (4096, 1.752),
+    "V100-32GB": (4096, 1.752),
+    "A10": (384, 12.5),
+    "L4": (192, 12.5),
+    "L40S": (384, 18),
+    "RTX-4090": (384, 21),
+    "A100-40GB": (5120, 2.43),
+    "A100-80GB": (5120, 3.186),
+    "A100-80GB-PCIe": (5120, 3.024),
+    "H100-80GB": (5120, 5.23),
+    "H100-80GB-PCIe": (5120, 3.12),
+    "H200": (6144, 6.25),
+    "B200": (7680, 7.992),
+    "MI250X": (4096, 3.2),
+    "MI300X": (8192, 5.2),
+}
+WITHOUT_CHIP = {"CPU-core"}
+
+
+@pytest.mark.parametrize("name", sorted(set(DEVICES) - WITHOUT_CHIP))
+def test_peaks_are_dense_with_float32_accumulation(name: str) -> None:
+    cores, flops, ghz = SIXTEEN_BIT[name]
+    assert DEVICES[name].peak_tflop_per_s["float16"] == pytest.approx(
+        cores * flops * ghz * 1e-3, rel=0.015
+    )
+
+
+@pytest.mark.parametrize("name", sorted(MEMORY))
+def test_memory_bandwidth_is_that_of_the_bus(name: str) -> None:
+    bits, gbit = MEMORY[name]
+    assert DEVICES[name].memory_bandwidth_gb_per_s == pytest.approx(bits * gbit / 8, rel=0.01)
+
+
+@pytest.mark.parametrize("name", sorted(set(DEVICES) - WITHOUT_CHIP))
+def test_bfloat16_is_as_fast_as_float16_where_there_is_any(name: str) -> None:
+    peak = DEVICES[name].peak_tflop_per_s
+    if name.startswith("V100"):
+        assert set(peak) == {"float32", "float16"}
+    else:
+        assert peak["bfloat16"] == peak["float16"] > peak["float32"]
+    if "tf32" in peak:
+        assert peak["float16"] == pytest.approx(2 * peak["tf32"], rel=0.03)
+
+
+def test_every_preset_has_a_source() -> None:
+    assert list(DEVICE_SOURCES) == list(DEVICES)
+    assert list(LINK_SOURCES) == list(LINKS)
+    for source in (*DEVICE_SOURCES.values(), *LINK_SOURCES.values()):
+        assert source.name
+        assert source.url.startswith("https://") or source.url == ""
+
+
+def test_pcie_lanes_and_line_rates() -> None:
+    for name, gt_per_s in (("PCIe3-x16", 8), ("PCIe4-x16", 16), ("PCIe5-x16", 32)):
+        expected = 16 * gt_per_s / 8 * 128 / 130
+        assert LINKS[name].bandwidth_gb_per_s == pytest.approx(expected, rel=0.001)
+    for name, gbit in (("Ethernet-10G", 10), ("Ethernet-25G", 25), ("InfiniBand-NDR", 400)):
+        assert LINKS[name].bandwidth_gb_per_s == gbit / 8
+
+
+def test_the_documented_tables_are_those_of_the_code() -> None:
+    lines = (ROOT / "docs" / "costs.md").read_text().splitlines()
+    for columns, rows in ((DEVICE_COLUMNS, device_rows()), (LINK_COLUMNS, link_rows())):
+        start = lines.index("| " + " | ".join(columns) + " |")
+        shown = lines[start + 2 : start + 2 + len(rows)]
+        assert shown == ["| " + " | ".join(row) + " |" for row in rows]
+        assert lines[start + 2 + len(rows)] == ""
+
+
+def test_the_readme_names_every_preset() -> None:
+    text = (ROOT / "README.md").read_text()
+    for name in (*DEVICES, *LINKS):
+        assert name in text
+
+
+def test_the_command_lists_every_preset_with_its_source() -> None:
+    shown = CliRunner().invoke(app, ["presets"])
+    assert shown.exit_code == 0
+    assert all(name in shown.output for name in (*DEVICES, *LINKS))
+    data = json.loads(CliRunner().invoke(app, ["presets", "--json"]).output)
+    assert set(data["devices"]) == set(DEVICES)
+    a100 = data["devices"]["A100-80GB"]
+    assert a100["peak_tflop_per_s"]["bfloat16"] == 312
+    assert a100["datasheet"]["url"].startswith("https://")

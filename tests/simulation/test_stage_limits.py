@@ -1,0 +1,176 @@
+"""Slack is what brute-force replays find; limits were worked out by hand."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import networkx as nx
+import pytest
+from builders import (
+    GIGA,
+    boundary,
+    cluster,
+    device_type,
+    graph,
+    layer,
+    link,
+    orders,
+    pipeline,
+    star,
+)
+from event_graph import event_graph, longest_path_s
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import Scheduled, scheduled
+
+from planner.costs.placement import PlacedPipeline
+from planner.explain import explain
+from planner.explain.stage_limits import StageLimit, Trial, trial_times_s
+from planner.simulator import Timeline, simulate
+
+GIB = 2**30
+
+
+def slowed(waits: nx.DiGraph, stage: int, part: str, factor: float) -> float:
+    """The longest path of a timeline's events with those of a stage stretched."""
+    stretched = nx.DiGraph(waits)
+    for name, data in waits.nodes(data=True):
+        kind, what = name[0], name[1]
+        if part == "compute" and kind == "operation" and what.stage == stage:
+            stretched.add_node(name, seconds=data["seconds"] * factor)
+        if part == "transfers" and kind == "transfer":
+            ends = (what.stage, what.stage + (1 if what.kind == "F" else -1))
+            if stage in ends:
+                stretched.add_node(name, seconds=data["seconds"] * factor)
+    return longest_path_s(stretched)
+
+
+def scaled(placed: PlacedPipeline, stage: int, factor: float) -> PlacedPipeline:
+    """A pipeline with one stage slower, placed by hand."""
+    rows = list(placed.stages)
+    times = {
+        device: type(each)(*(seconds * factor for seconds in each))
+        for device, each in rows[stage].times.items()
+    }
+    rows[stage] = replace(rows[stage], times=times)
+    return replace(placed, stages=tuple(rows))
+
+
+def chain(*seconds: tuple[float, float], bytes_: int = 0, **job: object) -> PlacedPipeline:
+    names = "abcdefgh"[: len(seconds)]
+    rows = [layer(name, *times) for name, times in zip(names, seconds, strict=True)]
+    the_graph = graph(rows, [boundary(u, v, bytes_=bytes_) for u, v in pairwise(names)])
+    stages = [([name], [f"d{index}"]) for index, name in enumerate(names)]
+    return pipeline(the_graph, star(len(names)), stages, **job)
+
+
+def limits(timeline: Timeline) -> tuple[StageLimit, ...]:
+    return explain(timeline).stages
+
+
+@given(scheduled(), st.sampled_from(["compute", "transfers"]), st.floats(0.5, 3))
+def test_a_trial_is_the_longest_path_of_stretched_events(
+    case: Scheduled, part: str, factor: float
+) -> None:
+    timeline = simulate(case.pipeline, case.orders)
+    waits = event_graph(timeline)
+    stages = range(len(case.pipeline.stages))
+    found = trial_times_s(timeline, [Trial(stage, part, factor) for stage in stages])
+    expected = [slowed(waits, stage, part, factor) for stage in stages]
+    assert list(found) == pytest.approx(expected, rel=1e-9)
+
+
+@given(scheduled())
+def test_slack_keeps_the_iteration_and_a_little_more_does_not(case: Scheduled) -> None:
+    timeline = simulate(case.pipeline, case.orders)
+    waits, whole_s = event_graph(timeline), timeline.iteration_time_s
+    for row in limits(timeline):
+        for part, slack, limit_s in (
+            ("compute", row.slack, whole_s),
+            ("compute", row.slack_for_1_percent, 1.01 * whole_s),
+            ("transfers", row.transfer_slack, whole_s),
+        ):
+            if slack is None:
+                assert slowed(waits, row.stage, part, 1e6) == pytest.approx(whole_s)
+                continue
+            assert slowed(waits, row.stage, part, 1 + slack) <= limit_s * (1 + 2e-9)
+            beyond = 1 + slack + 1e-3 * (1 + slack)
+            assert slowed(waits, row.stage, part, beyond) > limit_s
+
+
+@given(scheduled(shared=True, replicas=False))
+def test_slack_holds_in_the_simulator_itself(case: Scheduled) -> None:
+    """Where links are shared, nothing but the devices' orders is kept."""
+    timeline = simulate(case.pipeline, case.orders)
+    for row in limits(timeline):
+        if row.slack is not None:
+            slower = simulate(scaled(case.pipeline, row.stage, 1 + row.slack), case.orders)
+            assert slower.iteration_time_s <= timeline.iteration_time_s * (1 + 2e-9)
+        tenth = simulate(scaled(case.pipeline, row.stage, 1.1), case.orders)
+        assert tenth.iteration_time_s == pytest.approx(
+            timeline.iteration_time_s * (1 + row.slower_10_percent)
+        )
+
+
+def test_a_slow_stage_is_limited_by_its_computation() -> None:
+    """1 s of fill, 4 * 12 s, 2 s of drain: the other stage is there to fill and drain only.
+
+    d0's forwards and backwards may take 51.51 / 51 of 3 s, 0.17 more, for one percent.
+    """
+    timeline = simulate(
+        chain((1, 2), (4, 8), microbatches=4),
+        orders(d0="0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3", d1="1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"),
+    )
+    first, second = limits(timeline)
+    assert (first.limited_by, second.limited_by) == ("nothing", "compute")
+    assert first.compute_s == pytest.approx(3)
+    assert second.compute_s == pytest.approx(48)
+    assert first.slack == pytest.approx(0, abs=1e-6)
+    assert first.slack_for_1_percent == pytest.approx(0.17)
+    assert second.slack_for_1_percent == pytest.approx(0.51 / 48)
+    assert second.slower_10_percent == pytest.approx(4.8 / 51)
+    assert second.faster_10_percent == pytest.approx(-4.8 / 51)
+    assert first.transfer_slack is None
+
+
+def test_a_stage_beside_the_critical_path_has_slack() -> None:
+    """d0 never idles: 3 * 12 s. 1B0 has to end at 12 s and can start its forward at 4 s."""
+    timeline = simulate(
+        chain((4, 8), (1, 2), microbatches=3),
+        orders(d0="0F0 0F1 0F2 0B0 0B1 0B2", d1="1F0 1B0 1F1 1B1 1F2 1B2"),
+    )
+    assert timeline.iteration_time_s == 36
+    first, second = limits(timeline)
+    assert (first.limited_by, second.limited_by) == ("compute", "nothing")
+    assert second.compute_s == 0
+    assert second.slack == pytest.approx(8 / 3 - 1)
+    # With 0.36 s more they have to end by 12.36, 20.36 and 28.36 s: now the last binds.
+    assert second.slack_for_1_percent == pytest.approx(24.36 / 9 - 1)
+
+
+def test_slow_transfers_limit_both_stages_they_join() -> None:
+    """Three transfers of 8 s follow each other; the last gradient takes as long again."""
+    placed = chain((1, 2), (1, 2), bytes_=8 * GIGA, microbatches=3)
+    timeline = simulate(placed, orders(d0="0F0 0F1 0F2 0B0 0B1 0B2", d1="1F0 1B0 1F1 1B1 1F2 1B2"))
+    assert timeline.iteration_time_s == 38
+    for row in limits(timeline):
+        assert row.limited_by == "transfers"
+        assert row.transfers_s == pytest.approx(32)
+
+
+def test_a_full_device_limits_its_stage_where_memory_binds() -> None:
+    rows = [layer("a", stash_bytes=GIB), layer("b")]
+    the_graph = graph(rows, [boundary("a", "b", bytes_=0)])
+    types = {"unit": device_type(), "small": device_type(memory_gib=1.5)}
+    the_cluster = cluster({"d0": "small", "d1": "unit"}, [link("d0", "d1")], types=types)
+    placed = pipeline(the_graph, the_cluster, [(["a"], ["d0"]), (["b"], ["d1"])], microbatches=4)
+    timeline = simulate(
+        placed,
+        orders(d0="0F0 0B0 0F1 0B1 0F2 0B2 0F3 0B3", d1="1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"),
+    )
+    assert [row.limited_by for row in limits(timeline)] == ["memory", "compute"]
+
+
+def test_stages_without_any_time_have_no_slack_to_tell() -> None:
+    timeline = simulate(chain((0, 0), (0, 0)), orders(d0="0F0 0F1 0B0 0B1", d1="1F0 1F1 1B0 1B1"))
+    for row in limits(timeline):
+        assert (row.limited_by, row.slack, row.slower_10_percent) == ("nothing", None, 0)
