@@ -11,6 +11,8 @@ GIB = 2**30
 LEAST, MOST = 1e-9, 1e15
 Positive = Annotated[float, Field(ge=LEAST, le=MOST)]
 NonNegative = Annotated[float, Field(ge=0, le=MOST)]
+Source = Literal["measured", "datasheet", "assumed"]
+"""Where figures come from."""
 
 
 class DeviceType(Record):
@@ -18,7 +20,8 @@ class DeviceType(Record):
 
     ``peak_tflop_per_s`` is by precision (float32, float16, bfloat16); ``efficiency`` the share of
     it that a layer reaches; ``reserved_gib`` what the driver and the framework take before a
-    model has any.
+    model has any. ``source`` says where the figures come from; of a datasheet's, ``efficiency`` is
+    an assumption all the same.
     """
 
     memory_gib: Positive
@@ -26,6 +29,7 @@ class DeviceType(Record):
     peak_tflop_per_s: Annotated[dict[str, Positive], Field(min_length=1)]
     efficiency: Annotated[float, Field(ge=LEAST, le=1)] = 0.5
     reserved_gib: NonNegative = 1.0
+    source: Source = "datasheet"
 
     @model_validator(mode="after")
     def _leaves_memory(self) -> Self:
@@ -54,4 +58,4 @@ class LinkType(Record):
     latency_us: NonNegative = 0.0
     duplex: Literal["full", "half"] = "full"
     shared: bool = False
-    source: Literal["measured", "datasheet", "assumed"] = "datasheet"
+    source: Source = "datasheet"

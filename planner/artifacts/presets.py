@@ -2,7 +2,8 @@
 
 Sources: the vendors' public datasheets. Throughput is dense, without sparsity, per device;
 link bandwidth is per direction. ``efficiency`` is the share of peak that large matrix products
-reach in practice and is an assumption until it is measured.
+reach in practice and is an assumption until it is measured. Figures of CPUs and of the loopback are
+assumptions altogether.
 """
 
 from planner.artifacts.hardware import DeviceType, LinkType
@@ -38,6 +39,7 @@ DEVICES: dict[str, DeviceType] = {
         peak_tflop_per_s={"float32": 0.06, "bfloat16": 0.06, "float64": 0.03},
         efficiency=0.5,
         reserved_gib=0.5,
+        source="assumed",
     ),
 }
 
@@ -54,5 +56,5 @@ LINKS: dict[str, LinkType] = {
     "Ethernet-10G": LinkType(bandwidth_gb_per_s=1.25, latency_us=30),
     "Ethernet-25G": LinkType(bandwidth_gb_per_s=3.125, latency_us=30),
     "Ethernet-100G": LinkType(bandwidth_gb_per_s=12.5, latency_us=20),
-    "loopback": LinkType(bandwidth_gb_per_s=1.0, latency_us=200),
+    "loopback": LinkType(bandwidth_gb_per_s=1.0, latency_us=200, source="assumed"),
 }

@@ -151,13 +151,16 @@ def explain(path: PlanArgument, as_json: JsonOption = False) -> None:
         from planner.artifacts.plan import Plan
         from planner.explain import explain as explain_timeline
         from planner.report.explanation import explanation_data, explanation_lines
+        from planner.report.rests_on import rests_on_lines
+        from planner.rests_on import rests_on_path
         from planner.verifier import replay
 
         explanation = explain_timeline(replay(Plan.load(path)))
         if as_json:
             print_json(explanation_data(explanation))
             return
-        for line in explanation_lines(explanation):
+        shares = rests_on_path(explanation.pipeline, explanation.critical_path)
+        for line in (*explanation_lines(explanation), *rests_on_lines(shares)):
             typer.echo(line)
 
 
