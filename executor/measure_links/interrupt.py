@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 
 INTERRUPTED = 130
 _SOON_S = 2.0
+
+
+def nothing_measured() -> None:
+    """Tell that an interrupt came too early."""
+    print("interrupted: no pair was measured yet, nothing is written", file=sys.stderr, flush=True)
 
 
 class Interrupt:
@@ -19,7 +25,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self._heard = threading.Event()
-        self._finish: Callable[[], None] = lambda: None
+        self._finish: Callable[[], None] = nothing_measured
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         threading.Thread(target=self._listen, name="pipeplan-interrupt", daemon=True).start()
 

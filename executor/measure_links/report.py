@@ -24,11 +24,6 @@ ASYMMETRIC = 0.1
 """Ways that differ by more than this, and more than the tolerance, are told."""
 
 
-def nothing_measured() -> None:
-    """Tell that an interrupt came too early."""
-    print("interrupted: no pair was measured yet, nothing is written", file=sys.stderr, flush=True)
-
-
 def conclude(
     options: Options,
     backend: str,

@@ -15,11 +15,11 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from executor.gloo_threads import let_others_finish
 from executor.measure_links.about import about_this_rank, members_of
-from executor.measure_links.interrupt import Interrupt
+from executor.measure_links.interrupt import Interrupt, nothing_measured
 from executor.measure_links.options import Options
 from executor.measure_links.probe import Probe
 from executor.measure_links.record import Record
-from executor.measure_links.report import conclude, nothing_measured
+from executor.measure_links.report import conclude
 from executor.measure_links.turn_taking import TurnTaking
 from executor.measure_links.turns import Turn, all_turns
 from executor.place import Place

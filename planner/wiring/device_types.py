@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from planner.artifacts.hardware import DeviceType
 from planner.artifacts.presets import DEVICES
+from planner.errors import PipeplanError
 
 CPU = "CPU-core"
 _MEMORY_SHARE = 0.1
@@ -64,6 +65,27 @@ def gpu_type(called: str, memory_gib: float) -> KnownType:
         f"those of {nearest} and only assumed; correct [device_types.{own!r}] by hand"
     )
     return KnownType(own, DEVICES[nearest].model_copy(update=update), note)
+
+
+def named_type(called: str, place: str) -> KnownType:
+    """The preset of a GPU of which there is a name alone, as in the logs of other tools.
+
+    Args:
+        called: by the driver; it may say the memory, as in ``A100-SXM4-80GB``.
+        place: of the name, for messages.
+
+    Raises:
+        PipeplanError: if it is none, or may be several.
+    """
+    words = set(re.split(r"[^A-Z0-9]+", called.upper()))
+    found = [name for name in DEVICES if _is_called(name, words)]
+    sizes = [int(size) for size in re.findall(r"(\d+) ?GB", called.upper())]
+    if sizes:
+        found = [name for name in found if _is_near(DEVICES[name].memory_gib, sizes[0])]
+    if len(found) != 1:
+        which = f"may be {' or '.join(found)}" if found else "is no preset"
+        raise PipeplanError(f"{place}: {called!r} {which}; give --device-type PRESET")
+    return KnownType(found[0], DEVICES[found[0]])
 
 
 def _is_called(preset: str, words: set[str]) -> bool:
