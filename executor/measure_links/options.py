@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import NoReturn
 
 from executor.limits import DEFAULT_TIMEOUT_S, require_timeout
@@ -58,6 +60,11 @@ class Options:
     backend: str | None
     timeout_s: float
     as_json: bool
+
+    @property
+    def of_equal(self) -> Callable[[Sequence[float]], float]:
+        """What counts of the seconds of equal messages."""
+        return min if self.busy else median
 
 
 class _Parser(argparse.ArgumentParser):

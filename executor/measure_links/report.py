@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -60,7 +60,7 @@ def conclude(
     sys.stdout.flush()
 
 
-def _write(options: Options, cluster: Cluster, head: Sequence[str]) -> None:
+def _write(options: Options, cluster: Cluster, head: Iterable[str]) -> None:
     if options.output.suffix == ".json":
         cluster.save(options.output)
         return

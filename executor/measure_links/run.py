@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from statistics import median
 from typing import Any
 
 import torch
@@ -67,7 +66,7 @@ def measure(options: Options, interrupt: Interrupt | None) -> None:
             together=options.together,
             reductions=options.reductions,
         )
-        record = Record(members, types, min if options.busy else median)
+        record = Record(members, types, options.of_equal)
         if interrupt is not None:
             interrupt.finish_with(lambda: _keep(options, backend, record, turns))
         groups = _groups(turns, device, options.timeout_s)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from planner.importing.imported import Imported
 
 SUFFIX = ".json"
+DEFAULT_OUTPUT = Path("graph.json")
 
 
 def import_(
@@ -70,6 +71,8 @@ def import_(
         from planner.importing.formats import CLUSTER_FORMATS, format_of, import_file
         from planner.importing.options import ImportOptions
 
+        if output is not None:
+            _require_apart(file, output)
         kind = format_of(file, format_name)
         if kind in CLUSTER_FORMATS:
             if samples is not None or free_inputs:
@@ -78,7 +81,7 @@ def import_(
                 )
             import_cluster(file, output, kind, device_type, as_json=as_json)
             return
-        paths = _paths(file, output or Path("graph.json"))
+        paths = _paths(output or DEFAULT_OUTPUT)
         options = ImportOptions(device_type or "V100-16GB", samples, free_inputs)
         name, imported = import_file(file, kind, options)
         written = _write(imported, paths)
@@ -88,7 +91,14 @@ def import_(
             _show(name, imported, written)
 
 
-def _paths(file: Path, output: Path) -> dict[str, Path]:
+def _require_apart(file: Path, output: Path) -> None:
+    """Refuse to write over the file to read."""
+    for path in (output, *(output.with_suffix(f".{kind}{SUFFIX}") for kind in ("job", "cluster"))):
+        if path.resolve() == file.resolve():
+            raise PipeplanError(f"-o {output}: {path} is the file to read; choose another name")
+
+
+def _paths(output: Path) -> dict[str, Path]:
     """Where the artifacts go, by kind; refused before any work if they cannot be written."""
     from planner.artifacts.document import require_file_path
 
@@ -104,8 +114,6 @@ def _paths(file: Path, output: Path) -> dict[str, Path]:
     }
     for path in paths.values():
         require_file_path(path)
-        if path.resolve() == file.resolve():
-            raise PipeplanError(f"-o {output}: {path} is the file to read; choose another name")
     return paths
 
 

@@ -40,8 +40,6 @@ def import_cluster(
             f"-o {path}: expected a name that ends in .toml or .json, as this file holds a cluster"
         )
     require_file_path(path)
-    if path.resolve() == file.resolve():
-        raise PipeplanError(f"-o {path}: is the file to read; choose another name")
     imported = import_cluster_file(file, kind, device_type)
     imported.cluster.save(path)
     if as_json:

@@ -161,7 +161,9 @@ def _variants(wiring: Wiring, together: Sequence[Together]) -> Iterator[Wiring]:
     for title, half in choices.items():
         if not half or (half == everything and title != "half duplex"):
             continue
-        cluster = with_links(
-            wiring.cluster, lambda index, half=half: {"duplex": "half"} if index in half else {}
-        )
+        cluster = _half_duplex(wiring.cluster, half)
         yield replace(wiring, duplex=title, cluster=cluster)
+
+
+def _half_duplex(cluster: Cluster, half: frozenset[int]) -> Cluster:
+    return with_links(cluster, lambda index: {"duplex": "half"} if index in half else {})

@@ -25,7 +25,7 @@ from planner import Cluster
 
 MODULE = "executor.measure_links"
 REASON = why_not()
-QUICK = ("--most-mib", "1", "--longest-ms", "2", "--repeats", "3")
+QUICK = ("--busy", "--most-mib", "1", "--longest-ms", "2", "--repeats", "3")
 hosts = st.lists(st.sampled_from("abc"), min_size=2, max_size=9)
 
 
