@@ -9,9 +9,11 @@ import json
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]
 
 from executor.failure import talking_to
+
+_ENDED = "turns that ended"
 
 
 class TurnTaking:
@@ -21,7 +23,7 @@ class TurnTaking:
         store: of these ranks alone.
         rank: this one.
         world_size: number of ranks.
-        timeout_s: to wait for a turn.
+        timeout_s: to wait while no turn ends; a rank may have to wait for those of all others.
     """
 
     def __init__(self, store: Store, rank: int, world_size: int, timeout_s: float) -> None:
@@ -44,6 +46,7 @@ class TurnTaking:
         """This rank's part is done; the last of the turn's ranks lets the next one begin."""
         self._store.set(f"found/{number}/{self._rank}", json.dumps(found))
         if self._store.add(f"done/{number}", 1) == ranks:
+            self._store.add(_ENDED, 1)
             self._store.set(f"turn/{number + 1}", "")
 
     def found(self, number: int, rank: int) -> Any:
@@ -52,7 +55,13 @@ class TurnTaking:
 
     def _wait(self, key: str, whom: str) -> None:
         with talking_to(whom):
-            self._store.wait([key], self._timeout)
+            ended, before = self._store.add(_ENDED, 0), -1
+            while ended != before:
+                try:
+                    return self._store.wait([key], self._timeout)
+                except DistStoreError:
+                    ended, before = self._store.add(_ENDED, 0), ended
+            raise RuntimeError(f"no turn ended within {self._timeout.total_seconds():g} s")
 
     def _read(self, key: str, whom: str) -> Any:
         self._wait(key, whom)

@@ -15,8 +15,8 @@ def rests_on_lines(shares: RestsOn | None) -> list[str]:
     if shares is None:
         return []
     return [
-        f"of this time {shares.measured:.1%} rests on measured figures, {shares.datasheet:.1%} on "
-        f"datasheets, {shares.assumed:.1%} on assumptions"
+        f"of the iteration time {shares.measured:.1%} rests on measured figures, "
+        f"{shares.datasheet:.1%} on datasheets, {shares.assumed:.1%} on assumptions"
     ]
 
 

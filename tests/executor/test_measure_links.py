@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -17,9 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from launch import start, torchrun
+from torch.distributed import TCPStore
 
 from benchmarks.testbed import Testbed, why_not
+from executor.failure import LostRankError
 from executor.measure_links.about import members_of
+from executor.measure_links.turn_taking import TurnTaking
 from executor.measure_links.turns import all_turns, groups, rounds
 from planner import Cluster
 
@@ -93,6 +97,47 @@ def test_two_machines_of_one_name_are_two_hosts() -> None:
 def test_names_that_a_cluster_file_refuses_are_changed() -> None:
     members, _ = members_of([about("a b\n"), about("network"), about("ü" * 200)])
     assert [member.host for member in members] == ["a-b", "network-2", "host"]
+
+
+# --- taking turns ---------------------------------------------------------------------------------
+
+
+def rank_of(store: TCPStore, rank: int, timeout_s: float) -> TurnTaking:
+    mine = TCPStore("localhost", store.port, is_master=False, wait_for_workers=False)
+    return TurnTaking(mine, rank, 2, timeout_s)
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+
+
+def test_a_rank_waits_while_the_turns_of_others_end(store: TCPStore) -> None:
+    """Turns of 0.4 s are waited for, one that does not end for 1 s is not."""
+    waiting, busy = rank_of(store, 0, 1.0), rank_of(store, 1, 1.0)
+
+    def take_turns() -> None:
+        for number in range(5):
+            time.sleep(0.4)
+            busy.done(number, 1, {"turn": number})
+
+    with ThreadPoolExecutor() as pool:
+        turns = pool.submit(take_turns)
+        waiting.await_turn(5)
+        turns.result()
+    assert waiting.found(4, 1) == {"turn": 4}
+    with pytest.raises(LostRankError, match="no turn ended within 1 s"):
+        waiting.await_turn(6)
+
+
+def test_the_last_of_a_turn_lets_the_next_begin(store: TCPStore) -> None:
+    one, two = rank_of(store, 0, 1.0), rank_of(store, 1, 1.0)
+    one.done(0, 2, 1.5)
+    with pytest.raises(LostRankError):
+        two.await_turn(1)
+    two.done(0, 2, 2.5)
+    two.await_turn(1)
+    assert [one.found(0, rank) for rank in (0, 1)] == [1.5, 2.5]
 
 
 # --- runs -----------------------------------------------------------------------------------------
