@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
 from networkx.utils import UnionFind
 
-from planner.artifacts.cluster import Cluster
+from planner.artifacts.cluster import Cluster, Route
 from planner.errors import PipeplanError
 from planner.fair_links import fair_rates
 from planner.wiring.candidates import Wiring, wirings, with_links
@@ -18,6 +18,8 @@ from planner.wiring.measured import Ends, Measurements, Together
 LATENCY_SHARE = 0.5
 LATENCY_S = 50e-6
 """A pair's latency may be off by this share, or by this much if that is more."""
+_LEFT = 1e-9
+"""Share of a message that rounding may leave."""
 WORTH = 0.1
 """A wiring that is less simple has to predict flows at the same time better by this (mean of the
 logarithms' errors)."""
@@ -111,26 +113,48 @@ def judge(wiring: Wiring, found: Measurements, tolerance: float) -> Judged:
 def seconds_together(cluster: Cluster, row: Together) -> tuple[float, ...]:
     """Seconds from round to round of each flow, at max-min fair rates of all; infinite if no path.
 
-    Flows with a device in common wait for each other at the end of a round.
+    Flows with a device in common wait for each other at the end of a round; others never do, so
+    that some message of theirs is always on its way.
     """
     routes = [cluster.route(*ends) for ends in row.flows]
     known = [route for route in routes if route is not None]
     if len(known) < len(routes):
         return (math.inf,) * len(routes)
-    used = {link for route in known for link in route.links}
-    capacity = {link: cluster.links[link[0]].bandwidth_gb_per_s for link in used}
-    rates = fair_rates([(route.links, route.bandwidth_gb_per_s) for route in known], capacity)
-    alone_s = [
-        route.latency_s + bytes_ / (rate * 1e9)
-        for route, bytes_, rate in zip(known, row.bytes_, rates, strict=True)
-    ]
     joined = UnionFind(row.flows)
     for ends in row.flows:
         joined.union(*(other for other in row.flows if {*other} & {*ends}))
-    return tuple(
-        max(s for s, other in zip(alone_s, row.flows, strict=True) if joined[other] == joined[ends])
-        for ends in row.flows
-    )
+    seconds = [0.0] * len(known)
+    for group in joined.to_sets():
+        places = [place for place, ends in enumerate(row.flows) if ends in group]
+        for place in places:
+            seconds[place] = _round_s(cluster, known, row.bytes_, places)
+    return tuple(seconds)
+
+
+def _round_s(
+    cluster: Cluster, routes: Sequence[Route], bytes_: Sequence[int], places: Sequence[int]
+) -> float:
+    """Until the messages of some flows are through, while those of all others flow on."""
+    left = {place: float(bytes_[place]) for place in places}
+    going = set(range(len(routes)))
+    elapsed_s = 0.0
+    while left:
+        rates = _rates(cluster, {place: routes[place] for place in sorted(going)})
+        step_s = min(left[place] / rates[place] for place in left)
+        elapsed_s += step_s
+        left = {place: rest - rates[place] * step_s for place, rest in left.items()}
+        through = {place for place, rest in left.items() if rest <= _LEFT * bytes_[place]}
+        going -= through
+        left = {place: rest for place, rest in left.items() if place not in through}
+    return elapsed_s + max(routes[place].latency_s for place in places)
+
+
+def _rates(cluster: Cluster, routes: Mapping[int, Route]) -> dict[int, float]:
+    """Bytes a second."""
+    used = {link for route in routes.values() for link in route.links}
+    capacity = {link: cluster.links[link[0]].bandwidth_gb_per_s for link in used}
+    wishes = [(route.links, route.bandwidth_gb_per_s) for route in routes.values()]
+    return dict(zip(routes, (rate * 1e9 for rate in fair_rates(wishes, capacity)), strict=True))
 
 
 def _pair_errors(cluster: Cluster, found: Measurements, tolerance: float) -> Iterator[PairError]:

@@ -131,11 +131,28 @@ def test_nothing_measured_is_refused() -> None:
 
 
 def test_flows_of_a_device_wait_for_the_slowest() -> None:
-    """0.1 GB at 1 GB/s beside 0.01 GB at 0.04 GB/s; c > d shares no device with them."""
+    """0.1 GB at 1 GB/s beside 0.01 GB at 0.04 GB/s; d > e shares no device with them."""
     rows = [link("a", "b", 1), link("a", "c", 0.04), link("d", "e", 0.1)]
     row = Together("x", (("a", "b"), ("a", "c"), ("d", "e")), (10**8, 10**7, 10**7), (1, 1, 1))
     found = seconds_together(cluster("abcde", rows), row)
     assert found == pytest.approx((0.25, 0.25, 0.1))
+
+
+def test_what_a_flow_leaves_when_it_is_through_goes_to_the_others() -> None:
+    """a sends at 1 GB/s in all: 0.2 GB to c at 0.2 GB/s for 1 s, 0.8 of 1 GB to b, then the rest.
+
+    At 1 s b has 0.8 GB; 0.2 GB more at 1 GB/s take 0.2 s.
+    """
+    rows = [link("a", "s", 1), link("b", "s", 1), link("c", "s", 0.2)]
+    row = Together("x", (("a", "b"), ("a", "c")), (10**9, 2 * 10**8), (1, 1))
+    assert seconds_together(cluster("abc", rows, "s"), row) == pytest.approx((1.2, 1.2))
+
+
+def test_flows_of_others_go_on_meanwhile() -> None:
+    """Both pairs share a link of 1 GB/s for ever, though one's messages are half as long."""
+    rows = [link("a", "s"), link("b", "t"), link("c", "s"), link("d", "t"), link("s", "t")]
+    row = Together("x", (("a", "b"), ("c", "d")), (10**9, 5 * 10**8), (1, 1))
+    assert seconds_together(cluster("abcd", rows, "st"), row) == pytest.approx((2, 1))
 
 
 @st.composite
