@@ -84,12 +84,13 @@ def parse_options() -> Options:
     Raises:
         WrongUsageError: for wrong usage among several ranks; alone it ends the process.
     """
-    typed = vars(_parser().parse_args())
+    typed = vars(parser().parse_args())
     most_mib = typed.pop("most_mib")
     return Options(**typed, most_bytes=int(most_mib * 2**20))
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Every option with its help."""
     parser = _Parser(
         prog="torchrun --nproc-per-node N -m executor.measure_links",
         description="Measure latency and bandwidth between all ranks, and all-reduces, and write "

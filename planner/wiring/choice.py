@@ -16,7 +16,7 @@ from planner.wiring.candidates import Wiring, wirings, with_links
 from planner.wiring.measured import Ends, Measurements, Together
 
 LATENCY_SHARE = 0.5
-LATENCY_S = 50e-6
+LATENCY_S = 100e-6
 """A pair's latency may be off by this share, or by this much if that is more."""
 _LEFT = 1e-9
 """Share of a message that rounding may leave."""

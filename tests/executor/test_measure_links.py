@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,12 +18,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launch import start, torchrun
+from launch import ROOT, start, torchrun
 from torch.distributed import TCPStore
 
 from benchmarks.testbed import Testbed, why_not
 from executor.failure import LostRankError
 from executor.measure_links.about import members_of
+from executor.measure_links.options import parser
 from executor.measure_links.turn_taking import TurnTaking
 from executor.measure_links.turns import all_turns, groups, rounds
 from planner import Cluster
@@ -72,6 +74,15 @@ def test_groups_are_first_ranks_of_every_size_one_a_host_and_all() -> None:
     assert list(groups(["a", "a", "b", "b"])) == [(0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 2)]
     sizes = [len(group) for group in groups([f"h{n // 8}" for n in range(24)])]
     assert sizes == [2, 3, 4, 5, 6, 7, 8, 16, 24, 3]
+
+
+def test_every_option_is_documented() -> None:
+    text = (ROOT / "docs" / "measuring_links.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"`(--[a-z-]+)[` ]", text))
+    options = {
+        name for action in parser()._actions for name in action.option_strings if name != "--help"
+    }
+    assert {name for name in options if name.startswith("--")} <= documented | {"--output"}
 
 
 # --- names ----------------------------------------------------------------------------------------
