@@ -86,7 +86,7 @@ def parse_options() -> Options:
     """
     typed = vars(parser().parse_args())
     most_mib = typed.pop("most_mib")
-    return Options(**typed, most_bytes=int(most_mib * 2**20))
+    return Options(**typed, most_bytes=int(most_mib * 2**20) // 8 * 8)
 
 
 def parser() -> argparse.ArgumentParser:

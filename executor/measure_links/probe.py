@@ -71,7 +71,8 @@ class Probe:
         return found
 
     def _sizes(self, peer: int) -> dict[int, list[float]]:
-        short_s = self._trips(peer, SHORT_BYTES, SHORT_REPEATS)
+        (first_s,) = self._trips(peer, SHORT_BYTES, 1)
+        short_s = self._trips(peer, SHORT_BYTES, SHORT_REPEATS if first_s < _LATE_S else _WARM_UP)
         most = self._enough(peer, median(short_s))
         found = {SHORT_BYTES: short_s}
         for bytes_ in dict.fromkeys((_whole(most / 4), _whole(most / 2), most)):
@@ -100,9 +101,6 @@ class Probe:
                     self._exchange([(word, peer)], [])
 
     def _trips(self, peer: int, bytes_: int, repeats: int) -> list[float]:
-        if bytes_ == SHORT_BYTES and repeats == SHORT_REPEATS:
-            first = self._trips(peer, bytes_, 1)
-            repeats = repeats if first[0] < _LATE_S else _WARM_UP
         self._send_word(peer, (bytes_, repeats))
         message, word = self._empty(bytes_), self._empty(SHORT_BYTES)
         seconds = []

@@ -13,6 +13,7 @@ from executor.measure_links.options import Options
 from planner.artifacts.cluster import Cluster
 from planner.artifacts.cluster_toml import cluster_toml
 from planner.artifacts.document import write_atomically
+from planner.errors import PipeplanError
 from planner.units import format_seconds, plural
 from planner.wiring.choice import Choice, Judged, choose_wiring
 from planner.wiring.measured import Measurements
@@ -37,13 +38,15 @@ def conclude(
     Args:
         options: of the command.
         backend: what carried the messages.
-        found: what was measured, of one pair at least.
+        found: what was measured.
         notes: to be told.
         is_partial: whether something is missing.
 
     Raises:
-        PipeplanError: if the file cannot be written.
+        PipeplanError: if the file cannot be written, or nothing can be concluded of any pair.
     """
+    if not found.pairs:
+        raise PipeplanError(notes)
     choice = choose_wiring(found, options.tolerance, options.name)
     latencies = suited_latencies(choice.taken.wiring.cluster, found)
     told = [*notes, *_notes(options, found, choice, latencies)]

@@ -15,7 +15,6 @@ _MEMORY_SHARE = 0.1
 _OTHERS = {
     "H100-80GB": {"PCIE", "NVL"},
     "RTX-4090": {"D", "LAPTOP"},
-    "B200": {"GB200"},
 }
 """Words in the names of devices that are called alike and have other figures."""
 _IN_DEVICE_NAMES = re.compile(r"[^A-Za-z0-9_.:-]+")
