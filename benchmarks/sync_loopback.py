@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from benchmarks.sync_claims import RUN_COLUMNS, Claim, Outcome, best, run_lines, run_rows
 from benchmarks.sync_figures import Runs, Spread, compare
 from benchmarks.sync_plans import pipelines_plan
-from benchmarks.sync_real import Training, learning_rate_of, train_all
+from benchmarks.sync_settings import Grid, Setting, Trained
 from benchmarks.sync_strategies import (
     DRAWN,
     OVERLAPPED,
@@ -27,40 +28,13 @@ from planner.artifacts.sync_trace import SyncTrace
 from planner.sync.simulation.calibration import calibrated
 from planner.sync.simulation.planned import from_plan
 from planner.sync.simulation.run import Scenario, simulate_sync
-from planner.sync.simulation.slowness import BLOCK, Block, Trace
+from planner.sync.simulation.slowness import BLOCK, Block
 from planner.sync.simulation.world import World
 from planner.sync.strategies import parse_sync
 
 PIPELINES, ITERATION_S = 8, 0.1
 TRACED = STATIC
 """The strategy whose trace the simulator is calibrated from: its groups have several sizes."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How the pipelines differ.
-
-    Attributes:
-        regime: in words.
-        slow: by rank.
-        sleep_probability, sleep_s: of an iteration.
-    """
-
-    regime: str
-    slow: Mapping[str, float] = field(default_factory=dict)
-    sleep_probability: float = 0.0
-    sleep_s: float = 0.0
-
-    @property
-    def pace(self) -> Pace:
-        """Of real trainings; each seed has pauses of its own."""
-        slow = {int(rank): factor for rank, factor in self.slow.items()}
-        return Pace(slow, self.sleep_probability, self.sleep_s)
-
-    @property
-    def trace(self) -> Trace:
-        """The same in the simulator."""
-        return _SamePauses(self.pace)
 
 
 @dataclass(frozen=True)
@@ -113,51 +87,27 @@ class Loopback:
     def __init__(self, seeds: int, steps: int, *, short: bool) -> None:
         self.seeds, self.steps = seeds, steps
         self._strategies = strategies_of(short=short)
-        self._settings = SHORT_SETTINGS if short else tuple(SETTINGS)
+        names = SHORT_SETTINGS if short else tuple(SETTINGS)
+        self._settings = {name: SETTINGS[name] for name in names}
         self.plan = pipelines_plan(PIPELINES, ITERATION_S)
-        self._found: dict[str, Runs] = {}
-        self._trace: SyncTrace | None = None
 
     @property
     def runs(self) -> Mapping[str, Runs]:
         """By setting."""
-        if not self._found:
-            self._train()
-        return self._found
+        return self._trained.runs
 
     @property
     def trace(self) -> SyncTrace:
         """Of :data:`TRACED` among equal pipelines."""
-        _ = self.runs
-        assert self._trace is not None
-        return self._trace
+        return self._trained.traces["homogeneous"]
 
-    def _train(self) -> None:
-        trainings = [
-            Training(
-                name=f"{setting}.{number}.{seed}",
-                plan="loopback",
-                sync=strategy,
-                steps=self.steps,
-                seed=seed,
-                slow=SETTINGS[setting].slow,
-                sleep_probability=SETTINGS[setting].sleep_probability,
-                sleep_s=SETTINGS[setting].sleep_s,
-                learning_rate=learning_rate_of(strategy, PIPELINES),
-                sync_trace=strategy == TRACED,
-            )
-            for seed in range(self.seeds)
-            for setting in self._settings
-            for number, strategy in enumerate(self._strategies)
-        ]
-        print(f"{len(trainings)} real trainings of 8 pipelines", file=sys.stderr)
-        found = train_all({"loopback": self.plan}, trainings)
-        for setting in self._settings:
-            self._found[setting] = {
-                strategy: [found.runs[f"{setting}.{number}.{seed}"] for seed in range(self.seeds)]
-                for number, strategy in enumerate(self._strategies)
-            }
-        self._trace = next(t for n, t in found.traces.items() if n.startswith("homogeneous"))
+    @cached_property
+    def _trained(self) -> Trained:
+        grid = Grid(
+            self.plan, self._settings, self._strategies, self.seeds, self.steps, traced=TRACED
+        )
+        print(f"{len(grid.trainings)} real trainings of 8 pipelines", file=sys.stderr)
+        return grid.train()
 
 
 def loopback_section(loopback: Loopback) -> Outcome:
@@ -205,7 +155,7 @@ def accuracy_section(loopback: Loopback) -> Outcome:
     world = calibrated(from_plan(loopback.plan), loopback.trace)
     rows, lines, errors = [], [], []
     for setting, runs in loopback.runs.items():
-        trace = SETTINGS[setting].trace
+        trace = _SamePauses(SETTINGS[setting].pace)
         for strategy, mine in runs.items():
             rates = [
                 simulate_sync(

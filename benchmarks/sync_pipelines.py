@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.sync_claims import RUN_COLUMNS, Outcome, against_all, run_lines, run_rows
 from benchmarks.sync_plans import pipelines_plan
-from benchmarks.sync_real import Training, learning_rate_of, train_all
+from benchmarks.sync_settings import Grid, Setting
 from benchmarks.sync_strategies import (
     ASYNC,
     DRAWN,
@@ -34,40 +34,28 @@ def pipelines_section(seeds: int, steps: int | None, *, short: bool) -> Outcome:
         steps: of each training; None: 60, half of them in the short form.
         short: one size of pause and fewer strategies.
     """
-    steps = steps or (SHORT_STEPS if short else STEPS)
-    plan = pipelines_plan(PIPELINES, ITERATION_S, stages=PLACES, microbatches=MICROBATCHES)
     sleeps_s = SLEEPS_S[1:2] if short else SLEEPS_S
-    strategies = SHORT_STRATEGIES if short else STRATEGIES
-    trainings = {
-        (sleep_s, strategy, seed): Training(
-            name=f"{place}.{number}.{seed}",
-            plan="pipelines",
-            sync=strategy,
-            steps=steps,
-            seed=seed,
-            sleep_probability=PROBABILITY,
-            sleep_s=sleep_s,
-            learning_rate=learning_rate_of(strategy, PIPELINES),
-        )
-        for seed in range(seeds)
-        for place, sleep_s in enumerate(sleeps_s)
-        for number, strategy in enumerate(strategies)
-    }
-    found = train_all({"pipelines": plan}, list(trainings.values())).runs
+    grid = Grid(
+        pipelines_plan(PIPELINES, ITERATION_S, stages=PLACES, microbatches=MICROBATCHES),
+        {f"{1000 * sleep_s:g}ms": _setting(sleep_s) for sleep_s in sleeps_s},
+        SHORT_STRATEGIES if short else STRATEGIES,
+        seeds,
+        steps or (SHORT_STEPS if short else STEPS),
+    )
     claims, rows, lines = [], [], []
-    for sleep_s in sleeps_s:
-        runs = {
-            strategy: [found[trainings[sleep_s, strategy, seed].name] for seed in range(seeds)]
-            for strategy in strategies
-        }
-        regime = (
-            f"{PIPELINES} pipelines of {PLACES} places, {MICROBATCHES} microbatches, "
-            f"{1000 * ITERATION_S:g} ms of emulated compute, loopback; each place pauses "
-            f"{1000 * sleep_s:g} ms in {100 * PROBABILITY:g}% of its iterations"
-        )
+    for setting, runs in grid.train().runs.items():
         for ours in (SEMI_BEHIND, SEMI):
-            claims += against_all(runs, ours, regime, is_real=True)
-        name = f"real_{PIPELINES}x{PLACES}_{1000 * sleep_s:g}ms"
+            claims += against_all(runs, ours, grid.settings[setting].regime, is_real=True)
+        name = f"real_{PIPELINES}x{PLACES}_{setting}"
         rows += run_rows(name, runs)
         lines += run_lines(name, runs, is_real=True)
     return Outcome(claims, RUN_COLUMNS, rows, lines)
+
+
+def _setting(sleep_s: float) -> Setting:
+    regime = (
+        f"{PIPELINES} pipelines of {PLACES} places, {MICROBATCHES} microbatches, "
+        f"{1000 * ITERATION_S:g} ms of emulated compute, loopback; each place pauses "
+        f"{1000 * sleep_s:g} ms in {100 * PROBABILITY:g}% of its iterations"
+    )
+    return Setting(regime, sleep_probability=PROBABILITY, sleep_s=sleep_s)

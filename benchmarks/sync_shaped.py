@@ -8,7 +8,8 @@ from benchmarks.sync_claims import RUN_COLUMNS, Claim, Outcome, run_lines, run_r
 from benchmarks.sync_figures import Runs, Spread, compare
 from benchmarks.sync_loopback import ITERATION_S, PIPELINES
 from benchmarks.sync_plans import pipelines_plan
-from benchmarks.sync_real import BUCKETS, Training, learning_rate_of, train_all
+from benchmarks.sync_real import BUCKETS
+from benchmarks.sync_settings import Grid, Setting
 from benchmarks.sync_strategies import (
     ASYNC,
     DRAWN,
@@ -67,24 +68,9 @@ def _train(gb_per_s: float, seeds: int, steps: int, *, short: bool) -> Runs:
         between_gb_per_s=gb_per_s,
     )
     strategies = SHORT_STRATEGIES if short else STRATEGIES
-    trainings = [
-        Training(
-            name=f"{number}.{seed}",
-            plan="shaped",
-            sync=BUCKETS.get(strategy, strategy),
-            steps=steps,
-            seed=seed,
-            learning_rate=learning_rate_of(strategy, PIPELINES),
-        )
-        for seed in range(seeds)
-        for number, strategy in enumerate(strategies)
-    ]
+    grid = Grid(plan, {"shaped": Setting("equal")}, strategies, seeds, steps, syncs=BUCKETS)
     with Testbed(plan.cluster) as testbed:
-        found = train_all({"shaped": plan}, trainings, testbed)
-    return {
-        strategy: [found.runs[f"{number}.{seed}"] for seed in range(seeds)]
-        for number, strategy in enumerate(strategies)
-    }
+        return grid.train(testbed).runs["shaped"]
 
 
 def _claims(runs: Runs, gb_per_s: float) -> list[Claim]:

@@ -15,7 +15,7 @@ import time
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from executor.failure import LostRankError
+from executor.failure import absent
 
 _LOOK_S = 0.05
 
@@ -45,7 +45,7 @@ def store_of_attempt(store: Store, rank: int, world_size: int, timeout_s: float)
             if store.check([_read(name, other) for other in range(world_size)]):
                 return PrefixStore(f"attempt {name}", store)
         if time.monotonic() > end_s:
-            raise LostRankError(_missing(store, words, world_size, timeout_s))
+            raise absent(_missing(store, words, world_size), timeout_s)
         time.sleep(_LOOK_S)
 
 
@@ -58,15 +58,11 @@ def _gather(store: Store, world_size: int) -> None:
         store.set(_GATHERED, json.dumps([store.get(key).decode() for key in keys]))
 
 
-def _missing(store: Store, words: list[str], world_size: int, timeout_s: float) -> str:
+def _missing(store: Store, words: list[str], world_size: int) -> list[int]:
+    """Ranks that have left no word; else those that have not read all words."""
     name = "-".join(words)
-    missing = [r for r in range(world_size) if not store.check([_word(r)])]
-    missing = missing or [r for r in range(world_size) if not store.check([_read(name, r)])]
-    ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-    return (
-        f"{ranks} did not come within {timeout_s:.0f} s; start all processes of the plan, with "
-        "the same rendezvous address"
-    )
+    wordless = [r for r in range(world_size) if not store.check([_word(r)])]
+    return wordless or [r for r in range(world_size) if not store.check([_read(name, r)])]
 
 
 def _word(rank: int) -> str:

@@ -38,6 +38,14 @@ class FollowedError(LostRankError):
     """This rank ends because another one failed, which says why."""
 
 
+def absent(ranks: Sequence[int], timeout_s: float) -> LostRankError:
+    """What to tell of ranks that others waited for in vain, before any training."""
+    return LostRankError(
+        f"{_ranks(ranks)} did not come within {timeout_s:.0f} s; start all processes of the plan, "
+        "with the same rendezvous address"
+    )
+
+
 @contextmanager
 def talking_to(whom: str) -> Iterator[None]:
     """Tell who could not be talked to inside.
@@ -91,10 +99,7 @@ class Failures:
         end = time.monotonic() + timeout_s
         while missing := [r for r in range(self.world_size) if not self._store.check([_here(r)])]:
             if time.monotonic() > end:
-                raise LostRankError(
-                    f"{_ranks(missing)} did not come within {timeout_s:.0f} s; start all processes "
-                    "of the plan, with the same rendezvous address"
-                )
+                raise absent(missing, timeout_s)
             time.sleep(BEAT_S / 5)
 
     def beat(self) -> None:
@@ -183,7 +188,7 @@ def _beats(rank: int) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    word = "rank" if len(ranks) == 1 else "ranks"
+    word = "ranks" if len(ranks) > 1 else "rank"
     return f"{word} {', '.join(map(str, ranks))}"
 
 

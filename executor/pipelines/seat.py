@@ -44,6 +44,11 @@ class Seat:
     hosts_coordinator: bool
     part: Part | None
 
+    @property
+    def tells(self) -> bool:
+        """Whether it prints for all of torchrun's processes."""
+        return self.place.rank == 0 and (self.hosts_coordinator or self.part is None)
+
 
 def seat_of(
     plan: Plan, lanes: Sequence[Lane], pipeline: int | None, coordinator: str | None

@@ -10,9 +10,10 @@ import typer
 from planner.cli.calibrate import calibrate
 from planner.cli.compare import compare
 from planner.cli.import_ import import_
-from planner.cli.inspect import explain, plot, simulate, verify
+from planner.cli.inspect import explain, plot, verify
 from planner.cli.plan import plan
 from planner.cli.schedule import schedule
+from planner.cli.simulate import simulate
 from planner.cli.trace import trace
 
 app = typer.Typer(

@@ -7,15 +7,9 @@ import pytest
 from builders import boundary, graph, layer, orders, pipeline, star
 from hypothesis import given
 from hypothesis import strategies as st
-from schedule_brute_force import (
-    SHAPES,
-    TinyPipeline,
-    brute_force,
-    brute_force_of_any_halves,
-    draw_tiny,
-    fits,
-)
+from schedule_brute_force import brute_force, brute_force_of_any_halves, fits
 from strategies import orders_for, partitions, problems
+from tiny_pipelines import SHAPES, TinyPipeline, draw_tiny
 
 from planner import InfeasibleError
 from planner.artifacts.operations import Operation

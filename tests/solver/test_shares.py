@@ -3,8 +3,8 @@
 import random
 
 import pytest
-from schedule_brute_force import TinyPipeline, draw_tiny
 from test_split_rules import run_each_once
+from tiny_pipelines import TinyPipeline, draw_tiny
 
 from benchmarks.schedule_instances import chunks
 from planner.schedule.heuristic import fits_memory, quick_schedules

@@ -4,7 +4,7 @@ import random
 from collections import Counter
 
 import pytest
-from schedule_brute_force import TinyPipeline, draw_tiny
+from tiny_pipelines import TinyPipeline, draw_tiny
 
 from benchmarks.schedule_instances import ZERO_BUBBLE_FIELDS, zero_bubble
 from planner.artifacts.operations import Operation

@@ -1,0 +1,117 @@
+"""Pipelines as the coordinator sees them: each with its life, and what its ranks are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from executor.coordinator.generations import Lives
+from executor.coordinator.messages import Answer, groups_of
+from executor.coordinator.messages import answers_of as queue_of
+from planner.sync.groups.events import Group
+
+
+@dataclass
+class Pipeline:
+    """One pipeline's life.
+
+    Attributes:
+        nonce: of this life; empty before the first.
+        life: counts them, from 1.
+        greeted: places that have said hello.
+        is_there: whether groups may hold it.
+        is_idle: whether it waits for others to end, at all places.
+        since: orders the pipelines that are there by when they came.
+        first_step: of this life; groups of steps before it are not waited for.
+        taken: by place, the last step whose share was asked for.
+        shares: by step; None: the work is over.
+        waiting: by place, the step whose share is asked for and not yet told.
+        asked: by place, the step whose group is asked for and not yet told.
+        told: by place and kind, the last answer.
+        running: by place, the group it is in.
+        snapshots: steps before which it puts its weights aside for others.
+    """
+
+    nonce: str = ""
+    life: int = 0
+    greeted: set[int] = field(default_factory=set)
+    is_there: bool = False
+    is_idle: bool = False
+    since: int = 0
+    first_step: int = 1
+    taken: dict[int, int] = field(default_factory=dict)
+    shares: dict[int, int] = field(default_factory=dict)
+    waiting: dict[int, int] = field(default_factory=dict)
+    asked: dict[int, int] = field(default_factory=dict)
+    told: dict[tuple[int, str], Answer] = field(default_factory=dict)
+    running: dict[int, Group] = field(default_factory=dict)
+    snapshots: set[int] = field(default_factory=set)
+
+    @property
+    def next_step(self) -> int:
+        """The first step that no place has asked a share for."""
+        return max([self.first_step - 1, *self.taken.values()]) + 1
+
+
+class Pipelines:
+    """All pipelines, by number.
+
+    Args:
+        number: how many.
+        places: of each.
+    """
+
+    def __init__(self, number: int, places: int) -> None:
+        self.places = places
+        self._pipelines = [Pipeline() for _ in range(number)]
+
+    def __len__(self) -> int:
+        return len(self._pipelines)
+
+    def __iter__(self) -> Iterator[Pipeline]:
+        return iter(self._pipelines)
+
+    def __getitem__(self, number: int) -> Pipeline:
+        return self._pipelines[number]
+
+    def begin_life(self, number: int, nonce: str, life: int) -> Pipeline:
+        """Forget all that was of an earlier life, or of this one."""
+        self._pipelines[number] = Pipeline(nonce, life)
+        return self._pipelines[number]
+
+    @property
+    def there(self) -> dict[str, int]:
+        """Lives of the pipelines that take part, by number, in the order in which they came."""
+        found = [(p.since, n) for n, p in enumerate(self._pipelines) if p.is_there]
+        return {str(number): self._pipelines[number].life for _, number in sorted(found)}
+
+    def greeted(self) -> Iterator[tuple[int, str, frozenset[int]]]:
+        """Pipelines that are alive: number, nonce, and the places that have said hello."""
+        for number, pipeline in enumerate(self._pipelines):
+            if pipeline.greeted:
+                yield number, pipeline.nonce, frozenset(pipeline.greeted)
+
+    def lives_of(self, numbers: Iterable[int]) -> Lives:
+        """These pipelines with their lives."""
+        return tuple((number, self._pipelines[number].life) for number in numbers)
+
+    def wake(self, number: int) -> Iterator[Answer]:
+        """Have who waits at all places put its weights aside."""
+        pipeline = self._pipelines[number]
+        for place in sorted(pipeline.waiting):
+            yield Answer(queue_of(number, place, pipeline.nonce), {"kind": "snapshot"})
+
+    def tell_all(self, number: int, body: dict[str, Any]) -> Iterator[Answer]:
+        """Tell all places of a pipeline the same, and which life this is."""
+        pipeline = self._pipelines[number]
+        for place in range(self.places):
+            yield self.tell(number, place, {**body, "life": pipeline.life})
+
+    def tell(self, number: int, place: int, body: dict[str, Any]) -> Answer:
+        """Tell one rank, which may ask for it again."""
+        pipeline = self._pipelines[number]
+        queue = (groups_of if body["kind"] == "group" else queue_of)(number, place, pipeline.nonce)
+        answer = Answer(queue, body)
+        pipeline.told[place, body["kind"]] = answer
+        return answer
