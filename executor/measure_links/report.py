@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -52,14 +53,17 @@ def conclude(
     told = [*notes, *_notes(options, found, choice, latencies)]
     _write(options, latencies.cluster, _head(found, choice, backend, is_partial))
     if options.as_json:
-        print(json.dumps(_data(options, backend, found, choice, latencies, told), indent=1))
+        data = _data(options, backend, found, choice, latencies, told)
+        print(json.dumps({"is_partial": is_partial, **data}, indent=1))
     else:
         for line in _lines(found, choice, latencies, options.tolerance):
             print(line)
         for note in told:
             print(f"note: {note}")
         print(f"wrote {options.output}")
-        print(f"next: pipeplan plan MODEL --job JOB.toml --cluster {options.output}")
+        print(
+            f"next: pipeplan plan MODEL --job JOB.toml --cluster {shlex.quote(str(options.output))}"
+        )
     sys.stdout.flush()
 
 
@@ -88,7 +92,7 @@ def _notes(
     if found.missing:
         shown = ", ".join(f"{a} - {b}" for a, b in found.missing[:8])
         rest = f" and {len(found.missing) - 8} more" if len(found.missing) > 8 else ""
-        told = "have no link" if choice.taken.wiring.is_pairs else "are only assumed, as the others"
+        told = "have no link" if choice.taken.wiring.is_pairs else "are taken to be as the others"
         yield f"pairs that were not measured {told}: {shown}{rest}"
     uneven = [
         (row.asymmetry, ends)
