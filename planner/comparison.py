@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from planner.artifacts.plan import Plan
 from planner.artifacts.problem import Problem
 from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place, place_plan
 from planner.errors import InfeasibleError, PipeplanError
@@ -20,10 +21,12 @@ from planner.simulator import Timeline, simulate
 from planner.solver import solve
 from planner.solver_settings import DEFAULT_WORKERS
 from planner.units import format_bytes
-from planner.verifier import gap
+from planner.verifier import gap, replay, verify
 
 OURS = "pipeplan"
 """The name of our own row."""
+GIVEN = "this plan"
+"""The name of a given plan's row."""
 
 
 class Figures(NamedTuple):
@@ -143,6 +146,39 @@ def compare(
         rows.append(_row(planner.name, planner.source, answer, ours, seconds))
     for row in rows:
         show(row)
+    return tuple(rows)
+
+
+def compare_plan(
+    plan: Plan,
+    planners: Sequence[str] | None = None,
+    *,
+    progress: Callable[[Row], None] | None = None,
+) -> tuple[Row, ...]:
+    """Put a plan that is there already beside the classic planners', without another search.
+
+    Args:
+        plan: ratios are over its time, gaps over its bound; there are none if it does not hold.
+        planners: names in :data:`PLANNERS`; all by default.
+        progress: called with every classic planner's row as it is known.
+
+    Returns:
+        The plan's row, then the classic planners' in the order asked for.
+
+    Raises:
+        PipeplanError: naming every planner that is not known, or what no simulation can be made of.
+    """
+    chosen, show = find_planners(planners), progress or (lambda row: None)
+    timeline = replay(plan)
+    bound_s = 0.0 if verify(plan) else plan.predicted.lower_bound_s
+    method = plan.provenance.solver.rpartition("schedule by ")[2]
+    ours = _answer(timeline.pipeline, timeline, method, bound_s)
+    rows = [_row(GIVEN, plan.provenance.solver, ours, ours, 0.0)]
+    chain = Chain(plan.problem)
+    for planner in chosen:
+        answer, seconds = _timed(partial(_classic, chain, planner))
+        rows.append(_row(planner.name, planner.source, answer, ours, seconds))
+        show(rows[-1])
     return tuple(rows)
 
 

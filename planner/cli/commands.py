@@ -12,6 +12,7 @@ from planner.cli.compare import compare
 from planner.cli.import_ import import_
 from planner.cli.inspect import explain, plot, verify
 from planner.cli.plan import plan
+from planner.cli.report import report
 from planner.cli.schedule import schedule
 from planner.cli.simulate import simulate
 from planner.cli.trace import trace
@@ -44,7 +45,7 @@ def _main(
 
 
 app.command("import")(import_)
-for command in (trace, plan, schedule, compare, verify, simulate, calibrate, explain, plot):
+for command in (trace, plan, schedule, compare, verify, simulate, calibrate, explain, plot, report):
     app.command()(command)
 
 

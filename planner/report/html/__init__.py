@@ -1,0 +1,9 @@
+"""A plan as one HTML file that needs no network: charts to zoom into, and a table beside each.
+
+``page`` puts it together; ``static`` holds the page's template, styles and scripts as they are.
+Hands out ``report_html`` and ``save_report``.
+"""
+
+from planner.report.html.page import report_html, save_report
+
+__all__ = ["report_html", "save_report"]

@@ -1,0 +1,137 @@
+"""Stages, their layers and the devices as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from xml.etree.ElementTree import Element
+
+from planner.costs.placement import PlacedStage, static_bytes
+from planner.costs.roofline import layer_times
+from planner.report.html.markup import Child, Column, code, details, section, table
+from planner.report.names import compress_devices
+from planner.simulator import Timeline
+from planner.units import format_bytes, format_seconds, plural
+
+_STAGES = (
+    Column("stage", True),
+    Column("devices"),
+    Column("layers"),
+    Column("forward", True),
+    Column("backward", True),
+    Column("stash", True),
+    Column("weights, gradients, optimizer", True),
+    Column("sent on", True),
+    Column("recomputed layers", True),
+)
+_LAYERS = (
+    Column("layer"),
+    Column("forward", True),
+    Column("backward", True),
+    Column("parameters", True),
+    Column("stash", True),
+    Column("costs"),
+)
+_DEVICES = (
+    Column("device"),
+    Column("type"),
+    Column("stages"),
+    Column("busy", True),
+    Column("idle", True),
+    Column("peak memory", True),
+    Column("may use", True),
+    Column("share", True),
+)
+
+
+def stages_section(timeline: Timeline) -> Element:
+    """The table of stages, the layers of each to open, and the table of devices."""
+    return section(
+        "stages",
+        "Stages and devices",
+        table("Stages, for one microbatch", _STAGES, _stage_rows(timeline), most=10_000),
+        *(
+            details(_layers_summary(index, stage), _layer_table(timeline, stage))
+            for index, stage in enumerate(timeline.pipeline.stages)
+        ),
+        table("Devices, for one iteration", _DEVICES, _device_rows(timeline), most=10_000),
+    )
+
+
+def _stage_rows(timeline: Timeline) -> list[list[Child]]:
+    problem = timeline.pipeline.problem
+    return [
+        [
+            str(index),
+            compress_devices(stage.spec.devices),
+            _layers(stage),
+            _range(times.forward_s for times in stage.times.values()),
+            _range(times.backward_s for times in stage.times.values()),
+            format_bytes(stage.stash_bytes),
+            format_bytes(static_bytes(problem, problem.graph.parameters_of(stage.spec.layers))),
+            format_bytes(stage.output_bytes),
+            f"{len(stage.spec.recompute):,}",
+        ]
+        for index, stage in enumerate(timeline.pipeline.stages)
+    ]
+
+
+def _layers(stage: PlacedStage) -> str:
+    names = stage.spec.layers
+    return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names):,})"
+
+
+def _layers_summary(index: int, stage: PlacedStage) -> str:
+    return f"Stage {index}: {plural(len(stage.spec.layers), 'layer')}"
+
+
+def _layer_table(timeline: Timeline, stage: PlacedStage) -> Element:
+    """Times are those of the stage's first device."""
+    device = stage.spec.devices[0]
+    kind = timeline.pipeline.problem.cluster.type_of(device)
+    rows = [_layer_row(timeline, stage, name, device) for name in stage.spec.layers]
+    return table(f"For one microbatch on {kind}", _LAYERS, rows, most=2000)
+
+
+def _layer_row(timeline: Timeline, stage: PlacedStage, name: str, device: str) -> list[Child]:
+    problem = timeline.pipeline.problem
+    layer, kind = problem.graph.layers[name], problem.cluster.type_of(device)
+    again = name in stage.spec.recompute
+    times = layer_times(
+        layer, kind, problem.cluster.device_type(device), problem.job.precision, again
+    )
+    return [
+        code(name),
+        format_seconds(times.forward_s),
+        format_seconds(times.backward_s),
+        format_bytes(problem.graph.nodes[name]["parameter_bytes"]),
+        "recomputed" if again else format_bytes(layer.stash_bytes),
+        "measured" if kind in layer.measured else "roofline",
+    ]
+
+
+def _device_rows(timeline: Timeline) -> list[list[Child]]:
+    pipeline, time_s = timeline.pipeline, timeline.iteration_time_s
+    rows: list[list[Child]] = []
+    for device, stages in pipeline.stages_on.items():
+        busy_s, peak = timeline.busy_s[device], timeline.peak_memory_bytes[device]
+        capacity = pipeline.capacity_bytes(device)
+        rows.append(
+            [
+                code(device),
+                pipeline.problem.cluster.type_of(device),
+                compress_devices(map(str, stages)),
+                format_seconds(busy_s),
+                f"{max(0.0, 1 - busy_s / time_s):.1%}" if time_s > 0 else "-",
+                format_bytes(peak),
+                format_bytes(capacity),
+                f"{peak / capacity:.0%}",
+            ]
+        )
+    return rows
+
+
+def _range(seconds: Iterable[float]) -> str:
+    """One figure, or the range over devices of several types."""
+    values = list(seconds)
+    first, last = format_seconds(min(values)), format_seconds(max(values))
+    return first if first == last else f"{first} to {last}"

@@ -1,0 +1,256 @@
+"""A timeline as the page's scripts read it: columns of whole ticks, small enough to be embedded.
+
+A tick is a power of ten seconds that divides the iteration into 10**8 to 10**9 parts, so that
+lengths of every order of magnitude keep eight digits. Starts are told as the gap to the end before,
+which is nothing most of the time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from planner.artifacts.operations import Operation
+from planner.artifacts.trace_events import lanes
+from planner.critical_path import Event, OptimizerEvent, PathStep
+from planner.simulator import OperationEvent, SynchronisationEvent, Timeline, TransferEvent
+
+_DIGITS = 8
+# A smaller tick would be no normal float.
+_LEAST_EXPONENT = -300
+Spans = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """Seconds as whole numbers of a tick."""
+
+    tick_s: float
+
+    @classmethod
+    def for_span(cls, span_s: float) -> Ticks:
+        """A tick that suits times up to ``span_s``."""
+        if span_s <= 0:
+            return cls(1.0)
+        return cls(float(f"1e{max(math.floor(math.log10(span_s)) - _DIGITS, _LEAST_EXPONENT)}"))
+
+    def of(self, seconds: float) -> int:
+        """The nearest tick."""
+        return round(seconds / self.tick_s)
+
+    def span(self, start_s: float, end_s: float) -> tuple[int, int]:
+        """Start and length, so that what ends where another starts still does."""
+        start = self.of(start_s)
+        return start, self.of(end_s) - start
+
+
+class LinkRow(NamedTuple):
+    """A row of the chart: a link in one direction, with its transfers.
+
+    ``gb_per_s`` is its bandwidth, None where no link alone has it; ``transfers`` are indices of
+    those that take time.
+    """
+
+    name: str
+    gb_per_s: float | None
+    transfers: list[int]
+
+
+def timeline_data(timeline: Timeline, path: Sequence[PathStep]) -> dict[str, Any]:
+    """Everything the charts show of a simulation.
+
+    Args:
+        timeline: of a plan.
+        path: its critical path.
+    """
+    ticks = Ticks.for_span(timeline.iteration_time_s)
+    moving = [event for event in timeline.transfers if event.end_s > event.start_s]
+    rows = _link_rows(timeline, moving)
+    return {
+        "tick_s": ticks.tick_s,
+        "end": ticks.of(timeline.iteration_time_s),
+        "devices": _devices(timeline, ticks),
+        "operations": _operations(timeline, ticks),
+        "links": [{"name": row.name, "gb_per_s": row.gb_per_s} for row in rows],
+        "transfers": _transfers(timeline, moving, rows, ticks),
+        "reductions": _reductions(timeline, ticks),
+        "memory": _memory(timeline, ticks),
+        "path": _path(timeline, moving, path),
+    }
+
+
+def spans(events: Iterable[tuple[Operation, int, int]]) -> Spans:
+    """Operations in order of start as columns.
+
+    Args:
+        events: operation, start and length in ticks.
+    """
+    columns: Spans = {"stage": [], "kind": "", "microbatch": [], "gap": [], "length": []}
+    kinds: list[str] = []
+    end = 0
+    for operation, start, length in events:
+        kinds.append(operation.kind)
+        columns["stage"].append(operation.stage)
+        columns["microbatch"].append(operation.microbatch)
+        columns["gap"].append(start - end)
+        columns["length"].append(length)
+        end = start + length
+    columns["kind"] = "".join(kinds)
+    return columns
+
+
+def _places(timeline: Timeline) -> dict[str, int]:
+    return {device: place for place, device in enumerate(timeline.pipeline.devices)}
+
+
+def _devices(timeline: Timeline, ticks: Ticks) -> list[dict[str, Any]]:
+    pipeline = timeline.pipeline
+    return [
+        {
+            "name": device,
+            "stages": list(pipeline.stages_on[device]),
+            "capacity_bytes": pipeline.capacity_bytes(device),
+            "peak_bytes": timeline.peak_memory_bytes[device],
+            "optimizer": ticks.span(
+                timeline.end_s[device] - pipeline.optimizer_s[device], timeline.end_s[device]
+            ),
+        }
+        for device in pipeline.devices
+    ]
+
+
+def _by_device(timeline: Timeline) -> dict[str, list[OperationEvent]]:
+    found: dict[str, list[OperationEvent]] = {device: [] for device in timeline.pipeline.devices}
+    for event in timeline.operations:
+        found[event.device].append(event)
+    return found
+
+
+def _operations(timeline: Timeline, ticks: Ticks) -> list[Spans]:
+    return [
+        spans((event.operation, *ticks.span(event.start_s, event.end_s)) for event in events)
+        for events in _by_device(timeline).values()
+    ]
+
+
+def _link_rows(timeline: Timeline, moving: Sequence[TransferEvent]) -> list[LinkRow]:
+    """Rows of links; a transfer is shown on every link it holds.
+
+    Shared links are held by nobody: their transfers have rows by their ends, as many as are on
+    their way at once.
+    """
+    cluster = timeline.pipeline.problem.cluster
+    on: dict[tuple[int, int], list[int]] = {}
+    for index, event in enumerate(moving):
+        for link in event.links:
+            on.setdefault(link, []).append(index)
+    names = Counter(cluster.link_name(link) for link in on)
+    rows = []
+    for link in sorted(on):
+        name = cluster.link_name(link)
+        # Parallel links between the same ends differ by their index alone.
+        told = f"{name} (link {link[0]})" if names[name] > 1 else name
+        rows.append(LinkRow(told, cluster.links[link[0]].bandwidth_gb_per_s, on[link]))
+    return rows + [LinkRow(name, None, found) for name, found in _shared_rows(moving).items()]
+
+
+def _shared_rows(moving: Sequence[TransferEvent]) -> dict[str, list[int]]:
+    def span_of(index: int) -> tuple[float, float]:
+        return moving[index].start_s, moving[index].end_s
+
+    def name_of(index: int, lane: int) -> str:
+        return f"{moving[index].source}>{moving[index].target} (shared, {lane})"
+
+    return lanes((index for index, event in enumerate(moving) if not event.links), span_of, name_of)
+
+
+def _transfers(
+    timeline: Timeline,
+    moving: Sequence[TransferEvent],
+    rows: Sequence[LinkRow],
+    ticks: Ticks,
+) -> dict[str, Any]:
+    """Columns as of operations, with the ends, and the rows of links by number of the route."""
+    places = _places(timeline)
+    on: list[list[int]] = [[] for _ in moving]
+    for number, row in enumerate(rows):
+        for index in row.transfers:
+            on[index].append(number)
+    routes = {route: number for number, route in enumerate(dict.fromkeys(map(tuple, on)))}
+    return {
+        **spans((event.operation, *ticks.span(event.start_s, event.end_s)) for event in moving),
+        "source": [places[event.source] for event in moving],
+        "target": [places[event.target] for event in moving],
+        "route": [routes[tuple(route)] for route in on],
+        "routes": [list(route) for route in routes],
+    }
+
+
+def _reductions(timeline: Timeline, ticks: Ticks) -> list[dict[str, Any]]:
+    places = _places(timeline)
+    return [
+        {
+            "stages": list(event.synchronisation.stages),
+            "devices": [places[device] for device in event.synchronisation.devices],
+            "bytes": event.synchronisation.bytes,
+            "span": ticks.span(event.start_s, event.end_s),
+        }
+        for event in timeline.synchronisations
+    ]
+
+
+def _memory(timeline: Timeline, ticks: Ticks) -> list[dict[str, Any]]:
+    """Steps as gaps of time and changes; of changes there are few, so they go by number."""
+    return [_changes(steps, ticks) for steps in timeline.memory.values()]
+
+
+def _changes(steps: Sequence[tuple[float, int]], ticks: Ticks) -> dict[str, Any]:
+    gaps, changes = [], []
+    time, held = 0, 0
+    for at_s, bytes_ in steps:
+        gaps.append(ticks.of(at_s) - time)
+        changes.append(bytes_ - held)
+        time, held = ticks.of(at_s), bytes_
+    numbers = {change: number for number, change in enumerate(dict.fromkeys(changes))}
+    return {"gap": gaps, "change": [numbers[c] for c in changes], "changes": list(numbers)}
+
+
+def _path(
+    timeline: Timeline, moving: Sequence[TransferEvent], path: Sequence[PathStep]
+) -> list[list[Any]]:
+    """Each step as its kind of event, where that stands, and what it waited for.
+
+    Operations stand under their device and place in its order, the others under their place.
+    """
+    find = _finder(timeline, moving)
+    return [[*place, step.waited_for] for step in path if (place := find(step.event)) is not None]
+
+
+def _finder(
+    timeline: Timeline, moving: Sequence[TransferEvent]
+) -> Callable[[Event], tuple[str, int, int] | None]:
+    """Places of events; None for transfers that take no time."""
+    devices = _places(timeline)
+    operations = {
+        event.operation: (devices[device], index)
+        for device, events in _by_device(timeline).items()
+        for index, event in enumerate(events)
+    }
+    transfers = {(event.operation, event.target): index for index, event in enumerate(moving)}
+    reductions = {event: index for index, event in enumerate(timeline.synchronisations)}
+
+    def find(event: Event) -> tuple[str, int, int] | None:
+        match event:
+            case OperationEvent(_, operation):
+                return "operation", *operations[operation]
+            case SynchronisationEvent():
+                return "reduction", 0, reductions[event]
+            case OptimizerEvent(device):
+                return "optimizer", devices[device], 0
+        index = transfers.get((event.operation, event.target))
+        return None if index is None else ("transfer", 0, index)
+
+    return find
