@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from planner.artifacts.plan import Plan, Predicted
+from planner.artifacts.plan import Plan, Predicted, RestsOn
 from planner.costs.placement import is_connected, place_plan
 from planner.errors import PipeplanError, first_problems
 from planner.plan_form import form_problems, order_problems, stage_problems
+from planner.rests_on import rests_on
 from planner.simulator import Orders, Timeline, simulate
 from planner.sync.lanes import lanes_of
 from planner.sync.strategies import TOGETHER
@@ -92,6 +93,7 @@ def predict(timeline: Timeline, lower_bound_s: float) -> Predicted:
                 }
                 for device in timeline.pipeline.devices
             },
+            "rests_on": rests_on(timeline),
         }
     )
 
@@ -155,6 +157,7 @@ def _predicted(plan: Plan, timeline: Timeline) -> Iterator[str]:
         said, found = getattr(plan.predicted, name), getattr(fresh, name)
         if not _close(said, found):
             yield f"predicted.{name}: the plan says {said}, a simulation gives {found}; {REMEDY}"
+    yield from _rests_on(plan.predicted, fresh)
     if set(plan.predicted.devices) != set(fresh.devices):
         yield f"predicted.devices: they are not the devices that hold a stage; {REMEDY}"
         return
@@ -167,6 +170,17 @@ def _predicted(plan: Plan, timeline: Timeline) -> Iterator[str]:
                     f"predicted.devices[{device!r}].{name}: the plan says {said:.9g}, "
                     f"a simulation gives {found:.9g}; {REMEDY}"
                 )
+
+
+def _rests_on(said: Predicted, found: Predicted) -> Iterator[str]:
+    """Plans of older versions do not tell it."""
+    if said.rests_on is None:
+        return
+    for name in RestsOn.model_fields:
+        told = getattr(said.rests_on, name)
+        share = getattr(found.rests_on, name) if found.rests_on is not None else None
+        if not _close(told, share):
+            yield f"predicted.rests_on.{name}: the plan says {told}, it is {share}; {REMEDY}"
 
 
 def _close(said: float | None, found: float | None) -> bool:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from executor.cutting.buffers import is_noted
+from executor.cutting.piece_graph import Filled, HeldAttributes, PieceGraph
 from executor.cutting.stage_module import BoundaryTensor, Piece, StageModule, memory_order
 from executor.cutting.writes import InPlaceWrites
 from planner.artifacts.plan import Plan
+from planner.costs.stage_bytes import StageLayers
 from planner.errors import PipeplanError
 from planner.tracing.export import ExportedStep
 from planner.tracing.layers import LayerAssignment
 from planner.tracing.sharing import is_random, written_by
-from planner.tracing.torch_private import tree_map_only
 
 CPU = torch.device("cpu")
 
@@ -40,8 +41,49 @@ def cut(
             would miss what an operation writes in place, or stages would draw random numbers in
             another order than the model. All stages are checked, so that all ranks raise it.
     """
-    cutter = _Cutter(exported, layers, plan, device)
+    takes_gradient = {t.name for t in plan.model.graph.boundaries if t.requires_grad}
+    cutter = _Cutter(exported, layers, plan.stages, takes_gradient, device)
     return [cutter.stage(index) for index in indices]
+
+
+def cut_layer(
+    exported: ExportedStep,
+    layers: LayerAssignment,
+    name: str,
+    takes_gradient: Set[str],
+    filled: Filled,
+    device: torch.device = CPU,
+) -> StageModule:
+    """Cut out one layer as a stage that receives what it reads and sends what it makes.
+
+    Args:
+        exported: the whole training step.
+        layers: of its operations.
+        name: of the layer.
+        takes_gradient: names of the tensors between layers that take one.
+        filled: gives the layer parameters and buffers in place of the model's own, so that the
+            model may be on the meta device.
+        device: of the tensors that operations make.
+
+    Raises:
+        PipeplanError: if something other than a tensor would cross its boundaries.
+    """
+    place = layers.names.index(name)
+    parts = (layers.names[:place], (name,), layers.names[place + 1 :])
+    stages = [_LayerRun(part) for part in parts if part]
+    cutter = _Cutter(exported, layers, stages, takes_gradient, device, filled)
+    stage = cutter.stage(min(place, 1))
+    piece = stage.pieces[0]
+    sends = () if stage.is_last else piece.makes
+    return replace(stage, receives=piece.reads, sends=sends, draws_before=False, draws_after=False)
+
+
+@dataclass(frozen=True)
+class _LayerRun:
+    """Layers that a single layer is cut from, or itself."""
+
+    layers: tuple[str, ...]
+    recompute: tuple[str, ...] = ()
 
 
 class _Cutter:
@@ -51,17 +93,24 @@ class _Cutter:
     """
 
     def __init__(
-        self, exported: ExportedStep, layers: LayerAssignment, plan: Plan, device: torch.device
+        self,
+        exported: ExportedStep,
+        layers: LayerAssignment,
+        stages: Sequence[StageLayers],
+        takes_gradient: Set[str],
+        device: torch.device,
+        filled: Filled | None = None,
     ) -> None:
         self.device = device
+        self.filled = filled
         self.exported = exported
         self.layers = layers
-        self.stage_count = len(plan.stages)
+        self.stage_count = len(stages)
         output = next(n for n in exported.graph.nodes if n.op == "output")
         self.loss = output.all_input_nodes[0]
-        self.requires_grad = {t.name: t.requires_grad for t in plan.model.graph.boundaries}
-        self.pieces = _pieces(plan, layers.names)
-        stage_of = {layer: stage.index for stage in plan.stages for layer in stage.layers}
+        self.takes_gradient = takes_gradient
+        self.pieces = _pieces(stages, layers.names)
+        stage_of = {layer: index for index, stage in enumerate(stages) for layer in stage.layers}
         piece_of = {name: k for k, piece in enumerate(self.pieces) for name in piece.layers}
         self.node_stage = {n: stage_of[layer] for n, layer in layers.layer_of.items()}
         self.node_piece = {n: piece_of[layer] for n, layer in layers.layer_of.items()}
@@ -88,7 +137,7 @@ class _Cutter:
     def stage(self, index: int) -> StageModule:
         """Build one stage."""
         is_last = index == self.stage_count - 1
-        root = _Attributes(self.exported)
+        root = HeldAttributes(self.exported, self.filled)
         numbers = [k for k, piece in enumerate(self.pieces) if piece.stage == index]
         return StageModule(
             index=index,
@@ -107,7 +156,7 @@ class _Cutter:
     def boundary(self, node: fx.Node) -> BoundaryTensor:
         """What there is to know of a tensor that leaves its piece."""
         value = node.meta["val"]
-        requires_grad = node is self.loss or self.requires_grad.get(node.name, False)
+        requires_grad = node is self.loss or node.name in self.takes_gradient
         order = memory_order(value)
         return BoundaryTensor(node.name, tuple(value.shape), value.dtype, requires_grad, order)
 
@@ -119,7 +168,7 @@ class _Cutter:
             if any(place_of.get(user) == place for user in node.users)
         ]
 
-    def _piece(self, number: int, root: _Attributes) -> Piece:
+    def _piece(self, number: int, root: HeldAttributes) -> Piece:
         nodes = [n for n, piece in self.node_piece.items() if piece == number]
         inside = set(nodes)
         reads = self._reads(nodes, number)
@@ -128,7 +177,7 @@ class _Cutter:
         leaving = [self.loss] if is_end else [n for n in nodes if _leaves(n, inside)]
         if self.pieces[number].recompute:
             leaving += [n for n in reads if self._is_changed(n, number)]
-        graph = _PieceGraph(self, root, [*reads, *inputs])
+        graph = PieceGraph(root, self.layers.static, [*reads, *inputs], self.device)
         written = [value for node in nodes if not is_noted(node) for value in written_by(node)]
         return Piece(
             recompute=self.pieces[number].recompute,
@@ -170,17 +219,17 @@ class _PieceLayers:
     layers: tuple[str, ...]
 
 
-def _pieces(plan: Plan, names: Sequence[str]) -> list[_PieceLayers]:
+def _pieces(stages: Sequence[StageLayers], names: Sequence[str]) -> list[_PieceLayers]:
     """Each recomputed layer is a piece of its own, what lies between them another."""
     position = {name: place for place, name in enumerate(names)}
     found = []
-    for stage in plan.stages:
+    for index, stage in enumerate(stages):
         again = set(stage.recompute)
         # A number for each recomputed layer, None for the others: neighbours alike join.
         marks = {name: k for k, name in enumerate(stage.layers) if name in again}
         ordered = sorted(stage.layers, key=position.__getitem__)
         for mark, run in groupby(ordered, key=marks.get):
-            found.append(_PieceLayers(stage.index, mark is not None, tuple(run)))
+            found.append(_PieceLayers(index, mark is not None, tuple(run)))
     return found
 
 
@@ -206,80 +255,3 @@ def _alive_after(index: int, place_of: Mapping[fx.Node, int], count: int) -> lis
                 )
             nodes.append(node)
     return nodes
-
-
-class _Attributes:
-    """The parameters and buffers of one stage, held under the model's own names."""
-
-    def __init__(self, exported: ExportedStep) -> None:
-        self.exported = exported
-        self.module = nn.Module()
-        self.parameters: dict[str, nn.Parameter] = {}
-        self.buffers: dict[str, Tensor] = {}
-
-    def name_of(self, node: fx.Node) -> str:
-        """The model's own name (FQN) of a ``get_attr`` node."""
-        target = str(node.target)
-        return self.exported.names.get(target, target)
-
-    def hold(self, node: fx.Node) -> str:
-        """Hold the tensor of a ``get_attr`` node; its name in the stage."""
-        value, name = self.exported.attribute(node), self.name_of(node)
-        path, _, leaf = name.rpartition(".")
-        owner = self._submodule(path)
-        if isinstance(value, nn.Parameter):
-            owner.register_parameter(leaf, value)
-            self.parameters[name] = value
-        elif isinstance(value, Tensor):
-            owner.register_buffer(leaf, value)
-            self.buffers[name] = value
-        else:
-            setattr(owner, leaf, value)
-        return name
-
-    def _submodule(self, path: str) -> nn.Module:
-        module = self.module
-        for part in path.split(".") if path else []:
-            if part not in dict(module.named_children()):
-                module.add_module(part, nn.Module())
-            module = module.get_submodule(part)
-        return module
-
-
-class _PieceGraph:
-    """The new graph of one piece, built node by node."""
-
-    def __init__(self, cutter: _Cutter, root: _Attributes, entering: Sequence[fx.Node]) -> None:
-        self.cutter = cutter
-        self.root = root
-        self.graph = fx.Graph()
-        self.copies: dict[fx.Node, fx.Node] = {}
-        for node in entering:
-            self.copies[node] = self.graph.placeholder(node.name)
-            self.copies[node].meta = dict(node.meta)
-
-    def build(self, nodes: Sequence[fx.Node], leaving: Sequence[fx.Node]) -> fx.GraphModule:
-        """Copy the operations; the module returns the values ``leaving`` as a tuple."""
-        for node in nodes:
-            self.copies[node] = self._copy(node)
-        self.graph.output(tuple(self._copy_of(node) for node in leaving))
-        self.graph.lint()
-        return fx.GraphModule(self.root.module, self.graph)
-
-    def _copy(self, node: fx.Node) -> fx.Node:
-        copy = self.graph.node_copy(node, self._copy_of)
-        copy.args, copy.kwargs = tree_map_only(
-            torch.device, lambda _: self.cutter.device, (copy.args, copy.kwargs)
-        )
-        return copy
-
-    def _copy_of(self, node: fx.Node) -> fx.Node:
-        if node not in self.copies:
-            if node.op == "get_attr":
-                self.copies[node] = self.graph.get_attr(self.root.hold(node))
-                self.copies[node].meta = dict(node.meta)
-            elif node in self.cutter.layers.static:
-                self.copies[node] = self._copy(node)
-            else:
-                raise AssertionError(f"{node} is used before it arrives")
-        return self.copies[node]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from planner.artifacts.document import Record
-from planner.artifacts.hardware import DeviceType, LinkType, NonNegative, Positive
+from planner.artifacts.hardware import DeviceType, LinkType, NonNegative, Positive, Source
 from planner.artifacts.presets import DEVICES, LINKS
 from planner.errors import PipeplanError
 
@@ -45,7 +45,7 @@ class LinkEntry(Record):
     latency_us: NonNegative | None = None
     duplex: Literal["full", "half"] | None = None
     shared: bool | None = None
-    source: Literal["measured", "datasheet", "assumed"] | None = None
+    source: Source | None = None
 
 
 class ClusterFile(Record):

@@ -25,6 +25,7 @@ KINDS = {
     "pipeplan-train/1": "a training file",
     "pipeplan-checkpoint/1": "a checkpoint's manifest",
     "pipeplan-timeline/1": "a measured timeline",
+    "pipeplan-costs/1": "measured costs of layers",
     "pipeplan-sync-trace/1": "a trace of synchronisation",
 }
 """Files by their field ``format``."""

@@ -13,6 +13,8 @@ LEAST, MOST = 1e-9, 1e15
 Positive = Annotated[float, Field(ge=LEAST, le=MOST)]
 NonNegative = Annotated[float, Field(ge=0, le=MOST)]
 Share = Annotated[float, Field(ge=LEAST, le=1)]
+Source = Literal["measured", "datasheet", "assumed"]
+"""Where figures come from."""
 TF32 = "tf32"
 """The key of ``peak_tflop_per_s`` for what float32 convolutions run at by torch's defaults."""
 
@@ -43,6 +45,9 @@ class DeviceType(Record):
     take ``ramp_up_us`` beyond their arithmetic, which small ones feel: they do not fill the device.
     Every operation takes ``operation_overhead_us`` more. ``by_class`` tells figures for classes of
     operations; :mod:`planner.costs.roofline` says how all of them make a time.
+
+    ``source`` says where the figures come from; of a datasheet's, efficiencies and overheads are
+    assumptions all the same.
     """
 
     memory_gib: Positive
@@ -54,6 +59,7 @@ class DeviceType(Record):
     operation_overhead_us: NonNegative = 0.0
     by_class: dict[EfficiencyClass, ClassEfficiency] = Field(default_factory=dict)
     reserved_gib: NonNegative = 1.0
+    source: Source = "datasheet"
 
     @model_validator(mode="after")
     def _leaves_memory(self) -> Self:
@@ -100,4 +106,4 @@ class LinkType(Record):
     latency_us: NonNegative = 0.0
     duplex: Literal["full", "half"] = "full"
     shared: bool = False
-    source: Literal["measured", "datasheet", "assumed"] = "datasheet"
+    source: Source = "datasheet"

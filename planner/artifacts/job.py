@@ -1,11 +1,14 @@
 """The job: how the model is to be trained, whatever the machines."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from planner.artifacts.document import Count, Record, check_format, read_json, read_toml
+from planner.errors import PipeplanError
 
 FORMAT = "pipeplan-job/1"
 Precision = Literal["float32", "float16", "bfloat16", "float64"]
@@ -85,3 +88,29 @@ class Job(Record):
         moments = {"adamw": 2, "sgd": 0, "sgd_momentum": 1}[self.optimizer]
         masters = 1 if self.precision in LOW_PRECISION else 0
         return (moments + masters) * (8 if self.precision == "float64" else 4)
+
+
+def job_with(job: Job, settings: Sequence[str]) -> Job:
+    """A job with model arguments of a command line over its own.
+
+    Args:
+        job: as it is.
+        settings: ``NAME=VALUE`` each, the value as JSON, or as text if it is none.
+
+    Raises:
+        PipeplanError: for a wrong setting.
+    """
+    if not settings:
+        return job
+    arguments = {**job.model_arguments, **dict(map(_setting, settings))}
+    return job.model_copy(update={"model_arguments": arguments})
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise PipeplanError(f"--set {text}: expected NAME=VALUE, for example --set layers=12")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value

@@ -26,8 +26,8 @@ from planner.errors import PipeplanError
 
 FORMAT = "pipeplan-graph/1"
 
-MEASURED = {"measured"}
-"""What of a layer a calibration writes; all else is its structure."""
+MEASURED = {"measured", "stash_bytes", "weight_stash_bytes"}
+"""What of a layer depends on who runs it, and measuring replaces; all else is its structure."""
 
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Name = Annotated[str, Field(min_length=1, max_length=400)]
@@ -106,7 +106,7 @@ class Layer(Record):
         if not self.work:
             fields.pop("work", None)  # Who dumps may have left it out.
         if self.weight_stash_bytes is None:
-            del fields["weight_stash_bytes"]
+            fields.pop("weight_stash_bytes", None)
         return fields
 
     @property
@@ -232,7 +232,7 @@ class _Attributes(dict[str, Any]):
 
 
 def structure_digest(record: GraphRecord) -> str:
-    """SHA-256 of a graph without its measured times: equal before and after a calibration."""
+    """SHA-256 of a graph without what is measured: equal before and after a calibration."""
     return digest_of_data(record.model_dump(mode="json", exclude={"layers": {"__all__": MEASURED}}))
 
 

@@ -24,6 +24,7 @@ from planner.artifacts.problem import ModelSource, Problem
 
 FORMAT = "pipeplan/1"
 NonNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 # A sum over layers and microbatches of counts below 2**63; a float can still stand for it.
 TotalBytes = Annotated[int, Field(ge=0, lt=2**120)]
 
@@ -61,18 +62,31 @@ class DevicePrediction(Record):
     peak_memory_bytes: TotalBytes
 
 
+class RestsOn(Record):
+    """What the figures behind a predicted time are, as shares of its critical path; they sum to 1.
+
+    :mod:`planner.rests_on` says what counts as which.
+    """
+
+    measured: Share
+    datasheet: Share
+    assumed: Share
+
+
 class Predicted(Record):
     """The simulator's figures.
 
     ``bubble`` is the idle share of the devices used; ``gap`` is iteration time / lower bound - 1,
-    and null where no bound is known (``lower_bound_s`` 0).
+    and null where no bound is known (``lower_bound_s`` 0). ``rests_on`` is null where nothing takes
+    time, and in plans of versions that did not tell it.
     """
 
     iteration_time_s: NonNegative
     lower_bound_s: NonNegative
     gap: NonNegative | None
-    bubble: Annotated[float, Field(ge=0, le=1)]
+    bubble: Share
     devices: dict[str, DevicePrediction]
+    rests_on: RestsOn | None = None
 
 
 class Provenance(Record):

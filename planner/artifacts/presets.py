@@ -5,12 +5,12 @@ float32 is IEEE float32 as torch computes matrix products unless told otherwise
 (``torch.get_float32_matmul_precision()`` is "highest"); convolutions of float32 run in TF32 by
 torch's defaults (``torch.backends.cudnn.allow_tf32``) and so have ``tf32`` for a peak where a
 device has it. To plan with TF32 products, give a device type of your own whose float32 is the
-preset's tf32. float16 and bfloat16 accumulate in float32.
+preset's tf32. float16 and bfloat16 accumulate in float32. Link bandwidth is per direction.
 
 ``memory_gib`` is what the driver reports where ECC or firmware takes a noticeable part.
 Efficiencies of GPUs are assumptions: :data:`EFFICIENCIES` says what they rest on,
-benchmarks/ROOFLINE.md how far they are off. :mod:`planner.artifacts.preset_sources` names the
-datasheets.
+benchmarks/ROOFLINE.md how far they are off. Figures of CPUs and of the loopback are assumptions
+altogether, fitted on one machine. :mod:`planner.artifacts.preset_sources` names the datasheets.
 """
 
 from collections.abc import Mapping
@@ -112,6 +112,7 @@ DEVICES: dict[str, DeviceType] = {
             "memory": ClassEfficiency(bandwidth_efficiency=0.27),
         },
         reserved_gib=0.5,
+        source="assumed",
     ),
 }
 
@@ -128,5 +129,5 @@ LINKS: dict[str, LinkType] = {
     "Ethernet-10G": LinkType(bandwidth_gb_per_s=1.25, latency_us=30),
     "Ethernet-25G": LinkType(bandwidth_gb_per_s=3.125, latency_us=30),
     "Ethernet-100G": LinkType(bandwidth_gb_per_s=12.5, latency_us=20),
-    "loopback": LinkType(bandwidth_gb_per_s=1.0, latency_us=200),
+    "loopback": LinkType(bandwidth_gb_per_s=1.0, latency_us=200, source="assumed"),
 }

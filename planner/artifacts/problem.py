@@ -10,6 +10,8 @@ from planner.errors import PipeplanError
 
 JOB_FIELDS_WITHOUT_COST = {"name", "learning_rate", "loss", "model_arguments", "inputs"}
 """What a traced model's costs do not depend on; an edit of these leaves a bound proved."""
+_CLUSTER_FIELDS_WITHOUT_COST = {"device_types": {"__all__": {"source"}}}
+"""Plans made before device types told their source keep the digest they were made with."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,9 @@ class Problem:
         return digest_of_data(
             {
                 "graph": self.graph.digest,
-                "cluster": self.cluster.model_dump(mode="json"),
+                "cluster": self.cluster.model_dump(
+                    mode="json", exclude=_CLUSTER_FIELDS_WITHOUT_COST
+                ),
                 "job": self.job.model_dump(mode="json", exclude=JOB_FIELDS_WITHOUT_COST),
             }
         )

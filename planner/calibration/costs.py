@@ -1,9 +1,108 @@
-"""Measured times of one layer graph for another that is the same but for them."""
+"""Measured times for a traced graph: of a calibrated graph of the same model, or of profiles."""
 
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-from planner.artifacts.layer_graph import MEASURED, GraphRecord, LayerGraph
+from planner.artifacts.cluster import Cluster
+from planner.artifacts.costs import FORMAT as COSTS_FORMAT
+from planner.artifacts.costs import Costs
+from planner.artifacts.document import read_json
+from planner.artifacts.layer_graph import MEASURED, GraphRecord, Layer, LayerGraph
 from planner.errors import PipeplanError, shorten
+
+
+def with_costs(graph: LayerGraph, cluster: Cluster, path: str | Path, option: str) -> LayerGraph:
+    """A graph with the measured times of a file.
+
+    Args:
+        graph: as traced.
+        cluster: whose device types they are for.
+        path: of a costs file, or of a calibrated graph of the same model.
+        option: by which the file was named, for messages.
+
+    Raises:
+        PipeplanError: if it is none, or of another model, precision or cluster.
+    """
+    data: Any = read_json(path)
+    source = f"{option} {path}"
+    if isinstance(data, dict) and data.get("format") == COSTS_FORMAT:
+        return with_profile(graph, cluster, Costs.from_data(data, source), source)
+    return with_measured_times(graph, LayerGraph.parse(data, source), source)
+
+
+def with_profile(graph: LayerGraph, cluster: Cluster, costs: Costs, source: str) -> LayerGraph:
+    """A graph with profiled times of one device type; those of other types stay.
+
+    What a layer keeps for its backward grows to what was measured, where that is more: some
+    kernels need more there than the trace can know. It is the largest of all profiled types.
+
+    Args:
+        graph: as traced, at any size that was profiled or lies between two.
+        cluster: which has the type.
+        costs: of the same model.
+        source: where ``costs`` comes from, for messages.
+
+    Raises:
+        PipeplanError: if they are of another model, precision or cluster.
+    """
+    problems = list(_misfits(graph.record, cluster, costs))
+    if problems:
+        raise PipeplanError(f"{source}: {problem}" for problem in problems)
+    samples = graph.record.samples_per_microbatch
+    try:
+        inputs = _kept_inputs(graph.record)
+        layers = tuple(
+            _profiled(layer, costs, samples, inputs[layer.name]) for layer in graph.record.layers
+        )
+    except PipeplanError as error:
+        raise PipeplanError(f"{source}: {problem}" for problem in error.problems) from None
+    return LayerGraph.from_record(graph.record.model_copy(update={"layers": layers}))
+
+
+def _kept_inputs(record: GraphRecord) -> Counter[str]:
+    """Bytes in each layer's stash that are another layer's output."""
+    found: Counter[str] = Counter()
+    for tensor in record.boundaries:
+        if tensor.saved_by is not None and tensor.saved_by != tensor.producer:
+            found[tensor.saved_by] += tensor.bytes
+    return found
+
+
+def _profiled(layer: Layer, costs: Costs, samples: int, input_bytes: int) -> Layer:
+    own_bytes = layer.stash_bytes - input_bytes
+    more_bytes = max(0, costs.stash_bytes(layer.name, samples) - own_bytes)
+    return layer.model_copy(
+        update={
+            "measured": {**layer.measured, costs.device_type: costs.at(layer.name, samples)},
+            "stash_bytes": layer.stash_bytes + more_bytes,
+            "weight_stash_bytes": layer.kept_for_weights_bytes + more_bytes,
+        }
+    )
+
+
+def _misfits(record: GraphRecord, cluster: Cluster, costs: Costs) -> Iterator[str]:
+    if costs.precision != record.precision:
+        yield (
+            f"precision: {costs.precision!r}, the job's is {record.precision!r}; profile the model "
+            "with this job"
+        )
+    if costs.device_type not in cluster.device_types:
+        known = ", ".join(cluster.device_types)
+        yield (
+            f"device_type: {costs.device_type!r} is no type of the cluster's ({known}); profile "
+            "with --type and the name that the cluster file has for this device"
+        )
+    samples, layers = record.samples_per_microbatch, {row.name: row for row in record.layers}
+    for kind in costs.kinds:
+        row, layer = kind.at(samples), layers.get(kind.layers[0])
+        if row is not None and layer is not None and row.forward_flops != layer.forward_flops:
+            yield (
+                f"kinds: layer {layer.name!r} had {row.forward_flops} forward FLOPs when it was "
+                f"profiled, the model has {layer.forward_flops}; these are the costs of another "
+                "model, profile this one"
+            )
 
 
 def with_measured_times(graph: LayerGraph, costs: LayerGraph, source: str) -> LayerGraph:

@@ -14,6 +14,7 @@ from planner.cli.import_ import import_
 from planner.cli.inspect import plot, verify
 from planner.cli.plan import plan
 from planner.cli.presets import presets
+from planner.cli.profile import profile
 from planner.cli.report import report
 from planner.cli.schedule import schedule
 from planner.cli.simulate import simulate
@@ -47,6 +48,14 @@ def _main(
 
 
 app.command("import")(import_)
+# Its options are the executor's, whose own help says what they are.
+app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    }
+)(profile)
 COMMANDS = (
     trace,
     plan,

@@ -105,8 +105,11 @@ def _fits(explanation: Explanation) -> bool:
 def _show(explanation: Explanation) -> None:
     from planner.report.bubble import idle_table, stages_table
     from planner.report.explanation import explanation_lines
+    from planner.report.rests_on import rests_on_lines
+    from planner.rests_on import rests_on_path
 
-    for line in explanation_lines(explanation):
+    shares = rests_on_path(explanation.pipeline, explanation.critical_path)
+    for line in (*explanation_lines(explanation), *rests_on_lines(shares)):
         typer.echo(line)
     print_rich(idle_table(explanation.bubble))
     print_rich(stages_table(explanation.stages))

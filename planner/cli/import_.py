@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from planner.cli.import_cluster import import_cluster
 from planner.cli.options import JsonOption
 from planner.cli.output import print_json, user_errors
 from planner.errors import PipeplanError
@@ -18,30 +19,44 @@ if TYPE_CHECKING:
     from planner.importing.imported import Imported
 
 SUFFIX = ".json"
+DEFAULT_OUTPUT = Path("graph.json")
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="profile of another tool")],
-    output: Annotated[
+    file: Annotated[
         Path,
+        typer.Argument(
+            metavar="FILE",
+            help="profile of another tool, output of `nvidia-smi topo -m`, or a log of nccl-tests",
+        ),
+    ],
+    output: Annotated[
+        Path | None,
         typer.Option(
             "-o",
             "--output",
-            help="layer graph to write (.json); the job, and the cluster if FILE holds one, are "
-            "written beside it as NAME.job.json and NAME.cluster.json",
+            help="layer graph to write (.json, default graph.json); the job, and the cluster if "
+            "FILE holds one, are written beside it as NAME.job.json and NAME.cluster.json. Of what "
+            "tells of links the cluster file (.toml or .json, default cluster.toml)",
         ),
-    ] = Path("graph.json"),
+    ] = None,
     format_name: Annotated[
         str,
         typer.Option(
             "--from",
             metavar="FORMAT",
-            help="auto, or the kind of FILE: dapple, pipedream, dnn-partitioning",
+            help="auto, or the kind of FILE: dapple, pipedream, dnn-partitioning, nvidia-smi, "
+            "nccl-tests, nccl-all-reduce, nccl-sendrecv",
         ),
     ] = "auto",
     device_type: Annotated[
-        str, typer.Option("--device-type", help="device preset that the times were measured on")
-    ] = "V100-16GB",
+        str | None,
+        typer.Option(
+            "--device-type",
+            help="device preset that the times of a profile were measured on (default V100-16GB), "
+            "or of the GPUs where the file does not name them",
+        ),
+    ] = None,
     samples: Annotated[
         int | None,
         typer.Option("--samples-per-microbatch", help="samples of the batch that was measured"),
@@ -51,14 +66,24 @@ def import_(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Read a profile of another tool into a layer graph that can be planned."""
+    """Read what other tools tell: a profile into a layer graph, links into a cluster file."""
     with user_errors():
-        from planner.importing.formats import import_file
+        from planner.importing.formats import CLUSTER_FORMATS, format_of, import_file
         from planner.importing.options import ImportOptions
 
-        paths = _paths(file, output)
-        options = ImportOptions(device_type, samples, free_inputs)
-        name, imported = import_file(file, format_name, options)
+        if output is not None:
+            _require_apart(file, output)
+        kind = format_of(file, format_name)
+        if kind in CLUSTER_FORMATS:
+            if samples is not None or free_inputs:
+                raise PipeplanError(
+                    "--samples-per-microbatch, --free-inputs: they are of profiles; leave them out"
+                )
+            import_cluster(file, output, kind, device_type, as_json=as_json)
+            return
+        paths = _paths(output or DEFAULT_OUTPUT)
+        options = ImportOptions(device_type or "V100-16GB", samples, free_inputs)
+        name, imported = import_file(file, kind, options)
         written = _write(imported, paths)
         if as_json:
             print_json(_report(name, imported, written))
@@ -66,7 +91,14 @@ def import_(
             _show(name, imported, written)
 
 
-def _paths(file: Path, output: Path) -> dict[str, Path]:
+def _require_apart(file: Path, output: Path) -> None:
+    """Refuse to write over the file to read."""
+    for path in (output, *(output.with_suffix(f".{kind}{SUFFIX}") for kind in ("job", "cluster"))):
+        if path.resolve() == file.resolve():
+            raise PipeplanError(f"-o {output}: {path} is the file to read; choose another name")
+
+
+def _paths(output: Path) -> dict[str, Path]:
     """Where the artifacts go, by kind; refused before any work if they cannot be written."""
     from planner.artifacts.document import require_file_path
 
@@ -82,8 +114,6 @@ def _paths(file: Path, output: Path) -> dict[str, Path]:
     }
     for path in paths.values():
         require_file_path(path)
-        if path.resolve() == file.resolve():
-            raise PipeplanError(f"-o {output}: {path} is the file to read; choose another name")
     return paths
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from planner.errors import PipeplanError
 
@@ -19,7 +19,7 @@ def problem_of(
     cluster: Path,
     job: Path | None,
     settings: list[str] | None,
-    costs: Path | None = None,
+    costs: Sequence[Path] = (),
 ) -> Problem:
     """The problem of a command line; everything that is quick to read is read first.
 
@@ -28,15 +28,14 @@ def problem_of(
         cluster: its file.
         job: its file.
         settings: model arguments as NAME=VALUE.
-        costs: a calibrated graph of the same model, for its measured times.
+        costs: files of measured times: profiles, or a calibrated graph of the same model.
 
     Raises:
         PipeplanError: for a wrong file or setting, or if the three do not fit together.
     """
     from planner.artifacts.cluster import Cluster
-    from planner.artifacts.layer_graph import LayerGraph
     from planner.artifacts.problem import ModelSource, Problem
-    from planner.calibration.costs import with_measured_times
+    from planner.calibration.costs import with_costs
 
     the_job = job_of(job, settings)
     the_cluster = Cluster.load(cluster)
@@ -46,10 +45,9 @@ def problem_of(
             f"--set {settings[0]}: {model} was traced already; trace the model again with it"
         )
     source = ModelSource(factory, dict(the_job.model_arguments))
-    measured = None if costs is None else LayerGraph.load(costs)
     graph = graph_of(model, the_job)
-    if measured is not None:
-        graph = with_measured_times(graph, measured, f"--costs {costs}")
+    for path in costs:
+        graph = with_costs(graph, the_cluster, path, "--costs")
     return Problem(graph, the_cluster, the_job, source)
 
 
@@ -59,23 +57,9 @@ def job_of(path: Path | None, settings: list[str] | None) -> Job:
     Raises:
         PipeplanError: for a wrong file or setting.
     """
-    from planner.artifacts.job import Job
+    from planner.artifacts.job import Job, job_with
 
-    job = Job() if path is None else Job.load(path)
-    if not settings:
-        return job
-    arguments = {**job.model_arguments, **dict(map(_setting, settings))}
-    return job.model_copy(update={"model_arguments": arguments})
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier():
-        raise PipeplanError(f"--set {text}: expected NAME=VALUE, for example --set layers=12")
-    try:
-        return name, json.loads(value)
-    except json.JSONDecodeError:
-        return name, value
+    return job_with(Job() if path is None else Job.load(path), settings or [])
 
 
 def is_graph_file(model: str) -> bool:

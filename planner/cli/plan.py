@@ -19,11 +19,11 @@ def plan(
     job: JobOption = None,
     set_: SetOption = None,
     costs: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             "--costs",
-            metavar="GRAPH",
-            help="take measured times from this graph of the same model (`calibrate --graph`)",
+            metavar="FILE",
+            help="measured times: a profile, or the graph of `calibrate --graph`; may be repeated",
         ),
     ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="plan file")] = Path("plan.json"),
@@ -74,7 +74,7 @@ def plan(
                 cluster=cluster,
                 job=job,
                 model_arguments=set_,
-                costs=costs,
+                costs=tuple(costs or ()),
                 warm_starts=tuple(warm_start or ()),
                 robust=robust,
                 sync=sync,

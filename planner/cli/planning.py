@@ -37,7 +37,7 @@ class PlanRequest:
     cluster: Path
     job: Path | None
     model_arguments: list[str] | None
-    costs: Path | None
+    costs: tuple[Path, ...]
     warm_starts: tuple[Path, ...]
     robust: bool
     sync: str | None
@@ -45,8 +45,8 @@ class PlanRequest:
     @property
     def inputs(self) -> list[Path]:
         """Files that the problem is made from."""
-        given = [path for path in (self.job, self.costs) if path]
-        return [Path(self.model), self.cluster, *given]
+        job = [] if self.job is None else [self.job]
+        return [Path(self.model), self.cluster, *job, *self.costs]
 
 
 @dataclass(frozen=True)

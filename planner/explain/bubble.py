@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from planner.costs.placement import PlacedPipeline, place
-from planner.explain.critical_path import Causes, Event
+from planner.critical_path import Causes, Event
 from planner.explain.memory import MemoryLimit
 from planner.explain.shares import Spent, spent_on
 from planner.simulator import Timeline

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.costs.placement import PlacedPipeline
+from planner.critical_path import PathStep, critical_path
 from planner.explain.bubble import Bubble, bubble_by_cause
-from planner.explain.critical_path import PathStep, critical_path
 from planner.explain.device_use import DeviceUse, device_uses
 from planner.explain.memory import MemoryLimit, memory_limit
 from planner.explain.resources import Resource, resource_bounds

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from planner.costs.placement import PlacedPipeline
-from planner.explain.critical_path import Event, OptimizerEvent, PathStep
+from planner.critical_path import Event, OptimizerEvent, PathStep
 from planner.simulator import OperationEvent, SynchronisationEvent, TransferEvent
 
 Cause = Literal["computation", "transfers", "all-reduce", "optimizer"]

@@ -303,4 +303,5 @@ def _device_type(memory_gib: float) -> DeviceType:
         memory_bandwidth_gb_per_s=1.0,
         peak_tflop_per_s={PRECISION: 1.0},
         reserved_gib=0.0,
+        source="assumed",
     )

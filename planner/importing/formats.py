@@ -1,4 +1,7 @@
-"""The formats that can be read, by name, and how a file's format is told."""
+"""The formats that can be read, by name, and how a file's format is told.
+
+Profiles become layer graphs, what other tools tell of links becomes clusters.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,13 @@ from planner.errors import PipeplanError, shorten
 from planner.importing.dnn_partitioning import looks_like_dnn_partitioning
 from planner.importing.dnn_partitioning_graph import read_dnn_partitioning
 from planner.importing.imported import Imported
+from planner.importing.imported_cluster import ImportedCluster
+from planner.importing.nccl_cluster import read_nccl_cluster
+from planner.importing.nccl_tests import looks_like_nccl_tests
+from planner.importing.nvidia_topology import looks_like_topology
 from planner.importing.options import ImportOptions
 from planner.importing.profiles import looks_like_profile, profile_batch, read_profile
+from planner.importing.topology_cluster import read_topology_cluster
 
 AUTO = "auto"
 MOST_BYTES = 2**28
@@ -53,6 +61,74 @@ FORMATS: dict[str, Format] = {
 """By name. A file is of the first format that recognises it."""
 
 
+@dataclass(frozen=True)
+class ClusterFormat:
+    """One kind of file that tells of links; as :class:`Format`.
+
+    ``read`` takes the path and the device preset of the user, or None.
+    """
+
+    title: str
+    recognises: Callable[[Path, str], bool]
+    read: Callable[[Path, str | None], ImportedCluster]
+
+
+CLUSTER_FORMATS: dict[str, ClusterFormat] = {
+    "nvidia-smi": ClusterFormat(
+        "the table of `nvidia-smi topo -m`",
+        lambda path, head: looks_like_topology(head),
+        read_topology_cluster,
+    ),
+    "nccl-tests": ClusterFormat(
+        "a log of nccl-tests' all_reduce_perf or sendrecv_perf",
+        lambda path, head: looks_like_nccl_tests(head),
+        read_nccl_cluster,
+    ),
+    "nccl-all-reduce": ClusterFormat(
+        "a log of all_reduce_perf that does not name its test",
+        lambda path, head: False,
+        lambda path, device_type: read_nccl_cluster(path, device_type, "all_reduce"),
+    ),
+    "nccl-sendrecv": ClusterFormat(
+        "a log of sendrecv_perf that does not name its test",
+        lambda path, head: False,
+        lambda path, device_type: read_nccl_cluster(path, device_type, "sendrecv"),
+    ),
+}
+"""By name, as :data:`FORMATS`; the last two are never told from a file."""
+
+
+def format_of(path: str | Path, format_name: str = AUTO) -> str:
+    """The name of a file's format: the given one, or the one told from name and contents.
+
+    Raises:
+        PipeplanError: if the file cannot be read, or is of no known format.
+    """
+    path, known = Path(path), (AUTO, *FORMATS, *CLUSTER_FORMATS)
+    if format_name not in known:
+        raise PipeplanError(
+            f"format: {shorten(format_name)} is unknown; use one of {', '.join(known)}"
+        )
+    head = _head(path)
+    return _detect(path, head) if format_name == AUTO else format_name
+
+
+def import_cluster_file(
+    path: str | Path, format_name: str, device_type: str | None = None
+) -> ImportedCluster:
+    """Read what another tool tells of links.
+
+    Args:
+        path: the file.
+        format_name: a name in :data:`CLUSTER_FORMATS`, as :func:`format_of` tells.
+        device_type: preset of the GPUs, where the file does not name them.
+
+    Raises:
+        PipeplanError: naming what cannot be read.
+    """
+    return CLUSTER_FORMATS[format_name].read(Path(path), device_type)
+
+
 def import_file(
     path: str | Path, format_name: str = AUTO, options: ImportOptions | None = None
 ) -> tuple[str, Imported]:
@@ -69,14 +145,10 @@ def import_file(
     Raises:
         PipeplanError: naming everything that cannot be read.
     """
-    path = Path(path)
-    if format_name not in (AUTO, *FORMATS):
-        raise PipeplanError(
-            f"format: {shorten(format_name)} is unknown; use one of {', '.join((AUTO, *FORMATS))}"
-        )
-    head = _head(path)
-    name = _detect(path, head) if format_name == AUTO else format_name
-    return name, FORMATS[name].read(path, options or ImportOptions())
+    name = format_of(path, format_name)
+    if name not in FORMATS:
+        raise PipeplanError(f"{path}: is {CLUSTER_FORMATS[name].title}, which holds no layers")
+    return name, FORMATS[name].read(Path(path), options or ImportOptions())
 
 
 def _head(path: Path) -> str:
@@ -98,12 +170,13 @@ def _head(path: Path) -> str:
 
 
 def _detect(path: Path, head: str) -> str:
+    every: dict[str, Format | ClusterFormat] = {**FORMATS, **CLUSTER_FORMATS}
     if not head.strip():
-        raise PipeplanError(f"{path}: is empty; give a file of the kinds {', '.join(FORMATS)}")
-    for name, kind in FORMATS.items():
+        raise PipeplanError(f"{path}: is empty; give a file of the kinds {', '.join(every)}")
+    for name, kind in every.items():
         if kind.recognises(path, head):
             return name
-    titles = "; ".join(f"{name} ({kind.title})" for name, kind in FORMATS.items())
+    titles = "; ".join(f"{name} ({kind.title})" for name, kind in every.items())
     raise PipeplanError(
         f"{path}: is no file that can be imported; those are: {titles}; --from NAME reads it as "
         "one of them and tells what is wrong"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from planner.explain.critical_path import Event, OptimizerEvent
+from planner.critical_path import Event, OptimizerEvent
 from planner.explain.device_use import DeviceUse
 from planner.explain.explanation import Explanation
 from planner.explain.memory import MemoryLimit, MemoryRoom
@@ -14,6 +14,7 @@ from planner.explain.resources import Resource
 from planner.explain.shares import Share
 from planner.report.bubble import bubble_data, bubble_line
 from planner.report.names import compress_devices, stages_label
+from planner.report.rests_on import rests_on_data
 from planner.simulator import OperationEvent, SynchronisationEvent
 from planner.units import format_bytes, format_seconds, plural
 
@@ -52,6 +53,7 @@ def explanation_data(explanation: Explanation) -> dict[str, Any]:
     memory = explanation.memory
     return {
         "iteration_time_s": explanation.iteration_time_s,
+        "rests_on": rests_on_data(explanation.pipeline, explanation.critical_path),
         "shares": [
             {**share.spent._asdict(), "seconds": share.seconds, "share": share.share}
             for share in explanation.shares

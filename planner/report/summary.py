@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from planner.artifacts.hardware import GIB
 from planner.costs.placement import PlacedStage, static_bytes
 from planner.report.names import compress_devices
+from planner.report.rests_on import rests_on_lines
 from planner.report.tables import new_table, plain
+from planner.rests_on import rests_on
 from planner.units import format_bytes, format_seconds
 from planner.verifier import gap
 
@@ -32,7 +34,8 @@ def plan_tables(plan: Plan, timeline: Timeline) -> Group:
 
     Returns:
         A rich renderable: the table of stages (milliseconds and bytes of one microbatch), the
-        table of devices (milliseconds of one iteration), the line of figures.
+        table of devices (milliseconds of one iteration), what the time rests on, the line of
+        figures.
     """
     from rich.console import Group
     from rich.text import Text
@@ -40,6 +43,7 @@ def plan_tables(plan: Plan, timeline: Timeline) -> Group:
     return Group(
         _stage_table(plan, timeline),
         _device_table(timeline),
+        *map(Text, rests_on_lines(rests_on(timeline))),
         Text(figures_line(timeline, plan.predicted.lower_bound_s), style="bold"),
     )
 

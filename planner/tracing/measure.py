@@ -27,6 +27,7 @@ from planner.tracing.torch_private import (
     storage_key,
 )
 from planner.tracing.user_code import told
+from planner.tracing.weight_stash import WeightStash
 
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
@@ -61,6 +62,7 @@ class Measurement:
         saved: ``(first operation that saves it, bytes)`` of each storage autograd keeps.
         storage: the storage of each operation's value.
         requires_grad: operations whose value takes a gradient.
+        weight_stash: bytes of each layer that wait for the weight gradient of a split backward.
         counted, uncounted: how often operators with and without a known cost ran; the
             latter by name.
     """
@@ -69,6 +71,7 @@ class Measurement:
     saved: dict[int, tuple[fx.Node, int]] = field(default_factory=dict)
     storage: dict[fx.Node, int] = field(default_factory=dict)
     requires_grad: set[fx.Node] = field(default_factory=set)
+    weight_stash: Mapping[str, int] = field(default_factory=dict)
     counted: int = 0
     uncounted: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
@@ -94,6 +97,7 @@ def measure(
             runner.run(*arguments)
         except Exception as error:
             raise PipeplanError(runner.refusal(error)) from error
+    runner.result.weight_stash = runner.weight_stash.by_layer(layers.layer_of)
     return runner.result
 
 
@@ -151,6 +155,7 @@ class _Runner(fx.Interpreter):
         self.current: fx.Node | None = None
         self.running = next(iter(exported.graph.nodes))
         self.weights = _weight_only_nodes(exported)
+        self.weight_stash = WeightStash(exported.module)
         parameters = [*exported.module.parameters(), *exported.module.buffers()]
         self.not_stash = {storage_key(p) for p in parameters}
         self.kept_alive: list[Tensor] = []  # A freed storage's address could be used again.
@@ -172,6 +177,7 @@ class _Runner(fx.Interpreter):
         if self.current is not None and key not in self.not_stash:
             self.kept_alive.append(tensor)
             self.result.saved.setdefault(key, (self.current, bytes_))
+            self.weight_stash.saved(self.current, key, bytes_)
         return tensor
 
     def run_node(self, n: fx.Node) -> Any:
@@ -184,6 +190,7 @@ class _Runner(fx.Interpreter):
         with FlopCounterMode(display=False) as flops, traffic:
             value = super().run_node(n)
         self.current = None
+        self.weight_stash.made(n, value)
         self._book(n, value, flops.get_total_flops() + traffic.flops, traffic)
         return value
 

@@ -98,6 +98,13 @@ __all__ = [
 ]
 
 
+def default_store() -> Any:
+    """The store of the default process group, under keys of its own."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()
+
+
 GlooDevice = Any
 """Where gloo's connections of one process begin."""
 

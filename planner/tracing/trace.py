@@ -100,7 +100,14 @@ def _layers(
         held = [size[parameter] for parameter in used[name] if parameter in size]
         costs[name] += map(gradient_sum, held)
     return tuple(
-        layer_of(name, costs[name], stash[name], tuple(used[name])) for name in layers.names
+        layer_of(
+            name,
+            costs[name],
+            stash[name],
+            measured.weight_stash.get(name, 0),
+            tuple(used[name]),
+        )
+        for name in layers.names
     )
 
 

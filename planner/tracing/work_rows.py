@@ -46,7 +46,11 @@ def gradient_sum(bytes_: int) -> OperationCost:
 
 
 def layer_of(
-    name: str, costs: Iterable[OperationCost], stash_bytes: int, parameters: tuple[str, ...]
+    name: str,
+    costs: Iterable[OperationCost],
+    stash_bytes: int,
+    weight_stash_bytes: int,
+    parameters: tuple[str, ...],
 ) -> Layer:
     """A layer whose FLOPs and traffic are those of its operations.
 
@@ -54,6 +58,8 @@ def layer_of(
         name: of the layer.
         costs: of its operations.
         stash_bytes: what it keeps from forward for backward.
+        weight_stash_bytes: what it keeps from the input gradient of a split backward for the
+            weight gradient.
         parameters: names of those it uses.
     """
     work = work_of(costs)
@@ -67,6 +73,7 @@ def layer_of(
         input_gradient_traffic_bytes=input_gradient[1],
         weight_gradient_traffic_bytes=weight_gradient[1],
         stash_bytes=stash_bytes,
+        weight_stash_bytes=weight_stash_bytes,
         parameters=parameters,
         work=work,
     )

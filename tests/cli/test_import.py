@@ -129,3 +129,67 @@ def test_every_fault_of_a_file_is_a_line(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "line 1: node3: forward_compute_time: 'nan' is not finite" in result.stderr
     assert not (tmp_path / "g.json").exists()
+
+
+def test_a_topology_becomes_a_cluster_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("topo.txt").write_text(
+        "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\n"
+        "GPU0\t X \tNV4\t0-7\t0\nGPU1\tNV4\t X \t0-7\t0\n"
+    )
+    refused = pipeplan("import", "topo.txt")
+    assert refused.exit_code == 1
+    assert "give --device-type PRESET" in refused.stderr
+    assert not Path("cluster.toml").exists()
+    done = pipeplan("import", "topo.txt", "--device-type", "A100-80GB")
+    assert done.exit_code == 0, done.output
+    assert "topo (nvidia-smi): 2 devices, 1 link" in done.stdout
+    assert "next: pipeplan plan MODEL --job JOB.toml --cluster cluster.toml" in done.stdout
+    (link,) = Cluster.load("cluster.toml").links
+    assert (link.bandwidth_gb_per_s, link.source) == (100, "assumed")
+
+
+LOG = """# Collective test starting: sendrecv_perf
+#  Rank  0 Group  0 Pid   1 on  n0 device  0 [0x07] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid   1 on  n1 device  0 [0x07] NVIDIA H100 80GB HBM3
+#       size    count   type   redop  root    time   algbw   busbw #wrong   time   algbw   busbw #wrong
+           8        2  float     sum    -1   20.00    0.00    0.00      0  20.00    0.00    0.00    N/A
+          16        4  float     sum    -1   20.00    0.00    0.00      0  20.00    0.00    0.00    N/A
+   500000000 12500000  float     sum    -1 10020.0   49.90   49.90      0 10020.0   49.90   49.90   N/A
+  1000000000 25000000  float     sum    -1 20020.0   49.95   49.95      0 20020.0   49.95   49.95   N/A
+"""  # noqa: E501
+
+
+def test_a_log_of_nccl_tests_becomes_a_cluster_that_can_be_planned_for(tmp_path: Path) -> None:
+    log, cluster = tmp_path / "run.log", tmp_path / "cluster.json"
+    log.write_text(LOG)
+    done = pipeplan("import", log, "-o", cluster, "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["devices"] == ["n0/gpu0", "n1/gpu0"]
+    assert report["links"][0]["bandwidth_gb_per_s"] == pytest.approx(50)
+    assert report["links"][0]["latency_us"] == pytest.approx(20)
+    route = Cluster.load(cluster).route("n0/gpu0", "n1/gpu0")
+    assert route is not None
+    assert route.seconds(10**9) == pytest.approx(20.02e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("-o", "graph.yaml"), "expected a name that ends in .toml or .json"),
+        (("--free-inputs",), "they are of profiles; leave them out"),
+        (("--from", "nccl-all-reduce"), "is of sendrecv_perf, not of all_reduce_perf"),
+        (("--from", "nvidia-smi"), "has no table of `nvidia-smi topo -m`"),
+        (("--from", "nccl"), "use one of auto, dapple, pipedream, dnn-partitioning, nvidia-smi"),
+    ],
+)
+def test_options_that_do_not_fit_a_log_are_refused(
+    options: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.log").write_text(LOG)
+    result = pipeplan("import", "run.log", *options)
+    assert result.exit_code == 1
+    assert words in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["run.log"]

@@ -9,7 +9,10 @@ from in_turn import MEAN_SQUARES, cut_everywhere
 from torch import Tensor, nn
 
 from executor.stage.runner import StageRunner
-from planner.tracing.factory import TrainingStep
+from models import ZOO
+from planner.artifacts.job import Job
+from planner.tracing.factory import TrainingStep, example_batch, import_factory
+from planner.tracing.trace import trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SAMPLES, NARROW, WIDE = 32, 64, 256
@@ -100,3 +103,23 @@ def test_later_weight_gradients_add_up_without_a_second_tensor_of_their_size() -
     with allocated() as change:
         runner.weight_gradients(1)
     assert change.peak_bytes <= FLOAT * WIDE + ROUND  # A bias's.
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt_tiny", "llama_tiny", "bert_tiny", "resnet_tiny", "unet_tiny", "vgg_tiny"]
+)
+def test_the_trace_counts_what_waits_for_weight_gradients(name: str) -> None:
+    job = Job(samples_per_microbatch=4)
+    factory = import_factory(ZOO[name])
+    _, cut_model, layers = cut_everywhere(factory, job)
+    (stage,) = cut_model([layers])
+    runner = StageRunner(stage, 1, split=(0,))
+    batch = example_batch(factory(), job)
+    with allocated() as change:
+        runner.forward(0, (), batch)
+        runner.backward(0, ())
+    traced = sum(layer.weight_stash_bytes or 0 for layer in trace(factory, job).record.layers)
+    # What a kernel keeps for itself, such as a convolution's workspace, the trace cannot know.
+    entries = sum(entry.numel() * entry.element_size() for entry in batch.values())
+    assert 0.95 * change.bytes <= traced <= 1.1 * change.bytes + entries
+    runner.weight_gradients(0)

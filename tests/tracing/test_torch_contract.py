@@ -143,3 +143,15 @@ def test_autocast_around_an_export_tells_the_types_it_lowers_to() -> None:
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         graph = exported_graph(module, torch.randn(2, 4))
     assert [n.meta["val"].dtype for n in operators(graph)] == [torch.bfloat16]
+
+
+def test_the_default_group_has_a_store_that_others_may_use() -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        store = dist.PrefixStore("of ours", torch_private.default_store())
+        store.set("key", "value")
+        assert store.get("key") == b"value"
+    finally:
+        dist.destroy_process_group()

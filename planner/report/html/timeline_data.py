@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from planner.artifacts.operations import Operation
 from planner.artifacts.trace_events import lanes
-from planner.explain.critical_path import Event, OptimizerEvent, PathStep
+from planner.critical_path import Event, OptimizerEvent, PathStep
 from planner.simulator import OperationEvent, SynchronisationEvent, Timeline, TransferEvent
 
 _DIGITS = 8

@@ -1,0 +1,252 @@
+"""Predicted against measured: iteration times and memory of plans whose layers were profiled.
+
+Usage:
+    python -m benchmarks.prediction [--models NAMES] [--steps N] [--output PATH] [--json]
+    python -m benchmarks.prediction --short --json
+    python -m benchmarks.prediction --model module:factory [--set NAME=VALUE ...] [--samples N]
+
+Every model is profiled on one thread, then four plans of it are predicted from the profile and
+trained by two ranks on two cores of this machine, each on one thread and one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.prediction_plans import MODELS, Model, plans_of, problem_of
+from benchmarks.report import heading, table, write_table
+from planner.artifacts.costs import Costs
+from planner.artifacts.job import Job, job_with
+from planner.artifacts.plan import Plan
+from planner.errors import PipeplanError
+
+MEDIAN_BAR, WORST_BAR = 0.07, 0.15
+MEMORY_BAR, LOW_BAR = 0.05, 0.03
+SHORT = ("gpt", "unet")
+_TIMEOUT_S = 900.0
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Row:
+    """One plan of one model.
+
+    Attributes:
+        model, plan: their names.
+        predicted_s, measured_s: of an iteration; the median of the measured ones.
+        spread: of the middle half of the iterations, over the median.
+        predicted_bytes, measured_bytes: peak of the rank that holds most.
+        lowest: of all ranks, the peak predicted over the one measured, less one, that is least.
+    """
+
+    model: str
+    plan: str
+    predicted_s: float
+    measured_s: float
+    spread: float
+    predicted_bytes: int
+    measured_bytes: int
+    lowest: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured time, less one."""
+        return self.predicted_s / self.measured_s - 1
+
+    @property
+    def memory_error(self) -> float:
+        """Predicted over measured peak, less one."""
+        return self.predicted_bytes / self.measured_bytes - 1
+
+    def data(self) -> dict[str, object]:
+        """For ``--json``."""
+        return {**asdict(self), "error": self.error, "memory_error": self.memory_error}
+
+
+def rows_of(model: Model, *, steps: int, time_limit_s: float) -> Iterator[Row]:
+    """Profile a model, and predict and run its plans."""
+    with tempfile.TemporaryDirectory(prefix="pipeplan-") as folder:
+        costs, took_s = profiled(model, Path(folder))
+        print(f"{model.name}: profiled in {took_s:.0f} s", file=sys.stderr, flush=True)
+        problem = problem_of(model, costs)
+        for name, plan in plans_of(problem, time_limit_s=time_limit_s):
+            yield measured(model.name, name, plan, steps, Path(folder))
+
+
+def profiled(model: Model, folder: Path) -> tuple[Costs, float]:
+    """The model's costs at its size, and the seconds that measuring took.
+
+    Raises:
+        PipeplanError: if it fails.
+    """
+    job, costs = folder / "job.json", folder / "costs.json"
+    job.write_text(model.job.model_dump_json())
+    words = ["-m", "executor.profiling", model.factory, "--job", str(job), "--threads", "1"]
+    words += ["--samples", str(model.samples), "-o", str(costs)]
+    begin_s = time.monotonic()
+    _run(["taskset", "-c", "0", sys.executable, *words], "the profile")
+    return Costs.load(costs), time.monotonic() - begin_s
+
+
+def measured(model: str, name: str, plan: Plan, steps: int, folder: Path) -> Row:
+    """Train by a plan.
+
+    Raises:
+        PipeplanError: if it fails.
+    """
+    path, answer = folder / "plan.json", folder / "answer.json"
+    plan.save(path)
+    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    worker = ["-m", "benchmarks.prediction_worker", str(path), str(steps), str(answer)]
+    _run([*agent, "--nproc-per-node", str(len(plan.ranks)), *worker], f"{model}, {name}")
+    found = json.loads(answer.read_text())
+    low, median, high = statistics.quantiles(found["seconds"], n=4)
+    predicted = [plan.predicted.devices[device].peak_memory_bytes for device in plan.ranks]
+    pairs = list(zip(found["peak_bytes"], predicted, strict=True))
+    most, expected = max(pairs)
+    row = Row(
+        model=model,
+        plan=name,
+        predicted_s=plan.predicted.iteration_time_s,
+        measured_s=median,
+        spread=(high - low) / median,
+        predicted_bytes=expected,
+        measured_bytes=most,
+        lowest=min(ours / theirs - 1 for theirs, ours in pairs),
+    )
+    print(_line(row), file=sys.stderr, flush=True)
+    return row
+
+
+def _run(command: Sequence[str], what: str) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+    )
+    if done.returncode:
+        raise PipeplanError(f"{what} failed with status {done.returncode}:\n{done.stderr[-3000:]}")
+
+
+def _line(row: Row) -> str:
+    return (
+        f"{row.model}, {row.plan}: {row.predicted_s:.4f} s predicted, {row.measured_s:.4f} s "
+        f"measured ({row.error:+.1%}); {row.predicted_bytes / _MIB:.1f} MiB predicted, "
+        f"{row.measured_bytes / _MIB:.1f} MiB measured ({row.memory_error:+.1%})"
+    )
+
+
+COLUMNS = (
+    *("model", "plan", "predicted ms", "measured ms", "spread", "error"),
+    *("predicted MiB", "measured MiB", "error", "lowest of all ranks"),
+)
+
+
+def report(rows: Sequence[Row], command: str) -> str:
+    """The table, and what it comes to."""
+    cells = [
+        (
+            *(row.model, row.plan, f"{1e3 * row.predicted_s:.1f}", f"{1e3 * row.measured_s:.1f}"),
+            *(f"{row.spread:.0%}", f"{row.error:+.1%}"),
+            *(f"{row.predicted_bytes / _MIB:.1f}", f"{row.measured_bytes / _MIB:.1f}"),
+            *(f"{row.memory_error:+.1%}", f"{row.lowest:+.1%}"),
+        )
+        for row in rows
+    ]
+    return "\n".join(
+        [
+            heading("Predictions", command),
+            __doc__.split("\n\n")[-1].strip() + "\n",
+            *(f"- {line}" for line in verdicts(rows)),
+            "",
+            table(COLUMNS, cells),
+        ]
+    )
+
+
+def verdicts(rows: Sequence[Row]) -> list[str]:
+    """Each bar, with what was reached."""
+    errors = [abs(row.error) for row in rows]
+    memory = [abs(row.memory_error) for row in rows]
+    low = -min(row.lowest for row in rows)
+    found = (
+        ("median error of the iteration time", statistics.median(errors), MEDIAN_BAR),
+        ("worst error of the iteration time", max(errors), WORST_BAR),
+        ("worst error of the heaviest rank's peak memory", max(memory), MEMORY_BAR),
+        ("furthest below a rank's peak memory", max(0.0, low), LOW_BAR),
+    )
+    return [
+        f"{what}: {value:.1%} (bar {bar:.0%}): {'reached' if value <= bar else '**not reached**'}"
+        for what, value, bar in found
+    ]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found.add_argument("--models", help="of " + ", ".join(model.name for model in MODELS))
+    found.add_argument("--model", metavar="MODULE:FACTORY", help="any model, in place of those")
+    found.add_argument("--set", action="append", metavar="NAME=VALUE", help="of --model")
+    found.add_argument("--samples", type=int, default=1, help="of a microbatch of --model")
+    found.add_argument("--steps", type=int, default=14, help="of each run, two to warm up")
+    found.add_argument("--time-limit", type=float, default=10.0, metavar="S", help="of our plan")
+    found.add_argument("--short", action="store_true", help=f"only {', '.join(SHORT)}")
+    found.add_argument("--json", action="store_true", help="a line a model and plan")
+    found.add_argument("--output", type=Path, help="write the table to this file")
+    return found
+
+
+def chosen(options: argparse.Namespace) -> list[Model]:
+    """What the command line names.
+
+    Raises:
+        PipeplanError: for an unknown name or a wrong setting.
+    """
+    if options.model:
+        arguments = job_with(Job(), options.set or []).model_arguments
+        return [Model(options.model, options.model, options.samples, arguments)]
+    known = {model.name: model for model in MODELS}
+    names = options.models.split(",") if options.models else SHORT if options.short else known
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise PipeplanError(
+            f"--models: {', '.join(unknown)} is not known; choose from {', '.join(known)}"
+        )
+    return [known[name] for name in names]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for."""
+    options = parser().parse_args(words)
+    steps = 8 if options.short else options.steps
+    rows: list[Row] = []
+    try:
+        for model in chosen(options):
+            for row in rows_of(model, steps=steps, time_limit_s=options.time_limit):
+                rows.append(row)
+                if options.json:
+                    print(json.dumps(row.data()), flush=True)
+    except PipeplanError as error:
+        print("\n".join(error.problems), file=sys.stderr)
+        return 1
+    given = " ".join(sys.argv[1:]) if words is None else " ".join(words)
+    if options.output or not options.json:
+        write_table(
+            report(rows, f"python -m benchmarks.prediction {given}".strip()), options.output
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""``torchrun --nproc-per-node N -m executor.measure_links``: a cluster file from measured links."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+
+from executor.error_line import print_error
+from executor.measure_links.interrupt import Interrupt
+from executor.measure_links.options import Options, WrongUsageError, parse_options
+from executor.torchrun_record import record_for_torchrun
+from planner.errors import PipeplanError
+
+_FIRST_COME_S = 1.0
+"""The first rank tells what all of them found."""
+
+
+def main() -> int:
+    """Measure and return the exit status: 0 done, 1 it failed, 2 wrong usage, 130 interrupted."""
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        options = parse_options()
+    except WrongUsageError as error:
+        return _tell(error, rank, 2)
+    interrupt = None
+    if rank == 0:
+        interrupt = Interrupt()
+    elif signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        # Ctrl-C ends the others at once, without a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        _measure(options, rank, interrupt)
+    except PipeplanError as error:
+        if interrupt is not None:
+            interrupt.give_way()
+        return _tell(error, rank, 1)
+    except Exception as error:
+        if interrupt is not None:
+            interrupt.give_way()
+        told = f"rank {rank} failed:\n{traceback.format_exc()}"
+        print(told, end="", file=sys.stderr, flush=True)
+        record_for_torchrun(error)
+        return 1
+    return 0
+
+
+def _measure(options: Options, rank: int, interrupt: Interrupt | None) -> None:
+    from planner.artifacts.document import require_file_path
+
+    if rank == 0:
+        require_file_path(options.output)
+    from executor.measure_links.run import measure
+
+    measure(options, interrupt)
+
+
+def _tell(error: PipeplanError, rank: int, status: int) -> int:
+    """What is wrong with the command all ranks find, and the first says it."""
+    # Before torch is loaded no ranks have met.
+    met = "torch.distributed" in sys.modules and _have_met()
+    if rank > 0 and not met:
+        time.sleep(_FIRST_COME_S)
+    for problem in error.problems:
+        print_error(f"rank {rank}: {problem}" if rank > 0 or met else problem)
+    record_for_torchrun(error)
+    return status
+
+
+def _have_met() -> bool:
+    import torch.distributed as dist
+
+    return dist.is_initialized()
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # No thread that waits for ranks which are no more holds this process.
+    os._exit(status)

@@ -1,0 +1,216 @@
+"""The options of ``python -m executor.measure_links``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import NoReturn
+
+from executor.limits import DEFAULT_TIMEOUT_S, require_timeout
+from planner.errors import PipeplanError
+
+SUFFIXES = (".toml", ".json")
+DEFAULT_MOST_MIB = 256
+DEFAULT_LONGEST_MS = 20.0
+DEFAULT_REPEATS = 7
+DEFAULT_TOLERANCE = 0.1
+
+
+class WrongUsageError(PipeplanError):
+    """The command line cannot be read."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user typed.
+
+    Attributes:
+        output: the cluster file to write.
+        name: of the cluster.
+        host: of this rank; None for the machine's own name.
+        most_bytes: the largest message.
+        longest_ms: what the longest message should take, if it may be that large.
+        repeats: how often a long message is sent.
+        busy: whether the fastest of equal messages counts instead of their median.
+        tolerance: share by which a wiring's bandwidth may be off for a pair.
+        at_once: whether pairs that share no rank are measured at the same time.
+        together: whether flows at the same time are measured, to see what they share.
+        reductions: whether all-reduces are measured.
+        device, backend: as of ``python -m executor``.
+        timeout_s: a rank that lets others wait for so long counts as lost.
+        as_json: print JSON instead of tables.
+    """
+
+    output: Path
+    name: str
+    host: str | None
+    most_bytes: int
+    longest_ms: float
+    repeats: int
+    busy: bool
+    tolerance: float
+    at_once: bool
+    together: bool
+    reductions: bool
+    device: str | None
+    backend: str | None
+    timeout_s: float
+    as_json: bool
+
+    @property
+    def of_equal(self) -> Callable[[Sequence[float]], float]:
+        """What counts of the seconds of equal messages."""
+        return min if self.busy else median
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line where many ranks would repeat the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        if "RANK" in os.environ:
+            raise WrongUsageError(
+                f"{message}; `python -m executor.measure_links --help` says what there is"
+            )
+        super().error(message)
+
+
+def parse_options() -> Options:
+    """Read the command line.
+
+    Raises:
+        WrongUsageError: for wrong usage among several ranks; alone it ends the process.
+    """
+    typed = vars(parser().parse_args())
+    most_mib = typed.pop("most_mib")
+    return Options(**typed, most_bytes=int(most_mib * 2**20) // 8 * 8)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every option with its help."""
+    parser = _Parser(
+        prog="torchrun --nproc-per-node N -m executor.measure_links",
+        description="Measure latency and bandwidth between all ranks, and all-reduces, and write "
+        "a cluster file for `pipeplan plan`. Start one process a device, on all machines.",
+    )
+    add = parser.add_argument
+    add(
+        "-o",
+        "--output",
+        type=_cluster_path,
+        default=Path("cluster.toml"),
+        metavar="FILE",
+        help="cluster file to write, .toml or .json (default cluster.toml)",
+    )
+    add("--name", default="measured", help="of the cluster (default measured)")
+    add(
+        "--host",
+        metavar="NAME",
+        help="the machine this rank is on (default its own name); ranks of one NAME are a node",
+    )
+    add(
+        "--tolerance",
+        type=_share,
+        default=DEFAULT_TOLERANCE,
+        metavar="SHARE",
+        help="nodes with switches are written if they tell each pair's bandwidth within this "
+        "share, beside its own spread, else a link for every pair (default 0.1)",
+    )
+    add(
+        "--repeats",
+        type=_repeats,
+        default=DEFAULT_REPEATS,
+        metavar="N",
+        help="how often each long message is sent (default 7)",
+    )
+    add(
+        "--most-mib",
+        type=_mebibytes,
+        default=DEFAULT_MOST_MIB,
+        metavar="MIB",
+        help="the largest message (default 256)",
+    )
+    add(
+        "--longest-ms",
+        type=_milliseconds,
+        default=DEFAULT_LONGEST_MS,
+        metavar="MS",
+        help="messages grow until one takes about so long (default 20)",
+    )
+    add(
+        "--busy",
+        action="store_true",
+        help="others use the machines meanwhile: the fastest of equal messages counts, not their "
+        "median",
+    )
+    add(
+        "--at-once",
+        action="store_true",
+        help="measure pairs that share no rank at the same time: sooner done, and wrong where "
+        "they share a link",
+    )
+    add(
+        "--no-together",
+        dest="together",
+        action="store_false",
+        help="leave out flows at the same time; then what pairs share is only assumed",
+    )
+    add("--no-all-reduce", dest="reductions", action="store_false", help="leave out all-reduces")
+    add("--device", choices=["cpu", "cuda"], help="default a GPU if there is one")
+    add("--backend", choices=["gloo", "nccl"], help="of torch.distributed; default by device")
+    add(
+        "--timeout",
+        dest="timeout_s",
+        type=_seconds,
+        default=DEFAULT_TIMEOUT_S,
+        metavar="SECONDS",
+        help="a rank that lets others wait for so long counts as lost (default 600)",
+    )
+    add("--json", dest="as_json", action="store_true", help="print JSON instead of tables")
+    return parser
+
+
+def _cluster_path(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in SUFFIXES:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a name that ends in .toml or .json")
+    return path
+
+
+def _number(text: str, least: float, most: float, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text} is not {what}")
+    return value
+
+
+def _share(text: str) -> float:
+    return _number(text, 0, 1, "a share from 0 to 1")
+
+
+def _mebibytes(text: str) -> float:
+    return _number(text, 0.25, 16384, "from 0.25 to 16384 MiB")
+
+
+def _milliseconds(text: str) -> float:
+    return _number(text, 1, 60_000, "from 1 to 60000 ms")
+
+
+def _repeats(text: str) -> int:
+    value = _number(text, 3, 1000, "from 3 to 1000")
+    if value != int(value):
+        raise argparse.ArgumentTypeError(f"{text} is no whole number")
+    return int(value)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return require_timeout(float(text))
+    except (ValueError, PipeplanError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not from 1 to 1e6 seconds") from None

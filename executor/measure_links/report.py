@@ -1,0 +1,294 @@
+"""What came of a measurement: the cluster file, tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from executor.measure_links.options import Options
+from planner.artifacts.cluster import Cluster
+from planner.artifacts.cluster_toml import cluster_toml
+from planner.artifacts.document import write_atomically
+from planner.errors import PipeplanError
+from planner.units import format_seconds, plural
+from planner.wiring.choice import Choice, Judged, choose_wiring
+from planner.wiring.measured import Measurements
+from planner.wiring.reductions import Latencies, reduction_errors, suited_latencies
+
+MOST_PAIRS = 32
+"""Of more pairs only the extremes are shown."""
+ASYMMETRIC = 0.1
+"""Ways that differ by more than this, and more than the tolerance, are told."""
+
+
+def conclude(
+    options: Options,
+    backend: str,
+    found: Measurements,
+    notes: Sequence[str],
+    *,
+    is_partial: bool = False,
+) -> None:
+    """Choose a wiring, write the cluster file, and tell.
+
+    Args:
+        options: of the command.
+        backend: what carried the messages.
+        found: what was measured.
+        notes: to be told.
+        is_partial: whether something is missing.
+
+    Raises:
+        PipeplanError: if the file cannot be written, or nothing can be concluded of any pair.
+    """
+    if not found.pairs:
+        raise PipeplanError(notes)
+    choice = choose_wiring(found, options.tolerance, options.name)
+    latencies = suited_latencies(choice.taken.wiring.cluster, found)
+    told = [*notes, *_notes(options, found, choice, latencies)]
+    _write(options, latencies.cluster, _head(found, choice, backend, is_partial))
+    if options.as_json:
+        data = _data(options, backend, found, choice, latencies, told)
+        print(json.dumps({"is_partial": is_partial, **data}, indent=1))
+    else:
+        for line in _lines(found, choice, latencies, options.tolerance):
+            print(line)
+        for note in told:
+            print(f"note: {note}")
+        print(f"wrote {options.output}")
+        print(
+            f"next: pipeplan plan MODEL --job JOB.toml --cluster {shlex.quote(str(options.output))}"
+        )
+    sys.stdout.flush()
+
+
+def _write(options: Options, cluster: Cluster, head: Iterable[str]) -> None:
+    if options.output.suffix == ".json":
+        cluster.save(options.output)
+        return
+    comments = "".join(f"# {line}\n" for line in head)
+    write_atomically(options.output, comments + cluster_toml(cluster))
+
+
+def _head(found: Measurements, choice: Choice, backend: str, is_partial: bool) -> Iterator[str]:
+    hosts = len({member.host for member in found.members})
+    yield (
+        f"Measured by executor.measure_links over {backend}: "
+        f"{plural(len(found.members), 'rank')} on {plural(hosts, 'host')}."
+    )
+    yield f"Wiring: {choice.taken.wiring.title}."
+    if is_partial:
+        yield f"Interrupted: {plural(len(found.missing), 'pair')} of devices not measured."
+
+
+def _notes(
+    options: Options, found: Measurements, choice: Choice, latencies: Latencies
+) -> Iterator[str]:
+    if found.missing:
+        shown = ", ".join(f"{a} - {b}" for a, b in found.missing[:8])
+        rest = f" and {len(found.missing) - 8} more" if len(found.missing) > 8 else ""
+        told = "have no link" if choice.taken.wiring.is_pairs else "are taken to be as the others"
+        yield f"pairs that were not measured {told}: {shown}{rest}"
+    uneven = [
+        (row.asymmetry, ends)
+        for ends, row in found.pairs.items()
+        if row.asymmetry > max(ASYMMETRIC, options.tolerance) + 2 * row.spread
+    ]
+    if uneven:
+        share, (a, b) = max(uneven)
+        yield (
+            f"{plural(len(uneven), 'pair')} of devices have a faster and a slower way, most "
+            f"{a} - {b} by {share:.0%}; a link of the cluster file has one bandwidth, that of the "
+            "mean time a byte"
+        )
+    if not options.together:
+        yield "flows at the same time were not measured: what pairs share is only assumed"
+    if latencies.factor != 1:
+        before, after = latencies.reduction_error_before, latencies.reduction_error
+        yield (
+            f"latency_us is {latencies.factor:.3g} times that of single messages, which predicts "
+            f"all-reduces better (off by a factor of {after:.3g} instead of {before:.3g} on "
+            f"average) and single messages by {latencies.message_error:.3g} instead of "
+            f"{latencies.message_error_before:.3g}"
+        )
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def _lines(
+    found: Measurements, choice: Choice, latencies: Latencies, tolerance: float
+) -> Iterator[str]:
+    yield from _pair_lines(found)
+    yield ""
+    yield from _wiring_lines(found, choice, tolerance)
+    if found.together:
+        yield ""
+        yield from _together_lines(found, choice.taken)
+    if found.reductions:
+        yield ""
+        yield from _reduction_lines(latencies, found)
+    yield ""
+
+
+def _pair_lines(found: Measurements) -> Iterator[str]:
+    head = ("from", "to", "latency", "spread", "GB/s", "spread")
+    ways = sorted(found.ways.values(), key=lambda way: way.bandwidth_gb_per_s)
+    shown = list(found.ways.values())
+    if len(shown) > 2 * MOST_PAIRS:
+        shown = [*ways[:MOST_PAIRS], *ways[-MOST_PAIRS:]]
+        yield f"{len(ways):,} ways between devices; the {MOST_PAIRS} slowest and fastest:"
+    rows = [
+        (
+            way.source,
+            way.target,
+            format_seconds(way.latency_s),
+            f"{way.latency_spread:.0%}",
+            f"{way.bandwidth_gb_per_s:.4g}",
+            f"{way.bandwidth_spread:.0%}",
+        )
+        for way in shown
+    ]
+    yield from _table(head, rows)
+
+
+def _wiring_lines(found: Measurements, choice: Choice, tolerance: float) -> Iterator[str]:
+    taken = choice.taken
+    worst = taken.worst
+    yield (
+        f"wiring: {taken.wiring.title}; bandwidths within {abs(worst.bandwidth):.1%} of the pairs' "
+        f"(tolerance {tolerance:.0%} and each pair's spread)"
+    )
+    shapes: dict[str, Judged] = {}
+    for row in choice.judged:
+        best = shapes.setdefault(row.wiring.shape, row)
+        if row.explains and (not best.explains or _key(row) < _key(best)):
+            shapes[row.wiring.shape] = row
+    for shape, row in shapes.items():
+        if shape != taken.wiring.shape:
+            yield f"not {row.wiring.title}: {_against(row, taken)}"
+
+
+def _key(row: Judged) -> float:
+    return 0.0 if row.together is None else row.together
+
+
+def _against(row: Judged, taken: Judged) -> str:
+    if not row.explains:
+        wrong = [error for error in row.errors if not error.is_within]
+        far = max(wrong, key=lambda error: (abs(error.bandwidth), abs(error.latency)))
+        return (
+            f"{plural(len(wrong), 'pair')} of {len(row.errors)} not explained, most "
+            f"{far.ends[0]} - {far.ends[1]} (bandwidth {far.bandwidth:+.0%}, latency "
+            f"{far.latency:+.0%})"
+        )
+    if row.together is None or taken.together is None:
+        return "less simple"
+    return f"flows at the same time are off by {_off(row.together)}, against {_off(taken.together)}"
+
+
+def _off(logarithm: float) -> str:
+    return f"{logarithm:.0%}" if logarithm < 10 else "no path"
+
+
+def _together_lines(found: Measurements, taken: Judged) -> Iterator[str]:
+    head = ("at the same time", "flow", "GB/s", "by the wiring")
+    rows = []
+    for row, guesses_s in zip(found.together, taken.predicted_s, strict=True):
+        flows = zip(row.flows, row.rates_gb_per_s, row.bytes_, guesses_s, strict=True)
+        for number, ((a, b), rate, bytes_, guess_s) in enumerate(flows):
+            kind = row.kind if number == 0 else ""
+            rows.append((kind, f"{a} > {b}", f"{rate:.4g}", f"{bytes_ / guess_s * 1e-9:.4g}"))
+    yield from _table(head, rows[: 2 * MOST_PAIRS])
+    if len(rows) > 2 * MOST_PAIRS:
+        yield f"and {len(rows) - 2 * MOST_PAIRS} more (--json has all)"
+
+
+def _reduction_lines(latencies: Latencies, found: Measurements) -> Iterator[str]:
+    head = ("all-reduce among", "bytes", "predicted", "measured", "measured / predicted")
+    rows = [
+        (
+            _named(error.reduction.devices),
+            f"{error.reduction.bytes_:,}",
+            format_seconds(error.predicted_s),
+            format_seconds(error.reduction.seconds),
+            f"{error.ratio:.2f}",
+        )
+        for error in reduction_errors(latencies.cluster, found.reductions)
+    ]
+    yield from _table(head, rows)
+
+
+def _named(devices: Sequence[str]) -> str:
+    first, last = devices[0], devices[-1]
+    return (
+        f"{len(devices)}: {first}, {last}"
+        if len(devices) == 2
+        else (f"{len(devices)}: {first} … {last}")
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Columns as wide as they need; those of figures to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    figures = [all(row[place][:1].isdigit() for row in rows) for place in range(len(head))]
+    for row in (head, *rows):
+        cells = [
+            cell.rjust(width) if is_figure else cell.ljust(width)
+            for cell, width, is_figure in zip(row, widths, figures, strict=True)
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+def _data(
+    options: Options,
+    backend: str,
+    found: Measurements,
+    choice: Choice,
+    latencies: Latencies,
+    notes: Sequence[str],
+) -> dict[str, Any]:
+    taken = choice.taken
+    return {
+        "cluster": str(options.output),
+        "backend": backend,
+        "devices": [asdict(member) for member in found.members],
+        "tolerance": options.tolerance,
+        "ways": [asdict(way) for way in found.ways.values()],
+        "missing_pairs": [list(ends) for ends in found.missing],
+        "wiring": taken.wiring.title,
+        "wirings": [_judged_data(row) for row in choice.judged],
+        "together": [
+            {**asdict(row), "predicted_s": [s if s < math.inf else None for s in guesses_s]}
+            for row, guesses_s in zip(found.together, taken.predicted_s, strict=True)
+        ],
+        "all_reduces": [
+            {
+                "devices": list(error.reduction.devices),
+                "bytes": error.reduction.bytes_,
+                "measured_s": error.reduction.seconds,
+                "predicted_s": error.predicted_s,
+            }
+            for error in reduction_errors(latencies.cluster, found.reductions)
+        ],
+        "latency_factor": latencies.factor,
+        "notes": list(notes),
+    }
+
+
+def _judged_data(row: Judged) -> dict[str, Any]:
+    return {
+        "title": row.wiring.title,
+        "explains_pairs": row.explains,
+        "worst_bandwidth_error": row.worst.bandwidth,
+        "together_error": row.together if row.together is None or row.together < 1e6 else None,
+        "half_duplex_links": sum(link.duplex == "half" for link in row.wiring.cluster.links),
+    }

@@ -1,0 +1,131 @@
+"""``python -m executor.profiling MODEL``: measure layers on this device, for ``plan --costs``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+from executor.error_line import print_error
+from executor.profiling.measure import Patience
+from executor.profiling.profile import Request, hardware_name, profile
+from planner.artifacts.job import Job, job_with
+from planner.artifacts.presets import DEVICES
+from planner.errors import PipeplanError
+
+
+def main(words: list[str] | None = None, program: str = "python -m executor.profiling") -> int:
+    """Measure what the command line asks for; returns the exit status."""
+    try:
+        request = _request(words, program)
+        profile(request, lambda line: print(line, file=sys.stderr, flush=True))
+    except PipeplanError as error:
+        for problem in error.problems:
+            print_error(problem)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted: what was measured is kept; the same command goes on", file=sys.stderr)
+        return 130
+    print(f"wrote {request.output}")
+    return 0
+
+
+def _request(words: list[str] | None, program: str) -> Request:
+    options = _parser(program).parse_args(words)
+    job = job_with(Job.load(options.job) if options.job else Job(), options.set or [])
+    device = _device(options.device)
+    if options.threads is not None and options.threads < 1:
+        raise PipeplanError(f"--threads: {options.threads}; give 1 or more")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    if not 0 <= options.seconds < float("inf"):
+        raise PipeplanError(f"--seconds: {options.seconds}; give 0 or more")
+    return Request(
+        model=options.model,
+        job=job,
+        sizes=_sizes(options.samples, job),
+        device=device,
+        device_type=options.type or _device_type(device),
+        output=options.output,
+        patience=Patience(options.seconds),
+    )
+
+
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description="Measure what each distinct layer of a model costs on this device, one layer "
+        "at a time; the whole model is never held. Plan with the file: pipeplan plan --costs.",
+    )
+    parser.add_argument("model", help="module:factory, or hf:ClassName, hf:CONFIG.json")
+    parser.add_argument("--job", metavar="FILE", help="precision, loss, inputs (TOML)")
+    parser.add_argument(
+        "--set", action="append", metavar="NAME=VALUE", help="a model argument; may be repeated"
+    )
+    parser.add_argument(
+        "--samples",
+        metavar="N,N,...",
+        help="microbatch sizes (default: the job's, half and twice of it)",
+    )
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
+    parser.add_argument("--threads", type=int, help="of a CPU (default torch's own choice)")
+    parser.add_argument(
+        "--type",
+        metavar="NAME",
+        help="device type in cluster files (default: the preset of this GPU, or CPU-core)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=1.0,
+        help="of rounds of each layer and size, at least three of them (default 1)",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("costs.json"),
+        metavar="FILE",
+        help="costs file; one that is there is added to (default costs.json)",
+    )
+    return parser
+
+
+def _sizes(text: str | None, job: Job) -> tuple[int, ...]:
+    own = job.samples_per_microbatch
+    if text is None:
+        return tuple(sorted({max(1, own // 2), own, 2 * own}))
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and 0 < int(part) <= 2**20 for part in parts):
+        raise PipeplanError(f"--samples: {text!r}; give sizes such as 1,2,4")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise PipeplanError(f"--device: {name!r} is no device of torch; give cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise PipeplanError(f"--device: {name!r}; layers are measured on cpu or cuda")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise PipeplanError(f"--device: {name!r}, but torch finds no GPU here; give cpu")
+        torch.cuda.set_device(device)
+    return device
+
+
+def _device_type(device: torch.device) -> str:
+    """The preset whose name the GPU's has in it; else a name as cluster files can have it."""
+    if device.type == "cpu":
+        return "CPU-core"
+    hardware = hardware_name(device)
+    words = set(hardware.replace("-", " ").upper().split())
+    fitting = [name for name in DEVICES if words.issuperset(name.upper().split("-"))]
+    return max(fitting, key=len) if fitting else hardware.replace(" ", "-")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""The costs of one layer at one size: rounds of all its operations, until they agree."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from executor.profiling.clock import timed_round
+from executor.profiling.filled import entries, gradients, held, received
+from executor.profiling.held import Held, held_bytes
+from executor.profiling.layer_run import (
+    BACKWARD,
+    FORWARD,
+    INPUT_GRADIENT,
+    OPERATIONS,
+    WEIGHT_GRADIENT,
+    LayerRun,
+)
+from executor.profiling.sizes import SizedModel
+from planner.artifacts.costs import SizedCosts, Timing
+from planner.artifacts.link_table import FloatArray
+from planner.errors import PipeplanError
+from planner.tracing.user_code import told
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How much measuring is enough.
+
+    Attributes:
+        seconds: of rounds that count, if there are enough of them.
+        least, most: rounds that count.
+    """
+
+    seconds: float = 1.0
+    least: int = 3
+    most: int = 200
+
+
+def measured(model: SizedModel, layer: str, device: torch.device, patience: Patience) -> SizedCosts:
+    """Run a layer alone, as the executor runs it, and tell its times and bytes.
+
+    Args:
+        model: exported at the size.
+        layer: its name.
+        device: that computes.
+        patience: how much is enough.
+
+    Raises:
+        PipeplanError: if the layer cannot run alone, or does not fit into the device's memory.
+    """
+    try:
+        return _measured(model, layer, device, patience)
+    except (RuntimeError, IndexError, ValueError) as error:
+        remedy = "give smaller --samples" if _is_memory(error) else "see the layer's own code"
+        raise PipeplanError(
+            f"layer {layer!r} cannot be run alone at {model.samples} samples: {told(error)}; "
+            f"{remedy}"
+        ) from error
+
+
+def _is_memory(error: Exception) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _measured(
+    model: SizedModel, layer: str, device: torch.device, patience: Patience
+) -> SizedCosts:
+    generator = torch.Generator().manual_seed(0)
+    stage = model.cut(layer, held(device, generator), device)
+    run = LayerRun(
+        stage,
+        received(stage, device, generator),
+        entries(stage, model.batch, device),
+        gradients(stage, device, generator),
+        device,
+    )
+    begin_s = time.perf_counter()
+    run.round()  # Warms up, and makes the parameters' gradients.
+    rounds = _rounds(run, device, patience, time.perf_counter() - begin_s)
+    bytes_ = held_bytes(run.run, OPERATIONS, device)
+    return _costs(model, layer, rounds, bytes_)
+
+
+def _rounds(
+    run: LayerRun, device: torch.device, patience: Patience, warm_up_s: float
+) -> list[list[float]]:
+    """Times of each operation, by round; one that takes long needs no second to warm up."""
+    if warm_up_s < patience.seconds:
+        run.round()
+    rounds: list[list[float]] = []
+    until_s = time.perf_counter() + patience.seconds
+    while len(rounds) < patience.least or (
+        len(rounds) < patience.most and time.perf_counter() < until_s
+    ):
+        rounds.append(timed_round(run.run, OPERATIONS, device))
+    return rounds
+
+
+def _costs(
+    model: SizedModel, layer: str, rounds: Sequence[Sequence[float]], bytes_: Held
+) -> SizedCosts:
+    table = np.asarray(rounds)
+    return SizedCosts(
+        samples_per_microbatch=model.samples,
+        forward_flops=model.flops[layer],
+        forward=_timing(table[:, FORWARD]),
+        backward=_timing(table[:, BACKWARD]),
+        input_gradient=_timing(table[:, INPUT_GRADIENT]),
+        weight_gradient=_timing(table[:, WEIGHT_GRADIENT]),
+        stash_bytes=max(0, bytes_.after[FORWARD]),
+        weight_stash_bytes=max(0, bytes_.after[INPUT_GRADIENT] - bytes_.after[BACKWARD]),
+        forward_bytes=max(0, bytes_.peak[FORWARD]),
+        backward_bytes=max(0, bytes_.peak[BACKWARD]),
+    )
+
+
+def _timing(values: FloatArray) -> Timing:
+    low, median, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
+    return Timing(median_s=median, low_s=low, high_s=high, repeats=len(values))

@@ -1,0 +1,170 @@
+"""All distinct layers of a model, one after the other; what is known is written at once."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from executor.profiling.kinds import alike
+from executor.profiling.measure import Patience, measured
+from executor.profiling.sizes import SizedModel, sized_model
+from planner.artifacts.costs import Costs, LayerKind, SizedCosts
+from planner.artifacts.document import require_file_path
+from planner.artifacts.job import Job
+from planner.errors import PipeplanError
+
+Told = Callable[[str], None]
+"""Called with a line of progress."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be measured.
+
+    Attributes:
+        model: ``module:factory``, which is imported.
+        job: precision, loss, model arguments.
+        sizes: samples of a microbatch, ascending.
+        device: that computes.
+        device_type: its name in cluster files.
+        output: the costs file; one that is there already is added to.
+        patience: for each layer and size.
+    """
+
+    model: str
+    job: Job
+    sizes: tuple[int, ...]
+    device: torch.device
+    device_type: str
+    output: Path
+    patience: Patience
+
+
+def profile(request: Request, tell: Told) -> Costs:
+    """Measure every kind of layer at every size that the output does not have yet.
+
+    Args:
+        request: what is wanted.
+        tell: told what has been measured.
+
+    Raises:
+        PipeplanError: if the model cannot be exported, or the output is of something else.
+    """
+    require_file_path(request.output)
+    models = [sized_model(request.model, request.job, samples) for samples in request.sizes]
+    names = {model.layers.names for model in models}
+    if len(names) > 1:
+        raise PipeplanError(
+            f"--samples: the model has other layers at {request.sizes[0]} samples than at "
+            f"{request.sizes[-1]}; profile one size at a time, each to a file of its own"
+        )
+    costs = _begun(request, models)
+    todo = [
+        (number, model)
+        for model in models
+        for number, kind in enumerate(costs.kinds)
+        if kind.at(model.samples) is None
+    ]
+    for done, (number, model) in enumerate(todo, 1):
+        kind = costs.kinds[number]
+        row = measured(model, kind.layers[0], request.device, request.patience)
+        costs = _with(costs, number, row)
+        costs.save(request.output)
+        tell(f"{done}/{len(todo)}  {_line(kind, row)}")
+    return costs
+
+
+def _begun(request: Request, models: Sequence[SizedModel]) -> Costs:
+    """A costs file without figures, or the one that is there."""
+    fresh = _empty(request, models)
+    if not request.output.exists():
+        return fresh
+    old = Costs.load(request.output)
+    wrong = [
+        f"{name} {getattr(old, name)!r} is {getattr(fresh, name)!r} here"
+        for name in ("model", "precision", "device_type", "hardware", "threads", "made_with")
+        if getattr(old, name) != getattr(fresh, name)
+    ]
+    if [kind.layers for kind in old.kinds] != [kind.layers for kind in fresh.kinds]:
+        wrong.append("kinds: other layers are alike there")
+    flops = {model.samples: model.flops for model in models}
+    wrong += [
+        f"kinds: layer {kind.layers[0]!r} had {row.forward_flops} forward FLOPs at "
+        f"{row.samples_per_microbatch} samples, and has others here"
+        for kind in old.kinds
+        for row in kind.sizes
+        if row.samples_per_microbatch in flops
+        and row.forward_flops != flops[row.samples_per_microbatch][kind.layers[0]]
+    ]
+    if wrong:
+        raise PipeplanError(
+            f"{request.output}: holds other costs, which cannot be added to ({problem}); name "
+            "another file with --output, or delete this one"
+            for problem in wrong
+        )
+    return old
+
+
+def _empty(request: Request, models: Sequence[SizedModel]) -> Costs:
+    return Costs(
+        model=models[0].graph.name,
+        precision=request.job.precision,
+        device_type=request.device_type,
+        hardware=hardware_name(request.device),
+        threads=None if request.device.type == "cuda" else torch.get_num_threads(),
+        made_with=_versions(),
+        date=f"{datetime.now(UTC):%Y-%m-%d}",
+        kinds=tuple(LayerKind(layers=names) for names in alike([m.signatures for m in models])),
+    )
+
+
+def _with(costs: Costs, number: int, row: SizedCosts) -> Costs:
+    kind = costs.kinds[number]
+    sizes = sorted((*kind.sizes, row), key=lambda row: row.samples_per_microbatch)
+    kinds = list(costs.kinds)
+    kinds[number] = LayerKind(layers=kind.layers, sizes=tuple(sizes))
+    return costs.model_copy(update={"kinds": tuple(kinds)})
+
+
+def _line(kind: LayerKind, row: SizedCosts) -> str:
+    more = f" and {len(kind.layers) - 1} alike" if len(kind.layers) > 1 else ""
+    times = "  ".join(
+        f"{letter} {1e3 * timing.median_s:.3f} ms"
+        for letter, timing in (
+            ("F", row.forward),
+            ("B", row.backward),
+            ("I", row.input_gradient),
+            ("W", row.weight_gradient),
+        )
+    )
+    spread = max(timing.spread for timing in (row.forward, row.backward))
+    return (
+        f"{kind.layers[0]}{more}, {row.samples_per_microbatch} samples: {times}  "
+        f"(spread {100 * spread:.0f}%, {row.forward.repeats} repeats)"
+    )
+
+
+def hardware_name(device: torch.device) -> str:
+    """What computes, by the name that torch or the system gives it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    rows = Path("/proc/cpuinfo")
+    if rows.exists():
+        for line in rows.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _versions() -> dict[str, str]:
+    found = {"pipeplan": metadata.version("pipeplan"), "torch": torch.__version__}
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    return {**found, "python": platform.python_version()}

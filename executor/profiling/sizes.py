@@ -1,0 +1,89 @@
+"""A model exported at one microbatch size, on the meta device: nothing is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from executor.cutting.cut import cut_layer
+from executor.cutting.piece_graph import Filled
+from executor.cutting.stage_module import StageModule
+from executor.profiling.kinds import signatures_of
+from planner.artifacts.job import Job
+from planner.artifacts.layer_graph import GraphRecord
+from planner.tracing.export import ExportedStep, export_step
+from planner.tracing.factory import build, example_batch, import_factory, import_loss
+from planner.tracing.layers import LayerAssignment, assign_layers
+from planner.tracing.trace import factory_name, graph_record
+
+
+@dataclass(frozen=True)
+class SizedModel:
+    """The training step of one microbatch of so many samples.
+
+    Attributes:
+        job: with this size.
+        exported: the step.
+        layers: of its operations.
+        graph: what the trace counts.
+        batch: one microbatch, on the CPU.
+    """
+
+    job: Job
+    exported: ExportedStep
+    layers: LayerAssignment
+    graph: GraphRecord
+    batch: Mapping[str, Tensor]
+
+    @property
+    def samples(self) -> int:
+        """Of a microbatch."""
+        return self.job.samples_per_microbatch
+
+    @cached_property
+    def takes_gradient(self) -> frozenset[str]:
+        """Names of the tensors between layers that take one."""
+        return frozenset(t.name for t in self.graph.boundaries if t.requires_grad)
+
+    @cached_property
+    def flops(self) -> Mapping[str, int]:
+        """Of each layer's forward."""
+        return {layer.name: layer.forward_flops for layer in self.graph.layers}
+
+    @cached_property
+    def signatures(self) -> dict[str, str]:
+        """Of each layer's work."""
+        return signatures_of(self.exported, self.layers, self.takes_gradient)
+
+    def cut(self, layer: str, filled: Filled, device: torch.device) -> StageModule:
+        """One layer as a stage of its own, with parameters that ``filled`` gives."""
+        return cut_layer(self.exported, self.layers, layer, self.takes_gradient, filled, device)
+
+
+def sized_model(model: str, job: Job, samples: int) -> SizedModel:
+    """Build and export a model at a microbatch size.
+
+    Args:
+        model: ``module:factory``, which is imported.
+        job: of the training.
+        samples: of a microbatch.
+
+    Raises:
+        PipeplanError: if it cannot be found, built or exported.
+    """
+    job = job.model_copy(update={"samples_per_microbatch": samples})
+    factory, own_loss = import_factory(model), import_loss(job)
+    with torch.device("meta"):
+        module = build(factory, job.model_arguments).to(getattr(torch, job.precision))
+        example = example_batch(module, job)
+        exported = export_step(module, example, job, own_loss)
+    layers = assign_layers(exported)
+    graph = graph_record(exported, layers, example, job, factory_name(factory))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        batch = example_batch(module, job)
+    return SizedModel(job, exported, layers, graph, batch)

@@ -1,0 +1,54 @@
+"""Which operations leave their weight gradients for later where a backward is split.
+
+The executor splits backwards by this, the trace counts by it what waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from torch import fx, nn
+
+from planner.tracing.sharing import attribute_of, memory_of, written_by
+from planner.tracing.torch_private import OpOverload, returns_alias, schema_name
+
+_WRITES_BUFFERS_ONLY = frozenset(("aten::batch_norm", "aten::instance_norm"))
+
+
+def trained_weights(module: fx.GraphModule) -> set[fx.Node]:
+    """Parameters that train and what is computed from them and constants alone.
+
+    Not what anything writes into: a value that changes has no single backward.
+    """
+    memory = memory_of(module.graph)
+    changed = {memory.get(value) for node in module.graph.nodes for value in written_by(node)}
+    weights: set[fx.Node] = set()
+    fixed: set[fx.Node] = set()
+    for node in module.graph.nodes:
+        if node.op == "call_function" and memory.get(node) in changed:
+            continue
+        if node.op == "get_attr":
+            value = attribute_of(module, str(node.target))
+            trains = isinstance(value, nn.Parameter) and value.requires_grad
+            (weights if trains else fixed).add(node)
+        elif node.op == "call_function" and all(n in weights | fixed for n in node.all_input_nodes):
+            is_weight = any(n in weights for n in node.all_input_nodes)
+            (weights if is_weight else fixed).add(node)
+    return weights
+
+
+def is_deferrable(node: fx.Node, weights: Set[fx.Node]) -> bool:
+    """Whether an operation's weight gradients can wait.
+
+    Those of operations that write in place, or return a view of what they were given, cannot.
+
+    Args:
+        node: the operation.
+        weights: of :func:`trained_weights`.
+    """
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return False
+    if node in weights or not any(n in weights for n in node.all_input_nodes):
+        return False
+    writes = bool(written_by(node)) and schema_name(node.target) not in _WRITES_BUFFERS_ONLY
+    return not (writes or returns_alias(node.target))

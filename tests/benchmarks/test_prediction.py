@@ -1,0 +1,56 @@
+"""The benchmark of predictions: its plans hold, its figures are what they say."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.prediction import Row, chosen, parser, verdicts
+from benchmarks.prediction_plans import MODELS, Model, plans_of, problem_of
+from planner.errors import PipeplanError
+from planner.verifier import verify
+
+TINY = Model("tiny", "models.gpt:gpt_tiny", 2, {"layers": 3})
+
+
+def row(**fields: object) -> Row:
+    given = {
+        "model": "gpt",
+        "plan": "even",
+        "predicted_s": 1.1,
+        "measured_s": 1.0,
+        "spread": 0.01,
+        "predicted_bytes": 98,
+        "measured_bytes": 100,
+        "lowest": -0.02,
+        **fields,
+    }
+    return Row(**given)
+
+
+def test_every_plan_of_a_model_holds_and_no_two_are_alike() -> None:
+    plans = dict(plans_of(problem_of(TINY, None), time_limit_s=1.0))
+    assert len(plans) == 4
+    assert all(verify(plan) == [] for plan in plans.values())
+    assert len({str(plan.orders) + str(plan.stages) for plan in plans.values()}) == 4
+    assert any("W" in text for text in plans["even, zero bubble"].orders.values())
+    assert plans["interleaved, recomputed"].stages[0].recompute
+
+
+def test_bars_are_told_with_what_was_reached() -> None:
+    told = verdicts([row(), row(predicted_s=1.2, lowest=-0.04, predicted_bytes=96)])
+    assert told == [
+        "median error of the iteration time: 15.0% (bar 7%): **not reached**",
+        "worst error of the iteration time: 20.0% (bar 15%): **not reached**",
+        "worst error of the heaviest rank's peak memory: 4.0% (bar 5%): reached",
+        "furthest below a rank's peak memory: 4.0% (bar 3%): **not reached**",
+    ]
+
+
+def test_models_are_chosen_by_name_or_made_of_any_factory() -> None:
+    assert chosen(parser().parse_args([])) == list(MODELS)
+    assert [m.name for m in chosen(parser().parse_args(["--short"]))] == ["gpt", "unet"]
+    words = ["--model", "lib.nets:net", "--set", "width=8", "--samples", "3"]
+    (own,) = chosen(parser().parse_args(words))
+    assert (own.factory, own.samples, dict(own.arguments)) == ("lib.nets:net", 3, {"width": 8})
+    with pytest.raises(PipeplanError, match="--models: nonsense is not known"):
+        chosen(parser().parse_args(["--models", "gpt,nonsense"]))

@@ -1,0 +1,126 @@
+"""Costs files in a layer graph: medians in place of the roofline, for the type they are of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import cluster, device_type, graph, layer
+
+from planner.artifacts.cluster import Cluster
+from planner.artifacts.costs import Costs
+from planner.artifacts.layer_graph import LayerGraph
+from planner.calibration.costs import with_costs, with_profile
+from planner.costs.roofline import layer_times
+from planner.errors import PipeplanError
+
+
+def costs_of(the_graph: LayerGraph, seconds: dict[str, float], **fields: Any) -> Costs:
+    """A profile at the graph's size; a backward takes twice a forward."""
+    samples = the_graph.record.samples_per_microbatch
+
+    def timing(value: float) -> dict[str, Any]:
+        return {"median_s": value, "low_s": value, "high_s": value, "repeats": 3}
+
+    kinds = [
+        {
+            "layers": [name],
+            "sizes": [
+                {
+                    "samples_per_microbatch": samples,
+                    "forward_flops": the_graph.layers[name].forward_flops,
+                    "forward": timing(value),
+                    "backward": timing(2 * value),
+                    "input_gradient": timing(1.5 * value),
+                    "weight_gradient": timing(value),
+                    "stash_bytes": 1,
+                    "weight_stash_bytes": 1,
+                    "forward_bytes": 1,
+                    "backward_bytes": 1,
+                }
+            ],
+        }
+        for name, value in seconds.items()
+    ]
+    data = {
+        "format": "pipeplan-costs/1",
+        "model": "small",
+        "precision": the_graph.record.precision,
+        "device_type": "unit",
+        "hardware": "a processor",
+        "made_with": {},
+        "date": "2026-11-22",
+        "kinds": kinds,
+        **fields,
+    }
+    return Costs.from_data(data)
+
+
+GRAPH = graph([layer("a", 1, 2), layer("b", 3, 4)])
+CLUSTER = cluster(["d0"], [])
+
+
+def times(found: LayerGraph, name: str, the_cluster: Cluster = CLUSTER) -> tuple[float, ...]:
+    kind = the_cluster.device_types["unit"]
+    row = layer_times(found.layers[name], "unit", kind, found.record.precision)
+    return row.forward_s, row.input_gradient_s, row.weight_gradient_s, row.backward_s
+
+
+def test_medians_stand_in_for_the_roofline() -> None:
+    found = with_profile(GRAPH, CLUSTER, costs_of(GRAPH, {"a": 5.0, "b": 7.0}), "costs.json")
+    assert times(found, "a") == (5.0, 7.5, 5.0, 10.0)
+    assert times(found, "b") == (7.0, 10.5, 7.0, 14.0)
+    assert times(GRAPH, "a")[0] == pytest.approx(1.0)
+
+
+def test_profiles_of_several_types_stand_side_by_side() -> None:
+    other = cluster(["d0"], [], types={"unit": device_type(), "slow": device_type()})
+    first = with_profile(GRAPH, other, costs_of(GRAPH, {"a": 5.0, "b": 7.0}), "one")
+    slow = costs_of(GRAPH, {"a": 50.0, "b": 70.0}, device_type="slow")
+    both = with_profile(first, other, slow, "two").layers["a"].measured
+    assert {name: row.forward_s for name, row in both.items()} == {"unit": 5.0, "slow": 50.0}
+
+
+def test_a_layer_keeps_what_was_measured_where_that_is_more() -> None:
+    small = graph([layer("a", 1, 2, stash_bytes=0), layer("b", 1, 2, stash_bytes=100)])
+    found = with_profile(small, CLUSTER, costs_of(small, {"a": 1.0, "b": 1.0}), "costs.json")
+    rows = {row.name: row for row in found.record.layers}
+    assert (rows["a"].stash_bytes, rows["b"].stash_bytes) == (1, 100)
+    assert rows["a"].kept_for_weights_bytes == 1
+
+
+@pytest.mark.parametrize(
+    ("costs", "told"),
+    [
+        (
+            costs_of(GRAPH, {"a": 1, "b": 1}, precision="bfloat16"),
+            "costs.json: precision: 'bfloat16', the job's is 'float32'",
+        ),
+        (
+            costs_of(GRAPH, {"a": 1, "b": 1}, device_type="H200"),
+            r"costs.json: device_type: 'H200' is no type of the cluster's \(unit\)",
+        ),
+        (
+            costs_of(graph([layer("a", 9, 2), layer("b", 3, 4)]), {"a": 1, "b": 1}),
+            "costs.json: kinds: layer 'a' had .* forward FLOPs when it was profiled",
+        ),
+        (costs_of(GRAPH, {"a": 1}), "costs.json: kinds: layer 'b' is in none of them"),
+    ],
+)
+def test_costs_of_something_else_are_refused(costs: Costs, told: str) -> None:
+    with pytest.raises(PipeplanError, match=told):
+        with_profile(GRAPH, CLUSTER, costs, "costs.json")
+
+
+def test_a_file_is_read_by_its_format(tmp_path: Path) -> None:
+    profile, calibrated = tmp_path / "costs.json", tmp_path / "graph.json"
+    costs_of(GRAPH, {"a": 5.0, "b": 7.0}).save(profile)
+    found = with_costs(GRAPH, CLUSTER, profile, "--costs")
+    assert times(found, "a")[0] == 5.0
+    found.save(calibrated)
+    assert times(with_costs(GRAPH, CLUSTER, calibrated, "--costs"), "b")[0] == 7.0
+    calibrated.write_text(json.dumps({"format": "pipeplan/1"}))
+    with pytest.raises(PipeplanError, match=r"--costs .*graph\.json: .*a plan"):
+        with_costs(GRAPH, CLUSTER, calibrated, "--costs")

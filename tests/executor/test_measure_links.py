@@ -1,0 +1,340 @@
+"""``python -m executor.measure_links``: turns on paper, real runs, and testbeds measured back."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from launch import ROOT, start, torchrun
+from torch.distributed import TCPStore
+
+from benchmarks.testbed import Testbed, why_not
+from executor.failure import LostRankError
+from executor.measure_links.about import members_of
+from executor.measure_links.options import parser
+from executor.measure_links.turn_taking import TurnTaking
+from executor.measure_links.turns import all_turns, groups, rounds
+from planner import Cluster
+
+MODULE = "executor.measure_links"
+REASON = why_not()
+QUICK = ("--busy", "--most-mib", "1", "--longest-ms", "2", "--repeats", "3")
+hosts = st.lists(st.sampled_from("abc"), min_size=2, max_size=9)
+
+
+# --- turns ----------------------------------------------------------------------------------------
+
+
+@given(st.integers(2, 13))
+def test_a_tournament_has_every_pair_once_and_no_rank_twice_a_round(count: int) -> None:
+    turns = list(rounds(count))
+    assert len(turns) == count - 1 + count % 2
+    assert sorted(flow for turn in turns for flow in turn.flows) == [*combinations(range(count), 2)]
+    for turn in turns:
+        assert len(turn.ranks) == 2 * len(turn.flows)
+
+
+@given(hosts, st.booleans())
+def test_pairs_come_first_and_all_turns_are_of_ranks_there_are(
+    of_ranks: list[str], at_once: bool
+) -> None:
+    turns = all_turns(of_ranks, at_once=at_once, together=True, reductions=True)
+    order = ["pair", "together", "all-reduce"]
+    kinds = [order.index(turn.kind) for turn in turns]
+    assert all(first <= second for first, second in pairwise(kinds))
+    for turn in turns:
+        assert len(turn.ranks) > 1
+        assert set(turn.ranks) <= set(range(len(of_ranks)))
+        assert all(source != target for source, target in turn.flows)
+
+
+@given(hosts)
+def test_flows_between_hosts_leave_each_host_by_devices_of_their_own(of_ranks: list[str]) -> None:
+    for turn in all_turns(of_ranks, at_once=False, together=True, reductions=False):
+        if turn.shows in ("from host to host", "pairs of a host"):
+            assert max(Counter(rank for flow in turn.flows for rank in flow).values()) == 1
+            same = {of_ranks[a] == of_ranks[b] for a, b in turn.flows}
+            assert same == {turn.shows == "pairs of a host"}
+
+
+def test_groups_are_first_ranks_of_every_size_one_a_host_and_all() -> None:
+    assert list(groups(["a", "a", "b", "b"])) == [(0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 2)]
+    sizes = [len(group) for group in groups([f"h{n // 8}" for n in range(24)])]
+    assert sizes == [2, 3, 4, 5, 6, 7, 8, 16, 24, 3]
+
+
+def test_every_option_is_documented() -> None:
+    text = (ROOT / "docs" / "measuring_links.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"`(--[a-z-]+)[` ]", text))
+    options = {
+        name for action in parser()._actions for name in action.option_strings if name != "--help"
+    }
+    assert {name for name in options if name.startswith("--")} <= documented | {"--output"}
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def about(host: str, boot: str = "1", gpu: str | None = None) -> dict:
+    return {"host": host, "boot": boot, "gpu": gpu, "memory_gib": 79.2}
+
+
+def test_devices_are_named_by_host_and_place() -> None:
+    a100 = "NVIDIA A100-SXM4-80GB"
+    members, types = members_of([about("n0", gpu=a100), about("n0", gpu=a100), about("n1")])
+    assert [member.name for member in members] == ["n0/gpu0", "n0/gpu1", "n1/cpu0"]
+    assert [member.type for member in members] == ["A100-80GB", "A100-80GB", "CPU-core"]
+    assert set(types) == {"A100-80GB", "CPU-core"}
+
+
+def test_two_machines_of_one_name_are_two_hosts() -> None:
+    members, _ = members_of([about("localhost", "1"), about("localhost", "2")])
+    assert [member.name for member in members] == ["localhost/cpu0", "localhost-2/cpu0"]
+
+
+def test_names_that_a_cluster_file_refuses_are_changed() -> None:
+    members, _ = members_of([about("a b\n"), about("network"), about("ü" * 200)])
+    assert [member.host for member in members] == ["a-b", "network-2", "host"]
+
+
+# --- taking turns ---------------------------------------------------------------------------------
+
+
+def rank_of(store: TCPStore, rank: int, timeout_s: float) -> TurnTaking:
+    mine = TCPStore("localhost", store.port, is_master=False, wait_for_workers=False)
+    return TurnTaking(mine, rank, 2, timeout_s)
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+
+
+def test_a_rank_waits_while_the_turns_of_others_end(store: TCPStore) -> None:
+    """Turns of 0.4 s are waited for, one that does not end for 1 s is not."""
+    waiting, busy = rank_of(store, 0, 1.0), rank_of(store, 1, 1.0)
+
+    def take_turns() -> None:
+        for number in range(5):
+            time.sleep(0.4)
+            busy.done(number, 1, {"turn": number})
+
+    with ThreadPoolExecutor() as pool:
+        turns = pool.submit(take_turns)
+        waiting.await_turn(5)
+        turns.result()
+    assert waiting.found(4, 1) == {"turn": 4}
+    with pytest.raises(LostRankError, match="no turn ended within 1 s"):
+        waiting.await_turn(6)
+
+
+def test_the_last_of_a_turn_lets_the_next_begin(store: TCPStore) -> None:
+    one, two = rank_of(store, 0, 1.0), rank_of(store, 1, 1.0)
+    one.done(0, 2, 1.5)
+    with pytest.raises(LostRankError):
+        two.await_turn(1)
+    two.done(0, 2, 2.5)
+    two.await_turn(1)
+    assert [one.found(0, rank) for rank in (0, 1)] == [1.5, 2.5]
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def test_ranks_of_this_machine_are_measured(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    done = torchrun(3, "-m", MODULE, "-o", str(path), "--host", "box", "--json", *QUICK)
+    assert done.returncode == 0, done.stderr
+    cluster, report = Cluster.load(path), json.loads(done.stdout)
+    names = ("box/cpu0", "box/cpu1", "box/cpu2")
+    assert cluster.device_names == names
+    assert {link.source for link in cluster.links} == {"measured"}
+    assert all(cluster.route(a, b) is not None for a, b in combinations(names, 2))
+    assert sorted((way["source"], way["target"]) for way in report["ways"]) == sorted(
+        (a, b) for a in names for b in names if a != b
+    )
+    assert all(0 < way["latency_s"] < 10 for way in report["ways"])
+    assert [tuple(row["devices"]) for row in report["all_reduces"]][::3] == [names[:2], names]
+    assert all(row["predicted_s"] > 0 and row["measured_s"] > 0 for row in report["all_reduces"])
+    assert len(report["together"]) == 6
+    assert report["missing_pairs"] == []
+    assert "[1/11] box/cpu0 > box/cpu1: " in done.stderr
+
+
+def test_pairs_at_once_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    options = ["--at-once", "--no-together", "--no-all-reduce", *QUICK]
+    done = torchrun(4, "-m", MODULE, "-o", str(path), *options)
+    assert done.returncode == 0, done.stderr
+    assert len(Cluster.load(path).devices) == 4
+    assert "[3/3] " in done.stderr
+    assert "what pairs share is only assumed" in done.stdout
+    assert f"wrote {path}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("-o", "missing/c.toml"), "there is no folder"),
+        (("-o", "c.yaml"), "'c.yaml': expected a name that ends in .toml or .json"),
+        (("--repeats", "1"), "--repeats: 1 is not from 3 to 1000"),
+        (("--backend", "nccl"), "'nccl' carries tensors of GPUs"),
+        (("--frob",), "unrecognized arguments: --frob"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_a_line(options: tuple[str, ...], words: str) -> None:
+    done = torchrun(2, "-m", MODULE, *options)
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert said
+    assert all(words in line for line in said)
+    assert not list(Path.cwd().glob("missing*"))
+
+
+def test_one_process_alone_is_told_how_to_start_more(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", MODULE, "-o", str(tmp_path / "c.toml")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "torchrun --nproc-per-node 4 -m executor.measure_links" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def _await_turns(process: subprocess.Popen[str], turns: int) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith(f"[{turns}/"):
+            return
+    pytest.fail(f"it ended before {turns} turns")
+
+
+def _rank_pid(parent: int, rank: int) -> int:
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    for child in children:
+        if f"\0RANK={rank}\0".encode() in Path(f"/proc/{child}/environ").read_bytes():
+            return int(child)
+    raise AssertionError(f"no rank {rank} among {children}")
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    # Long enough to be interrupted within the fourth of six pairs.
+    process = start(4, "-m", MODULE, "-o", str(path), "--repeats", "200", "--most-mib", "4")
+    _await_turns(process, 3)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    cluster = Cluster.load(path)
+    assert len(cluster.devices) == 4
+    assert cluster.links
+    assert "pairs of devices not measured" in path.read_text()
+    assert "note: interrupted: not measured are 3 pairs of devices, 9 trials" in out
+
+
+def test_ctrl_c_before_the_first_pair_writes_nothing(tmp_path: Path) -> None:
+    options = ["--repeats", "1000", "--longest-ms", "1000", "--most-mib", "64"]
+    process = start(2, "-m", MODULE, "-o", str(tmp_path / "c.toml"), *options)
+    end_s = time.monotonic() + 120
+    while not _meets(process.pid):
+        assert time.monotonic() < end_s
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert "no pair was measured yet, nothing is written" in error
+    assert not list(tmp_path.iterdir())
+
+
+def _meets(parent: int) -> bool:
+    """Whether rank 0 has connected its process group, which takes threads of gloo."""
+    try:
+        tasks = Path(f"/proc/{_rank_pid(parent, 0)}/task").iterdir()
+        return any((task / "comm").read_text().startswith("gloo") for task in tasks)
+    except (AssertionError, OSError):
+        return False
+
+
+def test_a_rank_that_is_killed_ends_all_and_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    process = start(3, "-m", MODULE, "-o", str(path), "--repeats", "300", "--most-mib", "4")
+    _await_turns(process, 1)
+    os.kill(_rank_pid(process.pid, 2), signal.SIGKILL)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode != 0
+    said = [line for line in error.splitlines() if line.startswith("error: ")]
+    assert any("lost rank 2: killed, stopped, or its host is gone" in line for line in said)
+    assert not path.exists()
+
+
+# --- testbeds measured back -----------------------------------------------------------------------
+
+NODES = """
+format = "pipeplan-cluster/1"
+[device_types.unit]
+memory_gib = 4
+memory_bandwidth_gb_per_s = 100
+peak_tflop_per_s = { float32 = 0.05 }
+[[nodes]]
+name = "left"
+devices = 2
+type = "unit"
+link = { bandwidth_gb_per_s = 0.02 }
+[[nodes]]
+name = "right"
+devices = 2
+type = "unit"
+link = { bandwidth_gb_per_s = 0.02 }
+[[links]]
+between = ["left", "right"]
+bandwidth_gb_per_s = 0.008
+"""
+HOST = "$(if [ $RANK -lt 2 ]; then echo left; else echo right; fi)"
+
+
+def _measured_on_a_testbed(tmp_path: Path, host: str) -> tuple[Cluster, Cluster]:
+    """The cluster made real, and what it was measured to be."""
+    (tmp_path / "real.toml").write_text(NODES)
+    real, path = Cluster.load(tmp_path / "real.toml"), tmp_path / "measured.toml"
+    # Few cores carry the packets of all, and tests run beside it.
+    options = f"--busy --repeats 15 --longest-ms 40 --host {host} --no-all-reduce"
+    command = f"exec {sys.executable} -m {MODULE} -o {path} {options}"
+    with Testbed(real) as testbed:
+        outcome = testbed.run(["sh", "-c", command], timeout_s=240)
+    assert outcome.status == 0, outcome.outputs
+    return real, Cluster.load(path)
+
+
+def _same_bandwidths(real: Cluster, found: Cluster, say: Callable[[str], str]) -> None:
+    for a, b in combinations(real.device_names, 2):
+        known, measured = real.route(a, b), found.route(say(a), say(b))
+        assert known is not None
+        assert measured is not None
+        assert measured.bandwidth_gb_per_s == pytest.approx(known.bandwidth_gb_per_s, rel=0.1)
+
+
+@pytest.mark.skipif(REASON is not None, reason=str(REASON))
+def test_nodes_of_a_testbed_are_measured_back(tmp_path: Path) -> None:
+    real, found = _measured_on_a_testbed(tmp_path, HOST)
+    assert found.device_names == ("left/cpu0", "left/cpu1", "right/cpu0", "right/cpu1")
+    _same_bandwidths(real, found, lambda name: name.replace("gpu", "cpu"))
+
+
+@pytest.mark.skipif(REASON is not None, reason=str(REASON))
+def test_groups_of_a_testbed_are_found_without_hosts(tmp_path: Path) -> None:
+    real, found = _measured_on_a_testbed(tmp_path, "box")
+    names = dict(zip(real.device_names, found.device_names, strict=True))
+    _same_bandwidths(real, found, names.__getitem__)

@@ -1,0 +1,214 @@
+"""``python -m executor.profiling``: which layers are alike, what is measured, kept and refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from executor.profiling.__main__ import main
+from executor.profiling.kinds import alike
+from executor.profiling.measure import Patience, measured
+from executor.profiling.profile import Request, profile
+from executor.profiling.sizes import sized_model
+from planner.artifacts.costs import Costs
+from planner.artifacts.job import Job
+
+CPU = torch.device("cpu")
+QUICK = Patience(0.0, least=2)
+GPT = "models.gpt:gpt_tiny"
+COMMON = ("--seconds", "0", "--threads", "1", "--samples", "1")
+
+
+class Blocks(nn.Module):
+    """Two layers of each kind, and one that differs in something that is no shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.dropped = nn.ModuleList(nn.Dropout(rate) for rate in (0.1, 0.1, 0.2))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for layer in (self.frozen, *self.blocks, *self.dropped):
+            inputs = layer(inputs)
+        return inputs.square().mean()
+
+    def example_batch(self, samples: int) -> dict[str, Tensor]:
+        return {"inputs": torch.randn(samples, 8)}
+
+
+def request(output: Path, **fields: object) -> Request:
+    given = {
+        "model": GPT,
+        "job": Job(),
+        "sizes": (1, 2),
+        "device": CPU,
+        "device_type": "CPU-core",
+        "patience": QUICK,
+        **fields,
+    }
+    return Request(output=output, **given)
+
+
+def kinds_of(model: str, job: Job, *sizes: int) -> list[tuple[str, ...]]:
+    return alike([sized_model(model, job, samples).signatures for samples in sizes])
+
+
+def test_blocks_of_a_transformer_are_alike() -> None:
+    kinds = kinds_of(GPT, Job(), 1, 2)
+    assert ("h.0", "h.1", "h.2", "h.3") in kinds
+    assert sorted(name for kind in kinds for name in kind) == sorted(
+        sized_model(GPT, Job(), 1).layers.names
+    )
+
+
+def test_layers_that_differ_in_a_rate_or_in_what_is_trained_are_not_alike() -> None:
+    kinds = kinds_of("test_profile:Blocks", Job(loss="output"), 3)
+    assert kinds[:4] == [
+        ("frozen",),
+        ("blocks.0",),
+        ("blocks.1",),
+        ("dropped.0", "dropped.1"),
+    ]
+
+
+def test_every_kind_is_measured_once_at_every_size(tmp_path: Path) -> None:
+    told: list[str] = []
+    path = tmp_path / "costs.json"
+    costs = profile(request(path), told.append)
+    assert Costs.load(path) == costs
+    assert len(told) == 2 * len(costs.kinds)
+    for kind in costs.kinds:
+        assert [row.samples_per_microbatch for row in kind.sizes] == [1, 2]
+        assert all(row.forward.repeats >= QUICK.least for row in kind.sizes)
+    assert costs.hardware
+    assert costs.made_with["torch"] == torch.__version__
+
+
+def test_what_was_measured_before_an_interruption_is_not_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+
+    def interrupted(line: str) -> None:
+        if line.startswith("3/"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        profile(request(path), interrupted)
+    kept = Costs.load(path)
+    assert sum(len(kind.sizes) for kind in kept.kinds) == 3
+    told: list[str] = []
+    whole = profile(request(path), told.append)
+    assert len(told) == 2 * len(whole.kinds) - 3
+    assert list(kept.kinds[0].sizes) == [whole.kinds[0].sizes[0]]
+
+
+def test_bytes_of_a_linear_layer_are_those_worked_out_by_hand() -> None:
+    samples, width, float_bytes = 64, 512, 4
+    model = sized_model("test_profile:Wide", Job(loss="output"), samples)
+    found = measured(model, "second", CPU, QUICK)
+    # The received input is not counted: the caller holds it. The output is all that is made.
+    output = samples * width * float_bytes
+    assert found.stash_bytes == 0
+    assert found.forward_bytes == output
+    # The gradient of the input, and that of the weights before it is added to those before.
+    assert found.backward_bytes >= output + width * width * float_bytes
+    assert found.backward_bytes <= output + width * width * float_bytes + 4 * width * float_bytes
+
+
+class Wide(nn.Module):
+    """A wide layer between two others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(512, 512, bias=False)
+        self.second = nn.Linear(512, 512, bias=False)
+        self.third = nn.Linear(512, 1, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.third(self.second(self.first(inputs))).sum()
+
+    def example_batch(self, samples: int) -> dict[str, Tensor]:
+        return {"inputs": torch.randn(samples, 512)}
+
+
+class Table(nn.Embedding):
+    """Takes only what no made-up input is."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs - 7)
+
+
+class Unruly(nn.Module):
+    """Indexes by what the layer before makes: alone, it gets other numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(8, 8)
+        self.table = Table(4, 8)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.table(self.scores(inputs).argmax(-1)).mean()
+
+    def example_batch(self, samples: int) -> dict[str, Tensor]:
+        return {"inputs": torch.randn(samples, 8)}
+
+
+def test_a_layer_that_cannot_run_alone_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text('format = "pipeplan-job/1"\nloss = "output"\n')
+    words = ["test_profile:Unruly", "--job", str(job), "-o", str(tmp_path / "c.json"), *COMMON]
+    assert main(words) == 1
+    assert "error: layer 'table' cannot be run alone at 1 samples" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([GPT, "--samples", "1,x"], "--samples: '1,x'"),
+        ([GPT, "--samples", "0"], "--samples: '0'"),
+        ([GPT, "--device", "tpu9"], "--device: 'tpu9'"),
+        ([GPT, "--threads", "0"], "--threads: 0"),
+        ([GPT, "--seconds", "nan"], "--seconds: nan"),
+        ([GPT, "--set", "layers"], "--set layers: expected NAME=VALUE"),
+        (["models.gpt:no_such"], "'models.gpt' has no callable 'no_such'"),
+        ([GPT, "-o", "/no/such/folder/costs.json"], "there is no folder /no/such/folder"),
+    ],
+)
+def test_wrong_options_are_named(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 1
+    assert told in capsys.readouterr().err
+
+
+def test_costs_of_something_else_are_not_added_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "costs.json"
+    assert main([GPT, "-o", str(path), *COMMON]) == 0
+    before = path.read_text()
+    assert main([GPT, "--set", "width=96", "-o", str(path), *COMMON]) == 1
+    error = capsys.readouterr().err
+    assert "holds other costs, which cannot be added to (kinds: layer" in error
+    assert path.read_text() == before
+
+
+def test_a_plan_is_made_from_a_profile_by_the_command_line(tmp_path: Path) -> None:
+    costs, plan = tmp_path / "costs.json", tmp_path / "plan.json"
+    run = [sys.executable, "-m", "planner.cli"]
+    subprocess.run([*run, "profile", GPT, "-o", costs, *COMMON], check=True)
+    cluster = "examples/clusters/this_machine.toml"
+    limit = ["--time-limit", "2", "--costs", costs, "-o", plan]
+    subprocess.run([*run, "plan", GPT, "--cluster", cluster, *limit], check=True)
+    layers = json.loads(plan.read_text())["model"]["graph"]["layers"]
+    measured_s = Costs.load(costs).at("h.2", 1).forward_s
+    (block,) = [layer for layer in layers if layer["name"] == "h.2"]
+    assert block["measured"]["CPU-core"]["forward_s"] == measured_s

@@ -1,0 +1,61 @@
+"""Presets by the names that drivers give to GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.artifacts.presets import DEVICES
+from planner.wiring.device_types import cpu_type, gpu_type
+
+# Names as `nvidia-smi -L` and torch.cuda.get_device_name print them; memory as torch tells it.
+KNOWN = {
+    ("NVIDIA A100-SXM4-80GB", 79.15): "A100-80GB",
+    ("NVIDIA A100 80GB PCIe", 79.25): "A100-80GB",
+    ("NVIDIA A100-SXM4-40GB", 39.39): "A100-40GB",
+    ("NVIDIA H100 80GB HBM3", 79.11): "H100-80GB",
+    ("NVIDIA H200", 139.8): "H200",
+    ("Tesla V100-SXM2-16GB", 15.77): "V100-16GB",
+    ("Tesla V100-SXM2-32GB", 31.73): "V100-32GB",
+    ("NVIDIA A10", 22.2): "A10",
+    ("NVIDIA L4", 22.0): "L4",
+    ("NVIDIA L40S", 44.4): "L40S",
+    ("NVIDIA GeForce RTX 4090", 23.6): "RTX-4090",
+    ("AMD Instinct MI300X", 191.7): "MI300X",
+}
+UNKNOWN = {
+    "NVIDIA A10G": 22.2,
+    "NVIDIA L40": 44.5,
+    "NVIDIA H100 PCIe": 79.2,
+    "NVIDIA H100 NVL": 93.0,
+    "NVIDIA GeForce RTX 4090 D": 23.6,
+    "NVIDIA GeForce RTX 4090 Laptop GPU": 15.6,
+    "NVIDIA GH200 480GB": 95.0,
+    "Tesla T4": 14.6,
+}
+
+
+@pytest.mark.parametrize(("called", "memory_gib"), KNOWN)
+def test_a_gpu_with_a_preset_is_recognised(called: str, memory_gib: float) -> None:
+    found = gpu_type(called, memory_gib)
+    assert found.name == KNOWN[called, memory_gib]
+    assert found.figures == DEVICES[found.name]
+    assert found.note is None
+
+
+@pytest.mark.parametrize("called", UNKNOWN)
+def test_another_gpu_has_a_type_of_its_own_with_assumed_figures(called: str) -> None:
+    found = gpu_type(called, UNKNOWN[called])
+    assert found.name not in DEVICES
+    assert found.figures.memory_gib == UNKNOWN[called]
+    assert found.figures.source == "assumed"
+    assert found.note is not None
+    assert called in found.note
+
+
+def test_a_tiny_gpu_keeps_some_memory() -> None:
+    assert gpu_type("Quadro K620", 0.8).figures.capacity_bytes > 0
+
+
+def test_a_rank_without_a_gpu_is_a_cpu_core() -> None:
+    assert cpu_type().name == "CPU-core"
+    assert cpu_type().figures.source == "assumed"
