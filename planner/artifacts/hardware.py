@@ -76,7 +76,7 @@ class DeviceType(Record):
     ) -> dict[str, Any]:
         """Clusters that tell none of them keep the digests they had before these fields."""
         data: dict[str, Any] = dump(self)
-        for name in ("bandwidth_efficiency", "ramp_up_us", "operation_overhead_us"):
+        for name in ("bandwidth_efficiency", "ramp_up_us", "operation_overhead_us", "source"):
             if getattr(self, name) == type(self).model_fields[name].default:
                 data.pop(name, None)
         if not self.by_class:
