@@ -59,7 +59,11 @@ class Groups:
         if ask.step < pipeline.first_step or pipeline.is_idle or self._scheduler is None:
             yield self._tell_alone(ask.pipeline, ask.place, ask.step)
         else:
+            if ask.step > pipeline.expected.get(ask.place, pipeline.joined_step):
+                # Its question before died with an earlier coordinator, and it went on by itself.
+                yield from self._goes_on_alone(ask.pipeline, ask.step, now_s)
             pipeline.asked[ask.place] = ask.step
+            pipeline.expected[ask.place] = ask.step + 1
             request = Request(ask.pipeline, ask.place, ask.step)
             yield from self._schedule([request], now_s)
 
@@ -81,7 +85,8 @@ class Groups:
         pipeline = self._pipelines[number]
         yield from self._release(number)
         pipeline.first_step = step
-        yield from self._schedule([Left(number), Joined(number, step)], now_s)
+        yield from self._schedule([Left(number)], now_s)
+        yield from self.join(number, step, now_s)
 
     def leave(self, number: int, now_s: float) -> Iterator[Answer]:
         """A pipeline asks for none for a while; what its ranks have asked for, they do alone."""
@@ -90,6 +95,9 @@ class Groups:
 
     def join(self, number: int, step: int, now_s: float) -> Iterator[Answer]:
         """A pipeline asks for groups again, or for the first time, from this step on."""
+        pipeline = self._pipelines[number]
+        pipeline.joined_step = step
+        pipeline.expected.clear()
         yield from self._schedule([Joined(number, step)], now_s)
 
     def lose(self, number: int, pipeline: Pipeline, now_s: float) -> Iterator[Answer]:

@@ -28,6 +28,8 @@ class Pipeline:
         shares: by step; None: the work is over.
         waiting: by place, the step whose share is asked for and not yet told.
         asked: by place, the step whose group is asked for and not yet told.
+        joined_step: the first step that the scheduler of groups expects at all places.
+        expected: by place, the step that it expects now, where that is a later one.
         told: by place and kind, the last answer.
         running: by place, the group it is in.
         snapshots: steps before which it puts its weights aside for others.
@@ -44,6 +46,8 @@ class Pipeline:
     shares: dict[int, int] = field(default_factory=dict)
     waiting: dict[int, int] = field(default_factory=dict)
     asked: dict[int, int] = field(default_factory=dict)
+    joined_step: int = 1
+    expected: dict[int, int] = field(default_factory=dict)
     told: dict[tuple[int, str], Answer] = field(default_factory=dict)
     running: dict[int, Group] = field(default_factory=dict)
     snapshots: set[int] = field(default_factory=set)

@@ -11,9 +11,10 @@ import torch
 from executor.error_line import print_error
 from executor.profiling.measure import Patience
 from executor.profiling.profile import Request, hardware_name, profile
+from planner.artifacts.hardware import GIB
 from planner.artifacts.job import Job, job_with
-from planner.artifacts.presets import DEVICES
 from planner.errors import PipeplanError
+from planner.wiring.device_types import cpu_type, gpu_type
 
 
 def main(words: list[str] | None = None, program: str = "python -m executor.profiling") -> int:
@@ -118,13 +119,11 @@ def _device(name: str) -> torch.device:
 
 
 def _device_type(device: torch.device) -> str:
-    """The preset whose name the GPU's has in it; else a name as cluster files can have it."""
+    """The name that ``executor.measure_links`` gives the device in a cluster file."""
     if device.type == "cpu":
-        return "CPU-core"
-    hardware = hardware_name(device)
-    words = set(hardware.replace("-", " ").upper().split())
-    fitting = [name for name in DEVICES if words.issuperset(name.upper().split("-"))]
-    return max(fitting, key=len) if fitting else hardware.replace(" ", "-")
+        return cpu_type().name
+    memory_gib = torch.cuda.get_device_properties(device).total_memory / GIB
+    return gpu_type(hardware_name(device), memory_gib).name
 
 
 if __name__ == "__main__":

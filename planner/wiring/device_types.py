@@ -13,6 +13,7 @@ CPU = "CPU-core"
 _MEMORY_SHARE = 0.1
 """A GPU reports a little less memory than its name says."""
 _OTHERS = {
+    "A100-80GB": {"PCIE"},
     "H100-80GB": {"PCIE", "NVL"},
     "RTX-4090": {"D", "LAPTOP"},
 }

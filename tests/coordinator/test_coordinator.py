@@ -135,6 +135,27 @@ def test_who_goes_on_without_its_group_holds_up_nobody() -> None:
     assert not any(answer.queue.startswith("groups/0") for answer in answers)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_question_that_died_with_a_coordinator_holds_up_nobody(strategy: str) -> None:
+    """It was taken from the queue and not yet logged; the rank went on without a group."""
+    made = begun(strategy)
+    made.handle(Ask(pipeline=1, place=0, nonce="n1", step=1), 1.0)
+    for step in (2, 3):
+        for pipeline in (0, 1):
+            made.handle(Take(pipeline=pipeline, place=0, nonce=f"n{pipeline}", step=step), step)
+        for pipeline in (0, 1):
+            made.handle(Ask(pipeline=pipeline, place=0, nonce=f"n{pipeline}", step=step), step)
+    for pipeline in (0, 1):
+        (share,) = [
+            answer
+            for answer in made.handle(
+                Take(pipeline=pipeline, place=0, nonce=f"n{pipeline}", step=4), 4.0
+            )
+            if answer.queue == f"answers/{pipeline}.0.n{pipeline}"
+        ]
+        assert share.body["share"] is not None
+
+
 @pytest.mark.parametrize("place", [1, 7])
 def test_a_place_that_the_plan_has_not_is_refused(place: int) -> None:
     (answer,) = begun().handle(Hello(pipeline=0, place=place, nonce="x"), 0.0)

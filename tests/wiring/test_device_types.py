@@ -10,7 +10,9 @@ from planner.wiring.device_types import cpu_type, gpu_type
 # Names as `nvidia-smi -L` and torch.cuda.get_device_name print them; memory as torch tells it.
 KNOWN = {
     ("NVIDIA A100-SXM4-80GB", 79.15): "A100-80GB",
-    ("NVIDIA A100 80GB PCIe", 79.25): "A100-80GB",
+    ("NVIDIA A100 80GB PCIe", 79.25): "A100-80GB-PCIe",
+    ("NVIDIA H100 PCIe", 79.2): "H100-80GB-PCIe",
+    ("NVIDIA H100 NVL", 93.0): "H100-94GB-NVL",
     ("NVIDIA A100-SXM4-40GB", 39.39): "A100-40GB",
     ("NVIDIA H100 80GB HBM3", 79.11): "H100-80GB",
     ("NVIDIA H200", 139.8): "H200",
@@ -25,8 +27,6 @@ KNOWN = {
 UNKNOWN = {
     "NVIDIA A10G": 22.2,
     "NVIDIA L40": 44.5,
-    "NVIDIA H100 PCIe": 79.2,
-    "NVIDIA H100 NVL": 93.0,
     "NVIDIA GeForce RTX 4090 D": 23.6,
     "NVIDIA GeForce RTX 4090 Laptop GPU": 15.6,
     "NVIDIA GH200 480GB": 95.0,
