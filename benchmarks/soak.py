@@ -181,7 +181,7 @@ def row_of(run: Run) -> Row:
 
 def _gaps(found: Sequence[Figures], *, are_members: bool) -> Iterator[float]:
     for figures in found:
-        if figures.hit.kind == "coordinator" or not figures.hit.is_alone:
+        if figures.hit.kind == "coordinator" or not figures.is_alone:
             continue
         for pipeline, gap_s in figures.others_s.items():
             if (pipeline in figures.members) == are_members:

@@ -234,6 +234,8 @@ class Figures:
         hit: the cause.
         others_s: by pipeline, the longest from one step's end to the next.
         members: pipelines that exchanged something with the one hit, or were to.
+        is_alone: whether nothing else was hit from then until the pipeline was back: gaps are
+            nobody else's doing.
         detection_s: until it was given up.
         rejoin_s: from the new process's hello until its first step's end.
         start_s: from the new process's start until its first step's end.
@@ -242,6 +244,7 @@ class Figures:
     hit: Hit
     others_s: dict[int, float]
     members: frozenset[int]
+    is_alone: bool
     detection_s: float | None
     rejoin_s: float | None
     start_s: float | None
@@ -258,11 +261,15 @@ def figures_of(
         started_s: of each pipeline, when its processes were started.
         strategy: with its options.
     """
-    return [_figures(history, hit, started_s, strategy) for hit in hits]
+    return [_figures(history, hit, hits, started_s, strategy) for hit in hits]
 
 
 def _figures(
-    history: History, hit: Hit, started_s: Sequence[Sequence[float]], strategy: str
+    history: History,
+    hit: Hit,
+    hits: Sequence[Hit],
+    started_s: Sequence[Sequence[float]],
+    strategy: str,
 ) -> Figures:
     life = next((one for one in reversed(history.of(hit.pipeline)) if one.hello_s < hit.at_s), None)
     lost_s = None if life is None else life.lost_s
@@ -285,6 +292,7 @@ def _figures(
             if (g := _longest(history, p, hit.at_s, until_s)) is not None
         },
         frozenset(_members(history, hit, silent_until_s, strategy)),
+        hit.is_alone and not any(hit.at_s < other.at_s <= until_s for other in hits),
         None if lost_s is None else lost_s - hit.at_s,
         rejoin_s,
         start_s,

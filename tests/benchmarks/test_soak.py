@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.soak import run_cases
+from benchmarks.soak_figures import History, Hit, Life, figures_of
 from benchmarks.soak_world import Case
 
 
@@ -25,3 +26,15 @@ def test_training_survives_random_kills_and_stops(
     assert row.faults == ()
     assert row.shares == case.steps * case.pipelines
     assert row.returns >= row.kills
+
+
+def test_gaps_count_for_a_hit_only_if_nothing_else_was_hit_meanwhile() -> None:
+    history = History(1, lives=[Life(pipeline, hello_s=0.0) for pipeline in range(3)])
+    hits = [
+        Hit("kill", 10.0, 0),
+        Hit("kill", 10.4, 1, is_alone=False),
+        Hit("stop", 20.0, 2, seconds=0.5),
+        Hit("kill", 30.0, 0),
+    ]
+    found = figures_of(history, hits, [[], [], []], "ad_psgd")
+    assert [figures.is_alone for figures in found] == [False, False, True, True]
