@@ -17,10 +17,10 @@ from planner.errors import PipeplanError
 from planner.wiring.device_types import cpu_type, gpu_type
 
 
-def main(words: list[str] | None = None, program: str = "python -m executor.profiling") -> int:
+def main(words: list[str] | None = None) -> int:
     """Measure what the command line asks for; returns the exit status."""
     try:
-        request = _request(words, program)
+        request = _request(words)
         profile(request, lambda line: print(line, file=sys.stderr, flush=True))
     except PipeplanError as error:
         for problem in error.problems:
@@ -33,8 +33,8 @@ def main(words: list[str] | None = None, program: str = "python -m executor.prof
     return 0
 
 
-def _request(words: list[str] | None, program: str) -> Request:
-    options = _parser(program).parse_args(words)
+def _request(words: list[str] | None) -> Request:
+    options = _parser().parse_args(words)
     job = job_with(Job.load(options.job) if options.job else Job(), options.set or [])
     device = _device(options.device)
     if options.threads is not None and options.threads < 1:
@@ -54,9 +54,9 @@ def _request(words: list[str] | None, program: str) -> Request:
     )
 
 
-def _parser(program: str) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=program,
+        prog="python -m executor.profiling",
         description="Measure what each distinct layer of a model costs on this device, one layer "
         "at a time; the whole model is never held. Plan with the file: pipeplan plan --costs.",
     )

@@ -11,10 +11,9 @@ from executor.stage.runner import StageRunner
 
 WHOLE, SPLIT = 0, 1
 """Two microbatches: the backward of the one is whole, of the other in two halves."""
-FORWARD, BACKWARD, SPLIT_FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = range(5)
-"""The operations of a round, in order; a forward whose backward is split does a little more."""
-
 OPERATIONS = 5
+FORWARD, BACKWARD, SPLIT_FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = range(OPERATIONS)
+"""The operations of a round, in order; a forward whose backward is split does a little more."""
 
 
 class LayerRun:
@@ -43,17 +42,15 @@ class LayerRun:
 
     def run(self, operation: int) -> None:
         """Run one of the operations; all that come before it have run."""
-        match operation:
-            case 0:
-                self._runner.forward(WHOLE, self._received, self._batch)
-            case 1:
-                self._runner.backward(WHOLE, self._gradients)
-            case 2:
-                self._runner.forward(SPLIT, self._received, self._batch)
-            case 3:
-                self._runner.backward(SPLIT, self._gradients)
-            case 4:
-                self._runner.weight_gradients(SPLIT)
+        runner = self._runner
+        if operation in (FORWARD, SPLIT_FORWARD):
+            microbatch = WHOLE if operation == FORWARD else SPLIT
+            runner.forward(microbatch, self._received, self._batch)
+        elif operation in (BACKWARD, INPUT_GRADIENT):
+            microbatch = WHOLE if operation == BACKWARD else SPLIT
+            runner.backward(microbatch, self._gradients)
+        else:
+            runner.weight_gradients(SPLIT)
 
     def round(self) -> None:
         """All of them once."""
