@@ -11,8 +11,9 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from executor.command_line import Options, WrongUsageError, parse_options
+from executor.command_line import Options, parse_options
 from executor.error_line import print_error
+from executor.rank_options import WrongUsageError
 from executor.torchrun_record import record_for_torchrun
 from planner.errors import PipeplanError
 

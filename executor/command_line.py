@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
-from executor.limits import DEFAULT_TIMEOUT_S, require_timeout
+from executor.rank_options import Add, RankParser, add_rank_options, timeout_seconds
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
     from executor.config import TrainingConfig
     from executor.pace import Pace
     from executor.run import Run
-
-
-Add = Callable[..., Any]
-"""Adds an option to a parser."""
 
 
 @dataclass(frozen=True)
@@ -98,20 +92,6 @@ class Options:
         return None
 
 
-class WrongUsageError(PipeplanError):
-    """The command line of a rank of several cannot be read."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line where many ranks would repeat the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        """Wrong usage."""
-        if "RANK" in os.environ:
-            raise WrongUsageError(f"{message}; `python -m executor --help` says what there is")
-        super().error(message)
-
-
 def parse_options() -> Options:
     """Read the command line; wrong usage ends the process with status 2.
 
@@ -122,9 +102,9 @@ def parse_options() -> Options:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="torchrun --nproc-per-node N -m executor",
-        description="Train a model by a plan, one process a device of the plan.",
+    parser = RankParser(
+        "executor",
+        "Train a model by a plan, one process a device of the plan.",
     )
     add: Add = parser.add_argument
     add("plan", help="plan file written by `pipeplan plan`")
@@ -156,16 +136,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="write the figures of every step as a line of JSON",
     )
-    add("--device", choices=["cpu", "cuda"], help="default a GPU if there is one")
-    add("--backend", choices=["gloo", "nccl"], help="of torch.distributed; default by device")
-    add(
-        "--timeout",
-        dest="timeout_s",
-        type=_seconds,
-        default=DEFAULT_TIMEOUT_S,
-        metavar="SECONDS",
-        help="a rank that lets others wait for so long counts as lost (default 600)",
-    )
+    add_rank_options(add)
     _add_emulation(parser.add_argument_group("emulation").add_argument)
     _add_synchronisation(parser.add_argument_group("synchronisation").add_argument)
     return parser
@@ -214,7 +185,7 @@ def _add_synchronisation(add: Add) -> None:
     add(
         "--group-timeout",
         dest="group_timeout_s",
-        type=_seconds,
+        type=timeout_seconds,
         metavar="SECONDS",
         help="a pipeline that lets others of its group wait for so long is left out (default 30)",
     )
@@ -247,10 +218,3 @@ def _whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-
-
-def _seconds(text: str) -> float:
-    try:
-        return require_timeout(float(text))
-    except (ValueError, PipeplanError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not from 1 to 1e6 seconds") from None

@@ -10,7 +10,8 @@ import traceback
 
 from executor.error_line import print_error
 from executor.measure_links.interrupt import Interrupt
-from executor.measure_links.options import Options, WrongUsageError, parse_options
+from executor.measure_links.options import Options, parse_options
+from executor.rank_options import WrongUsageError
 from executor.torchrun_record import record_for_torchrun
 from planner.errors import PipeplanError
 

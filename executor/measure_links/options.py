@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import NoReturn
 
-from executor.limits import DEFAULT_TIMEOUT_S, require_timeout
-from planner.errors import PipeplanError
+from executor.rank_options import RankParser, add_rank_options
 
 SUFFIXES = (".toml", ".json")
 DEFAULT_MOST_MIB = 256
 DEFAULT_LONGEST_MS = 20.0
 DEFAULT_REPEATS = 7
 DEFAULT_TOLERANCE = 0.1
-
-
-class WrongUsageError(PipeplanError):
-    """The command line cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +60,6 @@ class Options:
         return min if self.busy else median
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line where many ranks would repeat the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        if "RANK" in os.environ:
-            raise WrongUsageError(
-                f"{message}; `python -m executor.measure_links --help` says what there is"
-            )
-        super().error(message)
-
-
 def parse_options() -> Options:
     """Read the command line.
 
@@ -91,9 +73,9 @@ def parse_options() -> Options:
 
 def parser() -> argparse.ArgumentParser:
     """Every option with its help."""
-    parser = _Parser(
-        prog="torchrun --nproc-per-node N -m executor.measure_links",
-        description="Measure latency and bandwidth between all ranks, and all-reduces, and write "
+    parser = RankParser(
+        "executor.measure_links",
+        "Measure latency and bandwidth between all ranks, and all-reduces, and write "
         "a cluster file for `pipeplan plan`. Start one process a device, on all machines.",
     )
     add = parser.add_argument
@@ -159,16 +141,7 @@ def parser() -> argparse.ArgumentParser:
         help="leave out flows at the same time; then what pairs share is only assumed",
     )
     add("--no-all-reduce", dest="reductions", action="store_false", help="leave out all-reduces")
-    add("--device", choices=["cpu", "cuda"], help="default a GPU if there is one")
-    add("--backend", choices=["gloo", "nccl"], help="of torch.distributed; default by device")
-    add(
-        "--timeout",
-        dest="timeout_s",
-        type=_seconds,
-        default=DEFAULT_TIMEOUT_S,
-        metavar="SECONDS",
-        help="a rank that lets others wait for so long counts as lost (default 600)",
-    )
+    add_rank_options(add)
     add("--json", dest="as_json", action="store_true", help="print JSON instead of tables")
     return parser
 
@@ -207,10 +180,3 @@ def _repeats(text: str) -> int:
     if value != int(value):
         raise argparse.ArgumentTypeError(f"{text} is no whole number")
     return int(value)
-
-
-def _seconds(text: str) -> float:
-    try:
-        return require_timeout(float(text))
-    except (ValueError, PipeplanError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not from 1 to 1e6 seconds") from None
