@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.costs.placement import StageSpec
-from planner.costs.stage_bytes import stage_bytes
 from planner.errors import InfeasibleError
 from planner.partition.chain import Chain
 from planner.partition.memory.tight_division import TightDivision, TypedStages
@@ -161,23 +159,24 @@ def _capacity_bytes(chain: Chain, device: str) -> int:
 
 def _parts(chain: Chain, division: TightDivision, begin: int, end: int) -> dict[str, int]:
     """What a stage holds when its first microbatch is in flight, at the least."""
-    problem, layers = chain.problem, chain.names[begin:end]
-    parameters = problem.graph.parameters_of(layers)
+    problem = chain.problem
+    parameters = problem.graph.parameters_of(chain.names[begin:end])
     trained = [parameter for parameter in parameters if parameter.trainable]
     per_element = problem.job.optimizer_bytes_per_element
     gradients, name = chain.cut_gradient_bytes, "stash of one microbatch"
     if problem.job.recompute:
         name += " with all recomputed that saves memory"
-    return {
+    parts = {
         "weights": sum(parameter.bytes for parameter in parameters),
         "gradients": sum(parameter.bytes for parameter in trained),
         "optimizer state": sum(per_element * parameter.elements for parameter in trained),
         name: division.least_stash_bytes(begin, end),
-        "workspace": stage_bytes(problem.graph, [StageSpec(layers, ())])[0].workspace,
         "tensors to and from its neighbours": max(
             int(chain.cut_bytes[end]), int(gradients[begin] + gradients[end])
         ),
     }
+    need_bytes = int(division.division.need_bytes[begin, end])
+    return parts | {"workspace": need_bytes - sum(parts.values())}
 
 
 def _split(chain: Chain, parts: dict[str, int], device: str, which: str = "") -> str:

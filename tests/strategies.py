@@ -105,6 +105,7 @@ def layer_graphs(
             "weight_gradient_traffic_bytes": draw(sizes),
             "stash_bytes": saved[name] + draw(sizes),
             "weight_stash_bytes": draw(st.none() | sizes),
+            "peak_bytes": draw(st.none() | sizes),
             "parameters": [f"p{n}" for n, held in enumerate(holders) if index in held],
         }
         for index, name in enumerate(names)

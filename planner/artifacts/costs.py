@@ -59,7 +59,8 @@ class SizedCosts(Record):
         weight_stash_bytes: held from a separate input gradient until the weight gradient: what of
             the stash is still needed, and the gradients of what the layer's products made.
         forward_bytes, backward_bytes: the most that was held beside parameters, their gradients
-            and the input while each ran; the output, the stash and gradients among it.
+            and what the layer was given, input or gradients, while each ran; the stash and what
+            it made, output or gradients, among it.
     """
 
     samples_per_microbatch: Samples
@@ -167,6 +168,24 @@ class Costs(Record):
         """
         low, high = self._around(layer, samples)
         return round(_between(low, high, samples, low.stash_bytes, high.stash_bytes))
+
+    def forward_bytes(self, layer: str, samples: int) -> int:
+        """The most that a layer's forward holds beside parameters and its input.
+
+        Raises:
+            PipeplanError: as of :meth:`at`.
+        """
+        low, high = self._around(layer, samples)
+        return round(_between(low, high, samples, low.forward_bytes, high.forward_bytes))
+
+    def backward_bytes(self, layer: str, samples: int) -> int:
+        """The same of a whole backward, the gradients that it is given left out.
+
+        Raises:
+            PipeplanError: as of :meth:`at`.
+        """
+        low, high = self._around(layer, samples)
+        return round(_between(low, high, samples, low.backward_bytes, high.backward_bytes))
 
     def at(self, layer: str, samples: int) -> MeasuredTimes:
         """Seconds of a layer for a microbatch of so many samples.

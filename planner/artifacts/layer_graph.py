@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, Self
+from typing import Annotated, Any, Literal, Self
 
 import networkx as nx
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -21,12 +20,13 @@ from planner.artifacts.document import (
     read_json,
     write_atomically,
 )
+from planner.artifacts.read_only import Attributes, read_only
 from planner.artifacts.work import PHASES, Work, totals
 from planner.errors import PipeplanError
 
 FORMAT = "pipeplan-graph/1"
 
-MEASURED = {"measured", "stash_bytes", "weight_stash_bytes"}
+MEASURED = {"measured", "stash_bytes", "weight_stash_bytes", "peak_bytes"}
 """What of a layer depends on who runs it, and measuring replaces; all else is its structure."""
 
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
@@ -64,10 +64,12 @@ class Layer(Record):
     ``*_flops`` counts a multiply-add as two. ``*_traffic_bytes`` is what the layer's operations
     read and write. ``stash_bytes`` is what autograd keeps from forward for backward, parameters
     excluded; ``weight_stash_bytes`` what of it the weight gradient still needs after the input
-    gradient: all of it if not told. ``parameters`` are the names (FQNs) of the parameters the
-    layer uses; a tied parameter stands in several layers. ``measured`` replaces the roofline on a
-    device type. ``work`` divides FLOPs and traffic among operations; without it the roofline takes
-    them as one operation.
+    gradient: all of it if not told. ``peak_bytes`` is the most that is held while the layer runs
+    forward or backward, beside parameters and their gradients: its stash, what it makes and is
+    given for it, and temporaries; see :attr:`LayerGraph.peak_bytes` if it is not told.
+    ``parameters`` are the names (FQNs) of the parameters the layer uses; a tied parameter stands
+    in several layers. ``measured`` replaces the roofline on a device type. ``work`` divides FLOPs
+    and traffic among operations; without it the roofline takes them as one operation.
     """
 
     name: Name
@@ -79,6 +81,7 @@ class Layer(Record):
     weight_gradient_traffic_bytes: Count
     stash_bytes: Count
     weight_stash_bytes: Count | None = None
+    peak_bytes: Count | None = None
     parameters: tuple[Name, ...] = ()
     measured: dict[Name, MeasuredTimes] = Field(default_factory=dict)
     device_types: tuple[Name, ...] = ()
@@ -105,8 +108,9 @@ class Layer(Record):
             del fields["device_types"]
         if not self.work:
             fields.pop("work", None)  # Who dumps may have left it out.
-        if self.weight_stash_bytes is None:
-            fields.pop("weight_stash_bytes", None)
+        for name in ("weight_stash_bytes", "peak_bytes"):
+            if getattr(self, name) is None:
+                fields.pop(name, None)
         return fields
 
     @property
@@ -204,33 +208,6 @@ def _check_boundary(field: str, boundary: Boundary, position: dict[str, int]) ->
             )
 
 
-class _Attributes(dict[str, Any]):
-    """A dictionary that is filled once, by its first ``update``, and is then read-only.
-
-    A copy is an ordinary dictionary; what a shallow copy shares stays read-only.
-    """
-
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        if self:
-            self._refuse()
-        super().update(*args, **kwargs)
-
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise nx.NetworkXError(
-            "the attributes of a layer graph are read-only: solvers read its record; make another "
-            "with LayerGraph.from_record, or edit an ordinary nx.DiGraph(graph)"
-        )
-
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    pop = popitem = clear = setdefault = _refuse
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
-        return {key: deepcopy(value, memo) for key, value in self.items()}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (dict, (dict(self),))
-
-
 def structure_digest(record: GraphRecord) -> str:
     """SHA-256 of a graph without what is measured: equal before and after a calibration."""
     return digest_of_data(record.model_dump(mode="json", exclude={"layers": {"__all__": MEASURED}}))
@@ -249,8 +226,8 @@ class LayerGraph(nx.DiGraph):  # type: ignore[misc]
     """
 
     record: GraphRecord
-    node_attr_dict_factory = _Attributes
-    edge_attr_dict_factory = _Attributes
+    node_attr_dict_factory = Attributes
+    edge_attr_dict_factory = Attributes
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """An ordinary DiGraph: networkx makes the graphs it derives by ``graph.__class__()``."""
@@ -266,8 +243,8 @@ class LayerGraph(nx.DiGraph):  # type: ignore[misc]
         for layer in record.layers:
             bytes_ = sum(size[name] for name in layer.parameters)
             fields = layer.model_dump()
-            fields["measured"] = _read_only(
-                {kind: _read_only(times) for kind, times in fields["measured"].items()}
+            fields["measured"] = read_only(
+                {kind: read_only(times) for kind, times in fields["measured"].items()}
             )
             fields["device_types"] = layer.device_types
             fields["work"] = layer.work
@@ -283,7 +260,7 @@ class LayerGraph(nx.DiGraph):  # type: ignore[misc]
                 tensors=tuple(tensor.name for tensor in tensors),
                 bytes=sum(tensor.bytes for tensor in tensors),
             )
-        graph.graph = _read_only(graph.graph)
+        graph.graph = read_only(graph.graph)
         return nx.freeze(graph)  # type: ignore[no-any-return]
 
     def copy(self, as_view: bool = False) -> Self:
@@ -323,6 +300,45 @@ class LayerGraph(nx.DiGraph):  # type: ignore[misc]
         """Parameters by FQN."""
         return {parameter.name: parameter for parameter in self.record.parameters}
 
+    @cached_property
+    def peak_bytes(self) -> dict[str, int]:
+        """The most that each layer holds while it runs, beside parameters and their gradients.
+
+        Where it is not told: its stash, what it hands on with the gradient of that, the gradients
+        that it sends back, and a new gradient of a parameter.
+        """
+        held = {
+            row.name: row.stash_bytes + self.new_gradient_bytes[row.name]
+            for row in self.record.layers
+        }
+        for tensor in self.record.boundaries:
+            held[tensor.producer] += 2 * tensor.bytes
+            for user in tensor.users if tensor.requires_grad else ():
+                held[user] += tensor.bytes
+        told = {
+            row.name: row.peak_bytes for row in self.record.layers if row.peak_bytes is not None
+        }
+        return held | told
+
+    @cached_property
+    def new_gradient_bytes(self) -> dict[str, int]:
+        """Of each layer's largest parameter: a gradient is made, then added to those before it."""
+        return {
+            row.name: max(
+                (p.bytes for p in self.parameters_of([row.name]) if p.trainable), default=0
+            )
+            for row in self.record.layers
+        }
+
+    @cached_property
+    def saved_input_bytes(self) -> dict[str, int]:
+        """What each layer's stash contains of tensors that it is handed: kept if it runs again."""
+        found = dict.fromkeys(self.layers, 0)
+        for tensor in self.record.boundaries:
+            if tensor.saved_by in tensor.users:
+                found[str(tensor.saved_by)] += tensor.bytes
+        return found
+
     def parameters_of(self, layers: Iterable[str]) -> tuple[Parameter, ...]:
         """The parameters a set of layers uses, a tied one once."""
         names = dict.fromkeys(name for layer in layers for name in self.layers[layer].parameters)
@@ -340,12 +356,6 @@ class LayerGraph(nx.DiGraph):  # type: ignore[misc]
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and transfer between processes by the record."""
         return (LayerGraph.from_record, (self.record,))
-
-
-def _read_only(values: dict[str, Any]) -> dict[str, Any]:
-    attributes = _Attributes()
-    attributes.update(values)
-    return attributes
 
 
 def require_samples(graph: LayerGraph, samples: int) -> None:

@@ -36,7 +36,8 @@ def with_profile(graph: LayerGraph, cluster: Cluster, costs: Costs, source: str)
     """A graph with profiled times of one device type; those of other types stay.
 
     What a layer keeps for its backward grows to what was measured, where that is more: some
-    kernels need more there than the trace can know. It is the largest of all profiled types.
+    kernels need more there than the trace can know. What it holds while it runs is as measured.
+    Both are the largest of all profiled types.
 
     Args:
         graph: as traced, at any size that was profiled or lies between two.
@@ -52,32 +53,39 @@ def with_profile(graph: LayerGraph, cluster: Cluster, costs: Costs, source: str)
         raise PipeplanError(f"{source}: {problem}" for problem in problems)
     samples = graph.record.samples_per_microbatch
     try:
-        inputs = _kept_inputs(graph.record)
-        layers = tuple(
-            _profiled(layer, costs, samples, inputs[layer.name]) for layer in graph.record.layers
-        )
+        given = _Given(graph)
+        layers = tuple(_profiled(layer, costs, samples, given) for layer in graph.record.layers)
     except PipeplanError as error:
         raise PipeplanError(f"{source}: {problem}" for problem in error.problems) from None
     return LayerGraph.from_record(graph.record.model_copy(update={"layers": layers}))
 
 
-def _kept_inputs(record: GraphRecord) -> Counter[str]:
-    """Bytes in each layer's stash that are another layer's output."""
-    found: Counter[str] = Counter()
-    for tensor in record.boundaries:
-        if tensor.saved_by is not None and tensor.saved_by != tensor.producer:
-            found[tensor.saved_by] += tensor.bytes
-    return found
+class _Given:
+    """Bytes that layers are given, and did not make while they were measured."""
+
+    def __init__(self, graph: LayerGraph) -> None:
+        # In each layer's stash; and for what it makes.
+        self.inputs: Counter[str] = Counter()
+        self.gradients: Counter[str] = Counter()
+        for tensor in graph.record.boundaries:
+            if tensor.saved_by is not None and tensor.saved_by != tensor.producer:
+                self.inputs[tensor.saved_by] += tensor.bytes
+            if tensor.requires_grad:
+                self.gradients[tensor.producer] += tensor.bytes
 
 
-def _profiled(layer: Layer, costs: Costs, samples: int, input_bytes: int) -> Layer:
-    own_bytes = layer.stash_bytes - input_bytes
-    more_bytes = max(0, costs.stash_bytes(layer.name, samples) - own_bytes)
+def _profiled(layer: Layer, costs: Costs, samples: int, given: _Given) -> Layer:
+    name, inputs = layer.name, given.inputs[layer.name]
+    more_bytes = max(0, costs.stash_bytes(name, samples) - (layer.stash_bytes - inputs))
+    backward_bytes = costs.backward_bytes(name, samples) + given.gradients[name]
+    peak_bytes = inputs + max(costs.forward_bytes(name, samples), backward_bytes)
+    stash_bytes = layer.stash_bytes + more_bytes
     return layer.model_copy(
         update={
-            "measured": {**layer.measured, costs.device_type: costs.at(layer.name, samples)},
-            "stash_bytes": layer.stash_bytes + more_bytes,
+            "measured": {**layer.measured, costs.device_type: costs.at(name, samples)},
+            "stash_bytes": stash_bytes,
             "weight_stash_bytes": layer.kept_for_weights_bytes + more_bytes,
+            "peak_bytes": max(peak_bytes, stash_bytes, layer.peak_bytes or 0),
         }
     )
 

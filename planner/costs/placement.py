@@ -45,7 +45,8 @@ class PlacedStage:
     Attributes:
         spec: what the solver chose.
         times: by device.
-        static_bytes: weights, gradients, optimizer state and workspace on each replica.
+        static_bytes: weights, gradients and optimizer state on each replica.
+        workspace_bytes: beside these and whole stashes while one of its layers runs.
         stash_bytes: kept from forward until backward, the received input included.
         weight_stash_bytes: kept from a separate input gradient until the weight gradient.
         input_bytes, output_bytes: activations received from and sent to the neighbours.
@@ -55,6 +56,7 @@ class PlacedStage:
     spec: StageSpec
     times: Mapping[str, OperationTimes]
     static_bytes: int
+    workspace_bytes: int
     stash_bytes: int
     weight_stash_bytes: int
     input_bytes: int
@@ -81,6 +83,12 @@ class PlacedStage:
     def least_s(self, kind: str) -> float:
         """Seconds of an operation, by its letter, on the fastest replica."""
         return min(times.seconds(kind) for times in self.times.values())
+
+
+def static_with_workspace(stages: Sequence[PlacedStage]) -> int:
+    """Static bytes of stages that run one at a time, and the largest of their workspaces."""
+    workspaces = [stage.workspace_bytes for stage in stages]
+    return sum(stage.static_bytes for stage in stages) + max(workspaces, default=0)
 
 
 @dataclass(frozen=True)
@@ -174,8 +182,12 @@ class PlacedPipeline:
         return self.problem.cluster.device_type(device).capacity_bytes
 
     def static_bytes(self, device: str) -> int:
-        """Bytes taken on a device whatever runs: all its stages' static memory."""
-        return sum(self.stages[stage].static_bytes for stage in self.stages_on[device])
+        """Bytes that count on a device at all times: static memory, and the largest workspace.
+
+        Stages of one device run one at a time.
+        """
+        stages = [self.stages[stage] for stage in self.stages_on[device]]
+        return static_with_workspace(stages)
 
     def stash_limit(self, stage: int, device: str, *, whole_backwards: bool = False) -> int:
         """How many microbatches of a stage could be in flight if the device held nothing else.
@@ -226,7 +238,8 @@ def place(problem: Problem, stages: Sequence[StageSpec]) -> PlacedPipeline:
         PlacedStage(
             spec=spec,
             times=_times(problem, spec),
-            static_bytes=static_bytes(problem, held) + row.workspace,
+            static_bytes=static_bytes(problem, held),
+            workspace_bytes=row.workspace,
             stash_bytes=row.stash,
             weight_stash_bytes=row.weight_stash,
             input_bytes=row.input,

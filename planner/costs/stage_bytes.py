@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from planner.artifacts.layer_graph import Boundary, LayerGraph
+from planner.costs.workspace import workspace_bytes
 
 
 class StageLayers(Protocol):
@@ -27,8 +28,8 @@ class StageBytes:
     """Bytes of one stage for one microbatch.
 
     Attributes:
-        workspace: temporaries of a backward: the gradients of the largest tensor a layer hands
-            on, twice.
+        workspace: what stands beside whole stashes while layers run: gradients, temporaries, and
+            what a recomputed layer makes again; see :func:`workspace_bytes`.
         stash: kept from forward until backward, the received input included; a recomputed layer
             keeps only its input.
         weight_stash: kept from a separate input gradient until the weight gradient; a recomputed
@@ -66,13 +67,23 @@ class _Table:
         count = len(stages)
         self._stage_of = {name: j for j, stage in enumerate(stages) for name in stage.layers}
         self._rerun = {name for s in stages for name in set(s.recompute).intersection(s.layers)}
-        self._workspace = [0] * (count + 1)
         self._crossing = [0] * (count + 1)
         self._gradients = [0] * (count + 1)
         # Received tensors that a layer of the stage keeps in its own stash anyway.
         self._saved = [0] * (count + 1)
         self._kept = [
             sum(graph.layers[name].stash_bytes for name in s.layers if name not in self._rerun)
+            for s in stages
+        ]
+        peak, saved_inputs = graph.peak_bytes, graph.saved_input_bytes
+        self._workspace = [
+            workspace_bytes(
+                (
+                    peak[name],
+                    saved_inputs[name] if name in self._rerun else graph.layers[name].stash_bytes,
+                )
+                for name in s.layers
+            )
             for s in stages
         ]
         self._kept_for_weights = [
@@ -85,7 +96,6 @@ class _Table:
         first = self._stage_of.get(tensor.producer, nowhere)
         last = max(self._stage_of.get(user, nowhere) for user in tensor.users)
         saver = self._keeper(tensor)
-        self._workspace[first] = max(self._workspace[first], 2 * tensor.bytes)
         if first < last:
             self._pass_on(tensor, first, last)
             if saver is not None and first < saver <= last:

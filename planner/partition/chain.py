@@ -208,6 +208,12 @@ class Chain:
         return np.array([layer.stash_bytes for layer in self.problem.graph.record.layers])
 
     @cached_property
+    def peak_bytes(self) -> IntArray:
+        """The most that each layer holds while it runs."""
+        peaks = self.problem.graph.peak_bytes
+        return np.array([peaks[name] for name in self.names])
+
+    @cached_property
     def stashes(self) -> StashModel:
         """What any stage keeps, depending on what it recomputes."""
         return StashModel(self.problem.graph)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from planner.costs.placement import PlacedPipeline, place
+from planner.costs.placement import PlacedPipeline, PlacedStage, place
 from planner.errors import DeadlockError
 from planner.partition.bounds.in_flight import in_flight_bound_s
 from planner.partition.bounds.link_loads import link_load_bound_s
@@ -139,7 +139,7 @@ class RecomputedSchedules:
             return None
         rooms = _stash_rooms(schedule.timeline)
         less = tuple(
-            self._recomputed(stage, rooms[j]) if pipeline.stages[j].spec.recompute else stage
+            self._recomputed(stage, pipeline.stages[j], *rooms[j])
             for j, stage in enumerate(partition)
         )
         specs = self._chain.specs(less)
@@ -153,30 +153,49 @@ class RecomputedSchedules:
             return None
         return replace(schedule, timeline=timeline, lower_bound_s=0.0)
 
-    def _recomputed(self, stage: StageChoice, room_bytes: int) -> StageChoice:
+    def _recomputed(
+        self, stage: StageChoice, now: PlacedStage, stashes: int, room_bytes: int
+    ) -> StageChoice:
+        """A stage with the best choice for so many stashes in a room.
+
+        Args:
+            stage: nothing recomputed.
+            now: the same with what it recomputes now, whose workspace is outside the room.
+            stashes: held where room is scarcest.
+            room_bytes: for these.
+        """
+        if not now.spec.recompute:
+            return stage
         cluster = self._chain.problem.cluster
         types = tuple(sorted(cluster.type_of(device) for device in stage.devices))
-        found = self._variants.chooser.choose([Holding(stage.begin, stage.end, types)], room_bytes)
-        assert found is not None, "what the schedule recomputes now fits already"
-        return replace(stage, recompute=found.layers)
+        least = self._chain.stashes.workspace_bytes(stage.begin, stage.end)
+        holding = Holding(stage.begin, stage.end, types, stashes)
+        room_bytes += now.workspace_bytes - least
+        found = self._variants.chooser.choose([holding], room_bytes)
+        if found is not None:
+            return replace(stage, recompute=found.layers)
+        # What it recomputes now fits; a search that was cut off may miss that.
+        names = self._chain.names
+        again = [k for k in range(stage.begin, stage.end) if names[k] in now.spec.recompute]
+        return replace(stage, recompute=tuple(again))
 
 
-def _stash_rooms(timeline: Timeline) -> dict[int, int]:
-    """By stage, the largest stash with which the same timeline stays within memory.
+def _stash_rooms(timeline: Timeline) -> dict[int, tuple[int, int]]:
+    """By stage, how many stashes it holds when room is scarcest, and the room that these have.
 
     At every moment a device holds some number of stashes and something besides. Needs one stage a
     device.
     """
     none, one = (_with_stash(timeline, bytes_) for bytes_ in (0, 1))
     pipeline = timeline.pipeline
-    rooms: dict[int, int] = {}
+    rooms: dict[int, tuple[int, int]] = {}
     for device, (stage,) in pipeline.stages_on.items():
         capacity = pipeline.capacity_bytes(device)
         for (_, beside), (_, with_stashes) in zip(none[device], one[device], strict=True):
             stashes = with_stashes - beside
             if stashes > 0:
-                room = (capacity - beside) // stashes
-                rooms[stage] = min(room, rooms.get(stage, room))
+                room = (stashes, capacity - beside)
+                rooms[stage] = min(room, rooms.get(stage, room), key=lambda x: x[1] // x[0])
     return rooms
 
 

@@ -167,6 +167,7 @@ def _bytes(pipeline: PlacedPipeline) -> list[tuple[int, ...]]:
     return [
         (
             stage.static_bytes,
+            stage.workspace_bytes,
             stage.stash_bytes,
             stage.weight_stash_bytes,
             stage.input_bytes,

@@ -44,7 +44,10 @@ def with_microbatches(problem: Problem, number: int) -> Problem:
     size = {parameter.name: parameter.bytes for parameter in record.parameters}
     fewer = {
         "samples_per_microbatch": samples // number,
-        "layers": tuple(_smaller(layer, number, size) for layer in record.layers),
+        "layers": tuple(
+            _with_peak(problem.graph, _smaller(layer, number, size), number)
+            for layer in record.layers
+        ),
         "boundaries": tuple(
             tensor.model_copy(update={"bytes": _part(tensor.bytes, number)})
             for tensor in record.boundaries
@@ -76,3 +79,12 @@ def _smaller(layer: Layer, number: int, size: dict[str, int]) -> Layer:
     if layer.weight_stash_bytes is not None:
         update["weight_stash_bytes"] = _part(layer.weight_stash_bytes, number)
     return layer.model_copy(update=update)
+
+
+def _with_peak(graph: LayerGraph, layer: Layer, number: int) -> Layer:
+    """The same with its peak, if that was told: in proportion but for a gradient of a weight."""
+    if layer.peak_bytes is None:
+        return layer
+    fixed = min(graph.new_gradient_bytes[layer.name], layer.peak_bytes)
+    peak_bytes = fixed + _part(layer.peak_bytes - fixed, number)
+    return layer.model_copy(update={"peak_bytes": peak_bytes})

@@ -1,5 +1,9 @@
 """Dividing layers among devices: found where there is a way, a proof where there is none."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations, pairwise
+
 import pytest
 from brute_force import all_partitions
 from hypothesis import given, settings
@@ -14,13 +18,15 @@ from planner.partition.memory.division import Division
 from planner.partition.memory.interval_memory import IntervalMemory
 from planner.partition.memory.recompute import Holding, RecomputeChooser
 from planner.partition.memory.recompute_variants import RecomputeVariants, with_recompute
+from planner.partition.memory.tight_division import TOLERANCE, TightDivision
 
 
 def needs_bytes(pipeline: PlacedPipeline, stage: int) -> int:
-    """With one microbatch in flight, nothing recomputed."""
+    """With one microbatch in flight."""
     placed = pipeline.stages[stage]
     gradients = placed.input_gradient_bytes + placed.output_gradient_bytes
-    return placed.static_bytes + placed.stash_bytes + max(placed.output_bytes, gradients)
+    held = placed.static_bytes + placed.workspace_bytes + placed.stash_bytes
+    return held + max(placed.output_bytes, gradients)
 
 
 def some_partition_fits(problem: Problem) -> bool:
@@ -78,6 +84,30 @@ def test_a_stage_needs_what_the_table_says(problem: Problem) -> None:
             # Not less either: tied parameters count, once a stage.
             assert division.need_bytes[begin, end] == needs_bytes(pipeline, stage)
             assert memory.stash_bytes[begin, end] == pipeline.stages[stage].stash_bytes
+
+
+@given(problems())
+@settings(max_examples=30)
+def test_no_recomputation_needs_less_than_the_table_says(problem: Problem) -> None:
+    """Nor than it says where it was raised."""
+    job = problem.job.model_copy(update={"recompute": True})
+    chain = Chain(replace(problem, job=job))
+    raised = TightDivision(chain)
+    raised.divide()
+    device = problem.cluster.device_names[0]
+    for begin, end in combinations(range(chain.length + 1), 2):
+        cuts = sorted({0, begin, end, chain.length})
+        found = []
+        for again in powerset(chain.names[begin:end]):
+            specs = [StageSpec(chain.names[u:v], (device,), again) for u, v in pairwise(cuts)]
+            found.append(needs_bytes(place(chain.problem, specs), cuts.index(begin)))
+        assert Division(chain).need_bytes[begin, end] <= min(found)
+        assert raised.division.need_bytes[begin, end] <= min(found) * (1 + TOLERANCE)
+
+
+def powerset(names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for count in range(len(names) + 1):
+        yield from combinations(names, count)
 
 
 @given(problems(), st.integers(1, 4), st.floats(0, 1))

@@ -14,7 +14,7 @@ from planner.artifacts.cluster import Cluster
 from planner.artifacts.job import Job
 from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.problem import Problem
-from planner.costs.placement import StageSpec, place
+from planner.costs.placement import PlacedStage, StageSpec, place
 from planner.partition.chain import Chain
 from planner.partition.memory.knapsack import TOLERANCE, cheapest_cover
 from planner.partition.memory.recompute import Holding, Recomputation, RecomputeChooser
@@ -49,8 +49,8 @@ def subsets(layers: range) -> Iterator[tuple[int, ...]]:
     return joined.from_iterable(combinations(layers, n) for n in range(len(layers) + 1))
 
 
-def placed_stash_bytes(chain: Chain, begin: int, end: int, recompute: tuple[int, ...]) -> int:
-    """The simulator's figure."""
+def placed_stage(chain: Chain, begin: int, end: int, recompute: tuple[int, ...]) -> PlacedStage:
+    """The simulator's figures."""
     names = chain.names
     ends = [cut for cut in (begin, end) if 0 < cut < len(names)]
     edges = [0, *ends, len(names)]
@@ -62,7 +62,11 @@ def placed_stash_bytes(chain: Chain, begin: int, end: int, recompute: tuple[int,
         )
         for number, (first, last) in enumerate(pairwise(edges))
     ]
-    return place(chain.problem, specs).stages[edges.index(begin)].stash_bytes
+    return place(chain.problem, specs).stages[edges.index(begin)]
+
+
+def placed_stash_bytes(chain: Chain, begin: int, end: int, recompute: tuple[int, ...]) -> int:
+    return placed_stage(chain, begin, end, recompute).stash_bytes
 
 
 def extra_s(chain: Chain, layers: tuple[int, ...], kind: str) -> float:
@@ -123,7 +127,7 @@ def test_the_choice_takes_the_least_extra_time_that_fits(
 ) -> None:
     chain, begin, end = stage
     kind = data.draw(st.sampled_from(TYPES))
-    chooser = RecomputeChooser(chain)
+    chooser = RecomputeChooser(chain, counts_workspace=False)
     most = placed_stash_bytes(chain, begin, end, ())
     for _ in range(3):  # Later questions may be answered from memory.
         share, in_flight = data.draw(st.floats(-0.1, 1.1)), data.draw(st.integers(1, 3))
@@ -135,11 +139,38 @@ def test_the_choice_takes_the_least_extra_time_that_fits(
             assert best == float("inf")
             assert chooser.fits_never(holding, room_bytes)
         else:
-            assert found.stash_bytes == placed_stash_bytes(chain, begin, end, found.layers)
-            assert found.stash_bytes <= room_bytes
+            each = placed_stash_bytes(chain, begin, end, found.layers)
+            assert found.stash_bytes == in_flight * each
+            assert each <= room_bytes
             assert found.extra_s == pytest.approx(extra_s(chain, found.layers, kind))
             assert found.extra_s <= best * (1 + TOLERANCE) + 1e-15
             assert found.is_least
+
+
+@given(stages(), st.floats(0, 1.1), st.integers(1, 3))
+def test_what_layers_hold_while_they_run_again_finds_room_too(
+    stage: tuple[Chain, int, int], share: float, in_flight: int
+) -> None:
+    """A choice is found wherever recomputing all that saves memory fits, if not the least."""
+    chain, begin, end = stage
+    least_bytes = placed_stage(chain, begin, end, ()).workspace_bytes
+
+    def held_bytes(layers: tuple[int, ...]) -> int:
+        placed = placed_stage(chain, begin, end, layers)
+        return in_flight * placed.stash_bytes + placed.workspace_bytes - least_bytes
+
+    room_bytes = int(share * max(held_bytes(layers) for layers in subsets(range(begin, end))))
+    holding = Holding(begin, end, ("fast",), in_flight)
+    found = RecomputeChooser(chain).choose([holding], room_bytes)
+    fitting = [x for x in subsets(range(begin, end)) if held_bytes(x) <= room_bytes]
+    saving = chain.stashes.stage(begin, end).saving_bytes
+    every = tuple(begin + k for k, bytes_ in enumerate(saving) if bytes_ > 0)
+    assert (found is not None) or every not in fitting
+    if found is not None:
+        best_s = min(extra_s(chain, layers, "fast") for layers in fitting)
+        assert held_bytes(found.layers) == found.held_bytes <= room_bytes
+        assert found.extra_s >= best_s * (1 - 1e-9)
+        assert not found.is_least or found.extra_s <= best_s * (1 + TOLERANCE) + 1e-15
 
 
 @given(layer_graphs(min_layers=3, max_layers=6), st.floats(0, 1), st.integers(1, 3))
@@ -157,7 +188,7 @@ def test_two_stages_of_a_device_share_its_room(
 
     room_bytes = int(share * both_bytes(()))
     fitting = [x for x in subsets(range(chain.length)) if both_bytes(x) <= room_bytes]
-    found = RecomputeChooser(chain).choose(holdings, room_bytes)
+    found = RecomputeChooser(chain, counts_workspace=False).choose(holdings, room_bytes)
     if found is None:
         assert not fitting
     else:

@@ -68,7 +68,7 @@ def _whole_bytes(chain: Chain) -> int:
     tensors = [tensor.bytes for tensor in record.boundaries]
     stash = sum(layer.stash_bytes for layer in record.layers) + sum(tensors)
     state = static_bytes(chain.problem, record.parameters)
-    return state + chain.problem.job.microbatches * stash + 2 * max(tensors, default=0)
+    return state + chain.problem.job.microbatches * stash + int(chain.peak_bytes.max())
 
 
 class StageMemory:
@@ -91,9 +91,11 @@ class StageMemory:
         stash_bytes = sum(layer.stash_bytes for layer in record.layers)
         state_bytes = static_bytes(decisions.chain.problem, record.parameters)
         self._sizes = [tensor.bytes for tensor in decisions.tensors]
-        total = state_bytes + stash_bytes + sum(self._sizes)
+        peaks = decisions.chain.peak_bytes
+        total = state_bytes + stash_bytes + sum(self._sizes) + int(peaks.max())
         self._unit = ByteUnit.for_total(total, MOST_UNITS)
         self.stash = StageStashes(decisions, recomputation, self._unit).stash
+        self._again = recomputation.again
         self.levels = in_flight_levels(decisions.job.microbatches)
         self.in_flight: dict[tuple[int, int], cp_model.IntVar] = {}
         held = self._held()
@@ -174,7 +176,7 @@ class StageMemory:
             moved = self._model.new_int_var(0, most, "")
             self._model.add(moved >= sent[j + 1])
             self._model.add(moved >= returned[j] + returned[j + 1])
-            held.append((state[j] + self._tied(j) + self._workspace(j, most), moved))
+            held.append((state[j] + self._tied(j) + self._workspace(j), moved))
         return held
 
     def _crossing(self, sizes: list[int]) -> list[Expression]:
@@ -199,13 +201,18 @@ class StageMemory:
                 state += size // self._unit.bytes * self._d.all_of(again)
         return state
 
-    def _workspace(self, j: int, most: int) -> cp_model.IntVar:
-        """Twice the largest tensor that a layer hands on."""
-        largest: dict[int, int] = {}
-        for tensor in self._d.tensors:
-            largest[tensor.producer] = max(largest.get(tensor.producer, 0), tensor.bytes)
-        value = self._model.new_int_var(0, most, "")
-        for layer, bytes_ in largest.items():
-            units = 2 * bytes_ // self._unit.bytes
-            self._model.add(value >= units).only_enforce_if(self._d.holds(j, layer))
-        return value
+    def _workspace(self, j: int) -> Expression:
+        """What stands beside whole stashes while a layer runs: planner.costs.workspace."""
+        graph = self._d.chain.problem.graph
+        peaks = self._unit.floor([int(x) for x in self._d.chain.peak_bytes])
+        inputs = graph.saved_input_bytes
+        most: Expression = 0
+        for number, layer in enumerate(graph.record.layers):
+            here, again = self._d.holds(j, number), self._again.get((j, number), 0)
+            saving = max(0, layer.stash_bytes - inputs[layer.name]) // self._unit.bytes
+            kept = -(-layer.stash_bytes // self._unit.bytes) * here - saving * again
+            held = self._model.new_int_var(0, max(peaks), "")
+            self._model.add(held >= most - kept)
+            self._model.add(held >= peaks[number] * here - kept)
+            most = held
+        return most

@@ -45,7 +45,8 @@ class Division:
         self._counts = [kinds.count(name) + more.get(name, 0) for name in chain.types]
         self._capacities = [problem.cluster.device_types[t].capacity_bytes for t in chain.types]
         self._most = min(problem.job.max_stages or chain.length, sum(self._counts))
-        self.need_bytes = _least_needs(chain)
+        self.memory = IntervalMemory(chain)
+        self.need_bytes = _least_needs(chain, self.memory)
         self.is_exact = prod(count + 1 for count in self._counts) <= MOST_STATES
 
     def divide(self, slack_bytes: float = 0.0) -> list[tuple[int, int, str]] | None:
@@ -135,11 +136,11 @@ def _one_less(state: Counts, kind: int) -> Counts:
     return (*state[:kind], state[kind] - 1, *state[kind + 1 :])
 
 
-def _least_needs(chain: Chain) -> FloatArray:
-    memory = IntervalMemory(chain)
-    stash: FloatArray = memory.stash_bytes
+def _least_needs(chain: Chain, memory: IntervalMemory) -> FloatArray:
+    need = memory.held_bytes + memory.stash_bytes
     if chain.problem.job.recompute:
-        stash = chain.stashes.least_by_interval().astype(float)
-    need = memory.held_bytes + stash
+        # What is recomputed saves a stash, and is held again while its layer's backward runs.
+        kept = chain.stashes
+        need = memory.held_with(kept.kept_bytes) + kept.least_by_interval()
     need[np.tril_indices(len(need))] = np.inf
     return np.asarray(need, dtype=np.float64)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from planner.costs.placement import static_bytes
-from planner.partition.chain import Chain, FloatArray
+from planner.partition.chain import Chain, FloatArray, IntArray
 from planner.partition.intervals import interval_sums
 
 MOST_PRICES = 12
@@ -36,14 +36,21 @@ class IntervalMemory:
     def held_bytes(self) -> FloatArray:
         """What stands beside the stashes when most is held, whatever the schedule.
 
+        Of stages that recompute nothing, and at least that much of those that do.
+        """
+        return self.held_with(self._layers)
+
+    def held_with(self, kept_bytes: IntArray) -> FloatArray:
+        """The same if the layers keep so much.
+
         Weights, gradients, optimizer state, workspace; and the output being made or, in the
         backward, the gradients received and being made.
         """
         chain = self._chain
         gradients = chain.cut_gradient_bytes
         buffers = np.maximum(chain.cut_bytes[None, :], gradients[:, None] + gradients[None, :])
-        held = self._static_bytes() + self._workspace_bytes() + buffers
-        return np.asarray(held, dtype=np.float64)
+        workspace = self.workspace_bytes(kept_bytes)
+        return np.asarray(self._static_bytes() + workspace + buffers, dtype=np.float64)
 
     def _static_bytes(self) -> FloatArray:
         """Weights, gradients and optimizer state, a tied parameter once an interval."""
@@ -59,16 +66,19 @@ class IntervalMemory:
                 table[before + 1 : first + 1, first + 1 :] += size
         return table
 
-    def _workspace_bytes(self) -> FloatArray:
-        chain = self._chain
-        position = {name: index for index, name in enumerate(chain.names)}
-        largest = np.zeros(chain.length)
-        for tensor in chain.problem.graph.record.boundaries:
-            at = position[tensor.producer]
-            largest[at] = max(largest[at], tensor.bytes)
-        inside = np.triu(np.broadcast_to(largest, (chain.length, chain.length)))
-        table = np.zeros((chain.length + 1,) * 2)
-        table[:-1, 1:] = 2 * np.maximum.accumulate(inside, axis=1)
+    def workspace_bytes(self, kept_bytes: IntArray) -> FloatArray:
+        """What stands beside whole stashes while layers run.
+
+        Args:
+            kept_bytes: by layer, of its stash. What is more than a layer keeps makes a lower bound.
+        """
+        # planner.costs.workspace at once: from the layer on that holds most, kept bytes go off.
+        before = np.concatenate([[0.0], np.cumsum(kept_bytes)])
+        length = self._chain.length
+        held = np.broadcast_to(self._chain.peak_bytes + before[:-1], (length, length))
+        table = np.zeros((length + 1,) * 2)
+        most = np.maximum.accumulate(np.where(np.tri(length, dtype=bool).T, held, -np.inf), axis=1)
+        table[:-1, 1:] = np.maximum(most - before[1:], 0.0)
         return table
 
     @cached_property

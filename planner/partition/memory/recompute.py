@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 MOST_NODES = 2000
 """Of the search over joint tensors, times the layers; chains with some skips need a handful."""
+
+
+Growth = Callable[[Collection[int]], int]
+"""Bytes by which recomputing layers, by position, adds to the workspace."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Recomputation:
     Attributes:
         layers: ascending.
         stash_bytes: of all stages concerned, with their microbatches in flight.
+        grown_bytes: by which their largest workspace is more than if nothing is recomputed.
         extra_s: seconds more in the backward of a microbatch, averaged over the replicas as they
             count for their common speed.
         is_least: whether no other choice that fits takes less time (to a millionth).
@@ -51,15 +56,27 @@ class Recomputation:
 
     layers: tuple[int, ...]
     stash_bytes: int
+    grown_bytes: int
     extra_s: float
     is_least: bool = True
 
+    @property
+    def held_bytes(self) -> int:
+        """What has to find room."""
+        return self.stash_bytes + self.grown_bytes
+
 
 class RecomputeChooser:
-    """Exact choices for stages of one chain, remembered for all rooms they are best for."""
+    """Choices for stages of one chain, remembered for all rooms they are best for.
 
-    def __init__(self, chain: Chain) -> None:
+    Args:
+        chain: the layers.
+        counts_workspace: whether room is needed for what layers hold while they run again.
+    """
+
+    def __init__(self, chain: Chain, *, counts_workspace: bool = True) -> None:
         self._chain = chain
+        self._counts_workspace = counts_workspace
         self._forward = {name: chain.forward_s(name) for name in chain.types}
         self._total = {name: chain.backward_s(name) + self._forward[name] for name in chain.types}
         self._known: dict[tuple[Holding, ...], list[tuple[int, Recomputation]]] = {}
@@ -71,16 +88,13 @@ class RecomputeChooser:
 
         Args:
             holdings: the stages that share the room, one unless a device holds several.
-            room_bytes: for all their stashes.
+            room_bytes: for all their stashes, and what recomputing adds to their workspace.
         """
         key = tuple(holdings)
-        if len(key) == 1 and key[0].in_flight > 1:
-            room_bytes //= key[0].in_flight
-            key = (replace(key[0], in_flight=1),)
         if room_bytes <= self._too_small.get(key, -1) or (key, room_bytes) in self._undecided:
             return None
         for most, known in self._known.get(key, ()):
-            if known.stash_bytes <= room_bytes <= most:
+            if known.held_bytes <= room_bytes <= most:
                 return known
         return self._search(key, room_bytes)
 
@@ -96,7 +110,7 @@ class RecomputeChooser:
         )
 
     def _search(self, key: tuple[Holding, ...], room_bytes: int) -> Recomputation | None:
-        search = _Search(*self._demand(key))
+        search = _Search(*self._demand(key), self._growth(key))
         found = search.least(room_bytes)
         if found is not None:
             self._known.setdefault(key, []).append((room_bytes, found))
@@ -105,6 +119,18 @@ class RecomputeChooser:
         else:
             self._undecided.add((key, room_bytes))
         return found
+
+    def _growth(self, key: tuple[Holding, ...]) -> Growth:
+        """How much the largest workspace grows by recomputing."""
+        if not self._counts_workspace:
+            return lambda _: 0
+
+        def most(layers: Collection[int]) -> int:
+            workspace = self._chain.stashes.workspace_bytes
+            return max(workspace(holding.begin, holding.end, layers) for holding in key)
+
+        least = most(())
+        return lambda layers: most(layers) - least
 
     def _demand(self, key: tuple[Holding, ...]) -> tuple[NDArray[np.float64], StageStash]:
         """Costs by layer, and one stash of all holdings with their microbatches in flight."""
@@ -144,12 +170,14 @@ class _Search:
     layers from recomputation; its knapsack ignores all others, so it is a lower bound. Where the
     knapsack's choice keeps an unpaid tensor and does not fit, one of these must hold: the tensor
     is paid, its saver is not recomputed, or none of its users is. Where that takes too many nodes
-    a good choice is taken instead of the least.
+    a good choice is taken instead of the least. So it is where the least choice does not fit for
+    what it holds while its layers run again: the knapsack ignores this too.
     """
 
-    def __init__(self, cost: NDArray[np.float64], stash: StageStash) -> None:
+    def __init__(self, cost: NDArray[np.float64], stash: StageStash, growth: Growth) -> None:
         self.cost = cost
         self.stash = stash
+        self.growth = growth
         self.saving = np.array(stash.saving_bytes, dtype=np.int64)
         self.is_complete = True
         self._numbers = count()
@@ -162,13 +190,19 @@ class _Search:
             if not self._heap:
                 return None
             node = heapq.heappop(self._heap)[2]
-            found = self._open_tensor(node, room_bytes)
+            layers = self._layers(node)
+            if self._held_bytes(layers) <= room_bytes:
+                return self._recomputation(layers, is_least=node.cover.is_least)
+            found = self._open_tensor(node, layers)
             if found is None:
-                return self._recomputation(self._layers(node), is_least=node.cover.is_least)
+                break
             for paid, barred in _branches(found):
                 self._push(node.paid | paid, node.barred | barred, room_bytes)
-        self.is_complete = not self._heap
+        self.is_complete = False
         return self._good(room_bytes)
+
+    def _held_bytes(self, layers: frozenset[int]) -> int:
+        return self.stash.bytes(layers) + self.growth(layers)
 
     def _good(self, room_bytes: int) -> Recomputation | None:
         """The better of two choices from which no layer can be dropped; None if neither fits."""
@@ -176,25 +210,27 @@ class _Search:
         found = [
             self._recomputation(self._dropped(layers, room_bytes), is_least=False)
             for layers in (every, self._dive(room_bytes))
-            if layers is not None and self.stash.bytes(layers) <= room_bytes
+            if layers is not None and self._held_bytes(layers) <= room_bytes
         ]
         return min(found, key=lambda choice: choice.extra_s, default=None)
 
     def _dive(self, room_bytes: int) -> frozenset[int] | None:
-        """Pay for all that is kept until it fits."""
+        """Pay for all that is kept, and for the workspace, until it fits."""
+        reserve = 0
         node = self._solved(frozenset(), frozenset(), room_bytes)
         while node is not None:
             layers = self._layers(node)
-            if self.stash.bytes(layers) <= room_bytes:
+            if self._held_bytes(layers) <= room_bytes:
                 return layers
             kept = {tensor for tensor in self.stash.joint if tensor.is_kept(layers)}
-            node = self._solved(node.paid | kept, node.barred, room_bytes)
+            reserve = max(reserve, self.growth(layers))
+            node = self._solved(node.paid | kept, node.barred, room_bytes - reserve)
         return None
 
     def _dropped(self, layers: frozenset[int], room_bytes: int) -> frozenset[int]:
         """Without the dearest layers that are not needed to fit."""
         for layer in sorted(layers, key=lambda x: -self.cost[x - self.stash.begin]):
-            if self.stash.bytes(layers - {layer}) <= room_bytes:
+            if self._held_bytes(layers - {layer}) <= room_bytes:
                 layers -= {layer}
         return layers
 
@@ -212,13 +248,10 @@ class _Search:
         cover = cheapest_cover(self.cost, saving, need)
         return None if cover is None else _Node(paid, barred, cover)
 
-    def _open_tensor(self, node: _Node, room_bytes: int) -> JointTensor | None:
-        """The largest tensor that is kept and not paid, unless all fits anyway."""
-        layers = self._layers(node)
-        if self.stash.bytes(layers) <= room_bytes:
-            return None
+    def _open_tensor(self, node: _Node, layers: frozenset[int]) -> JointTensor | None:
+        """The largest tensor that is kept and not paid."""
         open_ = (t for t in self.stash.joint if t not in node.paid and t.is_kept(layers))
-        return max(open_, key=lambda tensor: tensor.bytes)
+        return max(open_, key=lambda tensor: tensor.bytes, default=None)
 
     def _layers(self, node: _Node) -> frozenset[int]:
         return frozenset(self.stash.begin + item for item in node.cover.items)
@@ -226,7 +259,9 @@ class _Search:
     def _recomputation(self, layers: frozenset[int], *, is_least: bool) -> Recomputation:
         chosen = tuple(sorted(layers))
         extra_s = float(sum(self.cost[layer - self.stash.begin] for layer in chosen))
-        return Recomputation(chosen, self.stash.bytes(layers), extra_s, is_least)
+        return Recomputation(
+            chosen, self.stash.bytes(layers), self.growth(layers), extra_s, is_least
+        )
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from planner.costs.placement import PlacedPipeline, PlacedStage, place
+from planner.costs.placement import (
+    PlacedPipeline,
+    PlacedStage,
+    place,
+    static_with_workspace,
+)
 from planner.partition.chain import Chain, Partition, without_recompute
 from planner.partition.memory.recompute import Holding, Recomputation, RecomputeChooser
 from planner.partition.memory.steady_state import best_in_flight
@@ -150,7 +155,7 @@ class RecomputeVariants:
         for group in _groups(pipeline):
             devices = {device for j in group for device in partition[j].devices}
             # A replicated stage that shares its devices is counted on all of them.
-            static = sum(pipeline.stages[j].static_bytes for j in group)
+            static = static_with_workspace([pipeline.stages[j] for j in group])
             sizes = [beside(pipeline.stages[j]) for j in group]
             room = min(pipeline.capacity_bytes(device) for device in devices) - static
             room -= sum(sizes) if ample else max(sizes)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.artifacts.layer_graph import LayerGraph
+from planner.costs.workspace import workspace_bytes
 
 IntArray = NDArray[np.int64]
 
@@ -82,6 +83,8 @@ class StashModel:
     def __init__(self, graph: LayerGraph) -> None:
         position = {name: index for index, name in enumerate(graph.layers)}
         self._layers = [layer.stash_bytes for layer in graph.record.layers]
+        self._peaks = list(graph.peak_bytes.values())
+        self._inputs = list(graph.saved_input_bytes.values())
         self._tensors = tuple(
             Tensor(
                 position[tensor.producer],
@@ -100,6 +103,19 @@ class StashModel:
         if key not in self._stages:
             self._stages[key] = self._make(begin, end)
         return self._stages[key]
+
+    def workspace_bytes(self, begin: int, end: int, recompute: Collection[int] = ()) -> int:
+        """What the layers of an interval hold beside whole stashes while they run.
+
+        Args:
+            begin: position of the first layer.
+            end: of the last one, exclusive.
+            recompute: positions of those that run again.
+        """
+        return workspace_bytes(
+            (self._peaks[k], self._inputs[k] if k in recompute else self._layers[k])
+            for k in range(begin, end)
+        )
 
     def _make(self, begin: int, end: int) -> StageStash:
         saving = self._layers[begin:end]

@@ -36,9 +36,12 @@ class TightDivision:
         like: TightDivision | None = None,
     ) -> None:
         self._chain = chain
-        self._chooser: RecomputeChooser = like._chooser if like else RecomputeChooser(chain)
+        self._chooser: RecomputeChooser = (
+            like._chooser if like else RecomputeChooser(chain, counts_workspace=False)
+        )
         self.division = Division(chain, more_devices)
-        self.seen: dict[tuple[int, int], int] = {} if like is None else like.seen
+        self._least: dict[tuple[int, int], int] = {} if like is None else like._least
+        self._raised: set[tuple[int, int]] = set() if like is None else like._raised
         if like is not None:
             self.division.need_bytes = like.division.need_bytes
 
@@ -73,9 +76,9 @@ class TightDivision:
         stash = self._chain.stashes.stage(begin, end)
         if not self._chain.problem.job.recompute:
             return stash.fixed_bytes
-        if (begin, end) not in self.seen:
-            self.seen[begin, end] = self._search(begin, end, stash.fixed_bytes)
-        return self.seen[begin, end]
+        if (begin, end) not in self._least:
+            self._least[begin, end] = self._search(begin, end, stash.fixed_bytes)
+        return self._least[begin, end]
 
     def _search(self, begin: int, end: int, all_bytes: int) -> int:
         """By halving the room that the stash is given."""
@@ -95,12 +98,32 @@ class TightDivision:
 
     def _raise_needs(self, stages: TypedStages) -> bool:
         """Whether a stage needs more than the table said."""
-        raised = False
+        table, raised = self.division.need_bytes, False
         for begin, end, _ in stages:
-            if not self._chain.problem.job.recompute or (begin, end) in self.seen:
+            if (begin, end) in self._raised or not self._has_shared_tensors(begin, end):
                 continue
-            least = int(self._chain.stashes.least_by_interval()[begin, end])
-            more = self.least_stash_bytes(begin, end) - least
-            self.division.need_bytes[begin, end] += max(more, 0)
-            raised = raised or more > 0
+            self._raised.add((begin, end))
+            need_bytes = self._need_bytes(begin, end)
+            raised = raised or need_bytes > table[begin, end]
+            table[begin, end] = max(need_bytes, table[begin, end])
         return raised
+
+    def _has_shared_tensors(self, begin: int, end: int) -> bool:
+        """Whether the table may be too low: it counts such tensors as kept for nothing."""
+        stash = self._chain.stashes.stage(begin, end)
+        return self._chain.problem.job.recompute and bool(stash.joint)
+
+    def _need_bytes(self, begin: int, end: int) -> float:
+        """Of one microbatch, whatever is recomputed: whole, or as each of the layers runs."""
+        chain = self._chain
+        workspace = chain.stashes.workspace_bytes(begin, end)
+        held = self.division.memory.held_bytes[begin, end] - workspace
+        whole = self.least_stash_bytes(begin, end) + workspace
+        return float(held + max(whole, *(self._running(begin, k, end) for k in range(begin, end))))
+
+    def _running(self, begin: int, layer: int, end: int) -> float:
+        """While a layer runs: its peak, and what the layers before it keep at least."""
+        received = self._chain.stashes.received_by_interval()[begin]
+        # What the layer and those behind it save of what is received is theirs.
+        before = self.least_stash_bytes(begin, layer) - received[layer] + received[end]
+        return float(before + self._chain.peak_bytes[layer])
