@@ -18,6 +18,8 @@ OptimizerFactory = Callable[..., torch.optim.Optimizer]
 """Called with a list of (name, parameter) pairs, and keyword arguments."""
 MOMENTUM = 0.9
 """Of ``sgd_momentum`` where the arguments say nothing."""
+OWN_STEPS = frozenset({"fused", "foreach", "capturable", "differentiable"})
+"""Arguments that choose another way to step."""
 
 
 def job_optimizer(
@@ -27,6 +29,9 @@ def job_optimizer(
     learning_rate: float | None = None,
 ) -> torch.optim.Optimizer:
     """The optimizer that the plan was made for, and whose memory it counts.
+
+    Its step is fused unless the arguments choose otherwise: one pass over weights, gradients and
+    state, without the temporaries that a plan would have to find memory for.
 
     Args:
         job: names it, and its learning rate.
@@ -43,11 +48,12 @@ def job_optimizer(
     if job.optimizer == "sgd_momentum":
         given.setdefault("momentum", MOMENTUM)
     rate = job.learning_rate if learning_rate is None else learning_rate
+    step = {} if OWN_STEPS.intersection(given) else {"fused": True}
     documented = "torch.optim.AdamW" if adamw else "torch.optim.SGD"
     try:
         # Lists of numbers, as a TOML file has them, where torch wants pairs.
         plain = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-        return kind(list(_held(parameters).values()), **{"lr": rate, **plain})
+        return kind(list(_held(parameters).values()), **{"lr": rate, **step, **plain})
     except (TypeError, ValueError, RuntimeError) as error:
         raise PipeplanError(
             f"optimizer {job.optimizer!r} with optimizer_arguments {shorten(given, 400)} cannot be "
