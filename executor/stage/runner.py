@@ -150,6 +150,9 @@ class StageRunner:
             boundary.received(tensor.detach()).requires_grad_(boundary.requires_grad)
             for tensor, boundary in zip(received, stage.receives, strict=True)
         ]
+        for leaf in leaves:
+            if leaf.requires_grad:
+                leaf.register_hook(_of_its_own)
         values = dict(zip((t.name for t in stage.receives), leaves, strict=True))
         kept = {tensor.name for tensor in stage.outputs}
         runs = self._halves if microbatch in self.split else self._whole
@@ -213,6 +216,16 @@ class StageRunner:
         """Every forward of the iteration has had its backward, with both halves."""
         assert not self._in_flight, f"microbatches left in flight: {sorted(self._in_flight)}"
         assert not self._left, f"weight gradients left to do: {sorted(self._left)}"
+
+
+def _of_its_own(gradient: Tensor) -> Tensor | None:
+    """A copy of a gradient that is part of something larger.
+
+    Such as of a concatenation, whose whole gradient would be held until this part of it is sent.
+    """
+    held_bytes = gradient.untyped_storage().nbytes()
+    is_part = held_bytes > gradient.numel() * gradient.element_size()
+    return gradient.clone() if is_part else None
 
 
 def _nobody(parameter: Tensor) -> None:
