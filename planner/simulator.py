@@ -369,6 +369,9 @@ def _operation_changes(pipeline: PlacedPipeline, event: OperationEvent) -> list[
     if kind == "B":
         rows.append((event.end_s, -stage.stash_bytes))
     if kind == "I":
+        extra = pipeline.split_extra_bytes(index, event.device)
+        rows.append((event.start_s, extra))
+        rows.append((event.end_s, -extra))
         rows.append((event.end_s, stage.weight_stash_bytes - stage.stash_bytes))
     if kind == "W":
         rows.append((event.end_s, -stage.weight_stash_bytes))

@@ -47,6 +47,7 @@ class PlacedStage:
         times: by device.
         static_bytes: weights, gradients and optimizer state on each replica.
         workspace_bytes: beside these and whole stashes while one of its layers runs.
+        split_workspace_bytes: the same while an input gradient runs apart, no less.
         stash_bytes: kept from forward until backward, the received input included.
         weight_stash_bytes: kept from a separate input gradient until the weight gradient.
         input_bytes, output_bytes: activations received from and sent to the neighbours.
@@ -57,6 +58,7 @@ class PlacedStage:
     times: Mapping[str, OperationTimes]
     static_bytes: int
     workspace_bytes: int
+    split_workspace_bytes: int
     stash_bytes: int
     weight_stash_bytes: int
     input_bytes: int
@@ -123,6 +125,11 @@ class PlacedPipeline:
             device: tuple(i for i, s in enumerate(self.stages) if device in s.spec.devices)
             for device in self.devices
         }
+
+    def split_extra_bytes(self, stage: int, device: str) -> int:
+        """What a device holds beside :meth:`static_bytes` while an input gradient runs apart."""
+        counted = max(self.stages[other].workspace_bytes for other in self.stages_on[device])
+        return max(0, self.stages[stage].split_workspace_bytes - counted)
 
     @cached_property
     def has_quicker_wholes(self) -> bool:
@@ -240,6 +247,7 @@ def place(problem: Problem, stages: Sequence[StageSpec]) -> PlacedPipeline:
             times=_times(problem, spec),
             static_bytes=static_bytes(problem, held),
             workspace_bytes=row.workspace,
+            split_workspace_bytes=row.split_workspace,
             stash_bytes=row.stash,
             weight_stash_bytes=row.weight_stash,
             input_bytes=row.input,

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from planner.artifacts.layer_graph import Boundary, LayerGraph
-from planner.costs.workspace import workspace_bytes
+from planner.costs.workspace import split_workspace_bytes, workspace_bytes
 
 
 class StageLayers(Protocol):
@@ -30,6 +30,7 @@ class StageBytes:
     Attributes:
         workspace: what stands beside whole stashes while layers run: gradients, temporaries, and
             what a recomputed layer makes again; see :func:`workspace_bytes`.
+        split_workspace: the same while an input gradient runs apart, no less.
         stash: kept from forward until backward, the received input included; a recomputed layer
             keeps only its input.
         weight_stash: kept from a separate input gradient until the weight gradient; a recomputed
@@ -39,6 +40,7 @@ class StageBytes:
     """
 
     workspace: int
+    split_workspace: int
     stash: int
     weight_stash: int
     input: int
@@ -75,19 +77,24 @@ class _Table:
             sum(graph.layers[name].stash_bytes for name in s.layers if name not in self._rerun)
             for s in stages
         ]
-        peak, saved_inputs = graph.peak_bytes, graph.saved_input_bytes
-        self._workspace = [
-            workspace_bytes(
-                (
-                    peak[name],
-                    saved_inputs[name] if name in self._rerun else graph.layers[name].stash_bytes,
-                )
-                for name in s.layers
-            )
-            for s in stages
-        ]
+        layers = [self._held(graph, stage.layers) for stage in stages]
+        self._workspace = [workspace_bytes((peak, kept) for peak, kept, _ in s) for s in layers]
+        self._split = [split_workspace_bytes(stage) for stage in layers]
         self._kept_for_weights = [
             sum(graph.layers[name].kept_for_weights_bytes for name in s.layers) for s in stages
+        ]
+
+    def _held(self, graph: LayerGraph, names: Sequence[str]) -> list[tuple[int, int, int]]:
+        """Of each layer: its peak, what it keeps, and what weight gradients keep."""
+        peaks, inputs = graph.peak_bytes, graph.saved_input_bytes
+        layers = [graph.layers[name] for name in names]
+        return [
+            (
+                peaks[row.name],
+                inputs[row.name] if row.name in self._rerun else row.stash_bytes,
+                row.kept_for_weights_bytes,
+            )
+            for row in layers
         ]
 
     def add(self, tensor: Boundary) -> None:
@@ -126,6 +133,7 @@ class _Table:
         return [
             StageBytes(
                 workspace=self._workspace[j],
+                split_workspace=max(self._workspace[j], self._split[j]),
                 stash=self._kept[j] + inputs[j] - self._saved[j],
                 weight_stash=self._kept_for_weights[j] + inputs[j] - self._saved[j],
                 input=inputs[j],

@@ -168,6 +168,7 @@ def _bytes(pipeline: PlacedPipeline) -> list[tuple[int, ...]]:
         (
             stage.static_bytes,
             stage.workspace_bytes,
+            stage.split_workspace_bytes,
             stage.stash_bytes,
             stage.weight_stash_bytes,
             stage.input_bytes,

@@ -180,5 +180,6 @@ def _holds_everything(pipeline: PlacedPipeline, device: str) -> bool:
         + stage.output_gradient_bytes
         for stage in stages
     )
-    need = pipeline.static_bytes(device) + pipeline.microbatches * each
+    apart = max(pipeline.split_extra_bytes(stage, device) for stage in pipeline.stages_on[device])
+    need = pipeline.static_bytes(device) + apart + pipeline.microbatches * each
     return need <= pipeline.capacity_bytes(device)
