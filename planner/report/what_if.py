@@ -28,16 +28,12 @@ WORDS, NUMBERS = ("change", "found by"), ("iteration", "vs now", "at best")
 
 def what_if_table(found: WhatIf) -> Table:
     """One line a change, the most gain first."""
-    table = new_table(what_if_title(found), WORDS, NUMBERS)
+    title = "What changes would give, against " + format_seconds(found.base_s)
+    table = new_table(title, WORDS, NUMBERS)
     for value in found.values:
         change, *others = value_cells(value)
         table.add_row(plain(change), *others)
     return table
-
-
-def what_if_title(found: WhatIf) -> str:
-    """What the table is about."""
-    return "What changes would give, against " + format_seconds(found.base_s)
 
 
 def value_cells(value: Value) -> list[str]:

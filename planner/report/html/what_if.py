@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from xml.etree.ElementTree import Element
 
-from planner.report.html.markup import Child, Column, node, section, table
-from planner.report.html.plain_data import data_blocks
+from planner.report.html.markup import Child, Column, details, node, section, table
+from planner.report.html.plain_data import data_table, data_terms
 from planner.report.what_if import (
     NUMBERS,
     WORDS,
@@ -13,8 +13,8 @@ from planner.report.what_if import (
     value_cells,
     what_if_data,
     what_if_lines,
-    what_if_title,
 )
+from planner.units import format_seconds
 from planner.what_if import Value, WhatIf
 
 _BAR, _HIGH = 160, 12
@@ -42,11 +42,18 @@ def _contents(found: WhatIf | None) -> list[Child]:
         return [node("p", "There is no change to ask for.")]
     scale = max(max(_saved(value), _at_best(value)) for value in found.values)
     rows: list[list[Child]] = [[*value_cells(value), _bar(value, scale)] for value in found.values]
+    caption = f"Against {format_seconds(found.base_s)} without any change"
     return [
-        table(what_if_title(found), _COLUMNS, rows),
+        table(caption, _COLUMNS, rows),
         node("ul", *(node("li", line) for line in what_if_lines(found)), class_="note"),
-        *data_blocks(what_if_data(found)),
+        _every_figure(found),
     ]
+
+
+def _every_figure(found: WhatIf) -> Element:
+    data = what_if_data(found)
+    rows = data.pop("values")
+    return details("Every figure", data_terms(data), data_table("values of changes", rows))
 
 
 def _bar(value: Value, scale: float) -> Element:
