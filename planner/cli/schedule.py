@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.cli.options import JsonOption, PlanArgument
+from planner.cli.options import JsonOption, PlanArgument, SeedOption, WorkersOption
 from planner.cli.output import print_json, show_plan, user_errors
 from planner.solver_settings import DEFAULT_WORKERS
 from planner.units import format_seconds
@@ -27,8 +27,8 @@ def schedule(
     time_limit: Annotated[
         float, typer.Option("--time-limit", metavar="SECONDS", help="stop after this long")
     ] = 30.0,
-    seed: Annotated[int, typer.Option("--seed", help="of the solver")] = 0,
-    workers: Annotated[int, typer.Option("--workers", help="solver threads")] = DEFAULT_WORKERS,
+    seed: SeedOption = 0,
+    workers: WorkersOption = DEFAULT_WORKERS,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="the same schedule on every run and machine")
     ] = False,
