@@ -32,12 +32,12 @@ def chain(*seconds: tuple[float, float], bytes_: int = 0, **job: object) -> Plac
 
 
 def crowded(
-    memory_gib: float = 1.5, recompute: tuple[str, ...] = (), **job: object
+    memory_gib: float = 1.5, recompute: tuple[str, ...] = (), *, job_recompute: bool = True
 ) -> PlacedPipeline:
-    """Four microbatches, of which d0 has to hold 1 GiB each and has so much memory."""
+    """Four microbatches, each of which stashes 1 GiB on d0, which has so much memory."""
     rows = [layer("a", stash_bytes=GIB), layer("b")]
     types = {"unit": device_type(), "small": device_type(memory_gib=memory_gib)}
     machines = cluster({"d0": "small", "d1": "unit"}, [link("d0", "d1")], types=types)
     stages = [(["a"], ["d0"], recompute), (["b"], ["d1"])]
     the_graph = graph(rows, [boundary("a", "b", bytes_=0)])
-    return pipeline(the_graph, machines, stages, microbatches=4, **job)
+    return pipeline(the_graph, machines, stages, microbatches=4, recompute=job_recompute)

@@ -1,6 +1,6 @@
 """The page tells what changes would give: the values of ``explain``, or those that it is given."""
 
-from builders import boundary, graph, layer, orders, pipeline, star
+from chains import ALTERNATING, ONE_F_ONE_B, chain, crowded
 from html_pages import Node, page_of, plan_of
 
 from planner.report.what_if import value_cells, what_if_lines
@@ -29,19 +29,9 @@ def lengths(page: Node) -> list[dict[str, float]]:
     ]
 
 
-def slow_second_stage(stash_bytes: int = 0) -> Timeline:
+def slow_second_stage() -> Timeline:
     """1 s of fill, 4 * 12 s on d1, 2 s of drain: 51 s."""
-    rows = [layer("a", stash_bytes=stash_bytes), layer("b", 4, 8)]
-    placed = pipeline(
-        graph(rows, [boundary("a", "b", bytes_=0)]),
-        star(2),
-        [(("a",), ("d0",)), (("b",), ("d1",))],
-        microbatches=4,
-    )
-    return simulate(
-        placed,
-        orders(d0="0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3", d1="1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"),
-    )
+    return simulate(chain((1, 2), (4, 8), microbatches=4), ONE_F_ONE_B)
 
 
 def test_the_usual_changes_are_valued_without_an_option(timeline):
@@ -83,7 +73,7 @@ def test_a_change_that_costs_has_no_bar_of_what_it_saves():
 
 
 def test_a_plan_beyond_memory_has_nothing_to_compare_with():
-    section = page_of(slow_second_stage(stash_bytes=2**60)).by_id("what-if")
+    section = page_of(simulate(crowded(0.5), ALTERNATING)).by_id("what-if")
     assert "overflows memory, so no change can be compared" in section.text
     assert not section.all("table")
 
