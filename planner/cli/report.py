@@ -31,23 +31,25 @@ if TYPE_CHECKING:
     from planner.what_if import WhatIf
 
 
+OutputOption = Annotated[Path, typer.Option("-o", "--output", help="page to write: .html")]
+AgainstOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--against",
+        metavar="MEASURED",
+        help="show a timeline that the executor wrote (--timeline) beneath",
+    ),
+]
+CompareOption = Annotated[
+    bool, typer.Option("--compare", help="plan with the classic planners too; takes a while")
+]
+
+
 def report(
     path: PlanArgument,
-    output: Annotated[Path, typer.Option("-o", "--output", help="page to write: .html")] = Path(
-        "plan.html"
-    ),
-    against: Annotated[
-        Path | None,
-        typer.Option(
-            "--against",
-            metavar="MEASURED",
-            help="show a timeline that the executor wrote (--timeline) beneath",
-        ),
-    ] = None,
-    compare: Annotated[
-        bool,
-        typer.Option("--compare", help="plan with the classic planners too; takes a while"),
-    ] = False,
+    output: OutputOption = Path("plan.html"),
+    against: AgainstOption = None,
+    compare: CompareOption = False,
     what_if: WhatIfOption = False,
     change: ChangeOption = None,
     time_limit: TimeLimitOption = None,

@@ -46,7 +46,7 @@ def test_the_usual_changes_are_valued_without_an_option(timeline):
 def test_values_that_are_given_stand_in_their_place():
     timeline = slow_second_stage()
     found = what_if(plan_of(timeline), [parse_change("device d1 speed x2")])
-    # d1 takes 24 s then, 1.5 * 2 s around it stay, 27 s in all: 47.1 % less than 51 s.
+    # d1 takes 24 s then, fill and drain 3 s as before: 27 s, 47.1 % less than 51 s.
     assert cells(page_of(timeline, values=found)) == [
         ["device d1 speed x2", "replay", "27 s", "-47.1%", "-47.1%*"]
     ]
