@@ -52,6 +52,16 @@ def test_values_that_are_given_stand_in_their_place():
     ]
 
 
+def test_every_figure_is_there_to_open_in_its_unit():
+    timeline = slow_second_stage()
+    found = what_if(plan_of(timeline), [parse_change("device d1 speed x2")])
+    (opened,) = page_of(timeline, values=found).by_id("what-if").all("details")
+    (heads, row) = opened.all("tr")
+    told = {a.text: b.text for a, b in zip(heads.children, row.children, strict=True)}
+    assert told["stages bound"] == told["replay"] == "27 s"
+    assert told["gain"] == told["most gain of stages"] == "47.1%"
+
+
 def test_bars_are_as_long_as_the_shares_they_stand_for():
     """Of 51 s a d1 twice as fast saves 24 s and a d0 twice as fast 1.5 s, and no order more."""
     timeline = slow_second_stage()
