@@ -17,7 +17,6 @@ from planner.cli.what_if import (
     ValueRequest,
     WhatIfOption,
     WorkersOption,
-    require_changes,
     value_request,
     values_of,
 )
@@ -68,13 +67,12 @@ def report(
 def _report(
     path: Path, output: Path, against: Path | None, compare: bool, request: ValueRequest
 ) -> None:
-    """Do what takes a while, the wrong input refused before, and write the page."""
+    """Read, value and compare what is asked for, and write the page."""
     from planner.artifacts.plan import Plan
     from planner.report.html import save_report
 
     plan = Plan.load(path)
     measured = None if against is None else _measured(plan, against)
-    require_changes(plan, request.changes)
     values = _values(plan, request) if request.is_asked_for else None
     rows = _compared(plan) if compare else None
     save_report(plan, output, measured=measured, comparison=rows, values=values, plan_path=path)

@@ -95,6 +95,8 @@ def report_html(
     timeline = replay(plan)
     deviation = None if measured is None else compare_with_measured(plan, timeline, measured)
     explanation = explain(timeline)
+    if values is None:
+        values = _quick_values(plan, timeline, explanation)
     data = timeline_data(timeline, explanation.critical_path)
     if measured is not None:
         names = timeline.pipeline.devices
@@ -102,7 +104,7 @@ def report_html(
     sections = [
         None if deviation is None or measured is None else measured_section(deviation, measured),
         explanation_section(explanation),
-        what_if_section(values or _quick_values(plan, timeline, explanation)),
+        what_if_section(values),
         stages_section(timeline),
         topology_section(timeline),
         None if comparison is None else comparison_section(comparison),

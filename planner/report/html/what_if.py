@@ -7,6 +7,7 @@ from xml.etree.ElementTree import Element
 from planner.report.html.markup import Child, Column, details, node, section, table
 from planner.report.html.plain_data import data_table, data_terms
 from planner.report.what_if import (
+    LEAST_SHARE,
     NUMBERS,
     WORDS,
     most_saved,
@@ -70,7 +71,7 @@ def _bar(value: Value, scale: float) -> Element:
 
 
 def _box(kind: str, share: float, scale: float) -> Element | None:
-    if share <= 0:
+    if share < LEAST_SHARE:
         return None
     width = round(_BAR * share / scale, 2)
     return node("rect", class_=kind, x=1, y=1, width=width, height=_HIGH)
