@@ -1,4 +1,4 @@
-"""What the command lines of programs under torchrun have in common."""
+"""What the command lines of programs under torchrun, and of the profile, have in common."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RankParser(argparse.ArgumentParser):
 
 def add_rank_options(add: Add) -> None:
     """Options of where a rank computes, and how long it waits for others."""
-    add("--device", choices=["cpu", "cuda"], help="default a GPU if there is one")
+    add_device_option(add)
     add("--backend", choices=["gloo", "nccl"], help="of torch.distributed; default by device")
     add(
         "--timeout",
@@ -51,6 +51,11 @@ def add_rank_options(add: Add) -> None:
         metavar="SECONDS",
         help="a rank that lets others wait for so long counts as lost (default 600)",
     )
+
+
+def add_device_option(add: Add) -> None:
+    """The kind of device, see :func:`executor.process_group.device_of_this_process`."""
+    add("--device", choices=["cpu", "cuda"], help="default a GPU if there is one")
 
 
 def timeout_seconds(text: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from executor.data import BatchOf
 from executor.dataset import Dataset
 from executor.emulation import Emulator
 from executor.feed import Feed
+from executor.learning_rate import Factor
 from executor.limits import DEFAULT_TIMEOUT_S, require_timeout
 from executor.loop import Loop, Report
 from executor.metrics import StepMetrics
@@ -21,7 +23,7 @@ from executor.model import Factory
 from executor.optimizer import OptimizerFactory
 from executor.pipelines.run import PipelineRun
 from executor.place import Place
-from executor.prepare import prepare, require_runnable
+from executor.prepare import Prepared, prepare, require_runnable
 from executor.process_group import device_of_this_process, process_group, require_backend
 from executor.requirements import require_effect, require_fitting, require_writable
 from executor.run import Run, autocast_of, loss_scale_of, optimizer_of, sync_of
@@ -92,20 +94,45 @@ def run_training(
 ) -> list[StepMetrics]:
     """Train as :func:`train` does."""
     plan = _planned(plan, run)
+    _require_possible(plan, config, run)
+    if plan.sync.strategy not in TOGETHER:
+        return PipelineRun(plan, config, run).train(report)
+    require_strategy(plan)
+    place = Place.of_this_process()
+    checkpoint = None if run.resume is None else Checkpoint.open(run.resume)
+    prepared = _prepared(plan, config, run, place)
+    saved = SavedState(prepared, config.seed)
+    first_step = 1 if checkpoint is None else saved.require_fits(checkpoint) + 1
+    feed = Feed(prepared, config, run.data, checkpoint, first_step)
+    factor = config.rate_factor()
+    with process_group(prepared.device, run.timeout_s, run.backend):
+        trainer = _trainer(prepared, feed, config, run, factor)
+        if checkpoint is not None:
+            saved.load(checkpoint, trainer.optimisation)
+        loop = Loop(
+            plan, place, prepared.device, config.timeline, run.sync_trace, report, emulated=False
+        )
+        save = partial(_save, trainer, saved, feed, config)
+        history = loop.run(trainer, range(first_step, config.steps + 1), save)
+        trainer.close()
+        return history
+
+
+def _require_possible(plan: Plan, config: TrainingConfig, run: Run) -> None:
+    """What any rank can refuse by itself, before the model is built."""
     require_effect(plan, run)
     require_timeout(run.timeout_s)
     if run.pace is not None:
         run.pace.require_ranks(len(plan.ranks))
     require_fitting(plan, config)
     require_writable(config)
-    if plan.sync.strategy not in TOGETHER:
-        return PipelineRun(plan, config, run).train(report)
-    require_strategy(plan)
-    place = Place.of_this_process()
-    checkpoint = None if run.resume is None else Checkpoint.open(run.resume)
+
+
+def _prepared(plan: Plan, config: TrainingConfig, run: Run, place: Place) -> Prepared:
+    """This rank's part of the plan."""
     device = device_of_this_process(run.device)
     require_backend(run.backend, device)
-    prepared = prepare(
+    return prepare(
         plan,
         run.model,
         loss=run.loss,
@@ -114,38 +141,36 @@ def run_training(
         autocast=autocast_of(config),
         place=place,
     )
-    saved = SavedState(prepared, config.seed)
-    first_step = 1 if checkpoint is None else saved.require_fits(checkpoint) + 1
-    feed = Feed(prepared, config, run.data, checkpoint, first_step)
-    factor = config.rate_factor()
-    with process_group(device, run.timeout_s, run.backend):
-        trainer = Trainer(
-            prepared,
-            feed.batch_of,
-            seed=config.seed,
-            optimizer_of=optimizer_of(plan, config, run.optimizer),
-            clip_norm=config.clip_norm,
-            factor=factor,
-            loss_scale=loss_scale_of(plan, config),
-            autocast=autocast_of(config),
-            timeout=timedelta(seconds=run.timeout_s),
-            watch=config.timeline is not None,
-            pace=run.pace,
-        )
-        if checkpoint is not None:
-            saved.load(checkpoint, trainer.optimisation)
-        loop = Loop(plan, place, device, config.timeline, run.sync_trace, report, emulated=False)
 
-        def save(step: int) -> None:
-            table = config.checkpoint
-            if table is not None and (step % table.every == 0 or step == config.steps):
-                trainer.settle()
-                seen = feed.samples_seen_after(step)
-                saved.save(table.folder, step, trainer.optimisation, seen, table.keep)
 
-        history = loop.run(trainer, range(first_step, config.steps + 1), save)
-        trainer.close()
-        return history
+def _trainer(
+    prepared: Prepared, feed: Feed, config: TrainingConfig, run: Run, factor: Factor
+) -> Trainer:
+    """This rank's trainer; all ranks make theirs together."""
+    return Trainer(
+        prepared,
+        feed.batch_of,
+        seed=config.seed,
+        optimizer_of=optimizer_of(prepared.plan, config, run.optimizer),
+        clip_norm=config.clip_norm,
+        factor=factor,
+        loss_scale=loss_scale_of(prepared.plan, config),
+        autocast=autocast_of(config),
+        timeout=timedelta(seconds=run.timeout_s),
+        watch=config.timeline is not None,
+        pace=run.pace,
+    )
+
+
+def _save(
+    trainer: Trainer, saved: SavedState, feed: Feed, config: TrainingConfig, step: int
+) -> None:
+    """Write a checkpoint after a step that is to have one."""
+    table = config.checkpoint
+    if table is not None and (step % table.every == 0 or step == config.steps):
+        trainer.settle()
+        seen = feed.samples_seen_after(step)
+        saved.save(table.folder, step, trainer.optimisation, seen, table.keep)
 
 
 def run_emulation(

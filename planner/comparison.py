@@ -14,6 +14,7 @@ from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, pla
 from planner.errors import InfeasibleError, PipeplanError
 from planner.partition.chain import Chain
 from planner.partition.planners import PLANNERS, Planner
+from planner.result import Result
 from planner.schedule.assignment import balanced_assignment
 from planner.schedule.classics import one_by_one
 from planner.schedule.heuristic import Schedule, best_classic_schedule
@@ -121,32 +122,33 @@ def compare(
     chain = Chain(problem)
     classic = [_timed(partial(_classic, chain, planner)) for planner in chosen]
     # Ours starts from theirs, so that it is slower than none of them however short its time.
-    known = [answer.stages for answer, _ in classic if answer.stages and answer.timeline]
-
-    def search() -> _Answer:
-        result = solve(
-            problem,
-            time_limit_s=time_limit_s,
-            seed=seed,
-            workers=workers,
-            deterministic=deterministic,
-            warm_starts=known,
-        )
-        pipeline = place_plan(result.plan)
-        timeline = simulate(pipeline, result.plan.parsed_orders())
-        method = result.plan.provenance.solver.rpartition("schedule by ")[2]
-        if result.status == "interrupted":
-            method += " (search interrupted)"
-        return _answer(pipeline, timeline, method, result.lower_bound_s)
-
+    search = partial(
+        solve,
+        problem,
+        time_limit_s=time_limit_s,
+        seed=seed,
+        workers=workers,
+        deterministic=deterministic,
+        warm_starts=[row.stages for row, _ in classic if row.stages and row.timeline],
+    )
     show = progress or (lambda row: None)
-    ours, seconds = _timed(search)
+    ours, seconds = _timed(lambda: _found(search()))
     rows = [_row(OURS, "this project", ours, ours, seconds)]
     for planner, (answer, seconds) in zip(chosen, classic, strict=True):
         rows.append(_row(planner.name, planner.source, answer, ours, seconds))
     for row in rows:
         show(row)
     return tuple(rows)
+
+
+def _found(result: Result) -> _Answer:
+    """Our own plan."""
+    pipeline = place_plan(result.plan)
+    timeline = simulate(pipeline, result.plan.parsed_orders())
+    method = result.plan.provenance.solver.rpartition("schedule by ")[2]
+    if result.status == "interrupted":
+        method += " (search interrupted)"
+    return _answer(pipeline, timeline, method, result.lower_bound_s)
 
 
 def compare_plan(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from executor.rank_options import RankParser, add_rank_options
+from executor.rank_options import Add, RankParser, add_rank_options
 
 SUFFIXES = (".toml", ".json")
 DEFAULT_MOST_MIB = 256
@@ -79,6 +79,16 @@ def parser() -> argparse.ArgumentParser:
         "a cluster file for `pipeplan plan`. Start one process a device, on all machines.",
     )
     add = parser.add_argument
+    _add_cluster(add)
+    _add_messages(add)
+    _add_turns(add)
+    add_rank_options(add)
+    add("--json", dest="as_json", action="store_true", help="print JSON instead of tables")
+    return parser
+
+
+def _add_cluster(add: Add) -> None:
+    """What is written, and how."""
     add(
         "-o",
         "--output",
@@ -101,6 +111,10 @@ def parser() -> argparse.ArgumentParser:
         help="nodes with switches are written if they tell each pair's bandwidth within this "
         "share, beside its own spread, else a link for every pair (default 0.1)",
     )
+
+
+def _add_messages(add: Add) -> None:
+    """How many messages there are, and how large."""
     add(
         "--repeats",
         type=_repeats,
@@ -128,6 +142,10 @@ def parser() -> argparse.ArgumentParser:
         help="others use the machines meanwhile: the fastest of equal messages counts, not their "
         "median",
     )
+
+
+def _add_turns(add: Add) -> None:
+    """What is measured at the same time, and what is left out."""
     add(
         "--at-once",
         action="store_true",
@@ -141,9 +159,6 @@ def parser() -> argparse.ArgumentParser:
         help="leave out flows at the same time; then what pairs share is only assumed",
     )
     add("--no-all-reduce", dest="reductions", action="store_false", help="leave out all-reduces")
-    add_rank_options(add)
-    add("--json", dest="as_json", action="store_true", help="print JSON instead of tables")
-    return parser
 
 
 def _cluster_path(text: str) -> Path:

@@ -9,8 +9,10 @@ from pathlib import Path
 import torch
 
 from executor.error_line import print_error
+from executor.process_group import device_of_this_process
 from executor.profiling.measure import Patience
 from executor.profiling.profile import Request, hardware_name, profile
+from executor.rank_options import add_device_option
 from planner.artifacts.hardware import GIB
 from planner.artifacts.job import Job, job_with
 from planner.errors import PipeplanError
@@ -36,11 +38,9 @@ def main(words: list[str] | None = None) -> int:
 def _request(words: list[str] | None) -> Request:
     options = _parser().parse_args(words)
     job = job_with(Job.load(options.job) if options.job else Job(), options.set or [])
-    device = _device(options.device)
-    if options.threads is not None and options.threads < 1:
-        raise PipeplanError(f"--threads: {options.threads}; give 1 or more")
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    device = device_of_this_process(options.device)
+    if options.threads is not None:
+        _set_threads(options.threads, device)
     if not 0 <= options.seconds < float("inf"):
         raise PipeplanError(f"--seconds: {options.seconds}; give 0 or more")
     return Request(
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N,N,...",
         help="microbatch sizes (default: the job's, half and twice of it)",
     )
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
+    add_device_option(parser.add_argument)
     parser.add_argument("--threads", type=int, help="of a CPU (default torch's own choice)")
     parser.add_argument(
         "--type",
@@ -94,6 +94,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _set_threads(threads: int, device: torch.device) -> None:
+    if threads < 1:
+        raise PipeplanError(f"--threads: {threads}; give 1 or more")
+    if device.type != "cpu":
+        raise PipeplanError(
+            f"--threads: {threads}; they are of a CPU, and a GPU would be measured; add "
+            "--device cpu, or leave them out"
+        )
+    torch.set_num_threads(threads)
+
+
 def _sizes(text: str | None, job: Job) -> tuple[int, ...]:
     own = job.samples_per_microbatch
     if text is None:
@@ -102,20 +113,6 @@ def _sizes(text: str | None, job: Job) -> tuple[int, ...]:
     if not all(part.strip().isdecimal() and 0 < int(part) <= 2**20 for part in parts):
         raise PipeplanError(f"--samples: {text!r}; give sizes such as 1,2,4")
     return tuple(sorted({int(part) for part in parts}))
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise PipeplanError(f"--device: {name!r} is no device of torch; give cpu or cuda") from None
-    if device.type not in ("cpu", "cuda"):
-        raise PipeplanError(f"--device: {name!r}; layers are measured on cpu or cuda")
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise PipeplanError(f"--device: {name!r}, but torch finds no GPU here; give cpu")
-        torch.cuda.set_device(device)
-    return device
 
 
 def _device_type(device: torch.device) -> str:

@@ -15,10 +15,10 @@ from executor.cutting.stage_module import StageModule
 from executor.profiling.kinds import signatures_of
 from planner.artifacts.job import Job
 from planner.artifacts.layer_graph import GraphRecord
-from planner.tracing.export import ExportedStep, export_step
-from planner.tracing.factory import build, example_batch, import_factory, import_loss
-from planner.tracing.layers import LayerAssignment, assign_layers
-from planner.tracing.trace import factory_name, graph_record
+from planner.tracing.export import ExportedStep
+from planner.tracing.factory import example_batch
+from planner.tracing.layers import LayerAssignment
+from planner.tracing.trace import trace_step
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,8 @@ def sized_model(model: str, job: Job, samples: int) -> SizedModel:
         PipeplanError: if it cannot be found, built or exported.
     """
     job = job.model_copy(update={"samples_per_microbatch": samples})
-    factory, own_loss = import_factory(model), import_loss(job)
-    with torch.device("meta"):
-        module = build(factory, job.model_arguments).to(getattr(torch, job.precision))
-        example = example_batch(module, job)
-        exported = export_step(module, example, job, own_loss)
-    layers = assign_layers(exported)
-    graph = graph_record(exported, layers, example, job, factory_name(factory))
+    step = trace_step(model, job)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        batch = example_batch(module, job)
-    return SizedModel(job, exported, layers, graph, batch)
+        batch = example_batch(step.module, job)
+    return SizedModel(job, step.exported, step.layers, step.graph, batch)

@@ -18,26 +18,32 @@ _SUFFIXES = {"--graph": (".json",), "--cluster": (".toml", ".json")}
 """Of options whose file is read by its name."""
 
 
+MeasuredArgument = Annotated[
+    Path, typer.Argument(metavar="MEASURED", help="timeline that the executor wrote (--timeline)")
+]
+OutputOption = Annotated[Path, typer.Option("-o", "--output", help="calibrated plan to write")]
+GraphOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--graph", help="write its layer graph too (JSON), for `pipeplan plan MODEL --costs`"
+    ),
+]
+ClusterOption = Annotated[
+    Path | None,
+    typer.Option("--cluster", help="write its cluster too, by its name as TOML or JSON"),
+]
+LinksOnlyOption = Annotated[
+    bool, typer.Option("--links-only", help="leave the layers' times as they are")
+]
+
+
 def calibrate(
     path: PlanArgument,
-    measured: Annotated[
-        Path,
-        typer.Argument(metavar="MEASURED", help="timeline that the executor wrote (--timeline)"),
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="calibrated plan to write")],
-    graph: Annotated[
-        Path | None,
-        typer.Option(
-            "--graph", help="write its layer graph too (JSON), for `pipeplan plan MODEL --costs`"
-        ),
-    ] = None,
-    cluster: Annotated[
-        Path | None,
-        typer.Option("--cluster", help="write its cluster too, by its name as TOML or JSON"),
-    ] = None,
-    links_only: Annotated[
-        bool, typer.Option("--links-only", help="leave the layers' times as they are")
-    ] = False,
+    measured: MeasuredArgument,
+    output: OutputOption,
+    graph: GraphOption = None,
+    cluster: ClusterOption = None,
+    links_only: LinksOnlyOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Turn a run's measured times into the costs that plans are made from."""

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.cli.models import problem_of
-from planner.cli.options import JobOption, JsonOption, ModelArgument, SetOption
+from planner.cli.options import (
+    ClusterOption,
+    JobOption,
+    JsonOption,
+    ModelArgument,
+    SeedOption,
+    SetOption,
+)
 from planner.cli.output import print_json, user_errors
 from planner.units import format_seconds
 
@@ -21,7 +28,7 @@ if TYPE_CHECKING:
 
 def compare(
     model: ModelArgument,
-    cluster: Annotated[Path, typer.Option("--cluster", help="cluster file (TOML)")],
+    cluster: ClusterOption,
     job: JobOption = None,
     set_: SetOption = None,
     planners: Annotated[
@@ -31,7 +38,7 @@ def compare(
     time_limit: Annotated[
         float, typer.Option("--time-limit", metavar="SECONDS", help="of our own search")
     ] = 30.0,
-    seed: Annotated[int, typer.Option("--seed", help="of the solver")] = 0,
+    seed: SeedOption = 0,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="write the table as Markdown")
     ] = None,

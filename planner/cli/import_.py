@@ -17,78 +17,99 @@ from planner.units import format_bytes, format_seconds, plural
 if TYPE_CHECKING:
     from planner.artifacts.document import Record
     from planner.importing.imported import Imported
+    from planner.importing.options import ImportOptions
 
 SUFFIX = ".json"
 DEFAULT_OUTPUT = Path("graph.json")
 
 
+FileArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FILE",
+        help="profile of another tool, output of `nvidia-smi topo -m`, or a log of nccl-tests",
+    ),
+]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        help="layer graph to write (.json, default graph.json); the job, and the cluster if "
+        "FILE holds one, are written beside it as NAME.job.json and NAME.cluster.json. Of what "
+        "tells of links the cluster file (.toml or .json, default cluster.toml)",
+    ),
+]
+FormatOption = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        metavar="FORMAT",
+        help="auto, or the kind of FILE: dapple, pipedream, dnn-partitioning, nvidia-smi, "
+        "nccl-tests, nccl-all-reduce, nccl-sendrecv",
+    ),
+]
+DeviceTypeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device-type",
+        help="device preset that the times of a profile were measured on (default V100-16GB), "
+        "or of the GPUs where the file does not name them",
+    ),
+]
+SamplesOption = Annotated[
+    int | None,
+    typer.Option("--samples-per-microbatch", help="samples of the batch that was measured"),
+]
+FreeInputsOption = Annotated[
+    bool, typer.Option("--free-inputs", help="Input nodes of a profile take no time")
+]
+
+
 def import_(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE",
-            help="profile of another tool, output of `nvidia-smi topo -m`, or a log of nccl-tests",
-        ),
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            help="layer graph to write (.json, default graph.json); the job, and the cluster if "
-            "FILE holds one, are written beside it as NAME.job.json and NAME.cluster.json. Of what "
-            "tells of links the cluster file (.toml or .json, default cluster.toml)",
-        ),
-    ] = None,
-    format_name: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="FORMAT",
-            help="auto, or the kind of FILE: dapple, pipedream, dnn-partitioning, nvidia-smi, "
-            "nccl-tests, nccl-all-reduce, nccl-sendrecv",
-        ),
-    ] = "auto",
-    device_type: Annotated[
-        str | None,
-        typer.Option(
-            "--device-type",
-            help="device preset that the times of a profile were measured on (default V100-16GB), "
-            "or of the GPUs where the file does not name them",
-        ),
-    ] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option("--samples-per-microbatch", help="samples of the batch that was measured"),
-    ] = None,
-    free_inputs: Annotated[
-        bool, typer.Option("--free-inputs", help="Input nodes of a profile take no time")
-    ] = False,
+    file: FileArgument,
+    output: OutputOption = None,
+    format_name: FormatOption = "auto",
+    device_type: DeviceTypeOption = None,
+    samples: SamplesOption = None,
+    free_inputs: FreeInputsOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Read what other tools tell: a profile into a layer graph, links into a cluster file."""
     with user_errors():
-        from planner.importing.formats import CLUSTER_FORMATS, format_of, import_file
+        from planner.importing.formats import CLUSTER_FORMATS, format_of
         from planner.importing.options import ImportOptions
 
         if output is not None:
             _require_apart(file, output)
         kind = format_of(file, format_name)
         if kind in CLUSTER_FORMATS:
-            if samples is not None or free_inputs:
-                raise PipeplanError(
-                    "--samples-per-microbatch, --free-inputs: they are of profiles; leave them out"
-                )
+            _refuse_profile_options(samples, free_inputs)
             import_cluster(file, output, kind, device_type, as_json=as_json)
-            return
-        paths = _paths(output or DEFAULT_OUTPUT)
-        options = ImportOptions(device_type or "V100-16GB", samples, free_inputs)
-        name, imported = import_file(file, kind, options)
-        written = _write(imported, paths)
-        if as_json:
-            print_json(_report(name, imported, written))
         else:
-            _show(name, imported, written)
+            options = ImportOptions(device_type or "V100-16GB", samples, free_inputs)
+            _import_profile(file, output or DEFAULT_OUTPUT, kind, options, as_json=as_json)
+
+
+def _refuse_profile_options(samples: int | None, free_inputs: bool) -> None:
+    if samples is not None or free_inputs:
+        raise PipeplanError(
+            "--samples-per-microbatch, --free-inputs: they are of profiles; leave them out"
+        )
+
+
+def _import_profile(
+    file: Path, output: Path, kind: str, options: ImportOptions, *, as_json: bool
+) -> None:
+    from planner.importing.formats import import_file
+
+    paths = _paths(output)
+    name, imported = import_file(file, kind, options)
+    written = _write(imported, paths)
+    if as_json:
+        print_json(_report(name, imported, written))
+    else:
+        _show(name, imported, written)
 
 
 def _require_apart(file: Path, output: Path) -> None:

@@ -16,6 +16,7 @@ ModelArgument = Annotated[
     ),
 ]
 PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="plan file")]
+ClusterOption = Annotated[Path, typer.Option("--cluster", help="cluster file (TOML)")]
 JobOption = Annotated[Path | None, typer.Option("--job", help="job file (TOML or JSON)")]
 SetOption = Annotated[
     list[str] | None,
@@ -23,4 +24,6 @@ SetOption = Annotated[
         "--set", metavar="NAME=VALUE", help="a model argument, over the job's; may be repeated"
     ),
 ]
+SeedOption = Annotated[int, typer.Option("--seed", help="of the solver")]
+WorkersOption = Annotated[int, typer.Option("--workers", help="solver threads")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]

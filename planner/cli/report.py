@@ -9,43 +9,81 @@ import typer
 
 from planner.cli.options import PlanArgument
 from planner.cli.output import named, user_errors
+from planner.cli.what_if import (
+    ChangeOption,
+    DeterministicOption,
+    SeedOption,
+    TimeLimitOption,
+    ValueRequest,
+    WhatIfOption,
+    WorkersOption,
+    value_request,
+    values_of,
+)
 from planner.errors import PipeplanError
+from planner.solver_settings import DEFAULT_WORKERS
 
 if TYPE_CHECKING:
     from planner.artifacts.measured import MeasuredTimeline
     from planner.artifacts.plan import Plan
     from planner.comparison import Row
+    from planner.what_if import WhatIf
+
+
+OutputOption = Annotated[Path, typer.Option("-o", "--output", help="page to write: .html")]
+AgainstOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--against",
+        metavar="MEASURED",
+        help="show a timeline that the executor wrote (--timeline) beneath",
+    ),
+]
+CompareOption = Annotated[
+    bool, typer.Option("--compare", help="plan with the classic planners too; takes a while")
+]
 
 
 def report(
     path: PlanArgument,
-    output: Annotated[Path, typer.Option("-o", "--output", help="page to write: .html")] = Path(
-        "plan.html"
-    ),
-    against: Annotated[
-        Path | None,
-        typer.Option(
-            "--against",
-            metavar="MEASURED",
-            help="show a timeline that the executor wrote (--timeline) beneath",
-        ),
-    ] = None,
-    compare: Annotated[
-        bool,
-        typer.Option("--compare", help="plan with the classic planners too; takes a while"),
-    ] = False,
+    output: OutputOption = Path("plan.html"),
+    against: AgainstOption = None,
+    compare: CompareOption = False,
+    what_if: WhatIfOption = False,
+    change: ChangeOption = None,
+    time_limit: TimeLimitOption = None,
+    seed: SeedOption = 0,
+    workers: WorkersOption = DEFAULT_WORKERS,
+    deterministic: DeterministicOption = False,
 ) -> None:
-    """Write a plan as one page for a browser: timeline, memory, what binds, cluster, costs."""
+    """Write a plan as one page for a browser: timeline, memory, what binds and what would help."""
     with user_errors():
-        from planner.artifacts.plan import Plan
-        from planner.report.html import save_report
-
+        request = value_request(what_if, change, time_limit, seed, workers, deterministic)
         _check_output(output, path, against)
-        plan = Plan.load(path)
-        measured = None if against is None else _measured(plan, against)
-        rows = _compared(plan) if compare else None
-        save_report(plan, output, measured=measured, comparison=rows, plan_path=path)
+        _report(path, output, against, compare, request)
         typer.echo(f"wrote {output}")
+
+
+def _report(
+    path: Path, output: Path, against: Path | None, compare: bool, request: ValueRequest
+) -> None:
+    """Read, value and compare what is asked for, and write the page."""
+    from planner.artifacts.plan import Plan
+    from planner.report.html import save_report
+
+    plan = Plan.load(path)
+    measured = None if against is None else _measured(plan, against)
+    values = _values(plan, request) if request.is_asked_for else None
+    rows = _compared(plan) if compare else None
+    save_report(plan, output, measured=measured, comparison=rows, values=values, plan_path=path)
+
+
+def _values(plan: Plan, request: ValueRequest) -> WhatIf:
+    """What the changes would give that are asked for."""
+    from planner.explain import explain
+    from planner.verifier import replay
+
+    return values_of(plan, explain(replay(plan)), request)
 
 
 def _check_output(output: Path, *inputs: Path | None) -> None:

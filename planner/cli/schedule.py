@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.cli.options import JsonOption, PlanArgument
+from planner.cli.options import JsonOption, PlanArgument, SeedOption, WorkersOption
 from planner.cli.output import print_json, show_plan, user_errors
 from planner.solver_settings import DEFAULT_WORKERS
 from planner.units import format_seconds
@@ -17,29 +17,32 @@ if TYPE_CHECKING:
     from planner.schedule.heuristic import Schedule
 
 
+OutputOption = Annotated[Path, typer.Option("-o", "--output", help="plan file to write")]
+SplitOption = Annotated[
+    bool, typer.Option("--split", help="run input and weight gradients apart (I and W, not B)")
+]
+TimeLimitOption = Annotated[
+    float, typer.Option("--time-limit", metavar="SECONDS", help="stop after this long")
+]
+DeterministicOption = Annotated[
+    bool, typer.Option("--deterministic", help="the same schedule on every run and machine")
+]
+
+
 def schedule(
     path: PlanArgument,
-    output: Annotated[Path, typer.Option("-o", "--output", help="plan file to write")],
-    split: Annotated[
-        bool,
-        typer.Option("--split", help="run input and weight gradients apart (I and W, not B)"),
-    ] = False,
-    time_limit: Annotated[
-        float, typer.Option("--time-limit", metavar="SECONDS", help="stop after this long")
-    ] = 30.0,
-    seed: Annotated[int, typer.Option("--seed", help="of the solver")] = 0,
-    workers: Annotated[int, typer.Option("--workers", help="solver threads")] = DEFAULT_WORKERS,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="the same schedule on every run and machine")
-    ] = False,
+    output: OutputOption,
+    split: SplitOption = False,
+    time_limit: TimeLimitOption = 30.0,
+    seed: SeedOption = 0,
+    workers: WorkersOption = DEFAULT_WORKERS,
+    deterministic: DeterministicOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Order the microbatches of a plan's stages anew, as after editing the stages by hand."""
     with user_errors():
         from planner.artifacts.document import require_file_path
-        from planner.artifacts.operations import format_order
         from planner.artifacts.plan import Plan
-        from planner.assemble import refresh
         from planner.schedule.search import search_schedule
         from planner.solver import check_settings
 
@@ -55,10 +58,18 @@ def schedule(
             workers=workers,
             deterministic=deterministic,
         )
-        orders = {device: format_order(list(order)) for device, order in found.orders.items()}
-        made = refresh(loaded.model_copy(update={"orders": orders}))
+        made = _with_orders(loaded, found)
         made.save(output)
         _report(found, loaded, made, output, as_json)
+
+
+def _with_orders(plan: Plan, found: Schedule) -> Plan:
+    """The plan in the schedule's orders, with fresh predictions."""
+    from planner.artifacts.operations import format_order
+    from planner.assemble import refresh
+
+    orders = {device: format_order(list(order)) for device, order in found.orders.items()}
+    return refresh(plan.model_copy(update={"orders": orders}))
 
 
 def _report(found: Schedule, before: Plan, made: Plan, output: Path, as_json: bool) -> None:

@@ -40,23 +40,28 @@ if TYPE_CHECKING:
     from planner.robustness import Noise
 
 
+OutputOption = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", help="write the plan with fresh predictions here"),
+]
+TraceOption = Annotated[
+    Path | None, typer.Option("--trace", help="write a Chrome trace (opens in Perfetto)")
+]
+AgainstOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--against",
+        metavar="MEASURED",
+        help="compare with a timeline that the executor wrote (--timeline)",
+    ),
+]
+
+
 def simulate(
     path: PlanArgument,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="write the plan with fresh predictions here"),
-    ] = None,
-    trace_path: Annotated[
-        Path | None, typer.Option("--trace", help="write a Chrome trace (opens in Perfetto)")
-    ] = None,
-    against: Annotated[
-        Path | None,
-        typer.Option(
-            "--against",
-            metavar="MEASURED",
-            help="compare with a timeline that the executor wrote (--timeline)",
-        ),
-    ] = None,
+    output: OutputOption = None,
+    trace_path: TraceOption = None,
+    against: AgainstOption = None,
     jitter: JitterOption = None,
     transfer_jitter: TransferJitterOption = None,
     slow_probability: SlowProbabilityOption = None,

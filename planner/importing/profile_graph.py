@@ -208,6 +208,11 @@ class ProfileGraph:
 
     def notes(self) -> Iterator[str]:
         """What had to be assumed for this profile, for the user."""
+        yield from self._notes_of_lists()
+        yield from self._notes_of_nodes()
+        yield from self._notes_of_times()
+
+    def _notes_of_lists(self) -> Iterator[str]:
         nodes = self.profile.nodes.values()
         lists = [node for node in nodes if len(node.activation_bytes) > 1]
         whole = sum(
@@ -226,6 +231,9 @@ class ProfileGraph:
         )
         if astray:
             yield f"{astray} __getitem__ of an element that has no size: taken to get all"
+
+    def _notes_of_nodes(self) -> Iterator[str]:
+        nodes = self.profile.nodes.values()
         unlearned = sum(node.parameter_bytes > 0 and node.backward_ms == 0 for node in nodes)
         if unlearned:
             yield (
@@ -235,6 +243,9 @@ class ProfileGraph:
         alone = sum(1 for _ in nx.isolates(self.graph)) if len(self.profile.nodes) > 1 else 0
         if alone:
             yield f"{plural(alone, 'node')} without any edge: may lie in any stage"
+
+    def _notes_of_times(self) -> Iterator[str]:
+        nodes = self.profile.nodes.values()
         total_ms = sum(node.forward_ms + node.backward_ms for node in nodes)
         inputs_ms = sum(n.forward_ms + n.backward_ms for n in nodes if self._is_input(n))
         if inputs_ms > _SHARE_WORTH_A_NOTE * total_ms:

@@ -22,29 +22,31 @@ FOUND_BY: dict[Way | None, str] = {
     "as it is": "-",
 }
 """Short, for the table."""
+WORDS, NUMBERS = ("change", "found by"), ("iteration", "vs now", "at best")
+"""What a row of the table tells."""
 
 
 def what_if_table(found: WhatIf) -> Table:
     """One line a change, the most gain first."""
-    table = new_table(
-        "What changes would give, against " + format_seconds(found.base_s),
-        ("change", "found by"),
-        ("iteration", "vs now", "at best"),
-    )
+    title = "What changes would give, against " + format_seconds(found.base_s)
+    table = new_table(title, WORDS, NUMBERS)
     for value in found.values:
-        table.add_row(plain(value.change), *_cells(value))
+        change, *others = value_cells(value)
+        table.add_row(plain(change), *others)
     return table
 
 
-def _cells(value: Value) -> tuple[str, str, str, str]:
+def value_cells(value: Value) -> list[str]:
+    """A value as text, by :data:`WORDS` and :data:`NUMBERS`."""
     if value.iteration_time_s is None or value.gain is None:
-        return "-", "does not fit", "-", _at_best(value)
-    return (
+        return [value.change, "-", "does not fit", "-", _at_best(value)]
+    return [
+        value.change,
         FOUND_BY[value.found_by],
         format_seconds(value.iteration_time_s),
         _change(value.gain),
         _at_best(value),
-    )
+    ]
 
 
 def _change(gain: float) -> str:
@@ -52,11 +54,20 @@ def _change(gain: float) -> str:
 
 
 def _at_best(value: Value) -> str:
-    """What is proved: of any plan, else of the same stages."""
-    for most, note in ((value.most_gain, ""), (value.most_gain_of_stages, "*")):
+    most = most_saved(value)
+    return "-" if most is None else f"{_change(most[0])}{most[1]}"
+
+
+def most_saved(value: Value) -> tuple[float, str] | None:
+    """The share that is proved to be the most it can save, and the mark of what it is proved for.
+
+    Returns:
+        No mark if it is of any plan, else a star: of the same stages.
+    """
+    for most, mark in ((value.most_gain, ""), (value.most_gain_of_stages, "*")):
         if most is not None:
-            return f"{_change(most)}{note}"
-    return "-"
+            return most, mark
+    return None
 
 
 def what_if_lines(found: WhatIf) -> list[str]:

@@ -8,7 +8,7 @@ parameters keep their names; its forward takes tensors by name and returns one t
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -275,18 +275,8 @@ def _one_tensor_class(
 
     def forward(self: Any, target: Tensor | None = None, **inputs: Tensor) -> Tensor:
         """The logits, or the model's own loss if it is given the target."""
-        unknown = [entry for entry in inputs if entry not in taken]
-        if unknown:
-            raise PipeplanError(
-                f"model {name!r}: its forward takes no {', '.join(unknown)}; correct the names in "
-                f"[inputs], it takes {', '.join(entry for entry in taken if entry != 'self')}"
-            )
-        labels: dict[str, Tensor] = {}
-        if target is not None:
-            labels = {"labels": target}
-            if kind == "causal language model":
-                labels["shift_labels"] = target  # It is the next token already.
-        output = model_class.forward(self, **inputs, **labels)
+        _require_taken(name, inputs, taken)
+        output = model_class.forward(self, **inputs, **_labels(kind, target))
         found: Tensor = output.logits if target is None else output.loss
         return found
 
@@ -307,6 +297,25 @@ def _one_tensor_class(
         "example_batch": example_batch,
     }
     return type(model_class.__name__, (model_class,), members)
+
+
+def _require_taken(name: str, inputs: Iterable[str], taken: Iterable[str]) -> None:
+    known = [entry for entry in taken if entry != "self"]
+    unknown = [entry for entry in inputs if entry not in known]
+    if unknown:
+        raise PipeplanError(
+            f"model {name!r}: its forward takes no {', '.join(unknown)}; correct the names in "
+            f"[inputs], it takes {', '.join(known)}"
+        )
+
+
+def _labels(kind: str, target: Tensor | None) -> dict[str, Tensor]:
+    """The target by the names that a model's own loss asks for."""
+    if target is None:
+        return {}
+    if kind == "causal language model":
+        return {"labels": target, "shift_labels": target}  # It is the next token already.
+    return {"labels": target}
 
 
 def _images(config: Any, samples: int, given: int | None) -> dict[str, Tensor]:

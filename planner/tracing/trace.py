@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,23 @@ from planner.tracing.torch_private import require_supported
 from planner.tracing.work_rows import gradient_sum, layer_of
 
 Factory = Callable[..., nn.Module]
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A model's training step of one microbatch, on the meta device.
+
+    Attributes:
+        module: the model, without weights.
+        exported: the step.
+        layers: of its operations.
+        graph: what they count.
+    """
+
+    module: nn.Module
+    exported: ExportedStep
+    layers: LayerAssignment
+    graph: GraphRecord
 
 
 def trace(
@@ -39,22 +57,37 @@ def trace(
     Raises:
         PipeplanError: if the model cannot be found, built or exported.
     """
-    require_supported()
     job = job or Job()
+    given = {**job.model_arguments, **arguments}
+    step = trace_step(model, job.model_copy(update={"model_arguments": given}), name)
+    return LayerGraph.from_record(step.graph)
+
+
+def trace_step(model: str | Factory, job: Job, name: str | None = None) -> TracedStep:
+    """Build a model on the meta device, export its training step and count what layers do.
+
+    Args:
+        model: see :func:`trace`.
+        job: microbatch size, precision, loss and model arguments.
+        name: of the graph; default the factory's name.
+
+    Raises:
+        PipeplanError: if the model cannot be found, built or exported.
+    """
+    require_supported()
     factory = import_factory(model) if isinstance(model, str) else model
     own_loss = import_loss(job)
     with torch.device("meta"):
-        module = build(factory, {**job.model_arguments, **arguments})
-        module = module.to(getattr(torch, job.precision))
+        module = build(factory, job.model_arguments).to(getattr(torch, job.precision))
         batch = example_batch(module, job)
         # What forward makes is on this device too.
         exported = export_step(module, batch, job, own_loss)
     layers = assign_layers(exported)
-    record = graph_record(exported, layers, batch, job, name or factory_name(factory))
-    return LayerGraph.from_record(record)
+    graph = graph_record(exported, layers, batch, job, name or _factory_name(factory))
+    return TracedStep(module, exported, layers, graph)
 
 
-def factory_name(factory: Factory) -> str:
+def _factory_name(factory: Factory) -> str:
     """A readable name for a factory."""
     return getattr(factory, "__name__", type(factory).__name__)
 

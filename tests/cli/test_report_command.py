@@ -49,6 +49,34 @@ def test_a_measurement_of_another_plan_is_refused_by_its_files_name(plan_path, p
     assert not (tmp_path / "plan.html").exists()
 
 
+def test_changes_of_ones_own_are_valued_by_solving_anew_if_asked_for(plan_path, tmp_path):
+    device, output = Plan.load(plan_path).ranks[0], tmp_path / "plan.html"
+    result = pipeplan(
+        *("report", plan_path, "-o", output, "--change", f"device {device} speed +50%"),
+        *("--what-if", "--time-limit", "0.2", "--deterministic"),
+    )
+    assert result.exit_code == 0, result.output
+    assert f"device {device} speed x1.5" in result.stderr
+    page = output.read_text()
+    assert page.count(f'<th scope="row">device {device} speed x1.5</th>') == 2
+    assert "by scheduling its stages anew, or by solving anew" in page
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--time-limit", 5), "--time-limit: only --what-if searches; add it"),
+        (("--change", "device nowhere speed x2"), "the cluster has no such device; choose one"),
+    ],
+)
+def test_wrong_changes_are_refused_before_any_search(plan_path, tmp_path, options, told):
+    result = pipeplan("report", plan_path, "-o", tmp_path / "plan.html", "--compare", *options)
+    assert result.exit_code == 1
+    assert told in result.stderr
+    assert "planned in" not in result.stderr
+    assert not (tmp_path / "plan.html").exists()
+
+
 @pytest.mark.parametrize(
     ("output", "told"),
     [

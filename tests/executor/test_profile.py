@@ -22,7 +22,7 @@ from planner.artifacts.job import Job
 CPU = torch.device("cpu")
 QUICK = Patience(0.0, least=2)
 GPT = "models.gpt:gpt_tiny"
-COMMON = ("--seconds", "0", "--threads", "1", "--samples", "1")
+COMMON = ("--device", "cpu", "--seconds", "0", "--threads", "1", "--samples", "1")
 
 
 class Blocks(nn.Module):
@@ -174,8 +174,7 @@ def test_a_layer_that_cannot_run_alone_is_named(
     [
         ([GPT, "--samples", "1,x"], "--samples: '1,x'"),
         ([GPT, "--samples", "0"], "--samples: '0'"),
-        ([GPT, "--device", "tpu9"], "--device: 'tpu9'"),
-        ([GPT, "--threads", "0"], "--threads: 0"),
+        ([GPT, "--device", "cpu", "--threads", "0"], "--threads: 0"),
         ([GPT, "--seconds", "nan"], "--seconds: nan"),
         ([GPT, "--set", "layers"], "--set layers: expected NAME=VALUE"),
         (["models.gpt:no_such"], "'models.gpt' has no callable 'no_such'"),
@@ -187,6 +186,23 @@ def test_wrong_options_are_named(
 ) -> None:
     assert main(words) == 1
     assert told in capsys.readouterr().err
+
+
+def test_a_device_that_is_none_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([GPT, "--device", "tpu9"])
+    assert "argument --device: invalid choice: 'tpu9'" in capsys.readouterr().err
+
+
+def test_threads_are_of_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without --device a GPU is measured if there is one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    assert main([GPT, "--threads", "1"]) == 1
+    assert "--threads: 1; they are of a CPU, and a GPU would be measured" in capsys.readouterr().err
 
 
 def test_costs_of_something_else_are_not_added_to(

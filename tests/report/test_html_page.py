@@ -40,7 +40,7 @@ from planner.units import format_seconds
 HOSTILE = (
     "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;<!--\u202e${title}"
 )
-SECTIONS = ["timeline", "memory", "explanation", "stages", "topology", "costs", "run"]
+SECTIONS = ["timeline", "memory", "explanation", "what-if", "stages", "topology", "costs", "run"]
 
 
 def static(name: str) -> str:

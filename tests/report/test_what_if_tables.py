@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import GIGA, boundary, graph, layer, orders, pipeline, star
+from builders import GIGA
+from chains import PAIR, chain
 from rich.console import Console
 
 from planner.assemble import plan_by_hand
@@ -26,9 +27,7 @@ def shown(table: Any, width: int = 80) -> list[str]:
 
 def two_stages(bytes_: int = GIGA // 2) -> Timeline:
     """1 s of fill, 24 s on d1, 2 s of drain and a second of transfers: 28 s."""
-    the_graph = graph([layer("a"), layer("b", 4, 8)], [boundary("a", "b", bytes_=bytes_)])
-    placed = pipeline(the_graph, star(2), [(["a"], ["d0"]), (["b"], ["d1"])])
-    return simulate(placed, orders(d0="0F0 0F1 0B0 0B1", d1="1F0 1B0 1F1 1B1"))
+    return simulate(chain((1, 2), (4, 8), bytes_=bytes_), PAIR)
 
 
 def a_value(change: str, **fields: object) -> Value:

@@ -10,34 +10,21 @@ import pytest
 from builders import (
     GIGA,
     boundary,
-    cluster,
-    device_type,
     graph,
     layer,
-    link,
     orders,
     parameter,
+    pipeline,
     star,
 )
-from builders import pipeline as placed_pipeline
+from chains import ALTERNATING, GIB, PAIR, chain, crowded
 from hypothesis import given
 from strategies import Scheduled, scheduled
 
-from planner.costs.placement import PlacedPipeline
 from planner.explain import explain
 from planner.explain.bubble import CAUSES, Bubble
 from planner.explain.shares import Spent
 from planner.simulator import Timeline, simulate
-
-GIB = 2**30
-
-
-def two_stages(
-    first: tuple[float, float], second: tuple[float, float], bytes_: int = 0
-) -> PlacedPipeline:
-    rows = [layer("a", *first), layer("b", *second)]
-    the_graph = graph(rows, [boundary("a", "b", bytes_=bytes_)])
-    return placed_pipeline(the_graph, star(2), [(["a"], ["d0"]), (["b"], ["d1"])])
 
 
 def causes(bubble: Bubble, device: str) -> dict[str, float]:
@@ -111,9 +98,7 @@ def test_a_device_waits_for_no_more_than_what_ran_elsewhere_meanwhile(case: Sche
 
 def test_equal_stages_without_transfers_only_fill_and_drain() -> None:
     """Of p = 2 stages each idles (p - 1) * (1 + 2) s, whatever the microbatches."""
-    timeline = simulate(
-        two_stages((1, 2), (1, 2)), orders(d0="0F0 0F1 0B0 0B1", d1="1F0 1B0 1F1 1B1")
-    )
+    timeline = simulate(chain((1, 2), (1, 2)), PAIR)
     bubble = explain(timeline).bubble
     assert timeline.iteration_time_s == 9
     assert causes(bubble, "d0") == causes(bubble, "d1") == {"fill_and_drain_s": 3}
@@ -121,9 +106,7 @@ def test_equal_stages_without_transfers_only_fill_and_drain() -> None:
 
 def test_what_a_device_has_less_to_do_is_imbalance() -> None:
     """d1 works 2 * 12 s, from 1 s on; the last 0B1 follows. d0 works 6 s of the 27."""
-    timeline = simulate(
-        two_stages((1, 2), (4, 8)), orders(d0="0F0 0F1 0B0 0B1", d1="1F0 1B0 1F1 1B1")
-    )
+    timeline = simulate(chain((1, 2), (4, 8)), PAIR)
     bubble = explain(timeline).bubble
     assert (timeline.iteration_time_s, bubble.busiest) == (27, "d1")
     assert causes(bubble, "d1") == {"fill_and_drain_s": 3}
@@ -134,9 +117,7 @@ def test_what_a_device_has_less_to_do_is_imbalance() -> None:
 
 def test_the_busiest_device_tells_transfers_from_filling() -> None:
     """As above with 0.5 s a transfer: d1 waits for 0F0, its transfer, one back and 0B1."""
-    timeline = simulate(
-        two_stages((1, 2), (4, 8), GIGA // 2), orders(d0="0F0 0F1 0B0 0B1", d1="1F0 1B0 1F1 1B1")
-    )
+    timeline = simulate(chain((1, 2), (4, 8), bytes_=GIGA // 2), PAIR)
     bubble = explain(timeline).bubble
     assert timeline.iteration_time_s == 28
     assert causes(bubble, "d1") == {"fill_and_drain_s": 3, "transfers_s": 1}
@@ -152,7 +133,7 @@ def test_all_reduces_and_optimizer_steps_of_others_are_synchronisation() -> None
     rows = [layer("a", parameters=["w"]), layer("b", 4, 8)]
     the_graph = graph(rows, [boundary("a", "b", bytes_=0)], [parameter("w", GIGA)])
     stages = [(["a"], ["d0", "d1"]), (["b"], ["d2"])]
-    placed = placed_pipeline(the_graph, star(3), stages)
+    placed = pipeline(the_graph, star(3), stages)
     timeline = simulate(placed, orders(d0="0F0 0B0", d1="0F1 0B1", d2="1F0 1B0 1F1 1B1"))
     bubble = explain(timeline).bubble
     assert timeline.iteration_time_s == pytest.approx(1 + 24 + 2 + 4 + 0.012)
@@ -167,23 +148,14 @@ def test_all_reduces_and_optimizer_steps_of_others_are_synchronisation() -> None
 
 def test_what_unlimited_memory_would_save_is_memory() -> None:
     """A microbatch at a time takes 4 * 6 s; with two in flight d0 or d1 idles 3 s only."""
-    rows = [layer("a", stash_bytes=GIB), layer("b")]
-    the_graph = graph(rows, [boundary("a", "b", bytes_=0)])
-    types = {"unit": device_type(), "small": device_type(memory_gib=1.5)}
-    the_cluster = cluster({"d0": "small", "d1": "unit"}, [link("d0", "d1")], types=types)
-    stages = [(["a"], ["d0"]), (["b"], ["d1"])]
-    placed = placed_pipeline(the_graph, the_cluster, stages, microbatches=4)
-    order = orders(d0="0F0 0B0 0F1 0B1 0F2 0B2 0F3 0B3", d1="1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3")
-    bubble = explain(simulate(placed, order)).bubble
+    bubble = explain(simulate(crowded(), ALTERNATING)).bubble
     expected = {"memory_s": 24 - 15, "fill_and_drain_s": 3}
     assert causes(bubble, "d0") == causes(bubble, "d1") == expected
 
 
 def test_recomputation_is_work_and_not_idle_time() -> None:
     """It takes 1 s a microbatch on one device, which never idles: memory binds, no bubble."""
-    placed = placed_pipeline(
-        graph([layer("a", stash_bytes=GIB)], []), star(1), [(["a"], ["d0"], ["a"])]
-    )
+    placed = pipeline(graph([layer("a", stash_bytes=GIB)], []), star(1), [(["a"], ["d0"], ["a"])])
     explanation = explain(simulate(placed, orders(d0="0F0 0B0 0F1 0B1")))
     assert explanation.memory.binds
     assert causes(explanation.bubble, "d0") == {}

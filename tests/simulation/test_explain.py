@@ -14,18 +14,18 @@ from builders import (
     device_type,
     graph,
     layer,
-    link,
     orders,
     parameter,
     pipeline,
     star,
 )
+from chains import ALTERNATING, GIB, ONE_F_ONE_B, chain, crowded
 from event_graph import event_graph, longest_path_s, name_of
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import Scheduled, orders_for, partitions, problems, scheduled
 
-from planner.costs.placement import PlacedPipeline, place
+from planner.costs.placement import place
 from planner.explain import Explanation, explain
 from planner.explain.shares import Spent
 from planner.partition.bounds.schedule import schedule_bound_s
@@ -34,21 +34,9 @@ from planner.schedule.heuristic import best_heuristic_schedule
 from planner.schedule.list_scheduler import backward_first, list_schedule
 from planner.simulator import Timeline, simulate
 
-GIB = 2**30
-ONE_F_ONE_B = orders(d0="0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3", d1="1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3")
-
 
 def replay(case: Scheduled) -> Timeline:
     return simulate(case.pipeline, case.orders)
-
-
-def chain(*seconds: tuple[float, float], bytes_: int = 0, **job: object) -> PlacedPipeline:
-    """A stage on a device of its own for every (forward, backward), around one switch."""
-    names = "abcdefgh"[: len(seconds)]
-    rows = [layer(name, *times) for name, times in zip(names, seconds, strict=True)]
-    the_graph = graph(rows, [boundary(u, v, bytes_=bytes_) for u, v in pairwise(names)])
-    stages = [([name], [f"d{index}"]) for index, name in enumerate(names)]
-    return pipeline(the_graph, star(len(names)), stages, **job)
 
 
 def spent(explanation: Explanation) -> dict[Spent, float]:
@@ -306,23 +294,9 @@ def test_weight_gradients_put_off_are_no_tail() -> None:
 # --- memory ---------------------------------------------------------------------------------------
 
 
-def crowded(memory_gib: float) -> Timeline:
-    """1F1B of a microbatch at a time on d0, whose stash is 1 GiB; alternating, 24 s."""
-    rows = [layer("a", stash_bytes=GIB), layer("b")]
-    the_graph = graph(rows, [boundary("a", "b", bytes_=0)])
-    types = {"unit": device_type(), "small": device_type(memory_gib=memory_gib)}
-    the_cluster = cluster({"d0": "small", "d1": "unit"}, [link("d0", "d1")], types=types)
-    stages = [(["a"], ["d0"]), (["b"], ["d1"])]
-    placed = pipeline(the_graph, the_cluster, stages, microbatches=4)
-    return simulate(
-        placed,
-        orders(d0="0F0 0B0 0F1 0B1 0F2 0B2 0F3 0B3", d1="1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"),
-    )
-
-
 def test_memory_binds_where_more_of_it_makes_the_schedule_faster() -> None:
     """With two microbatches in flight stage 1 never waits: 1 + 4 * 3 + 2 s."""
-    memory = explain(crowded(1.5)).memory
+    memory = explain(simulate(crowded(1.5), ALTERNATING)).memory
     assert memory.full == ("d0",)
     assert (memory.within_s, memory.unlimited_s) == (24, 15)
     assert memory.binds
@@ -330,7 +304,7 @@ def test_memory_binds_where_more_of_it_makes_the_schedule_faster() -> None:
 
 
 def test_memory_does_not_bind_where_there_is_room_whatever_the_order() -> None:
-    memory = explain(crowded(4.5)).memory
+    memory = explain(simulate(crowded(4.5), ALTERNATING)).memory
     assert memory.rooms[0].more_microbatches == 3
     assert memory.rooms[1].more_microbatches is None
     assert (memory.full, memory.unlimited_s, memory.binds) == ((), None, False)

@@ -9,6 +9,7 @@ import networkx as nx
 import numpy as np
 import pytest
 from builders import GIGA, boundary, graph, layer, orders, parameter, pipeline, star
+from chains import PAIR, chain
 from hypothesis import given
 from hypothesis import strategies as st
 from replay_oracle import inputs_of, lag_s, seconds
@@ -177,13 +178,10 @@ def add_tails(dag: nx.DiGraph, case: Scheduled, timeline: Timeline) -> None:
 
 # --- by hand --------------------------------------------------------------------------------------
 
-ONE_F_ONE_B = orders(d0="0F0 0F1 0B0 0B1", d1="1F0 1B0 1F1 1B1")
-
 
 def two_stages(bytes_: int = GIGA // 2) -> PlacedPipeline:
     """Forward 1 s, backward 2 s, transfer 0.5 s: 10 s an iteration, see test_by_hand.py."""
-    the_graph = graph([layer("a"), layer("b")], [boundary("a", "b", bytes_=bytes_)])
-    return pipeline(the_graph, star(2), [(["a"], ["d0"]), (["b"], ["d1"])])
+    return chain((1, 2), (1, 2), bytes_=bytes_)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +196,7 @@ def two_stages(bytes_: int = GIGA // 2) -> PlacedPipeline:
     ],
 )
 def test_factors_lengthen_what_they_are_for(factors: dict[str, float], time_s: float) -> None:
-    timeline = simulate(two_stages(), ONE_F_ONE_B)
+    timeline = simulate(two_stages(), PAIR)
     assert timeline.iteration_time_s == 10
     assert replay_times_s(timeline, Given(**factors)) == pytest.approx(time_s)
 
@@ -283,14 +281,14 @@ def test_a_device_is_slow_as_often_as_asked_and_for_the_whole_iteration() -> Non
 
 
 def test_transfers_have_a_jitter_of_their_own() -> None:
-    timeline = simulate(two_stages(), ONE_F_ONE_B)
+    timeline = simulate(two_stages(), PAIR)
     assert np.ptp(sample_times_s(timeline, replace(CALM, transfer_jitter=0.1))) > 0
-    empty = simulate(two_stages(bytes_=0), ONE_F_ONE_B)
+    empty = simulate(two_stages(bytes_=0), PAIR)
     assert np.ptp(sample_times_s(empty, replace(CALM, transfer_jitter=0.1))) == 0
 
 
 def test_figures_are_those_of_the_samples() -> None:
-    timeline, noise = simulate(two_stages(), ONE_F_ONE_B), Noise(samples=101)
+    timeline, noise = simulate(two_stages(), PAIR), Noise(samples=101)
     figures, times_s = times_under_noise(timeline, noise), sorted(sample_times_s(timeline, noise))
     assert figures.predicted_s == 10
     assert figures.expected_s == pytest.approx(sum(times_s) / 101)
@@ -301,14 +299,14 @@ def test_figures_are_those_of_the_samples() -> None:
 
 
 def test_a_seed_gives_the_same_figures_and_another_seed_others() -> None:
-    timeline = simulate(two_stages(), ONE_F_ONE_B)
+    timeline = simulate(two_stages(), PAIR)
     once, again = (times_under_noise(timeline, Noise(seed=3)) for _ in range(2))
     assert once == again
     assert times_under_noise(timeline, Noise(seed=4)) != once
 
 
 def test_more_samples_go_on_where_fewer_end() -> None:
-    timeline = simulate(two_stages(), ONE_F_ONE_B)
+    timeline = simulate(two_stages(), PAIR)
     few, many = (sample_times_s(timeline, Noise(samples=count)) for count in (1000, 2500))
     assert len(many) == 2500
     assert np.array_equal(many[:1000], few)

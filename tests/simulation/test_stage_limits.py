@@ -1,22 +1,14 @@
 """Slack is what brute-force replays find; limits were worked out by hand."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import networkx as nx
 import pytest
 from builders import (
     GIGA,
-    boundary,
-    cluster,
-    device_type,
-    graph,
-    layer,
-    link,
     orders,
-    pipeline,
-    star,
 )
+from chains import ALTERNATING, ONE_F_ONE_B, chain, crowded
 from event_graph import event_graph, longest_path_s
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,8 +18,6 @@ from planner.costs.placement import PlacedPipeline
 from planner.explain import explain
 from planner.explain.stage_limits import StageLimit, Trial, trial_times_s
 from planner.simulator import Timeline, simulate
-
-GIB = 2**30
 
 
 def slowed(waits: nx.DiGraph, stage: int, part: str, factor: float) -> float:
@@ -53,14 +43,6 @@ def scaled(placed: PlacedPipeline, stage: int, factor: float) -> PlacedPipeline:
     }
     rows[stage] = replace(rows[stage], times=times)
     return replace(placed, stages=tuple(rows))
-
-
-def chain(*seconds: tuple[float, float], bytes_: int = 0, **job: object) -> PlacedPipeline:
-    names = "abcdefgh"[: len(seconds)]
-    rows = [layer(name, *times) for name, times in zip(names, seconds, strict=True)]
-    the_graph = graph(rows, [boundary(u, v, bytes_=bytes_) for u, v in pairwise(names)])
-    stages = [([name], [f"d{index}"]) for index, name in enumerate(names)]
-    return pipeline(the_graph, star(len(names)), stages, **job)
 
 
 def limits(timeline: Timeline) -> tuple[StageLimit, ...]:
@@ -118,7 +100,7 @@ def test_a_slow_stage_is_limited_by_its_computation() -> None:
     """
     timeline = simulate(
         chain((1, 2), (4, 8), microbatches=4),
-        orders(d0="0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3", d1="1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"),
+        ONE_F_ONE_B,
     )
     first, second = limits(timeline)
     assert (first.limited_by, second.limited_by) == ("nothing", "compute")
@@ -158,15 +140,7 @@ def test_slow_transfers_limit_both_stages_they_join() -> None:
 
 
 def test_a_full_device_limits_its_stage_where_memory_binds() -> None:
-    rows = [layer("a", stash_bytes=GIB), layer("b")]
-    the_graph = graph(rows, [boundary("a", "b", bytes_=0)])
-    types = {"unit": device_type(), "small": device_type(memory_gib=1.5)}
-    the_cluster = cluster({"d0": "small", "d1": "unit"}, [link("d0", "d1")], types=types)
-    placed = pipeline(the_graph, the_cluster, [(["a"], ["d0"]), (["b"], ["d1"])], microbatches=4)
-    timeline = simulate(
-        placed,
-        orders(d0="0F0 0B0 0F1 0B1 0F2 0B2 0F3 0B3", d1="1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"),
-    )
+    timeline = simulate(crowded(), ALTERNATING)
     assert [row.limited_by for row in limits(timeline)] == ["memory", "compute"]
 
 

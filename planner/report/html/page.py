@@ -16,7 +16,7 @@ from planner.artifacts.document import write_atomically
 from planner.artifacts.measured import MeasuredTimeline
 from planner.artifacts.plan import Plan
 from planner.deviation import compare_with_measured
-from planner.explain import explain
+from planner.explain import Explanation, explain
 from planner.report.html.colours import style_sheet
 from planner.report.html.costs import costs_section
 from planner.report.html.markup import markup
@@ -31,7 +31,11 @@ from planner.report.html.sections import (
 from planner.report.html.stages import stages_section
 from planner.report.html.timeline_data import timeline_data
 from planner.report.html.topology import topology_section
+from planner.report.html.what_if import what_if_section
+from planner.schedule.heuristic import fits_memory
+from planner.simulator import Timeline
 from planner.verifier import replay, verify
+from planner.what_if import WhatIf, default_changes, what_if
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -48,6 +52,7 @@ def save_report(
     *,
     measured: MeasuredTimeline | None = None,
     comparison: Sequence[Row] | None = None,
+    values: WhatIf | None = None,
     plan_path: str | Path = "plan.json",
 ) -> None:
     """Write :func:`report_html`'s page, atomically.
@@ -56,7 +61,9 @@ def save_report(
         PipeplanError: if no simulation can be made of the plan, if the measurement is of another
             plan, or if the file cannot be written.
     """
-    page = report_html(plan, measured=measured, comparison=comparison, plan_path=plan_path)
+    page = report_html(
+        plan, measured=measured, comparison=comparison, values=values, plan_path=plan_path
+    )
     write_atomically(path, page)
 
 
@@ -65,6 +72,7 @@ def report_html(
     *,
     measured: MeasuredTimeline | None = None,
     comparison: Sequence[Row] | None = None,
+    values: WhatIf | None = None,
     plan_path: str | Path = "plan.json",
 ) -> str:
     """A plan as one HTML page, the same for the same arguments.
@@ -76,6 +84,8 @@ def report_html(
         plan: to show.
         measured: a run of the plan, shown beneath its simulation.
         comparison: rows of :func:`planner.comparison.compare_plan`.
+        values: of changes, by :func:`planner.what_if.what_if`; the usual changes' quick ones
+            unless given, which take a second or two.
         plan_path: the plan's file, for the command that runs it.
 
     Raises:
@@ -85,6 +95,8 @@ def report_html(
     timeline = replay(plan)
     deviation = None if measured is None else compare_with_measured(plan, timeline, measured)
     explanation = explain(timeline)
+    if values is None:
+        values = _quick_values(plan, timeline, explanation)
     data = timeline_data(timeline, explanation.critical_path)
     if measured is not None:
         names = timeline.pipeline.devices
@@ -92,6 +104,7 @@ def report_html(
     sections = [
         None if deviation is None or measured is None else measured_section(deviation, measured),
         explanation_section(explanation),
+        what_if_section(values),
         stages_section(timeline),
         topology_section(timeline),
         None if comparison is None else comparison_section(comparison),
@@ -101,6 +114,13 @@ def report_html(
     shown = [found for found in sections if found is not None]
     top = header(plan, timeline, verify(plan), deviation)
     return _filled(plan, top, shown, data)
+
+
+def _quick_values(plan: Plan, timeline: Timeline, explanation: Explanation) -> WhatIf | None:
+    """What the usual changes would give; None if the plan overflows memory."""
+    if not fits_memory(timeline):
+        return None
+    return what_if(plan, default_changes(plan, explanation))
 
 
 def _filled(plan: Plan, top: Element, sections: list[Element], data: dict[str, Any]) -> str:

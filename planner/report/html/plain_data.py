@@ -15,7 +15,7 @@ MOST_WORDS = 16
 """Of a list in a cell; the rest is counted."""
 MOST_LETTERS = 300
 """Of anything else in a cell."""
-_SHARES = ("share", "gain", "gap", "bubble", "error")
+_SHARES = frozenset(("share", "gain", "gap", "bubble", "error"))
 _UNITS = ("_s", "_bytes")
 
 
@@ -69,12 +69,11 @@ def value_text(name: str, value: Any) -> str:
 
 
 def _number_text(name: str, value: float) -> str:
-    last = name.rpartition("_")[2]
     if name.endswith("_s"):
         return f"-{format_seconds(-value)}" if value < 0 else format_seconds(value)
     if name.endswith("_bytes"):
         return format_bytes(value)
-    if last in _SHARES:
+    if not _SHARES.isdisjoint(name.split("_")):
         return f"{value:.1%}"
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
