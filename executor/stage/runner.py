@@ -152,7 +152,7 @@ class StageRunner:
         ]
         for leaf in leaves:
             if leaf.requires_grad:
-                leaf.register_hook(_of_its_own)
+                leaf.register_hook(_of_its_own)  # type: ignore[no-untyped-call]
         values = dict(zip((t.name for t in stage.receives), leaves, strict=True))
         kept = {tensor.name for tensor in stage.outputs}
         runs = self._halves if microbatch in self.split else self._whole
