@@ -34,6 +34,8 @@ _FOREVER = timedelta(days=30)
 _TRY_AGAIN_S = 0.2
 _LEAST_GREETING_S = 2.0
 """For the store's own greeting, however late somebody has listened at last."""
+_GREETING_S = 3.0
+"""Then on a new connection: of many ranks that greet at once, one may stay without an answer."""
 _listened: set[tuple[str, int]] = set()
 """Where somebody did: torch's store looks up who connects, so this process tries it only once."""
 
@@ -85,7 +87,10 @@ class Meeting:
         """
         until_s = time.monotonic() + timeout_s
         self._await_listener(until_s)
-        store = self._greeted(max(_LEAST_GREETING_S, until_s - time.monotonic()))
+        until_s = max(until_s, time.monotonic() + _LEAST_GREETING_S)
+        while (store := self._greeted(until_s)) is None:
+            if time.monotonic() >= until_s:
+                raise self._silent(f"no answer for {timeout_s:.0f} s")
         store.set_timeout(_FOREVER)
         return PrefixStore(self.prefix, store)
 
@@ -105,9 +110,10 @@ class Meeting:
             else:
                 _listened.add((self.host, self.port))
 
-    def _greeted(self, timeout_s: float) -> TCPStore:
+    def _greeted(self, until_s: float) -> TCPStore | None:
         """On a thread: torch waits for ever for the answer of who listens and says nothing."""
         found: list[TCPStore | str] = []
+        left_s = max(_TRY_AGAIN_S, until_s - time.monotonic())
 
         def greet() -> None:
             try:
@@ -116,7 +122,7 @@ class Meeting:
                     self.port,
                     is_master=False,
                     wait_for_workers=False,
-                    timeout=timedelta(seconds=timeout_s),
+                    timeout=timedelta(seconds=left_s),
                 )
             except (RuntimeError, ConnectionError) as error:
                 found.append(str(error).splitlines()[0])
@@ -125,16 +131,19 @@ class Meeting:
 
         thread = threading.Thread(target=greet, name="pipeplan-greeting", daemon=True)
         thread.start()
-        thread.join(timeout_s)
-        store = found[0] if found else f"no answer for {timeout_s:.0f} s"
+        thread.join(min(_GREETING_S, left_s))
+        store = found[0] if found else None
         if isinstance(store, str):
-            _listened.discard((self.host, self.port))
-            raise PipeplanError(
-                f"coordinator: what listens at {self} does not answer as a coordinator ({store}); "
-                "give the HOST:PORT that python -m executor.coordinator has as --listen, and a "
-                "port that is no other program's"
-            )
+            raise self._silent(store)
         return store
+
+    def _silent(self, why: str) -> PipeplanError:
+        _listened.discard((self.host, self.port))
+        return PipeplanError(
+            f"coordinator: what listens at {self} does not answer as a coordinator ({why}); give "
+            "the HOST:PORT that python -m executor.coordinator has as --listen, and a port that is "
+            "no other program's"
+        )
 
 
 def beats_of(pipeline: int, place: int, nonce: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from planner.costs.placement import PlacedPipeline, PlacedStage, place
@@ -137,16 +138,34 @@ class RecomputedSchedules:
             len(stages) > 1 for stages in pipeline.stages_on.values()
         ):
             return None
+        now = self._now(partition, pipeline)
         rooms = _stash_rooms(schedule.timeline)
         less = tuple(
-            self._recomputed(stage, pipeline.stages[j], *rooms[j])
-            for j, stage in enumerate(partition)
+            self._recomputed(stage, pipeline.stages[j], rooms[j]) for j, stage in enumerate(now)
         )
-        specs = self._chain.specs(less)
-        if specs == tuple(stage.spec for stage in pipeline.stages):
-            return None
+        changed = [j for j, stage in enumerate(less) if stage != now[j]]
+        # Quicker stages move tensors, which may then wait where there is no room for them.
+        alone = ((*now[:j], less[j], *now[j + 1 :]) for j in changed if len(changed) > 1)
+        found = [less] if changed else []
+        for choice in (*found, *alone):
+            faster = self._replayed(choice, schedule)
+            if faster is not None:
+                return faster
+        return None
+
+    def _now(self, partition: Partition, pipeline: PlacedPipeline) -> Partition:
+        """The partition with what its stages recompute."""
+        position = {name: k for k, name in enumerate(self._chain.names)}
+        return tuple(
+            replace(stage, recompute=tuple(position[name] for name in placed.spec.recompute))
+            for stage, placed in zip(partition, pipeline.stages, strict=True)
+        )
+
+    def _replayed(self, partition: Partition, schedule: Schedule) -> Schedule | None:
+        """The same orders for other stages, if that is faster and fits."""
         try:
-            timeline = simulate(place(pipeline.problem, specs), schedule.orders)
+            placed = place(self._chain.problem, self._chain.specs(partition))
+            timeline = simulate(placed, schedule.orders)
         except DeadlockError:
             return None
         if not fits_memory(timeline) or timeline.iteration_time_s >= schedule.iteration_time_s:
@@ -154,48 +173,48 @@ class RecomputedSchedules:
         return replace(schedule, timeline=timeline, lower_bound_s=0.0)
 
     def _recomputed(
-        self, stage: StageChoice, now: PlacedStage, stashes: int, room_bytes: int
+        self, stage: StageChoice, now: PlacedStage, rooms: Mapping[int, int]
     ) -> StageChoice:
-        """A stage with the best choice for so many stashes in a room.
+        """A stage with the best choice found that fits whenever what it recomputes now does.
 
         Args:
-            stage: nothing recomputed.
-            now: the same with what it recomputes now, whose workspace is outside the room.
-            stashes: held where room is scarcest.
-            room_bytes: for these.
+            stage: with what it recomputes now.
+            now: the same placed.
+            rooms: see :func:`_stash_rooms`.
         """
-        if not now.spec.recompute:
+        if not stage.recompute:
             return stage
         cluster = self._chain.problem.cluster
         types = tuple(sorted(cluster.type_of(device) for device in stage.devices))
         least = self._chain.stashes.workspace_bytes(stage.begin, stage.end)
-        holding = Holding(stage.begin, stage.end, types, stashes)
-        room_bytes += now.workspace_bytes - least
-        found = self._variants.chooser.choose([holding], room_bytes)
-        if found is not None:
-            return replace(stage, recompute=found.layers)
-        # What it recomputes now fits; a search that was cut off may miss that.
-        names = self._chain.names
-        again = [k for k in range(stage.begin, stage.end) if names[k] in now.spec.recompute]
-        return replace(stage, recompute=tuple(again))
+        # The workspace of now is outside the rooms, that of a choice above the least is inside.
+        more = {count: room + now.workspace_bytes - least for count, room in rooms.items()}
+        for count in sorted(more, key=lambda count: more[count] / count):
+            holding = Holding(stage.begin, stage.end, types, count)
+            found = self._variants.chooser.choose([holding], more[count])
+            if found is not None and all(
+                held * (found.stash_bytes // count) + found.grown_bytes <= room
+                for held, room in more.items()
+            ):
+                return replace(stage, recompute=found.layers)
+        return stage
 
 
-def _stash_rooms(timeline: Timeline) -> dict[int, tuple[int, int]]:
-    """By stage, how many stashes it holds when room is scarcest, and the room that these have.
+def _stash_rooms(timeline: Timeline) -> dict[int, dict[int, int]]:
+    """By stage, the least room that so many stashes have, by their number.
 
     At every moment a device holds some number of stashes and something besides. Needs one stage a
     device.
     """
     none, one = (_with_stash(timeline, bytes_) for bytes_ in (0, 1))
     pipeline = timeline.pipeline
-    rooms: dict[int, tuple[int, int]] = {}
+    rooms: dict[int, dict[int, int]] = {stage: {} for stage in range(len(pipeline.stages))}
     for device, (stage,) in pipeline.stages_on.items():
         capacity = pipeline.capacity_bytes(device)
         for (_, beside), (_, with_stashes) in zip(none[device], one[device], strict=True):
-            stashes = with_stashes - beside
+            stashes, room = with_stashes - beside, capacity - beside
             if stashes > 0:
-                room = (stashes, capacity - beside)
-                rooms[stage] = min(room, rooms.get(stage, room), key=lambda x: x[1] // x[0])
+                rooms[stage][stashes] = min(room, rooms[stage].get(stashes, room))
     return rooms
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -70,3 +71,54 @@ def test_a_coordinator_that_is_about_to_start_is_waited_for() -> None:
         assert store.add("a", 1) == 1
     finally:
         timer.join()
+
+
+class Deaf:
+    """Hands connections on to a store, but for those at which it is deaf.
+
+    Args:
+        port: of the store.
+        deaf: numbers of connections, in the order in which they come.
+    """
+
+    def __init__(self, port: int, deaf: frozenset[int]) -> None:
+        self._target = ("127.0.0.1", port)
+        self._deaf = deaf
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self.connections: list[socket.socket] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        for connection in (self._listener, *self.connections):
+            connection.close()
+
+    def _serve(self) -> None:
+        number = 0
+        with contextlib.suppress(OSError):
+            while True:
+                here = self._listener.accept()[0]
+                self.connections.append(here)
+                if number not in self._deaf:
+                    there = socket.create_connection(self._target)
+                    self.connections.append(there)
+                    for pair in ((here, there), (there, here)):
+                        threading.Thread(target=self._hand_on, args=pair, daemon=True).start()
+                number += 1
+
+    @staticmethod
+    def _hand_on(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(4096):
+                target.sendall(data)
+
+
+def test_a_greeting_without_an_answer_is_repeated_on_a_new_connection() -> None:
+    """The first connection only asks whether somebody listens."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    deaf = Deaf(server.port, frozenset({1}))
+    try:
+        store = Meeting("127.0.0.1", deaf.port).connect()
+        assert store.add("a", 1) == 1
+    finally:
+        deaf.close()

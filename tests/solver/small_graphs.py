@@ -109,7 +109,7 @@ def bound_within_memory_s(pipeline: PlacedPipeline) -> float:
     for j, (stage, name) in enumerate(zip(stages, names, strict=True)):
         home_s = max(home_s, ends[j])
         held = max(stage.output_bytes, stage.input_gradient_bytes + stage.output_gradient_bytes)
-        free = pipeline.capacity_bytes(name) - stage.static_bytes - held
+        free = pipeline.capacity_bytes(name) - pipeline.static_bytes(name) - held
         most = min(count, free // stage.stash_bytes if stage.stash_bytes else count)
         if free < 0 or most < 1:
             return float("inf")
