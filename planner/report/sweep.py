@@ -9,7 +9,7 @@ from planner.artifacts.names import compress_devices
 from planner.report.tables import new_table, plain
 from planner.sweeping.rows import SECONDS_AN_HOUR, SweepRow, has_costs
 from planner.sweeping.run import SweepResult
-from planner.units import format_seconds, plural
+from planner.units import format_seconds, four_digits, plural
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,7 +21,7 @@ def sweep_table(result: SweepResult) -> Table:
     """One line a point, those on the front marked."""
     numbers = ["devices", "microbatches", "iteration", "a sample", "samples/s", "gap"]
     if _tells_costs(result):
-        numbers[-1:-1] = [cost_heading(result.currency)]
+        numbers[-1:-1] = [plain(cost_heading(result.currency))]
     title = plain(f"{result.model}: {plural(len(result.rows), 'point')}")
     table = new_table(title, ("", "cluster"), numbers)
     for row in result.rows:
@@ -32,7 +32,7 @@ def sweep_table(result: SweepResult) -> Table:
 
 def cost_heading(currency: str | None) -> str:
     """What a column or an axis of costs says."""
-    return f"{plain(currency)} a million samples" if currency else "cost a million samples"
+    return f"{currency} a million samples" if currency else "cost a million samples"
 
 
 def sweep_lines(result: SweepResult) -> list[str]:
@@ -91,8 +91,8 @@ def _numbers(row: SweepRow, tells_costs: bool) -> list[str]:
         batch,
         format_seconds(row.iteration_time_s),
         format_seconds(row.time_per_sample_s),
-        "-" if row.samples_per_s is None else f"{row.samples_per_s:,.4g}",
-        *(["no price" if cost is None else f"{cost:,.4g}"] if tells_costs else []),
+        "-" if row.samples_per_s is None else four_digits(row.samples_per_s),
+        *(["no price" if cost is None else four_digits(cost)] if tells_costs else []),
         "-" if row.gap is None else f"{row.gap:.2%}",
     ]
 

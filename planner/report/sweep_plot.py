@@ -133,5 +133,5 @@ def _title(result: SweepResult, rows: Sequence[SweepRow]) -> str:
     figures = "time, cost and devices" if has_costs(result.rows) else "time and devices"
     return plain(
         f"{result.model}: {plural(len(rows), 'plan')}{lacking}\n"
-        f"filled: no other is as good in {figures}"
+        f"filled: no other plan is as good in {figures} together"
     )

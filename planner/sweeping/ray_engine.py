@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Generator, Sequence
 from importlib import import_module
 from typing import Any
@@ -12,6 +13,8 @@ from planner.sweeping.work import Outcome, Task, solve_task
 
 MOST_WORKERS = 8
 """All that CP-SAT's strategies make use of."""
+CONNECT_S = 10.0
+"""A cluster that does not answer so long is not there."""
 IN_FLIGHT = 2
 """For each task that can run at once so many are handed over, so that no machine waits."""
 
@@ -110,13 +113,25 @@ def _connect(ray: Any, address: str) -> None:
     # Starting a cluster here tells nobody.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
+        _require_listener(address)
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise PipeplanError(
             f"ray: no cluster at {address!r} ({reason}); start one with `ray start --head`, or "
             "give 'local' to start one on this machine"
         ) from None
+
+
+def _require_listener(address: str) -> None:
+    """Ray itself waits for minutes where nobody answers.
+
+    Raises:
+        OSError: if nobody does.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), CONNECT_S).close()
 
 
 def _require_cores(tasks: Sequence[Task], cores: int) -> None:

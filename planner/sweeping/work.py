@@ -13,6 +13,7 @@ from planner.errors import InfeasibleError, PipeplanError
 from planner.result import Result
 from planner.solver import solve
 from planner.sweeping.devices import device_choices, part_of
+from planner.units import plural
 
 CHOICE_SHARE = 0.3
 """Of a point's time, to plan for each set of devices where there are several to choose from."""
@@ -78,7 +79,7 @@ def _solve(task: Task) -> Result:
     """
     have = len(task.problem.cluster.devices)
     if task.point.devices > have:
-        raise InfeasibleError(f"the cluster has only {have} devices")
+        raise InfeasibleError(f"the cluster has only {plural(have, 'device')}")
     problems = _possible(task)
     if len(problems) == 1:
         return _search(task, problems[0], 1.0)
