@@ -45,6 +45,8 @@ def plot_sweep(result: SweepResult, ax: Axes | None = None) -> Axes:
     Returns:
         The axes drawn on.
     """
+    from matplotlib.ticker import MaxNLocator
+
     if ax is None:
         ax = new_axes(WIDTH_INCHES, HEIGHT_INCHES)
     rows = [row for row in result.rows if row.time_per_sample_s is not None]
@@ -59,7 +61,7 @@ def plot_sweep(result: SweepResult, ax: Axes | None = None) -> Axes:
     ax.set_xlim(0.0, 1.15 * max((x for x, _ in places), default=0.0) or 1.0)
     ax.set_ylim(0.0, 1.1 * max((y for _, y in places), default=0.0) or 1.0)
     if not costs:
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     bare_frame(ax, grid="both")
     ax.set_title(_title(result, rows), loc="left", fontsize="medium")
     return ax

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
-from typing import Protocol, cast
+from typing import Protocol
 
 from planner.errors import PipeplanError
 from planner.solver_settings import DEFAULT_WORKERS
@@ -108,7 +108,9 @@ def _follow(lifeline: Connection) -> None:
     """In a process of the pool: leave Ctrl-C to the first process, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
-    ends = [lifeline] if parent is None else [lifeline, cast(int, parent.sentinel)]
+    ends: list[Connection | int] = [lifeline]
+    if parent is not None:
+        ends.append(parent.sentinel)
 
     def watch() -> None:
         wait(ends)

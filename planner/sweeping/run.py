@@ -111,23 +111,29 @@ def sweep(
         bill: ``devices`` in use, or ``machines``: all devices of those that have one in use.
         progress: called once at the start, then as each point is done.
 
+    Returns:
+        A row for each point; after Ctrl-C for those found so far.
+
     Raises:
         PipeplanError: naming what is out of range, or why the folder cannot be used.
-        KeyboardInterrupt: never; after Ctrl-C the rows are those found so far.
     """
     engine = engine or InTurn()
     default = 1 if deterministic else engine.workers
     the_workers = default if workers is None else workers
     check_settings(time_limit_s, gap_limit, seed, the_workers)
+    settings = {
+        "time_limit_s": time_limit_s,
+        "gap_limit": gap_limit,
+        "seed": seed,
+        "deterministic": deterministic,
+    }
     named = {clusters.name: clusters} if isinstance(clusters, Cluster) else dict(clusters)
     run = _Sweep(
         graphs=_by_samples(graphs),
         clusters=named,
         job=job,
         source=source or ModelSource(),
-        settings=SweepSettings(
-            time_limit_s=time_limit_s, gap_limit=gap_limit, seed=seed, deterministic=deterministic
-        ),
+        settings=SweepSettings.parse(settings, "sweep"),
         workers=the_workers,
         bill=require_bill(bill),
         currency=currency_of(named),

@@ -164,6 +164,8 @@ def test_points_without_a_plan_stand_in_the_table_with_the_reason(
         (["--cluster", "other/node.toml"], "points go by the name of the cluster's file"),
         (["--time-limit", "0"], "time_limit_s: 0.0 is not a positive number"),
         (["--workers", "0"], "workers: 0 is not a whole number"),
+        (["--gap", "inf"], "gap_limit"),
+        (["--time-limit", "inf"], "time_limit_s"),
         (["--processes", "0"], "processes: 0 is not a whole number from 1 to 1024"),
         (["--processes", "2", "--ray", "local"], "leave it or --ray out"),
         (["--bill", "racks"], "bill: 'racks' is not known"),
