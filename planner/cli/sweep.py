@@ -82,12 +82,16 @@ def sweep(
         typer.Option(
             "--ray",
             metavar="ADDRESS",
-            help="solve points on a Ray cluster: auto, local or HOST:PORT (pipeplan[ray])",
+            help="solve points on a Ray cluster: auto, local or HOST:PORT; needs the extra ray",
         ),
     ] = None,
     bill: Annotated[
         str,
-        typer.Option("--bill", metavar="WHAT", help="paid for: devices in use, or whole machines"),
+        typer.Option(
+            "--bill",
+            metavar="WHAT",
+            help="what is paid for: devices (in use) or machines (whole ones)",
+        ),
     ] = "devices",
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="chart of the front: .png or .svg")

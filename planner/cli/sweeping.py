@@ -150,7 +150,8 @@ def _require_possible(request: SweepRequest, clusters: Mapping[str, Cluster], jo
     require_folder(request.output)
     if request.plot is not None:
         require_format(request.plot)
-        require_file_path(request.plot)
+        if request.plot.resolve().parent != request.output.resolve():
+            require_file_path(request.plot)
 
 
 def _graphs(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planner.artifacts.document import umask
 from planner.artifacts.sweep import INDEX_NAME, Point, SweepIndex, SweptPoint
 from planner.errors import PipeplanError
 from planner.sweeping.work import Outcome
@@ -26,6 +25,7 @@ class SweepFolder:
         require_folder(self.path)
         self._index_path = self.path / INDEX_NAME
         self._index = _joint(self._index_path, asked)
+        _make(self.path)
         self._found = {row.point: row for row in self._index.points}
         self._write()
 
@@ -56,25 +56,28 @@ class SweepFolder:
 
 
 def require_folder(path: Path) -> None:
-    """Make the folder of a sweep if there is none.
+    """Refuse what can be no folder of a sweep, before the work that would be lost.
 
     Raises:
-        PipeplanError: if it cannot be made, or holds other files.
+        PipeplanError: if it is a file, holds other files, or there is no folder above it.
     """
     if path.exists() and not path.is_dir():
         raise PipeplanError(f"{path}: is a file; a sweep needs a folder, name another")
-    if not path.exists():
-        try:
-            path.mkdir(mode=0o777 & ~umask())
-        except OSError as error:
-            raise PipeplanError(
-                f"{path}: the folder cannot be made: {error.strerror}; create the folder above it, "
-                "or name another"
-            ) from None
-    if not (path / INDEX_NAME).exists() and any(path.iterdir()):
+    if not path.exists() and not path.parent.is_dir():
+        raise PipeplanError(
+            f"{path}: the folder cannot be made: there is no folder {path.parent}; create it"
+        )
+    if path.exists() and not (path / INDEX_NAME).exists() and any(path.iterdir()):
         raise PipeplanError(
             f"{path}: the folder holds other files and no {INDEX_NAME} of a sweep; name a new one"
         )
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        raise PipeplanError(f"{path}: the folder cannot be made: {error.strerror}") from None
 
 
 def _joint(path: Path, asked: SweepIndex) -> SweepIndex:
