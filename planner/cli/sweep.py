@@ -45,7 +45,7 @@ def sweep(
     devices: Annotated[
         str | None,
         typer.Option(
-            "--devices", metavar="N,…", help="at most so many devices; default the whole cluster"
+            "--devices", metavar="N,…", help="paid for: devices (in use) or machines (whole ones)"
         ),
     ] = None,
     output: Annotated[
@@ -90,7 +90,7 @@ def sweep(
         typer.Option(
             "--bill",
             metavar="WHAT",
-            help="what is paid for: devices (in use) or machines (whole ones)",
+            help="paid for: devices (in use) or machines (whole ones)",
         ),
     ] = "devices",
     plot: Annotated[

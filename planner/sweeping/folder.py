@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
+import fcntl
+import logging
+import os
 from pathlib import Path
+from typing import Self
 
 from planner.artifacts.sweep import INDEX_NAME, Point, SweepIndex, SweptPoint
 from planner.errors import PipeplanError
 from planner.sweeping.work import Outcome
 
+logger = logging.getLogger(__name__)
+
 
 class SweepFolder:
-    """What was found so far, and where more is written.
+    """What was found so far, and where more is written; a context that keeps other sweeps out.
 
     Args:
         path: of the folder; made if there is none.
         asked: an index of what is swept now, without points.
 
     Raises:
-        PipeplanError: if it cannot be made, holds other files, or points of another sweep.
+        PipeplanError: if it cannot be made, holds other files, points of another sweep, or another
+            process sweeps in it.
     """
 
     def __init__(self, path: str | Path, asked: SweepIndex) -> None:
         self.path = Path(path)
         require_folder(self.path)
         self._index_path = self.path / INDEX_NAME
-        self._index = _joint(self._index_path, asked)
         _make(self.path)
+        self._lock = _locked(self.path)
+        try:
+            self._index = _joint(self._index_path, asked)
+        except PipeplanError:
+            os.close(self._lock)
+            raise
         self._found = {row.point: row for row in self._index.points}
         self._write()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._lock)
 
     def get(self, point: Point) -> SweptPoint | None:
         """What was found at a point; None if nothing was, or its plan's file is gone."""
@@ -78,6 +96,24 @@ def _make(path: Path) -> None:
         path.mkdir(exist_ok=True)
     except OSError as error:
         raise PipeplanError(f"{path}: the folder cannot be made: {error.strerror}") from None
+
+
+def _locked(path: Path) -> int:
+    """A descriptor that locks a folder until it is closed, or this process ends.
+
+    File systems without locks do without.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise PipeplanError(
+            f"{path}: another sweep writes in this folder; wait for its end, or name another folder"
+        ) from None
+    except OSError as error:
+        logger.info("%s cannot be locked: %s", path, error.strerror)
+    return descriptor
 
 
 def _joint(path: Path, asked: SweepIndex) -> SweepIndex:

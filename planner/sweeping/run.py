@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,6 +158,7 @@ class _Sweep:
 
     @property
     def model(self) -> str:
+        """Name of its graph."""
         return str(next(iter(self.graphs.values())).name)
 
     def solve(
@@ -167,22 +168,26 @@ class _Sweep:
         engine: Engine,
         progress: Callable[[SweepProgress], None],
     ) -> SweepResult:
+        """What is missing in the folder, then everything asked for."""
         problems = {point: self._problem(point) for point in points}
-        folder = SweepFolder(path, self._index())
-        missing = [point for point in points if folder.get(point) is None]
-        done = len(points) - len(missing)
-        progress(SweepProgress(done, len(points), None))
-        tasks = [Task(point, problems[point], self.settings, self.workers) for point in missing]
-        try:
-            with closing(engine.run(tasks)) as outcomes:
-                for outcome in outcomes:
-                    folder.add(outcome)
-                    done += 1
-                    (row,) = rows_of([outcome.found], self.clusters, self.bill)
-                    progress(SweepProgress(done, len(points), row))
-        except KeyboardInterrupt:
-            pass
-        return self._result(points, folder, len(missing))
+        with SweepFolder(path, self._index()) as folder:
+            missing = [point for point in points if folder.get(point) is None]
+            done = len(points) - len(missing)
+            progress(SweepProgress(done, len(points), None))
+            tasks = [Task(point, problems[point], self.settings, self.workers) for point in missing]
+            with suppress(KeyboardInterrupt), closing(self._solved(tasks, folder, engine)) as rows:
+                for number, row in enumerate(rows, done + 1):
+                    progress(SweepProgress(number, len(points), row))
+            return self._result(points, folder, len(missing))
+
+    def _solved(
+        self, tasks: Sequence[Task], folder: SweepFolder, engine: Engine
+    ) -> Generator[SweepRow, None, None]:
+        """Each point as soon as it is on disk."""
+        with closing(engine.run(tasks)) as outcomes:
+            for outcome in outcomes:
+                folder.add(outcome)
+                yield from rows_of([outcome.found], self.clusters, self.bill)
 
     def _result(self, points: Sequence[Point], folder: SweepFolder, missing: int) -> SweepResult:
         found = [row for row in map(folder.get, points) if row is not None]

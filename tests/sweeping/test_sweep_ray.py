@@ -15,19 +15,33 @@ from planner.sweeping.ray_engine import RayEngine
 ray = pytest.importorskip("ray")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def two_cores() -> Iterator[None]:
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 
 
+@pytest.fixture
+def two_nodes() -> Iterator[str]:
+    """The address of a cluster of two nodes of a core each, both on this machine."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster.add_node(num_cpus=1)
+    yield cluster.address
+    cluster.shutdown()
+
+
 POINTS = {"microbatches": [2, 4], "devices": [1, 2, 3], **QUICK}
 
 
-@pytest.mark.usefixtures("two_cores")
-def test_ray_finds_what_one_process_finds(tmp_path: Path) -> None:
-    found = sweep(chain(), ring(3), JOB, tmp_path / "ray", engine=RayEngine(), **POINTS)
+def test_ray_finds_what_one_process_finds(tmp_path: Path, two_nodes: str) -> None:
+    engine = RayEngine(two_nodes)
+    assert len(ray.nodes()) == 2
+    assert engine.workers == 1
+    found = sweep(chain(), ring(3), JOB, tmp_path / "ray", engine=engine, **POINTS)
+    assert not ray.is_initialized()
     alone = sweep(chain(), ring(3), JOB, tmp_path / "alone", engine=InTurn(), **POINTS)
     assert found.rows == alone.rows
     for path in (tmp_path / "alone").iterdir():

@@ -238,6 +238,20 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
 
 
+def test_two_sweeps_do_not_write_in_one_folder(tmp_path: Path) -> None:
+    tried: list[str] = []
+
+    def at_once(progress: SweepProgress) -> None:
+        if not tried:
+            with pytest.raises(PipeplanError) as refused:
+                swept(tmp_path / "s")
+            tried.extend(refused.value.problems)
+
+    assert swept(tmp_path / "s", progress=at_once).solved == 4
+    assert "another sweep writes in this folder; wait for its end" in tried[0]
+    assert swept(tmp_path / "s").solved == 0
+
+
 Edit = Callable[[dict[str, Any]], Any]
 
 
