@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import typer
 
 from planner.cli.models import graph_of, is_graph_file, job_of
-from planner.cli.output import print_json, print_rich
+from planner.cli.sweep_output import draw_sweep, show_sweep, shown_progress
 from planner.errors import PipeplanError
-from planner.units import format_seconds, plural
+from planner.units import plural
 
 if TYPE_CHECKING:
     from planner.artifacts.cluster import Cluster
     from planner.artifacts.job import Job
     from planner.artifacts.layer_graph import LayerGraph
-    from planner.sweeping import Engine, SweepResult, SweepRow
-    from planner.sweeping.run import SweepProgress
+    from planner.sweeping import Engine, SweepResult
 
 
 @dataclass(frozen=True)
@@ -91,9 +89,9 @@ def make_sweep(request: SweepRequest, *, as_json: bool) -> None:
     _require_possible(request, clusters, job)
     graphs = _graphs(request, clusters, job, quiet=as_json)
     result = _swept(request, graphs, clusters, job, quiet=as_json)
-    _show(result, as_json=as_json)
+    show_sweep(result, as_json=as_json)
     if request.plot is not None:
-        _draw(result, request.plot)
+        draw_sweep(result, request.plot)
     if result.open:
         typer.echo(
             f"interrupted: {plural(len(result.open), 'point')} still open; the same command goes "
@@ -203,7 +201,9 @@ def _swept(
     from planner.sweeping import sweep
 
     factory = None if is_graph_file(request.model) else request.model
-    with _shown(request, quiet=quiet) as progress:
+    seconds = "deterministic s" if request.deterministic else "s"
+    limit = f"{request.time_limit_s:g} {seconds}"
+    with shown_progress(limit, request.output, quiet=quiet) as progress:
         return sweep(
             graphs,
             clusters,
@@ -231,93 +231,3 @@ def _engine(request: SweepRequest) -> Engine:
     if request.ray is not None:
         return RayEngine(request.ray)
     return InTurn() if request.processes == 1 else Processes(request.processes)
-
-
-class _Show(Protocol):
-    def __call__(self, progress: SweepProgress) -> None: ...
-
-
-@contextmanager
-def _shown(request: SweepRequest, *, quiet: bool) -> Iterator[_Show]:
-    """A line on stderr for each point, and a bar below where that is a terminal."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    if quiet:
-        yield lambda progress: None
-        return
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("points"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("points", total=None)
-
-        def show(progress: SweepProgress) -> None:
-            line = _start_line(progress, request) if progress.row is None else _line(progress)
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-            bar.update(task, total=progress.total, completed=progress.done)
-
-        yield show
-
-
-def _start_line(progress: SweepProgress, request: SweepRequest) -> str:
-    left = progress.total - progress.done
-    seconds = "deterministic s" if request.deterministic else "s"
-    there = f", {progress.done} of them in {request.output} already" if progress.done else ""
-    return (
-        f"{plural(progress.total, 'point')}{there}; {left} to solve, of up to "
-        f"{request.time_limit_s:g} {seconds} each"
-    )
-
-
-def _line(progress: SweepProgress) -> str:
-    assert progress.row is not None, "of a point"
-    return f"{progress.done}/{progress.total} {progress.row.point}: {_outcome(progress.row)}"
-
-
-def _outcome(row: SweepRow) -> str:
-    if row.iteration_time_s is None or row.time_per_sample_s is None:
-        return f"no plan: {row.reason}"
-    gap = "" if row.gap is None else f", gap {row.gap:.2%}"
-    return (
-        f"{format_seconds(row.iteration_time_s)} an iteration, "
-        f"{format_seconds(row.time_per_sample_s)} a sample on "
-        f"{plural(row.devices_used or 0, 'device')}{gap}"
-    )
-
-
-def _show(result: SweepResult, *, as_json: bool) -> None:
-    from planner.report.sweep import sweep_data, sweep_lines, sweep_table
-
-    if as_json:
-        print_json(sweep_data(result))
-        return
-    if result.rows:
-        print_rich(sweep_table(result))
-    for line in sweep_lines(result):
-        typer.echo(line)
-    typer.echo(f"plans and index in {result.folder}")
-    if result.others:
-        typer.echo(f"the folder has {plural(result.others, 'point')} more that were not asked for")
-
-
-def _draw(result: SweepResult, path: Path) -> None:
-    from planner.report.sweep_plot import save_sweep_plot
-
-    if all(row.plan is None for row in result.rows):
-        typer.echo(f"note: {path} is not drawn: no point has a plan", err=True)
-        return
-    save_sweep_plot(result, path)
-    typer.echo(f"wrote {path}", err=True)
