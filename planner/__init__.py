@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from planner.schedule.search import search_schedule
     from planner.simulator import simulate_plan as simulate
     from planner.solver import solve
+    from planner.sweeping.run import sweep
     from planner.sync.choice import choose as choose_sync
     from planner.sync.simulation.comparison import compare_syncs
     from planner.tracing.trace import trace
@@ -51,6 +52,7 @@ _HOME = {
     "search_schedule": ("planner.schedule.search", "search_schedule"),
     "simulate": ("planner.simulator", "simulate_plan"),
     "solve": ("planner.solver", "solve"),
+    "sweep": ("planner.sweeping.run", "sweep"),
     "times_under_noise": ("planner.robustness", "times_under_noise"),
     "trace": ("planner.tracing.trace", "trace"),
     "verify": ("planner.verifier", "verify"),
@@ -78,6 +80,7 @@ __all__ = [
     "search_schedule",
     "simulate",
     "solve",
+    "sweep",
     "times_under_noise",
     "trace",
     "verify",

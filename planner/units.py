@@ -33,14 +33,14 @@ def time_unit(span_s: float) -> TimeUnit:
 def format_seconds(seconds: float) -> str:
     """A time with four significant digits in its own unit, such as ``207.5 ms``."""
     unit = time_unit(seconds)
-    return f"{_four_digits(seconds * unit.per_second)} {unit.symbol}"
+    return f"{four_digits(seconds * unit.per_second)} {unit.symbol}"
 
 
 def format_bytes(bytes_: float) -> str:
     """A size with four significant digits in its own unit, such as ``1.25 GiB``."""
     for symbol, size in SIZES:
         if abs(bytes_) >= size:
-            return f"{_four_digits(bytes_ / size)} {symbol}"
+            return f"{four_digits(bytes_ / size)} {symbol}"
     return f"{bytes_:.4g} B"
 
 
@@ -49,6 +49,6 @@ def plural(number: int, noun: str, ending: str = "s") -> str:
     return f"{number:,} {noun}{'' if number == 1 else ending}"
 
 
-def _four_digits(value: float) -> str:
-    """Without an exponent where the number is large."""
+def four_digits(value: float) -> str:
+    """Four significant digits, without an exponent where the number is large."""
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import networkx as nx
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from planner.artifacts.cluster_file import FORMAT as FILE_FORMAT
-from planner.artifacts.cluster_file import ClusterFile, Name
+from planner.artifacts.cluster_file import ClusterFile, Currency, Name
 from planner.artifacts.cluster_toml import cluster_toml
 from planner.artifacts.document import Record, check_format, read_json, read_toml, write_atomically
-from planner.artifacts.hardware import DeviceType, LinkType
+from planner.artifacts.hardware import DeviceType, LinkType, Price
 from planner.artifacts.link_table import LinkTable
 
 FORMAT = FILE_FORMAT
@@ -26,10 +26,19 @@ _Rank = Callable[[float, float], float]
 
 
 class Device(Record):
-    """One accelerator, by a name such as ``n0/gpu3``, and its type."""
+    """One accelerator, by a name such as ``n0/gpu3``, and its type.
+
+    ``price_per_hour`` is its own, in place of its type's.
+    """
 
     name: Name
     type: str
+    price_per_hour: Price | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_told(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Clusters without prices keep the digests they had before there were any."""
+        return _told(dump(self), "price_per_hour")
 
 
 class Link(LinkType):
@@ -59,10 +68,14 @@ class Route:
 
 
 class Cluster(Record):
-    """Devices, switches and links, with nothing abbreviated; :meth:`load` expands nodes."""
+    """Devices, switches and links, with nothing abbreviated; :meth:`load` expands nodes.
+
+    ``currency`` is that of all prices.
+    """
 
     format: Literal["pipeplan-cluster/1"] = "pipeplan-cluster/1"
     name: str = "cluster"
+    currency: Currency | None = None
     device_types: dict[str, DeviceType]
     devices: Annotated[tuple[Device, ...], Field(min_length=1)]
     switches: tuple[Name, ...] = ()
@@ -94,6 +107,10 @@ class Cluster(Record):
         """Expand plain data in the form of a cluster file; an expanded cluster stays as it is."""
         data = check_format(data, FORMAT, source)
         return cls.parse(ClusterFile.parse(data, source).expanded(source), source)
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_told(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _told(dump(self), "currency")
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -145,6 +162,16 @@ class Cluster(Record):
     def device_type(self, device: str) -> DeviceType:
         """What a device can do."""
         return self.device_types[self._types[device]]
+
+    @cached_property
+    def prices_per_hour(self) -> dict[str, float | None]:
+        """What each device costs, by its name; None where neither it nor its type has a price."""
+        return {
+            device.name: self.device_types[device.type].price_per_hour
+            if device.price_per_hour is None
+            else device.price_per_hour
+            for device in self.devices
+        }
 
     @cached_property
     def graph(self) -> nx.Graph:
@@ -313,6 +340,13 @@ class Cluster(Record):
         return {0: f"{first}-{second}", 1: f"{first}>{second}", -1: f"{second}>{first}"}[
             resource[1]
         ]
+
+
+def _told(data: dict[str, Any], name: str) -> dict[str, Any]:
+    """A field is left out where it has no value; who dumps may have left it out."""
+    if data.get(name) is None:
+        data.pop(name, None)
+    return data
 
 
 def _by_width(width_gb_per_s: float, latency_s: float) -> float:

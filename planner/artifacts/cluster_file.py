@@ -6,7 +6,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from planner.artifacts.document import Record
-from planner.artifacts.hardware import DeviceType, LinkType, NonNegative, Positive, Source
+from planner.artifacts.hardware import (
+    DeviceType,
+    LinkType,
+    NonNegative,
+    Positive,
+    Price,
+    Source,
+)
 from planner.artifacts.presets import DEVICES, LINKS
 from planner.errors import PipeplanError
 
@@ -15,25 +22,42 @@ Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_./:-]{1,120}$")]
 NodeName = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_./:-]{1,110}$")]
 """A name that still is one with /gpu0 behind it."""
+Currency = Annotated[str, Field(min_length=1, max_length=20, pattern=r"^\S+$")]
+"""Such as EUR."""
 
 
 class DeviceEntry(Record):
-    """A single device; ``type`` is a preset or a name in ``device_types``."""
+    """A single device; ``type`` is a preset or a name in ``device_types``.
+
+    ``price_per_hour`` is its own, in place of its type's.
+    """
 
     name: Name
     type: Text
+    price_per_hour: Price | None = None
 
 
 class NodeEntry(Record):
     """``devices`` equal devices, each joined to the node's inner switch by ``link``.
 
     They are called NAME/gpu0, NAME/gpu1, …; links to other machines end at NAME.
+    ``price_per_hour`` is of the whole node, in place of its devices' by their type.
     """
 
     name: NodeName
     devices: Annotated[int, Field(ge=1, le=4096)]
     type: Text
     link: Text | LinkType
+    price_per_hour: Price | None = None
+
+    @property
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """Its devices, each with an equal part of the price."""
+        price = {}
+        if self.price_per_hour is not None:
+            price = {"price_per_hour": self.price_per_hour / self.devices}
+        for index in range(self.devices):
+            yield {"name": f"{self.name}/gpu{index}", "type": self.type, **price}
 
 
 class LinkEntry(Record):
@@ -53,6 +77,7 @@ class ClusterFile(Record):
 
     format: Literal["pipeplan-cluster/1"]
     name: Text = "cluster"
+    currency: Currency | None = None
     device_types: dict[str, DeviceType] = Field(default_factory=dict)
     devices: tuple[DeviceEntry, ...] = ()
     nodes: tuple[NodeEntry, ...] = ()
@@ -67,12 +92,8 @@ class ClusterFile(Record):
             PipeplanError: naming every unknown preset and every link without a bandwidth.
         """
         problems: list[str] = []
-        devices = [device.model_dump() for device in self.devices]
-        devices += [
-            {"name": f"{node.name}/gpu{index}", "type": node.type}
-            for node in self.nodes
-            for index in range(node.devices)
-        ]
+        devices = [device.model_dump(exclude_none=True) for device in self.devices]
+        devices += [entry for node in self.nodes for entry in node.entries]
         links = [*self._node_links(problems), *self._own_links(problems)]
         types = {}
         for name in dict.fromkeys([*(device["type"] for device in devices), *self.device_types]):
@@ -84,6 +105,7 @@ class ClusterFile(Record):
         return {
             "format": self.format,
             "name": self.name,
+            "currency": self.currency,
             "device_types": types,
             "devices": devices,
             "switches": [*self.switches, *(node.name for node in self.nodes)],

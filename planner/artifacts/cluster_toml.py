@@ -17,6 +17,7 @@ def cluster_toml(cluster: Cluster) -> str:
     lines = [
         f"format = {_value(cluster.format)}",
         f"name = {_value(cluster.name)}",
+        *([] if cluster.currency is None else [f"currency = {_value(cluster.currency)}"]),
         f"switches = {_value(list(cluster.switches))}",
     ]
     for name, kind in cluster.device_types.items():

@@ -27,6 +27,7 @@ KINDS = {
     "pipeplan-timeline/1": "a measured timeline",
     "pipeplan-costs/1": "measured costs of layers",
     "pipeplan-sync-trace/1": "a trace of synchronisation",
+    "pipeplan-sweep/1": "the index of a sweep",
 }
 """Files by their field ``format``."""
 Count = Annotated[int, Field(ge=0, lt=2**63)]

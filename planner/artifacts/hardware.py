@@ -13,6 +13,8 @@ LEAST, MOST = 1e-9, 1e15
 Positive = Annotated[float, Field(ge=LEAST, le=MOST)]
 NonNegative = Annotated[float, Field(ge=0, le=MOST)]
 Share = Annotated[float, Field(ge=LEAST, le=1)]
+Price = Annotated[float, Field(ge=0, le=MOST)]
+"""Per hour, in the currency that the cluster names."""
 Source = Literal["measured", "datasheet", "assumed"]
 """Where figures come from."""
 TF32 = "tf32"
@@ -48,6 +50,8 @@ class DeviceType(Record):
 
     ``source`` says where the figures come from; of a datasheet's, efficiencies and overheads are
     assumptions all the same.
+
+    ``price_per_hour`` is what one device costs, in the cluster's ``currency``; it changes no plan.
     """
 
     memory_gib: Positive
@@ -60,6 +64,7 @@ class DeviceType(Record):
     by_class: dict[EfficiencyClass, ClassEfficiency] = Field(default_factory=dict)
     reserved_gib: NonNegative = 1.0
     source: Source = "datasheet"
+    price_per_hour: Price | None = None
 
     @model_validator(mode="after")
     def _leaves_memory(self) -> Self:
@@ -76,7 +81,8 @@ class DeviceType(Record):
     ) -> dict[str, Any]:
         """Clusters that tell none of them keep the digests they had before these fields."""
         data: dict[str, Any] = dump(self)
-        for name in ("bandwidth_efficiency", "ramp_up_us", "operation_overhead_us", "source"):
+        later = ("bandwidth_efficiency", "ramp_up_us", "operation_overhead_us")
+        for name in (*later, "source", "price_per_hour"):
             if getattr(self, name) == type(self).model_fields[name].default:
                 data.pop(name, None)
         if not self.by_class:

@@ -1,6 +1,7 @@
 """The problem: one model, one cluster, one job."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from planner.artifacts.cluster import Cluster
 from planner.artifacts.document import digest_of_data
@@ -10,8 +11,13 @@ from planner.errors import PipeplanError
 
 JOB_FIELDS_WITHOUT_COST = {"name", "learning_rate", "loss", "model_arguments", "inputs"}
 """What a traced model's costs do not depend on; an edit of these leaves a bound proved."""
-_CLUSTER_FIELDS_WITHOUT_COST = {"device_types": {"__all__": {"source"}}}
-"""Plans made before device types told their source keep the digest they were made with."""
+_CLUSTER_FIELDS_WITHOUT_COST: dict[str, Any] = {
+    "currency": True,
+    "device_types": {"__all__": {"source", "price_per_hour"}},
+    "devices": {"__all__": {"price_per_hour"}},
+}
+"""Plans made before device types told their source keep the digest they were made with; a plan is
+as fast whatever it costs."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +82,16 @@ class Problem:
         return digest_of_data(
             {
                 "graph": self.graph.digest,
-                "cluster": self.cluster.model_dump(
-                    mode="json", exclude=_CLUSTER_FIELDS_WITHOUT_COST
-                ),
+                "cluster": _costs_of(self.cluster),
                 "job": self.job.model_dump(mode="json", exclude=JOB_FIELDS_WITHOUT_COST),
             }
         )
+
+
+def cluster_digest(cluster: Cluster) -> str:
+    """SHA-256 of all that a plan's time depends on: prices and names of sources are left out."""
+    return digest_of_data(_costs_of(cluster))
+
+
+def _costs_of(cluster: Cluster) -> dict[str, Any]:
+    return cluster.model_dump(mode="json", exclude=_CLUSTER_FIELDS_WITHOUT_COST)

@@ -18,6 +18,7 @@ from planner.cli.profile import profile
 from planner.cli.report import report
 from planner.cli.schedule import schedule
 from planner.cli.simulate import simulate
+from planner.cli.sweep import sweep
 from planner.cli.trace import trace
 
 app = typer.Typer(
@@ -61,6 +62,7 @@ COMMANDS = (
     plan,
     schedule,
     compare,
+    sweep,
     verify,
     simulate,
     calibrate,

@@ -1,12 +1,15 @@
-"""A problem with more and smaller microbatches."""
+"""A problem with more and smaller microbatches, a graph with microbatches of another size."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 from planner.artifacts.job import MAX_MICROBATCHES
 from planner.artifacts.layer_graph import Layer, LayerGraph
 from planner.artifacts.problem import Problem
+from planner.artifacts.work import PHASES, Phase, Work, totals
 from planner.errors import PipeplanError
 
 IN_PROPORTION = (
@@ -28,7 +31,7 @@ def with_microbatches(problem: Problem, number: int) -> Problem:
     Raises:
         PipeplanError: if samples cannot be divided, or times were measured for this many of them.
     """
-    job, record = problem.job, problem.graph.record
+    job = problem.job
     samples = job.samples_per_microbatch
     if samples % number:
         raise PipeplanError(
@@ -41,50 +44,99 @@ def with_microbatches(problem: Problem, number: int) -> Problem:
             f"layers have times measured with {samples} samples a microbatch; measure with "
             f"{samples // number} and plan again"
         )
-    size = {parameter.name: parameter.bytes for parameter in record.parameters}
-    fewer = {
-        "samples_per_microbatch": samples // number,
-        "layers": tuple(
-            _with_peak(problem.graph, _smaller(layer, number, size), number)
-            for layer in record.layers
-        ),
-        "boundaries": tuple(
-            tensor.model_copy(update={"bytes": _part(tensor.bytes, number)})
-            for tensor in record.boundaries
-        ),
-    }
+    graph = _scaled(problem.graph, samples // number)
     more = {
         "samples_per_microbatch": samples // number,
         "microbatches": job.microbatches * number,
     }
-    graph = LayerGraph.from_record(record.model_copy(update=fewer))
     return replace(problem, graph=graph, job=job.model_copy(update=more))
 
 
-def _part(whole: int, number: int) -> int:
-    """Rounded up."""
-    return -(-whole // number)
+def with_samples(graph: LayerGraph, samples: int) -> LayerGraph:
+    """A graph with microbatches of another size, see :data:`IN_PROPORTION`.
+
+    Args:
+        graph: of a model that cannot be traced again.
+        samples: of a microbatch, at least 1.
+
+    Raises:
+        PipeplanError: if times were measured for the size that it has.
+    """
+    record = graph.record
+    if record.samples_per_microbatch == samples:
+        return graph
+    for layer in record.layers:
+        if layer.measured:
+            raise PipeplanError(
+                f"layer graph {record.name!r}: layer {layer.name!r} has times measured with "
+                f"{record.samples_per_microbatch} samples a microbatch; for {samples} measure "
+                "again, or trace the model and give its profile"
+            )
+    return _scaled(graph, samples)
 
 
-def _smaller(layer: Layer, number: int, size: dict[str, int]) -> Layer:
+def _scaled(graph: LayerGraph, samples: int) -> LayerGraph:
+    record, gradients = graph.record, graph.new_gradient_bytes
+    size = {parameter.name: parameter.bytes for parameter in record.parameters}
+    share = _Share(samples, record.samples_per_microbatch)
+    boundaries = tuple(
+        tensor.model_copy(update={"bytes": share.of(tensor.bytes)}) for tensor in record.boundaries
+    )
+    layers = tuple(
+        _with_peak(_scaled_layer(layer, share, size), share, gradients[layer.name])
+        for layer in record.layers
+    )
+    update = {"samples_per_microbatch": samples, "layers": layers, "boundaries": boundaries}
+    return LayerGraph.from_record(record.model_copy(update=update))
+
+
+class _Share(NamedTuple):
+    """The new number of samples and the old one."""
+
+    new: int
+    old: int
+
+    def of(self, whole: int) -> int:
+        """What is in proportion to the samples, rounded up."""
+        return -(-whole * self.new // self.old)
+
+    def beyond(self, fixed: int, whole: int) -> int:
+        """All but a part that stays."""
+        return fixed + self.of(whole - fixed)
+
+
+def _scaled_layer(layer: Layer, share: _Share, size: dict[str, int]) -> Layer:
     """All in proportion but the weights' share of the traffic."""
     weights = sum(size[name] for name in layer.parameters)
-    update = {"stash_bytes": _part(layer.stash_bytes, number)}
-    for name in ("forward", "input_gradient", "weight_gradient"):
-        flops, traffic = f"{name}_flops", f"{name}_traffic_bytes"
+    work = tuple(row for phase in PHASES for row in _scaled_work(layer, phase, share, weights))
+    update: dict[str, Any] = {"work": work, "stash_bytes": share.of(layer.stash_bytes)}
+    for phase in PHASES:
+        flops, traffic = f"{phase}_flops", f"{phase}_traffic_bytes"
         bytes_ = getattr(layer, traffic)
-        fixed = min(weights, bytes_)
-        update[flops] = _part(getattr(layer, flops), number)
-        update[traffic] = fixed + _part(bytes_ - fixed, number)
+        update[flops] = share.of(getattr(layer, flops))
+        update[traffic] = share.beyond(min(weights, bytes_), bytes_)
+        if work:
+            update[flops], update[traffic] = totals(work, phase)
     if layer.weight_stash_bytes is not None:
-        update["weight_stash_bytes"] = _part(layer.weight_stash_bytes, number)
+        update["weight_stash_bytes"] = share.of(layer.weight_stash_bytes)
     return layer.model_copy(update=update)
 
 
-def _with_peak(graph: LayerGraph, layer: Layer, number: int) -> Layer:
-    """The same with its peak, if that was told: in proportion but for a gradient of a weight."""
+def _scaled_work(layer: Layer, phase: Phase, share: _Share, weights: int) -> Iterator[Work]:
+    """A phase's rows; products read the weights, what is left of them other operations."""
+    rows = [row for row in layer.work if row.phase == phase]
+    fixed: dict[int, int] = {}
+    for index in sorted(range(len(rows)), key=lambda i: rows[i].operation_class == "memory"):
+        fixed[index] = min(weights, rows[index].traffic_bytes)
+        weights -= fixed[index]
+    for index, row in enumerate(rows):
+        bytes_ = share.beyond(fixed[index], row.traffic_bytes)
+        yield row.model_copy(update={"flops": share.of(row.flops), "traffic_bytes": bytes_})
+
+
+def _with_peak(layer: Layer, share: _Share, gradient_bytes: int) -> Layer:
+    """Its peak, if that was told, in proportion but for a new gradient of a parameter."""
     if layer.peak_bytes is None:
         return layer
-    fixed = min(graph.new_gradient_bytes[layer.name], layer.peak_bytes)
-    peak_bytes = fixed + _part(layer.peak_bytes - fixed, number)
-    return layer.model_copy(update={"peak_bytes": peak_bytes})
+    fixed = min(gradient_bytes, layer.peak_bytes)
+    return layer.model_copy(update={"peak_bytes": share.beyond(fixed, layer.peak_bytes)})

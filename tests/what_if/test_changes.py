@@ -19,6 +19,7 @@ from planner.errors import PipeplanError
 from planner.simulator import simulate
 from planner.what_if import parse_change
 from planner.what_if.altered import Altered, alter, unaltered
+from planner.what_if.samples import with_samples
 
 MEASURED = {"forward_s": 1.0, "input_gradient_s": 1.0, "weight_gradient_s": 1.0}
 
@@ -299,6 +300,40 @@ def test_smaller_microbatches_are_in_proportion_but_for_weights() -> None:
     assert (found.problem.job.samples_per_microbatch, found.problem.job.microbatches) == (2, 4)
     assert [str(word) for word in found.orders["d0"]] == ("0F0 0F1 0B0 0B1 0F2 0F3 0B2 0B3".split())
     assert found.assumes is not None
+
+
+def work_row(phase: str, kind: str, flops: int, bytes_: int) -> dict[str, object]:
+    figures = {"flops": flops, "traffic_bytes": bytes_}
+    return {"phase": phase, "operation_class": kind, "operations": 2, **figures}
+
+
+def test_the_operations_of_a_layer_are_as_small_as_the_layer() -> None:
+    """A product reads 4000 bytes of weights and 5000 others; an activation moves 600."""
+    row = {
+        **layer("a", 0, 0),
+        "forward_flops": 800,
+        "forward_traffic_bytes": 9600,
+        "parameters": ["w"],
+        "work": [
+            work_row("forward", "memory", 0, 600),
+            work_row("forward", "product", 800, 9000),
+        ],
+    }
+    whole = graph([row], [], [parameter("w")], samples_per_microbatch=4)
+    found = with_samples(whole, 2).layers["a"]
+    assert [(part.flops, part.traffic_bytes) for part in found.work] == [(0, 300), (400, 6500)]
+    assert (found.forward_flops, found.forward_traffic_bytes) == (400, 6800)
+    # What was written by hand is what a file may hold.
+    assert LayerGraph.parse(json.loads(with_samples(whole, 2).record.model_dump_json()))
+
+
+def test_a_graph_becomes_larger_by_the_same_proportions() -> None:
+    whole = sampled_plan().problem.graph
+    assert with_samples(whole, 4) is whole
+    found = with_samples(whole, 6)
+    assert found.record.samples_per_microbatch == 6
+    assert found.layers["a"].forward_flops == 10**12 * 6 // 4
+    assert found.layers["a"].forward_traffic_bytes == 4000 + 5000 * 6 // 4
 
 
 def test_measured_times_are_not_divided() -> None:

@@ -1,0 +1,102 @@
+"""Times and costs a sample, worked out by hand."""
+
+import pytest
+from builders import cluster, device_type, link
+
+from planner.artifacts.cluster import Cluster
+from planner.artifacts.sweep import SweptPoint
+from planner.errors import PipeplanError
+from planner.sweeping.rows import currency_of, has_costs, require_bill, rows_of
+
+NAMES = ["n0/gpu0", "n0/gpu1", "n1/gpu0", "desk"]
+
+
+def priced(price: float | None = 3.6, currency: str | None = None) -> Cluster:
+    """Two machines and a desk, each device 3.6 an hour: a thousandth a second."""
+    fields = {} if price is None else {"price_per_hour": price}
+    made = cluster(
+        NAMES, [link(name, "hub") for name in NAMES], ["hub"], {"unit": device_type(**fields)}
+    )
+    return made.model_copy(update={"currency": currency})
+
+
+def found(
+    used: list[str], seconds: float, label: str = "a", microbatches: int = 2, samples: int = 2
+) -> SweptPoint:
+    return SweptPoint(
+        cluster=label,
+        devices=4,
+        samples_per_microbatch=samples,
+        microbatches=microbatches,
+        plan="a.json",
+        iteration_time_s=seconds,
+        lower_bound_s=seconds / 2,
+        chosen=tuple(NAMES),
+        used=tuple(used),
+    )
+
+
+def test_a_sample_s_time_and_cost_are_those_of_an_iteration_s_samples() -> None:
+    """2 devices of 0.001 a second for 2 s, 4 samples: 0.5 s and 0.001 each."""
+    (row,) = rows_of([found(NAMES[:2], 2.0)], {"a": priced()})
+    assert row.time_per_sample_s == 0.5
+    assert row.samples_per_s == 2.0
+    assert row.cost_per_million_samples == pytest.approx(1000.0)
+    assert row.gap == pytest.approx(1.0)
+    assert row.devices_used == 2
+
+
+def test_idle_devices_of_a_machine_in_use_may_be_paid_for_too() -> None:
+    used = ["n0/gpu1", "desk"]
+    (alone,) = rows_of([found(used, 1.0)], {"a": priced()})
+    (whole,) = rows_of([found(used, 1.0)], {"a": priced()}, "machines")
+    assert alone.price_per_hour == pytest.approx(7.2)
+    assert whole.price_per_hour == pytest.approx(10.8)
+    assert whole.devices_used == 2
+
+
+def test_a_device_without_a_price_makes_no_cost_of_zero() -> None:
+    (row,) = rows_of([found(NAMES[:1], 1.0)], {"a": priced(None)})
+    assert row.price_per_hour is None
+    assert row.cost_per_million_samples is None
+    assert not has_costs([row])
+
+
+def test_a_free_device_has_a_cost_of_zero() -> None:
+    (row,) = rows_of([found(NAMES[:1], 1.0)], {"a": priced(0.0)})
+    assert row.cost_per_million_samples == 0.0
+    assert has_costs([row])
+
+
+def test_the_front_is_of_time_cost_and_devices() -> None:
+    """The last one is slower on as many devices as the second, and dearer than the first."""
+    points = [
+        found(NAMES[:1], 4.0, samples=1),
+        found(NAMES[:2], 2.0, microbatches=4, samples=1),
+        found(NAMES[:2], 18.0, microbatches=6, samples=1),
+    ]
+    rows = rows_of(points, {"a": priced()})
+    assert [row.on_front for row in rows] == [True, True, False]
+
+
+def test_cheap_and_slow_counts_only_where_every_plan_has_a_cost() -> None:
+    clusters = {"a": priced(3.6), "b": priced(0.36)}
+    rows = rows_of([found(NAMES[:1], 1.0), found(NAMES[:1], 2.0, "b")], clusters)
+    assert [row.on_front for row in rows] == [True, True]
+    clusters["a"] = priced(None)
+    rows = rows_of([found(NAMES[:1], 1.0), found(NAMES[:1], 2.0, "b")], clusters)
+    assert [row.on_front for row in rows] == [True, False]
+
+
+def test_prices_in_different_currencies_do_not_compare() -> None:
+    assert currency_of({"a": priced(currency="EUR"), "b": priced(currency="EUR")}) == "EUR"
+    assert currency_of({"a": priced(currency="EUR"), "b": priced(None)}) == "EUR"
+    assert currency_of({"a": priced()}) is None
+    with pytest.raises(PipeplanError, match=r"do not compare \(a EUR, b names none\)"):
+        currency_of({"a": priced(currency="EUR"), "b": priced()})
+
+
+def test_what_is_paid_for_is_one_of_two() -> None:
+    assert require_bill("machines") == "machines"
+    with pytest.raises(PipeplanError, match="bill: 'racks' is not known; choose from devices, mac"):
+        require_bill("racks")
