@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -12,8 +14,13 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from executor.coordinator.client import AGroup
 from executor.coordinator.generations import Lives, keep
+from executor.coordinator.store import THERE
 from executor.gloo_threads import let_others_finish
 from planner.tracing.torch_private import GlooDevice, gloo_device, gloo_group
+
+_LOOK = timedelta(seconds=0.1)
+"""From one look at who is there to the next, while members are waited for."""
+_POLL_S = 0.002
 
 
 class Groups:
@@ -21,6 +28,8 @@ class Groups:
 
     A group that failed is never used again: a collective that timed out leaves its connections in
     no known state. So each set of members has its own, and the pipelines' messages have others.
+    A member that the coordinator has given up is not waited for: whoever waited for it would keep
+    others waiting in turn.
 
     Args:
         store: where members meet; a connection of its own.
@@ -42,6 +51,9 @@ class Groups:
         self._device: GlooDevice = gloo_device(host)
         self._kept: OrderedDict[Lives, None] = OrderedDict()
         self._made: dict[Lives, tuple[int, Any]] = {}
+        # Reductions that are not waited for any more, until when they may run; ending a process
+        # group waits for its reductions.
+        self._left: list[tuple[float, Any]] = []
         self.under_way: Callable[[], None] = lambda: None
 
     def mean(self, group: AGroup, tensors: Sequence[Tensor]) -> bool:
@@ -57,14 +69,16 @@ class Groups:
         """
         if len(group.members) < 2:
             return True
+        self._left = [row for row in self._left if row[0] > time.monotonic()]
         try:
             made = self._group_of(group)
             sums = [tensor.cpu() if tensor.is_cuda else tensor.clone() for tensor in tensors]
             self.under_way()
             for work in [made.allreduce([total]) for total in sums]:
-                work.wait()
+                self._wait(work, group.members)
         except (RuntimeError, ConnectionError):
-            self._made.pop(group.members, None)
+            _, left = self._made.pop(group.members, (0, None))
+            self._left.append((time.monotonic() + 2 * self._timeout.total_seconds(), left))
             return False
         for tensor, total in zip(tensors, sums, strict=True):
             tensor.copy_(total.div_(len(group.members)))
@@ -80,11 +94,42 @@ class Groups:
             self._made[group.members] = group.generation, made
         return made
 
+    def _wait(self, work: Any, members: Lives) -> None:
+        """For a reduction, as long as all members are there."""
+        while not work.is_completed():
+            try:
+                work.wait(_LOOK)
+            except RuntimeError:
+                if not work.is_completed():
+                    self._require_all(members)
+        work.wait()
+
+    def _require_all(self, members: Lives) -> None:
+        there = json.loads(self._store.get(THERE))
+        gone = [number for number, life in members if there.get(str(number)) != life]
+        if gone:
+            raise ConnectionError(f"pipelines {gone} are given up")
+
+    def _meet(self, store: Store, rank: int, members: Lives) -> None:
+        """Wait until all members are about to make their group: that itself cannot be left."""
+        store.set(f"at/{rank}", "")
+        names = [f"at/{number}" for number in range(len(members))]
+        begin_s = looked_s = time.monotonic()
+        while not store.check(names):
+            now_s = time.monotonic()
+            if now_s - begin_s > self._timeout.total_seconds():
+                raise ConnectionError("a member did not come")
+            if now_s - looked_s > _LOOK.total_seconds():
+                looked_s = now_s
+                self._require_all(members)
+            time.sleep(_POLL_S)
+
     def _make(self, group: AGroup) -> Any:
         names = ",".join(f"{number}.{life}" for number, life in group.members)
         prefix = f"group/{self._place}/{names}/{group.generation}"
         rank = [number for number, _ in group.members].index(self._pipeline)
         store = PrefixStore(prefix, self._store)
+        self._meet(store, rank, group.members)
         made = gloo_group(store, rank, len(group.members), self._timeout, self._device)
         let_others_finish()
         return made
