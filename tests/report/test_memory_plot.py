@@ -17,7 +17,9 @@ def dashed(axes) -> list[float]:
 def with_memory(gib: float):
     """One device of so many GiB that holds 4 GB of weights and as much of gradients."""
     placed = pipeline(
-        graph([layer("only", parameters=["weight"])], None, [parameter("weight", 10**9)]),
+        graph(
+            [layer("only", parameters=["weight"], peak_bytes=0)], None, [parameter("weight", 10**9)]
+        ),
         cluster(["d0"], [], types={"unit": device_type(memory_gib=gib)}),
         [(("only",), ("d0",))],
     )

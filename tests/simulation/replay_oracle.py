@@ -94,6 +94,9 @@ def held_intervals(timeline: Timeline) -> Iterator[tuple[str, float, float, int]
             yield device, inputs.start_s, gone, placed.input_gradient_bytes
         yield device, event.start_s, inputs.end_s, placed.stash_bytes
         if backward is None:
+            counted = max(pipeline.stages[s].workspace_bytes for s in pipeline.stages_on[device])
+            more = max(0, placed.split_workspace_bytes - counted)
+            yield device, inputs.start_s, inputs.end_s, more
             yield device, inputs.end_s, weights.end_s, placed.weight_stash_bytes
         if stage < len(pipeline.stages) - 1:
             gone = leaves[stage, "F", microbatch]

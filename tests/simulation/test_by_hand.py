@@ -55,9 +55,12 @@ def test_two_stages_and_two_microbatches_by_hand() -> None:
 
 
 def test_memory_of_two_stages_by_hand() -> None:
-    """Workspace: twice the largest tensor a stage makes. All else is stash and messages."""
+    """As a runs it holds a giga beside its stash. All else is stash and messages."""
     the_graph = graph(
-        [layer("a", stash_bytes=100), layer("b", stash_bytes=10)],
+        [
+            layer("a", stash_bytes=100, peak_bytes=GIGA + 100),
+            layer("b", stash_bytes=10, peak_bytes=10),
+        ],
         [boundary("a", "b", bytes_=GIGA // 2, saved_by=None)],
     )
     placed = pipeline(the_graph, star(2), [(["a"], ["d0"]), (["b"], ["d1"])])

@@ -259,5 +259,6 @@ def _residents(
             later = tiny.gradient(stage + 1, kind, microbatch)
             rows.append((start[later] + tiny.length(later), end, tiny.sent_bytes(stage)))
     if kind == "I":
+        rows.append((begin, end, tiny.apart_bytes(stage)))
         weight = (stage, "W", microbatch)
         rows.append((end, start[weight] + tiny.length(weight), tiny.weight_stash_bytes(stage)))

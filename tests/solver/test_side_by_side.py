@@ -91,7 +91,7 @@ def test_what_is_in_the_way_is_named_before_any_search(said: str) -> None:
 
 def test_where_only_one_pipeline_fits_the_memory_is_in_the_way() -> None:
     heavy = graph(
-        [layer(name, parameters=[f"w{name}"]) for name in "ab"],
+        [layer(name, parameters=[f"w{name}"], peak_bytes=0) for name in "ab"],
         parameters=[parameter(f"w{name}", elements=10**9) for name in "ab"],
     )
     data = star(3).model_dump(mode="json")

@@ -74,6 +74,7 @@ class TinyPipeline:
                 "name": f"l{s}",
                 "stash_bytes": self.kept[s] * MIB,
                 "weight_stash_bytes": self.kept_for_weights[s] * MIB,
+                "peak_bytes": self.kept[s] * MIB + 2 * self.sent_bytes(s),
                 "measured": {
                     f"t{d}": {
                         "forward_s": self.forward[s],
@@ -131,9 +132,16 @@ class TinyPipeline:
 
     def static_bytes(self, device: int) -> int:
         """Workspace of twice the tensor that a stage hands on; 4-byte weights and gradients."""
+        return self._workspace_bytes(device) + (8 if self.optimizer[device] else 0)
+
+    def _workspace_bytes(self, device: int) -> int:
         held = [s for s in self.stages if self.device[s] == device]
-        workspace = sum(2 * self.cut_bytes[s] for s in held if s < len(self.cut))
-        return workspace + (8 if self.optimizer[device] else 0)
+        return max((2 * self.sent_bytes(s) for s in held), default=0)
+
+    def apart_bytes(self, stage: int) -> int:
+        """Beside the static bytes while an input gradient runs apart."""
+        more = max(0, self.kept_for_weights[stage] - self.kept[stage]) * MIB
+        return max(0, 2 * self.sent_bytes(stage) + more - self._workspace_bytes(self.device[stage]))
 
     def capacity_bytes(self, device: int) -> int:
         """Static memory, the room and a few bytes for the single bytes on their way."""
