@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import cluster, device_type, graph, layer
+from builders import boundary, cluster, device_type, graph, layer
 
 from planner.artifacts.cluster import Cluster
 from planner.artifacts.costs import Costs
@@ -89,6 +89,28 @@ def test_a_layer_keeps_what_was_measured_where_that_is_more() -> None:
     rows = {row.name: row for row in found.record.layers}
     assert (rows["a"].stash_bytes, rows["b"].stash_bytes) == (1, 100)
     assert rows["a"].kept_for_weights_bytes == 1
+
+
+def test_the_peak_is_the_measured_one_with_what_the_layer_was_given() -> None:
+    """Of b: 30 bytes in its backward, 7 of the input that it keeps, 5 of the gradient it is sent."""
+    rows = [layer("a", 1, 2), layer("b", 1, 2, stash_bytes=10), layer("c", 1, 2)]
+    cuts = [boundary("a", "b", bytes_=7, saved_by="b"), boundary("b", "c", bytes_=5)]
+    small = graph(rows, cuts)
+    costs = costs_of(small, {"a": 1.0, "b": 1.0, "c": 1.0})
+    kinds = [
+        kind.model_copy(
+            update={"sizes": (kind.sizes[0].model_copy(update={"backward_bytes": 30}),)}
+        )
+        for kind in costs.kinds
+    ]
+    found = with_profile(
+        small, CLUSTER, costs.model_copy(update={"kinds": tuple(kinds)}), "costs.json"
+    )
+    assert found.layers["b"].peak_bytes == 30 + 7 + 5
+    # Never less than the stash that was traced, nor than another type's peak.
+    heavy = graph([layer("a", stash_bytes=90), layer("b", peak_bytes=80)], [])
+    rows_of = with_profile(heavy, CLUSTER, costs_of(heavy, {"a": 1.0, "b": 1.0}), "costs.json")
+    assert [row.peak_bytes for row in rows_of.record.layers] == [90, 80]
 
 
 @pytest.mark.parametrize(
