@@ -92,7 +92,7 @@ def test_a_layer_keeps_what_was_measured_where_that_is_more() -> None:
 
 
 def test_the_peak_is_the_measured_one_with_what_the_layer_was_given() -> None:
-    """Of b: 30 bytes in its backward, 7 of the input that it keeps, 5 of the gradient it is sent."""
+    """Of b: 30 bytes in its backward, 7 of the input it keeps, 5 of the gradient it is given."""
     rows = [layer("a", 1, 2), layer("b", 1, 2, stash_bytes=10), layer("c", 1, 2)]
     cuts = [boundary("a", "b", bytes_=7, saved_by="b"), boundary("b", "c", bytes_=5)]
     small = graph(rows, cuts)
