@@ -69,6 +69,9 @@ def main() -> None:
         answer.write_text(json.dumps({"seconds": times.tolist()[WARM_UP:], "peak_bytes": peaks}))
     training.close()
     dist.destroy_process_group()
+    # After a profiler of memory the interpreter's end now and then aborts in a thread of torch's.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def _added(trainings: list[Training], plan: Plan) -> Training:
