@@ -92,7 +92,16 @@ def profiled(model: Model, folder: Path) -> tuple[Costs, float]:
     job, costs = folder / "job.json", folder / "costs.json"
     job.write_text(model.job.model_dump_json())
     words = ["-m", "executor.profiling", model.factory, "--job", str(job), "--threads", "1"]
-    words += ["--device", "cpu", "--samples", str(model.samples), "-o", str(costs)]
+    words += [
+        "--device",
+        "cpu",
+        "--samples",
+        str(model.samples),
+        "--seconds",
+        "3",
+        "-o",
+        str(costs),
+    ]
     begin_s = time.monotonic()
     _run(["taskset", "-c", "0", sys.executable, *words], "the profile")
     return Costs.load(costs), time.monotonic() - begin_s
