@@ -77,8 +77,9 @@ class Groups:
             for work in [made.allreduce([total]) for total in sums]:
                 self._wait(work, group.members)
         except (RuntimeError, ConnectionError):
-            _, left = self._made.pop(group.members, (0, None))
-            self._left.append((time.monotonic() + 2 * self._timeout.total_seconds(), left))
+            left = self._made.pop(group.members, None)
+            if left is not None:
+                self._left.append((time.monotonic() + 2 * self._timeout.total_seconds(), left[1]))
             return False
         for tensor, total in zip(tensors, sums, strict=True):
             tensor.copy_(total.div_(len(group.members)))
