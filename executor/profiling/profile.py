@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from executor.profiling.heap import keep_freed_memory
 from executor.profiling.kinds import alike
 from executor.profiling.measure import Patience, measured
 from executor.profiling.sizes import SizedModel, sized_model
@@ -57,6 +58,8 @@ def profile(request: Request, tell: Told) -> Costs:
         PipeplanError: if the model cannot be exported, or the output is of something else.
     """
     require_file_path(request.output)
+    if request.device.type == "cpu":
+        keep_freed_memory()
     models = [sized_model(request.model, request.job, samples) for samples in request.sizes]
     names = {model.layers.names for model in models}
     if len(names) > 1:

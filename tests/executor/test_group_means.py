@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch.distributed import HashStore
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from executor.coordinator.client import AGroup
 from executor.coordinator.store import THERE
