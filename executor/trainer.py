@@ -14,6 +14,7 @@ import torch.distributed as dist
 from executor.arrivals import WatchedTransport
 from executor.clock import clock_of
 from executor.failure import talking_to
+from executor.heap import keep_freed_memory
 from executor.holders import Holders
 from executor.layer_moments import LayerMoments
 from executor.learning_rate import Factor
@@ -81,6 +82,8 @@ class Trainer:
         self.prepared = prepared
         self.plan = prepared.plan
         self.device = prepared.device
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.parameters = prepared.parameters
         self.holders = Holders.of_plan(self.plan)
         self.record = StepRecord()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from executor.profiling.heap import keep_freed_memory
+from executor.heap import keep_freed_memory
 from executor.profiling.kinds import alike
 from executor.profiling.measure import Patience, measured
 from executor.profiling.sizes import SizedModel, sized_model

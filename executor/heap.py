@@ -1,4 +1,4 @@
-"""The process's heap, as it is in a training."""
+"""The process's heap while a CPU trains."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ _LARGEST_MMAP_THRESHOLD = 2**25
 def keep_freed_memory() -> None:
     """Let glibc keep what is freed, in place of giving it back to the system.
 
-    A layer that runs alone frees nearly all it allocates in every round. Given back, it costs a
-    page fault for each page of the next round: a ResNet's layers take a fifth longer. In a
-    training the stashes of microbatches in flight lie between, and most memory is used again at
-    once. Elsewhere than on Linux with glibc this does nothing.
+    Every iteration allocates what the one before has freed. Given back, it costs a page fault for
+    each page: up to a fifth of the time of convolutions, and as much or as little as glibc's own
+    thresholds happen to be. Elsewhere than on Linux with glibc this does nothing.
     """
     if not sys.platform.startswith("linux"):
         return
