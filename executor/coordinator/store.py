@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -144,6 +145,12 @@ class Meeting:
             "the HOST:PORT that python -m executor.coordinator has as --listen, and a port that is "
             "no other program's"
         )
+
+
+def lives_there(store: Store) -> dict[int, int]:
+    """Lives of the pipelines that take part now, by number, in the order in which they came."""
+    found = json.loads(store.get(THERE))
+    return {int(number): life for number, life in found.items()}
 
 
 def beats_of(pipeline: int, place: int, nonce: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from executor.coordinator.client import AGroup
 from executor.coordinator.generations import Lives, keep
-from executor.coordinator.store import THERE
+from executor.coordinator.store import lives_there
 from executor.gloo_threads import let_others_finish
 from planner.tracing.torch_private import GlooDevice, gloo_device, gloo_group
 
@@ -106,8 +105,8 @@ class Groups:
         work.wait()
 
     def _require_all(self, members: Lives) -> None:
-        there = json.loads(self._store.get(THERE))
-        gone = [number for number, life in members if there.get(str(number)) != life]
+        there = lives_there(self._store)
+        gone = [number for number, life in members if there.get(number) != life]
         if gone:
             raise ConnectionError(f"pipelines {gone} are given up")
 

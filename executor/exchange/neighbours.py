@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from executor.coordinator.client import AGroup, Client
-from executor.coordinator.store import THERE, address_of
+from executor.coordinator.store import address_of, lives_there
 from executor.exchange.groups import Groups
 from executor.exchange.tensor_calls import (
     CallError,
@@ -127,8 +126,7 @@ class Calls:
 
     def there(self) -> dict[int, int]:
         """Lives of the pipelines that take part now, by number, in the order they came in."""
-        found = json.loads(self._store.get(THERE))
-        return {int(number): life for number, life in found.items()}
+        return lives_there(self._store)
 
     def _address(self, key: str) -> str:
         """Where a neighbour that has just come serves tensors."""

@@ -7,95 +7,109 @@ from typing import Annotated
 
 import typer
 
-from planner.cli.options import JobOption, JsonOption, ModelArgument, SetOption
+from planner.cli.options import JobOption, JsonOption, ModelArgument, SeedOption, SetOption
 from planner.cli.output import user_errors
 from planner.cli.sweeping import SweepRequest, make_sweep, whole_numbers
+
+ClustersOption = Annotated[
+    list[Path],
+    typer.Option("--cluster", help="cluster file (TOML); may be repeated, to compare them"),
+]
+CostsOption = Annotated[
+    list[Path] | None,
+    typer.Option("--costs", metavar="FILE", help="measured times: profiles; may be repeated"),
+]
+SamplesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--microbatch-samples", metavar="N,…", help="sizes of a microbatch; default the job's"
+    ),
+]
+MicrobatchesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--microbatches", metavar="N,…", help="microbatches an iteration; default the job's"
+    ),
+]
+KeepBatchOption = Annotated[
+    bool,
+    typer.Option(
+        "--keep-batch", help="as many microbatches as keep the job's samples an iteration"
+    ),
+]
+DevicesOption = Annotated[
+    str | None,
+    typer.Option("--devices", metavar="N,…", help="how many devices a plan may use; default all"),
+]
+OutputOption = Annotated[
+    Path,
+    typer.Option("-o", "--output", help="folder of plans and index; a sweep in it is resumed"),
+]
+TimeLimitOption = Annotated[
+    float,
+    typer.Option(
+        "--time-limit",
+        metavar="SECONDS",
+        help="of each point; with --deterministic in CP-SAT's own seconds, of 1 to 10 s",
+    ),
+]
+GapOption = Annotated[
+    float, typer.Option("--gap", help="end a point once time / bound - 1 is this small")
+]
+PointWorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        help="solver threads of each point; default the machine's cores / processes, at most 8",
+    ),
+]
+DeterministicOption = Annotated[
+    bool, typer.Option("--deterministic", help="the same plans on every run and machine")
+]
+ProcessesOption = Annotated[
+    int, typer.Option("--processes", help="points solved at once on this machine")
+]
+RayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS",
+        help="solve points on a Ray cluster: auto, local or HOST:PORT; needs the extra ray",
+    ),
+]
+BillOption = Annotated[
+    str,
+    typer.Option(
+        "--bill",
+        metavar="WHAT",
+        help="paid for: devices (in use) or machines (whole ones)",
+    ),
+]
+PlotOption = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="chart of the front: .png or .svg")
+]
 
 
 def sweep(
     model: ModelArgument,
-    cluster: Annotated[
-        list[Path],
-        typer.Option("--cluster", help="cluster file (TOML); may be repeated, to compare them"),
-    ],
+    cluster: ClustersOption,
     job: JobOption = None,
     set_: SetOption = None,
-    costs: Annotated[
-        list[Path] | None,
-        typer.Option("--costs", metavar="FILE", help="measured times: profiles; may be repeated"),
-    ] = None,
-    microbatch_samples: Annotated[
-        str | None,
-        typer.Option(
-            "--microbatch-samples", metavar="N,…", help="sizes of a microbatch; default the job's"
-        ),
-    ] = None,
-    microbatches: Annotated[
-        str | None,
-        typer.Option(
-            "--microbatches", metavar="N,…", help="microbatches an iteration; default the job's"
-        ),
-    ] = None,
-    keep_batch: Annotated[
-        bool,
-        typer.Option(
-            "--keep-batch", help="as many microbatches as keep the job's samples an iteration"
-        ),
-    ] = False,
-    devices: Annotated[
-        str | None,
-        typer.Option(
-            "--devices", metavar="N,…", help="paid for: devices (in use) or machines (whole ones)"
-        ),
-    ] = None,
-    output: Annotated[
-        Path,
-        typer.Option("-o", "--output", help="folder of plans and index; a sweep in it is resumed"),
-    ] = Path("sweep"),
-    time_limit: Annotated[
-        float,
-        typer.Option(
-            "--time-limit",
-            metavar="SECONDS",
-            help="of each point; with --deterministic in CP-SAT's own seconds, of 1 to 10 s",
-        ),
-    ] = 10.0,
-    gap: Annotated[
-        float, typer.Option("--gap", help="end a point once time / bound - 1 is this small")
-    ] = 1e-4,
-    seed: Annotated[int, typer.Option("--seed", help="of the solver")] = 0,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers",
-            help="solver threads of each point; default the machine's cores / processes, at most 8",
-        ),
-    ] = None,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="the same plans on every run and machine")
-    ] = False,
-    processes: Annotated[
-        int, typer.Option("--processes", help="points solved at once on this machine")
-    ] = 1,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            "--ray",
-            metavar="ADDRESS",
-            help="solve points on a Ray cluster: auto, local or HOST:PORT; needs the extra ray",
-        ),
-    ] = None,
-    bill: Annotated[
-        str,
-        typer.Option(
-            "--bill",
-            metavar="WHAT",
-            help="paid for: devices (in use) or machines (whole ones)",
-        ),
-    ] = "devices",
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="chart of the front: .png or .svg")
-    ] = None,
+    costs: CostsOption = None,
+    microbatch_samples: SamplesOption = None,
+    microbatches: MicrobatchesOption = None,
+    keep_batch: KeepBatchOption = False,
+    devices: DevicesOption = None,
+    output: OutputOption = Path("sweep"),
+    time_limit: TimeLimitOption = 10.0,
+    gap: GapOption = 1e-4,
+    seed: SeedOption = 0,
+    workers: PointWorkersOption = None,
+    deterministic: DeterministicOption = False,
+    processes: ProcessesOption = 1,
+    ray: RayOption = None,
+    bill: BillOption = "devices",
+    plot: PlotOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Plan at many batch sizes, device counts and clusters; compare time and cost a sample."""

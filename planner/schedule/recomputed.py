@@ -145,9 +145,8 @@ class RecomputedSchedules:
         )
         changed = [j for j, stage in enumerate(less) if stage != now[j]]
         # Quicker stages move tensors, which may then wait where there is no room for them.
-        alone = ((*now[:j], less[j], *now[j + 1 :]) for j in changed if len(changed) > 1)
-        found = [less] if changed else []
-        for choice in (*found, *alone):
+        alone = [(*now[:j], less[j], *now[j + 1 :]) for j in changed]
+        for choice in alone if len(changed) < 2 else [less, *alone]:
             faster = self._replayed(choice, schedule)
             if faster is not None:
                 return faster

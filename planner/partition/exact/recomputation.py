@@ -32,7 +32,7 @@ class Recomputation:
         self._d = decisions
         self.again: dict[tuple[int, int], cp_model.IntVar] = {}
         stash = [layer.stash_bytes for layer in decisions.chain.problem.graph.record.layers]
-        inputs = saved_inputs_bytes(decisions)
+        inputs = list(decisions.chain.problem.graph.saved_input_bytes.values())
         for layer in range(decisions.chain.length):
             if not decisions.job.recompute or stash[layer] <= inputs[layer]:
                 continue
@@ -49,15 +49,6 @@ class Recomputation:
         ]
 
 
-def saved_inputs_bytes(decisions: Decisions) -> list[int]:
-    """Of each layer's stash, inputs that it keeps itself, recomputed or not."""
-    kept = [0] * decisions.chain.length
-    for tensor in decisions.tensors:
-        if tensor.saver in tensor.users:
-            kept[tensor.saver] += tensor.bytes
-    return kept
-
-
 class StageStashes:
     """What each stage keeps of a microbatch from its forward to its backward, at least.
 
@@ -69,9 +60,9 @@ class StageStashes:
         self._d = decisions
         self._model = decisions.model
         self._again = recomputation.again
-        record = decisions.chain.problem.graph.record
-        layers = unit.floor([layer.stash_bytes for layer in record.layers])
-        inputs = unit.floor(saved_inputs_bytes(decisions))
+        graph = decisions.chain.problem.graph
+        layers = unit.floor([layer.stash_bytes for layer in graph.record.layers])
+        inputs = unit.floor(list(graph.saved_input_bytes.values()))
         saving = [max(0, a - b) for a, b in zip(layers, inputs, strict=True)]
         most = sum(layers) + sum(unit.floor([t.bytes for t in decisions.tensors]))
         beside = self._kept_beside(unit)

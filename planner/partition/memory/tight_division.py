@@ -118,12 +118,11 @@ class TightDivision:
         chain = self._chain
         workspace = chain.stashes.workspace_bytes(begin, end)
         held = self.division.memory.held_bytes[begin, end] - workspace
-        whole = self.least_stash_bytes(begin, end) + workspace
-        return float(held + max(whole, *(self._running(begin, k, end) for k in range(begin, end))))
-
-    def _running(self, begin: int, layer: int, end: int) -> float:
-        """While a layer runs: its peak, and what the layers before it keep at least."""
-        received = self._chain.stashes.received_by_interval()[begin]
-        # What the layer and those behind it save of what is received is theirs.
-        before = self.least_stash_bytes(begin, layer) - received[layer] + received[end]
-        return float(before + self._chain.peak_bytes[layer])
+        received = chain.stashes.received_by_interval()[begin]
+        # While a layer runs: its peak, and what the layers before it keep at least. What it and
+        # those behind it save of what is received is theirs.
+        running = (
+            self.least_stash_bytes(begin, k) - received[k] + received[end] + chain.peak_bytes[k]
+            for k in range(begin, end)
+        )
+        return float(held + max(self.least_stash_bytes(begin, end) + workspace, *running))
