@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from planner.artifacts.graph_record import Layer
 from planner.artifacts.hardware import ClassEfficiency, DeviceType
-from planner.artifacts.layer_graph import Layer
 from planner.costs.roofline import layer_times
 
 Figures = Mapping[str, float]

@@ -17,8 +17,9 @@ from executor.model import build_model, export_planned_model
 from executor.stage.runner import StageRunner
 from models import ZOO
 from planner.artifacts.cluster import Cluster
+from planner.artifacts.graph_record import Layer
 from planner.artifacts.job import Job, JsonValue
-from planner.artifacts.layer_graph import Layer, LayerGraph
+from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.operations import Operation
 from planner.artifacts.plan import Plan
 from planner.artifacts.problem import ModelSource, Problem

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from planner.artifacts.graph_record import Layer
 from planner.artifacts.hardware import DeviceType
 from planner.artifacts.job import Job
-from planner.artifacts.layer_graph import Layer
 from planner.artifacts.presets import DEVICES
 from planner.costs.roofline import layer_times
 from planner.tracing.trace import trace

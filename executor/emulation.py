@@ -33,7 +33,7 @@ from executor.sync.groups import make_process_groups, own_shares, shared_paramet
 from executor.sync.readiness import last_backwards
 from executor.transport import DirectTransport, Transport
 from executor.worker import TensorSpec
-from planner.artifacts.layer_graph import Boundary, Parameter
+from planner.artifacts.graph_record import Boundary, Parameter
 from planner.artifacts.operations import Kind, Operation
 from planner.artifacts.plan import Plan
 from planner.costs.placement import PlacedPipeline, place_plan

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from planner.artifacts.hardware import GIB
-from planner.artifacts.layer_graph import Boundary, Layer, LayerGraph
 from planner.artifacts.problem import Problem
+from planner.costs.microbatch_size import in_proportion
 from planner.partition.chain import Chain
 from planner.partition.memory.tight_division import TightDivision
 from planner.units import plural
@@ -92,28 +92,8 @@ def _with_job(problem: Problem, **settings: Any) -> Problem:
 
 def _with_samples(problem: Problem, samples: int) -> Problem:
     """The problem with all activations in proportion to the samples of a microbatch."""
-    before, record = problem.job.samples_per_microbatch, problem.graph.record
-
-    def scaled(tensor: Boundary) -> Boundary:
-        return tensor.model_copy(update={"bytes": tensor.bytes * samples // before})
-
-    def lighter(layer: Layer) -> Layer:
-        fixed = problem.graph.new_gradient_bytes[layer.name]
-        update = {"stash_bytes": layer.stash_bytes * samples // before}
-        if layer.peak_bytes is not None:
-            moving = max(0, layer.peak_bytes - fixed)
-            update["peak_bytes"] = layer.peak_bytes - moving + moving * samples // before
-        return layer.model_copy(update=update)
-
-    graph = record.model_copy(
-        update={
-            "samples_per_microbatch": samples,
-            "layers": tuple(lighter(layer) for layer in record.layers),
-            "boundaries": tuple(scaled(tensor) for tensor in record.boundaries),
-        }
-    )
     job = problem.job.model_copy(update={"samples_per_microbatch": samples})
-    return replace(problem, graph=LayerGraph.from_record(graph), job=job)
+    return replace(problem, graph=in_proportion(problem.graph, samples), job=job)
 
 
 def _more_devices(chain: Chain, division: TightDivision) -> list[str]:

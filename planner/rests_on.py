@@ -19,8 +19,8 @@ from functools import cached_property
 from itertools import pairwise
 
 from planner.artifacts.cluster import Cluster
+from planner.artifacts.graph_record import Layer
 from planner.artifacts.hardware import DeviceType, Source
-from planner.artifacts.layer_graph import Layer
 from planner.artifacts.plan import RestsOn
 from planner.costs.placement import PlacedPipeline
 from planner.costs.roofline import layer_times

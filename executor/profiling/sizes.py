@@ -13,8 +13,8 @@ from executor.cutting.cut import cut_layer
 from executor.cutting.piece_graph import Filled
 from executor.cutting.stage_module import StageModule
 from executor.profiling.kinds import signatures_of
+from planner.artifacts.graph_record import GraphRecord
 from planner.artifacts.job import Job
-from planner.artifacts.layer_graph import GraphRecord
 from planner.tracing.export import ExportedStep
 from planner.tracing.factory import example_batch
 from planner.tracing.layers import LayerAssignment

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from planner.artifacts.document import Count, Record, check_format, read_json, write_atomically
+from planner.artifacts.graph_record import MeasuredTimes, Name, Seconds
 from planner.artifacts.job import Precision
-from planner.artifacts.layer_graph import MeasuredTimes, Name, Seconds
 from planner.errors import PipeplanError
 
 FORMAT = "pipeplan-costs/1"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field
 
 from planner.artifacts.document import Count, Record
-from planner.artifacts.layer_graph import Name
+from planner.artifacts.graph_record import Name
 from planner.artifacts.measured import (
     FORMAT,
     MeasuredDevice,

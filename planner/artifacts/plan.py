@@ -17,8 +17,9 @@ from planner.artifacts.document import (
     read_json,
     write_atomically,
 )
+from planner.artifacts.graph_record import GraphRecord, structure_digest
 from planner.artifacts.job import MAX_MICROBATCHES, Job, JsonValue
-from planner.artifacts.layer_graph import GraphRecord, LayerGraph, structure_digest
+from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.operations import Operation, parse_order
 from planner.artifacts.problem import ModelSource, Problem
 

@@ -9,7 +9,8 @@ from planner.artifacts.cluster import Cluster
 from planner.artifacts.costs import FORMAT as COSTS_FORMAT
 from planner.artifacts.costs import Costs
 from planner.artifacts.document import read_json
-from planner.artifacts.layer_graph import MEASURED, GraphRecord, Layer, LayerGraph
+from planner.artifacts.graph_record import MEASURED, GraphRecord, Layer
+from planner.artifacts.layer_graph import LayerGraph
 from planner.errors import PipeplanError, shorten
 
 

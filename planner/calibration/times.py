@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from planner.artifacts.layer_graph import GraphRecord, Layer, MeasuredTimes
+from planner.artifacts.graph_record import GraphRecord, Layer, MeasuredTimes
 from planner.artifacts.measured import MeasuredTimeline
 from planner.artifacts.operations import KIND_LABELS, Kind
 from planner.costs.placement import PlacedPipeline, PlacedStage

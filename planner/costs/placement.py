@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from planner.artifacts.cluster import Route
-from planner.artifacts.layer_graph import Parameter
+from planner.artifacts.graph_record import Parameter
 from planner.artifacts.link_table import FloatArray
 from planner.artifacts.plan import Plan
 from planner.artifacts.problem import Problem

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from planner.artifacts.graph_record import Layer
 from planner.artifacts.hardware import TF32, DeviceType
-from planner.artifacts.layer_graph import Layer
 from planner.artifacts.work import PHASES, EfficiencyClass, OperationClass, Phase, Work
 
 ROUNDING = 1e-9

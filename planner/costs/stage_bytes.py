@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
-from planner.artifacts.layer_graph import Boundary, LayerGraph
+from planner.artifacts.graph_record import Boundary
+from planner.artifacts.layer_graph import LayerGraph
 from planner.costs.workspace import split_workspace_bytes, workspace_bytes
 
 

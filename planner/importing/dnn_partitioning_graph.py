@@ -13,16 +13,10 @@ import networkx as nx
 from pydantic import ValidationError
 
 from planner.artifacts.cluster import Cluster, Device, Link
+from planner.artifacts.graph_record import Boundary, GraphRecord, Layer, MeasuredTimes, Parameter
 from planner.artifacts.hardware import LEAST, MOST, DeviceType
 from planner.artifacts.job import Job
-from planner.artifacts.layer_graph import (
-    Boundary,
-    GraphRecord,
-    Layer,
-    LayerGraph,
-    MeasuredTimes,
-    Parameter,
-)
+from planner.artifacts.layer_graph import LayerGraph
 from planner.errors import PipeplanError
 from planner.importing.dnn_partitioning import (
     ACCELERATOR,

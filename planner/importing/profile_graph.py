@@ -26,14 +26,8 @@ from typing import Final
 
 import networkx as nx
 
-from planner.artifacts.layer_graph import (
-    Boundary,
-    GraphRecord,
-    Layer,
-    LayerGraph,
-    MeasuredTimes,
-    Parameter,
-)
+from planner.artifacts.graph_record import Boundary, GraphRecord, Layer, MeasuredTimes, Parameter
+from planner.artifacts.layer_graph import LayerGraph
 from planner.importing.narrow_order import NarrowOrder
 from planner.importing.options import ImportOptions
 from planner.importing.profile_text import Profile, ProfileNode

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence, Set
 
 from torch import Tensor, fx
 
-from planner.artifacts.layer_graph import Boundary, GraphRecord, Parameter
+from planner.artifacts.graph_record import Boundary, GraphRecord, Parameter
 from planner.tracing.export import ExportedStep
 from planner.tracing.gradients import nodes_with_gradient
 from planner.tracing.layers import LayerAssignment

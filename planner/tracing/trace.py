@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from planner.artifacts.graph_record import Boundary, GraphRecord, Layer, Parameter
 from planner.artifacts.job import Job
-from planner.artifacts.layer_graph import Boundary, GraphRecord, Layer, LayerGraph, Parameter
+from planner.artifacts.layer_graph import LayerGraph
 from planner.tracing.export import ExportedStep, export_step
 from planner.tracing.factory import build, example_batch, import_factory, import_loss
 from planner.tracing.gradients import nodes_with_gradient

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from planner.artifacts.layer_graph import Layer
+from planner.artifacts.graph_record import Layer
 from planner.artifacts.work import PHASES, OperationClass, Phase, Work, totals
 from planner.tracing.measure import OperationCost
 

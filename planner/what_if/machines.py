@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from planner.artifacts.cluster import Cluster, Link
+from planner.artifacts.graph_record import GraphRecord, Layer, MeasuredTimes
 from planner.artifacts.hardware import DeviceType, LinkType
-from planner.artifacts.layer_graph import GraphRecord, Layer, LayerGraph, MeasuredTimes
+from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.problem import Problem
 from planner.errors import PipeplanError
 from planner.what_if.changes import DeviceChange, LinkChange, near

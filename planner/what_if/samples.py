@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
 
 from planner.artifacts.job import MAX_MICROBATCHES
-from planner.artifacts.layer_graph import Layer, LayerGraph
+from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.problem import Problem
-from planner.artifacts.work import PHASES, Phase, Work, totals
+from planner.costs.microbatch_size import in_proportion
 from planner.errors import PipeplanError
 
 IN_PROPORTION = (
@@ -44,7 +42,7 @@ def with_microbatches(problem: Problem, number: int) -> Problem:
             f"layers have times measured with {samples} samples a microbatch; measure with "
             f"{samples // number} and plan again"
         )
-    graph = _scaled(problem.graph, samples // number)
+    graph = in_proportion(problem.graph, samples // number)
     more = {
         "samples_per_microbatch": samples // number,
         "microbatches": job.microbatches * number,
@@ -72,71 +70,4 @@ def with_samples(graph: LayerGraph, samples: int) -> LayerGraph:
                 f"{record.samples_per_microbatch} samples a microbatch; for {samples} measure "
                 "again, or trace the model and give its profile"
             )
-    return _scaled(graph, samples)
-
-
-def _scaled(graph: LayerGraph, samples: int) -> LayerGraph:
-    record, gradients = graph.record, graph.new_gradient_bytes
-    size = {parameter.name: parameter.bytes for parameter in record.parameters}
-    share = _Share(samples, record.samples_per_microbatch)
-    boundaries = tuple(
-        tensor.model_copy(update={"bytes": share.of(tensor.bytes)}) for tensor in record.boundaries
-    )
-    layers = tuple(
-        _with_peak(_scaled_layer(layer, share, size), share, gradients[layer.name])
-        for layer in record.layers
-    )
-    update = {"samples_per_microbatch": samples, "layers": layers, "boundaries": boundaries}
-    return LayerGraph.from_record(record.model_copy(update=update))
-
-
-class _Share(NamedTuple):
-    """The new number of samples and the old one."""
-
-    new: int
-    old: int
-
-    def of(self, whole: int) -> int:
-        """What is in proportion to the samples, rounded up."""
-        return -(-whole * self.new // self.old)
-
-    def beyond(self, fixed: int, whole: int) -> int:
-        """All but a part that stays."""
-        return fixed + self.of(whole - fixed)
-
-
-def _scaled_layer(layer: Layer, share: _Share, size: dict[str, int]) -> Layer:
-    """All in proportion but the weights' share of the traffic."""
-    weights = sum(size[name] for name in layer.parameters)
-    work = tuple(row for phase in PHASES for row in _scaled_work(layer, phase, share, weights))
-    update: dict[str, Any] = {"work": work, "stash_bytes": share.of(layer.stash_bytes)}
-    for phase in PHASES:
-        flops, traffic = f"{phase}_flops", f"{phase}_traffic_bytes"
-        bytes_ = getattr(layer, traffic)
-        update[flops] = share.of(getattr(layer, flops))
-        update[traffic] = share.beyond(min(weights, bytes_), bytes_)
-        if work:
-            update[flops], update[traffic] = totals(work, phase)
-    if layer.weight_stash_bytes is not None:
-        update["weight_stash_bytes"] = share.of(layer.weight_stash_bytes)
-    return layer.model_copy(update=update)
-
-
-def _scaled_work(layer: Layer, phase: Phase, share: _Share, weights: int) -> Iterator[Work]:
-    """A phase's rows; products read the weights, what is left of them other operations."""
-    rows = [row for row in layer.work if row.phase == phase]
-    fixed: dict[int, int] = {}
-    for index in sorted(range(len(rows)), key=lambda i: rows[i].operation_class == "memory"):
-        fixed[index] = min(weights, rows[index].traffic_bytes)
-        weights -= fixed[index]
-    for index, row in enumerate(rows):
-        bytes_ = share.beyond(fixed[index], row.traffic_bytes)
-        yield row.model_copy(update={"flops": share.of(row.flops), "traffic_bytes": bytes_})
-
-
-def _with_peak(layer: Layer, share: _Share, gradient_bytes: int) -> Layer:
-    """Its peak, if that was told, in proportion but for a new gradient of a parameter."""
-    if layer.peak_bytes is None:
-        return layer
-    fixed = min(gradient_bytes, layer.peak_bytes)
-    return layer.model_copy(update={"peak_bytes": share.beyond(fixed, layer.peak_bytes)})
+    return in_proportion(graph, samples)

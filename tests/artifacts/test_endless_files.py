@@ -12,8 +12,9 @@ from small_plan import PLAN, refusal
 
 from planner.artifacts.cluster import Cluster
 from planner.artifacts.document import digest
+from planner.artifacts.graph_record import GraphRecord
 from planner.artifacts.job import Job
-from planner.artifacts.layer_graph import GraphRecord, LayerGraph
+from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.operations import parse_order
 from planner.artifacts.plan import Plan
 from planner.errors import (

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from measured_runs import run_of
 from strategies import Scheduled, scheduled
 
-from planner.artifacts.layer_graph import MeasuredTimes
+from planner.artifacts.graph_record import MeasuredTimes
 from planner.artifacts.plan import Plan
 from planner.assemble import plan_by_hand
 from planner.calibration.calibrate import calibrate

@@ -8,7 +8,7 @@ from commands import CLUSTERS, pipeplan
 from measured_runs import run_of
 
 from planner import Cluster, LayerGraph, Plan, simulate
-from planner.artifacts.layer_graph import MeasuredTimes
+from planner.artifacts.graph_record import MeasuredTimes
 from planner.costs.roofline import layer_times
 from planner.units import format_seconds
 

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from planner.artifacts.graph_record import Layer
 from planner.artifacts.job import Job
-from planner.artifacts.layer_graph import Layer
 from planner.tracing.trace import trace
 
 SAMPLES, TOKENS, WIDTH, HEADS = 2, 8, 16, 4

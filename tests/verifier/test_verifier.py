@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from strategies import plans
 
 from planner.artifacts.document import digest
-from planner.artifacts.layer_graph import GraphRecord
+from planner.artifacts.graph_record import GraphRecord
 from planner.artifacts.operations import Operation, format_order
 from planner.artifacts.plan import Plan
 from planner.assemble import plan_by_hand, refresh
