@@ -10,6 +10,7 @@ import typer
 from planner.cli.calibrate import calibrate
 from planner.cli.compare import compare
 from planner.cli.explain import explain
+from planner.cli.export import export
 from planner.cli.import_ import import_
 from planner.cli.inspect import plot, verify
 from planner.cli.plan import plan
@@ -69,6 +70,7 @@ COMMANDS = (
     explain,
     plot,
     report,
+    export,
     presets,
 )
 for command in COMMANDS:

@@ -1,0 +1,1 @@
+"""Plans in the words of the tools that people already train with."""
