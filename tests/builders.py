@@ -32,7 +32,15 @@ def layer(name: str, forward_s: float = 1, backward_s: float = 2, **fields: obje
         "weight_gradient_traffic_bytes": 0,
         "stash_bytes": 0,
     }
-    assert set(fields) <= {*row, "parameters", "measured", "device_types", "work", "peak_bytes"}
+    assert set(fields) <= {
+        *row,
+        "parameters",
+        "measured",
+        "device_types",
+        "work",
+        "peak_bytes",
+        "weight_stash_bytes",
+    }
     return {**row, **fields}
 
 

@@ -19,9 +19,9 @@ from planner.tracing.deferral import is_deferrable, trained_weights
 def defer_weight_gradients(module: fx.GraphModule, queue: Queue) -> fx.GraphModule:
     """A copy of the module whose backward leaves weight gradients in ``queue``.
 
-    Operations it cannot take apart (those that write in place, or return a view of what they were
-    given) keep the gradients of parameters in the backward itself. What is computed from parameters
-    alone has its backward in the second half, whatever uses it.
+    Operations that cannot be taken apart (see :func:`planner.tracing.deferral.is_deferrable`) keep
+    the gradients of parameters in the backward itself. What is computed from parameters alone has
+    its backward in the second half, whatever uses it.
     """
     deferred = copied(module)
     weights = trained_weights(deferred)

@@ -169,6 +169,15 @@ class Costs(Record):
         low, high = self._around(layer, samples)
         return round(_between(low, high, samples, low.stash_bytes, high.stash_bytes))
 
+    def weight_stash_bytes(self, layer: str, samples: int) -> int:
+        """Bytes that waiting weight gradients keep, those of input and output left out.
+
+        Raises:
+            PipeplanError: as of :meth:`at`.
+        """
+        low, high = self._around(layer, samples)
+        return round(_between(low, high, samples, low.weight_stash_bytes, high.weight_stash_bytes))
+
     def forward_bytes(self, layer: str, samples: int) -> int:
         """The most that a layer's forward holds beside parameters and its input.
 

@@ -65,10 +65,13 @@ class _Given:
     """Bytes that layers are given, and did not make while they were measured."""
 
     def __init__(self, graph: LayerGraph) -> None:
-        # In each layer's stash; and for what it makes.
+        # In each layer's stash; for what it makes; what its weight gradients alone may keep.
         self.inputs: Counter[str] = Counter()
         self.gradients: Counter[str] = Counter()
+        self.late_inputs: Counter[str] = Counter()
         for tensor in graph.record.boundaries:
+            if tensor.saved_by == tensor.producer:  # Its own backward is done before these.
+                self.late_inputs.update(dict.fromkeys(tensor.users, tensor.bytes))
             if tensor.saved_by is not None and tensor.saved_by != tensor.producer:
                 self.inputs[tensor.saved_by] += tensor.bytes
             if tensor.requires_grad:
@@ -81,11 +84,14 @@ def _profiled(layer: Layer, costs: Costs, samples: int, given: _Given) -> Layer:
     backward_bytes = costs.backward_bytes(name, samples) + given.gradients[name]
     peak_bytes = inputs + max(costs.forward_bytes(name, samples), backward_bytes)
     stash_bytes = layer.stash_bytes + more_bytes
+    late_bytes = inputs + given.late_inputs[name] + given.gradients[name]
+    late_bytes += costs.weight_stash_bytes(name, samples)
     return layer.model_copy(
         update={
             "measured": {**layer.measured, costs.device_type: costs.at(name, samples)},
             "stash_bytes": stash_bytes,
-            "weight_stash_bytes": layer.kept_for_weights_bytes + more_bytes,
+            # Of what it was given, the weight gradients may keep all or nothing.
+            "weight_stash_bytes": min(layer.kept_for_weights_bytes + more_bytes, late_bytes),
             "peak_bytes": max(peak_bytes, stash_bytes, layer.peak_bytes or 0),
         }
     )

@@ -13,6 +13,8 @@ from planner.tracing.sharing import attribute_of, memory_of, written_by
 from planner.tracing.torch_private import OpOverload, returns_alias, schema_name
 
 _WRITES_BUFFERS_ONLY = frozenset(("aten::batch_norm", "aten::instance_norm"))
+_ALL_AT_ONCE = frozenset(("aten::scaled_dot_product_attention",))
+"""Operations whose backward makes every gradient from one computation: run apart, it runs twice."""
 
 
 def trained_weights(module: fx.GraphModule) -> set[fx.Node]:
@@ -40,7 +42,8 @@ def trained_weights(module: fx.GraphModule) -> set[fx.Node]:
 def is_deferrable(node: fx.Node, weights: Set[fx.Node]) -> bool:
     """Whether an operation's weight gradients can wait.
 
-    Those of operations that write in place, or return a view of what they were given, cannot.
+    Those of operations that write in place, or return a view of what they were given, cannot, and
+    those of attention, such as of a learned bias, come with the gradients of its data.
 
     Args:
         node: the operation.
@@ -50,5 +53,6 @@ def is_deferrable(node: fx.Node, weights: Set[fx.Node]) -> bool:
         return False
     if node in weights or not any(n in weights for n in node.all_input_nodes):
         return False
-    writes = bool(written_by(node)) and schema_name(node.target) not in _WRITES_BUFFERS_ONLY
-    return not (writes or returns_alias(node.target))
+    name = schema_name(node.target)
+    writes = bool(written_by(node)) and name not in _WRITES_BUFFERS_ONLY
+    return not (writes or returns_alias(node.target) or name in _ALL_AT_ONCE)

@@ -91,6 +91,24 @@ def test_a_layer_keeps_what_was_measured_where_that_is_more() -> None:
     assert rows["a"].kept_for_weights_bytes == 1
 
 
+def test_weight_gradients_keep_no_more_than_was_measured_and_given() -> None:
+    """Of b: 1 byte measured, 7 of one input, 3 of one that its maker lets go, 5 given back."""
+    rows = [
+        layer("a", 1, 2),
+        layer("b", 1, 2, stash_bytes=100, weight_stash_bytes=90),
+        layer("c", 1, 2, stash_bytes=100, weight_stash_bytes=4),
+    ]
+    cuts = [
+        boundary("a", "b", name="kept", bytes_=7, saved_by="b"),
+        boundary("a", "b", name="lent", bytes_=3, saved_by="a"),
+        boundary("b", "c", bytes_=5),
+    ]
+    small = graph(rows, cuts)
+    found = with_profile(small, CLUSTER, costs_of(small, dict.fromkeys("abc", 1.0)), "costs.json")
+    assert found.layers["b"].kept_for_weights_bytes == 1 + 7 + 3 + 5
+    assert found.layers["c"].kept_for_weights_bytes == 1  # Measured; the trace knew no better.
+
+
 def test_the_peak_is_the_measured_one_with_what_the_layer_was_given() -> None:
     """Of b: 30 bytes in its backward, 7 of the input it keeps, 5 of the gradient it is given."""
     rows = [layer("a", 1, 2), layer("b", 1, 2, stash_bytes=10), layer("c", 1, 2)]

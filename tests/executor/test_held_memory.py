@@ -105,8 +105,24 @@ def test_later_weight_gradients_add_up_without_a_second_tensor_of_their_size() -
     assert change.peak_bytes <= FLOAT * WIDE + ROUND  # A bias's.
 
 
+def test_attention_with_a_learned_bias_keeps_no_more_than_for_a_whole_backward() -> None:
+    job = Job(samples_per_microbatch=4)
+    factory = import_factory(ZOO["t5_tiny"])
+    _, cut_model, layers = cut_everywhere(factory, job)
+    (stage,) = cut_model([layers])
+    biases = sum(b.bytes for b in trace(factory, job).record.boundaries if "bias" in b.producer)
+    runner = StageRunner(stage, 2, split=(1,))
+    batch = example_batch(factory(), job)
+    with allocated() as whole:
+        runner.forward(0, (), batch)
+    with allocated() as split:
+        runner.forward(1, (), batch)
+    assert split.bytes <= whole.bytes + biases + ROUND
+
+
 @pytest.mark.parametrize(
-    "name", ["gpt_tiny", "llama_tiny", "bert_tiny", "resnet_tiny", "unet_tiny", "vgg_tiny"]
+    "name",
+    ["gpt_tiny", "llama_tiny", "bert_tiny", "t5_tiny", "resnet_tiny", "unet_tiny", "vgg_tiny"],
 )
 def test_the_trace_counts_what_waits_for_weight_gradients(name: str) -> None:
     job = Job(samples_per_microbatch=4)
