@@ -28,6 +28,7 @@ TOOL = "torchtitan"
 PLACEMENTS = {"loop": "PipelineScheduleMulti", "v": "ZBVZeroBubble"}
 """Names of schedules that stand for a placement of stages."""
 DTYPES = ("float32", "bfloat16")
+"""Of computation; float32 weights, sharded by degree 1, are what our optimizers' masters are."""
 USE = """\
 in a config of yours (torchtitan 0.3), with FOLDER as an absolute path:
   keys = json.load(open(FOLDER + "/torchtitan.json"))
@@ -140,7 +141,9 @@ def _keys(plan: Plan, ways: tuple[Way, ...], modules: list[list[str]]) -> dict[s
         "training": {
             "local_batch_size": plan.microbatches // len(ways) * samples,
             "global_batch_size": plan.microbatches * samples,
-            "dtype": plan.job.precision,
+            "dtype": "float32",
+            "mixed_precision_param": plan.job.precision,
+            "mixed_precision_reduce": "float32",
         },
     }
 

@@ -1,10 +1,14 @@
 """Plans of a small chain with torchtitan's names, placed and ordered as a test says."""
 
+import os
 import random
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from builders import GIGA, boundary, graph, layer, parameter, star
+from builders import GIGA, ROOT, boundary, cluster, device_type, graph, layer, link, parameter
 
 from planner.artifacts.job import Job
 from planner.artifacts.layer_graph import LayerGraph
@@ -13,8 +17,8 @@ from planner.artifacts.plan import Plan
 from planner.artifacts.problem import Problem
 from planner.assemble import plan_by_hand
 from planner.costs.placement import PlacedPipeline, StageSpec, place
-from planner.schedule.classics import one_by_one
 from planner.schedule.assignment import Assignment
+from planner.schedule.classics import one_by_one
 
 NAMES = ("tok_embeddings", *(f"layers.{i}" for i in range(5)), "norm", "lm_head", "loss")
 """Nine layers, the loss among them."""
@@ -44,8 +48,6 @@ def placed(
     **job: object,
 ) -> PlacedPipeline:
     """A chain cut before the layers with indices ``cuts``; ``devices`` has a word a stage."""
-    from builders import device_type, cluster, link
-
     names = list(the_graph.layers)
     bounds = [0, *cuts, len(names)]
     rerun = recompute or {}
@@ -102,3 +104,23 @@ def shuffled(pipeline: PlacedPipeline, seed: int, *, split: bool = True) -> Plan
             apart = split and draw.random() < 0.5
             ready.append(Operation(below, "I" if apart else "B", microbatch))
     return plan_by_hand(pipeline, orders)
+
+
+def torchrun(ranks: int, *arguments: object, timeout_s: float = 240, **extra: str) -> str:
+    """Run a script on several ranks of this machine; its output, if it succeeds."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    running = subprocess.Popen(
+        [*command, "--nproc-per-node", str(ranks), *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **extra},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, _ = running.communicate(timeout=timeout_s)
+    except BaseException:
+        os.killpg(running.pid, signal.SIGKILL)
+        raise
+    assert running.returncode == 0, out[-4000:]
+    return out
