@@ -20,6 +20,7 @@ from planner.costs.placement import PlacedPipeline, StageSpec, place
 from planner.schedule.assignment import Assignment
 from planner.schedule.classics import one_by_one
 
+PEAKS = {"float32": 1, "float64": 1}
 NAMES = ("tok_embeddings", *(f"layers.{i}" for i in range(5)), "norm", "lm_head", "loss")
 """Nine layers, the loss among them."""
 
@@ -61,7 +62,7 @@ def placed(
         machines,
         [link(name, "hub") for name in machines],
         ["hub"],
-        {"unit": device_type(memory_gib=memory_gib)},
+        {"unit": device_type(memory_gib=memory_gib, peak_tflop_per_s=PEAKS)},
     )
     fields = {"microbatches": 4, "optimizer": "sgd", "max_stages_per_device": 4, **job}
     return place(Problem(the_graph, the_cluster, Job.model_validate(fields)), specs)
@@ -124,3 +125,27 @@ def torchrun(ranks: int, *arguments: object, timeout_s: float = 240, **extra: st
         raise
     assert running.returncode == 0, out[-4000:]
     return out
+
+
+def on_pipelines(alone: Plan, count: int) -> Plan:
+    """A plan of one pipeline run by ``count`` of them, with as many times the microbatches.
+
+    Device dI of the one is d(I * count) and those that follow; microbatch m of pipeline p is
+    number m * count + p.
+    """
+    orders = {
+        f"d{int(device[1:]) * count + p}": [
+            Operation(stage, kind, m * count + p) for stage, kind, m in order
+        ]
+        for device, order in alone.parsed_orders().items()
+        for p in range(count)
+    }
+    names = list(alone.problem.graph.layers)
+    devices = [
+        " ".join(f"d{int(stage.devices[0][1:]) * count + p}" for p in range(count))
+        for stage in alone.stages
+    ]
+    cuts = [names.index(stage.layers[0]) for stage in alone.stages[1:]]
+    microbatches = count * alone.microbatches
+    pipeline = placed(alone.problem.graph, cuts, devices, microbatches=microbatches)
+    return plan_by_hand(pipeline, {device: orders[device] for device in pipeline.devices})
