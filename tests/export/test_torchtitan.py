@@ -42,7 +42,7 @@ def refusal(plan: Plan) -> str:
 def test_torchtitan_trains_its_llama_by_exports_with_the_gradients_of_one_process(
     tmp_path: Path,
 ) -> None:
-    """One stage a rank, a loop and a V, whole and split backwards; then two pipelines of each."""
+    """One stage a rank, a loop and a V, backwards whole and split, in one and two pipelines."""
     pytest.importorskip("torchtitan.models.llama3")
     from planner.tracing.trace import trace
 
@@ -54,7 +54,7 @@ def test_torchtitan_trains_its_llama_by_exports_with_the_gradients_of_one_proces
     for count in (1, 2):
         folder = tmp_path / str(count)
         for seed, (name, (cuts, devices)) in enumerate(ways.items()):
-            for split in (False, True) if count == 1 else (False,):
+            for split in (False, True):
                 alone = shuffled(placed(graph, cuts, devices), seed, split=split)
                 exported = export_plan(on_pipelines(alone, count), "torchtitan")
                 target = folder / f"{name}-{split}"
@@ -63,7 +63,7 @@ def test_torchtitan_trains_its_llama_by_exports_with_the_gradients_of_one_proces
                     (target / file).write_text(text)
         path = f"{HERE.parents[1]}:{HERE}"
         out = torchrun(2 * count, HERE / "titan_worker.py", folder, PYTHONPATH=path)
-        assert f"{6 // count} exports agree with a single process" in out
+        assert "6 exports agree with a single process" in out
 
 
 def test_the_modules_of_each_part_are_its_layers_without_the_loss() -> None:
