@@ -50,8 +50,8 @@ def _write(exported: Exported, folder: Path, *, overwrite: bool) -> list[str]:
     """All files, or none where one of them cannot be."""
     from planner.artifacts.document import require_file_path, write_atomically
 
-    _make(folder)
     paths = [folder / name for name in exported.files]
+    _make(folder)
     for path, text in zip(paths, exported.files.values(), strict=True):
         require_file_path(path)
         if not overwrite and path.exists() and path.read_bytes() != text.encode():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from planner.artifacts.graph_record import Boundary
 from planner.artifacts.plan import Plan
 
+Span = tuple[Boundary, int, int]
+"""A tensor, the stage that makes it, and the last stage that uses it."""
 LOSS = "loss"
 """The name that the tracer gives the layer of the loss; other tools add the loss themselves."""
 
@@ -14,27 +16,32 @@ def stage_of_layer(plan: Plan) -> dict[str, int]:
     return {layer: stage.index for stage in plan.stages for layer in stage.layers}
 
 
+def layers_in_order(plan: Plan) -> list[list[str]]:
+    """The layers of each stage in executable order; a plan may list them in any."""
+    place = {layer.name: index for index, layer in enumerate(plan.model.graph.layers)}
+    return [sorted(stage.layers, key=place.__getitem__) for stage in plan.stages]
+
+
 def crossing(plan: Plan) -> tuple[tuple[Boundary, ...], ...]:
     """For each cut, between a stage and the next, the tensors made before and used after it."""
-    stage_of = stage_of_layer(plan)
-    spans = [
-        (tensor, stage_of[tensor.producer], max(stage_of[user] for user in tensor.users))
-        for tensor in plan.model.graph.boundaries
-    ]
+    spans = _spans(plan)
     return tuple(
         tuple(tensor for tensor, first, last in spans if first <= cut < last)
         for cut in range(len(plan.stages) - 1)
     )
 
 
-def skipping(plan: Plan) -> tuple[tuple[Boundary, int, int], ...]:
-    """Tensors that go past the next stage: each with the stage that makes it and its last user."""
+def skipping(plan: Plan) -> tuple[Span, ...]:
+    """Tensors that go past the next stage."""
+    return tuple(span for span in _spans(plan) if span[2] - span[1] > 1)
+
+
+def _spans(plan: Plan) -> list[Span]:
     stage_of = stage_of_layer(plan)
-    rows = [
+    return [
         (tensor, stage_of[tensor.producer], max(stage_of[user] for user in tensor.users))
         for tensor in plan.model.graph.boundaries
     ]
-    return tuple((tensor, first, last) for tensor, first, last in rows if last - first > 1)
 
 
 def tied_across_stages(plan: Plan) -> dict[str, tuple[int, ...]]:

@@ -14,7 +14,13 @@ from typing import Any
 from planner.artifacts.plan import Plan
 from planner.costs.placement import place_plan
 from planner.errors import PipeplanError
-from planner.export.cuts import LOSS, crossing, loss_problems, tied_across_stages
+from planner.export.cuts import (
+    LOSS,
+    crossing,
+    layers_in_order,
+    loss_problems,
+    tied_across_stages,
+)
 from planner.export.deepspeed_module import module_text
 from planner.export.exported import Exported
 from planner.export.placement import Way, ways_by_place
@@ -73,7 +79,7 @@ def export(plan: Plan) -> Exported:
             "with more microbatches in flight to spare: smaller microbatches, or recompute = true"
             for row in full
         )
-    layers = [[name for name in stage.layers if name != LOSS] for stage in plan.stages]
+    layers = [[name for name in held if name != LOSS] for held in layers_in_order(plan)]
     ranks = [device for place in zip(*ways, strict=True) for device in place]
     return Exported(
         files={
@@ -102,8 +108,9 @@ def _placement_problems(plan: Plan) -> Iterator[str]:
 
 def _cut_problems(plan: Plan) -> Iterator[str]:
     """DeepSpeed hands a layer's output to the next layer, and knows no other way."""
+    held = layers_in_order(plan)
     for cut, tensors in enumerate(crossing(plan)):
-        last, first = plan.stages[cut].layers[-1], plan.stages[cut + 1].layers[0]
+        last, first = held[cut][-1], held[cut + 1][0]
         for tensor in tensors:
             if tensor.producer != last or tensor.users != (first,):
                 yield (
@@ -188,7 +195,7 @@ def _notes(plan: Plan, timeline: Timeline, pipelines: int) -> Iterator[str]:
 
 def _is_chain(plan: Plan) -> bool:
     """Whether every tensor goes from a layer to the next alone."""
-    order = [name for stage in plan.stages for name in stage.layers]
+    order = [name for held in layers_in_order(plan) for name in held]
     place = {name: index for index, name in enumerate(order)}
     return all(
         [place[user] for user in tensor.users] == [place[tensor.producer] + 1]

@@ -28,7 +28,7 @@ TOOL = "torchtitan"
 PLACEMENTS = {"loop": "PipelineScheduleMulti", "v": "ZBVZeroBubble"}
 """Names of schedules that stand for a placement of stages."""
 DTYPES = ("float32", "bfloat16")
-"""Of computation; float32 weights, sharded by degree 1, are what our optimizers' masters are."""
+"""Of computation: torchtitan's weights stay in float32, as the masters do that a plan counts."""
 USE = """\
 in a config of yours (torchtitan 0.3), with FOLDER as an absolute path:
   keys = json.load(open(FOLDER + "/torchtitan.json"))

@@ -4,6 +4,7 @@ import ast
 import json
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -73,9 +74,7 @@ def write(plan: Plan, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("pipelines", [1, 2])
-def test_deepspeed_trains_by_the_export_as_one_process_does(
-    pipelines: int, tmp_path: Path
-) -> None:
+def test_deepspeed_trains_by_the_export_as_one_process_does(pipelines: int, tmp_path: Path) -> None:
     """Uneven stages, three layers recomputed, one and two pipelines."""
     pytest.importorskip("deepspeed")
     again = {0: ["tok_embeddings"], 1: ["layers.3", "norm"]}
@@ -109,7 +108,7 @@ def test_every_rank_builds_the_layers_of_its_stage(data: st.DataObject) -> None:
     bounds = [0, *cuts, 9]
     recompute = {
         s: [name for name in NAMES[a:b] if name in rerun]
-        for s, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False))
+        for s, (a, b) in enumerate(pairwise(bounds))
     }
     plan = in_order(placed(titan_graph(), cuts, devices, recompute))
     module = run_text(files_of(plan)["pipeline_module.py"])
@@ -136,9 +135,7 @@ def test_another_number_of_layers_is_refused_by_the_module() -> None:
 def test_names_in_the_module_are_data_whatever_they_are(names: list[str], model: str) -> None:
     text = module_text(model, names, [0, len(names)], [])
     tree = ast.parse(text)
-    values = {
-        row.targets[0].id: row.value for row in tree.body if isinstance(row, ast.Assign)
-    }
+    values = {row.targets[0].id: row.value for row in tree.body if isinstance(row, ast.Assign)}
     assert ast.literal_eval(values["LAYERS"]) == names
     assert ast.literal_eval(values["MODEL"]) == model
     assert text.isascii()
@@ -215,6 +212,13 @@ def test_tensors_that_skip_layers_inside_a_stage_are_noted() -> None:
     graph = titan_graph(NAMES, ("layers.0", "layers.2"))
     plan = in_order(placed(graph, [4], ("d0", "d1")))
     assert "return tuples" in "\n".join(export_plan(plan, "deepspeed").notes)
+
+
+def test_layers_come_in_executable_order_however_a_plan_lists_them() -> None:
+    plan = in_order(placed(titan_graph(), [4], ("d0", "d1")))
+    stages = tuple(stage.model_copy(update={"layers": stage.layers[::-1]}) for stage in plan.stages)
+    mixed = plan.model_copy(update={"stages": stages})
+    assert files_of(mixed)["pipeline_module.py"] == files_of(plan)["pipeline_module.py"]
 
 
 def test_double_precision_is_refused() -> None:
