@@ -73,6 +73,7 @@ def write(plan: Plan, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("pipelines", [1, 2])
 def test_deepspeed_trains_by_the_export_as_one_process_does(pipelines: int, tmp_path: Path) -> None:
     """Uneven stages, three layers recomputed, one and two pipelines."""

@@ -39,6 +39,7 @@ def refusal(plan: Plan) -> str:
     return str(refused.value)
 
 
+@pytest.mark.timeout(900)
 def test_torchtitan_trains_its_llama_by_exports_with_the_gradients_of_one_process(
     tmp_path: Path,
 ) -> None:
@@ -62,7 +63,7 @@ def test_torchtitan_trains_its_llama_by_exports_with_the_gradients_of_one_proces
                 for file, text in exported.files.items():
                     (target / file).write_text(text)
         path = f"{HERE.parents[1]}:{HERE}"
-        out = torchrun(2 * count, HERE / "titan_worker.py", folder, PYTHONPATH=path)
+        out = torchrun(2 * count, HERE / "titan_worker.py", folder, timeout_s=400, PYTHONPATH=path)
         assert "6 exports agree with a single process" in out
 
 
