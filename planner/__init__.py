@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from planner.comparison import compare
     from planner.deviation import compare_with_measured
     from planner.errors import DeadlockError, InfeasibleError, PipeplanError
+    from planner.export.targets import export_plan
     from planner.partition.exact.optimum import search_partition
     from planner.result import Result
     from planner.robustness import Noise, times_under_noise
@@ -48,6 +49,7 @@ _HOME = {
     "compare": ("planner.comparison", "compare"),
     "compare_syncs": ("planner.sync.simulation.comparison", "compare_syncs"),
     "compare_with_measured": ("planner.deviation", "compare_with_measured"),
+    "export_plan": ("planner.export.targets", "export_plan"),
     "search_partition": ("planner.partition.exact.optimum", "search_partition"),
     "search_schedule": ("planner.schedule.search", "search_schedule"),
     "simulate": ("planner.simulator", "simulate_plan"),
@@ -76,6 +78,7 @@ __all__ = [
     "compare",
     "compare_syncs",
     "compare_with_measured",
+    "export_plan",
     "search_partition",
     "search_schedule",
     "simulate",

@@ -9,6 +9,7 @@ import typer
 
 from planner.cli.options import JsonOption, PlanArgument
 from planner.cli.output import print_json, user_errors
+from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
     from planner.export.exported import Exported
@@ -21,23 +22,23 @@ def export(
         typer.Option("--to", metavar="TOOL", help="torch-csv, torchtitan, megatron or deepspeed"),
     ],
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FOLDER", help="folder to write into")
+        Path, typer.Option("-o", "--output", metavar="FOLDER", help="folder, made if need be")
     ] = Path("export"),
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="replace files of an earlier export")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a plan for the tool you train with; refused, with the reasons, if it cannot run it."""
     with user_errors():
-        from planner.artifacts.document import require_file_path
         from planner.artifacts.plan import Plan
         from planner.export.targets import export_plan
         from planner.verifier import require_valid
 
         the_plan = Plan.load(path)
-        require_valid(the_plan)
+        require_valid(the_plan, str(path))
         exported = export_plan(the_plan, target)
-        for name in exported.files:
-            require_file_path(output / name)
-        written = _write(exported, output)
+        written = _write(exported, output, overwrite=overwrite)
         if as_json:
             notes, use = list(exported.notes), list(exported.use)
             print_json({"to": target, "files": written, "use": use, "notes": notes})
@@ -45,13 +46,31 @@ def export(
             _show(exported, written)
 
 
-def _write(exported: Exported, folder: Path) -> list[str]:
-    from planner.artifacts.document import write_atomically
+def _write(exported: Exported, folder: Path, *, overwrite: bool) -> list[str]:
+    """All files, or none where one of them cannot be."""
+    from planner.artifacts.document import require_file_path, write_atomically
 
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in exported.files.items():
-        write_atomically(folder / name, text)
-    return [str(folder / name) for name in exported.files]
+    paths = [folder / name for name in exported.files]
+    _make(folder)
+    for path, text in zip(paths, exported.files.values(), strict=True):
+        require_file_path(path)
+        if not overwrite and path.exists() and path.read_bytes() != text.encode():
+            raise PipeplanError(
+                f"{path}: is there already, with other contents; give another folder (-o) or "
+                "--overwrite"
+            )
+    for path, text in zip(paths, exported.files.values(), strict=True):
+        write_atomically(path, text)
+    return list(map(str, paths))
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PipeplanError(
+            f"--output {folder}: cannot be made a folder: {error.strerror}; give another"
+        ) from None
 
 
 def _show(exported: Exported, written: list[str]) -> None:

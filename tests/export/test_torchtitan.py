@@ -1,0 +1,231 @@
+"""Exports to torchtitan, run by its own pipeline code where it is installed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from export_plans import (
+    NAMES,
+    in_order,
+    on_pipelines,
+    placed,
+    shuffled,
+    titan_graph,
+    torchrun,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.artifacts.job import InputSpec, Job
+from planner.artifacts.operations import parse_operation, parse_order
+from planner.artifacts.plan import Plan
+from planner.assemble import plan_by_hand
+from planner.errors import PipeplanError
+from planner.export.placement import style_of
+from planner.export.targets import export_plan
+from planner.simulator import simulate
+
+HERE = Path(__file__).parent
+LOOP, V = ("d0", "d1", "d0", "d1"), ("d0", "d1", "d1", "d0")
+
+
+def keys_of(plan: Plan) -> dict:
+    return json.loads(export_plan(plan, "torchtitan").files["torchtitan.json"])
+
+
+def refusal(plan: Plan) -> str:
+    with pytest.raises(PipeplanError) as refused:
+        export_plan(plan, "torchtitan")
+    return str(refused.value)
+
+
+@pytest.mark.timeout(900)
+def test_torchtitan_trains_its_llama_by_exports_with_the_gradients_of_one_process(
+    tmp_path: Path,
+) -> None:
+    """One stage a rank, a loop and a V, backwards whole and split, in one and two pipelines."""
+    pytest.importorskip("torchtitan.models.llama3")
+    from planner.tracing.trace import trace
+
+    tokens = {
+        name: InputSpec(shape=(16,), dtype="int64", below=2048) for name in ("tokens", "target")
+    }
+    graph = trace("titan_model:build", Job(inputs=tokens))
+    ways = {"one": ([3], ("d0", "d1")), "loop": ([2, 4, 6], LOOP), "v": ([2, 4, 6], V)}
+    for count in (1, 2):
+        folder = tmp_path / str(count)
+        for seed, (name, (cuts, devices)) in enumerate(ways.items()):
+            for split in (False, True):
+                alone = shuffled(placed(graph, cuts, devices), seed, split=split)
+                exported = export_plan(on_pipelines(alone, count), "torchtitan")
+                target = folder / f"{name}-{split}"
+                target.mkdir(parents=True)
+                for file, text in exported.files.items():
+                    (target / file).write_text(text)
+        path = f"{HERE.parents[1]}:{HERE}"
+        out = torchrun(2 * count, HERE / "titan_worker.py", folder, timeout_s=400, PYTHONPATH=path)
+        assert "6 exports agree with a single process" in out
+
+
+def test_the_modules_of_each_part_are_its_layers_without_the_loss() -> None:
+    plan = in_order(placed(titan_graph(), [2, 6], ("d0", "d1", "d2"), samples_per_microbatch=1))
+    keys = keys_of(plan)
+    assert keys["parallelism"]["module_fqns_per_model_part"] == [
+        ["tok_embeddings", "layers.0"],
+        ["layers.1", "layers.2", "layers.3", "layers.4"],
+        ["norm", "lm_head"],
+    ]
+    assert keys["training"]["local_batch_size"] == 4
+
+
+@pytest.mark.parametrize(
+    ("devices", "schedule"),
+    [
+        (("d0", "d1", "d2"), "PipelineScheduleMulti"),
+        (LOOP, "PipelineScheduleMulti"),
+        (V, "ZBVZeroBubble"),
+    ],
+)
+def test_the_schedule_names_the_placement(devices: tuple[str, ...], schedule: str) -> None:
+    plan = in_order(placed(titan_graph(), [2, 4, 6][: len(devices) - 1], devices))
+    parallelism = keys_of(plan)["parallelism"]
+    assert parallelism["pipeline_parallel_schedule"] == schedule
+    assert parallelism["pipeline_parallel_degree"] == len(set(devices))
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=8).map(tuple))
+def test_a_placement_is_told_as_torchtitan_maps_stages(way: tuple[str, ...]) -> None:
+    """torchtitan 0.3, ``_get_pp_rank_to_stage_indices_mapping``, written out."""
+    devices = list(dict.fromkeys(way))
+    degree = len(devices)
+
+    def maps(pairs: list[tuple[int, ...]]) -> bool:
+        return all(
+            stage < len(way) and way[stage] == devices[rank]
+            for rank, stages in enumerate(pairs)
+            for stage in stages
+        )
+
+    rounds = len(way) // degree
+    loop = [tuple(rank + s * degree for s in range(rounds)) for rank in range(degree)]
+    v = list(zip(range(degree), range(2 * degree - 1, degree - 1, -1), strict=True))
+    if len(way) == degree * rounds and maps(loop):
+        assert style_of(way) == "loop"
+    elif len(way) == 2 * degree and maps(v):
+        assert style_of(way) == "v"
+    else:
+        assert style_of(way) is None
+
+
+def test_ranks_count_the_place_in_the_pipeline_first() -> None:
+    """As torchtitan's mesh does: pp outermost, dp_replicate next."""
+    plan = on_pipelines(in_order(placed(titan_graph(), [4], ("d0", "d1"))), 2)
+    files = export_plan(plan, "torchtitan").files
+    assert json.loads(files["stages.json"])["ranks"] == ["d0", "d1", "d2", "d3"]
+    assert [stage.devices for stage in plan.stages] == [("d0", "d1"), ("d2", "d3")]
+    keys = json.loads(files["torchtitan.json"])
+    assert keys["parallelism"]["data_parallel_replicate_degree"] == 2
+    assert keys["training"]["local_batch_size"] == 4
+    assert keys["training"]["global_batch_size"] == 8
+    assert files["schedule.csv"].splitlines()[0] == "0F0,0B0,0F1,0B1,0F2,0B2,0F3,0B3"
+
+
+def test_pipelines_of_different_orders_get_the_one_that_is_fastest_for_all() -> None:
+    """Pipeline 0 runs one microbatch after the other, pipeline 1 overlaps two."""
+    pipeline = placed(titan_graph(), [4], ("d0 d1", "d2 d3"), microbatches=4)
+    texts = {
+        "d0": "0F0 0B0 0F1 0B1",
+        "d2": "1F0 1B0 1F1 1B1",
+        "d1": "0F2 0F3 0B2 0B3",
+        "d3": "1F2 1B2 1F3 1B3",
+    }
+    plan = plan_by_hand(pipeline, {d: parse_order(t, d) for d, t in texts.items()})
+    both = {
+        **{d: parse_order(t, d) for d, t in texts.items() if d in ("d1", "d3")},
+        "d0": parse_order("0F0 0F1 0B0 0B1", "d0"),
+        "d2": parse_order("1F0 1B0 1F1 1B1", "d2"),
+    }
+    assert simulate(pipeline, both).iteration_time_s < plan.predicted.iteration_time_s
+    exported = export_plan(plan, "torchtitan")
+    assert exported.files["schedule.csv"] == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+    assert "the order of pipeline 1 in all pipelines" in exported.notes[0]
+
+
+def test_a_cut_inside_a_module_is_refused() -> None:
+    names = ("model.embed", *(f"model.layers.{i}" for i in range(4)), "lm_head", "loss")
+    plan = in_order(placed(titan_graph(names), [3], ("d0", "d1")))
+    assert "the module 'model' (layers 'model.embed', 'model.layers.0'" in refusal(plan)
+    assert "lies in stages 0 and 1" in refusal(plan)
+
+
+def test_two_runs_of_a_module_in_two_stages_are_refused() -> None:
+    names = ("wte", "norm", "layers.0", "norm#2", "loss")
+    plan = in_order(placed(titan_graph(names), [2], ("d0", "d1")))
+    assert "the module 'norm' (layers 'norm', 'norm#2') lies in stages 0 and 1" in refusal(plan)
+
+
+def test_several_tensors_across_a_cut_are_refused() -> None:
+    graph = titan_graph(NAMES, ("tok_embeddings", "norm"))
+    plan = in_order(placed(graph, [4], ("d0", "d1")))
+    assert "2 tensors cross the cut behind stage 0" in refusal(plan)
+
+
+def test_tied_weights_across_stages_are_refused() -> None:
+    plan = in_order(placed(titan_graph(tied=True), [4], ("d0", "d1")))
+    assert "the parameter 'tok_embeddings.weight' is used by stages 0 and 1" in refusal(plan)
+
+
+def test_tied_weights_in_one_stage_are_not() -> None:
+    graph = titan_graph(("layers.0", "layers.1", "tok_embeddings", "lm_head", "loss"), tied=True)
+    assert keys_of(in_order(placed(graph, [1], ("d0", "d1"))))
+
+
+def test_other_placements_are_refused() -> None:
+    plan = in_order(placed(titan_graph(), [2, 4, 6], ("d0", "d0", "d1", "d1")))
+    assert "stages: on the devices d0, d0, d1, d1 in turn" in refusal(plan)
+
+
+def test_one_device_is_refused() -> None:
+    plan = in_order(placed(titan_graph(), [4], ("d0", "d0")))
+    assert "all on one device ('d0')" in refusal(plan)
+
+
+def test_uneven_replicas_are_refused() -> None:
+    plan = in_order(placed(titan_graph(), [4], ("d0 d1", "d2")))
+    assert "different numbers of replicas (0: 2, 1: 1)" in refusal(plan)
+
+
+def test_replicas_that_are_no_pipelines_are_refused() -> None:
+    pipeline = placed(titan_graph(), [4], ("d0 d1", "d2 d3"), microbatches=4)
+    owner = {(0, m): f"d{m % 2}" for m in range(4)} | {(1, m): f"d{2 + m // 2}" for m in range(4)}
+    assert "part or meet" in refusal(in_order(pipeline, owner))
+
+
+def test_losses_out_of_order_are_refused() -> None:
+    pipeline = placed(titan_graph(), [4], ("d0", "d1"), microbatches=2)
+    texts = {"d0": "0F0 0F1 0B1 0B0", "d1": "1F1 1B1 1F0 1B0"}
+    orders = {d: list(map(parse_operation, t.split())) for d, t in texts.items()}
+    assert "1F0 comes after 1F1" in refusal(plan_by_hand(pipeline, orders))
+
+
+def test_a_part_of_the_loss_alone_is_refused() -> None:
+    plan = in_order(placed(titan_graph(), [4, 8], ("d0", "d1", "d2")))
+    assert "holds only the layer 'loss'" in refusal(plan)
+
+
+def test_every_reason_is_given() -> None:
+    graph = titan_graph(NAMES, ("tok_embeddings", "norm"), tied=True)
+    plan = in_order(placed(graph, [2, 4, 8], ("d0", "d0", "d1", "d1")))
+    found = refusal(plan)
+    for reason in ("tensors cross", "is used by stages", "in turn", "only the layer 'loss'"):
+        assert reason in found
+
+
+def test_what_is_not_carried_is_noted() -> None:
+    pipeline = placed(titan_graph(), [4], ("d0", "d1"), {0: ["layers.0"]})
+    notes = "\n".join(export_plan(in_order(pipeline), "torchtitan").notes)
+    assert "recompute: 1 of 9 layers" in notes
+    assert "FullAC" in notes
+    assert "'layers' is taken for a ModuleList or ModuleDict" in notes
+    plain = in_order(placed(titan_graph(), [4], ("d0", "d1")))
+    assert "activation_checkpoint = None" in "\n".join(export_plan(plain, "torchtitan").notes)
