@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from planner.cli.options import JsonOption, PlanArgument
 from planner.cli.output import print_json, user_errors
 from planner.errors import PipeplanError
+
+if TYPE_CHECKING:
+    from planner.artifacts.plan import Plan
+    from planner.simulator import Timeline
 
 
 def verify(path: PlanArgument, as_json: JsonOption = False) -> None:
@@ -33,23 +38,37 @@ def verify(path: PlanArgument, as_json: JsonOption = False) -> None:
 
 
 def plot(
-    path: PlanArgument,
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PLAN...", help="plan files; several are drawn on one scale"),
+    ],
     output: Annotated[
         Path, typer.Option("-o", "--output", help="picture to write: .png or .svg")
     ] = Path("plan.png"),
     memory: Annotated[bool, typer.Option("--memory", help="memory over time instead")] = False,
 ) -> None:
-    """Draw a plan as a Gantt chart, or its memory over time."""
+    """Draw plans as Gantt charts below each other, or one plan's memory over time."""
     with user_errors():
         from planner.artifacts.plan import Plan
-        from planner.report.gantt import save_gantt
+        from planner.report.gantt import save_gantts
         from planner.report.memory_plot import save_memory
         from planner.verifier import replay
 
-        the_plan = Plan.load(path)
-        timeline = replay(the_plan)
+        if memory and len(paths) > 1:
+            raise PipeplanError("--memory: it draws one plan; name one")
+        plans = [Plan.load(path) for path in paths]
         if memory:
-            save_memory(timeline, output)
+            save_memory(replay(plans[0]), output)
         else:
-            save_gantt(timeline, output, title=f"{the_plan.model.name} on {the_plan.cluster.name}")
+            save_gantts(_charts(paths, plans), output)
         typer.echo(f"wrote {output}")
+
+
+def _charts(paths: Sequence[Path], plans: Sequence[Plan]) -> list[tuple[str, Timeline]]:
+    """Titles and timelines; the file tells apart plans of one model on one cluster."""
+    from planner.verifier import replay
+
+    titles = [f"{plan.model.name} on {plan.cluster.name}" for plan in plans]
+    if len(plans) > 1:
+        titles = [f"{path}: {title}" for path, title in zip(paths, titles, strict=True)]
+    return [(title, replay(plan)) for title, plan in zip(titles, plans, strict=True)]

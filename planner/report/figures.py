@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,11 +27,22 @@ def new_axes(width_inches: float, height_inches: float) -> Axes:
         width_inches: of the figure.
         height_inches: of the figure.
     """
+    return stacked_axes(width_inches, [height_inches])[0]
+
+
+def stacked_axes(width_inches: float, heights_inches: Sequence[float]) -> list[Axes]:
+    """Axes below each other on a new figure, so high each, that no pyplot state refers to.
+
+    Args:
+        width_inches: of the figure.
+        heights_inches: of the axes, from top to bottom.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width_inches, height_inches), dpi=DOTS_PER_INCH, layout="constrained")
-    axes: Axes = figure.add_subplot()
-    return axes
+    size = (width_inches, sum(heights_inches))
+    figure = Figure(figsize=size, dpi=DOTS_PER_INCH, layout="constrained")
+    grid = figure.subplots(len(heights_inches), squeeze=False, height_ratios=heights_inches)
+    return list(grid[:, 0])
 
 
 def require_format(path: str | Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from planner.report.figures import (
     bare_frame,
@@ -13,6 +13,7 @@ from planner.report.figures import (
     require_format,
     root_figure,
     save_figure,
+    stacked_axes,
 )
 from planner.report.gantt_boxes import COMPUTE, Boxes, Look, operation_boxes, other_boxes, rows_of
 from planner.report.names import (
@@ -56,8 +57,21 @@ def plot_gantt(timeline: Timeline, ax: Axes | None = None, *, title: str | None 
     """
     if ax is None:
         ax = new_axes(WIDTH_INCHES, _height_inches(len(timeline.end_s)))
-    unit = time_unit(timeline.iteration_time_s)
-    _label_axes(ax, timeline, unit, title)
+    end_s = timeline.iteration_time_s
+    _draw(ax, timeline, Scale(time_unit(end_s), end_s), title)
+    return ax
+
+
+class Scale(NamedTuple):
+    """A time axis: its unit, and where it ends."""
+
+    unit: TimeUnit
+    end_s: float
+
+
+def _draw(ax: Axes, timeline: Timeline, scale: Scale, title: str | None) -> None:
+    unit = scale.unit
+    _label_axes(ax, timeline, scale, title)
     _draw_idle(ax, timeline, unit)
     groups = (*operation_boxes(timeline), *other_boxes(timeline))
     for group in groups:
@@ -65,7 +79,6 @@ def plot_gantt(timeline: Timeline, ax: Axes | None = None, *, title: str | None 
     _draw_legend(ax, [group.look for group in groups])
     if len(timeline.operations) <= MOST_NUMBERS:
         _draw_numbers(ax, timeline, unit)
-    return ax
 
 
 def save_gantt(timeline: Timeline, path: str | Path, title: str | None = None) -> None:
@@ -74,8 +87,26 @@ def save_gantt(timeline: Timeline, path: str | Path, title: str | None = None) -
     Raises:
         PipeplanError: for another suffix, or if the file cannot be written.
     """
+    save_gantts([(title, timeline)], path)
+
+
+def save_gantts(charts: Sequence[tuple[str | None, Timeline]], path: str | Path) -> None:
+    """Write charts of several timelines below each other, on one scale of time, atomically.
+
+    Args:
+        charts: titles (see :func:`plot_gantt`) and timelines, from top to bottom.
+        path: of a PNG or SVG.
+
+    Raises:
+        PipeplanError: for another suffix, or if the file cannot be written.
+    """
     require_format(path)
-    save_figure(root_figure(plot_gantt(timeline, title=title)), path)
+    heights = [_height_inches(len(timeline.end_s)) for _, timeline in charts]
+    every = stacked_axes(WIDTH_INCHES, heights)
+    end_s = max(timeline.iteration_time_s for _, timeline in charts)
+    for ax, (title, timeline) in zip(every, charts, strict=True):
+        _draw(ax, timeline, Scale(time_unit(end_s), end_s), title)
+    save_figure(root_figure(every[0]), path)
 
 
 def _height_inches(rows: int) -> float:
@@ -138,17 +169,17 @@ def _pixels_per_unit(ax: Axes) -> float:
     return ax.get_window_extent().width / (right - left)
 
 
-def _label_axes(ax: Axes, timeline: Timeline, unit: TimeUnit, title: str | None) -> None:
+def _label_axes(ax: Axes, timeline: Timeline, scale: Scale, title: str | None) -> None:
     stages_on = timeline.pipeline.stages_on
     rows = rows_of(timeline)
-    end = timeline.iteration_time_s * unit.per_second
+    end = scale.end_s * scale.unit.per_second
     ax.set_xlim(0.0, end if end > 0 else 1.0)
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.set_yticks(
         [row + _MIDDLE for row in rows.values()],
         [f"{device}  {stages_label(stages_on[device])}" for device in rows],
     )
-    ax.set_xlabel(f"time ({unit.symbol})")
+    ax.set_xlabel(f"time ({scale.unit.symbol})")
     bare_frame(ax)
     figures = f"iteration {format_seconds(timeline.iteration_time_s)}, bubble {timeline.bubble:.1%}"
     heading = plain(title or problem_title(timeline))

@@ -172,6 +172,20 @@ def test_plot_draws_pictures(plan_path: Path, tmp_path: Path, options: list[str]
     assert "<svg" in svg.read_text()
 
 
+def _size_of_one(plan_path: Path, folder: Path) -> int:
+    assert pipeplan("plot", plan_path, "-o", folder / "one.svg").exit_code == 0
+    return (folder / "one.svg").stat().st_size
+
+
+def test_plot_draws_several_plans_below_each_other(plan_path: Path, tmp_path: Path) -> None:
+    both = tmp_path / "both.svg"
+    assert pipeplan("plot", plan_path, plan_path, "-o", both).exit_code == 0
+    assert both.stat().st_size > 1.5 * _size_of_one(plan_path, tmp_path)
+    result = pipeplan("plot", plan_path, plan_path, "--memory", "-o", both)
+    assert result.exit_code == 1
+    assert "--memory" in result.output
+
+
 # --- wrong input ----------------------------------------------------------------------------------
 
 PLAN = ("plan", "models.gpt:gpt_tiny", "--cluster", CLUSTERS / "single_node.toml")

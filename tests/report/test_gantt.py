@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from planner.artifacts.operations import KIND_LABELS
 from planner.errors import PipeplanError
-from planner.report.gantt import plot_gantt, save_gantt
+from planner.report import gantt
+from planner.report.gantt import plot_gantt, save_gantt, save_gantts
 from planner.report.memory_plot import save_memory
 from planner.schedule.assignment import balanced_assignment
 from planner.schedule.classics import one_forward_one_backward
@@ -149,6 +150,19 @@ def test_an_svg_is_written(timeline, tmp_path):
     save_gantt(timeline, tmp_path / "chart.svg")
     root = ElementTree.parse(tmp_path / "chart.svg").getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_charts_below_each_other_share_a_scale_of_time(timeline_of, tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(gantt, "save_figure", lambda figure, path: shown.append(figure))
+    charts = [("long", timeline_of("one_device")), ("short", timeline_of("interleaved"))]
+    save_gantts(charts, tmp_path / "charts.svg")
+    upper, lower = shown[0].axes
+    assert upper.get_xlim() == lower.get_xlim() == (0, max(t.iteration_time_s for _, t in charts))
+    assert upper.get_title(loc="left").startswith("long\n")
+    assert lower.get_title(loc="left").startswith("short\n")
+    assert boxes(upper, "forward")
+    assert boxes(lower, "forward")
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
