@@ -1,0 +1,12 @@
+"""Snippets of pages, run as a reader would."""
+
+from pathlib import Path
+
+import pytest
+from documents import run_page
+from page_groups import DOCS, GROUPS
+
+
+@pytest.mark.parametrize("page", GROUPS["executor"])
+def test_snippets_run(page: str, tmp_path: Path) -> None:
+    run_page(DOCS / page, tmp_path)
