@@ -8,7 +8,7 @@ from typing import Any
 
 from executor.train_schema import TRAIN
 from planner.artifacts.field_docs import unit_of
-from planner.artifacts.schemas import ARTIFACTS, Artifact, json_schema
+from planner.artifacts.schemas import ARTIFACTS, json_schema
 
 KINDS = {
     kind: {**ARTIFACTS, "train": TRAIN}[kind]

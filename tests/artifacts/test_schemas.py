@@ -1,4 +1,4 @@
-"""JSON Schemas: those kept in schemas/, what they accept and refuse, and what loaders make of it."""
+"""JSON Schemas: those kept in schemas/, and what they accept beside what the loaders do."""
 
 import json
 import tomllib
@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from executor.config import TrainingConfig
 from executor.train_schema import TRAIN
-from planner import Cluster, Job, LayerGraph, Plan, PipeplanError
+from planner import Cluster, Job, LayerGraph, PipeplanError, Plan
 from planner.artifacts.cluster_toml import cluster_toml
 from planner.artifacts.schemas import ARTIFACTS, json_schema, schema_text
 from planner.cli import app

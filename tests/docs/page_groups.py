@@ -24,7 +24,7 @@ ELSEWHERE = {
 """Pages whose files or results a test of their subject knows."""
 REASONS = ("needs several machines", "needs a GPU", "takes minutes", "needs files of your own")
 """Why a block may be shown and not run; a reason begins with one of these."""
-MOST_NOT_RUN = 12
+MOST_NOT_RUN = 16
 
 
 def steps(page: str) -> list[Block]:
