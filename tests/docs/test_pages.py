@@ -19,7 +19,8 @@ def test_every_page_with_snippets_is_run_by_one_test() -> None:
     run = [page for pages in GROUPS.values() for page in pages] + list(ELSEWHERE)
     assert len(run) == len(set(run))
     left = {page for page in PAGES if any(block.not_run is None for block in steps(page))}
-    assert left == set(run), "add the page to tests/docs/page_groups.py, or mark its blocks"
+    assert left <= set(run), "add the page to tests/docs/page_groups.py, or mark its blocks"
+    assert all(steps(page) for page in run)
 
 
 def test_pages_run_elsewhere_are_named_there() -> None:
