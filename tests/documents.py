@@ -18,7 +18,7 @@ _BLOCK = re.compile(
 )
 _NAME_LINE = re.compile(r"# (\S+\.\w+)\n")
 PROGRAMS = {"pipeplan": "planner.cli", "torchrun": "torch.distributed.run"}
-MOST_SECONDS = 240
+MOST_SECONDS = 600
 
 
 @dataclass(frozen=True)

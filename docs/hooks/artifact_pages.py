@@ -105,6 +105,8 @@ def type_text(field: dict[str, Any]) -> str:
         return f"`{json.dumps(field['const'])}`"
     if "enum" in field:
         return ", ".join(f"`{json.dumps(value)}`" for value in field["enum"])
+    if {"type": "string"} in field.get("anyOf", ()) and len(field["anyOf"]) > 3:
+        return "text, number, true or false, null, or a list of these"
     if "anyOf" in field:
         return " or ".join(dict.fromkeys(type_text(option) for option in field["anyOf"]))
     kind = field.get("type")

@@ -40,7 +40,7 @@ def command_page() -> str:
             parts += [*_usage(f"pipeplan {name}", command.params)]
             parts += _table(map(_typer_row, command.params))
     for title, parser in _programs():
-        parts += ["", f"## {title}\n", parser.description or "", ""]
+        parts += ["", f"## {title}\n", (parser.description or "").replace("``", "`"), ""]
         usage = parser.format_usage().removeprefix("usage: ").split(" [-h]")[0]
         parts += [f"Usage: `{usage}` and options.", "", *_parser_parts(parser)]
     return "\n".join(parts) + "\n"
