@@ -17,7 +17,11 @@ from executor.config import TrainingConfig
 from executor.train_schema import TRAIN
 from planner import Cluster, Job, LayerGraph, PipeplanError, Plan
 from planner.artifacts.cluster_toml import cluster_toml
+from planner.artifacts.costs import Costs, LayerKind, SizedCosts, Timing
+from planner.artifacts.plan import Sync
 from planner.artifacts.schemas import ARTIFACTS, json_schema, schema_text
+from planner.artifacts.sweep import SweepIndex, SweepSettings, SweptPoint
+from planner.artifacts.sync_trace import SyncStep, SyncTrace
 from planner.cli import app
 
 ALL = {**ARTIFACTS, "train": TRAIN}
@@ -93,6 +97,41 @@ def test_a_plan_and_its_parts_hold() -> None:
     VALIDATORS["job"].validate(plan.job.model_dump(mode="json"))
     VALIDATORS["cluster"].validate(plan.cluster.model_dump(mode="json"))
     VALIDATORS["cluster"].validate(tomllib.loads(cluster_toml(plan.cluster)))
+
+
+def test_costs_sweeps_and_traces_of_synchronisation_hold() -> None:
+    took = Timing(median_s=2e-3, low_s=1e-3, high_s=3e-3, repeats=7)
+    times = dict.fromkeys(("forward", "backward", "input_gradient", "weight_gradient"), took)
+    held = dict.fromkeys(("stash", "weight_stash", "forward", "backward"), 64)
+    size = SizedCosts(
+        samples_per_microbatch=2,
+        forward_flops=10,
+        **times,
+        **{f"{name}_bytes": bytes_ for name, bytes_ in held.items()},
+    )
+    costs = Costs(
+        model="m",
+        precision="float32",
+        device_type="A10",
+        hardware="a card",
+        made_with={"torch": "2.13.0"},
+        date="2026-11-23",
+        kinds=(LayerKind(layers=("a", "b"), sizes=(size,)),),
+    )
+    VALIDATORS["costs"].validate(costs.model_dump(mode="json"))
+    point = {"cluster": "lab", "devices": 2, "samples_per_microbatch": 1, "microbatches": 4}
+    sweep = SweepIndex(
+        model="m",
+        graphs={"1": "sha256:" + "0" * 64},
+        clusters={"lab": "sha256:" + "1" * 64},
+        job=Job(),
+        settings=SweepSettings(),
+        points=(SweptPoint(**point, reason="does not fit"),),
+    )
+    VALIDATORS["sweep"].validate(sweep.model_dump(mode="json"))
+    step = SyncStep(iteration=1, start_s=0, compute_s=1, sync_wait_s=0.5, members=(0, 1))
+    trace = SyncTrace(sync=Sync(), parameter_bytes=(8,), workers=((step,), (step,)))
+    VALIDATORS["sync-trace"].validate(trace.model_dump(mode="json"))
 
 
 def test_a_plan_with_an_unknown_or_wrong_field_is_refused() -> None:
