@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint docs schemas bench clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -25,8 +25,16 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
+schemas: $(INSTALLED)
+	for kind in plan graph cluster job costs sweep sync-trace train; do \
+		$(BIN)/pipeplan schema $$kind -o schemas/$$kind.json || exit 1; \
+	done
+
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.end_to_end
 
 clean:
-	rm -rf $(VENV) demo build dist *.egg-info
+	rm -rf $(VENV) demo build dist site *.egg-info

@@ -98,15 +98,16 @@ def parse_options() -> Options:
     Raises:
         WrongUsageError: for wrong usage among several ranks.
     """
-    return Options(**vars(_parser().parse_args()))
+    return Options(**vars(parser().parse_args()))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = RankParser(
+def parser() -> argparse.ArgumentParser:
+    """Every option with its help."""
+    found = RankParser(
         "executor",
         "Train a model by a plan, one process a device of the plan.",
     )
-    add: Add = parser.add_argument
+    add: Add = found.add_argument
     add("plan", help="plan file written by `pipeplan plan`")
     add("--config", dest="config_path", metavar="FILE", help="training file (TOML)")
     add("--steps", type=_positive, help="iterations in all (default the file's, or 20)")
@@ -137,9 +138,9 @@ def _parser() -> argparse.ArgumentParser:
         help="write the figures of every step as a line of JSON",
     )
     add_rank_options(add)
-    _add_emulation(parser.add_argument_group("emulation").add_argument)
-    _add_synchronisation(parser.add_argument_group("synchronisation").add_argument)
-    return parser
+    _add_emulation(found.add_argument_group("emulation").add_argument)
+    _add_synchronisation(found.add_argument_group("synchronisation").add_argument)
+    return found
 
 
 def _add_emulation(add: Add) -> None:

@@ -7,19 +7,21 @@ not: what a plan names is imported only if the user named it too.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from executor.learning_rate import KINDS, Factor, Schedule, custom_schedule
 from executor.loss_scale import LossScalePolicy
 from planner.artifacts.document import Record, check_format, read_toml
+from planner.artifacts.own_names import known_or_own_schema
 
 FORMAT = "pipeplan-train/1"
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
 NotNegative = Annotated[int, Field(ge=0, lt=2**63)]
 Above = Annotated[float, Field(gt=0)]
 Arguments = dict[str, JsonValue]
+DATA = ("text", "random")
 
 
 def _own_or(*known: str) -> AfterValidator:
@@ -37,6 +39,11 @@ def _own_or(*known: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _schema(*known: str) -> Any:
+    """The same for editors."""
+    return Field(json_schema_extra=known_or_own_schema(known))
+
+
 class ScheduleTable(Record):
     """``[schedule]``: how the learning rate moves.
 
@@ -47,7 +54,7 @@ class ScheduleTable(Record):
         final_factor: the last step's rate over the full one, from 0 to 1.
     """
 
-    kind: Annotated[str, _own_or(*KINDS)] = "constant"
+    kind: Annotated[str, _own_or(*KINDS), _schema(*KINDS)] = "constant"
     warmup_steps: NotNegative = 0
     final_factor: Annotated[float, Field(ge=0, le=1)] = 0.0
 
@@ -126,9 +133,9 @@ class TrainingConfig(Record):
     format: Literal["pipeplan-train/1"] = "pipeplan-train/1"
     steps: Positive = 20
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    data: Annotated[str, _own_or("text", "random")] = "text"
+    data: Annotated[str, _own_or(*DATA), _schema(*DATA)] = "text"
     data_arguments: Arguments = Field(default_factory=dict)
-    optimizer: Annotated[str, _own_or()] | None = None
+    optimizer: Annotated[str, _own_or(), _schema()] | None = None
     optimizer_arguments: Arguments = Field(default_factory=dict)
     learning_rate: Above | None = None
     schedule: ScheduleTable = Field(default_factory=ScheduleTable)
@@ -140,7 +147,7 @@ class TrainingConfig(Record):
 
     @model_validator(mode="after")
     def _fits_together(self) -> TrainingConfig:
-        if self.data in ("text", "random") and self.data_arguments:
+        if self.data in DATA and self.data_arguments:
             raise ValueError(
                 f"data_arguments: data = {self.data!r} takes none; remove them, or name "
                 "module:factory of your own data set"

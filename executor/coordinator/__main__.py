@@ -65,7 +65,7 @@ class _Options:
 def main() -> int:
     """Serve until all shares are done; returns the exit status."""
     try:
-        options = _options()
+        options = _Options(**vars(parser().parse_args()))
         return _serve(options)
     except PipeplanError as error:
         for problem in error.problems:
@@ -124,15 +124,16 @@ def _stranded(report: Mapping[str, Any], options: _Options) -> str:
     )
 
 
-def _options() -> _Options:
-    parser = argparse.ArgumentParser(prog="python -m executor.coordinator", description=__doc__)
-    parser.add_argument("plan", help="plan file whose pipelines run side by side")
-    parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="in a private network")
-    parser.add_argument("--config", metavar="FILE", help="training file (TOML)")
-    parser.add_argument("--steps", type=int, help="iterations of the plan in all")
-    parser.add_argument("--sync", metavar="NAME[:OPTION=VALUE,...]", help="over the plan's")
-    parser.add_argument("--resume", type=Path, metavar="DIR", help="as the pipelines do")
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    """Every option with its help."""
+    found = argparse.ArgumentParser(prog="python -m executor.coordinator", description=__doc__)
+    found.add_argument("plan", help="plan file whose pipelines run side by side")
+    found.add_argument("--listen", required=True, metavar="HOST:PORT", help="in a private network")
+    found.add_argument("--config", metavar="FILE", help="training file (TOML)")
+    found.add_argument("--steps", type=int, help="iterations of the plan in all")
+    found.add_argument("--sync", metavar="NAME[:OPTION=VALUE,...]", help="over the plan's")
+    found.add_argument("--resume", type=Path, metavar="DIR", help="as the pipelines do")
+    found.add_argument(
         "--silent",
         dest="silent_s",
         type=float,
@@ -141,8 +142,8 @@ def _options() -> _Options:
         help="a pipeline that gives no sign of life for so long is lost (default "
         f"{DEFAULT_SILENT_S:g})",
     )
-    parser.add_argument("--log", type=Path, metavar="FILE", help="keep all messages there")
-    return _Options(**vars(parser.parse_args()))
+    found.add_argument("--log", type=Path, metavar="FILE", help="keep all messages there")
+    return found
 
 
 def _work(options: _Options, plan: Plan) -> Work:

@@ -36,7 +36,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _request(words: list[str] | None) -> Request:
-    options = _parser().parse_args(words)
+    options = parser().parse_args(words)
     job = job_with(Job.load(options.job) if options.job else Job(), options.set or [])
     device = device_of_this_process(options.device)
     if options.threads is not None:
@@ -54,36 +54,37 @@ def _request(words: list[str] | None) -> Request:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Every option with its help."""
+    found = argparse.ArgumentParser(
         prog="python -m executor.profiling",
         description="Measure what each distinct layer of a model costs on this device, one layer "
         "at a time; the whole model is never held. Plan with the file: pipeplan plan --costs.",
     )
-    parser.add_argument("model", help="module:factory, or hf:ClassName, hf:CONFIG.json")
-    parser.add_argument("--job", metavar="FILE", help="precision, loss, inputs (TOML)")
-    parser.add_argument(
+    found.add_argument("model", help="module:factory, or hf:ClassName, hf:CONFIG.json")
+    found.add_argument("--job", metavar="FILE", help="precision, loss, inputs (TOML)")
+    found.add_argument(
         "--set", action="append", metavar="NAME=VALUE", help="a model argument; may be repeated"
     )
-    parser.add_argument(
+    found.add_argument(
         "--samples",
         metavar="N,N,...",
         help="microbatch sizes (default: the job's, half and twice of it)",
     )
-    add_device_option(parser.add_argument)
-    parser.add_argument("--threads", type=int, help="of a CPU (default torch's own choice)")
-    parser.add_argument(
+    add_device_option(found.add_argument)
+    found.add_argument("--threads", type=int, help="of a CPU (default torch's own choice)")
+    found.add_argument(
         "--type",
         metavar="NAME",
         help="device type in cluster files (default: the preset of this GPU, or CPU-core)",
     )
-    parser.add_argument(
+    found.add_argument(
         "--seconds",
         type=float,
         default=1.0,
         help="of rounds of each layer and size, at least three of them (default 1)",
     )
-    parser.add_argument(
+    found.add_argument(
         "-o",
         "--output",
         type=Path,
@@ -91,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="costs file; one that is there is added to (default costs.json)",
     )
-    return parser
+    return found
 
 
 def _set_threads(threads: int, device: torch.device) -> None:

@@ -26,9 +26,12 @@ _Rank = Callable[[float, float], float]
 
 
 class Device(Record):
-    """One accelerator, by a name such as ``n0/gpu3``, and its type.
+    """One accelerator.
 
-    ``price_per_hour`` is its own, in place of its type's.
+    Attributes:
+        name: such as ``n0/gpu3``.
+        type: its name in ``device_types``.
+        price_per_hour: its own, in place of its type's.
     """
 
     name: Name
@@ -42,7 +45,11 @@ class Device(Record):
 
 
 class Link(LinkType):
-    """A link between two vertices, devices or switches."""
+    """A link between two vertices.
+
+    Attributes:
+        between: the two, devices or switches.
+    """
 
     between: tuple[Name, Name]
 
@@ -70,7 +77,14 @@ class Route:
 class Cluster(Record):
     """Devices, switches and links, with nothing abbreviated; :meth:`load` expands nodes.
 
-    ``currency`` is that of all prices.
+    Attributes:
+        format: ``pipeplan-cluster/1``.
+        name: for people.
+        currency: of all prices.
+        device_types: figures of every device type by name.
+        devices: every device.
+        switches: names of vertices that only hand on.
+        links: every link.
     """
 
     format: Literal["pipeplan-cluster/1"] = "pipeplan-cluster/1"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from planner.artifacts.document import Record
 from planner.artifacts.hardware import (
@@ -22,32 +22,44 @@ Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_./:-]{1,120}$")]
 NodeName = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_./:-]{1,110}$")]
 """A name that still is one with /gpu0 behind it."""
+DeviceTypeName = Annotated[Text, Field(json_schema_extra={"examples": list(DEVICES)})]
+LinkTypeName = Annotated[Text, Field(json_schema_extra={"examples": list(LINKS)})]
+"""Examples are what editors offer; a file's own types are names as well."""
 Currency = Annotated[str, Field(min_length=1, max_length=20, pattern=r"^\S+$")]
 """Such as EUR."""
 
 
 class DeviceEntry(Record):
-    """A single device; ``type`` is a preset or a name in ``device_types``.
+    """A single device.
 
-    ``price_per_hour`` is its own, in place of its type's.
+    Attributes:
+        name: that links, plans and tables call it by.
+        type: a preset, or a name in ``device_types``.
+        price_per_hour: its own, in place of its type's.
     """
 
     name: Name
-    type: Text
+    type: DeviceTypeName
     price_per_hour: Price | None = None
 
 
 class NodeEntry(Record):
-    """``devices`` equal devices, each joined to the node's inner switch by ``link``.
+    """Equal devices around an inner switch: shorthand for devices, a switch and links.
 
-    They are called NAME/gpu0, NAME/gpu1, …; links to other machines end at NAME.
-    ``price_per_hour`` is of the whole node, in place of its devices' by their type.
+    Attributes:
+        name: of the switch, at which links to other machines end; the devices are called
+            NAME/gpu0, NAME/gpu1, …
+        devices: how many.
+        type: of each: a preset, or a name in ``device_types``.
+        link: from each device to the switch: a preset, a name in ``link_types``, or a table of
+            its figures.
+        price_per_hour: of the whole node, in place of its devices' by their type.
     """
 
     name: NodeName
     devices: Annotated[int, Field(ge=1, le=4096)]
-    type: Text
-    link: Text | LinkType
+    type: DeviceTypeName
+    link: LinkTypeName | LinkType
     price_per_hour: Price | None = None
 
     @property
@@ -61,10 +73,26 @@ class NodeEntry(Record):
 
 
 class LinkEntry(Record):
-    """A link: a preset, or its own figures; figures given beside a preset replace the preset's."""
+    """A link: a preset, or its own figures; figures given beside a preset replace the preset's.
+
+    Attributes:
+        between: its two ends, devices, switches or nodes.
+        preset: a preset, or a name in ``link_types``.
+        bandwidth_gb_per_s: of each direction; without a preset it has to be given.
+        latency_us: of every message; 0 without a preset.
+        duplex: ``full`` carries one transfer a direction at a time, ``half`` one in all.
+        shared: carries any number of transfers, each at its full bandwidth.
+        source: where the figures come from.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [{"required": ["preset"]}, {"required": ["bandwidth_gb_per_s"]}]
+        }
+    )
 
     between: tuple[Name, Name]
-    preset: Text | None = None
+    preset: LinkTypeName | None = None
     bandwidth_gb_per_s: Positive | None = None
     latency_us: NonNegative | None = None
     duplex: Literal["full", "half"] | None = None
@@ -73,7 +101,28 @@ class LinkEntry(Record):
 
 
 class ClusterFile(Record):
-    """What a cluster TOML file may hold."""
+    """What a cluster file may hold: devices, nodes (shorthand for devices), switches and links.
+
+    Attributes:
+        format: ``pipeplan-cluster/1``.
+        name: for people.
+        currency: of all prices, such as EUR.
+        device_types: figures of device types by name; over presets of the same name.
+        devices: single devices.
+        nodes: machines of equal devices.
+        switches: names of vertices that only hand on.
+        link_types: figures of link types by name; over presets of the same name.
+        links: what joins devices, switches and nodes.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": [name], "properties": {name: {"minItems": 1}}}
+                for name in ("nodes", "devices")
+            ]
+        }
+    )
 
     format: Literal["pipeplan-cluster/1"]
     name: Text = "cluster"

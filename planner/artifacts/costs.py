@@ -114,6 +114,7 @@ class Costs(Record):
     """What was measured of a model on one device.
 
     Attributes:
+        format: ``pipeplan-costs/1``.
         model: its name.
         precision: of its weights.
         device_type: its name in cluster files.

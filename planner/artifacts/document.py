@@ -248,6 +248,8 @@ def _no_numbers(data: Any, place: tuple[int | str, ...]) -> Iterator[tuple[str, 
 def check_format(data: Any, expected: str, source: str) -> Mapping[str, Any]:
     """Return ``data`` as a mapping if its ``format`` field is the one this version reads.
 
+    A key ``$schema``, which editors read, is left out.
+
     Raises:
         PipeplanError: for another kind of file, a future version, or no object at all.
     """
@@ -256,7 +258,7 @@ def check_format(data: Any, expected: str, source: str) -> Mapping[str, Any]:
         raise PipeplanError(f"{source}: expected an object with a field 'format', found {what}")
     found = data.get("format")
     if found == expected:
-        return data
+        return _without_schema(data, source)
     if "format" not in data:
         raise PipeplanError(
             f"{source}: format: expected {expected!r}, but the field is missing; is this "
@@ -275,6 +277,17 @@ def check_format(data: Any, expected: str, source: str) -> Mapping[str, Any]:
         f"{source}: format: expected {expected!r}, found {shorten(found)}; this is {kind}, give "
         f"{KINDS[expected]}"
     )
+
+
+def _without_schema(data: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    if "$schema" not in data:
+        return data
+    if not isinstance(data["$schema"], str):
+        raise PipeplanError(
+            f"{source}: $schema: expected the address of a JSON Schema as text, found "
+            f"{_json(data['$schema'])}; correct it or leave it out"
+        )
+    return {name: value for name, value in data.items() if name != "$schema"}
 
 
 def canonical_json(data: Any) -> str:

@@ -21,7 +21,11 @@ Name = Annotated[str, Field(min_length=1, max_length=400)]
 class MeasuredTimes(Record):
     """Seconds of one layer and one microbatch on one device type, where they were measured.
 
-    ``backward_s`` is of a backward that is not split; both gradients together if not told.
+    Attributes:
+        forward_s: of the forward.
+        input_gradient_s: of the first half of a split backward.
+        weight_gradient_s: of the second half.
+        backward_s: of a backward that is not split; both gradients together if not told.
     """
 
     forward_s: Seconds
@@ -46,15 +50,24 @@ class MeasuredTimes(Record):
 class Layer(Record):
     """The smallest unit a stage may hold; all figures are for one microbatch.
 
-    ``*_flops`` counts a multiply-add as two. ``*_traffic_bytes`` is what the layer's operations
-    read and write. ``stash_bytes`` is what autograd keeps from forward for backward, parameters
-    excluded; ``weight_stash_bytes`` what of it the weight gradient still needs after the input
-    gradient: all of it if not told. ``peak_bytes`` is the most that is held while the layer runs
-    forward or backward, beside parameters and their gradients: its stash, what it makes and is
-    given for it, and temporaries; see :attr:`LayerGraph.peak_bytes` if it is not told.
-    ``parameters`` are the names (FQNs) of the parameters the layer uses; a tied parameter stands
-    in several layers. ``measured`` replaces the roofline on a device type. ``work`` divides FLOPs
-    and traffic among operations; without it the roofline takes them as one operation.
+    Attributes:
+        name: of the layer.
+        forward_flops: of the forward; a multiply-add counts as two.
+        input_gradient_flops: of the gradient of its inputs.
+        weight_gradient_flops: of the gradient of its parameters.
+        forward_traffic_bytes: what the forward's operations read and write.
+        input_gradient_traffic_bytes: of the gradient of its inputs.
+        weight_gradient_traffic_bytes: of the gradient of its parameters.
+        stash_bytes: what autograd keeps from forward for backward, parameters excluded.
+        weight_stash_bytes: what of the stash the weight gradient still needs after the input
+            gradient: all of it if not told.
+        peak_bytes: the most that is held while the layer runs forward or backward, beside
+            parameters and their gradients: its stash, what it makes and is given for it, and
+            temporaries; see :attr:`LayerGraph.peak_bytes` if it is not told.
+        parameters: names (FQNs) of the parameters it uses; a tied one stands in several layers.
+        measured: times by device type; they replace the roofline there.
+        device_types: it may run on these alone; empty: on all.
+        work: FLOPs and traffic by operations; without it the roofline takes them as one operation.
     """
 
     name: Name
@@ -109,9 +122,13 @@ class Layer(Record):
 
 
 class Parameter(Record):
-    """One parameter by its fully qualified name.
+    """One parameter of the model.
 
-    ``trainable`` says whether the loss sends it a gradient: it is not frozen, and it is used.
+    Attributes:
+        name: its fully qualified name.
+        elements: how many numbers it has.
+        bytes: that they take.
+        trainable: whether the loss sends it a gradient: it is not frozen, and it is used.
     """
 
     name: Name
@@ -123,8 +140,16 @@ class Parameter(Record):
 class Boundary(Record):
     """A tensor that one layer makes and later layers use: what a cut has to send.
 
-    ``saved_by`` is the layer that first keeps it for its backward, if one does; its bytes are
-    then part of that layer's ``stash_bytes``.
+    Attributes:
+        name: of the tensor.
+        producer: the layer that makes it.
+        users: later layers that use it.
+        bytes: of one microbatch.
+        shape: of one microbatch.
+        dtype: of its elements.
+        requires_grad: whether a gradient comes back.
+        saved_by: the layer that first keeps it for its backward, if one does; its bytes are then
+            part of that layer's ``stash_bytes``.
     """
 
     name: Name
@@ -138,7 +163,19 @@ class Boundary(Record):
 
 
 class GraphRecord(Record):
-    """The layer graph as data: layers in an executable order, and what passes between them."""
+    """The layer graph as data: layers in an executable order, and what passes between them.
+
+    Attributes:
+        format: ``pipeplan-graph/1``.
+        name: of the model.
+        samples_per_microbatch: that all figures are for.
+        precision: of the weights.
+        layers: in an executable order.
+        boundaries: the tensors between layers.
+        parameters: all of the model.
+        flop_coverage: share of the operations whose FLOPs could be counted.
+        uncounted_operators: names of the others.
+    """
 
     format: Literal["pipeplan-graph/1"] = "pipeplan-graph/1"
     name: Name

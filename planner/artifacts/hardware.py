@@ -25,6 +25,11 @@ class ClassEfficiency(Record):
     """What operations of one class reach of a device, where that differs from the others.
 
     The fields are those of :class:`DeviceType`, whose own values hold where one is not told.
+
+    Attributes:
+        efficiency: share of peak.
+        bandwidth_efficiency: share of memory bandwidth.
+        ramp_up_us: of a product beyond its arithmetic.
     """
 
     efficiency: Share | None = None
@@ -39,19 +44,24 @@ class ClassEfficiency(Record):
 class DeviceType(Record):
     """One kind of device.
 
-    ``peak_tflop_per_s`` is by precision (float32, float16, bfloat16); ``reserved_gib`` what the
-    driver and the framework take before a model has any.
+    :mod:`planner.costs.roofline` says how the figures make a time.
 
-    ``efficiency`` is the share of peak that operations reach, ``bandwidth_efficiency`` the share of
-    memory bandwidth (more than 1 where a cache serves what the tracing counts as traffic). Products
-    take ``ramp_up_us`` beyond their arithmetic, which small ones feel: they do not fill the device.
-    Every operation takes ``operation_overhead_us`` more. ``by_class`` tells figures for classes of
-    operations; :mod:`planner.costs.roofline` says how all of them make a time.
-
-    ``source`` says where the figures come from; of a datasheet's, efficiencies and overheads are
-    assumptions all the same.
-
-    ``price_per_hour`` is what one device costs, in the cluster's ``currency``; it changes no plan.
+    Attributes:
+        memory_gib: of one device.
+        memory_bandwidth_gb_per_s: decimal gigabytes a second.
+        peak_tflop_per_s: by precision (float32, float16, bfloat16, float64), and ``tf32`` for what
+            float32 convolutions run at.
+        efficiency: the share of peak that operations reach.
+        bandwidth_efficiency: the share of memory bandwidth that they reach; more than 1 where a
+            cache serves what the tracing counts as traffic.
+        ramp_up_us: what a product takes beyond its arithmetic; small ones feel it, which do not
+            fill the device.
+        operation_overhead_us: what every operation takes more.
+        by_class: figures for classes of operations.
+        reserved_gib: what driver and framework take before a model has any.
+        source: where the figures come from; of a datasheet's, efficiencies and overheads are
+            assumptions all the same.
+        price_per_hour: what one device costs, in the cluster's ``currency``; it changes no plan.
     """
 
     memory_gib: Positive
@@ -106,6 +116,13 @@ class LinkType(Record):
     A ``full`` duplex link carries one transfer a direction at a time, a ``half`` duplex link one
     in all; a ``shared`` link carries any number at its full bandwidth each (a fabric that is
     never the bottleneck).
+
+    Attributes:
+        bandwidth_gb_per_s: of each direction.
+        latency_us: of every message.
+        duplex: ``full`` or ``half``.
+        shared: whether transfers do not wait for each other.
+        source: where the figures come from.
     """
 
     bandwidth_gb_per_s: Positive

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from planner.artifacts.document import Count, Record, check_format, read_json, read_toml
+from planner.artifacts.own_names import known_or_own_schema
 from planner.errors import PipeplanError
 
 FORMAT = "pipeplan-job/1"
@@ -29,9 +30,12 @@ def _known_or_own(loss: str) -> str:
 
 
 class InputSpec(Record):
-    """One model input: the shape of one sample; the microbatch is put in front.
+    """One model input, for a model that has no ``example_batch`` method.
 
-    ``below`` bounds the integers drawn for an example (a vocabulary size, a class count).
+    Attributes:
+        shape: of one sample; the microbatch is put in front.
+        dtype: of its elements.
+        below: bounds the integers drawn for an example (a vocabulary size, a class count).
     """
 
     shape: tuple[Count, ...]
@@ -42,14 +46,25 @@ class InputSpec(Record):
 class Job(Record):
     """What one training iteration is.
 
-    One iteration runs ``microbatches`` microbatches of ``samples_per_microbatch`` samples each.
-    ``loss`` compares the model's output with the batch's ``target``: ``cross_entropy`` and ``mse``
-    do that, ``output`` takes the model's own output as the loss, and ``module:function`` is a
-    function of the user's, called with output and target. ``inputs`` describes a batch for a model
-    that has no ``example_batch`` method. Plans may put up to ``max_stages_per_device``
-    stages on a device, and recompute layers unless ``recompute`` forbids it.
-
-    Weights are held in ``precision``, low ones with float32 masters in the optimizer.
+    Attributes:
+        format: ``pipeplan-job/1``.
+        name: for people.
+        samples_per_microbatch: the samples of a microbatch.
+        microbatches: of one iteration; their gradients are summed before the optimizer step.
+        precision: in which weights are held; low ones have float32 masters in the optimizer.
+        optimizer: whose state the plan counts.
+        learning_rate: of the optimizer, unless a training file says another.
+        loss: compares the model's output with the batch's ``target``: ``cross_entropy`` and
+            ``mse`` do that, ``output`` takes the model's own output as the loss, and
+            ``module:function`` is a function of your own, called with output and target.
+        max_stages: a plan has at most so many; null: any number.
+        max_stages_per_device: a plan puts at most so many on a device; 2 and more allow
+            interleaved plans.
+        replication: whether a stage may have several devices.
+        recompute: whether a layer's forward may run again in its backward, to save memory.
+        model_arguments: keyword arguments of the model's factory.
+        inputs: the shapes of a batch by argument of forward, and ``target``, for a model that has
+            no ``example_batch`` method.
     """
 
     format: Literal["pipeplan-job/1"] = "pipeplan-job/1"
@@ -59,7 +74,9 @@ class Job(Record):
     precision: Precision = "float32"
     optimizer: Literal["adamw", "sgd", "sgd_momentum"] = "adamw"
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
-    loss: Annotated[str, AfterValidator(_known_or_own)] = "cross_entropy"
+    loss: Annotated[
+        str, AfterValidator(_known_or_own), Field(json_schema_extra=known_or_own_schema(LOSSES))
+    ] = "cross_entropy"
     max_stages: Annotated[int, Field(ge=1)] | None = None
     max_stages_per_device: Annotated[int, Field(ge=1, le=16)] = 1
     replication: bool = True

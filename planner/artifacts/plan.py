@@ -31,7 +31,15 @@ TotalBytes = Annotated[int, Field(ge=0, lt=2**120)]
 
 
 class PlannedModel(Record):
-    """The model a plan is for: its layer graph, and the factory that builds it (if known)."""
+    """The model a plan is for.
+
+    Attributes:
+        name: of the layer graph.
+        factory: ``module:factory`` or ``hf:NAME`` that builds it; null if it is not known.
+        arguments: keyword arguments of the factory.
+        graph_digest: of the layer graph, ``sha256:…``.
+        graph: the layer graph itself.
+    """
 
     name: str
     factory: str | None
@@ -41,7 +49,14 @@ class PlannedModel(Record):
 
 
 class Stage(Record):
-    """A set of layers, the devices that hold it (its replicas), and what it recomputes."""
+    """A set of layers on some devices.
+
+    Attributes:
+        index: from 0; no edge of the graph goes from a later stage to an earlier one.
+        layers: by name.
+        devices: that hold it, its replicas; each microbatch runs on one of them.
+        recompute: those of its layers that keep only their inputs and run again in the backward.
+    """
 
     index: Count
     layers: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -50,14 +65,24 @@ class Stage(Record):
 
 
 class Sync(Record):
-    """How the replicas of a stage agree on their gradients."""
+    """How the replicas of a stage agree on their gradients.
+
+    Attributes:
+        strategy: by name; docs/synchronisation.md says what each does.
+        options: of the strategy.
+    """
 
     strategy: str = "all_reduce"
     options: dict[str, JsonValue] = Field(default_factory=dict)
 
 
 class DevicePrediction(Record):
-    """What the simulator expects of one device in one iteration."""
+    """What the simulator expects of one device in one iteration.
+
+    Attributes:
+        busy_s: that it computes.
+        peak_memory_bytes: the most that it holds at any moment.
+    """
 
     busy_s: NonNegative
     peak_memory_bytes: TotalBytes
@@ -67,6 +92,11 @@ class RestsOn(Record):
     """What the figures behind a predicted time are, as shares of its critical path; they sum to 1.
 
     :mod:`planner.rests_on` says what counts as which.
+
+    Attributes:
+        measured: of costs that were measured.
+        datasheet: of figures that a vendor publishes.
+        assumed: of assumptions, such as efficiencies.
     """
 
     measured: Share
@@ -77,9 +107,14 @@ class RestsOn(Record):
 class Predicted(Record):
     """The simulator's figures.
 
-    ``bubble`` is the idle share of the devices used; ``gap`` is iteration time / lower bound - 1,
-    and null where no bound is known (``lower_bound_s`` 0). ``rests_on`` is null where nothing takes
-    time, and in plans of versions that did not tell it.
+    Attributes:
+        iteration_time_s: of the simulated iteration, its all-reduces and optimizer steps included.
+        lower_bound_s: no plan that ``provenance.bound_covers`` names takes less under the cost
+            model; 0 where no bound is known.
+        gap: iteration time / lower bound - 1; null where no bound is known.
+        bubble: the idle share of the devices used.
+        devices: by name.
+        rests_on: null where nothing takes time, and in plans of versions that did not tell it.
     """
 
     iteration_time_s: NonNegative
@@ -93,8 +128,16 @@ class Predicted(Record):
 class Provenance(Record):
     """What made the plan, enough to make it again.
 
-    ``bound_covers`` names the plans that the proven bound holds for, ``problem_digest`` the
-    problem (:attr:`Problem.digest`); a bound for any other problem proves nothing.
+    Attributes:
+        pipeplan: its version.
+        ortools: the solver's version; null where none was needed.
+        seed: of the search.
+        workers: threads of the solver.
+        limit: of the search, such as ``wall 30 s``.
+        solver: what found the plan.
+        bound_covers: the plans that the proven bound holds for.
+        problem_digest: of the problem that the bound was proved for (:attr:`Problem.digest`);
+            a bound for any other proves nothing.
     """
 
     pipeplan: str
@@ -108,7 +151,23 @@ class Provenance(Record):
 
 
 class Plan(Record):
-    """A complete answer: stages, devices, orders and predictions, with all they were made from."""
+    """A complete answer: stages, devices, orders and predictions, with all they were made from.
+
+    Attributes:
+        format: ``pipeplan/1``.
+        model: that is trained.
+        cluster: that it was planned for.
+        job: that it was planned for.
+        stages: in order.
+        microbatches: of an iteration.
+        orders: what each device runs, by its name: operations such as ``2F0`` (stage 2, forward,
+            microbatch 0) with spaces between; F forward, B backward, I and W its two halves
+            (input and weight gradient).
+        ranks: the device of each rank of the executor.
+        sync: how replicas agree.
+        predicted: the simulator's figures.
+        provenance: what made the plan.
+    """
 
     format: Literal["pipeplan/1"] = "pipeplan/1"
     model: PlannedModel

@@ -82,7 +82,10 @@ class SweptPoint(Record):
     """What was found at a point: a plan, or why there is none.
 
     Attributes:
-        cluster, devices, samples_per_microbatch, microbatches: of the :class:`Point`.
+        cluster: label of one.
+        devices: how many of its devices a plan may use.
+        samples_per_microbatch: size of a microbatch.
+        microbatches: of an iteration.
         plan: its plan's file; null if there is none.
         iteration_time_s: of the plan.
         lower_bound_s: no plan on the chosen devices takes less, of the space that the plan names.
@@ -127,8 +130,10 @@ class SweepIndex(Record):
     """What a folder of a sweep holds.
 
     Attributes:
+        format: ``pipeplan-sweep/1``.
         model: name of the graph.
         factory: that builds it; null if the graph was read.
+        arguments: keyword arguments of the factory.
         graphs: digests of the layer graphs, by samples of a microbatch.
         clusters: digests of the clusters without their prices, by label.
         job: as given; the fields :data:`SWEPT_JOB_FIELDS` say nothing.

@@ -49,6 +49,7 @@ class SyncTrace(Record):
     """What a run measured, or a simulation foretells.
 
     Attributes:
+        format: ``pipeplan-sync-trace/1``.
         sync: strategy and options.
         pipelines_per_node: that share a node; workers are numbered node by node.
         parameter_bytes: that a place synchronises, by key.

@@ -19,10 +19,14 @@ EfficiencyClass = Literal["product", "convolution", "attention", "memory"]
 class Work(Record):
     """Equal operations of one phase of a layer, for one microbatch.
 
-    ``flops`` and ``traffic_bytes`` are of all ``operations`` together; a multiply-add counts as
-    two, and causal attention counts as if nothing were masked, as published formulas do. Class
-    ``memory`` is everything without products: such operations may stand in one row even where
-    their traffic differs.
+    Attributes:
+        phase: of the layer.
+        operation_class: which efficiency holds. Class ``memory`` is everything without products:
+            such operations may stand in one row even where their traffic differs.
+        operations: how many.
+        flops: of all of them; a multiply-add counts as two, and causal attention counts as if
+            nothing were masked, as published formulas do.
+        traffic_bytes: what all of them read and write.
     """
 
     phase: Phase

@@ -18,6 +18,7 @@ from planner.cli.presets import presets
 from planner.cli.profile import profile
 from planner.cli.report import report
 from planner.cli.schedule import schedule
+from planner.cli.schema import schema
 from planner.cli.simulate import simulate
 from planner.cli.sweep import sweep
 from planner.cli.trace import trace
@@ -72,6 +73,7 @@ COMMANDS = (
     report,
     export,
     presets,
+    schema,
 )
 for command in COMMANDS:
     app.command()(command)

@@ -25,5 +25,7 @@ SetOption = Annotated[
     ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="of the solver")]
-WorkersOption = Annotated[int, typer.Option("--workers", help="solver threads")]
+WorkersOption = Annotated[
+    int, typer.Option("--workers", show_default="one a core, up to 8", help="solver threads")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]

@@ -1,11 +1,11 @@
 """Training from a script of the user's: the README's, as it stands there."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from documents import snippets
 from executor_plans import scheduled, zoo_pipeline
 from launch import ROOT, environment, torchrun
 
@@ -13,8 +13,8 @@ from planner.artifacts.measured import MeasuredTimeline
 
 
 def readme_script() -> str:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (script,) = [block for block in blocks if "from executor import train" in block]
+    found = snippets(ROOT / "README.md", "python")
+    (script,) = [text for text in found if "from executor import train" in text]
     return script
 
 

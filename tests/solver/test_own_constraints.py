@@ -1,11 +1,11 @@
 """Constraints of users on the partition model, as the documentation shows them."""
 
-import re
 from pathlib import Path
 
 import pytest
 from brute_force import all_partitions
 from builders import ROOT
+from documents import snippets
 from tiny_problems import tiny_problem
 
 from planner import PipeplanError, search_partition, solve
@@ -46,10 +46,10 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("files")
 def test_every_snippet_of_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    snippets = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    assert len(snippets) >= 7
+    found = snippets(DOCUMENT, "python")
+    assert len(found) >= 7
     names: dict[str, object] = {}
-    for snippet in snippets:
+    for snippet in found:
         exec(compile(snippet, str(DOCUMENT), "exec"), names)  # noqa: S102 - our own document.
     assert "optimal" in capsys.readouterr().out
 

@@ -1,0 +1,148 @@
+"""The page of all files and their fields, from the records' JSON Schemas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from executor.train_schema import TRAIN
+from planner.artifacts.field_docs import unit_of
+from planner.artifacts.schemas import ARTIFACTS, json_schema
+
+KINDS = {
+    kind: {**ARTIFACTS, "train": TRAIN}[kind]
+    for kind in ("job", "cluster", "train", "graph", "plan", "costs", "sweep", "sync-trace")
+}
+"""What people write first."""
+HEAD = ("| field | type | unit | default | |", "|---|---|---|---|---|")
+ANY = "JsonValue"
+"""Pydantic's name for any value of JSON."""
+INTRODUCTION = """# Files and their fields
+
+This page is made from the records that read and write the files. Unknown fields are refused, and
+so are values of another type or out of range; the message names the field. `pipeplan schema KIND`
+prints the same as a JSON Schema, see [Editors](editors.md).
+
+"table" is a TOML table or a JSON object, "list" an array. A field without a default has to be
+there. Bytes are bytes; GiB are 2^30 of them, GB are 10^9.
+
+A measured timeline (`pipeplan-timeline/1`, of `--timeline`) is a Chrome trace and not for editing.
+"""
+
+
+def artifact_page() -> str:
+    """The page as Markdown."""
+    parts, seen = [INTRODUCTION], set[str]()
+    for kind, artifact in KINDS.items():
+        schema = json_schema(artifact)
+        name = artifact.record.__name__
+        title = artifact.title.removeprefix("Pipeplan ")
+        seen.add(name)
+        parts += [f"## {title[0].upper()}{title[1:]} {{ #{name.lower()} }}\n"]
+        parts += [f"`{artifact.format}`; schema: `pipeplan schema {kind}`.\n"]
+        parts += _record(schema)
+        for other, definition in _by_use(schema):
+            if other not in seen:
+                seen.add(other)
+                parts += ["", f"### {other} {{ #{other.lower()} }}\n", *_record(definition)]
+        parts += [""]
+    return "\n".join(parts) + "\n"
+
+
+def _by_use(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Records of a schema in the order in which a reader meets them."""
+    definitions, met = schema.get("$defs", {}), dict[str, None]()
+    waiting = [schema["properties"]]
+    while waiting:
+        for name in _references(waiting.pop(0)):
+            if name not in met:
+                met[name] = None
+                waiting.append(definitions[name])
+    return ((name, definitions[name]) for name in met if name != ANY)
+
+
+def _references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        if "$ref" in schema:
+            yield schema["$ref"].rpartition("/")[2]
+        for value in schema.values():
+            yield from _references(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from _references(value)
+
+
+def _record(schema: dict[str, Any]) -> list[str]:
+    lines = [schema["description"], "", *HEAD]
+    for name, field in schema["properties"].items():
+        if name != "$schema":
+            lines.append(_row(name, field, name in schema.get("required", ())))
+    return lines
+
+
+def _row(name: str, field: dict[str, Any], is_required: bool) -> str:
+    unit = unit_of(name)
+    meaning = field["description"].removesuffix(f" Unit: {unit}.")
+    default = "*required*" if is_required else _default(field)
+    cells = (f"`{name}`", type_text(field), unit, default, meaning)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _default(field: dict[str, Any]) -> str:
+    if "default" not in field:
+        return "empty"  # A table, which pydantic makes anew each time.
+    value = field["default"]
+    return "empty" if value in ([], {}) else f"`{json.dumps(value)}`"
+
+
+def type_text(field: dict[str, Any]) -> str:
+    """A field's type and range in words."""
+    if "$ref" in field:
+        name = field["$ref"].rpartition("/")[2]
+        return "any value" if name == ANY else f"[{name}](#{name.lower()})"
+    if "const" in field:
+        return f"`{json.dumps(field['const'])}`"
+    if "enum" in field:
+        return ", ".join(f"`{json.dumps(value)}`" for value in field["enum"])
+    if {"type": "string"} in field.get("anyOf", ()) and len(field["anyOf"]) > 3:
+        return "text, number, true or false, null, or a list of these"
+    if "anyOf" in field:
+        return " or ".join(dict.fromkeys(type_text(option) for option in field["anyOf"]))
+    kind = field.get("type")
+    if kind == "array":
+        return _list_text(field)
+    if kind == "object":
+        values = field.get("additionalProperties", True)
+        return "table" if values in (True, {}) else f"table of {type_text(values)}"
+    words = {"integer": "integer", "number": "number", "boolean": "true or false", "null": "null"}
+    if kind in words:
+        return words[kind] + _range(field)
+    if kind == "string" or "pattern" in field:
+        return "text" + _text_range(field)
+    return "any value"
+
+
+def _list_text(field: dict[str, Any]) -> str:
+    if "prefixItems" in field:
+        return "list of " + ", ".join(type_text(item) for item in field["prefixItems"])
+    least = f", at least {field['minItems']}" if field.get("minItems") else ""
+    return f"list of {type_text(field['items'])}{least}"
+
+
+def _range(field: dict[str, Any]) -> str:
+    marks = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    limits = [f"{mark} {_number(field[key])}" for key, mark in marks.items() if key in field]
+    return " " + ", ".join(limits) if limits else ""
+
+
+def _number(value: float) -> str:
+    if isinstance(value, int) and value >= 2**20 and value & (value - 1) == 0:
+        return f"2^{value.bit_length() - 1}"
+    return f"{value:g}"
+
+
+def _text_range(field: dict[str, Any]) -> str:
+    if field.get("pattern") == "^[^:]+:[^:]+$":
+        return " such as `module:name`"
+    return f" matching `{field['pattern']}`" if "pattern" in field else ""

@@ -1,0 +1,37 @@
+"""What MkDocs calls: pages that are made, pages from elsewhere in the repository, and links."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from artifact_pages import artifact_page
+from command_pages import command_page
+from mkdocs.structure.files import File, Files
+from repository_links import site_links
+
+ROOT = Path(__file__).parents[2]
+MADE = {"commands.md": command_page, "artifacts.md": artifact_page}
+ELSEWHERE = ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/*.md")
+
+
+def on_files(files: Files, *, config: Any) -> Files:
+    """Add the pages that do not lie in docs/."""
+    for name, make in MADE.items():
+        files.append(File.generated(config, name, content=make()))
+    for pattern in ELSEWHERE:
+        for path in sorted(ROOT.glob(pattern)):
+            name = path.relative_to(ROOT).as_posix()
+            files.append(File.generated(config, name, abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
+    """Turn a page's links."""
+    published = {_source(file.src_uri): file.src_uri for file in files.documentation_pages()}
+    return site_links(markdown, _source(page.file.src_uri), published)
+
+
+def _source(uri: str) -> str:
+    """The path in the repository of a page of the site."""
+    return uri if (ROOT / uri).is_file() else f"docs/{uri}"

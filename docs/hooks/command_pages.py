@@ -1,0 +1,120 @@
+"""The page of all commands and options, from the programs' own parsers."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_args
+
+import typer.main
+
+from executor.command_line import parser as executor_parser
+from executor.coordinator.__main__ import parser as coordinator_parser
+from executor.measure_links.options import parser as links_parser
+from executor.profiling.__main__ import parser as profiling_parser
+from planner.cli import app
+
+Row = tuple[str, str, str, str]
+"""Option, value, default and meaning."""
+INTRODUCTION = """# Commands and options
+
+This page is made from the commands themselves. `pipeplan COMMAND --help` says the same. A value in
+capitals is to be filled in; *required* stands where there is no default. What exit statuses mean,
+and what `--json` prints, is on [a page of its own](cli_conventions.md).
+"""
+PROFILE_NOTE = "Its options are those of `python -m executor.profiling`, which it starts."
+
+
+def command_page() -> str:
+    """The page as Markdown."""
+    group = typer.main.get_command(app)
+    parts = [INTRODUCTION, "## pipeplan\n", *_table(map(_typer_row, group.params))]
+    for name, command in group.commands.items():
+        parts += ["", f"## pipeplan {name}\n", inspect.cleandoc(command.help or ""), ""]
+        if name == "profile":
+            parts += [PROFILE_NOTE, "", *_parser_parts(profiling_parser())]
+        else:
+            parts += [*_usage(f"pipeplan {name}", command.params)]
+            parts += _table(map(_typer_row, command.params))
+    for title, parser in _programs():
+        parts += ["", f"## {title}\n", (parser.description or "").replace("``", "`"), ""]
+        usage = parser.format_usage().removeprefix("usage: ").split(" [-h]")[0]
+        parts += [f"Usage: `{usage}` and options.", "", *_parser_parts(parser)]
+    return "\n".join(parts) + "\n"
+
+
+def _programs() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    yield "python -m executor", executor_parser()
+    yield "python -m executor.coordinator", coordinator_parser()
+    yield "python -m executor.measure_links", links_parser()
+
+
+def _usage(name: str, params: Iterable[Any]) -> list[str]:
+    words = [_argument(param) for param in params if param.param_type_name == "argument"]
+    return [f"Usage: `{' '.join([name, *words, '[OPTIONS]'])}`", ""]
+
+
+def _argument(param: Any) -> str:
+    word = param.metavar or param.name.upper()
+    return word if param.required else f"[{word}]"
+
+
+def _typer_row(param: Any) -> Row:
+    if param.param_type_name == "argument":
+        return _argument(param), "", "*required*" if param.required else "", param.help or ""
+    names = ", ".join(f"`{name}`" for name in [*param.opts, *param.secondary_opts])
+    again = " (may be repeated)" if param.multiple else ""
+    return names, _value(param) + again, _default(param), param.help or ""
+
+
+def _value(param: Any) -> str:
+    if param.is_flag:
+        return ""
+    kind = param.type_descriptor.annotation
+    kind = (get_args(kind) or (kind,))[0]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return ", ".join(f"`{member.value}`" for member in kind)
+    words = {Path: "FILE", int: "NUMBER", float: "NUMBER", str: "TEXT"}
+    return f"`{param.metavar or words[kind]}`"
+
+
+def _default(param: Any) -> str:
+    if param.required:
+        return "*required*"
+    if isinstance(param.show_default, str):
+        return param.show_default
+    if param.is_flag or param.default is None:
+        return ""
+    value = param.default.value if isinstance(param.default, Enum) else param.default
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def _parser_parts(parser: argparse.ArgumentParser) -> list[str]:
+    return _table(_parser_row(action) for action in parser._actions if action.dest != "help")
+
+
+def _parser_row(action: argparse.Action) -> Row:
+    if not action.option_strings:
+        return action.dest.upper(), "", "*required*", action.help or ""
+    names = ", ".join(f"`{name}`" for name in action.option_strings)
+    value = ""
+    if action.choices is not None:
+        value = ", ".join(f"`{choice}`" for choice in action.choices)
+    elif action.nargs != 0:
+        value = f"`{action.metavar or action.dest.upper()}`"
+    # Their help tells defaults in words, since some depend on the machine.
+    return names, value, "*required*" if action.required else "", action.help or ""
+
+
+def _table(rows: Iterable[Row]) -> list[str]:
+    lines = ["| | value | default | |", "|---|---|---|---|"]
+    for row in rows:
+        lines.append("| " + " | ".join(_cell(text) for text in row) + " |")
+    return lines
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

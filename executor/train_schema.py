@@ -1,0 +1,17 @@
+"""The JSON Schema of training files: ``python -m executor.train_schema``."""
+
+from __future__ import annotations
+
+from executor.config import TrainingConfig
+from planner.artifacts.schemas import Artifact, schema_text
+
+TRAIN = Artifact("Pipeplan training file", TrainingConfig)
+
+
+def main() -> None:
+    """Print it."""
+    print(schema_text(TRAIN), end="")
+
+
+if __name__ == "__main__":
+    main()

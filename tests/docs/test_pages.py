@@ -1,0 +1,51 @@
+"""Every snippet of the pages is run by some test, or says why not."""
+
+import ast
+import tomllib
+
+import pytest
+from builders import ROOT
+from documents import Block, blocks
+from page_groups import DOCS, ELSEWHERE, GROUPS, MOST_NOT_RUN, REASONS, steps
+
+PAGES = sorted(path.name for path in DOCS.glob("*.md"))
+
+
+def not_run() -> list[Block]:
+    return [block for page in PAGES for block in steps(page) if block.not_run is not None]
+
+
+def test_every_page_with_snippets_is_run_by_one_test() -> None:
+    run = [page for pages in GROUPS.values() for page in pages] + list(ELSEWHERE)
+    assert len(run) == len(set(run))
+    left = {page for page in PAGES if any(block.not_run is None for block in steps(page))}
+    assert left <= set(run), "add the page to tests/docs/page_groups.py, or mark its blocks"
+    assert all(steps(page) for page in run)
+
+
+def test_pages_run_elsewhere_are_named_there() -> None:
+    for page, test in ELSEWHERE.items():
+        assert f'"{page}"' in (ROOT / test).read_text()
+
+
+def test_few_blocks_are_not_run_and_each_says_why() -> None:
+    for block in not_run():
+        assert block.not_run is not None
+        assert block.not_run.startswith(REASONS), f"{block.page}, line {block.line}"
+    assert len(not_run()) <= MOST_NOT_RUN, [f"{b.page}:{b.line} {b.not_run}" for b in not_run()]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_is_not_run_is_well_formed_at_least(page: str) -> None:
+    for block in blocks(DOCS / page):
+        if block.language == "toml":
+            tomllib.loads(block.text)
+        if block.language == "python":
+            ast.parse(block.text)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_fence_of_a_page_is_read(page: str) -> None:
+    """A fence that the tests do not understand would hide a snippet."""
+    fences = [line for line in (DOCS / page).read_text().splitlines() if line.startswith("```")]
+    assert len(fences) == 2 * len(blocks(DOCS / page))

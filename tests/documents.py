@@ -1,0 +1,119 @@
+"""Snippets of the documents: what they are, and running a page's as a reader would."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from builders import ROOT
+
+_BLOCK = re.compile(
+    r"(?:^<!-- not run: (?P<reason>.+?) -->\n\n?)?"
+    r'^```(?P<language>\w*)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$',
+    re.DOTALL | re.MULTILINE,
+)
+_NAME_LINE = re.compile(r"# (\S+\.\w+)\n")
+PROGRAMS = {"pipeplan": "planner.cli", "torchrun": "torch.distributed.run"}
+MOST_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page.
+
+    Attributes:
+        page: its name.
+        language: after the fence, perhaps empty.
+        title: the file it shows; None for none.
+        text: between the fences.
+        not_run: why it is not run; None if it is.
+        line: in the page, from 1.
+    """
+
+    page: str
+    language: str
+    title: str | None
+    text: str
+    not_run: str | None
+    line: int
+
+    @property
+    def is_step(self) -> bool:
+        """Whether a reader runs it, or writes it to a file."""
+        return self.title is not None or self.language in ("sh", "python")
+
+
+def blocks(page: Path) -> list[Block]:
+    """All blocks of a page; one whose first line is ``# NAME.SUFFIX`` shows that file."""
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for match in _BLOCK.finditer(text):
+        named = _NAME_LINE.match(match["text"]) if match["language"] in ("toml", "python") else None
+        title = match["title"] or (named[1] if named else None)
+        line = text.count("\n", 0, match.start("language")) + 1
+        row = (match["language"], title, match["text"], match["reason"], line)
+        found.append(Block(page.name, *row))
+    return found
+
+
+def snippets(page: Path, language: str) -> list[str]:
+    """The texts of a page's blocks in one language."""
+    return [block.text for block in blocks(page) if block.language == language]
+
+
+def run_page(page: Path, folder: Path) -> list[str]:
+    """Do what a page says, block by block, in an empty folder beside the examples.
+
+    Returns:
+        What each block that ran printed.
+
+    Raises:
+        AssertionError: naming the page, the line and what the block printed, where one fails.
+    """
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    environment = _environment(folder)
+    printed = []
+    for block in blocks(page):
+        if not block.is_step or block.not_run is not None:
+            continue
+        if block.title is not None:
+            (folder / block.title).write_text(block.text, encoding="utf-8")
+            continue
+        command = ["bash", "-euo", "pipefail", "-c", block.text]
+        if block.language == "python":
+            command = [sys.executable, "-c", block.text]
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=MOST_SECONDS,
+        )
+        where = f"{page.name}, line {block.line}"
+        assert done.returncode == 0, f"{where}: status {done.returncode}\n{done.stdout[-6000:]}"
+        printed.append(done.stdout)
+    return printed
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """One in which the programs are those of this checkout, installed or not."""
+    programs = folder / ".programs"
+    programs.mkdir()
+    here = shlex.quote(sys.executable)
+    for name, words in {**{k: f"-m {v}" for k, v in PROGRAMS.items()}, "python": ""}.items():
+        script = programs / name
+        script.write_text(f'#!/bin/sh\nexec {here} {words} "$@"\n')
+        script.chmod(0o755)
+    return {
+        **os.environ,
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
+        "OMP_NUM_THREADS": "1",
+    }
