@@ -82,7 +82,9 @@ def _stack_problems(found: Sequence[Block]) -> list[str]:
             "no layer lies in a numbered module such as h.0; one stack of blocks (a ModuleList) is "
             "needed, divide the layers by names instead"
         ]
-    stacks = ", ".join(f"{stem or 'the model itself'} ({len(row)})" for stem, row in members.items())
+    stacks = ", ".join(
+        f"{stem or 'the model itself'} ({len(row)})" for stem, row in members.items()
+    )
     pair = {part for stem in members for part in ("encoder", "decoder") if part in stem.split(".")}
     kind = "an encoder and a decoder" if len(pair) > 1 else f"{len(members)} stacks of blocks"
     return [f"it has {kind}: {stacks}; one stack is expected, divide the layers by names instead"]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from planner.artifacts.names import compress_devices
+from planner.artifacts.operations import Operation
 from planner.artifacts.plan import Plan
 from planner.costs.placement import StageSpec, place
 from planner.errors import shorten
@@ -106,9 +107,9 @@ def _order_note(plan: Plan, form: MegatronForm, theirs: Timeline) -> str:
     """What it costs that Megatron has an order of its own."""
     name = "interleaved 1F1B" if form.is_interleaved else "1F1B"
     ours = replay(plan)
-    if _order_of(ours) == _order_of(theirs):
-        return f"Megatron runs the plan's own order, {name}"
     before_s, after_s = ours.iteration_time_s, theirs.iteration_time_s
+    if _order_of(ours) == _order_of(theirs) and abs(after_s - before_s) <= 1e-9 * before_s:
+        return f"Megatron runs the plan's own order, {name}"
     change = f" ({after_s / before_s - 1:+.1%})" if before_s else ""
     return (
         f"Megatron runs {name} in place of this order: {format_seconds(after_s)} predicted in "
@@ -116,11 +117,11 @@ def _order_note(plan: Plan, form: MegatronForm, theirs: Timeline) -> str:
     )
 
 
-def _order_of(timeline: Timeline) -> dict[str, list[tuple[int, str, int]]]:
+def _order_of(timeline: Timeline) -> dict[str, list[Operation]]:
     """What ran on each device, in order."""
-    orders: dict[str, list[tuple[int, str, int]]] = {}
+    orders: dict[str, list[Operation]] = {}
     for event in timeline.operations:
-        orders.setdefault(event.device, []).append(tuple(event.operation))
+        orders.setdefault(event.device, []).append(event.operation)
     return orders
 
 
@@ -144,7 +145,7 @@ def _sync_notes(plan: Plan) -> Iterator[str]:
 
 
 def _node_notes(form: MegatronForm) -> Iterator[str]:
-    """torchrun numbers the ranks of one node in a row."""
+    """A launcher such as torchrun numbers the ranks of one node in a row."""
     nodes = [node for node, _ in groupby(form.ranks, node_of)]
     if len(set(nodes)) < len(nodes):
         yield (
