@@ -93,7 +93,7 @@ def adopted(
     try:
         plan = plan_by_hand(pipeline, orders)
     except DeadlockError as error:
-        raise PipeplanError(f"{name}: {error}; correct the order of the device named") from None
+        raise PipeplanError(f"{name}: {error}; correct the order of one of them") from None
     solver = f"none: adopted with {name}"
     provenance = plan.provenance.model_copy(update={"solver": solver})
     return Adopted(plan.model_copy(update={"provenance": provenance}), name, lanes)

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 from planner.artifacts.blocks import BlockStack, block_stack
 from planner.artifacts.layer_graph import LayerGraph
+from planner.artifacts.names import compress_devices
 from planner.errors import PipeplanError, shorten
 from planner.importing.megatron_layout import parse_layout
 
@@ -78,11 +79,11 @@ def _by_names(graph: LayerGraph, stages: Sequence[Sequence[str]], source: str) -
     stage_of, problems = _named(graph, stages, source)
     problems += [f"{source}[{i}]: is empty; remove it" for i, row in enumerate(stages) if not row]
     unnamed = [name for name in graph.layers if name not in stage_of]
-    problems += [
-        f"{source}: layer {name!r}, which has parameters, is in no stage; add it to one"
-        for name in unnamed
-        if graph.layers[name].parameters
-    ]
+    lost = [name for name in unnamed if graph.layers[name].parameters]
+    if lost:
+        problems.append(
+            f"{source}: {compress_devices(lost)}: in no stage, and with parameters; add to one"
+        )
     if problems:
         raise PipeplanError(problems)
     for name in unnamed:

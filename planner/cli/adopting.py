@@ -183,7 +183,7 @@ def _show(found: Adopted, request: AdoptRequest, output: Path, too_large: list[s
     unused = len(plan.cluster.device_names) - len(plan.ranks)
     if unused:
         typer.echo(f"note: {plural(unused, 'device')} of the cluster hold no stage")
-    for line in too_large:
+    for line in (*too_large, *_megatron_notes(found, request)):
         typer.echo(f"note: {line}")
     typer.echo(
         f"{format_seconds(plan.predicted.iteration_time_s)} an iteration with {found.schedule}; no "
@@ -192,6 +192,17 @@ def _show(found: Adopted, request: AdoptRequest, output: Path, too_large: list[s
     typer.echo(f"wrote {output}")
     typer.echo(f"why it is not faster: pipeplan explain {output}")
     typer.echo(f"a better one: {_search_command(request, output)}")
+
+
+def _megatron_notes(found: Adopted, request: AdoptRequest) -> list[str]:
+    """Our interleaved 1F1B has rounds of any length, Megatron's has not."""
+    size, share = len(set(found.lanes[0])), found.plan.microbatches // len(found.lanes)
+    if request.layout is None or found.schedule != "interleaved-1f1b" or share % size == 0:
+        return []
+    return [
+        f"Megatron-LM interleaves only multiples of its {size} pipeline ranks, here are "
+        f"{plural(share, 'microbatch', 'es')} for each pipeline"
+    ]
 
 
 def _search_command(request: AdoptRequest, output: Path) -> str:

@@ -14,6 +14,7 @@ from planner.errors import PipeplanError
 from planner.importing.megatron_layout import render_layout
 from planner.schedule.equal_pipelines import share_of
 from planner.sync.lanes import lanes_of
+from planner.units import plural
 
 MOVE = "move the cut in the plan's stages and run `pipeplan simulate PLAN -o PLAN`"
 
@@ -174,7 +175,7 @@ def _place_problems(groups: Sequence[frozenset[str]], size: int) -> Iterator[str
     wrong = [i for i, group in enumerate(groups) if group != groups[i % size]]
     if wrong:
         first = wrong[0]
-        others = f" (and {len(wrong) - 1} more stages)" if len(wrong) > 1 else ""
+        others = f" (and {plural(len(wrong) - 1, 'stage')} more)" if len(wrong) > 1 else ""
         yield (
             f"stage {first} is on {_listed(groups[first])}{others}: Megatron puts stage i on "
             f"pipeline rank i % {size}, stage {first} where stage {first % size} is, on "
@@ -202,10 +203,11 @@ def _microbatch_problems(plan: Plan, size: int, replicas: int) -> Iterator[str]:
         yield from error.problems
         return
     if len(plan.stages) > size and share % size:
+        each = f", {share} for each of {replicas} pipelines" if replicas > 1 else ""
         yield (
-            f"job.microbatches: {plan.microbatches} are {share} for each pipeline, and interleaved "
-            f"1F1B goes in rounds of {size}, the pipeline ranks; set it to a multiple of "
-            f"{size * replicas} and plan again"
+            f"job.microbatches: {plan.microbatches}{each}: Megatron's interleaved 1F1B asks for a "
+            f"multiple of the {size} pipeline ranks; set it to a multiple of {size * replicas} and "
+            "plan again"
         )
 
 

@@ -72,9 +72,11 @@ class _Reader:
     def expanded(self) -> str:
         """All symbols and bars, repetitions written out."""
         found: list[str] = []
+        length = 0
         for piece in self._pieces():
             found.append(piece)
-            if sum(map(len, found)) > MOST_SYMBOLS:
+            length += len(piece)
+            if length > MOST_SYMBOLS:
                 raise self._wrong(f"more than {MOST_SYMBOLS:,} layers and bars; correct a number")
         return "".join(found)
 
