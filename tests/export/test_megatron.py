@@ -87,7 +87,7 @@ def test_ranks_count_replicas_before_stages() -> None:
 
 
 def test_the_loss_of_the_schedule_is_predicted() -> None:
-    """Two stages of 2.2 + 4.4 s and 2.3 + 4.6 s: one by one 4 * 13.5 s; 1F1B 2.2 + 4 * 6.9 + 4.4."""
+    """Stages of 2.2 + 4.4 s and 2.3 + 4.6 s: one by one 4 * 13.5 s, 1F1B 2.2 + 4 * 6.9 + 4.4 s."""
     plan = by_hand([("wte wpe h.0 h.1", "n0/gpu0"), ("h.2 h.3 ln_f lm_head loss", "n1/gpu0")])
     (note,) = export(plan).notes
     assert note == (

@@ -111,7 +111,7 @@ def test_what_is_wrong_is_named_by_position_and_remedy(
     "text", ["t*99999999999999", "(t*99999|)*99999", "t*99999" * 9, "(t)*9" * 9**5]
 )
 def test_a_layout_cannot_ask_for_endless_layers(text: str) -> None:
-    with pytest.raises(PipeplanError, match="too large a number|more than 100,000"):
+    with pytest.raises(PipeplanError, match=r"too large a number|more than 100,000"):
         parse_layout(text)
     assert MOST_SYMBOLS == 100_000
 
