@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from planner.artifacts.blocks import BlockStack, block_stack
 from planner.artifacts.layer_graph import LayerGraph
@@ -163,7 +163,21 @@ def _rank_problems(plan: Plan) -> list[str]:
             "set replication = false in the job"
         ]
     size = len(set(groups))
+    if len(frozenset[str]().union(*groups)) < size * sizes[0]:
+        return [*_overlap_problems(groups)]
     return [*_place_problems(groups, size)] or [*_microbatch_problems(plan, size, sizes[0])]
+
+
+def _overlap_problems(groups: Sequence[frozenset[str]]) -> Iterator[str]:
+    """Two pipeline ranks have no device in common."""
+    for (i, first), (j, second) in combinations(enumerate(groups), 2):
+        if first != second and first & second:
+            yield (
+                f"stage {i} is on {_listed(first)}, stage {j} on {_listed(second)}: replicas of a "
+                "pipeline rank hold the same stages; plan with `pipeplan plan … --sync "
+                "semi_decentralized`, whose pipelines keep to themselves"
+            )
+            return
 
 
 def _place_problems(groups: Sequence[frozenset[str]], size: int) -> Iterator[str]:

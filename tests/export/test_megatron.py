@@ -215,6 +215,14 @@ def test_ranks_of_different_numbers_of_stages_are_refused() -> None:
     assert "3 stages on 2 pipeline ranks" in why
 
 
+def test_replicas_with_different_companions_are_refused() -> None:
+    plan = by_hand(
+        [("wte wpe h.0 h.1", "n0/gpu0 n1/gpu0"), ("h.2 h.3 ln_f lm_head loss", "n1/gpu0 n2/gpu0")]
+    )
+    (why,) = reasons(plan)
+    assert "stage 0 is on n0/gpu0, n1/gpu0, stage 1 on n1/gpu0, n2/gpu0" in why
+
+
 def test_several_stages_on_one_rank_alone_are_refused() -> None:
     plan = by_hand([("wte wpe h.0 h.1", "n0/gpu0"), ("h.2 h.3 ln_f lm_head loss", "n0/gpu0")])
     (why,) = reasons(plan)
