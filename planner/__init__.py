@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from planner.adopting.adopt import adopt
     from planner.artifacts.cluster import Cluster
     from planner.artifacts.job import Job
     from planner.artifacts.layer_graph import LayerGraph
@@ -44,6 +45,7 @@ _HOME = {
     "Plan": ("planner.artifacts.plan", "Plan"),
     "Problem": ("planner.artifacts.problem", "Problem"),
     "Result": ("planner.result", "Result"),
+    "adopt": ("planner.adopting.adopt", "adopt"),
     "calibrate": ("planner.calibration.calibrate", "calibrate"),
     "choose_sync": ("planner.sync.choice", "choose"),
     "compare": ("planner.comparison", "compare"),
@@ -73,6 +75,7 @@ __all__ = [
     "Plan",
     "Problem",
     "Result",
+    "adopt",
     "calibrate",
     "choose_sync",
     "compare",

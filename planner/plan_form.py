@@ -96,7 +96,8 @@ def _stage_devices(plan: Plan) -> Iterator[str]:
         if len(positions) > job.max_stages_per_device:
             yield (
                 f"stages[{positions[0]}].devices: device {device!r} holds "
-                f"{len(positions)} stages, job.max_stages_per_device is {job.max_stages_per_device}"
+                f"{len(positions)} stages, job.max_stages_per_device is "
+                f"{job.max_stages_per_device}; move stages or raise job.max_stages_per_device"
             )
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from planner.cli.adopt import adopt
 from planner.cli.calibrate import calibrate
 from planner.cli.compare import compare
 from planner.cli.explain import explain
@@ -62,6 +63,7 @@ app.command(
 COMMANDS = (
     trace,
     plan,
+    adopt,
     schedule,
     compare,
     sweep,

@@ -105,11 +105,15 @@ def _require_possible(request: PlanRequest, settings: SearchSettings, output: Pa
             f"robust: it compares plans whose pipelines run in step, which {request.sync} does "
             "not; leave --robust out"
         )
-    _keep_inputs(output, request.inputs)
+    keep_inputs(output, request.inputs)
 
 
-def _keep_inputs(output: Path, inputs: list[Path]) -> None:
-    """Refuse to write the plan over one of the files it is made from."""
+def keep_inputs(output: Path, inputs: list[Path]) -> None:
+    """Refuse to write the plan over one of the files it is made from.
+
+    Raises:
+        PipeplanError: naming the file.
+    """
     for path in inputs:
         if path.exists() and output.exists() and path.samefile(output):
             raise PipeplanError(

@@ -1,0 +1,155 @@
+"""Megatron-LM: a pipeline layout and its flags, and what its own schedule costs.
+
+Megatron-LM takes stages, not orders: it runs 1F1B, or interleaved 1F1B where a rank holds several
+stages. Its ranks count data-parallel neighbours first, then pipeline ranks (its default order
+``tp-cp-ep-dp-pp``, without tensor, context and expert parallelism here).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from planner.artifacts.names import compress_devices
+from planner.artifacts.operations import Operation
+from planner.artifacts.plan import Plan
+from planner.costs.placement import StageSpec, place
+from planner.errors import shorten
+from planner.export.exported import Exported
+from planner.export.megatron_form import MegatronForm, megatron_form
+from planner.export.megatron_recompute import Recomputed, recomputed
+from planner.importing.megatron_layout import render_layout
+from planner.schedule.classics import WHOLE
+from planner.schedule.equal_pipelines import orders_of_pipelines
+from planner.simulator import Timeline, simulate
+from planner.sync.lanes import node_of
+from planner.sync.strategies import TOGETHER
+from planner.units import format_bytes, format_seconds
+from planner.verifier import replay
+
+FILE = "megatron.sh"
+
+
+def export(plan: Plan) -> Exported:
+    """The layout of a plan's stages, with the flags that belong to it.
+
+    Args:
+        plan: verified.
+
+    Raises:
+        PipeplanError: with every reason why Megatron-LM cannot run its stages.
+    """
+    form = megatron_form(plan)
+    again = recomputed(plan, form.stack)
+    theirs = _as_megatron_runs_it(plan, form, again)
+    notes = (
+        _order_note(plan, form, theirs),
+        *again.notes,
+        *_memory_notes(theirs),
+        *_sync_notes(plan),
+        *_node_notes(form),
+    )
+    return Exported({FILE: _script(plan, form, again)}, _use(form), notes)
+
+
+def _script(plan: Plan, form: MegatronForm, again: Recomputed) -> str:
+    flags = "".join(f"    {flag}\n" for flag in (*_flags(plan, form), *again.flags))
+    ranks = "".join(f"#   rank {i}: {device}\n" for i, device in enumerate(form.ranks))
+    return (
+        f"# {shorten(plan.model.name)} on {shorten(plan.cluster.name)}, written by Pipeplan for "
+        "Megatron-LM.\n"
+        "# Source this in the script that starts Megatron-LM and add these arguments to its own:\n"
+        '#   torchrun … pretrain_gpt.py "${PIPEPLAN_ARGS[@]}" …\n'
+        "# The plan's devices, in Megatron's order of ranks (tp-cp-ep-dp-pp):\n"
+        f"{ranks}"
+        f"PIPEPLAN_ARGS=(\n{flags})\n"
+    )
+
+
+def _flags(plan: Plan, form: MegatronForm) -> tuple[str, ...]:
+    samples = plan.job.samples_per_microbatch
+    return (
+        f"--num-layers {len(form.stack.blocks)}",
+        f"--pipeline-model-parallel-size {form.pipeline_size}",
+        f'--pipeline-model-parallel-layout "{render_layout(form.stages)}"',
+        f"--micro-batch-size {samples}",
+        f"--global-batch-size {samples * plan.microbatches}",
+    )
+
+
+def _use(form: MegatronForm) -> tuple[str, ...]:
+    pipelines = len(form.lanes)
+    data = f" (pipeline {form.pipeline_size} x data {pipelines})" if pipelines > 1 else ""
+    return (
+        f"in the script that starts Megatron-LM on {len(form.ranks)} ranks{data}: "
+        f'source {FILE}, then add "${{PIPEPLAN_ARGS[@]}}" to its arguments',
+        "model, sequence length, precision, optimizer and data stay arguments of your own; leave "
+        "other flags of the pipeline's division out",
+    )
+
+
+def _as_megatron_runs_it(plan: Plan, form: MegatronForm, again: Recomputed) -> Timeline:
+    """The same stages in Megatron's own order."""
+    specs = [
+        StageSpec(stage.layers, form.devices_of(stage.index), row)
+        for stage, row in zip(plan.stages, again.layers, strict=True)
+    ]
+    pipeline = place(plan.problem, specs)
+    by_stage = [form.devices_of(stage.index) for stage in plan.stages]
+    generator = WHOLE["interleaved 1f1b" if form.is_interleaved else "1f1b"]
+    return simulate(
+        pipeline,
+        orders_of_pipelines(pipeline, list(zip(*by_stage, strict=True)), generator),
+    )
+
+
+def _order_note(plan: Plan, form: MegatronForm, theirs: Timeline) -> str:
+    """What it costs that Megatron has an order of its own."""
+    name = "interleaved 1F1B" if form.is_interleaved else "1F1B"
+    ours = replay(plan)
+    before_s, after_s = ours.iteration_time_s, theirs.iteration_time_s
+    if _order_of(ours) == _order_of(theirs) and abs(after_s - before_s) <= 1e-9 * before_s:
+        return f"Megatron runs the plan's own order, {name}"
+    change = f" ({after_s / before_s - 1:+.1%})" if before_s else ""
+    return (
+        f"Megatron runs {name} in place of this order: {format_seconds(after_s)} predicted in "
+        f"place of {format_seconds(before_s)}{change}"
+    )
+
+
+def _order_of(timeline: Timeline) -> dict[str, list[Operation]]:
+    """What ran on each device, in order."""
+    orders: dict[str, list[Operation]] = {}
+    for event in timeline.operations:
+        orders.setdefault(event.device, []).append(event.operation)
+    return orders
+
+
+def _memory_notes(theirs: Timeline) -> Iterator[str]:
+    for device, peak in theirs.peak_memory_bytes.items():
+        capacity = theirs.pipeline.capacity_bytes(device)
+        if peak > capacity:
+            yield (
+                f"Megatron's order holds {format_bytes(peak)} on {device}, which has "
+                f"{format_bytes(capacity)}: expect it to run out of memory; recompute more, use "
+                "smaller microbatches, or shard the optimizer (--use-distributed-optimizer)"
+            )
+
+
+def _sync_notes(plan: Plan) -> Iterator[str]:
+    if plan.sync.strategy not in TOGETHER:
+        yield (
+            f"Megatron reduces gradients over all replicas in step; {plan.sync.strategy} is left "
+            "behind"
+        )
+
+
+def _node_notes(form: MegatronForm) -> Iterator[str]:
+    """A launcher such as torchrun numbers the ranks of one node in a row."""
+    nodes = [node for node, _ in groupby(form.ranks, node_of)]
+    if len(set(nodes)) < len(nodes):
+        yield (
+            f"ranks in Megatron's order are on {compress_devices(form.ranks)}: nodes do not follow "
+            "each other, so give each rank its device with a launcher that can (a rankfile, or "
+            "one torchrun a device)"
+        )

@@ -1,0 +1,294 @@
+"""Plans as Megatron-LM layouts: read back they are the same stages, and what is lost is told."""
+
+import re
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers_by_hand import machines, problem, transformer
+
+from planner import PipeplanError, Plan, adopt
+from planner.adopting.division import divide
+from planner.artifacts.operations import format_order
+from planner.artifacts.plan import Sync
+from planner.assemble import plan_by_hand, refresh
+from planner.costs.placement import StageSpec, place
+from planner.export.exported import Exported
+from planner.export.megatron import export
+from planner.importing.megatron_layout import render_layout
+from planner.schedule.assignment import balanced_assignment
+from planner.schedule.classics import one_by_one
+
+
+def flags(exported: Exported) -> dict[str, str]:
+    """Flags and their values, as a shell reads them."""
+    (inside,) = re.findall(
+        r"^PIPEPLAN_ARGS=\(\n(.*?)^\)$", exported.files["megatron.sh"], re.S | re.M
+    )
+    words = shlex.split(inside)
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def by_hand(stages: list[tuple], blocks: int = 4, **job: object) -> Plan:
+    """Stages on devices ``n0/gpu0`` …, one microbatch after the other."""
+    specs = [StageSpec(tuple(names.split()), tuple(held.split())) for names, held in stages]
+    told = problem(transformer(blocks), machines(4), **job)
+    pipeline = place(told, specs)
+    return plan_by_hand(pipeline, one_by_one(pipeline, balanced_assignment(pipeline)))
+
+
+def reasons(plan: Plan) -> list[str]:
+    with pytest.raises(PipeplanError) as caught:
+        export(plan)
+    return list(caught.value.problems)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[list[str], int, int]:
+    """Symbols of stages, pipeline ranks and replicas."""
+    size, chunks = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    count = size * (chunks if size > 1 else 1)
+    rows = ["t" * draw(st.integers(1, 3)) for _ in range(count)]
+    return (
+        ["E" + rows[0], *rows[1:-1], rows[-1] + "L"] if count > 1 else ["EtL"],
+        size,
+        draw(st.integers(1, 2)),
+    )
+
+
+@given(layouts())
+def test_a_layout_comes_back_as_it_went_in(told: tuple[list[str], int, int]) -> None:
+    stages, size, replicas = told
+    blocks = "".join(stages).count("t")
+    the_problem = problem(
+        transformer(blocks), machines(3, 2), microbatches=6 * replicas, samples_per_microbatch=1
+    )
+    plan = adopt(the_problem, render_layout(stages), pipeline_size=size, replicas=replicas)
+    exported = export(plan)
+    found = flags(exported)
+    layout = found["--pipeline-model-parallel-layout"]
+    assert layout == render_layout(stages)
+    assert divide(the_problem.graph, layout) == tuple(stage.layers for stage in plan.stages)
+    assert found["--pipeline-model-parallel-size"] == str(size)
+    assert found["--num-layers"] == str(blocks)
+    assert found["--micro-batch-size"] == "1"
+    assert found["--global-batch-size"] == str(6 * replicas)
+    (note,) = exported.notes
+    assert note.startswith("Megatron runs the plan's own order, ")
+    assert ("interleaved" in note) == (len(stages) > size)
+
+
+def test_ranks_count_replicas_before_stages() -> None:
+    plan = adopt(problem(transformer(2), machines(2, 2)), "Et|tL", replicas=2)
+    script = export(plan).files["megatron.sh"]
+    found = re.findall(r"^#   rank (\d): (\S+)$", script, re.M)
+    assert found == [("0", "n0/gpu0"), ("1", "n0/gpu1"), ("2", "n1/gpu0"), ("3", "n1/gpu1")]
+
+
+def test_the_loss_of_the_schedule_is_predicted() -> None:
+    """Stages of 2.2 + 4.4 s and 2.3 + 4.6 s: one by one 4 * 13.5 s, 1F1B 2.2 + 4 * 6.9 + 4.4 s."""
+    plan = by_hand([("wte wpe h.0 h.1", "n0/gpu0"), ("h.2 h.3 ln_f lm_head loss", "n1/gpu0")])
+    (note,) = export(plan).notes
+    assert note == (
+        "Megatron runs 1F1B in place of this order: 34.2 s predicted in place of 54 s (-36.7%)"
+    )
+
+
+def test_the_cost_is_that_of_the_plan_adopted_with_megatrons_schedule() -> None:
+    told = problem(transformer(4), machines(2))
+    ours = adopt(told, "Et|t|t|tL", pipeline_size=2, schedule="looped-breadth-first")
+    theirs = adopt(told, "Et|t|t|tL", pipeline_size=2)
+    change = theirs.predicted.iteration_time_s / ours.predicted.iteration_time_s - 1
+    (note,) = export(ours).notes
+    assert note.startswith("Megatron runs interleaved 1F1B in place of this order")
+    assert f"({change:+.1%})" in note
+
+
+def test_recomputation_of_all_blocks_is_uniform() -> None:
+    plan = adopt(problem(transformer(4), machines(2)), "Ett|ttL", recompute=True)
+    exported = export(plan)
+    assert flags(exported)["--recompute-granularity"] == "full"
+    assert flags(exported)["--recompute-method"] == "uniform"
+    assert flags(exported)["--recompute-num-layers"] == "1"
+    assert exported.notes == ("Megatron runs the plan's own order, 1F1B",)
+
+
+def recomputing(**again: str) -> Plan:
+    """Three blocks in stage 0, one in stage 1; what each recomputes."""
+    plan = adopt(problem(transformer(4), machines(2)), "Ettt|tL")
+    stages = tuple(
+        stage.model_copy(update={"recompute": tuple(again.get(f"s{stage.index}", "").split())})
+        for stage in plan.stages
+    )
+    return refresh(plan.model_copy(update={"stages": stages}))
+
+
+def test_recomputation_of_some_blocks_is_the_first_of_every_stage() -> None:
+    exported = export(recomputing(s0="h.0", s1="h.3"))
+    assert flags(exported)["--recompute-method"] == "block"
+    assert flags(exported)["--recompute-num-layers"] == "1"
+    assert exported.notes == ("Megatron runs the plan's own order, 1F1B",)
+
+
+def test_recomputation_of_other_blocks_is_as_many_and_counted() -> None:
+    exported = export(recomputing(s0="h.1 h.2 wte"))
+    assert flags(exported)["--recompute-num-layers"] == "2"
+    order, ends, choice = exported.notes
+    assert "in place of" in order
+    assert ends == "Megatron recomputes blocks only: wte keep what they need"
+    assert "the first 2 blocks of every stage" in choice
+
+
+def test_nothing_recomputed_has_no_flag() -> None:
+    assert not any("recompute" in flag for flag in flags(export(recomputing())))
+
+
+def test_memory_that_megatrons_order_lacks_is_told() -> None:
+    """One by one holds one microbatch of two GiB a stage, 1F1B two in the first."""
+    from builders import device_type
+
+    types = {"unit": device_type(memory_gib=3)}
+    told = problem(transformer(4, stash_bytes=2**30), machines(2, **types))
+    layers = divide(told.graph, "Ett|ttL")
+    pipeline = place(told, [StageSpec(row, (f"n{i}/gpu0",)) for i, row in enumerate(layers)])
+    plan = plan_by_hand(pipeline, one_by_one(pipeline, balanced_assignment(pipeline)))
+    _, note = export(plan).notes
+    assert note.startswith("Megatron's order holds 4 GiB on n0/gpu0, which has 3 GiB")
+
+
+def test_strategies_between_pipelines_are_left_behind() -> None:
+    plan = adopt(problem(transformer(2), machines(2, 2)), "Et|tL", replicas=2)
+    loose = plan.model_copy(update={"sync": Sync(strategy="semi_decentralized")})
+    assert any("semi_decentralized is left behind" in note for note in export(loose).notes)
+
+
+def test_ranks_that_jump_between_nodes_are_told() -> None:
+    names = ["n0/gpu0", "n1/gpu0", "n0/gpu1", "n1/gpu1"]
+    plan = adopt(problem(transformer(4), machines(2, 2)), "Et|t|t|tL", devices=names)
+    assert any("nodes do not follow each other" in note for note in export(plan).notes)
+
+
+def test_an_embedding_in_two_stages_is_refused_with_the_nearest_layout() -> None:
+    plan = by_hand(
+        [("wte", "n0/gpu0"), ("wpe h.0 h.1", "n1/gpu0"), ("h.2 h.3 ln_f lm_head loss", "n2/gpu0")]
+    )
+    why, nearest = reasons(plan)
+    assert "wpe in stage 1: E is the whole embedding (wte, wpe), in stage 0" in why
+    assert nearest.endswith("--megatron-layout 'E|tt|ttL'")
+
+
+def test_a_head_in_two_stages_is_refused() -> None:
+    plan = by_hand([("wte wpe h.0 h.1 h.2 h.3 ln_f", "n0/gpu0"), ("lm_head loss", "n1/gpu0")])
+    why, nearest = reasons(plan)
+    assert "ln_f in stage 0: L is the whole head and loss" in why
+    assert nearest.endswith("--megatron-layout 'Et*4|L'")
+
+
+def test_a_divided_block_is_refused_by_name() -> None:
+    told = problem(transformer(2, parts=2), machines(2))
+    names = tuple(told.graph.layers)
+    specs = [StageSpec(names[:3], ("n0/gpu0",)), StageSpec(names[3:], ("n1/gpu0",))]
+    pipeline = place(told, specs)
+    plan = plan_by_hand(pipeline, one_by_one(pipeline, balanced_assignment(pipeline)))
+    why, nearest = reasons(plan)
+    assert "block h.0 is divided between stages 0 and 1" in why
+    assert nearest.endswith("--megatron-layout 'Et|tL'")
+
+
+def test_stages_that_do_not_go_around_the_ranks_are_refused() -> None:
+    plan = adopt(problem(transformer(4), machines(2)), "Et|t|t|tL", schedule="zb-v")
+    (why,) = reasons(plan)
+    assert "stage 2 is on n1/gpu0 (and 1 stage more)" in why
+    assert "pipeline rank i % 2" in why
+
+
+def test_ranks_of_different_numbers_of_stages_are_refused() -> None:
+    plan = by_hand(
+        [
+            ("wte wpe h.0", "n0/gpu0"),
+            ("h.1", "n1/gpu0"),
+            ("h.2 h.3 ln_f lm_head loss", "n0/gpu0"),
+        ]
+    )
+    (why,) = reasons(plan)
+    assert "3 stages on 2 pipeline ranks" in why
+
+
+def test_replicas_with_different_companions_are_refused() -> None:
+    plan = by_hand(
+        [("wte wpe h.0 h.1", "n0/gpu0 n1/gpu0"), ("h.2 h.3 ln_f lm_head loss", "n1/gpu0 n2/gpu0")]
+    )
+    (why,) = reasons(plan)
+    assert "stage 0 is on n0/gpu0, n1/gpu0, stage 1 on n1/gpu0, n2/gpu0" in why
+
+
+def test_several_stages_on_one_rank_alone_are_refused() -> None:
+    plan = by_hand([("wte wpe h.0 h.1", "n0/gpu0"), ("h.2 h.3 ln_f lm_head loss", "n0/gpu0")])
+    (why,) = reasons(plan)
+    assert "interleaving needs two pipeline ranks" in why
+
+
+def test_all_reasons_come_at_once() -> None:
+    plan = by_hand(
+        [("wte", "n0/gpu0 n1/gpu0"), ("wpe h.0 h.1 h.2 h.3 ln_f lm_head loss", "n2/gpu0")]
+    )
+    embedding, nearest, replicas = reasons(plan)
+    assert "E is the whole embedding" in embedding
+    assert "'E|t*4L'" in nearest
+    assert "stages have 2, 1 replicas" in replicas
+
+
+def test_microbatches_that_megatron_cannot_share_out_are_refused() -> None:
+    whole = "wte wpe h.0 h.1 h.2 h.3 ln_f lm_head loss"
+    (why,) = reasons(by_hand([(whole, "n0/gpu0 n1/gpu0 n2/gpu0")]))
+    assert "4 cannot be shared out equally among 3 pipelines" in why
+    told = problem(transformer(4), machines(2), microbatches=5)
+    (why,) = reasons(adopt(told, "Et|t|t|tL", pipeline_size=2))
+    assert "job.microbatches: 5: Megatron's interleaved 1F1B asks for a multiple of the 2" in why
+
+
+def test_models_without_one_stack_of_blocks_are_refused() -> None:
+    from builders import graph, layer
+
+    names = ["shared", "encoder.0", "encoder.1", "decoder.0", "decoder.1", "loss"]
+    told = problem(graph([layer(name) for name in names]), machines(1))
+    (why,) = reasons(adopt(told, [names]))
+    assert "it has an encoder and a decoder: encoder (2), decoder (2)" in why
+
+
+def test_split_backwards_are_whole_in_megatron() -> None:
+    told = problem(transformer(4), machines(2))
+    plan = adopt(told, "Ett|ttL", schedule="zb-h1")
+    assert "W" in format_order(plan.parsed_orders()["n1/gpu0"])
+    (note,) = export(plan).notes
+    assert note.startswith("Megatron runs 1F1B in place of this order")
+
+
+@given(st.integers(2, 4), st.integers(2, 3), st.integers(1, 3))
+def test_interleaved_1f1b_is_in_megatrons_order(size: int, chunks: int, rounds: int) -> None:
+    """By Megatron's rule: virtual microbatch k is chunk k / PP mod V of its round of PP.
+
+    Rank r runs 2 (PP - r - 1) + (V - 1) PP forwards first, then a forward and a backward in turn.
+    """
+    microbatches = size * rounds
+    told = problem(transformer(size * chunks), machines(size), microbatches=microbatches)
+    stages = ["Et", *["t"] * (size * chunks - 2), "tL"]
+    plan = adopt(told, render_layout(stages), pipeline_size=size)
+    total = microbatches * chunks
+    for rank in range(size):
+
+        def words(kind: str, rank: int = rank) -> list[str]:
+            rows = []
+            for k in range(total):
+                chunk = k // size % chunks
+                chunk = chunk if kind == "F" else chunks - 1 - chunk
+                rows.append(f"{chunk * size + rank}{kind}{k // (size * chunks) * size + k % size}")
+            return rows
+
+        ahead = min(total, 2 * (size - rank - 1) + (chunks - 1) * size)
+        forward, backward = words("F"), words("B")
+        pairs = zip(forward[ahead:], backward, strict=False)
+        order = forward[:ahead] + [word for pair in pairs for word in pair]
+        order += backward[total - ahead :]
+        assert plan.orders[f"n{rank}/gpu0"].split() == order
