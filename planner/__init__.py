@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from planner.deviation import compare_with_measured
     from planner.errors import DeadlockError, InfeasibleError, PipeplanError
     from planner.partition.exact.optimum import search_partition
+    from planner.replanning.replan import Replanned, replan
     from planner.result import Result
     from planner.robustness import Noise, times_under_noise
     from planner.schedule.search import search_schedule
@@ -42,12 +43,14 @@ _HOME = {
     "PipeplanError": ("planner.errors", "PipeplanError"),
     "Plan": ("planner.artifacts.plan", "Plan"),
     "Problem": ("planner.artifacts.problem", "Problem"),
+    "Replanned": ("planner.replanning.replan", "Replanned"),
     "Result": ("planner.result", "Result"),
     "calibrate": ("planner.calibration.calibrate", "calibrate"),
     "choose_sync": ("planner.sync.choice", "choose"),
     "compare": ("planner.comparison", "compare"),
     "compare_syncs": ("planner.sync.simulation.comparison", "compare_syncs"),
     "compare_with_measured": ("planner.deviation", "compare_with_measured"),
+    "replan": ("planner.replanning.replan", "replan"),
     "search_partition": ("planner.partition.exact.optimum", "search_partition"),
     "search_schedule": ("planner.schedule.search", "search_schedule"),
     "simulate": ("planner.simulator", "simulate_plan"),
@@ -70,12 +73,14 @@ __all__ = [
     "PipeplanError",
     "Plan",
     "Problem",
+    "Replanned",
     "Result",
     "calibrate",
     "choose_sync",
     "compare",
     "compare_syncs",
     "compare_with_measured",
+    "replan",
     "search_partition",
     "search_schedule",
     "simulate",

@@ -16,6 +16,7 @@ from planner.cli.inspect import plot, verify
 from planner.cli.plan import plan
 from planner.cli.presets import presets
 from planner.cli.profile import profile
+from planner.cli.replan import replan
 from planner.cli.report import report
 from planner.cli.schedule import schedule
 from planner.cli.simulate import simulate
@@ -64,6 +65,7 @@ COMMANDS = (
     schedule,
     compare,
     sweep,
+    replan,
     verify,
     simulate,
     calibrate,
