@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from planner.artifacts.document import Count, Record, check_format, read_json, write_atomically
+from planner.artifacts.document import Record, check_format, read_json, write_atomically
 
 FORMAT = "pipeplan-moves/1"
 CHECKPOINT = "checkpoint"

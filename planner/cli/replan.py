@@ -45,7 +45,8 @@ AddedOption = Annotated[
 ClusterOption = Annotated[
     Path | None,
     typer.Option(
-        "--cluster", help="all machines there are now (TOML or JSON), in place of --lost and --added"
+        "--cluster",
+        help="all machines there are now (TOML or JSON), in place of --lost and --added",
     ),
 ]
 SlackOption = Annotated[
@@ -59,7 +60,9 @@ SlackOption = Annotated[
 ]
 TimeLimitOption = Annotated[
     float,
-    typer.Option("--time-limit", metavar="SECONDS", help="of the search, reading and writing aside"),
+    typer.Option(
+        "--time-limit", metavar="SECONDS", help="of the search, reading and writing aside"
+    ),
 ]
 DeterministicOption = Annotated[
     bool, typer.Option("--deterministic", help="the same plan on every run and machine")
@@ -85,7 +88,7 @@ def replan(
     deterministic: DeterministicOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Plan anew for the machines that are left or came, with as much state left in place as can be."""
+    """Plan anew for the machines that are left or came, and keep in place what can stay."""
     with user_errors():
         from planner.artifacts.cluster import Cluster
         from planner.artifacts.plan import Plan
@@ -119,8 +122,8 @@ def _require_outputs(output: Path, moves: Path | None, inputs: Sequence[Path | N
         if path is None:
             continue
         require_file_path(path)
-        for source in inputs:
-            if source is not None and path.exists() and source.exists() and path.samefile(source):
+        for source in filter(None, inputs):
+            if path.exists() and source.exists() and path.samefile(source):
                 raise PipeplanError(
                     f"{option} {path}: is a file the plan is made from; training may still need it, "
                     "choose another name"

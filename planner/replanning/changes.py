@@ -72,8 +72,8 @@ def parse_slow(text: str) -> Slow:
         value = math.nan
     if not colon or not name or math.isnan(value):
         raise PipeplanError(
-            f"slow: {shorten(text)} is not DEVICE:FACTOR; write n0/gpu1:1.5 for a device that takes "
-            "1.5 times as long"
+            f"slow: {shorten(text)} is not DEVICE:FACTOR; write n0/gpu1:1.5 for a device that "
+            "takes 1.5 times as long"
         )
     if not 1 < value <= MOST_FACTOR:
         raise PipeplanError(
@@ -95,8 +95,8 @@ def parse_added(text: str | Path) -> Path | Twin:
     name, _, like = text.partition("=")
     if not name or not like:
         raise PipeplanError(
-            f"added: {shorten(text)} is not {TWIN}; write n1/gpu3=n1/gpu2 for a device n1/gpu3 like "
-            "n1/gpu2, or give a cluster file"
+            f"added: {shorten(text)} is not {TWIN}; write n1/gpu3=n1/gpu2 for a device n1/gpu3 "
+            "like n1/gpu2, or give a cluster file"
         )
     return Twin(name, like)
 

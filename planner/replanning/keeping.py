@@ -149,9 +149,7 @@ def _assignment(costs: IntArray) -> list[int]:
     return [solver.right_mate(row) for row in range(count)]
 
 
-def renamed(
-    chain: Chain, schedule: Schedule, images: Images
-) -> Schedule | None:
+def renamed(chain: Chain, schedule: Schedule, images: Images) -> Schedule | None:
     """A schedule on other devices; None if it is slower or overflows memory there."""
     number = chain.problem.cluster.numbers.__getitem__
     if all(device == image for device, image in images.items()):

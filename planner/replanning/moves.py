@@ -54,9 +54,7 @@ class _Moving:
         self._state = state
         self._sent: Counter[str] = Counter()
         self._layers = {device: _layers_on(plan, device) for device in plan.ranks}
-        self._users = {
-            layer.name: set(layer.parameters) for layer in plan.model.graph.layers
-        }
+        self._users = {layer.name: set(layer.parameters) for layer in plan.model.graph.layers}
 
     def rows(self) -> Iterator[Move]:
         """By target in the order of ranks, each source once."""

@@ -110,9 +110,7 @@ class Recut:
         return self._span(lacking.astype(float))
 
 
-def _shared(
-    spans: dict[str, FloatArray], counts: dict[str, int], microbatches: int
-) -> FloatArray:
+def _shared(spans: dict[str, FloatArray], counts: dict[str, int], microbatches: int) -> FloatArray:
     """Seconds of the busiest replica: whole microbatches on equal ones, else the quotient.
 
     Replicas of several types divide the microbatches by their speed.

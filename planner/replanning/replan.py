@@ -10,6 +10,7 @@ from planner.artifacts.cluster import Cluster
 from planner.artifacts.moves import Moves
 from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
+from planner.plan_form import stage_problems
 from planner.portfolio.search import Progress, Search
 from planner.replanning.changes import MachineChanges, Slow, Twin, parse_added, parse_slow
 from planner.replanning.choice import Alternative, choose
@@ -109,7 +110,7 @@ def replan(
     """
     check_settings(time_limit_s, GAP_LIMIT, seed, workers)
     _require_slack(slack)
-    _require_together(plan)
+    _require_stages(plan)
     changes = MachineChanges(
         cluster,
         tuple(lost),
@@ -160,8 +161,11 @@ def _require_slack(slack: float) -> None:
         )
 
 
-def _require_together(plan: Plan) -> None:
-    """Plans of pipelines that go their own ways are another kind of plan."""
+def _require_stages(plan: Plan) -> None:
+    """A plan of this model; pipelines that go their own ways are another kind of plan."""
+    problems = list(stage_problems(plan))
+    if problems:
+        raise PipeplanError(f"plan: {problem}" for problem in problems)
     if plan.sync.strategy not in TOGETHER:
         raise PipeplanError(
             f"sync.strategy: {plan.sync.strategy!r} works between pipelines, which go on by "
