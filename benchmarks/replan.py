@@ -40,17 +40,17 @@ COLUMNS = (
     "anew moves GiB",
 )
 NOTES = """\
-A training's plan was searched for {fresh:g} s; then something became of its machines. *wall* and \
-*CPU* are those of the whole command `pipeplan replan` with its defaults in a process of its own, \
-from its start to its end. *before* is the iteration time of the old plan, *new* that of the new \
-one, *bound* what `replan` proved that no plan is below. *repaired* is the time of the old \
-stages on their devices that are left, with the best quick schedule; a dash where a stage has none left \
-or nothing fits. *anew* is the time of a plan searched for {fresh:g} s without the old one. *moved* \
-is the state (weights, optimizer, masters) that devices of the new plan do not hold under the old \
-one, *anew moves* the same of the plan made anew.
+A training's plan was searched for {fresh:g} s; then something became of its machines. *wall* and
+*CPU* are those of the whole command `pipeplan replan` with its defaults in a process of its own,
+from its start to its end. *before* is the iteration time of the old plan, *new* that of the new
+one, *bound* what `replan` proved that no plan is below. *repaired* is the time of the old stages
+on their devices that are left, with the best quick schedule; a dash where a stage has none left or
+nothing fits. *anew* is the time of a plan searched for {fresh:g} s without the old one. *moved* is
+the state (weights, optimizer, masters) that devices of the new plan do not hold under the old one,
+*anew moves* the same of the plan made anew.
 
-Searches end by the clock: their results depend on what else the machine does. The command's wall \
-time is more than its CPU time by what others took of the cores, up to what its own threads save.
+Searches end by the clock: their results depend on what else the machine does. The command's wall
+time is more than its CPU time by what others took of the cores, less what its threads overlap.
 """
 
 

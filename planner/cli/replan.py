@@ -123,10 +123,10 @@ def _require_outputs(output: Path, moves: Path | None, inputs: Sequence[Path | N
             continue
         require_file_path(path)
         for source in filter(None, inputs):
-            if path.exists() and source.exists() and path.samefile(source):
+            if path.resolve() == source.resolve():
                 raise PipeplanError(
-                    f"{option} {path}: is a file the plan is made from; training may still need it, "
-                    "choose another name"
+                    f"{option} {path}: is a file the plan is made from; training may still need "
+                    "it, choose another name"
                 )
     if moves is not None and moves.resolve() == output.resolve():
         raise PipeplanError(f"--moves {moves}: the plan is written there; choose another name")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from planner.partition.chain import Chain
 from planner.replanning.recut import Groups
@@ -87,7 +88,7 @@ class Repairs:
             if len(spares) < len(empty):
                 break
             for place in empty:
-                nearest = min(spares, key=lambda d, p=place: self._distance(d, left, p))
+                nearest = min(spares, key=partial(self._distance, groups=left, place=place))
                 spares.remove(nearest)
                 groups[place].append(nearest)
         return self._ordered(groups)
@@ -106,7 +107,7 @@ class Repairs:
                 break
             if is_served and len(groups[donor]) - len(groups[place]) < 2:
                 break
-            giving = min(groups[donor], key=lambda d, p=place: self._distance(d, left, p))
+            giving = min(groups[donor], key=partial(self._distance, groups=left, place=place))
             groups[donor].remove(giving)
             groups[place].append(giving)
         return self._ordered(groups)

@@ -100,7 +100,7 @@ def test_twins_of_a_device_and_of_a_node_have_its_links() -> None:
 
 
 CLASHES = {
-    "other type": {"devices": [{"name": "n0/gpu0", "type": "fast"}]},
+    "already, of type": {"devices": [{"name": "n0/gpu0", "type": "fast"}]},
     "a switch": {"devices": [{"name": "network", "type": "unit"}]},
     "a device": {"switches": ["n0/gpu1"]},
     "other figures": {"links": [link("n0", "network", 7)]},
