@@ -1,12 +1,13 @@
 """Replanning after a change of the machines, against planning anew for a minute.
 
-Usage: python -m benchmarks.replan [--short] [--json FILE] [--output FILE]
+Usage: python -m benchmarks.replan [--short] [--time-limit S] [--json FILE] [--output FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -51,6 +52,7 @@ the state (weights, optimizer, masters) that devices of the new plan do not hold
 
 Searches end by the clock: their results depend on what else the machine does. The command's wall
 time is more than its CPU time by what others took of the cores, less what its threads overlap.
+The load average was {begin:.1f} at the start and {end:.1f} at the end, on {cores} cores.
 """
 
 
@@ -158,8 +160,10 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="10 s a plan, the smallest training")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     parser.add_argument("--output", type=Path, help="write the report to this file")
+    parser.add_argument("--time-limit", type=float, metavar="S", help="of plans made anew")
     options = parser.parse_args()
-    fresh_s = SHORT_S if options.short else FRESH_S
+    fresh_s = options.time_limit or (SHORT_S if options.short else FRESH_S)
+    loads = [os.getloadavg()[0]]
     chosen = list(trainings())[-1:] if options.short else list(trainings())
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -167,10 +171,12 @@ def main() -> None:
             for row in rows_of(training, Path(folder), fresh_s):
                 print(*row.cells(), sep="  ", file=sys.stderr, flush=True)
                 rows.append(row)
-    command = f"python -m benchmarks.replan{' --short' if options.short else ''}"
+    loads.append(os.getloadavg()[0])
+    words = [" --short"] if options.short else []
+    words += [f" --time-limit {options.time_limit:g}"] if options.time_limit else []
     parts = [
-        heading("Replanning", command),
-        NOTES.format(fresh=fresh_s),
+        heading("Replanning", f"python -m benchmarks.replan{''.join(words)}"),
+        NOTES.format(fresh=fresh_s, begin=loads[0], end=loads[1], cores=os.cpu_count()),
         table(COLUMNS, [row.cells() for row in rows]),
     ]
     if options.json:
