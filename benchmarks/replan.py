@@ -151,7 +151,7 @@ def _moved_bytes(plan: Plan, state: State) -> int:
         needed = state.of_layers(stage.layers)
         for device in stage.devices:
             wanted[device] = wanted[device] | needed if device in wanted else needed
-    return state.contents(wanted)
+    return state.lacking_bytes(wanted)
 
 
 def main() -> None:

@@ -65,7 +65,7 @@ class Repairs:
             for kept in dict.fromkeys((groups, self._without_slow(groups))):
                 yield kept
                 if spares:
-                    yield from self._with_spares(kept, filled, spares)
+                    yield from self._with_spares(kept, spares)
 
     # --- stages that lost all devices ---------------------------------------------------------
 
@@ -122,11 +122,9 @@ class Repairs:
 
     # --- spare and slow devices ---------------------------------------------------------------
 
-    def _with_spares(
-        self, groups: Groups, filled: Groups, spares: Sequence[str]
-    ) -> Iterator[Groups]:
+    def _with_spares(self, groups: Groups, spares: Sequence[str]) -> Iterator[Groups]:
         replication = self.chain.problem.job.replication
-        if replication:
+        if replication and groups:
             yield self._joined(groups, spares)
         new = tuple(spares) if replication else tuple(spares[:1])
         places = range(len(groups) + 1)

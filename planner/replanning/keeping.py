@@ -43,9 +43,9 @@ def ways_to_keep(chain: Chain, state: State, partition: Partition) -> list[Kept]
     Whether an exchange leaves the plan as fast as it was is for :func:`renamed` to tell.
     """
     wanted = state.wanted(chain, partition)
-    as_it_is = Kept({device: device for device in wanted}, state.contents(wanted))
+    as_it_is = Kept({device: device for device in wanted}, state.lacking_bytes(wanted))
     found = [
-        Kept(images, state.contents({images[d]: needed for d, needed in wanted.items()}))
+        Kept(images, state.lacking_bytes({images[d]: needed for d, needed in wanted.items()}))
         for images in _exchanges(chain.problem.cluster, state, wanted)
     ]
     better = [kept for kept in found if kept.moved_bytes < as_it_is.moved_bytes]

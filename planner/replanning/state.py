@@ -70,9 +70,9 @@ class State:
         lacking = ~np.array([self.held(device) for device in devices])
         return np.asarray(wanted @ lacking.T.astype(np.int64))
 
-    def contents(self, stages: Mapping[str, BoolArray]) -> int:
-        """Bytes that the devices of some contents, by device, do not hold yet."""
-        return sum(self.size(wanted & ~self.held(device)) for device, wanted in stages.items())
+    def lacking_bytes(self, wanted: Mapping[str, BoolArray]) -> int:
+        """Bytes that devices do not hold yet of what each needs."""
+        return sum(self.size(needed & ~self.held(device)) for device, needed in wanted.items())
 
     def wanted(self, chain: Chain, partition: Partition) -> dict[str, BoolArray]:
         """Which parameters each device of a partition needs."""
@@ -85,4 +85,4 @@ class State:
 
     def moved_bytes(self, chain: Chain, partition: Partition) -> int:
         """Bytes that the devices of a partition do not hold yet."""
-        return self.contents(self.wanted(chain, partition))
+        return self.lacking_bytes(self.wanted(chain, partition))

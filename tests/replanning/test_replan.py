@@ -128,6 +128,14 @@ def test_one_device_a_stage_where_the_job_forbids_replicas() -> None:
     assert found.moves.bytes == 2 * STATE_BYTES
 
 
+def test_idle_devices_take_over_where_all_in_use_are_lost() -> None:
+    plan = plan_of(model(), nodes(1, 2), [(6, "n0/gpu0")])
+    found = replan(plan, lost=["n0"], **QUICK)
+    assert verify(found.plan) == []
+    assert found.moves.bytes_between_devices == 0
+    assert found.moves.bytes_from_checkpoint >= 6 * STATE_BYTES
+
+
 def test_strategies_between_pipelines_are_refused() -> None:
     plan = two_nodes().model_copy(update={"sync": Sync(strategy="ad_psgd")})
     with pytest.raises(PipeplanError, match="--warm-start"):

@@ -88,7 +88,7 @@ def test_devices_that_may_be_exchanged_get_what_they_hold(
     )
     wanted = state.wanted(chain, partition)
     best = min(
-        state.contents(dict(zip(order, wanted.values(), strict=True)))
+        state.lacking_bytes(dict(zip(order, wanted.values(), strict=True)))
         for order in permutations(names)
     )
     assert ways_to_keep(chain, state, partition)[0].moved_bytes == best
