@@ -81,7 +81,7 @@ def replan(
     added: AddedOption = None,
     cluster: ClusterOption = None,
     slack: SlackOption = 0.05,
-    time_limit: TimeLimitOption = 2.0,
+    time_limit: TimeLimitOption = 2.5,
     moves: MovesOption = None,
     seed: SeedOption = 0,
     workers: WorkersOption = DEFAULT_WORKERS,

@@ -3,6 +3,7 @@
 A stage keeps its devices that are left. One that has none is dropped, or gets a spare device, or
 one that another stage can do without. Spare devices (new ones, and those the plan left idle) stay
 out, join the stages that have most to do, or become a stage of their own. Slow devices stay or go.
+A stage's replicas may also become two stages, which hold all they need already.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Repairs:
                 yield kept
                 if spares:
                     yield from self._with_spares(kept, spares)
+                yield from divided(kept)
 
     # --- stages that lost all devices ---------------------------------------------------------
 
@@ -161,6 +163,14 @@ class Repairs:
         )
 
     def _ordered(self, groups: Sequence[Collection[str]]) -> Groups:
-        """Devices of each group in the cluster's order; no empty groups where all were filled."""
+        """Devices of each group in the cluster's order."""
         place: Callable[[str], int] = self.chain.problem.cluster.numbers.__getitem__
         return tuple(tuple(sorted(group, key=place)) for group in groups)
+
+
+def divided(groups: Groups) -> Iterator[Groups]:
+    """Each group in two halves, one after the other: both hold already what either gets."""
+    for place, group in enumerate(groups):
+        half = len(group) // 2
+        if half:
+            yield (*groups[:place], group[:half], group[half:], *groups[place + 1 :])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,15 +13,17 @@ from planner.artifacts.plan import Plan
 from planner.costs.placement import is_connected, place
 from planner.partition.chain import Partition
 from planner.portfolio.first_plans import SECONDS_A_STAGE
-from planner.portfolio.search import SECONDS_AN_OPERATION, Search
-from planner.replanning.groups import OldStage, Repairs
+from planner.portfolio.search import SECONDS_AN_OPERATION, Candidate, Search
+from planner.replanning.groups import OldStage, Repairs, divided
 from planner.replanning.machines import NewMachines
 from planner.replanning.recut import Groups, Recut
 from planner.replanning.state import State
 from planner.schedule.heuristic import probe_s
 
-SHARE = 0.4
-"""Of the time limit, for repairs; the first is scheduled whatever time it takes."""
+SHARE = 0.5
+"""Of the time limit, for repairs; one is scheduled whatever time it takes."""
+MOST_PROBES = 8
+"""Repairs with the least bounds that a quick schedule judges, whatever they move."""
 LESS = 0.995
 """A repair that moves more must promise to be faster by this factor."""
 
@@ -43,13 +45,30 @@ def repair(search: Search, plan: Plan, machines: NewMachines, state: State) -> N
         machines: of the new problem.
         state: what devices hold.
     """
+    recut = Recut(search.chain, state, _cuts(search, plan))
     stop_s = SHARE * search.limit_s
-    bounded = list(_bounded(search, plan, machines, state, stop_s / 2))
-    probed = [_probed(search, row) for row in _front(bounded) if _may_go_on(search, stop_s)]
+    variants = _groups(search, plan, machines)
+    while True:
+        before_s = search.best_s
+        _schedule_best(search, list(_bounded(search, recut, variants, stop_s / 2)), stop_s)
+        if search.best is None or search.best_s >= before_s or not _may_go_on(search, stop_s):
+            return
+        variants = _smaller(search, search.best)
+
+
+def _schedule_best(search: Search, bounded: Sequence[Repaired], stop_s: float) -> None:
+    probed = [_probed(search, row) for row in _promising(bounded) if _may_go_on(search, stop_s)]
     for row in _in_order(_front(probed) or bounded):
         if not _may_go_on(search, stop_s):
             return
-        search.consider(row.partition)
+        if search.best is None or row.time_s < search.best_s or not row.moved_bytes:
+            search.consider(row.partition)
+
+
+def _smaller(search: Search, best: Candidate) -> Iterator[Groups]:
+    """The fastest plan's groups, one of them divided."""
+    groups = tuple(stage.devices for stage in best.partition)
+    return (found for found in divided(groups) if len(found) <= search.max_stages)
 
 
 def _may_go_on(search: Search, stop_s: float) -> bool:
@@ -57,20 +76,19 @@ def _may_go_on(search: Search, stop_s: float) -> bool:
 
 
 def _bounded(
-    search: Search, plan: Plan, machines: NewMachines, state: State, stop_s: float
+    search: Search, recut: Recut, variants: Iterable[Groups], stop_s: float
 ) -> Iterator[Repaired]:
-    """All repairs with a bound of theirs, while there is time."""
-    recut = Recut(search.chain, state, _cuts(search, plan))
-    known: set[Partition] = set()
-    for groups in _groups(search, plan, machines):
+    """All repairs with a bound of theirs, while there is time; the first groups in any case."""
+    begin_s, known = search.clock.elapsed_s, set(search.candidates)
+    for groups in variants:
         for partition in recut.partitions(groups):
             search.clock.spend(SECONDS_A_STAGE * len(partition))
             if partition in known or not search.allows(partition):
                 continue
             known.add(partition)
-            moved = state.moved_bytes(search.chain, partition)
+            moved = recut.state.moved_bytes(search.chain, partition)
             yield Repaired(moved, _bound_s(search, partition), partition)
-        if search.clock.elapsed_s >= stop_s:
+        if search.clock.elapsed_s - begin_s >= stop_s:
             return
 
 
@@ -89,6 +107,12 @@ def _probed(search: Search, row: Repaired) -> Repaired:
     search.clock.spend(SECONDS_AN_OPERATION * pipeline.microbatches * len(row.partition) / 10)
     time_s = probe_s(pipeline)
     return row if time_s is None else row._replace(time_s=time_s)
+
+
+def _promising(rows: Sequence[Repaired]) -> list[Repaired]:
+    """The plainest repair, those that no other one beats in both, and those with least bounds."""
+    ranked = sorted(rows, key=lambda row: row.time_s)
+    return [*dict.fromkeys((*rows[:1], *_front(rows), *ranked[:MOST_PROBES]))]
 
 
 def _front(rows: Sequence[Repaired]) -> list[Repaired]:
