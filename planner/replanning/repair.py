@@ -21,7 +21,9 @@ from planner.replanning.state import State
 from planner.schedule.heuristic import probe_s
 
 SHARE = 0.5
-"""Of the time limit, for repairs; one is scheduled whatever time it takes."""
+"""Of the time limit, for repairs."""
+SURE = 2
+"""The repair that promises most and the one that moves least are scheduled in any case."""
 MOST_PROBES = 8
 """Repairs with the least bounds that a quick schedule judges, whatever they move."""
 LESS = 0.995
@@ -46,22 +48,21 @@ def repair(search: Search, plan: Plan, machines: NewMachines, state: State) -> N
         state: what devices hold.
     """
     recut = Recut(search.chain, state, _cuts(search, plan))
-    stop_s = SHARE * search.limit_s
-    variants = _groups(search, plan, machines)
-    while True:
+    _schedule_best(search, list(_bounded(search, recut, _groups(search, plan, machines))), SURE)
+    while search.best is not None and _may_go_on(search):
         before_s = search.best_s
-        _schedule_best(search, list(_bounded(search, recut, variants, stop_s / 2)), stop_s)
-        if search.best is None or search.best_s >= before_s or not _may_go_on(search, stop_s):
+        _schedule_best(search, list(_bounded(search, recut, _smaller(search, search.best))))
+        if search.best_s >= before_s:
             return
-        variants = _smaller(search, search.best)
 
 
-def _schedule_best(search: Search, bounded: Sequence[Repaired], stop_s: float) -> None:
-    probed = [_probed(search, row) for row in _promising(bounded) if _may_go_on(search, stop_s)]
-    for row in _in_order(_front(probed) or bounded):
-        if not _may_go_on(search, stop_s):
+def _schedule_best(search: Search, bounded: Sequence[Repaired], sure: int = 0) -> None:
+    """Schedule the most promising while there is time, the first few of them in any case."""
+    probed = [_probed(search, row) for row in _promising(bounded) if sure or _may_go_on(search)]
+    for number, row in enumerate(_in_order(_front(probed))):
+        if number >= sure and not _may_go_on(search):
             return
-        if search.best is None or row.time_s < search.best_s or not row.moved_bytes:
+        if row.time_s < search.best_s or number < sure:
             search.consider(row.partition)
 
 
@@ -71,13 +72,12 @@ def _smaller(search: Search, best: Candidate) -> Iterator[Groups]:
     return (found for found in divided(groups) if len(found) <= search.max_stages)
 
 
-def _may_go_on(search: Search, stop_s: float) -> bool:
-    return search.best is None or (search.clock.elapsed_s < stop_s and search.clock.left_s > 0)
+def _may_go_on(search: Search) -> bool:
+    spent_s = search.clock.elapsed_s
+    return search.best is None or (spent_s < SHARE * search.limit_s and not search.is_done())
 
 
-def _bounded(
-    search: Search, recut: Recut, variants: Iterable[Groups], stop_s: float
-) -> Iterator[Repaired]:
+def _bounded(search: Search, recut: Recut, variants: Iterable[Groups]) -> Iterator[Repaired]:
     """All repairs with a bound of theirs, while there is time; the first groups in any case."""
     begin_s, known = search.clock.elapsed_s, set(search.candidates)
     for groups in variants:
@@ -88,7 +88,7 @@ def _bounded(
             known.add(partition)
             moved = recut.state.moved_bytes(search.chain, partition)
             yield Repaired(moved, _bound_s(search, partition), partition)
-        if search.clock.elapsed_s - begin_s >= stop_s:
+        if search.clock.elapsed_s - begin_s >= SHARE * search.limit_s / 2:
             return
 
 
@@ -126,7 +126,7 @@ def _front(rows: Sequence[Repaired]) -> list[Repaired]:
 
 
 def _in_order(front: Sequence[Repaired]) -> list[Repaired]:
-    """The fastest, the one that moves least, then from fast to slow."""
+    """The fastest, the one that moves least, then the others from fast to slow."""
     ranked = sorted(front, key=lambda row: row.time_s)
     return [*dict.fromkeys((*ranked[:1], *front[:1], *ranked))]
 
