@@ -33,7 +33,7 @@ from planner.sync.strategies import TOGETHER
 SLACK = 0.05
 """By which share a plan may be slower than the fastest found if it moves fewer bytes."""
 TIME_LIMIT_S = 2.5
-"""With this limit the command takes less than 5 s for 64 GPUs on two cores (benchmarks)."""
+"""With this limit the command takes about 4 s of a core for 64 GPUs, all in all."""
 GAP_LIMIT = 1e-4
 
 
