@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from planner.errors import DeadlockError, InfeasibleError, PipeplanError
     from planner.export.targets import export_plan
     from planner.partition.exact.optimum import search_partition
+    from planner.replanning.replan import Replanned, replan
     from planner.result import Result
     from planner.robustness import Noise, times_under_noise
     from planner.schedule.search import search_schedule
@@ -44,6 +45,7 @@ _HOME = {
     "PipeplanError": ("planner.errors", "PipeplanError"),
     "Plan": ("planner.artifacts.plan", "Plan"),
     "Problem": ("planner.artifacts.problem", "Problem"),
+    "Replanned": ("planner.replanning.replan", "Replanned"),
     "Result": ("planner.result", "Result"),
     "adopt": ("planner.adopting.adopt", "adopt"),
     "calibrate": ("planner.calibration.calibrate", "calibrate"),
@@ -52,6 +54,7 @@ _HOME = {
     "compare_syncs": ("planner.sync.simulation.comparison", "compare_syncs"),
     "compare_with_measured": ("planner.deviation", "compare_with_measured"),
     "export_plan": ("planner.export.targets", "export_plan"),
+    "replan": ("planner.replanning.replan", "replan"),
     "search_partition": ("planner.partition.exact.optimum", "search_partition"),
     "search_schedule": ("planner.schedule.search", "search_schedule"),
     "simulate": ("planner.simulator", "simulate_plan"),
@@ -74,6 +77,7 @@ __all__ = [
     "PipeplanError",
     "Plan",
     "Problem",
+    "Replanned",
     "Result",
     "adopt",
     "calibrate",
@@ -82,6 +86,7 @@ __all__ = [
     "compare_syncs",
     "compare_with_measured",
     "export_plan",
+    "replan",
     "search_partition",
     "search_schedule",
     "simulate",

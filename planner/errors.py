@@ -1,6 +1,7 @@
 """The one error a user of Pipeplan sees: a list of problems, each with its place and its remedy."""
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 from itertools import islice
 from typing import Any
 
@@ -52,6 +53,14 @@ def shorten(value: Any, most: int = 60) -> str:
         return _cut(repr(value), most)
     except (ValueError, RecursionError):  # An integer of thousands of digits, a deep nest.
         return f"a very large {type(value).__name__}"
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """A remedy for a name that is not known: some that are like it, or the first."""
+    names = list(dict.fromkeys(known))
+    close = get_close_matches(name, names, 3) or names[:5]
+    more = ", …" if len(close) < len(names) else ""
+    return f"choose one such as {', '.join(close)}{more}"
 
 
 def _cut(text: str, most: int) -> str:

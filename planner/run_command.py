@@ -24,6 +24,12 @@ def run_command(plan: Plan, path: Path) -> str | None:
     return shlex.join([*words, *leave_words(plan)])
 
 
+def resume_command(plan: Plan, path: Path) -> str | None:
+    """The same, to go on from a checkpoint whose folder is left to fill in."""
+    command = run_command(plan, path)
+    return None if command is None else f"{command} --resume CHECKPOINTS"
+
+
 def leave_words(plan: Plan) -> list[str]:
     """The leave to import what a plan names; a word to fill in where it names no model."""
     factory, loss = plan.model.factory, plan.job.loss

@@ -22,10 +22,11 @@ from planner.portfolio.first_plans import (
     schedule_warm_starts,
 )
 from planner.portfolio.robust import SHARE, RobustChoice, choose_robust
-from planner.portfolio.search import Progress, Search
+from planner.portfolio.search import Candidate, Progress, Search
 from planner.portfolio.thrift import leave_out_replicas
 from planner.result import Ended, Result, Robustness, Status
 from planner.robustness import Noise
+from planner.schedule.heuristic import Schedule
 from planner.solver_settings import DEFAULT_WORKERS, Clock, Settings
 from planner.units import plural
 from planner.verifier import require_valid
@@ -83,18 +84,27 @@ def solve(
     search = Search(problem, settings, clock, gap_limit, report, constrain)
     try:
         schedule_warm_starts(search, _partitions(search.chain, warm_starts))
-        optimise_partitions(search)
-        schedule_thorough(search)
-        find_any(search)
-        descend(search)
-        anneal(search)
-        leave_out_replicas(search)
-        improve_schedules(search)
-        search_partitions(search)
-        leave_out_replicas(search)
+        take_steps(search)
     except KeyboardInterrupt:
         clock.stop()
-    return _result(search, _limit(time_limit_s, deterministic), noise)
+    return _result(search, limit_text(time_limit_s, deterministic), noise)
+
+
+def take_steps(search: Search) -> None:
+    """All steps of the portfolio, from the candidates that the search has already.
+
+    Raises:
+        KeyboardInterrupt: on Ctrl-C outside CP-SAT; what was found stands.
+    """
+    optimise_partitions(search)
+    schedule_thorough(search)
+    find_any(search)
+    descend(search)
+    anneal(search)
+    leave_out_replicas(search)
+    improve_schedules(search)
+    search_partitions(search)
+    leave_out_replicas(search)
 
 
 def check_settings(time_limit_s: float, gap_limit: float, seed: int, workers: int) -> None:
@@ -116,7 +126,8 @@ def check_settings(time_limit_s: float, gap_limit: float, seed: int, workers: in
         raise PipeplanError(problems)
 
 
-def _limit(time_limit_s: float, deterministic: bool) -> str:
+def limit_text(time_limit_s: float, deterministic: bool) -> str:
+    """A time limit as a plan's provenance tells it."""
     return f"{'deterministic' if deterministic else 'wall'} {time_limit_s:g} s"
 
 
@@ -133,31 +144,19 @@ def _partitions(chain: Chain, plans: Sequence[Plan | Sequence[StageSpec]]) -> li
 
 def _result(search: Search, limit: str, noise: Noise | None) -> Result:
     """The verified plan of the incumbent, or of one that keeps its time better."""
-    if search.best is None:
-        if search.clock.is_stopped:
-            raise KeyboardInterrupt("before any plan was found")
-        if search.constrain is not None:
-            verdict = "no plan keeps" if search.infeasible else "no plan was found that keeps"
-            raise InfeasibleError(
-                f"{verdict} the constraints added by constrain=; solve without them, or one by "
-                "one, to see which of them, or the memory, is in the way"
-            )
-        raise explain_infeasible(search.chain, is_proved=search.infeasible)
-    ended = _ended(search)
+    best = found_by(search)
+    ended = ended_by(search)
     choice = _choice(search, noise)
     if search.clock.is_stopped:
-        ended = _ended(search)
-    schedule = choice.schedule if choice else search.best.schedule
-    bound_s = min(search.bound_s, search.best_s)
+        ended = ended_by(search)
+    schedule = choice.schedule if choice else best.schedule
     robustness = choice.robustness if choice else None
-    provenance = _provenance(search, limit, _method(schedule.method, robustness))
-    plan = assemble_plan(schedule.timeline, schedule.orders, bound_s, provenance)
-    require_valid(plan)
+    plan = plan_of(search, schedule, limit, _method(schedule.method, robustness))
     history = tuple(search.history)
     return Result(
         status=_status(search, schedule.iteration_time_s),
         plan=plan,
-        lower_bound_s=bound_s,
+        lower_bound_s=min(search.bound_s, search.best_s),
         history=history,
         tried=search.tried,
         ended=ended,
@@ -165,6 +164,42 @@ def _result(search: Search, limit: str, noise: Noise | None) -> Result:
         deterministic=search.settings.deterministic,
         robustness=robustness,
     )
+
+
+def found_by(search: Search) -> Candidate:
+    """The fastest candidate of a search.
+
+    Raises:
+        InfeasibleError: if no plan fits, or none was found; the message says what is in the way.
+        KeyboardInterrupt: if the search was stopped before.
+    """
+    if search.best is not None:
+        return search.best
+    if search.clock.is_stopped:
+        raise KeyboardInterrupt("before any plan was found")
+    if search.constrain is not None:
+        verdict = "no plan keeps" if search.infeasible else "no plan was found that keeps"
+        raise InfeasibleError(
+            f"{verdict} the constraints added by constrain=; solve without them, or one by "
+            "one, to see which of them, or the memory, is in the way"
+        )
+    raise explain_infeasible(search.chain, is_proved=search.infeasible)
+
+
+def plan_of(search: Search, schedule: Schedule, limit: str, solver: str) -> Plan:
+    """The plan of a schedule that a search found, verified, with what the search proved.
+
+    Args:
+        search: that is over.
+        schedule: of the search's problem.
+        limit: of the search, see :func:`limit_text`.
+        solver: what found the schedule.
+    """
+    bound_s = min(search.bound_s, search.best_s)
+    provenance = _provenance(search, limit, solver)
+    plan = assemble_plan(schedule.timeline, schedule.orders, bound_s, provenance)
+    require_valid(plan)
+    return plan
 
 
 def _choice(search: Search, noise: Noise | None) -> RobustChoice | None:
@@ -191,8 +226,8 @@ def _status(search: Search, time_s: float) -> Status:
     return "interrupted" if search.clock.is_stopped else "feasible"
 
 
-def _ended(search: Search) -> Ended:
-    """Why the search is over, asked as it is."""
+def ended_by(search: Search) -> Ended:
+    """Why a search is over, asked as it is."""
     if _status(search, search.best_s) == "optimal":
         return "proved"
     if search.clock.is_stopped:

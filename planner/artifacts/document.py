@@ -28,6 +28,7 @@ KINDS = {
     "pipeplan-costs/1": "measured costs of layers",
     "pipeplan-sync-trace/1": "a trace of synchronisation",
     "pipeplan-sweep/1": "the index of a sweep",
+    "pipeplan-moves/1": "what a new plan moves",
 }
 """Files by their field ``format``."""
 Count = Annotated[int, Field(ge=0, lt=2**63)]

@@ -17,6 +17,7 @@ from planner.cli.inspect import plot, verify
 from planner.cli.plan import plan
 from planner.cli.presets import presets
 from planner.cli.profile import profile
+from planner.cli.replan import replan
 from planner.cli.report import report
 from planner.cli.schedule import schedule
 from planner.cli.schema import schema
@@ -67,6 +68,7 @@ COMMANDS = (
     schedule,
     compare,
     sweep,
+    replan,
     verify,
     simulate,
     calibrate,

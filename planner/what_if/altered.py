@@ -9,7 +9,7 @@ from planner.artifacts.operations import Operation
 from planner.artifacts.plan import Plan
 from planner.artifacts.problem import Problem
 from planner.costs.placement import StageSpec
-from planner.errors import PipeplanError
+from planner.errors import PipeplanError, near
 from planner.simulator import Orders
 from planner.what_if.changes import (
     AnotherDevice,
@@ -18,7 +18,6 @@ from planner.what_if.changes import (
     LinkChange,
     MicrobatchChange,
     RecomputeChange,
-    near,
 )
 from planner.what_if.machines import with_another, with_devices, with_link
 from planner.what_if.samples import IN_PROPORTION, with_microbatches

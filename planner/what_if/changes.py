@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Literal
 
 from planner.errors import PipeplanError, shorten
@@ -108,14 +107,6 @@ class AnotherDevice:
 
 
 Change = DeviceChange | LinkChange | RecomputeChange | MicrobatchChange | AnotherDevice
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """A remedy for a name that is not known: some that are like it, or the first."""
-    names = list(dict.fromkeys(known))
-    close = get_close_matches(name, names, 3) or names[:5]
-    more = ", …" if len(close) < len(names) else ""
-    return f"choose one such as {', '.join(close)}{more}"
 
 
 def parse_change(text: str) -> Change:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from planner.artifacts.cluster import Cluster, Link
-from planner.artifacts.graph_record import GraphRecord, Layer, MeasuredTimes
 from planner.artifacts.hardware import DeviceType, LinkType
-from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.problem import Problem
-from planner.errors import PipeplanError
-from planner.what_if.changes import DeviceChange, LinkChange, near
+from planner.costs.other_machines import with_twin, with_type
+from planner.errors import PipeplanError, near
+from planner.what_if.changes import DeviceChange, LinkChange
 
 # --- devices --------------------------------------------------------------------------------------
 
@@ -27,33 +25,19 @@ def with_devices(problem: Problem, change: DeviceChange) -> Problem:
         PipeplanError: if there is no such device or type, or no device can be like that.
     """
     cluster, name = problem.cluster, change.name
+    speed = change.factor if change.figure == "speed" else 1.0
     if change.target == "type":
         used = dict.fromkeys(device.type for device in cluster.devices)
         if name not in used:
             raise PipeplanError(f"the cluster has no device of this type; {near(name, used)}")
-        return _with_type(problem, name, name, change)
+        changed = _changed_type(cluster.device_types[name], change)
+        return with_type(problem, name, name, changed, speed=speed)
     if name not in cluster.numbers:
         raise PipeplanError(f"the cluster has no such device; {near(name, cluster.device_names)}")
     kind = cluster.type_of(name)
+    changed = _changed_type(cluster.device_types[kind], change)
     alone = f"{kind} of {name}"
-    devices = tuple(
-        device.model_copy(update={"type": alone}) if device.name == name else device
-        for device in cluster.devices
-    )
-    return _with_type(problem, kind, alone, change, devices=devices)
-
-
-def _with_type(
-    problem: Problem, old: str, new: str, change: DeviceChange, **fields: Any
-) -> Problem:
-    """A type under a new name or its old one, with other figures."""
-    cluster = problem.cluster
-    types = {**cluster.device_types, new: _changed_type(cluster.device_types[old], change)}
-    return replace(
-        problem,
-        cluster=cluster.model_copy(update={"device_types": types, **fields}),
-        graph=_with_layers(problem.graph, old, new, change),
-    )
+    return with_type(problem, kind, alone, changed, devices=(name,), speed=speed)
 
 
 def _changed_type(kind: DeviceType, change: DeviceChange) -> DeviceType:
@@ -71,33 +55,6 @@ def _changed_type(kind: DeviceType, change: DeviceChange) -> DeviceType:
     return DeviceType.parse(data, "device_types")
 
 
-def _with_layers(graph: LayerGraph, old: str, new: str, change: DeviceChange) -> LayerGraph:
-    """What the layers say of a type, under its new name and with its new speed."""
-    layers = tuple(_with_type_of(layer, old, new, change) for layer in graph.record.layers)
-    if layers == graph.record.layers:
-        return graph
-    return _graph(graph.record, layers=layers)
-
-
-def _with_type_of(layer: Layer, old: str, new: str, change: DeviceChange) -> Layer:
-    update: dict[str, Any] = {}
-    if old in layer.measured:
-        speed = change.factor if change.figure == "speed" else 1.0
-        update["measured"] = {**layer.measured, new: _sooner(layer.measured[old], speed)}
-    if old in layer.device_types and new not in layer.device_types:
-        update["device_types"] = (*layer.device_types, new)
-    return layer.model_copy(update=update) if update else layer
-
-
-def _sooner(times: MeasuredTimes, speed: float) -> MeasuredTimes:
-    fields = times.model_dump(exclude_none=True)
-    return times.model_copy(update={name: seconds / speed for name, seconds in fields.items()})
-
-
-def _graph(record: GraphRecord, **fields: Any) -> LayerGraph:
-    return LayerGraph.from_record(record.model_copy(update=fields))
-
-
 def with_another(problem: Problem, twin: str) -> Problem:
     """A problem with one device more, of the type and with the links of another.
 
@@ -107,18 +64,7 @@ def with_another(problem: Problem, twin: str) -> Problem:
     cluster = problem.cluster
     if twin not in cluster.numbers:
         raise PipeplanError(f"the cluster has no such device; {near(twin, cluster.device_names)}")
-    name = _free_name(cluster, twin)
-    (device,) = (device for device in cluster.devices if device.name == twin)
-    copies = tuple(
-        link.model_copy(update={"between": tuple(name if e == twin else e for e in link.between)})
-        for link in cluster.links
-        if twin in link.between
-    )
-    fields = {
-        "devices": (*cluster.devices, device.model_copy(update={"name": name})),
-        "links": (*cluster.links, *copies),
-    }
-    return replace(problem, cluster=cluster.model_copy(update=fields))
+    return replace(problem, cluster=with_twin(cluster, twin, _free_name(cluster, twin)))
 
 
 def _free_name(cluster: Cluster, twin: str) -> str:

@@ -1,0 +1,190 @@
+"""``replan``: a plan for the machines that are left or came, near the one that training ran by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.artifacts.cluster import Cluster
+from planner.artifacts.moves import Moves
+from planner.artifacts.plan import Plan
+from planner.errors import PipeplanError
+from planner.plan_form import stage_problems
+from planner.portfolio.search import Progress, Search
+from planner.replanning.changes import MachineChanges, Slow, Twin, parse_added, parse_slow
+from planner.replanning.choice import Alternative, choose
+from planner.replanning.machines import NewMachines, new_machines
+from planner.replanning.moves import moves_between
+from planner.replanning.repair import repair
+from planner.replanning.state import State
+from planner.result import Ended
+from planner.solver import (
+    check_settings,
+    ended_by,
+    found_by,
+    limit_text,
+    plan_of,
+    take_steps,
+)
+from planner.solver_settings import DEFAULT_WORKERS, Clock, Settings
+from planner.sync.strategies import TOGETHER
+
+SLACK = 0.05
+"""By which share a plan may be slower than the fastest found if it moves fewer bytes."""
+TIME_LIMIT_S = 2.5
+"""With this limit the command takes about 4 s of a core for 64 GPUs, all in all."""
+GAP_LIMIT = 1e-4
+
+
+@dataclass(frozen=True)
+class Replanned:
+    """A plan for other machines, and what it takes to go on by it.
+
+    Attributes:
+        plan: the plan, verified, with the bound that was proved for the new machines.
+        moves: what its devices lack, and who has it.
+        alternatives: the choice, the fastest plan found and the one that moves least.
+        slack: by which the choice may be slower than the fastest found.
+        old_iteration_time_s: what the old plan was predicted to take on the old machines.
+        ended: why the search ended.
+        search_s: how long it took, in the seconds of the limit.
+        notes: what the new plan does not keep of the old one.
+    """
+
+    plan: Plan
+    moves: Moves
+    alternatives: tuple[Alternative, ...]
+    slack: float
+    old_iteration_time_s: float
+    ended: Ended
+    search_s: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def iteration_time_s(self) -> float:
+        """Predicted time of one iteration."""
+        return self.plan.predicted.iteration_time_s
+
+
+def replan(
+    plan: Plan,
+    *,
+    lost: Sequence[str] = (),
+    slow: Mapping[str, float] | Sequence[Slow] = (),
+    added: Sequence[str | Path | Twin] = (),
+    cluster: Cluster | None = None,
+    slack: float = SLACK,
+    time_limit_s: float = TIME_LIMIT_S,
+    seed: int = 0,
+    workers: int = DEFAULT_WORKERS,
+    deterministic: bool = False,
+    progress: Progress | None = None,
+) -> Replanned:
+    """A plan of the same training for the machines that are left or came.
+
+    Model and job stay, so an iteration is the same samples and the same mathematics. Of the plans
+    found that are at most ``slack`` slower than the fastest found, the one is taken whose devices
+    lack the fewest bytes of parameters and optimizer state.
+
+    Args:
+        plan: that training ran by.
+        lost: devices that are gone, or nodes for all of their devices.
+        slow: devices or nodes that take so many times as long for everything.
+        added: cluster files of devices and links that came, or ``NAME=LIKE`` for a device or node
+            with the type and links of another.
+        cluster: all machines there are now, in place of ``lost`` and ``added``; a device of a name
+            that the plan knows is taken to hold what it held.
+        slack: a share of at least 0.
+        time_limit_s: of the search; seconds of CP-SAT's deterministic time in deterministic mode.
+            Making the first plan takes what it takes.
+        seed: of the solver's searches.
+        workers: threads of the solver.
+        deterministic: the same plan on every machine.
+        progress: called with every new incumbent or bound.
+
+    Raises:
+        InfeasibleError: if no plan fits what is left; the message says which constraint binds.
+        PipeplanError: naming an unknown device, a clash of names or a wrong setting.
+        KeyboardInterrupt: on Ctrl-C before any plan was found.
+    """
+    check_settings(time_limit_s, GAP_LIMIT, seed, workers)
+    _require_slack(slack)
+    _require_stages(plan)
+    changes = MachineChanges(
+        cluster,
+        tuple(lost),
+        tuple(x if isinstance(x, Twin) else parse_added(x) for x in added),
+        _slow(slow),
+    )
+    machines = new_machines(plan, changes)
+    state = State(plan, machines.survivors)
+    settings = Settings(seed, workers, deterministic)
+    clock = Clock(time_limit_s, deterministic)
+    search = Search(machines.problem, settings, clock, GAP_LIMIT, progress or (lambda row: None))
+    _find(search, plan, machines, state)
+    found_by(search)
+    found = choose(search, state, slack)
+    made = _plan(search, plan, found[0], limit_text(time_limit_s, deterministic))
+    return Replanned(
+        plan=made,
+        moves=moves_between(plan, made, state),
+        alternatives=found,
+        slack=slack,
+        old_iteration_time_s=plan.predicted.iteration_time_s,
+        ended=ended_by(search),
+        search_s=clock.elapsed_s,
+        notes=tuple(_notes(plan)),
+    )
+
+
+def _find(search: Search, plan: Plan, machines: NewMachines, state: State) -> None:
+    """Repairs first: they are near at hand, and all later steps start from them."""
+    try:
+        repair(search, plan, machines, state)
+        take_steps(search)
+    except KeyboardInterrupt:
+        search.clock.stop()
+
+
+def _slow(slow: Mapping[str, float] | Sequence[Slow]) -> tuple[Slow, ...]:
+    if not isinstance(slow, Mapping):
+        return tuple(slow)
+    return tuple(parse_slow(f"{name}:{factor!r}") for name, factor in slow.items())
+
+
+def _require_slack(slack: float) -> None:
+    if not 0 <= slack < float("inf"):
+        raise PipeplanError(
+            f"slack: {slack} is not a share of at least 0; write 0.05 for 5 % slower than the "
+            "fastest plan found"
+        )
+
+
+def _require_stages(plan: Plan) -> None:
+    """A plan of this model; pipelines that go their own ways are another kind of plan."""
+    problems = list(stage_problems(plan))
+    if problems:
+        raise PipeplanError(f"plan: {problem}" for problem in problems)
+    if plan.sync.strategy not in TOGETHER:
+        raise PipeplanError(
+            f"sync.strategy: {plan.sync.strategy!r} works between pipelines, which go on by "
+            "themselves when a worker is lost; plan anew with `pipeplan plan --sync "
+            f"{plan.sync.strategy} --warm-start PLAN` on the new cluster"
+        )
+
+
+def _plan(search: Search, old: Plan, choice: Alternative, limit: str) -> Plan:
+    """Of the choice, with the old plan's synchronisation."""
+    solver = f"replanned, schedule by {choice.schedule.method}"
+    made = plan_of(search, choice.schedule, limit, solver)
+    return made.model_copy(update={"sync": old.sync})
+
+
+def _notes(plan: Plan) -> Iterator[str]:
+    kinds = {op.kind for order in plan.parsed_orders().values() for op in order}
+    if kinds & {"I", "W"}:
+        yield (
+            "the old plan ran input and weight gradients apart, the new one runs whole backwards; "
+            "`pipeplan schedule --split` divides them again"
+        )

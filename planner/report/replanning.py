@@ -1,0 +1,133 @@
+"""A new plan for changed machines, for people and for programs: what it gives, what it moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from planner.artifacts.moves import CHECKPOINT, Moves
+from planner.artifacts.names import compress_devices
+from planner.report.tables import new_table, plain
+from planner.units import format_bytes, format_seconds, plural
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from planner.replanning import Alternative, Replanned
+
+MOST_MOVES = 20
+"""Rows of the table of moves; the file of moves has all."""
+
+
+def alternatives_table(found: Replanned) -> Table:
+    """The choice beside the fastest plan and the one that moves least; equal ones in one row."""
+    words, numbers = ["plan"], ["iteration", "vs fastest", "to move", "stages", "devices"]
+    table = new_table("Plans found", words, numbers)
+    fastest_s = min(row.iteration_time_s for row in found.alternatives)
+    for roles, row in _distinct(found.alternatives):
+        table.add_row(
+            ", ".join(roles),
+            format_seconds(row.iteration_time_s),
+            f"{row.iteration_time_s / fastest_s - 1:+.1%}",
+            format_bytes(row.moved_bytes),
+            str(len(row.schedule.timeline.pipeline.stages)),
+            str(len(row.schedule.timeline.pipeline.devices)),
+        )
+    return table
+
+
+def _distinct(rows: Sequence[Alternative]) -> list[tuple[list[str], Alternative]]:
+    found: dict[tuple[float, int], tuple[list[str], Alternative]] = {}
+    for row in rows:
+        key = row.iteration_time_s, row.moved_bytes
+        found.setdefault(key, ([], row))[0].append(row.role)
+    return list(found.values())
+
+
+def moves_table(moves: Moves) -> Table | None:
+    """Which device lacks what and who has it, the largest first; None if nothing moves."""
+    if not moves.moves:
+        return None
+    table = new_table("State to move", ["to", "from", "layers"], ["bytes", "alone"])
+    ranked = sorted(moves.moves, key=lambda move: -move.bytes)
+    for move in ranked[:MOST_MOVES]:
+        table.add_row(
+            plain(move.target),
+            plain(move.source or CHECKPOINT),
+            plain(compress_devices(move.layers)),
+            format_bytes(move.bytes),
+            "" if move.seconds is None else format_seconds(move.seconds),
+        )
+    return table
+
+
+def replanned_lines(found: Replanned) -> Iterator[str]:
+    """What is said beside the tables."""
+    plan, moves = found.plan, found.moves
+    hidden = len(moves.moves) - MOST_MOVES
+    if hidden > 0:
+        yield f"… and {plural(hidden, 'smaller move')}; --moves FILE writes all"
+    now_s, old_s = plan.predicted.iteration_time_s, found.old_iteration_time_s
+    yield (
+        f"{format_seconds(now_s)} an iteration, {now_s / old_s - 1:+.1%} from the old plan's "
+        f"{format_seconds(old_s)}; the same samples an iteration, the same model and optimizer"
+        if old_s
+        else f"{format_seconds(now_s)} an iteration"
+    )
+    yield _bound(found)
+    yield _moved(moves)
+    used = set(plan.ranks)
+    idle = [name for name in plan.cluster.device_names if name not in used]
+    if idle:
+        yield f"left unused: {compress_devices(idle)}"
+
+
+def _bound(found: Replanned) -> str:
+    predicted = found.plan.predicted
+    ended = f"search ended after {found.search_s:.1f} s: {found.ended}"
+    if predicted.gap is None:
+        return f"no bound proved in this time; {ended}"
+    return (
+        f"no plan for these machines takes less than {format_seconds(predicted.lower_bound_s)} "
+        f"(gap {predicted.gap:.1%}); {ended}"
+    )
+
+
+def _moved(moves: Moves) -> str:
+    if not moves.moves:
+        return "nothing to move: every device holds its state already"
+    between, read = moves.bytes_between_devices, moves.bytes_from_checkpoint
+    parts = []
+    if between:
+        parts.append(
+            f"{format_bytes(between)} are on other devices ({format_seconds(moves.seconds)} over "
+            "the links)"
+        )
+    if read:
+        parts.append(f"{format_bytes(read)} are on no device that is left")
+    return f"to move: {format_bytes(moves.bytes)}; {', '.join(parts)}"
+
+
+def replanned_data(found: Replanned) -> dict[str, Any]:
+    """Plain data for JSON."""
+    plan = found.plan
+    return {
+        **plan.predicted.model_dump(mode="json"),
+        "old_iteration_time_s": found.old_iteration_time_s,
+        "ranks": list(plan.ranks),
+        "slack": found.slack,
+        "ended": found.ended,
+        "search_s": found.search_s,
+        "alternatives": [
+            {
+                "role": row.role,
+                "iteration_time_s": row.iteration_time_s,
+                "moved_bytes": row.moved_bytes,
+                "stages": len(row.schedule.timeline.pipeline.stages),
+                "devices": len(row.schedule.timeline.pipeline.devices),
+            }
+            for row in found.alternatives
+        ],
+        "moves": found.moves.model_dump(mode="json"),
+        "notes": list(found.notes),
+    }

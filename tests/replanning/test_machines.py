@@ -1,0 +1,193 @@
+"""The machines after a change: what is lost, slower, added, and what is refused."""
+
+from collections.abc import Sequence
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+from builders import device_type, link
+from hypothesis import given
+from hypothesis import strategies as st
+from trained import model, nodes, plan_of, two_nodes
+
+from planner.artifacts.cluster import Cluster
+from planner.artifacts.hardware import DeviceType
+from planner.artifacts.plan import Plan
+from planner.artifacts.presets import DEVICES
+from planner.costs.roofline import layer_times
+from planner.errors import PipeplanError
+from planner.replanning.addition import united
+from planner.replanning.changes import MachineChanges, Slow, Twin, parse_added, parse_slow
+from planner.replanning.machines import new_machines, slower
+from planner.tracing.trace import trace
+
+
+def changed(plan: Plan, **changes: object) -> Cluster:
+    return new_machines(plan, MachineChanges(**changes)).problem.cluster
+
+
+def ways(cluster: Cluster) -> dict[tuple[str, str], object]:
+    """Type and routes of every pair of devices, by their names alone."""
+    found: dict[tuple[str, str], object] = {}
+    for first, second in permutations(cluster.device_names, 2):
+        route = cluster.route(first, second)
+        links = None if route is None else [cluster.link_name(x) for x in route.links]
+        figures = None if route is None else (route.bandwidth_gb_per_s, route.latency_s)
+        found[first, second] = (cluster.device_type(first), figures, links)
+    return found
+
+
+def test_all_other_routes_stay_without_a_lost_device() -> None:
+    plan = two_nodes()
+    left = changed(plan, lost=("n0/gpu1",))
+    assert left.device_names == ("n0/gpu0", "n1/gpu0", "n1/gpu1")
+    assert ways(left).items() <= ways(plan.cluster).items()
+
+
+def test_a_lost_node_takes_its_devices_its_switch_and_its_links() -> None:
+    left = changed(two_nodes(), lost=("n1",))
+    assert left.device_names == ("n0/gpu0", "n0/gpu1")
+    assert left.switches == ("n0", "network")
+    assert all("n1" not in str(link.between) for link in left.links)
+
+
+def test_what_survivors_hold_is_of_devices_that_were_never_lost(tmp_path: Path) -> None:
+    plan = two_nodes()
+    changes = MachineChanges(lost=("n1/gpu0",), added=(Twin("n1/gpu0", "n1/gpu1"),))
+    machines = new_machines(plan, changes)
+    assert set(machines.problem.cluster.device_names) == set(plan.cluster.device_names)
+    assert machines.survivors == {"n0/gpu0", "n0/gpu1", "n1/gpu1"}
+
+
+@given(st.permutations(range(6)), st.integers(1, 5))
+def test_what_was_lost_and_comes_back_by_a_file_is_the_old_cluster(
+    order: Sequence[int], count: int
+) -> None:
+    """The union with any part of the cluster that was taken off."""
+    plan = plan_of(model(), nodes(3, 3), [(3, "n0/gpu0"), (3, "n1/gpu0")])
+    cluster = plan.cluster
+    gone = {cluster.device_names[number] for number in order[:count]}
+    left = changed(plan, lost=tuple(gone))
+    data = cluster.model_dump(mode="json")
+    part = {
+        "device_types": data["device_types"],
+        "devices": [device for device in data["devices"] if device["name"] in gone],
+        "switches": data["switches"],
+        "links": [row for row in data["links"] if gone.intersection(row["between"])],
+    }
+    assert ways(united(left, part, "part")) == ways(cluster)
+    assert ways(united(cluster, part, "part")) == ways(cluster)
+
+
+def test_a_file_may_use_the_plans_types_and_end_at_its_switches(tmp_path: Path) -> None:
+    path = tmp_path / "more.toml"
+    path.write_text(
+        'format = "pipeplan-cluster/1"\n'
+        '[[nodes]]\nname = "n2"\ndevices = 2\ntype = "unit"\n'
+        "link = { bandwidth_gb_per_s = 100 }\n"
+        '[[links]]\nbetween = ["network", "n2"]\nbandwidth_gb_per_s = 1\n'
+    )
+    found = changed(two_nodes(), added=(path,))
+    assert ways(found) == ways(nodes(2, 2, 2))
+
+
+def test_twins_of_a_device_and_of_a_node_have_its_links() -> None:
+    found = changed(two_nodes(), added=(Twin("n0/gpu2", "n0/gpu0"), Twin("n1/gpu2", "n1/gpu1")))
+    assert ways(found) == ways(nodes(3, 3))
+    found = changed(two_nodes(), added=(Twin("n2", "n1"),))
+    assert ways(found) == ways(nodes(2, 2, 2))
+    assert "n2" in found.switches
+
+
+CLASHES = {
+    "already, of type": {"devices": [{"name": "n0/gpu0", "type": "fast"}]},
+    "a switch": {"devices": [{"name": "network", "type": "unit"}]},
+    "a device": {"switches": ["n0/gpu1"]},
+    "other figures": {"links": [link("n0", "network", 7)]},
+    "has other figures": {"device_types": {"unit": device_type(memory_gib=5)}},
+}
+
+
+@pytest.mark.parametrize("name", CLASHES)
+def test_what_the_cluster_has_in_another_form_is_refused(name: str) -> None:
+    kinds = {"unit": device_type(), "fast": device_type(peak_tflop_per_s={"float32": 2})}
+    rows = {"device_types": kinds, "devices": [], "switches": [], "links": [], **CLASHES[name]}
+    with pytest.raises(PipeplanError, match=name) as error:
+        united(two_nodes().cluster, rows, "more.toml")
+    assert str(error.value).startswith("more.toml: ")
+    assert "as the new cluster" in str(error.value)
+
+
+REFUSED = {
+    "lost: the cluster has no device or node 'n0/gpu9'; choose one such as n0/gpu": {
+        "lost": ("n0/gpu9",)
+    },
+    "lost: devices: 'n0/gpu0' is named twice": {"lost": ("n0", "n0/gpu0")},
+    "lost: no device is left": {"lost": ("n0", "n1")},
+    "slow: the cluster has no device or node 'n0/gpu0'": {
+        "lost": ("n0/gpu0",),
+        "slow": (Slow("n0/gpu0", 2),),
+    },
+    "slow: devices: 'n1/gpu1' is named twice": {"slow": (Slow("n1", 2), Slow("n1/gpu1", 3))},
+    "added: n0/gpu1=n0/gpu0: the cluster has 'n0/gpu1' already": {
+        "added": (Twin("n0/gpu1", "n0/gpu0"),)
+    },
+    "nothing changed": {},
+    "leave out the one or the others": {"cluster": nodes(2, 2), "lost": ("n0",)},
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_cannot_be_is_refused_by_name(text: str) -> None:
+    with pytest.raises(PipeplanError) as error:
+        changed(two_nodes(), **REFUSED[text])
+    assert text in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["n0/gpu1", "n0/gpu1:", ":2", "n0/gpu1:fast", "n0:1", "n0:-3", "n0:nan", "n0:inf"]
+)
+def test_a_slow_device_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(PipeplanError, match=r"^slow: "):
+        parse_slow(text)
+
+
+def test_names_with_colons_and_equals_signs_can_be_written(tmp_path: Path) -> None:
+    assert parse_slow("host:0/gpu1:1.5") == Slow("host:0/gpu1", 1.5)
+    assert parse_added("a/gpu1=a/gpu0") == Twin("a/gpu1", "a/gpu0")
+    path = tmp_path / "a=b.toml"
+    path.touch()
+    assert parse_added(str(path)) == path
+    with pytest.raises(PipeplanError, match="NAME=LIKE"):
+        parse_added("=n0")
+
+
+GRAPH = trace("models.gpt:gpt_tiny")
+
+
+@given(
+    st.floats(1.001, 900),
+    st.sampled_from([kind for kind in DEVICES.values() if "float32" in kind.peak_tflop_per_s]),
+    st.sampled_from(GRAPH.record.layers),
+)
+def test_everything_takes_so_many_times_as_long_on_a_slow_device(
+    factor: float, kind: DeviceType, layer: object
+) -> None:
+    fast = layer_times(layer, "x", kind, "float32")
+    slow = layer_times(layer, "x", slower(kind, factor), "float32")
+    assert slow == pytest.approx([factor * seconds for seconds in fast])
+
+
+def test_measured_times_of_slow_devices_are_longer_and_those_of_others_stay() -> None:
+    times = {"forward_s": 0.1, "input_gradient_s": 0.2, "weight_gradient_s": 0.3, "backward_s": 0.4}
+    graph = model(measured={"unit": times}, device_types=["unit"])
+    plan = plan_of(graph, nodes(2, 2), [(3, "n0/gpu0"), (3, "n1/gpu0")])
+    found = new_machines(plan, MachineChanges(slow=(Slow("n1", 1.5), Slow("n0/gpu1", 1.5))))
+    cluster, layer = found.problem.cluster, found.problem.graph.layers["l0"]
+    kinds = {name: cluster.type_of(name) for name in cluster.device_names}
+    assert kinds["n1/gpu0"] == kinds["n1/gpu1"] == kinds["n0/gpu1"] != kinds["n0/gpu0"] == "unit"
+    slow = layer.measured[kinds["n1/gpu0"]]
+    assert slow.model_dump() == pytest.approx({k: 1.5 * v for k, v in times.items()})
+    assert layer.measured["unit"].model_dump() == times
+    assert layer.may_run_on(kinds["n1/gpu0"])
+    assert found.slowed == {"n1/gpu0", "n1/gpu1", "n0/gpu1"}

@@ -1,0 +1,80 @@
+"""Which groups of devices are tried for the stages of a plan whose machines changed."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trained import model, nodes, plan_of
+
+from planner.partition.chain import Chain
+from planner.replanning.groups import OldStage, Repairs
+from planner.replanning.recut import Groups
+
+CHAIN = Chain(plan_of(model(), nodes(4, 4), [(6, "n0/gpu0")]).problem)
+NAMES = CHAIN.problem.cluster.device_names
+
+
+def repaired(*stages: str, spares: str = "", slowed: str = "", most: int = 6) -> list[Groups]:
+    old = tuple(OldStage(tuple(devices.split()), 1.0) for devices in stages)
+    return list(Repairs(CHAIN, old, tuple(spares.split()), slowed.split(), most).groups())
+
+
+def test_stages_that_lost_nothing_stay_first_of_all() -> None:
+    assert repaired("n0/gpu0", "n0/gpu1 n0/gpu2")[0] == (("n0/gpu0",), ("n0/gpu1", "n0/gpu2"))
+
+
+def test_a_stage_without_devices_gets_the_nearest_spare() -> None:
+    """The stages beside it lie on n0, and so does one of the spares."""
+    found = repaired("n0/gpu0", "", "n0/gpu1", spares="n1/gpu0 n0/gpu3")
+    assert found[0] == (("n0/gpu0",), ("n0/gpu3",), ("n0/gpu1",))
+
+
+def test_without_spares_the_largest_stage_gives_one_or_all_become_alike() -> None:
+    found = repaired("n0/gpu0 n0/gpu1 n0/gpu2 n0/gpu3", "", "n1/gpu0", most=3)
+    sizes = [tuple(map(len, groups)) for groups in found]
+    assert sizes[:3] == [(3, 1, 1), (2, 2, 1), (4, 1)]
+
+
+def test_replicas_may_become_two_stages_that_follow_each_other() -> None:
+    found = repaired("n0/gpu0", "n0/gpu1 n0/gpu2 n0/gpu3")
+    assert found[1:] == [(("n0/gpu0",), ("n0/gpu1",), ("n0/gpu2", "n0/gpu3"))]
+
+
+def test_slow_devices_go_where_others_hold_the_stage() -> None:
+    found = repaired("n0/gpu0 n0/gpu1", "n0/gpu2", slowed="n0/gpu1 n0/gpu2")
+    assert (("n0/gpu0",), ("n0/gpu2",)) in found
+    spare = repaired("n0/gpu0", "n0/gpu1", slowed="n0/gpu1", spares="n0/gpu3")
+    assert (("n0/gpu0",), ("n0/gpu3",)) in spare
+
+
+def test_new_devices_join_a_stage_or_become_one_at_every_place() -> None:
+    found = repaired("n0/gpu0", "n0/gpu1 n0/gpu2", spares="n0/gpu3")
+    assert (("n0/gpu0", "n0/gpu3"), ("n0/gpu1", "n0/gpu2")) in found
+    for place in range(3):
+        groups = [("n0/gpu0",), ("n0/gpu1", "n0/gpu2")]
+        groups.insert(place, ("n0/gpu3",))
+        assert tuple(groups) in found
+
+
+@given(st.permutations(NAMES), st.lists(st.integers(0, 3), min_size=1, max_size=4), st.data())
+def test_every_choice_uses_devices_that_are_there_once_each(
+    order: list[str], sizes: list[int], data: st.DataObject
+) -> None:
+    left, stages = list(order), []
+    for size in sizes:
+        stages.append(" ".join(left[:size]))
+        left = left[size:]
+    slowed = " ".join(data.draw(st.sets(st.sampled_from(NAMES), max_size=2)))
+    most = data.draw(st.integers(1, 5))
+    found = repaired(*stages, spares=" ".join(left), slowed=slowed, most=most)
+    assert len(found) == len(set(found))
+    for groups in found:
+        used = [device for group in groups for device in group]
+        assert 0 < len(groups) <= most
+        assert all(groups)
+        assert len(used) == len(set(used))
+        assert set(used) <= set(order)
+
+
+@pytest.mark.parametrize("spares", ["", "n1/gpu0"])
+def test_what_has_no_devices_at_all_needs_spares(spares: str) -> None:
+    assert bool(repaired("", spares=spares)) == bool(spares)
