@@ -15,10 +15,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from planner.artifacts.migrations import migrate, steps_to
 from planner.errors import PipeplanError, shorten
 
 KINDS = {
-    "pipeplan/1": "a plan",
+    "pipeplan/2": "a plan",
     "pipeplan-graph/1": "a layer graph",
     "pipeplan-cluster/1": "a cluster file",
     "pipeplan-job/1": "a job file",
@@ -27,9 +28,9 @@ KINDS = {
     "pipeplan-timeline/1": "a measured timeline",
     "pipeplan-costs/1": "measured costs of layers",
     "pipeplan-sync-trace/1": "a trace of synchronisation",
-    "pipeplan-sweep/1": "the index of a sweep",
+    "pipeplan-sweep/2": "the index of a sweep",
 }
-"""Files by their field ``format``."""
+"""Files by their field ``format``, of which these are the newest."""
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 """Bytes, FLOPs or elements: what every tool downstream can hold, and a float can stand for."""
 
@@ -246,7 +247,7 @@ def _no_numbers(data: Any, place: tuple[int | str, ...]) -> Iterator[tuple[str, 
 
 
 def check_format(data: Any, expected: str, source: str) -> Mapping[str, Any]:
-    """Return ``data`` as a mapping if its ``format`` field is the one this version reads.
+    """Return ``data`` as a mapping in the ``expected`` format; older ones are migrated to it.
 
     Raises:
         PipeplanError: for another kind of file, a future version, or no object at all.
@@ -255,8 +256,8 @@ def check_format(data: Any, expected: str, source: str) -> Mapping[str, Any]:
         what = "a list" if isinstance(data, list) else _json(data)
         raise PipeplanError(f"{source}: expected an object with a field 'format', found {what}")
     found = data.get("format")
-    if found == expected:
-        return data
+    if found == expected or steps_to(found, expected):
+        return migrate(data, expected, source)
     if "format" not in data:
         raise PipeplanError(
             f"{source}: format: expected {expected!r}, but the field is missing; is this "
@@ -270,11 +271,33 @@ def check_format(data: Any, expected: str, source: str) -> Mapping[str, Any]:
             f"{source}: format: {shorten(found)} is newer than {expected!r}, which this version of "
             "Pipeplan reads; upgrade Pipeplan"
         )
-    kind = KINDS.get(found, "something else") if isinstance(found, str) else "something else"
     raise PipeplanError(
-        f"{source}: format: expected {expected!r}, found {shorten(found)}; this is {kind}, give "
-        f"{KINDS[expected]}"
+        f"{source}: format: expected {expected!r}, found {shorten(found)}; this is "
+        f"{kind_of(found)}, give {KINDS[expected]}"
     )
+
+
+def newest_format(found: object, source: str) -> str:
+    """The newest format of a kind of file, by any format of the kind.
+
+    Raises:
+        PipeplanError: if it is none of Pipeplan's.
+    """
+    kind = found.rpartition("/")[0] if isinstance(found, str) else None
+    for newest in KINDS:
+        if newest.rpartition("/")[0] == kind:
+            return newest
+    raise PipeplanError(
+        f"{source}: format: expected one of Pipeplan's, such as {next(iter(KINDS))!r}, found "
+        f"{shorten(found)}; name a file that Pipeplan wrote or reads"
+    )
+
+
+def kind_of(found: object) -> str:
+    """What a file of a format is, whatever its version."""
+    kind = found.rpartition("/")[0] if isinstance(found, str) else None
+    kinds = {newest.rpartition("/")[0]: name for newest, name in KINDS.items()}
+    return kinds.get(kind or "", "something else")
 
 
 def canonical_json(data: Any) -> str:

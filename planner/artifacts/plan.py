@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,8 +23,16 @@ from planner.artifacts.job import MAX_MICROBATCHES, Job, JsonValue
 from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.operations import Operation, parse_order
 from planner.artifacts.problem import ModelSource, Problem
+from planner.errors import PipeplanError
 
-FORMAT = "pipeplan/1"
+FORMAT = "pipeplan/2"
+COST_MODEL = 1
+"""The revision of the cost model and the simulator. It rises whenever either predicts another time
+or other bytes for some plan: figures of another revision are predicted anew when a plan is read,
+and bounds of another prove nothing."""
+OTHER_COST_MODEL = "nothing: its bound was proved under another revision of the cost model"
+logger = logging.getLogger(__name__)
+
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 # A sum over layers and microbatches of counts below 2**63; a float can still stand for it.
@@ -94,7 +103,8 @@ class Provenance(Record):
     """What made the plan, enough to make it again.
 
     ``bound_covers`` names the plans that the proven bound holds for, ``problem_digest`` the
-    problem (:attr:`Problem.digest`); a bound for any other problem proves nothing.
+    problem (:attr:`Problem.digest`); a bound for any other problem proves nothing. ``cost_model``
+    is the revision (:data:`COST_MODEL`) that predicted the plan and proved the bound.
     """
 
     pipeplan: str
@@ -104,13 +114,14 @@ class Provenance(Record):
     limit: str
     solver: str
     bound_covers: str
+    cost_model: Count
     problem_digest: str | None = None
 
 
 class Plan(Record):
     """A complete answer: stages, devices, orders and predictions, with all they were made from."""
 
-    format: Literal["pipeplan/1"] = "pipeplan/1"
+    format: Literal["pipeplan/2"] = "pipeplan/2"
     model: PlannedModel
     cluster: Cluster
     job: Job
@@ -126,10 +137,14 @@ class Plan(Record):
     def parse(cls, data: Any, source: str = "plan") -> Plan:
         """Check the form of plain JSON data; ``planner.verify`` checks what it says.
 
+        A plan that another revision of the cost model predicted is predicted anew and loses its
+        bound; a warning of this module's logger tells of it.
+
         Raises:
             PipeplanError: naming every wrong field, or a format this version does not read.
         """
-        return super().parse(check_format(data, FORMAT, source), source)
+        plan = super().parse(check_format(data, FORMAT, source), source)
+        return plan if plan.provenance.cost_model == COST_MODEL else _predicted_anew(plan, source)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -183,3 +198,32 @@ class Plan(Record):
         return {
             device: parse_order(text, f"orders[{device!r}]") for device, text in self.orders.items()
         }
+
+
+def _predicted_anew(plan: Plan, source: str) -> Plan:
+    """The plan with the figures of this version's cost model, and without a bound.
+
+    One that cannot be replayed stays as it is: whoever verifies it is told why.
+    """
+    from planner.verifier import predict, replay
+
+    try:
+        timeline = replay(plan)
+    except PipeplanError:
+        return plan
+    predicted, before = predict(timeline, 0.0), plan.predicted
+    logger.warning(
+        "%s: predicted anew, as another revision of the cost model made it: iteration_time_s is "
+        "%.6g, was %.6g; its bound is dropped, `pipeplan plan --warm-start` proves another",
+        source,
+        predicted.iteration_time_s,
+        before.iteration_time_s,
+    )
+    provenance = plan.provenance.model_copy(
+        update={
+            "cost_model": COST_MODEL,
+            "problem_digest": timeline.pipeline.problem.digest,
+            "bound_covers": OTHER_COST_MODEL,
+        }
+    )
+    return plan.model_copy(update={"predicted": predicted, "provenance": provenance})

@@ -47,7 +47,7 @@ def calibrate(
     as_json: JsonOption = False,
 ) -> None:
     """Turn a run's measured times into the costs that plans are made from."""
-    with user_errors():
+    with user_errors(as_json):
         from planner.artifacts.measured import MeasuredTimeline
         from planner.artifacts.plan import Plan
         from planner.calibration.calibrate import calibrate as calibrated

@@ -45,7 +45,7 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Measure our plan against the classic planners', all in one simulator."""
-    with user_errors():
+    with user_errors(as_json):
         from planner.artifacts.document import require_file_path
         from planner.comparison import find_planners
         from planner.solver import check_settings

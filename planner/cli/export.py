@@ -26,7 +26,7 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write a plan for the tool you train with; refused, with the reasons, if it cannot run it."""
-    with user_errors():
+    with user_errors(as_json):
         from planner.artifacts.document import require_file_path
         from planner.artifacts.plan import Plan
         from planner.export.targets import export_plan

@@ -76,7 +76,7 @@ def import_(
     as_json: JsonOption = False,
 ) -> None:
     """Read what other tools tell: a profile into a layer graph, links into a cluster file."""
-    with user_errors():
+    with user_errors(as_json):
         from planner.importing.formats import CLUSTER_FORMATS, format_of
         from planner.importing.options import ImportOptions
 

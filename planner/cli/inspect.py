@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from planner.cli.options import JsonOption, PlanArgument
-from planner.cli.output import print_json, user_errors
+from planner.cli.output import print_json, tell_written, user_errors
 from planner.errors import PipeplanError
 
 
 def verify(path: PlanArgument, as_json: JsonOption = False) -> None:
     """Check that a plan holds; exit status 1 and the reasons if it does not."""
-    with user_errors():
+    with user_errors(as_json):
         from planner.artifacts.plan import Plan
         from planner.verifier import verify as find_problems
 
@@ -38,9 +38,10 @@ def plot(
         Path, typer.Option("-o", "--output", help="picture to write: .png or .svg")
     ] = Path("plan.png"),
     memory: Annotated[bool, typer.Option("--memory", help="memory over time instead")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Draw a plan as a Gantt chart, or its memory over time."""
-    with user_errors():
+    with user_errors(as_json):
         from planner.artifacts.plan import Plan
         from planner.report.gantt import save_gantt
         from planner.report.memory_plot import save_memory
@@ -52,4 +53,4 @@ def plot(
             save_memory(timeline, output)
         else:
             save_gantt(timeline, output, title=f"{the_plan.model.name} on {the_plan.cluster.name}")
-        typer.echo(f"wrote {output}")
+        tell_written(path, output, as_json=as_json)

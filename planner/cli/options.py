@@ -26,4 +26,6 @@ SetOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="of the solver")]
 WorkersOption = Annotated[int, typer.Option("--workers", help="solver threads")]
-JsonOption = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="one JSON document on stdout instead of tables")
+]

@@ -93,5 +93,5 @@ def plan(
         sync=sync,
     )
     settings = SearchSettings(time_limit, gap, seed, workers, deterministic)
-    with user_errors():
+    with user_errors(as_json):
         make_plan(request, settings, output, as_json=as_json)

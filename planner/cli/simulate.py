@@ -79,7 +79,7 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Replay a plan and show what every device does, and how well it keeps its time."""
-    with user_errors():
+    with user_errors(as_json):
         noises = {
             "jitter": jitter,
             "transfer_jitter": transfer_jitter,

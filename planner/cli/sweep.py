@@ -113,7 +113,7 @@ def sweep(
     as_json: JsonOption = False,
 ) -> None:
     """Plan at many batch sizes, device counts and clusters; compare time and cost a sample."""
-    with user_errors():
+    with user_errors(as_json):
         make_sweep(
             SweepRequest(
                 model=model,
