@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from planner.cli import completion
 from planner.cli.options import JsonOption, PlanArgument
 from planner.cli.output import print_json, user_errors
 
@@ -18,7 +19,12 @@ def export(
     path: PlanArgument,
     target: Annotated[
         str,
-        typer.Option("--to", metavar="TOOL", help="torch-csv, torchtitan, megatron or deepspeed"),
+        typer.Option(
+            "--to",
+            metavar="TOOL",
+            help="torch-csv, torchtitan, megatron or deepspeed",
+            autocompletion=completion.export_targets,
+        ),
     ],
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FOLDER", help="folder to write into")

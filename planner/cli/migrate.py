@@ -8,12 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
+from planner.cli import completion
 from planner.cli.options import JsonOption
 from planner.cli.output import print_json, user_errors
 from planner.errors import PipeplanError
 
 FileArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="any file of Pipeplan, whatever its kind")
+    Path,
+    typer.Argument(
+        metavar="FILE",
+        help="any file of Pipeplan, whatever its kind",
+        autocompletion=completion.artifacts,
+    ),
 ]
 OutputOption = Annotated[
     Path | None, typer.Option("-o", "--output", help="file to write; FILE itself unless given")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from planner.cli import completion
 from planner.cli.options import JsonOption, PlanArgument
 from planner.cli.output import named, tell_written, user_errors
 from planner.cli.what_if import (
@@ -37,6 +38,7 @@ AgainstOption = Annotated[
         "--against",
         metavar="MEASURED",
         help="show a timeline that the executor wrote (--timeline) beneath",
+        autocompletion=completion.plans,
     ),
 ]
 CompareOption = Annotated[
