@@ -32,4 +32,3 @@ def show_log(rank: int = 0) -> None:
         if not any(isinstance(handler, _Console) for handler in logger.handlers):
             logger.addHandler(_Console())
         logger.setLevel(level if name == "executor" or rank == 0 else logging.ERROR)
-        logger.propagate = False

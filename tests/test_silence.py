@@ -60,12 +60,11 @@ def test_a_program_with_logging_hears_of_it_by_its_name() -> None:
 def own_loggers() -> object:
     """Loggers of the packages as they were, after a test."""
     loggers = [logging.getLogger(name) for name in ("planner", "executor")]
-    before = [(row.level, list(row.handlers), row.propagate) for row in loggers]
+    before = [(row.level, list(row.handlers)) for row in loggers]
     yield
-    for row, (level, handlers, propagate) in zip(loggers, before, strict=True):
+    for row, (level, handlers) in zip(loggers, before, strict=True):
         row.setLevel(level)
         row.handlers[:] = handlers
-        row.propagate = propagate
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -10,14 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from planner.artifacts.cluster import Cluster
-from planner.artifacts.document import (
-    Count,
-    Record,
-    check_format,
-    digest_of_data,
-    read_json,
-    write_atomically,
-)
+from planner.artifacts.document import Count, Record, digest_of_data, read_json, write_atomically
+from planner.artifacts.formats import check_format
 from planner.artifacts.graph_record import GraphRecord, structure_digest
 from planner.artifacts.job import MAX_MICROBATCHES, Job, JsonValue
 from planner.artifacts.layer_graph import LayerGraph

@@ -29,7 +29,8 @@ OutputOption = Annotated[
 def migrate(file: FileArgument, output: OutputOption = None, as_json: JsonOption = False) -> None:
     """Rewrite a file of an older format in the newest one."""
     with user_errors(as_json):
-        from planner.artifacts.document import check_format, newest_format, require_file_path
+        from planner.artifacts.document import require_file_path
+        from planner.artifacts.formats import check_format, newest_format
 
         target = output or file
         require_file_path(target)

@@ -14,7 +14,7 @@ from small_plan import PLAN, refusal
 from strategies import json_values
 
 from planner.artifacts.cluster import Cluster
-from planner.artifacts.document import check_format
+from planner.artifacts.formats import check_format
 from planner.artifacts.job import Job
 from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.plan import Plan

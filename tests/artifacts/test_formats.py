@@ -17,7 +17,8 @@ from executor.config import TrainingConfig
 from planner import Plan, simulate, verify
 from planner.artifacts.cluster import Cluster
 from planner.artifacts.costs import Costs
-from planner.artifacts.document import KINDS, check_format, read_json
+from planner.artifacts.document import read_json
+from planner.artifacts.formats import KINDS, check_format
 from planner.artifacts.job import Job
 from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.measured import MeasuredTimeline
