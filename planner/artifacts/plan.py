@@ -17,7 +17,6 @@ from planner.artifacts.job import MAX_MICROBATCHES, Job, JsonValue
 from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.operations import Operation, parse_order
 from planner.artifacts.problem import ModelSource, Problem
-from planner.errors import PipeplanError
 
 FORMAT = "pipeplan/2"
 COST_MODEL = 1
@@ -197,13 +196,12 @@ class Plan(Record):
 def _predicted_anew(plan: Plan, source: str) -> Plan:
     """The plan with the figures of this version's cost model, and without a bound.
 
-    One that cannot be replayed stays as it is: whoever verifies it is told why.
+    One whose form does not hold stays as it is: whoever verifies it is told why.
     """
-    from planner.verifier import predict, replay
+    from planner.verifier import predict, replay_whole
 
-    try:
-        timeline = replay(plan)
-    except PipeplanError:
+    timeline = replay_whole(plan)
+    if timeline is None:
         return plan
     predicted, before = predict(timeline, 0.0), plan.predicted
     logger.warning(
