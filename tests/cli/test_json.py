@@ -44,6 +44,7 @@ JOB = 'format = "pipeplan-job/1"\nmicrobatches = 2\nloss = "mse"\n'
 def folder(tmp_path: Path, plan_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the files lie that the commands below are given."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
     # Whether a tool can run the plan is not the question here.
     taken = Exported(files={"plan.csv": "0F0\n"}, use=("run it",), notes=())
     monkeypatch.setattr("planner.export.targets.export_plan", lambda plan, target: taken)
