@@ -4,12 +4,15 @@ Needs torch and the planner's artifacts, no solver. From Python, in the processe
 started: :func:`train`.
 """
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from executor.training import train
 
 __all__ = ["train"]
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from executor.command_line import Options, parse_options
+from executor.console import show_log
 from executor.error_line import print_error
 from executor.rank_options import WrongUsageError
 from executor.torchrun_record import record_for_torchrun
@@ -27,6 +28,7 @@ _FIRST_COME_S = 3.0
 def main() -> int:
     """Run and return the exit status: 0 done, 1 it failed; wrong usage ends with 2."""
     rank = int(os.environ.get("RANK", "0"))
+    show_log(rank)
     try:
         options = parse_options()
     except WrongUsageError as error:

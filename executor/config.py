@@ -13,7 +13,8 @@ from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from executor.learning_rate import KINDS, Factor, Schedule, custom_schedule
 from executor.loss_scale import LossScalePolicy
-from planner.artifacts.document import Record, check_format, read_toml
+from planner.artifacts.document import Record, read_toml
+from planner.artifacts.formats import check_format
 from planner.artifacts.own_names import known_or_own_schema
 
 FORMAT = "pipeplan-train/1"

@@ -43,8 +43,8 @@ def allowed_factory(plan: Plan, named: str | Factory | None) -> Factory:
         if recorded not in _zoo().values():
             raise PipeplanError(
                 f"the plan's model is {recorded!r}, which is not in Pipeplan's own package models "
-                "(models.ZOO); plans are data and import nothing by themselves: if you trust it, "
-                f"add --model {recorded}"
+                "(models.ZOO, of a checkout: installations have none); plans are data and import "
+                f"nothing by themselves: if you trust it, add --model {recorded}"
             )
         named = recorded
     elif recorded is not None and not _same_source(named, recorded):

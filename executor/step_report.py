@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,11 @@ from executor.metrics import StepMetrics
 from planner.artifacts.document import read_text, require_file_path, write_atomically
 from planner.errors import PipeplanError
 
+logger = logging.getLogger(__name__)
+
 
 class StepReport:
-    """Prints every step, and writes it to a file if there is one.
+    """Logs every step, and writes it to a file if there is one.
 
     The file is begun anew with the first step; a training that goes on from a checkpoint keeps
     the lines of the steps before it.
@@ -40,11 +42,12 @@ class StepReport:
 
     def __call__(self, metrics: StepMetrics) -> None:
         """Tell of one step."""
-        print(metrics.line(), flush=True)
+        logger.info("%s", metrics.line())
         if not math.isfinite(metrics.loss) and not self._has_warned:
             self._has_warned = True
-            words = f"the loss of step {metrics.step} is {metrics.loss}; training goes on"
-            print(f"warning: {words}", file=sys.stderr, flush=True)
+            logger.warning(
+                "the loss of step %d is %s; training goes on", metrics.step, metrics.loss
+            )
         if self._path is not None:
             self._write(self._path, metrics)
 

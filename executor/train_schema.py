@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from executor.config import TrainingConfig
 from planner.artifacts.schemas import Artifact, schema_text
 
@@ -10,7 +12,7 @@ TRAIN = Artifact("Pipeplan training file", TrainingConfig)
 
 def main() -> None:
     """Print it."""
-    print(schema_text(TRAIN), end="")
+    sys.stdout.write(schema_text(TRAIN))
 
 
 if __name__ == "__main__":

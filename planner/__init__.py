@@ -4,6 +4,7 @@ The names below are the public API. They are imported when first used, so that i
 ``planner`` stays fast and needs neither torch nor ortools.
 """
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,9 @@ __all__ = [
     "trace",
     "verify",
 ]
+
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,7 @@
 from importlib import metadata
 
 from planner.artifacts.operations import format_order
-from planner.artifacts.plan import Plan, Provenance
+from planner.artifacts.plan import COST_MODEL, Plan, Provenance
 from planner.artifacts.problem import Problem
 from planner.costs.placement import PlacedPipeline
 from planner.simulator import Orders, Timeline, simulate
@@ -65,6 +65,7 @@ def plan_by_hand(pipeline: PlacedPipeline, orders: Orders) -> Plan:
         limit="none",
         solver="by hand",
         bound_covers="nothing: no bound was computed",
+        cost_model=COST_MODEL,
     )
     return assemble_plan(simulate(pipeline, orders), orders, 0.0, provenance)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from planner.artifacts.plan import Plan, Provenance
+from planner.artifacts.plan import COST_MODEL, Plan, Provenance
 from planner.artifacts.problem import Problem
 from planner.assemble import assemble_plan, version
 from planner.costs.placement import StageSpec
@@ -252,4 +252,5 @@ def _provenance(search: Search, limit: str, solver: str) -> Provenance:
             + ("any layers recomputed" if search.problem.job.recompute else "no recompute")
             + (", under constraints of one's own" if search.constrain is not None else "")
         ),
+        cost_model=COST_MODEL,
     )

@@ -70,6 +70,15 @@ def replay(plan: Plan) -> Timeline:
     return _replay(plan, orders)
 
 
+def replay_whole(plan: Plan) -> Timeline | None:
+    """Simulate a plan; None if its form does not hold, as :func:`verify` then tells."""
+    try:
+        orders = plan.parsed_orders()
+        return None if any(form_problems(plan, orders)) else _replay(plan, orders)
+    except PipeplanError:
+        return None
+
+
 def _replay(plan: Plan, orders: Orders) -> Timeline:
     pipeline = place_plan(plan)
     if not is_connected(pipeline):

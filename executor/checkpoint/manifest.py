@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, get_args
 import torch
 from pydantic import Field, JsonValue, model_validator
 
-from planner.artifacts.document import Count, Record, check_format
+from planner.artifacts.document import Count, Record
+from planner.artifacts.formats import check_format
 from planner.errors import shorten
 
 FORMAT = "pipeplan-checkpoint/1"

@@ -24,6 +24,7 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from executor.checkpoint import Checkpoint
 from executor.config import TrainingConfig
+from executor.console import show_log
 from executor.coordinator.log import Log
 from executor.coordinator.report import report_lines
 from executor.coordinator.store import ABOUT, DONE, ENDED, REPORT, STRANDED, Meeting
@@ -64,6 +65,7 @@ class _Options:
 
 def main() -> int:
     """Serve until all shares are done; returns the exit status."""
+    show_log()
     try:
         options = _Options(**vars(parser().parse_args()))
         return _serve(options)

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch.distributed import DistError
 
+from executor.console import show_log
 from executor.coordinator.coordinators import coordinator_for
 from executor.coordinator.log import Log
 from executor.coordinator.serve import Service
@@ -31,6 +32,7 @@ _LOOK_S = 0.1
 
 def main() -> int:
     """Serve until the parent ends this process, or is gone itself; returns the exit status."""
+    show_log()
     address, prefix, facts, silent_s, log = sys.argv[1:]
     # Ctrl-C is for the parent, which ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -8,7 +8,7 @@ when a deadline has come or a rank has been silent for too long.
 from __future__ import annotations
 
 import json
-import sys
+import logging
 import threading
 import time
 from contextlib import suppress
@@ -41,6 +41,8 @@ from executor.coordinator.store import (
     beats_of,
 )
 from planner.errors import PipeplanError
+
+logger = logging.getLogger(__name__)
 
 _Lives = tuple[tuple[int, str, frozenset[int]], ...]
 
@@ -91,7 +93,7 @@ class Service:
         try:
             message = read_message(data)
         except PipeplanError as error:
-            print(f"warning: coordinator: {error}", file=sys.stderr, flush=True)
+            logger.warning("coordinator: %s", error)
             return
         now_s = time.monotonic()
         self.log.append(message, now_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from executor.coordinator.stillness import Stillness
 from executor.coordinator.store import COORDINATOR_BEATS, Meeting
 from planner.artifacts.plan import Plan, Sync
 from planner.sync.lanes import lanes_of, pipelines_per_node
+
+logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
 """From one look at the process to the next."""
@@ -150,7 +153,7 @@ class SupervisedCoordinator:
                     f"last time with status {status}; mend what it says above, and start again"
                 )
                 return
-            print(f"warning: the coordinator ended ({status}); another goes on", file=sys.stderr)
+            logger.warning("the coordinator ended (%s); another goes on", status)
             if self._spare is None:
                 time.sleep(_PAUSE_S)
             with self._lock:
@@ -176,10 +179,9 @@ class SupervisedCoordinator:
             with suppress(subprocess.TimeoutExpired):
                 return self._process.wait(_LOOK_S)
             if self._stands_still():
-                print(
-                    f"warning: the coordinator gave no sign of life for {self._silent_s:g} s; "
-                    "its process is ended",
-                    file=sys.stderr,
+                logger.warning(
+                    "the coordinator gave no sign of life for %g s; its process is ended",
+                    self._silent_s,
                 )
                 self._process.kill()
             with self._lock:

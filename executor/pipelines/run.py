@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -31,6 +32,7 @@ from executor.trainer import Trainer
 from planner.artifacts.plan import Plan
 
 Report = Callable[[StepMetrics], None]
+logger = logging.getLogger(__name__)
 
 
 class PipelineRun:
@@ -69,7 +71,7 @@ class PipelineRun:
             trainer = trainer_of(setup)
             with met(setup) as client:
                 if tells:
-                    print(begin_line(self.work, seat.pipeline, setup.share_size), flush=True)
+                    logger.info("%s", begin_line(self.work, seat.pipeline, setup.share_size))
                 begun_s = time.monotonic()
                 history = self._take_part(trainer, client, report)
                 found: dict[str, Any] = json.loads(client.store.get(REPORT))
@@ -78,7 +80,7 @@ class PipelineRun:
                 client.store.add(ENDED, 1)
             if tells:
                 for line in self._last_lines(found, missed, history, took_s):
-                    print(line, flush=True)
+                    logger.info("%s", line)
         return history
 
     def _last_lines(

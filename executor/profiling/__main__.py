@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,25 +21,39 @@ from planner.artifacts.job import Job, job_with
 from planner.errors import PipeplanError
 from planner.wiring.device_types import cpu_type, gpu_type
 
+_INTERRUPTED = "interrupted: what was measured is kept; the same command goes on"
+
 
 def main(words: list[str] | None = None) -> int:
     """Measure what the command line asks for; returns the exit status."""
+    options = parser().parse_args(words)
+    with redirect_stdout(sys.stderr) if options.json else nullcontext():
+        status, document, line = _profiled(options)
+    if options.json:
+        print(json.dumps(document, indent=1))
+    elif line:
+        print(line)
+    return status
+
+
+def _profiled(options: argparse.Namespace) -> tuple[int, dict[str, Any], str]:
+    """The exit status, what to say of it to programs, and to people on stdout."""
     try:
-        request = _request(words)
-        profile(request, lambda line: print(line, file=sys.stderr, flush=True))
+        request = _request(options)
+        costs = profile(request, lambda line: print(line, file=sys.stderr, flush=True))
     except PipeplanError as error:
         for problem in error.problems:
             print_error(problem)
-        return 1
+        return 1, {"error": list(error.problems)}, ""
     except KeyboardInterrupt:
-        print("interrupted: what was measured is kept; the same command goes on", file=sys.stderr)
-        return 130
-    print(f"wrote {request.output}")
-    return 0
+        print(_INTERRUPTED, file=sys.stderr)
+        return 130, {"error": [_INTERRUPTED]}, ""
+    told = costs.model_dump(mode="json", exclude={"kinds", "format"})
+    document = {"written": [str(request.output)], **told, "kinds": len(costs.kinds)}
+    return 0, document, f"wrote {request.output}"
 
 
-def _request(words: list[str] | None) -> Request:
-    options = parser().parse_args(words)
+def _request(options: argparse.Namespace) -> Request:
     job = job_with(Job.load(options.job) if options.job else Job(), options.set or [])
     device = device_of_this_process(options.device)
     if options.threads is not None:
@@ -91,6 +108,9 @@ def parser() -> argparse.ArgumentParser:
         default=Path("costs.json"),
         metavar="FILE",
         help="costs file; one that is there is added to (default costs.json)",
+    )
+    found.add_argument(
+        "--json", action="store_true", help="one JSON document on stdout: what was written"
     )
     return found
 

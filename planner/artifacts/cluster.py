@@ -16,7 +16,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from planner.artifacts.cluster_file import FORMAT as FILE_FORMAT
 from planner.artifacts.cluster_file import ClusterFile, Currency, Name
 from planner.artifacts.cluster_toml import cluster_toml
-from planner.artifacts.document import Record, check_format, read_json, read_toml, write_atomically
+from planner.artifacts.document import Record, read_json, read_toml, write_atomically
+from planner.artifacts.formats import check_format
 from planner.artifacts.hardware import DeviceType, LinkType, Price
 from planner.artifacts.link_table import LinkTable
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from planner.artifacts.document import Count, Record, check_format, read_json, write_atomically
+from planner.artifacts.document import Count, Record, read_json, write_atomically
+from planner.artifacts.formats import check_format
 from planner.artifacts.graph_record import MeasuredTimes, Name, Seconds
 from planner.artifacts.job import Precision
 from planner.errors import PipeplanError

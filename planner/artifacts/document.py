@@ -17,20 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.errors import PipeplanError, shorten
 
-KINDS = {
-    "pipeplan/1": "a plan",
-    "pipeplan-graph/1": "a layer graph",
-    "pipeplan-cluster/1": "a cluster file",
-    "pipeplan-job/1": "a job file",
-    "pipeplan-train/1": "a training file",
-    "pipeplan-checkpoint/1": "a checkpoint's manifest",
-    "pipeplan-timeline/1": "a measured timeline",
-    "pipeplan-costs/1": "measured costs of layers",
-    "pipeplan-sync-trace/1": "a trace of synchronisation",
-    "pipeplan-sweep/1": "the index of a sweep",
-    "pipeplan-moves/1": "what a new plan moves",
-}
-"""Files by their field ``format``."""
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 """Bytes, FLOPs or elements: what every tool downstream can hold, and a float can stand for."""
 
@@ -244,51 +230,6 @@ def _no_numbers(data: Any, place: tuple[int | str, ...]) -> Iterator[tuple[str, 
     for part, value in rows:
         if isinstance(value, dict | list | _NoNumber):
             yield from _no_numbers(value, (*place, part))
-
-
-def check_format(data: Any, expected: str, source: str) -> Mapping[str, Any]:
-    """Return ``data`` as a mapping if its ``format`` field is the one this version reads.
-
-    A key ``$schema``, which editors read, is left out.
-
-    Raises:
-        PipeplanError: for another kind of file, a future version, or no object at all.
-    """
-    if not isinstance(data, Mapping):
-        what = "a list" if isinstance(data, list) else _json(data)
-        raise PipeplanError(f"{source}: expected an object with a field 'format', found {what}")
-    found = data.get("format")
-    if found == expected:
-        return _without_schema(data, source)
-    if "format" not in data:
-        raise PipeplanError(
-            f"{source}: format: expected {expected!r}, but the field is missing; is this "
-            f"{KINDS[expected]}?"
-        )
-    kind, _, version = expected.rpartition("/")
-    other_kind, _, other = found.rpartition("/") if isinstance(found, str) else ("", "", "")
-    is_number = re.fullmatch("[0-9]{1,9}", other)
-    if other_kind == kind and is_number and int(other) > int(version):
-        raise PipeplanError(
-            f"{source}: format: {shorten(found)} is newer than {expected!r}, which this version of "
-            "Pipeplan reads; upgrade Pipeplan"
-        )
-    kind = KINDS.get(found, "something else") if isinstance(found, str) else "something else"
-    raise PipeplanError(
-        f"{source}: format: expected {expected!r}, found {shorten(found)}; this is {kind}, give "
-        f"{KINDS[expected]}"
-    )
-
-
-def _without_schema(data: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-    if "$schema" not in data:
-        return data
-    if not isinstance(data["$schema"], str):
-        raise PipeplanError(
-            f"{source}: $schema: expected the address of a JSON Schema as text, found "
-            f"{_json(data['$schema'])}; correct it or leave it out"
-        )
-    return {name: value for name, value in data.items() if name != "$schema"}
 
 
 def canonical_json(data: Any) -> str:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from planner.artifacts.document import Count, Record, check_format, read_json, read_toml
+from planner.artifacts.document import Count, Record, read_json, read_toml
+from planner.artifacts.formats import check_format
 from planner.artifacts.own_names import known_or_own_schema
 from planner.errors import PipeplanError
 

@@ -9,7 +9,8 @@ from typing import Any, Self
 
 import networkx as nx
 
-from planner.artifacts.document import check_format, digest, read_json, write_atomically
+from planner.artifacts.document import digest, read_json, write_atomically
+from planner.artifacts.formats import check_format
 from planner.artifacts.graph_record import Boundary, GraphRecord, Layer, Parameter
 from planner.artifacts.read_only import Attributes, read_only
 from planner.errors import PipeplanError

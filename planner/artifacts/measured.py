@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, model_validator
 
-from planner.artifacts.document import Count, Record, check_format, read_json, write_atomically
+from planner.artifacts.document import Count, Record, read_json, write_atomically
+from planner.artifacts.formats import check_format
 from planner.artifacts.graph_record import Name
 from planner.artifacts.operations import Operation, parse_operation
 from planner.errors import PipeplanError

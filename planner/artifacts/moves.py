@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from planner.artifacts.document import Record, check_format, read_json, write_atomically
+from planner.artifacts.document import Record, read_json, write_atomically
+from planner.artifacts.formats import check_format
 
 FORMAT = "pipeplan-moves/1"
 CHECKPOINT = "checkpoint"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,21 +10,22 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from planner.artifacts.cluster import Cluster
-from planner.artifacts.document import (
-    Count,
-    Record,
-    check_format,
-    digest_of_data,
-    read_json,
-    write_atomically,
-)
+from planner.artifacts.document import Count, Record, digest_of_data, read_json, write_atomically
+from planner.artifacts.formats import check_format
 from planner.artifacts.graph_record import GraphRecord, structure_digest
 from planner.artifacts.job import MAX_MICROBATCHES, Job, JsonValue
 from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.operations import Operation, parse_order
 from planner.artifacts.problem import ModelSource, Problem
 
-FORMAT = "pipeplan/1"
+FORMAT = "pipeplan/2"
+COST_MODEL = 1
+"""The revision of the cost model and the simulator. It rises whenever either predicts another time
+or other bytes for some plan: figures of another revision are predicted anew when a plan is read,
+and bounds of another prove nothing."""
+OTHER_COST_MODEL = "nothing: its bound was proved under another revision of the cost model"
+logger = logging.getLogger(__name__)
+
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 # A sum over layers and microbatches of counts below 2**63; a float can still stand for it.
@@ -138,6 +140,7 @@ class Provenance(Record):
         bound_covers: the plans that the proven bound holds for.
         problem_digest: of the problem that the bound was proved for (:attr:`Problem.digest`);
             a bound for any other proves nothing.
+        cost_model: the revision (:data:`COST_MODEL`) that predicted the plan and proved the bound.
     """
 
     pipeplan: str
@@ -147,6 +150,7 @@ class Provenance(Record):
     limit: str
     solver: str
     bound_covers: str
+    cost_model: Count
     problem_digest: str | None = None
 
 
@@ -154,7 +158,7 @@ class Plan(Record):
     """A complete answer: stages, devices, orders and predictions, with all they were made from.
 
     Attributes:
-        format: ``pipeplan/1``.
+        format: ``pipeplan/2``.
         model: that is trained.
         cluster: that it was planned for.
         job: that it was planned for.
@@ -169,7 +173,7 @@ class Plan(Record):
         provenance: what made the plan.
     """
 
-    format: Literal["pipeplan/1"] = "pipeplan/1"
+    format: Literal["pipeplan/2"] = "pipeplan/2"
     model: PlannedModel
     cluster: Cluster
     job: Job
@@ -185,10 +189,14 @@ class Plan(Record):
     def parse(cls, data: Any, source: str = "plan") -> Plan:
         """Check the form of plain JSON data; ``planner.verify`` checks what it says.
 
+        A plan that another revision of the cost model predicted is predicted anew and loses its
+        bound; a warning of this module's logger tells of it.
+
         Raises:
             PipeplanError: naming every wrong field, or a format this version does not read.
         """
-        return super().parse(check_format(data, FORMAT, source), source)
+        plan = super().parse(check_format(data, FORMAT, source), source)
+        return plan if plan.provenance.cost_model == COST_MODEL else _predicted_anew(plan, source)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -242,3 +250,31 @@ class Plan(Record):
         return {
             device: parse_order(text, f"orders[{device!r}]") for device, text in self.orders.items()
         }
+
+
+def _predicted_anew(plan: Plan, source: str) -> Plan:
+    """The plan with the figures of this version's cost model, and without a bound.
+
+    One whose form does not hold stays as it is: whoever verifies it is told why.
+    """
+    from planner.verifier import predict, replay_whole
+
+    timeline = replay_whole(plan)
+    if timeline is None:
+        return plan
+    predicted, before = predict(timeline, 0.0), plan.predicted
+    logger.warning(
+        "%s: predicted anew, as another revision of the cost model made it: iteration_time_s is "
+        "%.6g, was %.6g; its bound is dropped, `pipeplan plan --warm-start` proves another",
+        source,
+        predicted.iteration_time_s,
+        before.iteration_time_s,
+    )
+    provenance = plan.provenance.model_copy(
+        update={
+            "cost_model": COST_MODEL,
+            "problem_digest": timeline.pipeline.problem.digest,
+            "bound_covers": OTHER_COST_MODEL,
+        }
+    )
+    return plan.model_copy(update={"predicted": predicted, "provenance": provenance})

@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from planner.artifacts.document import Record, check_format, read_json, write_atomically
+from planner.artifacts.document import Count, Record, read_json, write_atomically
+from planner.artifacts.formats import check_format
 from planner.artifacts.job import MAX_MICROBATCHES, Job, JsonValue
 from planner.errors import shorten
 
-FORMAT = "pipeplan-sweep/1"
+FORMAT = "pipeplan-sweep/2"
 INDEX_NAME = "sweep.json"
 """Of the index in its folder."""
 MAX_SAMPLES = 2**20
@@ -138,10 +139,11 @@ class SweepIndex(Record):
         clusters: digests of the clusters without their prices, by label.
         job: as given; the fields :data:`SWEPT_JOB_FIELDS` say nothing.
         settings: of the searches.
+        cost_model: revision (:data:`planner.artifacts.plan.COST_MODEL`) that the times are of.
         points: found so far, in no particular order.
     """
 
-    format: Literal["pipeplan-sweep/1"] = "pipeplan-sweep/1"
+    format: Literal["pipeplan-sweep/2"] = "pipeplan-sweep/2"
     model: str
     factory: str | None = None
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
@@ -149,6 +151,7 @@ class SweepIndex(Record):
     clusters: dict[Label, Digest]
     job: Job
     settings: SweepSettings
+    cost_model: Count
     points: tuple[SweptPoint, ...] = ()
 
     @model_validator(mode="after")
@@ -174,7 +177,7 @@ class SweepIndex(Record):
 
     def differences(self, other: SweepIndex) -> Iterator[str]:
         """Why points of another sweep cannot stand beside those of this one; each names a field."""
-        for field in ("model", "factory", "arguments"):
+        for field in ("model", "factory", "arguments", "cost_model"):
             yield from _difference(field, getattr(self, field), getattr(other, field))
         for field in type(self.job).model_fields.keys() - SWEPT_JOB_FIELDS:
             yield from _difference(

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from planner.artifacts.document import Count, Record, check_format, read_json, write_atomically
+from planner.artifacts.document import Count, Record, read_json, write_atomically
+from planner.artifacts.formats import check_format
 from planner.artifacts.plan import Sync
 
 FORMAT = "pipeplan-sync-trace/1"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from planner.cli import completion
 from planner.cli.options import JsonOption, PlanArgument
 from planner.cli.output import named, print_json, print_rich, user_errors
 from planner.errors import PipeplanError
@@ -19,7 +20,12 @@ _SUFFIXES = {"--graph": (".json",), "--cluster": (".toml", ".json")}
 
 
 MeasuredArgument = Annotated[
-    Path, typer.Argument(metavar="MEASURED", help="timeline that the executor wrote (--timeline)")
+    Path,
+    typer.Argument(
+        metavar="MEASURED",
+        help="timeline that the executor wrote (--timeline)",
+        autocompletion=completion.plans,
+    ),
 ]
 OutputOption = Annotated[Path, typer.Option("-o", "--output", help="calibrated plan to write")]
 GraphOption = Annotated[
@@ -47,7 +53,7 @@ def calibrate(
     as_json: JsonOption = False,
 ) -> None:
     """Turn a run's measured times into the costs that plans are made from."""
-    with user_errors():
+    with user_errors(as_json):
         from planner.artifacts.measured import MeasuredTimeline
         from planner.artifacts.plan import Plan
         from planner.calibration.calibrate import calibrate as calibrated

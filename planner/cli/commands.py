@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Annotated
 
 import typer
@@ -14,6 +13,8 @@ from planner.cli.explain import explain
 from planner.cli.export import export
 from planner.cli.import_ import import_
 from planner.cli.inspect import plot, verify
+from planner.cli.log import show_log
+from planner.cli.migrate import migrate
 from planner.cli.plan import plan
 from planner.cli.presets import presets
 from planner.cli.profile import profile
@@ -43,13 +44,14 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _main(
-    verbose: Annotated[bool, typer.Option("--verbose", help="log what the solvers do")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="log on stderr what the solvers do")
+    ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
     ] = False,
 ) -> None:
-    if verbose:
-        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    show_log(verbose=verbose)
 
 
 app.command("import")(import_)
@@ -78,6 +80,7 @@ COMMANDS = (
     export,
     presets,
     schema,
+    migrate,
 )
 for command in COMMANDS:
     app.command()(command)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from planner.cli import completion
 from planner.cli.models import problem_of
 from planner.cli.options import (
     ClusterOption,
@@ -33,7 +34,12 @@ def compare(
     set_: SetOption = None,
     planners: Annotated[
         str | None,
-        typer.Option("--planners", metavar="NAME,…", help="classic planners; default all"),
+        typer.Option(
+            "--planners",
+            metavar="NAME,…",
+            help="classic planners; default all",
+            autocompletion=completion.planners,
+        ),
     ] = None,
     time_limit: Annotated[
         float, typer.Option("--time-limit", metavar="SECONDS", help="of our own search")
@@ -45,7 +51,7 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Measure our plan against the classic planners', all in one simulator."""
-    with user_errors():
+    with user_errors(as_json):
         from planner.artifacts.document import require_file_path
         from planner.comparison import find_planners
         from planner.solver import check_settings

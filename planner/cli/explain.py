@@ -39,7 +39,7 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Say what binds a plan, what its bubble is made of, and what changes would give."""
-    with user_errors():
+    with user_errors(as_json):
         request = value_request(what_if, change, time_limit, seed, workers, deterministic)
         _explain(path, request, as_json=as_json)
 

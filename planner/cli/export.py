@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from planner.cli import completion
 from planner.cli.options import JsonOption, PlanArgument
 from planner.cli.output import print_json, user_errors
 from planner.errors import PipeplanError
@@ -19,7 +20,12 @@ def export(
     path: PlanArgument,
     target: Annotated[
         str,
-        typer.Option("--to", metavar="TOOL", help="torch-csv, torchtitan, megatron or deepspeed"),
+        typer.Option(
+            "--to",
+            metavar="TOOL",
+            help="torch-csv, torchtitan, megatron or deepspeed",
+            autocompletion=completion.export_targets,
+        ),
     ],
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FOLDER", help="folder, made if need be")
@@ -30,7 +36,7 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write a plan for the tool you train with; refused, with the reasons, if it cannot run it."""
-    with user_errors():
+    with user_errors(as_json):
         from planner.artifacts.plan import Plan
         from planner.export.targets import export_plan
         from planner.verifier import require_valid

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from planner.cli import completion
 from planner.cli.import_cluster import import_cluster
 from planner.cli.options import JsonOption
 from planner.cli.output import print_json, user_errors
@@ -47,6 +48,7 @@ FormatOption = Annotated[
         metavar="FORMAT",
         help="auto, or the kind of FILE: dapple, pipedream, dnn-partitioning, nvidia-smi, "
         "nccl-tests, nccl-all-reduce, nccl-sendrecv",
+        autocompletion=completion.import_formats,
     ),
 ]
 DeviceTypeOption = Annotated[
@@ -55,6 +57,7 @@ DeviceTypeOption = Annotated[
         "--device-type",
         help="device preset that the times of a profile were measured on (default V100-16GB), "
         "or of the GPUs where the file does not name them",
+        autocompletion=completion.device_types,
     ),
 ]
 SamplesOption = Annotated[
@@ -76,7 +79,7 @@ def import_(
     as_json: JsonOption = False,
 ) -> None:
     """Read what other tools tell: a profile into a layer graph, links into a cluster file."""
-    with user_errors():
+    with user_errors(as_json):
         from planner.importing.formats import CLUSTER_FORMATS, format_of
         from planner.importing.options import ImportOptions
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.cli.options import JsonOption, PlanArgument
-from planner.cli.output import print_json, user_errors
+from planner.cli.output import print_json, tell_written, user_errors
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def verify(path: PlanArgument, as_json: JsonOption = False) -> None:
     """Check that a plan holds; exit status 1 and the reasons if it does not."""
-    with user_errors():
+    with user_errors(as_json):
         from planner.artifacts.plan import Plan
         from planner.verifier import verify as find_problems
 
@@ -46,9 +46,10 @@ def plot(
         Path, typer.Option("-o", "--output", help="picture to write: .png or .svg")
     ] = Path("plan.png"),
     memory: Annotated[bool, typer.Option("--memory", help="memory over time instead")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Draw plans as Gantt charts below each other, or one plan's memory over time."""
-    with user_errors():
+    with user_errors(as_json):
         from planner.artifacts.plan import Plan
         from planner.report.gantt import save_gantts
         from planner.report.memory_plot import save_memory
@@ -61,7 +62,7 @@ def plot(
             save_memory(replay(plans[0]), output)
         else:
             save_gantts(_charts(paths, plans), output)
-        typer.echo(f"wrote {output}")
+        tell_written(paths, output, as_json=as_json)
 
 
 def _charts(paths: Sequence[Path], plans: Sequence[Plan]) -> list[tuple[str, Timeline]]:

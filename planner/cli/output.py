@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
@@ -17,18 +18,74 @@ if TYPE_CHECKING:
     from planner.artifacts.plan import Plan
 
 
+REFUSED = 1
+INTERRUPTED = 130
+"""Exit statuses; docs/cli_conventions.md has all of them."""
+
+
+class _Document:
+    """The one JSON document that a command with ``--json`` writes to stdout.
+
+    Args:
+        stream: stdout as it was; what else is printed meanwhile goes to stderr.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self.is_written = False
+
+    def write(self, data: Any) -> None:
+        """Write it, once."""
+        assert not self.is_written, "a command has one JSON document"
+        self.is_written = True
+        typer.echo(json.dumps(data, indent=1), file=self._stream)
+
+
+_document: ContextVar[_Document | None] = ContextVar("document", default=None)
+
+
 @contextmanager
-def user_errors() -> Iterator[None]:
-    """Print what is wrong with the input, without a traceback."""
+def user_errors(as_json: bool = False) -> Iterator[None]:
+    """Print what is wrong with the input, without a traceback, and end with its exit status.
+
+    Args:
+        as_json: stdout holds exactly one JSON document, of :func:`print_json` or of the errors;
+            whatever else is printed, by the user's own model say, goes to stderr.
+    """
     try:
-        yield
+        with _one_document() if as_json else nullcontext():
+            yield
     except PipeplanError as error:
         for problem in error.problems:
             typer.echo(f"error: {problem}", err=True)
-        raise typer.Exit(1) from None
+        raise typer.Exit(REFUSED) from None
     except KeyboardInterrupt as interrupt:
-        typer.echo(f"interrupted {interrupt}".rstrip(), err=True)
-        raise typer.Exit(130) from None
+        typer.echo(_interrupted(interrupt), err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def _one_document() -> Iterator[None]:
+    """Where there is none yet when a command is refused or interrupted, the reasons are it."""
+    document = _Document(sys.stdout)
+    token = _document.set(document)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except PipeplanError as error:
+        if not document.is_written:
+            document.write({"error": list(error.problems)})
+        raise
+    except KeyboardInterrupt as interrupt:
+        if not document.is_written:
+            document.write({"error": [_interrupted(interrupt)]})
+        raise
+    finally:
+        _document.reset(token)
+
+
+def _interrupted(interrupt: KeyboardInterrupt) -> str:
+    return f"interrupted {interrupt}".rstrip()
 
 
 @contextmanager
@@ -59,6 +116,14 @@ def show_fair_links(the_plan: Plan) -> None:
         typer.echo(line)
 
 
+def tell_written(plans: Sequence[Path], written: Path, *, as_json: bool) -> None:
+    """Say which file was made of plans."""
+    if as_json:
+        print_json({"plans": [str(path) for path in plans], "written": str(written)})
+    else:
+        typer.echo(f"wrote {written}")
+
+
 def print_rich(renderable: Any) -> None:
     """Print a table or a group of tables."""
     from rich.console import Console
@@ -68,5 +133,7 @@ def print_rich(renderable: Any) -> None:
 
 
 def print_json(data: Any) -> None:
-    """Print plain data for programs."""
-    typer.echo(json.dumps(data, indent=1))
+    """Print plain data for programs, within :func:`user_errors` once."""
+    document = _document.get()
+    assert document is not None, "a command prints JSON within user_errors(as_json)"
+    document.write(data)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from planner.cli import completion
 from planner.cli.options import (
     ClusterOption,
     JobOption,
@@ -26,6 +27,7 @@ CostsOption = Annotated[
         "--costs",
         metavar="FILE",
         help="measured times: a profile, or the graph of `calibrate --graph`; may be repeated",
+        autocompletion=completion.plans,
     ),
 ]
 OutputOption = Annotated[Path, typer.Option("-o", "--output", help="plan file")]
@@ -40,7 +42,12 @@ TimeLimitOption = Annotated[
 GapOption = Annotated[float, typer.Option("--gap", help="stop once time / bound - 1 is this small")]
 WarmStartOption = Annotated[
     list[Path] | None,
-    typer.Option("--warm-start", metavar="PLAN", help="start from this plan's stages"),
+    typer.Option(
+        "--warm-start",
+        metavar="PLAN",
+        help="start from this plan's stages",
+        autocompletion=completion.plans,
+    ),
 ]
 DeterministicOption = Annotated[
     bool, typer.Option("--deterministic", help="the same plan on every run and machine")
@@ -60,6 +67,7 @@ SyncOption = Annotated[
         metavar="NAME[:OPTION=VALUE,…]",
         help="how replicas agree, all_reduce unless given; choose: what suits the plan's "
         "pipelines, by simulation; one between pipelines makes a plan of pipelines",
+        autocompletion=completion.strategies,
     ),
 ]
 
@@ -93,5 +101,5 @@ def plan(
         sync=sync,
     )
     settings = SearchSettings(time_limit, gap, seed, workers, deterministic)
-    with user_errors():
+    with user_errors(as_json):
         make_plan(request, settings, output, as_json=as_json)

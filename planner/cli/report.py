@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.cli.options import PlanArgument
-from planner.cli.output import named, user_errors
+from planner.cli import completion
+from planner.cli.options import JsonOption, PlanArgument
+from planner.cli.output import named, tell_written, user_errors
 from planner.cli.what_if import (
     ChangeOption,
     DeterministicOption,
@@ -37,6 +38,7 @@ AgainstOption = Annotated[
         "--against",
         metavar="MEASURED",
         help="show a timeline that the executor wrote (--timeline) beneath",
+        autocompletion=completion.plans,
     ),
 ]
 CompareOption = Annotated[
@@ -55,13 +57,14 @@ def report(
     seed: SeedOption = 0,
     workers: WorkersOption = DEFAULT_WORKERS,
     deterministic: DeterministicOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a plan as one page for a browser: timeline, memory, what binds and what would help."""
-    with user_errors():
+    with user_errors(as_json):
         request = value_request(what_if, change, time_limit, seed, workers, deterministic)
         _check_output(output, path, against)
         _report(path, output, against, compare, request)
-        typer.echo(f"wrote {output}")
+        tell_written([path], output, as_json=as_json)
 
 
 def _report(

@@ -40,7 +40,7 @@ def schedule(
     as_json: JsonOption = False,
 ) -> None:
     """Order the microbatches of a plan's stages anew, as after editing the stages by hand."""
-    with user_errors():
+    with user_errors(as_json):
         from planner.artifacts.document import require_file_path
         from planner.artifacts.plan import Plan
         from planner.schedule.search import search_schedule

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from planner.cli import completion
 from planner.cli.against import against_report, comparison_of, show_against
 from planner.cli.noise import (
     JitterOption,
@@ -53,6 +54,7 @@ AgainstOption = Annotated[
         "--against",
         metavar="MEASURED",
         help="compare with a timeline that the executor wrote (--timeline)",
+        autocompletion=completion.plans,
     ),
 ]
 
@@ -79,7 +81,7 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Replay a plan and show what every device does, and how well it keeps its time."""
-    with user_errors():
+    with user_errors(as_json):
         noises = {
             "jitter": jitter,
             "transfer_jitter": transfer_jitter,

@@ -7,17 +7,27 @@ from typing import Annotated
 
 import typer
 
+from planner.cli import completion
 from planner.cli.options import JobOption, JsonOption, ModelArgument, SeedOption, SetOption
 from planner.cli.output import user_errors
 from planner.cli.sweeping import SweepRequest, make_sweep, whole_numbers
 
 ClustersOption = Annotated[
     list[Path],
-    typer.Option("--cluster", help="cluster file (TOML); may be repeated, to compare them"),
+    typer.Option(
+        "--cluster",
+        help="cluster file (TOML); may be repeated, to compare them",
+        autocompletion=completion.clusters,
+    ),
 ]
 CostsOption = Annotated[
     list[Path] | None,
-    typer.Option("--costs", metavar="FILE", help="measured times: profiles; may be repeated"),
+    typer.Option(
+        "--costs",
+        metavar="FILE",
+        help="measured times: profiles; may be repeated",
+        autocompletion=completion.plans,
+    ),
 ]
 SamplesOption = Annotated[
     str | None,
@@ -83,6 +93,7 @@ BillOption = Annotated[
         "--bill",
         metavar="WHAT",
         help="paid for: devices (in use) or machines (whole ones)",
+        autocompletion=completion.one_of("devices", "machines"),
     ),
 ]
 PlotOption = Annotated[
@@ -113,7 +124,7 @@ def sweep(
     as_json: JsonOption = False,
 ) -> None:
     """Plan at many batch sizes, device counts and clusters; compare time and cost a sample."""
-    with user_errors():
+    with user_errors(as_json):
         make_sweep(
             SweepRequest(
                 model=model,

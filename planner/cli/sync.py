@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from planner.cli import completion
 from planner.cli.output import print_json, print_rich
 from planner.errors import PipeplanError
 
@@ -27,6 +28,7 @@ SyncOption = Annotated[
         metavar="NAME[:OPTION=VALUE,…]",
         help="simulate training of the plan's pipelines under a strategy of synchronisation; may "
         "be repeated; all: every one; choose: say which suits, and -o writes the plan with it",
+        autocompletion=completion.simulated_strategies,
     ),
 ]
 WorkersOption = Annotated[
@@ -62,6 +64,7 @@ SyncTraceOption = Annotated[
         "--sync-trace",
         metavar="MEASURED",
         help="take computation, links and overheads from a measured trace of synchronisation",
+        autocompletion=completion.plans,
     ),
 ]
 LeastGainOption = Annotated[

@@ -9,7 +9,7 @@ import typer
 
 from planner.cli.models import graph_of, job_of
 from planner.cli.options import JobOption, JsonOption, ModelArgument, SetOption
-from planner.cli.output import print_rich, user_errors
+from planner.cli.output import print_json, print_rich, user_errors
 
 
 def trace(
@@ -22,12 +22,12 @@ def trace(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a model computes, keeps and hands on, layer by layer."""
-    with user_errors():
+    with user_errors(as_json):
         graph = graph_of(model, job_of(job, set_))
         if output is not None:
             graph.save(output)
         if as_json:
-            typer.echo(graph.record.model_dump_json())
+            print_json(graph.record.model_dump(mode="json"))
             return
         from planner.report.layers import layer_table
 

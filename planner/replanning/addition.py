@@ -8,7 +8,8 @@ from typing import Any
 
 from planner.artifacts.cluster import FORMAT, Cluster
 from planner.artifacts.cluster_file import ClusterFile
-from planner.artifacts.document import check_format, read_json, read_toml
+from planner.artifacts.document import read_json, read_toml
+from planner.artifacts.formats import check_format
 from planner.artifacts.hardware import LinkType
 from planner.errors import PipeplanError
 

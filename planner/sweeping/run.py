@@ -10,6 +10,7 @@ from pathlib import Path
 from planner.artifacts.cluster import Cluster
 from planner.artifacts.job import Job
 from planner.artifacts.layer_graph import LayerGraph
+from planner.artifacts.plan import COST_MODEL
 from planner.artifacts.problem import ModelSource, Problem, cluster_digest
 from planner.artifacts.sweep import Point, SweepIndex, SweepSettings
 from planner.errors import PipeplanError
@@ -231,6 +232,7 @@ class _Sweep:
             clusters={label: cluster_digest(c) for label, c in self.clusters.items()},
             job=self.job,
             settings=self.settings,
+            cost_model=COST_MODEL,
         )
 
 

@@ -9,6 +9,8 @@ from typing import Any
 from planner.errors import PipeplanError
 from planner.tracing.user_code import FAILURES, place, told
 
+_ZOO = "models"
+
 
 def import_callable(name: str, what: str, example: str) -> Callable[..., Any]:
     """Import ``module:callable``, the current folder included, as ``python -m`` would.
@@ -60,12 +62,22 @@ def _import_module(module_name: str, asker: str) -> object:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise PipeplanError(_failed_import(asker, module_name, error)) from error
         raise PipeplanError(
-            f"{asker}: no module {error.name!r} in {here} or on PYTHONPATH"
+            f"{asker}: no module {error.name!r} in {here} or on PYTHONPATH{_about_zoo(error.name)}"
         ) from error
     except FAILURES as error:
         raise PipeplanError(
             f"{asker}: importing module {module_name!r} failed: {told(error)}"
         ) from error
+
+
+def _about_zoo(module_name: str) -> str:
+    """The zoo is part of the repository, not of an installation."""
+    if module_name.partition(".")[0] != _ZOO:
+        return ""
+    return (
+        "; the zoo of models is in Pipeplan's repository and is not installed: run in a checkout, "
+        "or name a module:factory of your own in this folder"
+    )
 
 
 def _failed_import(asker: str, module_name: str, error: ModuleNotFoundError) -> str:

@@ -75,10 +75,11 @@ def read_or_refused(read: Callable[[Any, str], Any], changed: Any) -> Any:
     return None
 
 
-@given(st.data())
-def test_any_edit_of_a_plan_is_refused_or_read_and_judged(data: st.DataObject) -> None:
+@pytest.mark.parametrize("number", [1, 2])
+@given(data=st.data())
+def test_any_edit_of_a_plan_is_refused_or_read_and_judged(number: int, data: st.DataObject) -> None:
     """Nothing but lists of problems ever comes out of reading and verifying."""
-    changed = edited(PLAN, data.draw)
+    changed = edited({**PLAN, "format": f"pipeplan/{number}"}, data.draw)
     plan = read_or_refused(Plan.parse, changed)
     if plan is None:
         return

@@ -44,7 +44,7 @@ def test_one_that_keeps_ending_before_it_serves_is_given_up_with_its_reason(
 
 @pytest.mark.parametrize("spare", [False, True])
 def test_one_that_stands_still_is_ended_and_another_goes_on(
-    spare: bool, capfd: pytest.CaptureFixture[str]
+    spare: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     meeting = Meeting("127.0.0.1", server.port)
@@ -63,8 +63,7 @@ def test_one_that_stands_still_is_ended_and_another_goes_on(
     finally:
         supervised.close()
     assert not said
-    error = capfd.readouterr().err
-    assert "the coordinator gave no sign of life for 1 s; its process is ended" in error
+    assert "the coordinator gave no sign of life for 1 s; its process is ended" in caplog.messages
 
 
 def test_closing_ends_one_that_stands_still() -> None:

@@ -56,6 +56,12 @@ def request(output: Path, **fields: object) -> Request:
     return Request(output=output, **given)
 
 
+def job_of_own_loss(folder: Path) -> Path:
+    path = folder / "job.toml"
+    path.write_text('format = "pipeplan-job/1"\nloss = "output"\n')
+    return path
+
+
 def kinds_of(model: str, job: Job, *sizes: int) -> list[tuple[str, ...]]:
     return alike([sized_model(model, job, samples).signatures for samples in sizes])
 
@@ -186,6 +192,27 @@ def test_wrong_options_are_named(
 ) -> None:
     assert main(words) == 1
     assert told in capsys.readouterr().err
+
+
+def test_what_was_written_is_one_json_document(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "costs.json"
+    words = ["test_profile:Blocks", "--job", str(job_of_own_loss(tmp_path)), "-o", str(path)]
+    assert main([*words, *COMMON, "--json"]) == 0
+    told = capsys.readouterr()
+    document = json.loads(told.out)
+    assert document["written"] == [str(path)]
+    assert document["kinds"] == len(Costs.load(path).kinds)
+    assert "1/" in told.err
+
+
+def test_what_is_wrong_is_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([GPT, "--samples", "0", "--json"]) == 1
+    told = capsys.readouterr()
+    (problem,) = json.loads(told.out)["error"]
+    assert problem.startswith("--samples: '0'")
+    assert f"error: {problem}" in told.err
 
 
 def test_a_device_that_is_none_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,13 +54,11 @@ def test_another_file_is_not_added_to(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_is_null_and_told_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = StepReport(tmp_path / "m.jsonl", resumes=False)
     told(metrics(1, math.nan))
     told(metrics(2, math.inf))
     lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in lines] == [None, None]
-    assert capsys.readouterr().err.splitlines() == [
-        "warning: the loss of step 1 is nan; training goes on"
-    ]
+    assert caplog.messages == ["the loss of step 1 is nan; training goes on"]

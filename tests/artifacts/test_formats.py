@@ -1,0 +1,203 @@
+"""Files of every format that was ever written are read, and what they say holds."""
+
+import json
+import logging
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor.checkpoint.manifest import Manifest
+from executor.config import TrainingConfig
+from planner import Plan, simulate, verify
+from planner.artifacts.cluster import Cluster
+from planner.artifacts.costs import Costs
+from planner.artifacts.document import read_json
+from planner.artifacts.formats import KINDS, check_format
+from planner.artifacts.job import Job
+from planner.artifacts.layer_graph import LayerGraph
+from planner.artifacts.measured import MeasuredTimeline
+from planner.artifacts.migrations import STEPS, migrate
+from planner.artifacts.plan import COST_MODEL
+from planner.artifacts.sweep import SweepIndex
+from planner.artifacts.sync_trace import SyncTrace
+from planner.errors import PipeplanError
+
+FOLDER = Path(__file__).resolve().parents[1] / "data" / "formats"
+FILES = sorted(path for path in FOLDER.iterdir() if path.suffix != ".md")
+OLD_PLANS = [path for path in FILES if path.name.startswith("plan-1-")]
+NEW_PLANS = [path for path in FILES if path.name.startswith("plan-2-")]
+READERS = {
+    "plan": Plan.load,
+    "graph": LayerGraph.load,
+    "cluster": Cluster.load,
+    "job": Job.load,
+    "train": TrainingConfig.load,
+    "checkpoint": lambda path: Manifest.parse(read_json(path), str(path)),
+    "timeline": MeasuredTimeline.load,
+    "costs": Costs.load,
+    "sync-trace": SyncTrace.load,
+    "sweep": SweepIndex.load,
+}
+
+
+def plain(path: Path) -> dict[str, Any]:
+    text = path.read_text()
+    return tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+
+
+def kind(path: Path) -> str:
+    return re.match(r"([a-z-]+)-\d", path.name)[1]
+
+
+def ids(path: Path) -> str:
+    return path.name
+
+
+def test_there_is_a_file_of_every_format_that_was_written() -> None:
+    there = {plain(path)["format"] for path in FILES}
+    assert there == {*KINDS, *STEPS}
+
+
+@pytest.mark.parametrize("path", FILES, ids=ids)
+def test_every_file_that_was_written_is_read(path: Path) -> None:
+    READERS[kind(path)](path)
+
+
+@pytest.mark.parametrize("path", OLD_PLANS, ids=ids)
+def test_an_old_plan_holds_and_its_predictions_are_those_of_a_simulation(path: Path) -> None:
+    plan = Plan.load(path)
+    assert verify(plan) == []
+    timeline = simulate(plan)
+    assert plan.predicted.iteration_time_s == timeline.iteration_time_s
+    assert {name: row.peak_memory_bytes for name, row in plan.predicted.devices.items()} == dict(
+        timeline.peak_memory_bytes
+    )
+
+
+@pytest.mark.parametrize("path", OLD_PLANS, ids=ids)
+def test_an_old_plan_keeps_what_it_runs_and_loses_its_bound(path: Path) -> None:
+    before, plan = plain(path), Plan.load(path)
+    assert before["predicted"]["lower_bound_s"] > 0
+    assert (plan.predicted.lower_bound_s, plan.predicted.gap) == (0.0, None)
+    assert plan.provenance.bound_covers.startswith("nothing: ")
+    assert plan.orders == before["orders"]
+    assert [list(stage.layers) for stage in plan.stages] == [
+        row["layers"] for row in before["stages"]
+    ]
+    assert [list(stage.devices) for stage in plan.stages] == [
+        row["devices"] for row in before["stages"]
+    ]
+
+
+def test_what_was_read_from_an_older_format_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    path = FOLDER / "plan-1-a9cf8ad.json"
+    with caplog.at_level(logging.INFO, logger="planner"):
+        Plan.load(path)
+    assert {record.name for record in caplog.records} == {
+        "planner.artifacts.migrations",
+        "planner.artifacts.plan",
+    }
+    assert f"{path}: read from pipeplan/1 as pipeplan/2" in caplog.text
+    assert "predicted anew" in caplog.text
+
+
+def test_a_plan_of_the_newest_format_is_read_without_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, logger="planner"):
+        Plan.load(NEW_PLANS[0])
+    assert caplog.text == ""
+
+
+def test_a_migrated_plan_is_read_as_it_was_saved(tmp_path: Path) -> None:
+    plan = Plan.load(OLD_PLANS[0])
+    plan.save(tmp_path / "plan.json")
+    assert plain(tmp_path / "plan.json")["format"] == "pipeplan/2"
+    assert Plan.load(tmp_path / "plan.json") == plan
+
+
+@pytest.mark.parametrize("path", NEW_PLANS, ids=ids)
+def test_the_cost_model_predicts_what_it_did_when_its_revision_began(path: Path) -> None:
+    """If this fails on purpose: raise COST_MODEL, and make these plans again."""
+    plan = Plan.parse(plain(path))
+    assert plain(path)["provenance"]["cost_model"] == COST_MODEL
+    assert verify(plan) == []
+    assert simulate(plan).iteration_time_s == pytest.approx(
+        plain(path)["predicted"]["iteration_time_s"], rel=1e-9
+    )
+
+
+def test_a_plan_of_another_revision_of_the_cost_model_is_predicted_anew() -> None:
+    data = plain(NEW_PLANS[0])
+    expected = data["predicted"]["iteration_time_s"]
+    data["provenance"]["cost_model"] = COST_MODEL + 1
+    data["predicted"]["iteration_time_s"] = 2 * expected
+    data["predicted"]["lower_bound_s"] = 1.5 * expected
+    plan = Plan.parse(data)
+    assert plan.predicted.iteration_time_s == pytest.approx(expected, rel=1e-9)
+    assert plan.predicted.lower_bound_s == 0.0
+    assert plan.provenance.cost_model == COST_MODEL
+    assert verify(plan) == []
+
+
+def test_an_old_plan_that_cannot_be_replayed_is_read_and_does_not_hold() -> None:
+    data = plain(OLD_PLANS[0])
+    data["stages"][0]["layers"] = data["stages"][0]["layers"][1:]
+    problems = verify(Plan.parse(data))
+    assert any("in no stage" in problem or "layers" in problem for problem in problems)
+
+
+def test_points_of_an_old_sweep_do_not_stand_beside_new_ones() -> None:
+    old = SweepIndex.load(FOLDER / "sweep-1-2de7c03.json")
+    now = old.model_copy(update={"cost_model": COST_MODEL})
+    assert list(old.differences(now)) == [f"cost_model: 0 there, {COST_MODEL} now"]
+
+
+@pytest.mark.parametrize("newest", KINDS)
+def test_a_file_of_a_newer_format_says_to_upgrade(newest: str) -> None:
+    name, _, number = newest.rpartition("/")
+    newer = f"{name}/{int(number) + 1}"
+    with pytest.raises(PipeplanError, match=r"is newer than .*; upgrade Pipeplan"):
+        check_format({"format": newer}, newest, "a file")
+
+
+def test_every_step_leads_on_to_a_newest_format_of_the_same_kind() -> None:
+    for older in STEPS:
+        seen, at = {older}, older
+        while at in STEPS:
+            at = STEPS[at].to
+            assert at not in seen, "steps in a circle"
+            seen.add(at)
+        assert at in KINDS
+        assert at.rpartition("/")[0] == older.rpartition("/")[0]
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+
+
+@given(
+    older=st.sampled_from(sorted(STEPS)),
+    data=st.dictionaries(
+        st.sampled_from(["predicted", "provenance", "stages", "points", "job", "else"]), _VALUES
+    ),
+)
+def test_a_migration_takes_any_data_and_leaves_what_it_was_given(
+    older: str, data: dict[str, Any]
+) -> None:
+    """What is wrong in a file is the reader's to tell, in its own words."""
+    given_data: Mapping[str, Any] = {"format": older, **data}
+    before = json.dumps(given_data)
+    newest = next(name for name in KINDS if name.rpartition("/")[0] == older.rpartition("/")[0])
+    found = migrate(given_data, newest, "a file")
+    assert found["format"] == newest
+    assert json.dumps(given_data) == before

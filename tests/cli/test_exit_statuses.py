@@ -1,0 +1,96 @@
+"""The exit statuses that docs/cli_conventions.md tells."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import CLUSTERS, ROOT, pipeplan
+
+from planner.portfolio.search import Search
+
+JOB = """
+format = "pipeplan-job/1"
+microbatches = 2
+replication = false
+"""
+TINY = """
+format = "pipeplan-cluster/1"
+
+[[devices]]
+name = "d0"
+type = "small"
+
+[device_types.small]
+memory_gib = 0.002
+reserved_gib = 0.0015
+memory_bandwidth_gb_per_s = 100
+peak_tflop_per_s = { float32 = 1 }
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+    return path
+
+
+def test_0_a_plan_that_holds(plan_path: Path) -> None:
+    assert pipeplan("verify", plan_path).exit_code == 0
+
+
+def test_1_a_plan_that_does_not_hold(plan_data: dict[str, Any], tmp_path: Path) -> None:
+    plan_data["predicted"]["iteration_time_s"] *= 2
+    (tmp_path / "plan.json").write_text(json.dumps(plan_data))
+    assert pipeplan("verify", tmp_path / "plan.json").exit_code == 1
+    assert pipeplan("verify", tmp_path / "plan.json", "--json").exit_code == 1
+
+
+def test_1_a_problem_without_a_plan(tmp_path: Path, job: Path) -> None:
+    (tmp_path / "cluster.toml").write_text(TINY)
+    made = pipeplan(
+        *("plan", "models.gpt:gpt_tiny", "--cluster", tmp_path / "cluster.toml", "--job", job),
+        *("--time-limit", 1, "-o", tmp_path / "plan.json"),
+    )
+    assert made.exit_code == 1
+    assert made.stderr.startswith("error: ")
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_1_input_that_is_wrong(tmp_path: Path) -> None:
+    made = pipeplan("plan", "models.gpt:gpt_tiny", "--cluster", tmp_path / "nothing.toml")
+    assert made.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "words", [("no-such-command",), ("verify",), ("verify", "a", "--b"), ("plan", "m", "--gap=x")]
+)
+def test_2_wrong_usage(words: tuple[str, ...]) -> None:
+    made = pipeplan(*words)
+    assert (made.exit_code, made.stdout) == (2, "")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_130_an_interrupt_before_there_is_a_plan(
+    as_json: bool, tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(self: Search, *_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt("before any plan")
+
+    monkeypatch.setattr("planner.solver.Search.__init__", interrupt)
+    made = pipeplan(
+        *("plan", "models.gpt:gpt_tiny", "--cluster", CLUSTERS / "single_node.toml"),
+        *("--job", job, "-o", tmp_path / "plan.json", *(["--json"] if as_json else [])),
+    )
+    assert made.exit_code == 130
+    assert "interrupted" in made.stderr
+    assert not (tmp_path / "plan.json").exists()
+    if as_json:
+        assert json.loads(made.stdout)["error"] == ["interrupted before any plan"]
+
+
+def test_every_status_is_documented() -> None:
+    text = (ROOT / "docs" / "cli_conventions.md").read_text()
+    assert re.findall(r"^\| (\d+) \|", text, re.MULTILINE) == ["0", "1", "2", "130"]

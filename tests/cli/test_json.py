@@ -1,0 +1,130 @@
+"""Under ``--json`` stdout holds exactly one JSON document, whatever becomes of the command."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from commands import CLUSTERS, pipeplan
+from measured_runs import run_of
+from profiles import DAPPLE
+
+from planner import Plan, simulate
+from planner.cli import app
+from planner.export.exported import Exported
+
+COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+NOISY = """
+import torch
+
+print("a model may print what it likes")
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+    def example_batch(self, samples):
+        return {"x": torch.zeros(samples, 4), "target": torch.zeros(samples, 4)}
+
+
+def build():
+    print("so may its factory")
+    return Net()
+"""
+JOB = 'format = "pipeplan-job/1"\nmicrobatches = 2\nloss = "mse"\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path, plan_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the files lie that the commands below are given."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    # Whether a tool can run the plan is not the question here.
+    taken = Exported(files={"plan.csv": "0F0\n"}, use=("run it",), notes=())
+    monkeypatch.setattr("planner.export.targets.export_plan", lambda plan, target: taken)
+    (tmp_path / "noisy_net.py").write_text(NOISY)
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "bert-24-pbs-6.txt").write_text(DAPPLE)
+    (tmp_path / "cluster.toml").write_text((CLUSTERS / "single_node.toml").read_text())
+    (tmp_path / "plan.json").write_text(plan_path.read_text())
+    plan = Plan.load(plan_path)
+    run_of(plan, [simulate(plan)] * 3).save(tmp_path / "run.json")
+    return tmp_path
+
+
+OF_A_MODEL = ("noisy_net:build", "--job", "job.toml", "--cluster", "cluster.toml")
+LINES: dict[str, tuple[str, ...]] = {
+    "trace": ("noisy_net:build", "--job", "job.toml"),
+    "plan": (*OF_A_MODEL, "--time-limit", "1", "-o", "made.json"),
+    "schedule": ("plan.json", "--time-limit", "1", "-o", "made.json"),
+    "compare": (*OF_A_MODEL, "--time-limit", "1", "--planners", "even"),
+    "sweep": (*OF_A_MODEL, "--time-limit", "1", "--devices", "1", "-o", "points"),
+    "verify": ("plan.json",),
+    "simulate": ("plan.json", "--trace", "trace.json"),
+    "calibrate": ("plan.json", "run.json", "-o", "made.json"),
+    "explain": ("plan.json",),
+    "plot": ("plan.json", "-o", "plan.svg"),
+    "report": ("plan.json", "-o", "plan.html"),
+    "export": ("plan.json", "--to", "torch-csv", "-o", "out"),
+    "presets": (),
+    "migrate": ("plan.json",),
+    "import": ("bert-24-pbs-6.txt", "-o", "graph.json"),
+}
+OF_THE_EXECUTOR = {"profile"}
+"""Runs in a process of its own; tests/executor/test_profile.py has its document."""
+
+
+def document(*arguments: object) -> tuple[int, dict[str, Any]]:
+    result = pipeplan(*arguments, "--json")
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_every_command_has_a_line_here() -> None:
+    assert set(COMMANDS) == set(LINES) | OF_THE_EXECUTOR
+
+
+@pytest.mark.parametrize("name", sorted(LINES))
+def test_every_command_prints_one_json_document(name: str, folder: Path) -> None:
+    status, found = document(name, *LINES[name])
+    assert "error" not in found
+    assert status == 0
+
+
+@pytest.mark.parametrize("name", sorted(set(LINES) - {"presets"}))
+def test_what_is_wrong_is_a_document_too(name: str, folder: Path) -> None:
+    words = [word.replace("plan.json", "nothing.json") for word in LINES[name]]
+    words = [word.replace("job.toml", "nothing.toml") for word in words]
+    words = [word.replace("bert-24", "nothing-24") for word in words]
+    result = pipeplan(name, *words, "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    told = found["problems"] if name == "verify" else found["error"]
+    assert any("nothing" in line and "no such file" in line for line in told)
+    if name != "verify":
+        assert "error: " in result.stderr
+
+
+def test_the_files_that_were_written_are_named(folder: Path) -> None:
+    for name in ("plot", "report"):
+        _, found = document(name, *LINES[name])
+        assert all(Path(path).is_file() for path in found["written"])
+
+
+def test_an_interrupt_is_a_document_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("planner.explain.explain", interrupt)
+    assert document("explain", "plan.json") == (130, {"error": ["interrupted"]})
+
+
+def test_usage_that_cannot_be_read_leaves_stdout_empty(folder: Path) -> None:
+    result = pipeplan("verify", "--no-such-option", "--json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--no-such-option" in result.stderr
