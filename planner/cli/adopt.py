@@ -119,5 +119,5 @@ def adopt(
         devices=devices,
         recompute=recompute,
     )
-    with user_errors():
+    with user_errors(as_json):
         adopt_plan(request, output, allow_overflow=allow_overflow, as_json=as_json)

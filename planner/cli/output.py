@@ -119,7 +119,7 @@ def show_fair_links(the_plan: Plan) -> None:
 def tell_written(plans: Sequence[Path], written: Path, *, as_json: bool) -> None:
     """Say which file was made of plans."""
     if as_json:
-        print_json({"plans": [str(path) for path in plans], "written": str(written)})
+        print_json({"plans": [str(path) for path in plans], "written": [str(written)]})
     else:
         typer.echo(f"wrote {written}")
 

@@ -89,7 +89,7 @@ def replan(
     as_json: JsonOption = False,
 ) -> None:
     """Plan anew for the machines that are left or came, and keep in place what can stay."""
-    with user_errors():
+    with user_errors(as_json):
         from planner.artifacts.cluster import Cluster
         from planner.artifacts.plan import Plan
         from planner.replanning import parse_slow

@@ -96,7 +96,7 @@ def _add_an_unknown_field(plan: Data) -> None:
 
 
 def _declare_a_future_format(plan: Data) -> None:
-    plan["format"] = "pipeplan/2"
+    plan["format"] = "pipeplan/99"
 
 
 def _ask_for_an_unknown_strategy(plan: Data) -> None:
@@ -158,7 +158,7 @@ EDITS: list[tuple[Callable[[Data], None], str]] = [
     (_change_the_model_under_the_plan, r"model\.graph_digest: .*plan again"),
     (_change_a_layer_but_not_its_work, r"forward_flops is 1000, its rows of work add up to 0"),
     (_add_an_unknown_field, r"stages\[0\]\.layer: .*did you mean 'layers'"),
-    (_declare_a_future_format, "format: 'pipeplan/2' is newer"),
+    (_declare_a_future_format, "format: 'pipeplan/99' is newer"),
     (_ask_for_an_unknown_strategy, r"sync\.strategy: 'telepathy'"),
     (_forget_a_field, "orders: "),
     (_ask_for_more_microbatches, r"microbatches: 5, but job\.microbatches is 4"),

@@ -52,6 +52,7 @@ def folder(tmp_path: Path, plan_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "job.toml").write_text(JOB)
     (tmp_path / "bert-24-pbs-6.txt").write_text(DAPPLE)
     (tmp_path / "cluster.toml").write_text((CLUSTERS / "single_node.toml").read_text())
+    (tmp_path / "stages.json").write_text('[["first"], ["second"]]')
     (tmp_path / "plan.json").write_text(plan_path.read_text())
     plan = Plan.load(plan_path)
     run_of(plan, [simulate(plan)] * 3).save(tmp_path / "run.json")
@@ -74,10 +75,14 @@ LINES: dict[str, tuple[str, ...]] = {
     "export": ("plan.json", "--to", "torch-csv", "-o", "out"),
     "presets": (),
     "migrate": ("plan.json",),
+    "adopt": (*OF_A_MODEL, "--stages", "stages.json", "-o", "made.json"),
+    "replan": ("plan.json", "--slow", "big/gpu0:1.5", "--time-limit", "1", "-o", "made.json"),
     "import": ("bert-24-pbs-6.txt", "-o", "graph.json"),
 }
 OF_THE_EXECUTOR = {"profile"}
 """Runs in a process of its own; tests/executor/test_profile.py has its document."""
+JSON_ANYWAY = {"schema"}
+"""Prints nothing else."""
 
 
 def document(*arguments: object) -> tuple[int, dict[str, Any]]:
@@ -86,7 +91,7 @@ def document(*arguments: object) -> tuple[int, dict[str, Any]]:
 
 
 def test_every_command_has_a_line_here() -> None:
-    assert set(COMMANDS) == set(LINES) | OF_THE_EXECUTOR
+    assert set(COMMANDS) == set(LINES) | OF_THE_EXECUTOR | JSON_ANYWAY
 
 
 @pytest.mark.parametrize("name", sorted(LINES))

@@ -8,6 +8,8 @@ GROUPS = {
     "tutorial": ("tutorial.md",),
     "executor": ("executor.md",),
     "recipes": ("recipes.md",),
+    "running_plans": ("adopt.md", "export_megatron.md", "replan.md"),
+    "readme": ("../README.md",),
     "others": (
         "cli_conventions.md",
         "classic_planners.md",
@@ -22,9 +24,12 @@ ELSEWHERE = {
     "sweep.md": "tests/sweeping/test_sweep_docs.py",
 }
 """Pages whose files or results a test of their subject knows."""
-REASONS = ("needs several machines", "needs a GPU", "takes minutes", "needs files of your own")
+REASONS = (
+    *("needs several machines", "needs a GPU", "needs files of your own"),
+    *("takes minutes", "changes settings"),
+)
 """Why a block may be shown and not run; a reason begins with one of these."""
-MOST_NOT_RUN = 16
+MOST_NOT_RUN = 24
 
 
 def steps(page: str) -> list[Block]:

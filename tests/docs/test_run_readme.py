@@ -1,0 +1,13 @@
+"""Snippets of pages, run as a reader would."""
+
+from pathlib import Path
+
+import pytest
+from documents import run_page
+from page_groups import DOCS, GROUPS
+
+
+@pytest.mark.timeout(1200)  # A quarter of a minute to a minute where nothing else runs.
+@pytest.mark.parametrize("page", GROUPS["readme"])
+def test_snippets_run(page: str, tmp_path: Path) -> None:
+    run_page(DOCS / page, tmp_path)
