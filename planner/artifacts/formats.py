@@ -34,7 +34,7 @@ def check_format(data: Any, expected: str, source: str) -> Mapping[str, Any]:
         PipeplanError: for another kind of file, a future version, or no object at all.
     """
     if not isinstance(data, Mapping):
-        what = "a list" if isinstance(data, list) else shorten(data)
+        what = "a list" if isinstance(data, list) else "null" if data is None else shorten(data)
         raise PipeplanError(f"{source}: expected an object with a field 'format', found {what}")
     found = data.get("format")
     if found == expected or steps_to(found, expected):

@@ -131,7 +131,7 @@ class SweepIndex(Record):
     """What a folder of a sweep holds.
 
     Attributes:
-        format: ``pipeplan-sweep/1``.
+        format: ``pipeplan-sweep/2``.
         model: name of the graph.
         factory: that builds it; null if the graph was read.
         arguments: keyword arguments of the factory.

@@ -23,6 +23,7 @@ from planner.artifacts.job import Job
 from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.measured import MeasuredTimeline
 from planner.artifacts.migrations import STEPS, migrate
+from planner.artifacts.moves import Moves
 from planner.artifacts.plan import COST_MODEL
 from planner.artifacts.sweep import SweepIndex
 from planner.artifacts.sync_trace import SyncTrace
@@ -43,6 +44,7 @@ READERS = {
     "costs": Costs.load,
     "sync-trace": SyncTrace.load,
     "sweep": SweepIndex.load,
+    "moves": Moves.load,
 }
 
 

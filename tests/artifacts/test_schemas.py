@@ -18,7 +18,7 @@ from executor.train_schema import TRAIN
 from planner import Cluster, Job, LayerGraph, PipeplanError, Plan
 from planner.artifacts.cluster_toml import cluster_toml
 from planner.artifacts.costs import Costs, LayerKind, SizedCosts, Timing
-from planner.artifacts.plan import Sync
+from planner.artifacts.plan import COST_MODEL, Sync
 from planner.artifacts.schemas import ARTIFACTS, json_schema, schema_text
 from planner.artifacts.sweep import SweepIndex, SweepSettings, SweptPoint
 from planner.artifacts.sync_trace import SyncStep, SyncTrace
@@ -126,6 +126,7 @@ def test_costs_sweeps_and_traces_of_synchronisation_hold() -> None:
         clusters={"lab": "sha256:" + "1" * 64},
         job=Job(),
         settings=SweepSettings(),
+        cost_model=COST_MODEL,
         points=(SweptPoint(**point, reason="does not fit"),),
     )
     VALIDATORS["sweep"].validate(sweep.model_dump(mode="json"))
@@ -138,7 +139,7 @@ def test_a_plan_with_an_unknown_or_wrong_field_is_refused() -> None:
     data = a_plan().model_dump(mode="json")
     assert not holds("plan", data | {"speed": 3})
     assert not holds("plan", data | {"microbatches": 0})
-    assert not holds("plan", data | {"format": "pipeplan/2"})
+    assert not holds("plan", data | {"format": "pipeplan/99"})
     assert not holds("plan", {name: value for name, value in data.items() if name != "orders"})
 
 
