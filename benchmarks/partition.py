@@ -21,7 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import partition_rows
-from benchmarks.report import add_options, chosen_sections, heading, table, write_table
+from benchmarks.report import (
+    NO_DATA,
+    add_options,
+    chosen_sections,
+    heading,
+    table,
+    write_table,
+)
 from planner import Cluster, Job, LayerGraph, PipeplanError, Problem
 from planner.artifacts.document import read_json
 from planner.errors import InfeasibleError
@@ -94,9 +101,12 @@ def run_table(arguments: argparse.Namespace) -> str:
     parts = [heading("Stage partition and device mapping", "python -m benchmarks.partition")]
     for name in names:
         section = partition_rows.SECTIONS[name]
-        rows = section.run(arguments.data, arguments.workers)
         parts.append(f"## {section.title}\n\n{section.note}\n")
-        parts.append(table(section.columns, rows))
+        if section.needs_data and arguments.data is None:
+            parts.append(NO_DATA)
+        else:
+            rows = section.run(arguments.data, arguments.workers)
+            parts.append(table(section.columns, rows))
         print(parts[-2], parts[-1], sep="\n", file=sys.stderr, flush=True)
     return "\n".join(parts)
 

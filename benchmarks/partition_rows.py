@@ -52,13 +52,12 @@ class Section(NamedTuple):
     title: str
     note: str
     columns: Sequence[str]
-    run: Callable[[Path | None, int], list[Cells]]
+    run: Callable[[Any, int], list[Cells]]
+    needs_data: bool = False
 
 
-def loads(data: Path | None, workers: int) -> list[Cells]:
+def loads(data: Path, workers: int) -> list[Cells]:
     """dnn-partitioning instances, each in a process of its own."""
-    if data is None:
-        return []
     rows: list[Cells] = []
     for path in sorted((data / "dnn_partitioning").glob("*.json")):
         for form, limit_s in (("contiguous", 30), ("free", 60)):
@@ -228,10 +227,8 @@ def large(data: Path | None, workers: int) -> list[Cells]:
     return rows
 
 
-def planners(data: Path | None, workers: int) -> list[Cells]:
+def planners(data: Path, workers: int) -> list[Cells]:
     """Every profile on the sample clusters and on random ones, against the classic planners."""
-    if data is None:
-        return []
     samples: list[str | int] = [str(p) for p in sorted(EXAMPLES.glob("*.toml")) if p.stem != LOCAL]
     clusters = [*samples, *range(RANDOM_CLUSTERS)]
     paths = [p for folder in ("dapple", "pipedream") for p in sorted((data / folder).glob("*.txt"))]
@@ -294,6 +291,7 @@ SECTIONS = {
         "Optima by the authors' own exact DP; 30 s contiguous, 60 s free.",
         ("instance", "stages", "known optimum", "objective", "bound", "status", "s", "GiB", "bar"),
         loads,
+        needs_data=True,
     ),
     "matrices": Section(
         "Random clusters: the partition's objective",
@@ -326,5 +324,6 @@ SECTIONS = {
         "1F1B and PE. Geometric means of their time over ours; bars: 1.15 and 1.05, never slower.",
         ("profile", "cases", "best but SPP / ours", "SPP / ours", "slower", "SPP does not fit", ""),
         planners,
+        needs_data=True,
     ),
 }

@@ -11,6 +11,8 @@ from pathlib import Path
 from planner import PipeplanError
 from planner.solver_settings import DEFAULT_WORKERS
 
+NO_DATA = "Not run: it takes `--data FOLDER` with the public instances.\n"
+
 
 def heading(title: str, command: str) -> str:
     """Title, command, machine, date and versions."""
@@ -31,11 +33,17 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def add_options(parser: argparse.ArgumentParser, sections: Iterable[str]) -> None:
     """What the command line of every table of sections has."""
     parser.add_argument("--time-limit", type=float, default=57.0, metavar="S")
-    parser.add_argument("--data", type=Path, help="folder of the public instances")
+    parser.add_argument("--data", type=_folder, help="folder of the public instances")
     parser.add_argument("--rows", help="sections to run: " + ", ".join(sections))
     parser.add_argument("--output", type=Path, help="write the table to this file")
     parser.add_argument("--workers", type=int, default=DEFAULT_WORKERS)
     parser.add_argument("--seed", type=int, default=0)
+
+
+def _folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: there is no such folder")
+    return Path(text)
 
 
 def chosen_sections(rows: str | None, sections: Iterable[str]) -> list[str]:
