@@ -25,8 +25,9 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# make bench DATA=FOLDER of the public instances; writes benchmarks/REPORT.md.
 bench: $(INSTALLED)
-	$(BIN)/python -m benchmarks.end_to_end
+	$(BIN)/python -m benchmarks.report_all $(if $(DATA),--data '$(DATA)')
 
 clean:
 	rm -rf $(VENV) demo build dist *.egg-info

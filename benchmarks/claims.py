@@ -7,7 +7,6 @@ one that fails or is stopped leaves what it has. :mod:`benchmarks.report_all` ma
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -171,14 +170,21 @@ def _entry(line: str, where: str) -> Entry:
 def add_claims_option(parser: argparse.ArgumentParser) -> None:
     """``--claims``, which every benchmark has."""
     parser.add_argument(
-        "--claims", type=Path, metavar="FILE", help="with --short: claims as JSON lines, here"
+        "--claims", type=Path, metavar="FILE", help="write claims to this file, as JSON lines"
     )
 
 
 def add_short_options(parser: argparse.ArgumentParser) -> None:
-    """``--short`` and ``--claims``."""
+    """``--short`` and, for it alone, ``--claims``."""
     parser.add_argument("--short", action="store_true", help="the same bars on a few instances")
     add_claims_option(parser)
+
+
+def is_short(parser: argparse.ArgumentParser, options: argparse.Namespace) -> bool:
+    """Whether the short form is asked for; ends the process if ``--claims`` stands without it."""
+    if options.claims is not None and not options.short:
+        parser.error("--claims goes with --short")
+    return bool(options.short)
 
 
 def tell(entries: Iterable[Entry], path: Path | None, *, as_json: bool = False) -> None:
@@ -189,22 +195,35 @@ def tell(entries: Iterable[Entry], path: Path | None, *, as_json: bool = False) 
         path: gets JSON lines; None: none.
         as_json: print JSON lines; otherwise Markdown unless there is a file.
     """
+    if path is not None:
+        begin(path)
     found = list(written(entries, path, sys.stdout if as_json else None))
     if not as_json and path is None:
         print(markdown(found))
 
 
-def written(entries: Iterable[Entry], path: Path | None, also: TextIO | None) -> Iterator[Entry]:
-    """Every entry, once it is in the file; claims are told on standard error too.
+def begin(path: Path) -> None:
+    """An empty file, so that claims of an earlier run do not count for this one.
 
     Raises:
-        PipeplanError: if the file cannot be written.
+        PipeplanError: if it cannot be written.
     """
+    try:
+        path.write_text("")
+    except OSError as error:
+        raise PipeplanError(f"--claims {path}: cannot be written: {error.strerror}") from None
+
+
+def append(entries: Iterable[Entry], path: Path) -> None:
+    """Write entries at the end of a file that :func:`begin` began."""
+    for _ in written(entries, path, None):
+        pass
+
+
+def written(entries: Iterable[Entry], path: Path | None, also: TextIO | None) -> Iterator[Entry]:
+    """Every entry, once it is at the end of the file; claims are told on standard error too."""
     with ExitStack() as stack:
-        try:
-            files = [] if path is None else [stack.enter_context(path.open("w"))]
-        except OSError as error:
-            raise PipeplanError(f"{path}: cannot be written: {error.strerror}") from None
+        files = [] if path is None else [stack.enter_context(path.open("a"))]
         for entry in entries:
             for file in (*files, *([] if also is None else [also])):
                 print(entry.model_dump_json(), file=file, flush=True)
@@ -240,9 +259,3 @@ def _safe_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def cell_of(text: str) -> str:
     """Text that stays in its cell."""
     return " ".join(text.split()).replace("|", "\\|")
-
-
-def entry_data(entry: Entry) -> dict[str, Any]:
-    """Plain data."""
-    data: dict[str, Any] = json.loads(entry.model_dump_json())
-    return data

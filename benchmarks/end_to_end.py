@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.claims import add_short_options, tell
+from benchmarks.claims import add_short_options, is_short, tell
 from benchmarks.report import heading, table
 
 MODELS = {
@@ -120,7 +120,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.json and not options.short:
         parser.error("--json goes with --short")
-    if options.short:
+    if is_short(parser, options):
         from benchmarks.short import end_to_end as short
 
         tell(short.entries(options.time_limit), options.claims, as_json=options.json)

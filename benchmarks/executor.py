@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import executor_overhead, executor_parity, executor_peers, executor_testbed
-from benchmarks.claims import add_short_options, tell
+from benchmarks.claims import add_short_options, is_short, tell
 from benchmarks.report import chosen_sections, heading, table, write_table
 from benchmarks.short import executor as short
 from planner import PipeplanError
@@ -147,7 +147,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(json.dumps(found))
         return 1 if found["failures"] else 0
     try:
-        if options.short:
+        if is_short(parser(), options):
             tell(short.entries(options.seed), options.claims, as_json=options.json)
             return 0
         text = run_table(options)

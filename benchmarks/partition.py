@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import partition_rows
-from benchmarks.claims import add_short_options, tell
+from benchmarks.claims import add_short_options, is_short, tell
 from benchmarks.report import (
     NO_DATA,
     add_options,
@@ -137,7 +137,7 @@ def main() -> int:
     if arguments.json and not (arguments.instance or arguments.short):
         parser().error("--json goes with --instance FILE or --short")
     try:
-        if arguments.short:
+        if is_short(parser(), arguments):
             found = short.entries(arguments.data, arguments.workers)
             tell(found, arguments.claims, as_json=arguments.json)
             return 0

@@ -18,7 +18,7 @@ from statistics import median
 
 import torch
 
-from benchmarks.claims import add_short_options, tell
+from benchmarks.claims import add_short_options, is_short, tell
 from benchmarks.report import chosen_sections, heading, table, write_table
 from benchmarks.roofline_cases import CPU_CASES, GPU_CASES, load, save
 from benchmarks.roofline_fit import Errors, Timed, device_with, errors, fit, left_out
@@ -210,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.json and not options.short:
         _parser().error("--json goes with --short")
     try:
-        if options.short:
+        if is_short(_parser(), options):
             from benchmarks.short import roofline as short
 
             tell(short.entries(), options.claims, as_json=options.json)

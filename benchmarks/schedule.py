@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import schedule_joint, schedule_rows
-from benchmarks.claims import add_short_options, tell
+from benchmarks.claims import add_short_options, is_short, tell
 from benchmarks.report import (
     NO_DATA,
     add_options,
@@ -260,7 +260,7 @@ def main(words: Sequence[str] | None = None) -> int:
         parser().error("--json goes with --instance FILE or --short")
     try:
         check_settings(arguments.time_limit, 0.0, arguments.seed, arguments.workers)
-        if arguments.short:
+        if is_short(parser(), arguments):
             settings = Settings(arguments.seed, arguments.workers)
             found = short.entries(arguments.data, settings)
             tell(found, arguments.claims, as_json=arguments.json)

@@ -10,11 +10,11 @@ from benchmarks import roofline as full
 from benchmarks.claims import Claim, Entry, LeftOut, details
 from benchmarks.roofline_cases import load
 from benchmarks.roofline_fit import errors
-from benchmarks.roofline_public import MPT, PUBLISHED, predicted_s
+from benchmarks.roofline_public import DLE, MPT, PUBLISHED, predicted_s
 from planner.artifacts.presets import DEVICES
 
 KEPT = Path(full.__file__).parent / "roofline_cpu.json"
-TRANSFORMERS, ANYTHING = 0.15, 1.0
+TRANSFORMERS, OTHERS_FACTOR = 0.15, 2.0
 """Of README.md: transformers on A100 and H100 within 15 %, anything else within a factor of 2."""
 MPT_SAID = "llm-foundry's published throughput (2023)"
 NVIDIA_SAID = "DeepLearningExamples' published throughput"
@@ -31,25 +31,33 @@ def entries() -> Iterator[Entry]:
 
 
 def _published() -> Iterator[Entry]:
-    for claim, source, held_out, is_mpt, bar in (
-        ("transformers whose figures the presets were fitted to", MPT_SAID, False, True, True),
-        ("transformers that had no say in the presets", MPT_SAID, True, True, True),
-        ("ResNet-50, which the presets were fitted to", NVIDIA_SAID, False, False, False),
+    for claim, held_out, note in (
+        ("transformers on A100 and H100 that the presets were fitted to", False, "no test"),
+        ("transformers on A100-40GB, which had no say in the presets", True, "a test"),
     ):
-        rows = [
-            row for row in PUBLISHED if row.held_out == held_out and (row.source == MPT) == is_mpt
-        ]
-        found = [abs(predicted_s(row) / row.seconds - 1) for row in rows]
+        rows = [row for row in PUBLISHED if row.held_out == held_out and row.source == MPT]
+        off = [abs(predicted_s(row) / row.seconds - 1) for row in rows]
         yield Claim(
             claim=f"{claim}: worst error of a microbatch's time",
-            source=source,
+            source=MPT_SAID,
             sense="at most",
-            bar=TRANSFORMERS if bar else ANYTHING,
-            figure=max(found),
+            bar=TRANSFORMERS,
+            figure=max(off),
             unit="%",
             regime=f"{len(rows)} published figures",
-            note=f"median {median(found):.1%}",
+            note=f"{note}; median {median(off):.1%}",
         )
+    rows = [row for row in PUBLISHED if row.source == DLE]
+    ratios = [predicted_s(row) / row.seconds for row in rows]
+    yield Claim(
+        claim="ResNet-50 on A100 and V100, which the presets were fitted to: worst factor off",
+        source=NVIDIA_SAID,
+        sense="at most",
+        bar=OTHERS_FACTOR,
+        figure=max(max(ratio, 1 / ratio) for ratio in ratios),
+        regime=f"{len(rows)} published figures",
+        note="no test",
+    )
     cells = [full.published_cells(row) for row in PUBLISHED]
     yield details("Published throughput of GPUs", full.PUBLISHED_COLUMNS, cells)
 

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.claims import add_short_options, tell
+from benchmarks.claims import add_short_options, is_short, tell
 from benchmarks.report import write_table
 from benchmarks.short import testbed as short
 from benchmarks.testbed.check import check, report
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A request to end takes the way of Ctrl-C, which takes the testbed down.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        if options.short:
+        if is_short(_parser(), options):
             tell(short.entries(), options.claims, as_json=options.json)
             return 0
         status: int = options.action(options)
