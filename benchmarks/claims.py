@@ -104,7 +104,7 @@ def _is_reached(data: dict[str, Any]) -> bool | None:
 def _shown(value: float, unit: str) -> str:
     if unit == "%":
         return f"{100 * value:.3g}%"
-    return f"{value:.4g} {unit}".strip()
+    return f"{value:.3g} s" if unit == "s" else f"{value:.4g} {unit}".strip()
 
 
 class Details(Record):

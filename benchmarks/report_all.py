@@ -3,7 +3,8 @@
 Usage: python -m benchmarks.report_all [--data FOLDER] [--rows NAMES] [--output FILE] [--jsonl FILE]
 
 Runs them one after the other (times are measured), each in a process of its own, and writes
-benchmarks/REPORT.md after each, whole or not at all; Ctrl-C keeps what there is. Takes under 30
+benchmarks/REPORT.md after each, whole or not at all; Ctrl-C keeps what there is. With --rows, and
+without --output, the page is printed: a part does not take the place of the whole. Takes under 30
 minutes on two cores that do nothing else. The status is 1 if one of them failed, whatever bars were
 reached, and 130 after Ctrl-C.
 """
@@ -37,6 +38,8 @@ def main(words: Sequence[str] | None = None, benchmarks: Sequence[Benchmark] = B
     # A request to end takes the way of Ctrl-C; a shell that starts us behind its back ignores both.
     before = [(one, signal.signal(one, signal.default_int_handler)) for one in STOPS]
     try:
+        if options.output is None and not options.rows:
+            options.output = REPORT
         chosen = _chosen(options, benchmarks)
         return _run_all(chosen, options)
     except PipeplanError as error:
@@ -55,7 +58,7 @@ def _parser(benchmarks: Sequence[Benchmark]) -> argparse.ArgumentParser:
     )
     found.add_argument("--data", type=Path, help="folder of the public instances")
     found.add_argument("--rows", help="some only, of " + ",".join(b.name for b in benchmarks))
-    found.add_argument("--output", type=Path, default=REPORT, help="default benchmarks/REPORT.md")
+    found.add_argument("--output", type=Path, help="default benchmarks/REPORT.md")
     found.add_argument("--jsonl", type=Path, help="write all claims to this file too")
     return found
 
@@ -88,8 +91,13 @@ def _run_all(chosen: Sequence[Benchmark], options: argparse.Namespace) -> int:
         _write(chosen, runs, options, time.monotonic() - begin_s)
         _tell(f"[{number} of {len(chosen)}] {benchmark.name}: {ran.status}, {ran.seconds:.0f} s")
         if ran.is_interrupted:
-            return INTERRUPTED
-    _tell(f"wrote {options.output}")
+            break
+    if options.output is None:
+        print(_page(chosen, runs, options, time.monotonic() - begin_s))
+    else:
+        _tell(f"wrote {options.output}")
+    if any(ran.is_interrupted for ran in runs.values()):
+        return INTERRUPTED
     return int(not all(ran.is_well for ran in runs.values()))
 
 
@@ -98,17 +106,27 @@ def _words(benchmark: Benchmark, data: Path | None) -> list[str]:
     return [*shlex.split(benchmark.short), *given]
 
 
+def _page(
+    chosen: Sequence[Benchmark],
+    runs: Mapping[str, Ran],
+    options: argparse.Namespace,
+    wall_s: float,
+) -> str:
+    command = "python -m benchmarks.report_all"
+    command += " --data DATA" if options.data else ""
+    command += f" --rows {options.rows}" if options.rows else ""
+    return page(command, chosen, runs, wall_s)
+
+
 def _write(
     chosen: Sequence[Benchmark],
     runs: Mapping[str, Ran],
     options: argparse.Namespace,
     wall_s: float,
 ) -> None:
-    command = "python -m benchmarks.report_all"
-    command += " --data DATA" if options.data else ""
-    command += f" --rows {options.rows}" if options.rows else ""
-    write_atomically(options.output, page(command, chosen, runs, wall_s))
-    if options.jsonl:
+    if options.output is not None:
+        write_atomically(options.output, _page(chosen, runs, options, wall_s))
+    if options.jsonl is not None:
         lines = [
             json.dumps({"benchmark": name, **entry.model_dump(mode="json")})
             for name, ran in runs.items()

@@ -10,6 +10,7 @@ from benchmarks.catalogue import ROOM, Benchmark, full_report
 from benchmarks.claims import COLUMNS, NEEDS_DATA, Claim, cell_of, markdown
 from benchmarks.report import heading, table
 from benchmarks.running import Ran
+from planner.units import plural
 
 BUSY_CORES = 0.1
 """Of other jobs, above which times are not those of a quiet machine."""
@@ -86,8 +87,12 @@ def _count(found: Mapping[Benchmark, Ran]) -> str:
 
 
 def _short(claim: Claim) -> str:
-    regime = f" ({claim.regime})" if claim.regime else ""
-    return cell_of(f"{claim.claim}{regime}: {claim.figure_cell}, bar {claim.bar_cell}")
+    return f"{_named(claim)}: {claim.figure_cell}, bar {claim.bar_cell}"
+
+
+def _named(claim: Claim) -> str:
+    """With what it was measured on: several claims may differ in that alone."""
+    return cell_of(f"{claim.claim} ({claim.regime})" if claim.regime else claim.claim)
 
 
 def _claims_of(run: Ran) -> list[Claim]:
@@ -99,7 +104,7 @@ def _claims_table(found: Mapping[Benchmark, Ran], room: Path) -> str:
     for benchmark, run in found.items():
         link = _full_link(benchmark, room)
         claims = _claims_of(run)
-        rows += [(*map(cell_of, claim.cells), link) for claim in claims]
+        rows += [(_named(claim), *map(cell_of, claim.cells[1:]), link) for claim in claims]
         if not run.is_well:
             told = "the rest of" if claims else "all of"
             rows.append((f"{told} {benchmark.name}", "-", "-", "-", cell_of(run.status), link))
@@ -108,12 +113,16 @@ def _claims_table(found: Mapping[Benchmark, Ran], room: Path) -> str:
 
 def _full_link(benchmark: Benchmark, room: Path) -> str:
     report = full_report(benchmark, room)
-    return "none yet" if report is None else f"[{report.date}]({benchmark.report})"
+    if report is None:
+        return f"{benchmark.report}: none yet"
+    return f"[{benchmark.report}]({benchmark.report}), {report.date}"
 
 
 def _runs_table(found: Mapping[Benchmark, Ran], room: Path) -> str:
-    columns = ("benchmark", "short form", "seconds", "others' cores")
-    columns += ("full benchmark", "its last report", "says “not reached”")
+    columns = (
+        *("benchmark", "short form", "seconds", "others' cores"),
+        *("full benchmark", "its last report", "says “not reached”"),
+    )
     return table(columns, [list(_run_cells(b, run, room)) for b, run in found.items()])
 
 
@@ -128,7 +137,7 @@ def _run_cells(benchmark: Benchmark, run: Ran, room: Path) -> Iterator[str]:
     if report is None:
         yield "-"
     else:
-        yield f"{report.missed} times" if report.has_verdicts else "has no verdicts"
+        yield plural(report.missed, "time") if report.has_verdicts else "has no verdicts"
 
 
 def _section(benchmark: Benchmark, run: Ran) -> Iterator[str]:

@@ -9,11 +9,11 @@ from benchmarks import executor_overhead, executor_parity, executor_peers, execu
 from benchmarks.claims import Claim, Entry, LeftOut, details, met
 from benchmarks.executor_plans import PRECISIONS
 from benchmarks.executor_single_process import TOLERANCE
-from benchmarks.peers.cases import Case
+from benchmarks.peers.cases import Case, Schedule
 from benchmarks.testbed.network import why_not
 
 PLANS = 12
-PEERS = (("gpt", "1f1b"), ("llama", "zb-v"))
+PEERS: tuple[tuple[str, Schedule], ...] = (("gpt", "1f1b"), ("llama", "zb-v"))
 SCHEDULES = ("1f1b", "interleaved 1f1b", "zb-v")
 OVERHEAD_STEPS, TESTBED_STEPS, PLAN_LIMIT_S = 8, 12, 8.0
 CLUSTER, MODEL = "shared_uplink", "gpt"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks import prediction as full
 from benchmarks.claims import Claim, Entry, LeftOut, details
+from benchmarks.prediction_plans import MODELS
 
 SOURCE = "our prediction from a profile; our own bar"
 
@@ -24,6 +25,6 @@ def entries(rows: Sequence[full.Row]) -> Iterator[Entry]:
         )
     yield details("Plans", full.COLUMNS, [full.cells(row) for row in rows])
     ran = {row.model for row in rows}
-    left = [model.name for model in full.MODELS if model.name not in ran]
+    left = [model.name for model in MODELS if model.name not in ran]
     if left:
         yield LeftOut(text="models " + ", ".join(left))

@@ -54,11 +54,11 @@ def _zero_bubble(data: Path | None, settings: Settings) -> Iterator[Entry]:
     faster = sum(row.value < reference - 1 for row, reference in told)
     proved = sum(reference <= row.lower_bound + 1 for row, reference in told)
     near = sum(row.gap < 0.01 for row in rows)
-    half = {"bar": len(rows) / 2, "unit": f"of {len(rows)}"}
+    half, unit = len(rows) / 2, f"of {len(rows)}"
     yield met(_SLOWER, HEURISTIC, len(rows) - slower, len(rows))
     note = f"in {proved} the heuristic's is proved optimal: nothing can be faster"
-    yield Claim(claim=_FASTER, source=HEURISTIC, figure=faster, note=note, **half)
-    yield Claim(claim=_NEAR, source=OURS, figure=near, **half)
+    yield Claim(claim=_FASTER, source=HEURISTIC, bar=half, figure=faster, unit=unit, note=note)
+    yield Claim(claim=_NEAR, source=OURS, bar=half, figure=near, unit=unit)
     yield _table("Zero-bubble instances", rows)
     yield LeftOut(text="every second zero-bubble instance")
 

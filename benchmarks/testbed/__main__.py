@@ -41,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.short == (options.action is not None):
         _parser().error("give a command, or --short")
+    if options.json and not options.short:
+        _parser().error("--json goes with --short")
     # A request to end takes the way of Ctrl-C, which takes the testbed down.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import report_all
 from benchmarks.catalogue import BENCHMARKS, ROOM, Benchmark, full_report
 from benchmarks.report_all import main
 from benchmarks.report_page import page
@@ -57,7 +58,7 @@ def test_a_page_has_what_each_benchmark_found_however_it_ended(fakes: Path) -> N
     text = report.read_text()
     assert "**3 claims reached, 1 not reached, 0 not run, 0 without a bar.**" in text
     assert "- passes: small: 0.5, bar >= 1" in text
-    assert line_of(text, "| quick | made |").endswith("| >= 1 | 2 | reached | none yet |")
+    assert line_of(text, "| quick | made |").endswith("| 2 | reached | passes.md: none yet |")
     assert "| **not reached** |" in line_of(text, "| small | made |")
     # What failed keeps the claims it had, and says why it has no more.
     assert "| reached |" in line_of(text, "| begun | made |")
@@ -96,6 +97,22 @@ def test_ctrl_c_keeps_what_there_is(fakes: Path) -> None:
     assert "| reached |" in line_of(text, "| some | made |")
     assert "failed: interrupted" in line_of(text, "the rest of interrupts")
     assert "not run: interrupted before" in line_of(text, "all of fails")
+
+
+def test_a_part_is_printed_and_leaves_the_whole_page_alone(
+    fakes: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fakes / "REPORT.md"
+    monkeypatch.setattr(report_all, "REPORT", whole)
+    rows = [fake("passes"), fake("fails")]
+    assert main(["--rows", "passes"], rows) == 0
+    told = capsys.readouterr().out
+    assert "| reached |" in line_of(told, "| quick | made |")
+    assert "--rows passes" in told
+    assert "fails" not in told
+    assert not whole.exists()
+    assert main([], rows[:1]) == 0
+    assert "| reached |" in line_of(whole.read_text(), "| quick | made |")
 
 
 def test_only_those_that_take_data_are_given_it(fakes: Path) -> None:
@@ -149,7 +166,7 @@ def test_a_full_report_tells_its_date_and_what_it_missed(tmp_path: Path) -> None
     assert found is not None
     assert (found.date, found.missed, found.has_verdicts) == ("2026-02-01", 2, True)
     text = page("made", [row], {}, 0.0, tmp_path)
-    assert "| [2026-02-01](passes.md) | 2 times |" in text
+    assert "| [passes.md](passes.md), 2026-02-01 | 2 times |" in text
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.name)
