@@ -41,7 +41,7 @@ def page(
     found = {b: runs.get(b.name, Ran("not run: not yet")) for b in benchmarks}
     parts = [
         heading("Benchmarks on one page", command),
-        f"It took {wall_s / 60:.0f} min. {_quiet(list(found.values()))}\n",
+        f"It took {wall_s / 60:.1f} min. {_quiet(list(found.values()))}\n",
         f"{ABOUT}\n",
         _count(found),
         "## What is claimed\n",
