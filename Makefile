@@ -33,8 +33,9 @@ schemas: $(INSTALLED)
 		$(BIN)/pipeplan schema $$kind -o schemas/$$kind.json || exit 1; \
 	done
 
+# make bench DATA=FOLDER of the public instances; writes benchmarks/REPORT.md.
 bench: $(INSTALLED)
-	$(BIN)/python -m benchmarks.end_to_end
+	$(BIN)/python -m benchmarks.report_all $(if $(DATA),--data '$(DATA)')
 
 clean:
 	rm -rf $(VENV) demo build dist site *.egg-info

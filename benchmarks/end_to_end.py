@@ -1,6 +1,8 @@
 """From a torch model to a plan: tracing times, import times and gaps of the sample clusters.
 
-Usage: python -m benchmarks.end_to_end [--time-limit S] [--output FILE]
+Usage:
+    python -m benchmarks.end_to_end [--time-limit S] [--output FILE]
+    python -m benchmarks.end_to_end --short [--json] [--claims FILE]
 """
 
 import argparse
@@ -8,8 +10,10 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.claims import add_short_options, is_short, tell
 from benchmarks.report import heading, table
 
 MODELS = {
@@ -39,6 +43,14 @@ print(json.dumps({
     "coverage": record.flop_coverage,
 }))
 """
+TRACE_COLUMNS = (
+    *("model", "parameters", "layers", "forward TFLOP", "coverage", "seconds", "peak GiB"),
+)
+PLAN_COLUMNS = (
+    *("cluster", "devices", "replicas by stage", "iteration ms", "bound ms", "gap", "status"),
+    *("last improvement s", "verify"),
+)
+HOLDS = "holds"
 IMPORT = "import time; b = time.perf_counter(); import planner; print(time.perf_counter() - b)"
 
 
@@ -47,11 +59,16 @@ def _python(code: str, *arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def trace_rows() -> list[list[object]]:
+def import_times_s() -> list[float]:
+    """Of nine fresh processes."""
+    return [float(_python(IMPORT)) for _ in range(9)]
+
+
+def trace_rows(models: Sequence[str] = tuple(MODELS)) -> list[list[object]]:
     """Every model traced in a process of its own."""
     rows: list[list[object]] = []
-    for model, arguments in MODELS.items():
-        found = json.loads(_python(TRACE, model, json.dumps(arguments)))
+    for model in models:
+        found = json.loads(_python(TRACE, model, json.dumps(MODELS[model])))
         rows.append(
             [
                 model,
@@ -66,7 +83,7 @@ def trace_rows() -> list[list[object]]:
     return rows
 
 
-def plan_rows(time_limit_s: float) -> list[list[object]]:
+def plan_rows(time_limit_s: float, clusters: Sequence[str] = CLUSTERS) -> list[list[object]]:
     """GPT-2 small on the sample clusters."""
     from planner import Cluster, Job, Problem, solve, trace, verify
 
@@ -74,7 +91,7 @@ def plan_rows(time_limit_s: float) -> list[list[object]]:
     job = Job.load(examples / "jobs/gpt2.toml")
     graph = trace("models.gpt:gpt2_small", job)
     rows: list[list[object]] = []
-    for name in CLUSTERS:
+    for name in clusters:
         cluster = Cluster.load(examples / f"clusters/{name}.toml")
         result = solve(Problem(graph, cluster, job), time_limit_s=time_limit_s)
         rows.append(
@@ -87,7 +104,7 @@ def plan_rows(time_limit_s: float) -> list[list[object]]:
                 "-" if result.gap is None else f"{result.gap:.2%}",
                 result.status,
                 f"{result.history[-1].time_s:.1f}",
-                "holds" if not verify(result.plan) else "DOES NOT HOLD",
+                HOLDS if not verify(result.plan) else "DOES NOT HOLD",
             ]
         )
     return rows
@@ -98,32 +115,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--time-limit", type=float, default=20.0, metavar="SECONDS")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--json", action="store_true", help="with --short: print JSON lines")
+    add_short_options(parser)
     options = parser.parse_args()
-    imports = [float(_python(IMPORT)) for _ in range(9)]
+    if options.json and not options.short:
+        parser.error("--json goes with --short")
+    if is_short(parser, options):
+        from benchmarks.short import end_to_end as short
+
+        tell(short.entries(options.time_limit), options.claims, as_json=options.json)
+        return
+    imports = import_times_s()
     parts = [
         heading("From a model to a plan", "python -m benchmarks.end_to_end"),
         f"`import planner`: median {statistics.median(imports):.3f} s, worst {max(imports):.3f} s "
         "of 9 fresh processes.\n",
         "## Tracing, one sample a microbatch\n",
-        table(
-            ["model", "parameters", "layers", "forward TFLOP", "coverage", "seconds", "peak GiB"],
-            trace_rows(),
-        ),
+        table(TRACE_COLUMNS, trace_rows()),
         f"## GPT-2 small on the sample clusters, {options.time_limit:g} s\n",
-        table(
-            [
-                "cluster",
-                "devices",
-                "replicas by stage",
-                "iteration ms",
-                "bound ms",
-                "gap",
-                "status",
-                "last improvement s",
-                "verify",
-            ],
-            plan_rows(options.time_limit),
-        ),
+        table(PLAN_COLUMNS, plan_rows(options.time_limit)),
     ]
     text = "\n".join(parts)
     print(text)

@@ -4,8 +4,11 @@ Usage:
     python -m benchmarks.executor [--rows NAMES] [--plans N] [--seed S] [--output FILE]
     python -m benchmarks.executor --parity N [--seed S] --json
 
+    python -m benchmarks.executor --short [--json] [--claims FILE]
+
 Without --parity it runs the whole table and writes Markdown. With --parity it draws N plans,
 compares each with a single process, prints one JSON object, and ends with status 1 if any differs.
+With --short it checks the same bars on a few plans and schedules and prints claims.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import executor_overhead, executor_parity, executor_peers, executor_testbed
+from benchmarks.claims import add_short_options, is_short, tell
 from benchmarks.report import chosen_sections, heading, table, write_table
+from benchmarks.short import executor as short
 from planner import PipeplanError
 
 Rows = Sequence[Sequence[object]]
@@ -108,8 +113,11 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     found.add_argument("--parity", type=_count, metavar="N", help="run that many random plans only")
-    found.add_argument("--json", action="store_true", help="print a JSON object")
-    found.add_argument("--plans", type=_count, default=200, metavar="N", help="of the table")
+    found.add_argument("--json", action="store_true", help="print JSON")
+    add_short_options(found)
+    found.add_argument(
+        "--plans", type=_count, default=executor_parity.PLANS, metavar="N", help="of the table"
+    )
     found.add_argument("--seed", type=int, default=0, help="of the random plans")
     found.add_argument("--steps", type=_count, default=16, help="of each emulated run")
     found.add_argument(
@@ -130,13 +138,18 @@ def _count(word: str) -> int:
 def main(words: Sequence[str] | None = None) -> int:
     """Run what the command line asks for."""
     options = parser().parse_args(words)
-    if options.json != (options.parity is not None):
+    if options.short and options.parity is not None:
+        parser().error("--short and --parity are two forms; give one of them")
+    if not options.short and options.json != (options.parity is not None):
         parser().error("--parity N and --json go together")
     if options.parity is not None:
         found = executor_parity.run_parity(options.parity, options.seed)
         print(json.dumps(found))
         return 1 if found["failures"] else 0
     try:
+        if is_short(parser(), options):
+            tell(short.entries(options.seed), options.claims, as_json=options.json)
+            return 0
         text = run_table(options)
     except PipeplanError as error:
         print("\n".join(error.problems), file=sys.stderr)

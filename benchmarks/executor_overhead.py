@@ -50,12 +50,24 @@ class Row:
         """Measured over predicted, less one."""
         return self.measured_s / self.predicted_s - 1
 
+    @property
+    def cells(self) -> list[str]:
+        """In :data:`COLUMNS`."""
+        return [
+            *(self.placement, self.schedule),
+            f"{self.predicted_s * 1e3:.1f}",
+            f"{self.measured_s * 1e3:.1f}",
+            f"{self.overhead:+.1%}",
+        ]
 
-def rows(steps: int) -> Iterator[Row]:
-    """Every published schedule on every placement of stages that it is for."""
+
+def rows(steps: int, schedules: Sequence[str] | None = None) -> Iterator[Row]:
+    """Published schedules, by default every one, on every placement of stages that it is for."""
     for placement, pipeline in pipelines():
         owner = balanced_assignment(pipeline)
         for name, orders in classic_orders(pipeline, owner, split=True):
+            if schedules is not None and name not in schedules:
+                continue
             plan = plan_by_hand(pipeline, orders)
             measured_s = measure(plan, steps)
             yield Row(placement, name, plan.predicted.iteration_time_s, measured_s)
@@ -140,17 +152,8 @@ COLUMNS = ("stages", "schedule", "predicted ms", "measured ms", "overhead")
 def overhead_rows(steps: int) -> list[list[str]]:
     """A line for each schedule, and the worst."""
     found = list(rows(steps))
-    lines = [
-        [
-            *(row.placement, row.schedule),
-            f"{row.predicted_s * 1e3:.1f}",
-            f"{row.measured_s * 1e3:.1f}",
-            f"{row.overhead:+.1%}",
-        ]
-        for row in found
-    ]
     worst = max(row.overhead for row in found)
-    return [*lines, ["**worst**", "", "", "", f"**{worst:+.1%}**"]]
+    return [*(row.cells for row in found), ["**worst**", "", "", "", f"**{worst:+.1%}**"]]
 
 
 def main() -> None:

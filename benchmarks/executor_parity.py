@@ -22,6 +22,8 @@ from planner.artifacts.plan import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = "benchmarks.executor_parity_worker"
+PLANS = 200
+"""Of the whole table."""
 LAUNCHES = 2
 """At a time; ranks often wait for each other."""
 ERRORS = ("loss", "tensor", "whole", "buffer", "update", "own")
@@ -189,7 +191,11 @@ def run_parity(count: int, seed: int) -> dict[str, Any]:
 
 def parity_rows(count: int, seed: int) -> list[list[object]]:
     """A row of the table for each precision."""
-    outcomes = parity(count, seed)
+    return rows_of(parity(count, seed))
+
+
+def rows_of(outcomes: Sequence[Outcome]) -> list[list[object]]:
+    """A row of the table for each precision."""
     return [_row(outcomes, precision) for precision in PRECISIONS]
 
 

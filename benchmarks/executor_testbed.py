@@ -73,6 +73,18 @@ class Row:
         """Measured over predicted, less one."""
         return self.measured_s / self.predicted_s - 1
 
+    @property
+    def cells(self) -> list[str]:
+        """In :data:`PREDICTION_COLUMNS`."""
+        return [
+            *(self.cluster, self.model, self.planner, str(self.ranks)),
+            f"{self.predicted_s * 1e3:.1f}",
+            f"{self.measured_s * 1e3:.1f}",
+            f"{self.error:+.1%}",
+            f"{self.spread:.1%}",
+            f"{self.fair_links_s * 1e3:.1f}",
+        ]
+
 
 def rows(
     clusters: Sequence[str], models: Sequence[str], *, steps: int, time_limit_s: float
@@ -174,17 +186,7 @@ def known_clusters() -> list[str]:
 
 def prediction_rows(found: Sequence[Row]) -> list[list[str]]:
     """A line for each plan, and the median and the worst error."""
-    lines = [
-        [
-            *(row.cluster, row.model, row.planner, str(row.ranks)),
-            f"{row.predicted_s * 1e3:.1f}",
-            f"{row.measured_s * 1e3:.1f}",
-            f"{row.error:+.1%}",
-            f"{row.spread:.1%}",
-            f"{row.fair_links_s * 1e3:.1f}",
-        ]
-        for row in found
-    ]
+    lines = [row.cells for row in found]
     errors = [abs(row.error) for row in found]
     blank = [""] * 5
     return [
@@ -194,33 +196,62 @@ def prediction_rows(found: Sequence[Row]) -> list[list[str]]:
     ]
 
 
-def speed_up_rows(found: Sequence[Row]) -> list[list[str]]:
-    """Ours against each rival on the same cluster and model, and the extremes.
+@dataclass(frozen=True)
+class SpeedUp:
+    """A rival's iteration over ours.
 
-    A rival that found the very same plan is as fast, whatever two runs of it take.
+    Attributes:
+        row: the rival's.
+        same: whether it found our very plan: as fast then, whatever two runs of it take.
+        predicted, shared, measured: with links one message after the other, shared fairly, really.
     """
+
+    row: Row
+    same: bool
+    predicted: float
+    shared: float
+    measured: float
+
+    @property
+    def off(self) -> float:
+        """Measured over predicted, less one."""
+        return self.measured / self.predicted - 1
+
+    @property
+    def cells(self) -> list[str]:
+        """In :data:`SPEED_UP_COLUMNS`."""
+        note = " (same plan)" if self.same else ""
+        return [
+            *(self.row.cluster, self.row.model, self.row.planner + note),
+            *(f"{self.predicted:.3f}", f"{self.measured:.3f}", f"{self.off:+.1%}"),
+            f"{self.shared:.3f}",
+        ]
+
+
+def speed_ups(found: Sequence[Row]) -> list[SpeedUp]:
+    """Ours against each rival on the same cluster and model."""
     ours = {(row.cluster, row.model): row for row in found if row.planner == OURS}
-    lines, offs, measured = [], [], []
-    for row in found:
-        own = ours[row.cluster, row.model]
-        if row is own:
-            continue
-        same = row.digest == own.digest
-        predicted = 1.0 if same else row.predicted_s / own.predicted_s
-        shared = 1.0 if same else row.fair_links_s / own.fair_links_s
-        real = 1.0 if same else row.measured_s / own.measured_s
-        offs.append(abs(real / predicted - 1))
-        measured.append(real)
-        note = " (same plan)" if same else ""
-        lines.append(
-            [
-                *(row.cluster, row.model, row.planner + note),
-                *(f"{predicted:.3f}", f"{real:.3f}", f"{real / predicted - 1:+.1%}"),
-                f"{shared:.3f}",
-            ]
+    pairs = [(row, ours[row.cluster, row.model]) for row in found if row.planner != OURS]
+    return [
+        SpeedUp(row, True, 1.0, 1.0, 1.0)
+        if row.digest == own.digest
+        else SpeedUp(
+            row,
+            False,
+            row.predicted_s / own.predicted_s,
+            row.fair_links_s / own.fair_links_s,
+            row.measured_s / own.measured_s,
         )
-    least, most = f"**least {min(measured):.3f}**", f"**most {max(offs):.1%}**"
-    return [*lines, ["**of all**", "", "", "", least, most, ""]]
+        for row, own in pairs
+    ]
+
+
+def speed_up_rows(found: Sequence[Row]) -> list[list[str]]:
+    """A line for each speed-up, and the extremes."""
+    told = speed_ups(found)
+    least = f"**least {min(one.measured for one in told):.3f}**"
+    most = f"**most {max(abs(one.off) for one in told):.1%}**"
+    return [*(one.cells for one in told), ["**of all**", "", "", "", least, most, ""]]
 
 
 def main() -> int:

@@ -4,10 +4,12 @@ Usage:
     python -m benchmarks.partition [--data FOLDER] [--rows NAMES] [--output FILE]
     python -m benchmarks.partition --instance FILE [--contiguous | --free] [--cluster FILE]
         [--time-limit S] --json
+    python -m benchmarks.partition --short [--data FOLDER] [--json] [--claims FILE]
 
 Without --instance it runs the whole table and writes Markdown. FOLDER holds the public instances
 in folders dnn_partitioning, pipedream and dapple; rows that need them are left out without it.
-With --instance it solves one file of any importable format and prints one JSON line.
+With --instance it solves one file of any importable format and prints one JSON line. With --short
+it checks the same bars on a few instances and prints claims.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import partition_rows
+from benchmarks.claims import add_short_options, is_short, tell
 from benchmarks.report import (
     NO_DATA,
     add_options,
@@ -29,6 +32,7 @@ from benchmarks.report import (
     table,
     write_table,
 )
+from benchmarks.short import partition as short
 from planner import Cluster, Job, LayerGraph, PipeplanError, Problem
 from planner.artifacts.document import read_json
 from planner.errors import InfeasibleError
@@ -123,20 +127,24 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--cluster", help="cluster file for profiles (default: DAPPLE's testbed)")
     found.add_argument("--json", action="store_true", help="print one JSON line")
     add_options(found, partition_rows.SECTIONS)
+    add_short_options(found)
     return found
 
 
 def main() -> int:
     """Run what the command line asks for."""
     arguments = parser().parse_args()
-    if arguments.json and not arguments.instance:
-        parser().error("--json goes with --instance FILE")
+    if arguments.json and not (arguments.instance or arguments.short):
+        parser().error("--json goes with --instance FILE or --short")
     try:
+        if is_short(parser(), arguments):
+            found = short.entries(arguments.data, arguments.workers)
+            tell(found, arguments.claims, as_json=arguments.json)
+            return 0
         if arguments.instance:
-            found = solve_instance(arguments)
-            print(
-                json.dumps(found) if arguments.json else table(list(found), [list(found.values())])
-            )
+            solved = solve_instance(arguments)
+            cells = table(list(solved), [list(solved.values())])
+            print(json.dumps(solved) if arguments.json else cells)
             return 0
         text = run_table(arguments)
     except PipeplanError as error:

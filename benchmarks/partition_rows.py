@@ -37,6 +37,7 @@ OPTIMA = {
 """The authors' exact optima; the last one proved elsewhere."""
 COMPARE_LIMIT_S = 5.0
 COMPARE_WORKERS = 2
+CLASSIC_BAR, SPP_BAR = 1.15, 1.05
 LOCAL = "this_machine"
 """The example that describes the machine one sits at."""
 OPTIMAL = 1e-4
@@ -105,7 +106,8 @@ class Case(NamedTuple):
     bar: float
 
 
-def _matrix_cases() -> list[Case]:
+def matrix_cases() -> list[Case]:
+    """All of them."""
     cases = []
     for count in (24, 48, 96, 200):
         for kind, types in (("transformer", 1), ("cnn", 1), ("cnn", 2)):
@@ -155,8 +157,13 @@ def _nodes(count: int, kind: str, nodes: tuple[int, ...], limit_s: float, bar: f
 
 def matrices(data: Path | None, workers: int) -> list[Cells]:
     """Random clusters: the partition's objective and its bound."""
+    return solve_matrices(matrix_cases(), workers)
+
+
+def solve_matrices(cases: Sequence[Case], workers: int) -> list[Cells]:
+    """A row a case."""
     rows: list[Cells] = []
-    for case in _matrix_cases():
+    for case in cases:
         instance = case.make()
         begin = time.perf_counter()
         gap_limit = ENOUGH * case.bar if case.bar else OPTIMAL
@@ -229,23 +236,32 @@ def large(data: Path | None, workers: int) -> list[Cells]:
 
 def planners(data: Path, workers: int) -> list[Cells]:
     """Every profile on the sample clusters and on random ones, against the classic planners."""
+    cases = planner_cases(data)
+    found = dict(zip(cases, ratios(cases), strict=True))
+    rows: list[Cells] = []
+    for path in dict.fromkeys(name for name, _ in cases):
+        known = [pair for (name, _), pair in found.items() if pair and name == path]
+        rows.append([Path(path).stem, len(known), *_means(known)])
+    everything = [pair for pair in found.values() if pair]
+    rows.append(["all", len(everything), *_means(everything)])
+    best, spp = (mean([pair[i] for pair in everything]) for i in (0, 1))
+    slower = sum(min(pair) < 1 - 1e-9 for pair in everything)
+    rows[-1][-1] = _reached(best >= CLASSIC_BAR and spp >= SPP_BAR and not slower)
+    return rows
+
+
+def planner_cases(data: Path) -> list[tuple[str, str | int]]:
+    """Every profile with every sample cluster, and with the seeds of the random ones."""
     samples: list[str | int] = [str(p) for p in sorted(EXAMPLES.glob("*.toml")) if p.stem != LOCAL]
     clusters = [*samples, *range(RANDOM_CLUSTERS)]
     paths = [p for folder in ("dapple", "pipedream") for p in sorted((data / folder).glob("*.txt"))]
-    cases = [(str(path), cluster) for path in paths for cluster in clusters]
-    # One case a core; each is a search of its own.
+    return [(str(path), cluster) for path in paths for cluster in clusters]
+
+
+def ratios(cases: Sequence[tuple[str, str | int]]) -> list[tuple[float, float] | None]:
+    """One case a core; each is a search of its own."""
     with ProcessPoolExecutor(os.cpu_count()) as executor:
-        found = dict(zip(cases, executor.map(_ratios, cases), strict=True))
-    rows: list[Cells] = []
-    for path in paths:
-        known = [pair for (name, _), pair in found.items() if pair and name == str(path)]
-        rows.append([path.stem, len(known), *_means(known)])
-    everything = [pair for pair in found.values() if pair]
-    rows.append(["all", len(everything), *_means(everything)])
-    best, spp = (_mean([pair[i] for pair in everything]) for i in (0, 1))
-    slower = sum(min(pair) < 1 - 1e-9 for pair in everything)
-    rows[-1][-1] = _reached(best >= 1.15 and spp >= 1.05 and not slower)
-    return rows
+        return list(executor.map(_ratios, cases))
 
 
 def _ratios(case: tuple[str, str | int]) -> tuple[float, float] | None:
@@ -263,23 +279,23 @@ def _ratios(case: tuple[str, str | int]) -> tuple[float, float] | None:
     if math.isinf(times[OURS]):
         return None
     classic = min(s for name, s in times.items() if name not in (OURS, "spp"))
-    ratios = classic / times[OURS], times["spp"] / times[OURS]
-    print(path.stem, cluster.name, *ratios, file=sys.stderr, flush=True)
-    return ratios
+    pair = classic / times[OURS], times["spp"] / times[OURS]
+    print(path.stem, cluster.name, *pair, file=sys.stderr, flush=True)
+    return pair
 
 
 def _time_s(row: Row) -> float:
     return math.inf if row.figures is None else row.figures.iteration_time_s
 
 
-def _means(ratios: list[tuple[float, float]]) -> Cells:
-    best, spp = ([pair[i] for pair in ratios] for i in (0, 1))
-    slower = sum(min(pair) < 1 - 1e-9 for pair in ratios)
-    unfit = sum(math.isinf(pair[1]) for pair in ratios)
-    return [f"{_mean(best):.3f}", f"{_mean(spp):.3f}", slower, unfit, ""]
+def _means(pairs: list[tuple[float, float]]) -> Cells:
+    best, spp = ([pair[i] for pair in pairs] for i in (0, 1))
+    slower = sum(min(pair) < 1 - 1e-9 for pair in pairs)
+    unfit = sum(math.isinf(pair[1]) for pair in pairs)
+    return [f"{mean(best):.3f}", f"{mean(spp):.3f}", slower, unfit, ""]
 
 
-def _mean(values: list[float]) -> float:
+def mean(values: list[float]) -> float:
     """Geometric mean of the finite ones."""
     finite = [value for value in values if math.isfinite(value)]
     return math.exp(sum(map(math.log, finite)) / len(finite)) if finite else math.nan
@@ -321,7 +337,8 @@ SECTIONS = {
         "Against the classic planners",
         f"Public profiles x sample clusters x {RANDOM_CLUSTERS} random clusters, 32 microbatches, "
         f"{COMPARE_LIMIT_S:g} s on one core each, one simulator; theirs with the best of GPipe, "
-        "1F1B and PE. Geometric means of their time over ours; bars: 1.15 and 1.05, never slower.",
+        "1F1B and PE. Geometric means of their time over ours; bars: "
+        f"{CLASSIC_BAR} and {SPP_BAR}, never slower.",
         ("profile", "cases", "best but SPP / ours", "SPP / ours", "slower", "SPP does not fit", ""),
         planners,
         needs_data=True,

@@ -22,7 +22,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from benchmarks.claims import add_claims_option, begin, tell
 from benchmarks.prediction_plans import MODELS, Model, plans_of, problem_of
 from benchmarks.report import heading, table, write_table
 from planner.artifacts.costs import Costs
@@ -160,42 +162,56 @@ COLUMNS = (
 )
 
 
+def cells(row: Row) -> tuple[str, ...]:
+    """In :data:`COLUMNS`."""
+    return (
+        *(row.model, row.plan, f"{1e3 * row.predicted_s:.1f}", f"{1e3 * row.measured_s:.1f}"),
+        *(f"{row.spread:.0%}", f"{row.error:+.1%}"),
+        *(f"{row.predicted_bytes / _MIB:.1f}", f"{row.measured_bytes / _MIB:.1f}"),
+        *(f"{row.memory_error:+.1%}", f"{row.lowest:+.1%}"),
+    )
+
+
 def report(rows: Sequence[Row], command: str) -> str:
     """The table, and what it comes to."""
-    cells = [
-        (
-            *(row.model, row.plan, f"{1e3 * row.predicted_s:.1f}", f"{1e3 * row.measured_s:.1f}"),
-            *(f"{row.spread:.0%}", f"{row.error:+.1%}"),
-            *(f"{row.predicted_bytes / _MIB:.1f}", f"{row.measured_bytes / _MIB:.1f}"),
-            *(f"{row.memory_error:+.1%}", f"{row.lowest:+.1%}"),
-        )
-        for row in rows
-    ]
     return "\n".join(
         [
             heading("Predictions", command),
             __doc__.split("\n\n")[-1].strip() + "\n",
             *(f"- {line}" for line in verdicts(rows)),
             "",
-            table(COLUMNS, cells),
+            table(COLUMNS, [cells(row) for row in rows]),
         ]
     )
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
     """Each bar, with what was reached."""
+    return [
+        f"{found.what}: {found.value:.1%} (bar {found.bar:.0%}): "
+        f"{'reached' if found.value <= found.bar else '**not reached**'}"
+        for found in bars(rows)
+    ]
+
+
+class Bar(NamedTuple):
+    """An error, what it is of, and what it may be at most."""
+
+    what: str
+    value: float
+    bar: float
+
+
+def bars(rows: Sequence[Row]) -> list[Bar]:
+    """Of iteration times and of memory."""
     errors = [abs(row.error) for row in rows]
     memory = [abs(row.memory_error) for row in rows]
     low = -min(row.lowest for row in rows)
-    found = (
-        ("median error of the iteration time", statistics.median(errors), MEDIAN_BAR),
-        ("worst error of the iteration time", max(errors), WORST_BAR),
-        ("worst error of the heaviest rank's peak memory", max(memory), MEMORY_BAR),
-        ("furthest below a rank's peak memory", max(0.0, low), LOW_BAR),
-    )
     return [
-        f"{what}: {value:.1%} (bar {bar:.0%}): {'reached' if value <= bar else '**not reached**'}"
-        for what, value, bar in found
+        Bar("median error of the iteration time", statistics.median(errors), MEDIAN_BAR),
+        Bar("worst error of the iteration time", max(errors), WORST_BAR),
+        Bar("worst error of the heaviest rank's peak memory", max(memory), MEMORY_BAR),
+        Bar("furthest below a rank's peak memory", max(0.0, low), LOW_BAR),
     ]
 
 
@@ -212,6 +228,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--time-limit", type=float, default=10.0, metavar="S", help="of our plan")
     found.add_argument("--short", action="store_true", help=f"only {', '.join(SHORT)}")
     found.add_argument("--json", action="store_true", help="a line a model and plan")
+    add_claims_option(found)
     found.add_argument("--output", type=Path, help="write the table to this file")
     return found
 
@@ -241,6 +258,8 @@ def main(words: Sequence[str] | None = None) -> int:
     steps = 8 if options.short else options.steps
     rows: list[Row] = []
     try:
+        if options.claims:
+            begin(options.claims)
         for model in chosen(options):
             for row in rows_of(model, steps=steps, time_limit_s=options.time_limit):
                 rows.append(row)
@@ -250,7 +269,11 @@ def main(words: Sequence[str] | None = None) -> int:
         print("\n".join(error.problems), file=sys.stderr)
         return 1
     given = " ".join(sys.argv[1:]) if words is None else " ".join(words)
-    if options.output or not options.json:
+    if options.claims:
+        from benchmarks.short import prediction as short
+
+        tell(short.entries(rows), options.claims)
+    if options.output or not (options.json or options.claims):
         write_table(
             report(rows, f"python -m benchmarks.prediction {given}".strip()), options.output
         )

@@ -3,6 +3,7 @@
 ``python -m benchmarks.roofline`` measures, fits a device type's efficiencies to the times and tells
 its errors, also under figures fitted to all other models. ``--times FILE`` takes times that an
 earlier run kept with ``--keep FILE``; ``--device cuda --device-type H100-80GB`` measures a GPU.
+``--short [--json] [--claims FILE]`` takes the times kept with the benchmark and prints claims.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import torch
 
+from benchmarks.claims import add_short_options, is_short, tell
 from benchmarks.report import chosen_sections, heading, table, write_table
 from benchmarks.roofline_cases import CPU_CASES, GPU_CASES, load, save
 from benchmarks.roofline_fit import Errors, Timed, device_with, errors, fit, left_out
 from benchmarks.roofline_measure import Sample, measure
-from benchmarks.roofline_public import PUBLISHED, SOURCES, predicted_s
+from benchmarks.roofline_public import PUBLISHED, SOURCES, Published, predicted_s
 from planner.artifacts.hardware import DeviceType
 from planner.artifacts.job import Job
 from planner.artifacts.presets import DEVICES
@@ -30,6 +33,16 @@ from planner.tracing.trace import trace
 
 COMMAND = "python -m benchmarks.roofline"
 KINDS = "FB"
+SPEED_BAR_S = 60.0
+"""From nothing to the costs of every layer of Llama-7B."""
+PUBLISHED_COLUMNS = (
+    *("device", "model", "batch", "precision", "fitted to it"),
+    *("published ms", "predicted ms", "error"),
+)
+SPEED_COLUMNS = (
+    *("model, 4,096 tokens, bfloat16", "layers", "trace s", "of it processor s"),
+    "costs s, presets",
+)
 
 
 def timed_rows(samples: Sequence[Sample], kinds: str = KINDS) -> list[Timed]:
@@ -55,11 +68,16 @@ def timed_rows(samples: Sequence[Sample], kinds: str = KINDS) -> list[Timed]:
     ]
 
 
+def fitted(rows: Sequence[Timed], start: DeviceType) -> tuple[dict[str, float], DeviceType]:
+    """Figures fitted to the rows, and the device type that has them."""
+    figures = fit(rows, start)
+    return figures, device_with(start, figures)
+
+
 def layers_section(samples: Sequence[Sample], machine: str, start: DeviceType) -> str:
     """Fitted figures, and errors with and without the model in the fit."""
     rows = timed_rows(samples)
-    figures = fit(rows, start)
-    device = device_with(start, figures)
+    figures, device = fitted(rows, start)
     with_all, without = errors(rows, device), left_out(rows, start)
     columns = ["model", "forward", "backward", "median layer", "worst layer"]
     columns += [f"{name}, left out" for name in columns[1:]]
@@ -119,53 +137,84 @@ def _halves_line(samples: Sequence[Sample], device: DeviceType) -> Iterator[str]
 
 def published_section() -> str:
     """The presets of GPUs against published throughput."""
-    rows = []
-    for row in PUBLISHED:
-        found = predicted_s(row)
-        size = f"{row.model}, {row.sequence_length} tokens" if row.sequence_length else row.model
-        told = [row.device, size, row.samples, row.precision, "no" if row.held_out else "yes"]
-        error = _percent(found / row.seconds - 1)
-        rows.append([*told, f"{row.seconds * 1e3:.0f}", f"{found * 1e3:.0f}", error])
-    columns = ["device", "model", "batch", "precision", "fitted to it"]
-    columns += ["published ms", "predicted ms", "error"]
+    rows = [published_cells(row) for row in PUBLISHED]
     notes = "\n".join(f"- {text}." for text in SOURCES.values())
     return (
         "## Published throughput of GPUs\n\nForward and backward of one microbatch by the presets, "
         "whose efficiencies were chosen by these figures where the table says so: there the error "
-        "is no test.\n\n" + table(columns, rows) + "\n" + notes + "\n"
+        "is no test.\n\n" + table(PUBLISHED_COLUMNS, rows) + "\n" + notes + "\n"
     )
+
+
+def published_cells(row: Published) -> list[object]:
+    """In :data:`PUBLISHED_COLUMNS`."""
+    size = f"{row.model}, {row.sequence_length} tokens" if row.sequence_length else row.model
+    told = [row.device, size, row.samples, row.precision, "no" if row.held_out else "yes"]
+    found = predicted_s(row)
+    times = f"{row.seconds * 1e3:.0f}", f"{found * 1e3:.0f}"
+    return [*told, *times, _percent(found / row.seconds - 1)]
 
 
 def speed_section() -> str:
     """How long costs take where nothing is measured."""
-    rows = []
-    for factory, arguments in (
-        ("models.llama:llama2_7b", {"sequence_length": 4096}),
-        ("models.llama:llama2_70b", {"sequence_length": 4096}),
-    ):
-        start_s, start_cpu_s = time.perf_counter(), time.process_time()
-        layers = trace(factory, Job(precision="bfloat16"), **arguments).record.layers
-        traced_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
-        start_s = time.perf_counter()
-        kinds = [n for n, kind in DEVICES.items() if "bfloat16" in kind.precisions]
-        for name in kinds:
-            for layer in layers:
-                layer_times(layer, name, DEVICES[name], "bfloat16")
-        costs_s = time.perf_counter() - start_s
-        told = [f"{traced_s:.1f}", f"{cpu_s:.1f}", f"{costs_s:.2f} on {len(kinds)}"]
-        rows.append([factory, len(layers), *told])
-    columns = ["model, 4,096 tokens, bfloat16", "layers", "trace s", "of it processor s"]
-    columns.append("costs s, presets")
+    rows = [speed_cells(speed(f"models.llama:{name}")) for name in ("llama2_7b", "llama2_70b")]
     return (
-        "## Time it takes\n\nFrom nothing to the costs of every layer; bar: 60 s for Llama-7B.\n\n"
-        + table(columns, rows)
+        "## Time it takes\n\nFrom nothing to the costs of every layer; bar: "
+        f"{SPEED_BAR_S:g} s for Llama-7B.\n\n" + table(SPEED_COLUMNS, rows)
     )
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How long costs take where nothing is measured.
+
+    Attributes:
+        factory: of the model, for 4,096 tokens.
+        layers: of it.
+        trace_s, trace_cpu_s: of tracing, by the clock and of the processor.
+        costs_s: of the costs of every layer on so many presets.
+        presets: their number.
+    """
+
+    factory: str
+    layers: int
+    trace_s: float
+    trace_cpu_s: float
+    costs_s: float
+    presets: int
+
+
+def speed(factory: str) -> Speed:
+    """Trace a model and cost its layers on every preset that has bfloat16."""
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
+    layers = trace(factory, Job(precision="bfloat16"), sequence_length=4096).record.layers
+    trace_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
+    start_s = time.perf_counter()
+    names = [n for n, kind in DEVICES.items() if "bfloat16" in kind.precisions]
+    for name in names:
+        for layer in layers:
+            layer_times(layer, name, DEVICES[name], "bfloat16")
+    costs_s = time.perf_counter() - start_s
+    return Speed(factory, len(layers), trace_s, cpu_s, costs_s, len(names))
+
+
+def speed_cells(row: Speed) -> list[object]:
+    """In :data:`SPEED_COLUMNS`."""
+    told = [f"{row.trace_s:.1f}", f"{row.trace_cpu_s:.1f}"]
+    return [row.factory, row.layers, *told, f"{row.costs_s:.2f} on {row.presets}"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     options = _parser().parse_args(arguments)
+    if options.json and not options.short:
+        _parser().error("--json goes with --short")
     try:
+        if is_short(_parser(), options):
+            from benchmarks.short import roofline as short
+
+            tell(short.entries(), options.claims, as_json=options.json)
+            return
         write_table(_report(options), options.output)
     except PipeplanError as error:
         sys.exit("\n".join(f"error: {problem}" for problem in error.problems))
@@ -181,6 +230,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--keep", type=Path, help="keep the times in this file")
     parser.add_argument("--machine", help="what to call the machine; needed to keep times")
     parser.add_argument("--output", type=Path, help="write the report to this file")
+    parser.add_argument("--json", action="store_true", help="with --short: print JSON lines")
+    add_short_options(parser)
     return parser
 
 

@@ -3,11 +3,13 @@
 Usage:
     python -m benchmarks.schedule [--data FOLDER] [--rows NAMES] [--output FILE]
     python -m benchmarks.schedule --instance FILE [--time-limit S] --json
+    python -m benchmarks.schedule --short [--data FOLDER] [--json] [--claims FILE]
 
 Without --instance it runs the whole table and writes Markdown. FOLDER holds
 zero_bubble_instances.json; its section is left out without it. With --instance it solves every
 instance of a file of that form, under each cap and for each objective, and prints a JSON line for
-each: times in the unit of the file.
+each: times in the unit of the file. With --short it checks the same bars on a few instances and
+prints claims.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import schedule_joint, schedule_rows
+from benchmarks.claims import add_short_options, is_short, tell
 from benchmarks.report import (
     NO_DATA,
     add_options,
@@ -29,7 +32,18 @@ from benchmarks.report import (
     table,
     write_table,
 )
-from benchmarks.schedule_rows import Row
+from benchmarks.schedule_rows import (
+    CLASSIC_MEAN,
+    MANY_GAP,
+    PROVED,
+    SENDS_MS,
+    UNEVEN_MEDIAN,
+    UNEVEN_WORST,
+    Case,
+    Row,
+    chunks_gap,
+)
+from benchmarks.short import schedule as short
 from planner import PipeplanError
 from planner.solver import check_settings
 from planner.solver_settings import Settings
@@ -106,7 +120,7 @@ def optima_section(settings: Settings) -> str:
     """Known optima."""
     lines = []
     for row, optimum in schedule_rows.known_optima(settings):
-        proved = abs(row.value - optimum) < 1e-3 and row.gap < 1e-6
+        proved = schedule_rows.is_proved(row, optimum)
         lines.append(cells(row, f"{_verdict(proved)}: {optimum} proved within 10 s"))
         _tell(row)
     return table(COLUMNS, lines)
@@ -114,43 +128,46 @@ def optima_section(settings: Settings) -> str:
 
 def uneven_section(settings: Settings) -> str:
     """One stage a device."""
-    rows = _told(schedule_rows.one_stage_a_device(settings))
+    rows = _solved(schedule_rows.one_stage_a_device(), settings)
     gaps = sorted(row.gap for row in rows)
     middle = (gaps[len(gaps) // 2 - 1] + gaps[len(gaps) // 2]) / 2
     summary = (
-        f"Median gap {middle:.2%}: {_verdict(middle < 0.005)} (bar 0.5%). Worst {gaps[-1]:.2%}: "
-        f"{_verdict(gaps[-1] < 0.04)} (bar 4%).\n"
+        f"Median gap {middle:.2%}: {_verdict(middle < UNEVEN_MEDIAN)} (bar {UNEVEN_MEDIAN:.1%}). "
+        f"Worst {gaps[-1]:.2%}: {_verdict(gaps[-1] < UNEVEN_WORST)} (bar {UNEVEN_WORST:.0%}).\n"
     )
     return f"{summary}\n{table(COLUMNS, [cells(row) for row in rows])}"
 
 
 def loose_section(settings: Settings) -> str:
     """Caps that hold all microbatches."""
-    return table(COLUMNS, against_bar(_told(schedule_rows.loose_caps(settings)), lambda row: 1e-6))
+    return table(
+        COLUMNS, against_bar(_solved(schedule_rows.loose_caps(), settings), lambda row: PROVED)
+    )
 
 
 def chunks_section(settings: Settings) -> str:
     """Two stages a device."""
-    rows = _told(schedule_rows.two_stages_a_device(settings))
-    return table(COLUMNS, against_bar(rows, lambda row: 0.05 if row.microbatches == 16 else 0.07))
+    rows = _solved(schedule_rows.two_stages_a_device(), settings)
+    return table(COLUMNS, against_bar(rows, lambda row: chunks_gap(row.microbatches)))
 
 
 def many_section(settings: Settings) -> str:
     """Many microbatches."""
-    rows = _told(schedule_rows.many_microbatches(settings))
-    return table(COLUMNS, against_bar(rows, lambda row: 0.01))
+    rows = _solved(schedule_rows.many_microbatches(), settings)
+    return table(COLUMNS, against_bar(rows, lambda row: MANY_GAP))
 
 
 def classics_section(settings: Settings) -> str:
     """Beside the best published schedule of the same kind of backwards."""
     lines, means = [], []
-    for send_ms in (0.3, 1.0, 2.0):
-        rows = _told(schedule_rows.against_classics(send_ms, settings))
+    for send_ms in SENDS_MS:
+        rows = _solved(schedule_rows.against_classics(send_ms), settings)
         mean = schedule_rows.geometric_mean_over_classic(rows)
         slower = sum(row.value > row.best_classic * (1 + 1e-9) for row in rows)
         means.append(
-            f"Transfers of {send_ms:g} ms: geometric mean {mean:.3f}, {_verdict(mean >= 1.08)} "
-            f"(bar 1.08), slower in {slower} of {len(rows)}."
+            f"Transfers of {send_ms:g} ms: geometric mean {mean:.3f}, "
+            f"{_verdict(mean >= CLASSIC_MEAN)} (bar {CLASSIC_MEAN}), "
+            f"slower in {slower} of {len(rows)}."
         )
         lines += [[f"{send_ms:g} ms", *cells(row)[:-1]] for row in rows]
     summary = (
@@ -172,9 +189,9 @@ def joint_section(settings: Settings) -> str:
     return table(schedule_joint.COLUMNS, lines)
 
 
-def _told(rows: Iterable[Row]) -> list[Row]:
+def _solved(cases: Iterable[Case], settings: Settings) -> list[Row]:
     found = []
-    for row in rows:
+    for row in schedule_rows.solve_cases(cases, settings):
         _tell(row)
         found.append(row)
     return found
@@ -232,16 +249,22 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--instance", type=Path, help="solve one file and print a line an instance")
     found.add_argument("--json", action="store_true", help="print JSON lines")
     add_options(found, SECTIONS)
+    add_short_options(found)
     return found
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run what the command line asks for."""
     arguments = parser().parse_args(words)
-    if arguments.json and not arguments.instance:
-        parser().error("--json goes with --instance FILE")
+    if arguments.json and not (arguments.instance or arguments.short):
+        parser().error("--json goes with --instance FILE or --short")
     try:
         check_settings(arguments.time_limit, 0.0, arguments.seed, arguments.workers)
+        if is_short(parser(), arguments):
+            settings = Settings(arguments.seed, arguments.workers)
+            found = short.entries(arguments.data, settings)
+            tell(found, arguments.claims, as_json=arguments.json)
+            return 0
         if arguments.instance:
             settings = Settings(arguments.seed, arguments.workers)
             limit_s = arguments.time_limit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,11 +57,18 @@ class JointRow:
         ]
 
 
-def joint_rows(settings: Settings, limit_s: float = LIMIT_S) -> Iterator[JointRow]:
-    """Every model on every cluster."""
-    for model, job in _jobs():
+def joint_rows(
+    settings: Settings,
+    limit_s: float = LIMIT_S,
+    models: Sequence[str] | None = None,
+    clusters: Sequence[str] = CLUSTERS,
+) -> Iterator[JointRow]:
+    """Models, by default every one, on clusters."""
+    for model, job in jobs():
+        if models is not None and model not in models:
+            continue
         graph = trace(model, job)
-        for name in CLUSTERS:
+        for name in clusters:
             cluster = _cluster(name)
             many = len(cluster.devices) > MOST_ON_FEW
             problem = Problem(
@@ -84,8 +91,11 @@ def joint_rows(settings: Settings, limit_s: float = LIMIT_S) -> Iterator[JointRo
             )
 
 
-def _jobs() -> Iterator[tuple[str, Job]]:
-    """32 microbatches; language models in half precision, which every sample device has."""
+def jobs() -> Iterator[tuple[str, Job]]:
+    """Models and their jobs of 32 microbatches.
+
+    Language models are in half precision, which every sample device has.
+    """
     for model, samples, length in (
         ("models.gpt:gpt2_small", 4, 1024),
         ("models.gpt:gpt2_xl", 4, 1024),

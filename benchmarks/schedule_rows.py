@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,16 @@ from planner.solver_settings import Clock, Settings
 MEASURES: tuple[Measure, ...] = ("makespan", "longest_stage_span")
 LIMIT_S = 57.0
 """For a row that is to end within a minute."""
+UNEVEN_MEDIAN, UNEVEN_WORST, MANY_GAP, CLASSIC_MEAN = 0.005, 0.04, 0.01, 1.08
+"""Bars: of gaps, and of the geometric mean of published over our times."""
+PROVED = 1e-6
+SENDS_MS = (0.3, 1.0, 2.0)
+"""Of a transfer, against published schedules."""
+
+
+def chunks_gap(microbatches: int) -> float:
+    """The bar of gaps with two stages a device."""
+    return 0.05 if microbatches == 16 else 0.07
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,23 @@ class Row:
     def gap(self) -> float:
         """Value / bound - 1."""
         return max(0.0, self.value / self.lower_bound - 1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An instance to solve.
+
+    Attributes:
+        instance: stages and microbatches.
+        split: whether input and weight gradients run apart.
+        cap: on stashes, in words.
+        limit_s: of the search.
+    """
+
+    instance: Instance
+    split: bool
+    cap: str = ""
+    limit_s: float = LIMIT_S
 
 
 def solve(
@@ -97,9 +125,18 @@ def _microseconds(seconds: float) -> float:
 # --- sections -------------------------------------------------------------------------------------
 
 
-def zero_bubble_file(path: Path, settings: Settings, limit_s: float = LIMIT_S) -> Iterator[Row]:
-    """Every instance, cap and measure of a file of the form of zero_bubble_instances.json."""
-    for row in zero_bubble_rows(path):
+def zero_bubble_file(
+    path: Path, settings: Settings, limit_s: float = LIMIT_S, every: int = 1
+) -> Iterator[Row]:
+    """Instances, caps and measures of a file of the form of zero_bubble_instances.json.
+
+    Args:
+        path: the file.
+        settings: of each search.
+        limit_s: of each search.
+        every: each second, third, … instance only, from the first.
+    """
+    for row in zero_bubble_rows(path)[::every]:
         for cap in (1, 2):
             told: dict[str, Any] = row.get(f"zero_bubble_heuristic_cap_{cap}p", {})
             for measure in MEASURES:
@@ -139,24 +176,36 @@ def known_optima(settings: Settings) -> Iterator[tuple[Row, float]]:
         yield row, optimum
 
 
-def one_stage_a_device(settings: Settings, limit_s: float = LIMIT_S) -> Iterator[Row]:
+def is_proved(row: Row, optimum: float) -> bool:
+    """Whether a known optimum was found and proved."""
+    return abs(row.value - optimum) < 1e-3 and row.gap < PROVED
+
+
+def solve_cases(cases: Iterable[Case], settings: Settings) -> Iterator[Row]:
+    """A row a case, as each is solved."""
+    for case in cases:
+        yield solve(
+            case.instance, split=case.split, limit_s=case.limit_s, settings=settings, cap=case.cap
+        )
+
+
+def one_stage_a_device() -> list[Case]:
     """16 x 64, uneven stages with communication, twelve instances."""
-    for seed in (1, 2):
-        for caps in ("1f1b", "uniform", "double"):
-            for whole in (True, False):
-                made = uneven(16, 64, caps, seed, whole=whole)
-                yield solve(made, split=not whole, limit_s=limit_s, settings=settings, cap=caps)
+    return [
+        Case(uneven(16, 64, caps, seed, whole=whole), not whole, caps)
+        for seed, caps, whole in product((1, 2), ("1f1b", "uniform", "double"), (True, False))
+    ]
 
 
-def loose_caps(settings: Settings, limit_s: float = LIMIT_S) -> Iterator[Row]:
+def loose_caps() -> list[Case]:
     """16 x 64 where memory holds all microbatches."""
-    for seed in (1, 2):
-        for whole in (True, False):
-            made = uneven(16, 64, "loose", seed, whole=whole)
-            yield solve(made, split=not whole, limit_s=limit_s, settings=settings, cap="loose")
+    return [
+        Case(uneven(16, 64, "loose", seed, whole=whole), not whole, "loose")
+        for seed, whole in product((1, 2), (True, False))
+    ]
 
 
-def two_stages_a_device(settings: Settings, limit_s: float = LIMIT_S) -> Iterator[Row]:
+def two_stages_a_device() -> list[Case]:
     """Interleaved and V on 8 devices, 16 and 32 microbatches."""
     kinds = [
         ("interleaved", True, None),
@@ -165,29 +214,28 @@ def two_stages_a_device(settings: Settings, limit_s: float = LIMIT_S) -> Iterato
         ("v", True, True),
         ("v", False, None),
     ]
-    for microbatches in (16, 32):
-        for placement, whole, tapered in kinds:
-            made = chunks(8, microbatches, placement, 1, whole=whole, tapered=tapered)
-            yield solve(made, split=not whole, limit_s=limit_s, settings=settings)
+    return [
+        Case(chunks(8, microbatches, placement, 1, whole=whole, tapered=tapered), not whole)
+        for microbatches, (placement, whole, tapered) in product((16, 32), kinds)
+    ]
 
 
-def many_microbatches(settings: Settings, limit_s: float = 30.0) -> Iterator[Row]:
+def many_microbatches() -> list[Case]:
     """8 to 32 stages, 256 and 1,024 microbatches."""
-    for stages in (8, 16, 32):
-        for microbatches in (256, 1024):
-            for caps in ("1f1b", "double"):
-                for whole in (True, False):
-                    made = uneven(stages, microbatches, caps, 1, whole=whole)
-                    yield solve(made, split=not whole, limit_s=limit_s, settings=settings, cap=caps)
+    sizes = product((8, 16, 32), (256, 1024), ("1f1b", "double"), (True, False))
+    return [
+        Case(uneven(stages, count, caps, 1, whole=whole), not whole, caps, limit_s=30.0)
+        for stages, count, caps, whole in sizes
+    ]
 
 
-def against_classics(send_ms: float, settings: Settings, limit_s: float = 15.0) -> Iterator[Row]:
+def against_classics(send_ms: float) -> list[Case]:
     """8 x 32, uneven stages, transfers of so many milliseconds; twelve instances."""
-    for seed in (1, 2):
-        for caps in ("1f1b", "uniform", "double"):
-            for whole in (True, False):
-                made = uneven(8, 32, caps, seed, whole=whole, send_ms=send_ms)
-                yield solve(made, split=not whole, limit_s=limit_s, settings=settings, cap=caps)
+    kinds = product((1, 2), ("1f1b", "uniform", "double"), (True, False))
+    return [
+        Case(uneven(8, 32, caps, seed, whole=whole, send_ms=send_ms), not whole, caps, limit_s=15.0)
+        for seed, caps, whole in kinds
+    ]
 
 
 def geometric_mean_over_classic(rows: list[Row]) -> float:

@@ -3,6 +3,7 @@
 Usage:
     python -m benchmarks.soak [--events N] [--strategies NAMES] [--shapes 4x1,2x2] [--seed S]
                               [--torchrun N] [--folder DIR] [--output FILE | --json]
+    python -m benchmarks.soak --short [--claims FILE] [--json]
 
 Each case trains a small model as pipelines with jobs of their own and a coordinator. At random
 moments, half of them as the ranks average, a random rank is killed (SIGKILL) or stopped (SIGSTOP)
@@ -21,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.claims import add_claims_option, begin, tell
 from benchmarks.report import heading, table, write_table
 from benchmarks.soak_figures import (
     DETECTION_BAR_S,
@@ -50,6 +52,12 @@ STRATEGIES = (
     "eager_parameter_server",
 )
 ITERATION_S = 0.04
+SHORT = (
+    6,
+    ("partial_all_reduce", "semi_decentralized:overlap=true", "ad_psgd", "parameter_server"),
+    ((4, 1),),
+)
+"""Events, strategies and shapes of the short form."""
 _BY_TORCHRUN = "semi_decentralized"
 _STEPS_AN_EVENT = 70
 _STEPS_AN_EVENT_OF_TORCHRUN = 400
@@ -190,16 +198,22 @@ def _gaps(found: Sequence[Figures], *, are_members: bool) -> Iterator[float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the soak; returns the exit status."""
-    options = _parser().parse_args(argv)
+    options = _options(argv)
+    if options.claims:
+        begin(options.claims)
     rows = []
     with tempfile.TemporaryDirectory(prefix="soak-") as temporary:
         folder = options.folder or Path(temporary)
         for row in run_cases(list(_cases(options)), folder):
             print(_progress(row), file=sys.stderr, flush=True)
             rows.append(row)
+    if options.claims:
+        from benchmarks.short import soak as short
+
+        tell(short.entries(rows), options.claims)
     if options.json:
         print(json.dumps([{**asdict(row), "is_well": row.is_well} for row in rows]))
-    else:
+    elif options.output or not options.claims:
         write_table(_report(rows, options), options.output)
     return 0 if all(row.is_well for row in rows) else 1
 
@@ -230,6 +244,17 @@ def _cases(options: argparse.Namespace) -> Iterator[Case]:
         yield Case(_BY_TORCHRUN, 2, 2, options.torchrun, steps, options.seed, torchrun=True)
 
 
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line; what it leaves open is that of the short form or of the full one."""
+    options = _parser().parse_args(argv)
+    full = (20, STRATEGIES, ((4, 1), (2, 2)))
+    events, strategies, shapes = SHORT if options.short else full
+    options.events = options.events or events
+    options.strategies = options.strategies or ";".join(strategies)
+    options.shapes = options.shapes or shapes
+    return options
+
+
 def _progress(row: Row) -> str:
     found = zip(COLUMNS, row.cells(), strict=True)
     return f"{row.wall_s:.0f} s  " + "  ".join(f"{name}: {cell}" for name, cell in found)
@@ -254,16 +279,16 @@ def _report(rows: Sequence[Row], options: argparse.Namespace) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
-    parser.add_argument("--events", type=int, default=20, help="of each case (default 20)")
-    parser.add_argument(
-        "--strategies", default=";".join(STRATEGIES), help="with semicolons between"
-    )
-    parser.add_argument("--shapes", type=_shapes, default=((4, 1), (2, 2)), help="such as 4x1,2x2")
+    parser.add_argument("--events", type=int, help="of each case (default 20)")
+    parser.add_argument("--strategies", help="with semicolons between (default all)")
+    parser.add_argument("--shapes", type=_shapes, help="such as 4x1,2x2 (the default)")
     parser.add_argument("--steps-per-event", type=int, default=_STEPS_AN_EVENT)
     parser.add_argument("--torchrun", type=int, default=0, metavar="N", help="events by torchrun")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="keep the logs there")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--short", action="store_true", help="a few events of four strategies")
+    add_claims_option(parser)
     parser.add_argument("--output", type=Path, help="write the report to this file")
     return parser
 

@@ -3,6 +3,8 @@
 Usage:
     python -m benchmarks.sync [--rows NAME ...] [--seeds N] [--steps N] [--report PATH]
     python -m benchmarks.sync --short --json
+    python -m benchmarks.sync --short --rows loopback --settings homogeneous one_4x_slow \
+        --claims FILE
 
 Real rows are processes over gloo whose computation is emulated: a training step takes 100 ms by
 the clock, whatever the machine, and the model learns for real. The rows ``shaped`` need root on
@@ -22,9 +24,11 @@ from pathlib import Path
 
 from benchmarks import sync_pipelines, sync_servers, sync_shaped
 from benchmarks import sync_sections as sections
+from benchmarks.claims import add_claims_option, append, begin
 from benchmarks.report import heading
+from benchmarks.short import sync as claims
 from benchmarks.sync_claims import Outcome
-from benchmarks.sync_loopback import Loopback, accuracy_section, loopback_section
+from benchmarks.sync_loopback import SETTINGS, Loopback, accuracy_section, loopback_section
 from planner import PipeplanError
 
 SHORT_STEPS, STEPS = 30, 100
@@ -62,7 +66,7 @@ class Section:
 def sections_of(options: argparse.Namespace) -> dict[str, Section]:
     """All of them, by the names that ``--rows`` takes."""
     short, seeds = options.short, options.seeds
-    loopback = Loopback(1 if short else seeds, options.steps, short=short)
+    loopback = Loopback(1 if short else seeds, options.steps, short=short, only=options.settings)
     return {
         "loopback": Section(
             "Eight real pipelines on loopback",
@@ -127,10 +131,14 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     found.add_argument("--rows", nargs="+", metavar="NAME", help="sections; default all")
+    found.add_argument(
+        "--settings", nargs="+", metavar="NAME", choices=sorted(SETTINGS), help="on loopback, only"
+    )
     found.add_argument("--seeds", type=int, metavar="N", help="default 3, with --short 1")
     found.add_argument("--steps", type=int, metavar="N", help="of each real training")
     found.add_argument("--short", action="store_true", help="fewer of everything: ten minutes")
     found.add_argument("--json", action="store_true", help="a line a strategy and setting")
+    add_claims_option(found)
     found.add_argument("--report", type=Path, metavar="PATH", help="write Markdown to this file")
     return found
 
@@ -156,9 +164,12 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
     given = [f" --{word}" for word in ("short", "json") if getattr(options, word)]
     rows = f" --rows {' '.join(options.rows)}" if options.rows else ""
+    rows += f" --settings {' '.join(options.settings)}" if options.settings else ""
     steps = f" --steps {options.given_steps}" if options.given_steps else ""
     command = f"python -m benchmarks.sync{rows} --seeds {options.seeds}{steps}{''.join(given)}"
     parts = [heading("Synchronisation between pipelines", command), ABOUT]
+    if options.claims:
+        begin(options.claims)
     for name in names:
         begin_s = time.monotonic()
         try:
@@ -170,11 +181,15 @@ def main(words: Sequence[str] | None = None) -> int:
         if options.json:
             for line in outcome.lines:
                 print(json.dumps(line), flush=True)
+        if options.claims:
+            append(claims.entries(name, known[name].title, outcome), options.claims)
         parts.append(f"## {known[name].title}\n\n{known[name].about}\n\n{outcome.markdown()}")
         if options.report:
             # After each section: what took an hour is not lost with what comes after it.
             options.report.write_text("\n".join(parts))
-    if not options.json and not options.report:
+    if options.claims:
+        append(claims.left_out(known, names, options), options.claims)
+    if not (options.json or options.report or options.claims):
         print("\n".join(parts))
     return 0
 

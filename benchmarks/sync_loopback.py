@@ -82,12 +82,15 @@ class Loopback:
         seeds: how many.
         steps: of each pipeline on average.
         short: fewer strategies and settings.
+        only: names of settings; None: all, or those of the short form.
     """
 
-    def __init__(self, seeds: int, steps: int, *, short: bool) -> None:
+    def __init__(
+        self, seeds: int, steps: int, *, short: bool, only: Sequence[str] | None = None
+    ) -> None:
         self.seeds, self.steps = seeds, steps
         self._strategies = strategies_of(short=short)
-        names = SHORT_SETTINGS if short else tuple(SETTINGS)
+        names = only or (SHORT_SETTINGS if short else tuple(SETTINGS))
         self._settings = {name: SETTINGS[name] for name in names}
         self.plan = pipelines_plan(PIPELINES, ITERATION_S)
 

@@ -5,11 +5,12 @@ Usage:
     python -m benchmarks.testbed rules --cluster FILE [--output FILE]
     python -m benchmarks.testbed run --cluster FILE [--plan FILE] -- COMMAND
     python -m benchmarks.testbed clean
+    python -m benchmarks.testbed --short [--json] [--claims FILE]
 
 `check` measures every pair of devices over gloo against the file. `rules` measures how transfers
 that meet share links, beside the simulator's rules. `run` starts COMMAND once a device, in the
 order of the plan's ranks, or of the cluster file without a plan; {python} in it is this Python.
-`clean` removes what killed runs left behind.
+`clean` removes what killed runs left behind. `--short` checks one cluster and prints claims.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.claims import add_short_options, is_short, tell
 from benchmarks.report import write_table
+from benchmarks.short import testbed as short
 from benchmarks.testbed.check import check, report
 from benchmarks.testbed.measured import measured_cluster
 from benchmarks.testbed.network import Testbed, leftovers, remove_namespace
@@ -36,9 +39,16 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit status; of `run` it is that of the first rank that failed."""
     options = _parser().parse_args(arguments)
+    if options.short == (options.action is not None):
+        _parser().error("give a command, or --short")
+    if options.json and not options.short:
+        _parser().error("--json goes with --short")
     # A request to end takes the way of Ctrl-C, which takes the testbed down.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        if is_short(_parser(), options):
+            tell(short.entries(), options.claims, as_json=options.json)
+            return 0
         status: int = options.action(options)
         return status
     except PipeplanError as error:
@@ -57,7 +67,10 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(required=True)
+    parser.add_argument("--json", action="store_true", help="with --short: print JSON lines")
+    add_short_options(parser)
+    parser.set_defaults(action=None)
+    commands = parser.add_subparsers()
     run = commands.add_parser("run", help="run a command on every device")
     run.add_argument("--cluster", type=Path, required=True)
     run.add_argument("--plan", type=Path, help="take the devices from its ranks, in their order")

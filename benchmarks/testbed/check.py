@@ -14,6 +14,10 @@ from planner import Cluster
 
 WORTHS_S = (2e-3, 5e-3, 10e-3, 20e-3, 40e-3)
 """Sizes are what a route carries in these times."""
+CHECK_COLUMNS = (
+    *("route", "file MB/s", "measured MB/s", "error"),
+    *("file latency us", "measured us", "one byte us", "worst error of a message"),
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,19 @@ def fitted_line(bytes_: Sequence[int], seconds: Sequence[float]) -> tuple[float,
 
 def report(cluster: Cluster, checks: Sequence[PairCheck], command: str) -> str:
     """A Markdown table, a row a pair."""
+    note = (
+        "Single messages over gloo, one way, worth "
+        f"{', '.join(f'{worth * 1e3:g}' for worth in WORTHS_S)} ms of their route; latency and "
+        "bandwidth are those of the line through the medians. Messages of a few bytes take longer "
+        "than the line says, the time of one byte. The worst error is of a median against the "
+        "file's latency + bytes / bandwidth.\n"
+    )
+    title = heading(f"The testbed {cluster.name}", command)
+    return "\n".join([title, note, table(CHECK_COLUMNS, check_cells(cluster, checks))])
+
+
+def check_cells(cluster: Cluster, checks: Sequence[PairCheck]) -> list[list[str]]:
+    """A row a pair, in :data:`CHECK_COLUMNS`."""
     rows = []
     for check_ in checks:
         route = cluster.route(check_.source, check_.target)
@@ -83,16 +100,7 @@ def report(cluster: Cluster, checks: Sequence[PairCheck], command: str) -> str:
                 f"{check_.worst_error:+.1%}",
             ]
         )
-    columns = ["route", "file MB/s", "measured MB/s", "error"]
-    columns += ["file latency us", "measured us", "one byte us", "worst error of a message"]
-    note = (
-        "Single messages over gloo, one way, worth "
-        f"{', '.join(f'{worth * 1e3:g}' for worth in WORTHS_S)} ms of their route; latency and "
-        "bandwidth are those of the line through the medians. Messages of a few bytes take longer "
-        "than the line says, the time of one byte. The worst error is of a median against the "
-        "file's latency + bytes / bandwidth.\n"
-    )
-    return "\n".join([heading(f"The testbed {cluster.name}", command), note, table(columns, rows)])
+    return rows
 
 
 def _sizes(bandwidth_gb_per_s: float) -> list[int]:

@@ -81,7 +81,7 @@ def test_random_instances_of_every_family_are_planned() -> None:
 
 
 def test_the_rows_cover_every_bar() -> None:
-    names = [case.name for case in partition_rows._matrix_cases()]
+    names = [case.name for case in partition_rows.matrix_cases()]
     assert len(set(names)) == len(names)
     for devices in ("6 devices", "8 devices", "16 devices", "64 devices"):
         assert any(name.startswith(devices) for name in names)
