@@ -58,6 +58,14 @@ BENCHMARKS = (
         limit_s=600.0,
     ),
     Benchmark(
+        "replan",
+        "How long does a new plan take when machines were lost, and how much has to move?",
+        "benchmarks.replan",
+        "benchmarks.replan --short",
+        "REPLAN.md",
+        limit_s=600.0,
+    ),
+    Benchmark(
         "executor",
         "Do plans train as one process does, as fast as torch's runtime and as predicted?",
         "benchmarks.executor",

@@ -1,6 +1,7 @@
 """Replanning after a change of the machines, against planning anew for a minute.
 
-Usage: python -m benchmarks.replan [--short] [--time-limit S] [--json FILE] [--output FILE]
+Usage: python -m benchmarks.replan [--time-limit S] [--json FILE] [--output FILE]
+       python -m benchmarks.replan --short [--time-limit S] [--claims FILE]
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.claims import add_short_options, is_short, tell
 from benchmarks.replan_cases import Training, trainings
 from benchmarks.report import heading, table
 from planner import Plan, solve
@@ -157,25 +159,28 @@ def _moved_bytes(plan: Plan, state: State) -> int:
 def main() -> None:
     """Measure, print the report, and write it if asked."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--short", action="store_true", help="10 s a plan, the smallest training")
+    add_short_options(parser)
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     parser.add_argument("--output", type=Path, help="write the report to this file")
     parser.add_argument("--time-limit", type=float, metavar="S", help="of plans made anew")
     options = parser.parse_args()
-    fresh_s = options.time_limit or (SHORT_S if options.short else FRESH_S)
+    if is_short(parser, options):
+        from benchmarks.short import replan as short
+
+        tell(short.entries(options.time_limit or SHORT_S), options.claims)
+        return
     loads = [os.getloadavg()[0]]
-    chosen = list(trainings())[-1:] if options.short else list(trainings())
+    fresh_s = options.time_limit or FRESH_S
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        for training in chosen:
+        for training in trainings():
             for row in rows_of(training, Path(folder), fresh_s):
                 print(*row.cells(), sep="  ", file=sys.stderr, flush=True)
                 rows.append(row)
     loads.append(os.getloadavg()[0])
-    words = [" --short"] if options.short else []
-    words += [f" --time-limit {options.time_limit:g}"] if options.time_limit else []
+    words = f" --time-limit {options.time_limit:g}" if options.time_limit else ""
     parts = [
-        heading("Replanning", f"python -m benchmarks.replan{''.join(words)}"),
+        heading("Replanning", f"python -m benchmarks.replan{words}"),
         NOTES.format(fresh=fresh_s, begin=loads[0], end=loads[1], cores=os.cpu_count()),
         table(COLUMNS, [row.cells() for row in rows]),
     ]

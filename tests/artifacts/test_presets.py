@@ -102,8 +102,8 @@ def test_the_documented_tables_are_those_of_the_code() -> None:
         assert lines[start + 2 + len(rows)] == ""
 
 
-def test_the_readme_names_every_preset() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_the_documentation_names_every_preset() -> None:
+    text = (ROOT / "docs" / "models_and_clusters.md").read_text()
     for name in (*DEVICES, *LINKS):
         assert name in text
 

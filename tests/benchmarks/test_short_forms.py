@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import executor_testbed, partition_rows, schedule_joint, schedule_rows
+from benchmarks import replan as full_replan
 from benchmarks import roofline as full_roofline
 from benchmarks import soak as full_soak
 from benchmarks import sync as full_sync
@@ -15,12 +16,15 @@ from benchmarks.claims import Claim, Details, Entry, LeftOut, read_entries
 from benchmarks.executor_testbed import Row as BedRow
 from benchmarks.prediction import Row as PredictionRow
 from benchmarks.prediction import main as predict
+from benchmarks.replan import Row as ReplanRow
+from benchmarks.replan_cases import Training, trainings
 from benchmarks.schedule_joint import JointRow
 from benchmarks.schedule_rows import Row as ScheduleRow
 from benchmarks.short import (
     executor,
     partition,
     prediction,
+    replan,
     roofline,
     schedule,
     soak,
@@ -283,3 +287,34 @@ def test_loopback_may_run_some_settings_only() -> None:
     options = full_sync.options_of(words)
     only = full_sync.Loopback(1, 30, short=True, only=options.settings)
     assert set(only._settings) == {"homogeneous", "one_4x_slow"}
+
+
+# --- replanning -----------------------------------------------------------------------------------
+
+
+def test_replanning_in_short_judges_the_slowest_of_the_full_ones_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def rows_of(training: Training, folder: Path, fresh_s: float) -> Iterator[ReplanRow]:
+        for number, event in enumerate(training.events):
+            yield ReplanRow(
+                training=training.name,
+                event=event,
+                wall_s=3.0 + number,
+                cpu_s=3.0,
+                before_s=1.0,
+                new_s=1.2,
+                bound_s=0.9,
+                repaired_s=None,
+                anew_s=1.0,
+                moved_bytes=1,
+                anew_moved_bytes=4,
+            )
+
+    monkeypatch.setattr(full_replan, "rows_of", rows_of)
+    events = len(next(trainings()).events)
+    assert figures(replan.entries(1.0)) == [
+        (2.0 + events, 5.0, 2.0 + events <= 5.0),
+        (0.25, None, None),
+        (1.2, None, None),
+    ]

@@ -30,7 +30,7 @@ REASONS = (
     *("takes minutes", "changes settings"),
 )
 """Why a block may be shown and not run; a reason begins with one of these."""
-MOST_NOT_RUN = 24
+MOST_NOT_RUN = 34
 
 
 def steps(page: str) -> list[Block]:
