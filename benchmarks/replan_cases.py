@@ -44,7 +44,7 @@ def trainings() -> Iterator[Training]:
         "device lost": ["--lost", "n1/gpu3"],
         "node lost": ["--lost", "n1"],
         "device slow x1.5": ["--slow", "n2/gpu1:1.5"],
-        "node added": ["--added", "n8=n0"],
+        "node added": ["--added", "spare=n0"],
     }
     for name, factory, job in (
         ("GPT-2 XL", "models.gpt:gpt2_xl", gpt2_xl),

@@ -17,13 +17,15 @@ from planner.artifacts.document import write_atomically
 from planner.errors import PipeplanError
 from planner.units import format_seconds, plural
 from planner.wiring.choice import Choice, Judged, choose_wiring
-from planner.wiring.measured import Measurements
+from planner.wiring.measured import Ends, Measurements
 from planner.wiring.reductions import Latencies, reduction_errors, suited_latencies
 
 MOST_PAIRS = 32
 """Of more pairs only the extremes are shown."""
 ASYMMETRIC = 0.1
 """Ways that differ by more than this, and more than the tolerance, are told."""
+UNEASY = 0.5
+"""A spread over the median that is told."""
 
 
 def conclude(
@@ -90,10 +92,21 @@ def _notes(
     options: Options, found: Measurements, choice: Choice, latencies: Latencies
 ) -> Iterator[str]:
     if found.missing:
-        shown = ", ".join(f"{a} - {b}" for a, b in found.missing[:8])
-        rest = f" and {len(found.missing) - 8} more" if len(found.missing) > 8 else ""
-        told = "have no link" if choice.taken.wiring.is_pairs else "are taken to be as the others"
-        yield f"pairs that were not measured {told}: {shown}{rest}"
+        cluster = choice.taken.wiring.cluster
+        apart = [ends for ends in found.missing if cluster.route(*ends) is None]
+        alike = [ends for ends in found.missing if ends not in apart]
+        if apart:
+            yield f"pairs that were not measured, and that no link joins: {_shown(apart)}"
+        if alike:
+            yield f"pairs that were not measured are taken to be as the others: {_shown(alike)}"
+    uneasy = [(row.spread, ends) for ends, row in found.pairs.items() if row.spread > UNEASY]
+    if uneasy:
+        spread, (a, b) = max(uneasy)
+        yield (
+            f"messages of {plural(len(uneasy), 'pair')} of devices took uneven times, most {a} - "
+            f"{b} (spread {spread:.0%}): something else used the machines or the network; measure "
+            "again when nothing does"
+        )
     uneven = [
         (row.asymmetry, ends)
         for ends, row in found.pairs.items()
@@ -116,6 +129,11 @@ def _notes(
             f"average) and single messages by {latencies.message_error:.3g} instead of "
             f"{latencies.message_error_before:.3g}"
         )
+
+
+def _shown(pairs: Sequence[Ends]) -> str:
+    rest = f" and {len(pairs) - 8} more" if len(pairs) > 8 else ""
+    return ", ".join(f"{a} - {b}" for a, b in pairs[:8]) + rest
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -19,7 +19,12 @@ from planner.artifacts.costs import Costs, LayerKind, SizedCosts
 from planner.artifacts.document import require_file_path
 from planner.artifacts.job import Job
 from planner.errors import PipeplanError
+from planner.units import plural
 
+UNSTEADY = 1.0
+"""A spread over its median that no machine which does nothing else shows."""
+MATTERS_S = 1e-3
+"""What takes less varies more, and weighs little."""
 Told = Callable[[str], None]
 """Called with a line of progress."""
 
@@ -48,7 +53,7 @@ class Request:
 
 
 def profile(request: Request, tell: Told) -> Costs:
-    """Measure every kind of layer at every size that the output does not have yet.
+    """Measure every kind of layer at every size that the output does not have yet, or not surely.
 
     Args:
         request: what is wanted.
@@ -72,7 +77,7 @@ def profile(request: Request, tell: Told) -> Costs:
         (number, model)
         for model in models
         for number, kind in enumerate(costs.kinds)
-        if kind.at(model.samples) is None
+        if (row := kind.at(model.samples)) is None or _is_unsteady(row)
     ]
     for done, (number, model) in enumerate(todo, 1):
         kind = costs.kinds[number]
@@ -80,7 +85,20 @@ def profile(request: Request, tell: Told) -> Costs:
         costs = _with(costs, number, row)
         costs.save(request.output)
         tell(f"{done}/{len(todo)}  {_line(kind, row)}")
+    unsteady = sum(_is_unsteady(row) for kind in costs.kinds for row in kind.sizes)
+    if unsteady:
+        tell(
+            f"note: times of {plural(unsteady, 'measurement')} spread over more than "
+            f"{UNSTEADY:.0%}: something else used this machine; when nothing does, the same "
+            "command measures these again"
+        )
     return costs
+
+
+def _is_unsteady(row: SizedCosts) -> bool:
+    """Whether times that matter varied so much that something else took part."""
+    timings = (row.forward, row.backward, row.input_gradient, row.weight_gradient)
+    return any(time.median_s >= MATTERS_S and time.spread > UNSTEADY for time in timings)
 
 
 def _begun(request: Request, models: Sequence[SizedModel]) -> Costs:
@@ -129,7 +147,8 @@ def _empty(request: Request, models: Sequence[SizedModel]) -> Costs:
 
 def _with(costs: Costs, number: int, row: SizedCosts) -> Costs:
     kind = costs.kinds[number]
-    sizes = sorted((*kind.sizes, row), key=lambda row: row.samples_per_microbatch)
+    others = (r for r in kind.sizes if r.samples_per_microbatch != row.samples_per_microbatch)
+    sizes = sorted((*others, row), key=lambda row: row.samples_per_microbatch)
     kinds = list(costs.kinds)
     kinds[number] = LayerKind(layers=kind.layers, sizes=tuple(sizes))
     return costs.model_copy(update={"kinds": tuple(kinds)})
@@ -148,7 +167,7 @@ def _line(kind: LayerKind, row: SizedCosts) -> str:
     )
     spread = max(timing.spread for timing in (row.forward, row.backward))
     return (
-        f"{kind.layers[0]}{more}, {row.samples_per_microbatch} samples: {times}  "
+        f"{kind.layers[0]}{more}, {plural(row.samples_per_microbatch, 'sample')}: {times}  "
         f"(spread {100 * spread:.0f}%, {row.forward.repeats} repeats)"
     )
 

@@ -78,6 +78,7 @@ def _tell_command(result: Result, output: Path) -> None:
     command = run_command(result.plan, output)
     if command is not None:
         typer.echo(f"to run it on one host: {command}")
+        typer.echo("it trains on text; --data random suits every model, --config names your data")
 
 
 def progress_table(quiet: bool) -> Callable[[HistoryRow], None]:

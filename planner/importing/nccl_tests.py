@@ -25,6 +25,8 @@ _RANK = re.compile(
     r"\[[^\]]*\]\s+(\S.*?)\s*$"
 )
 _PERF = re.compile(r"\b([a-z_]+)_perf\b")
+_END = re.compile(r"[#\s]*(Out of bounds values|Avg bus bandwidth|Collective test concluded)")
+"""One of these lines follows a table that is whole."""
 _READ: tuple[Test, ...] = ("all_reduce", "sendrecv")
 _COLUMNS = ("time", "algbw", "busbw")
 _NEAR = 0.02
@@ -76,8 +78,8 @@ def read_log(path: Path) -> Log:
     """Read a log.
 
     Raises:
-        PipeplanError: if it has no ranks or no table, is of another test, or of processes that
-            did not know of each other.
+        PipeplanError: if it has no ranks or no table, is cut off, is of another test, or of
+            processes that did not know of each other.
     """
     lines = read_text(path).splitlines()
     header = _header(lines)
@@ -92,6 +94,11 @@ def read_log(path: Path) -> Log:
     if not rows:
         raise PipeplanError(
             f"{path}: the table has no row with bytes, time and bandwidths; it may be cut off"
+        )
+    if not any(_END.match(line) for line in lines):
+        raise PipeplanError(
+            f"{path}: no line such as `# Avg bus bandwidth` follows the table, so it is cut off; "
+            "its largest sizes, which tell the bandwidth, may be missing; give the whole log"
         )
     test = _test(path, lines) or _by_ratio(rows, len(ranks))
     return Log(test, ranks, rows, tuple(notes))
@@ -142,7 +149,9 @@ def _rows(
                 f"{path}: line {number}: the test found wrong values (#wrong is "
                 f"{words[places[-1] + 1]}); what does not work measures nothing"
             )
-        if int(words[0]) and time_us > 0:
+        if int(words[0]) and time_us <= 0:
+            notes.append(f"line {number} has no time above 0: {shorten(line.strip())}")
+        elif int(words[0]):
             yield Row(int(words[0]), time_us * 1e-6, algbw, busbw)
 
 

@@ -18,7 +18,7 @@ from planner.errors import PipeplanError, shorten
 
 _STYLES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _GPU = re.compile(r"GPU(\d+)")
-_NVLINK = re.compile(r"NV(\d+)")
+_NVLINK = re.compile(r"NV([1-9]|[12]\d|3[0-6])")  # No GPU has more than 18 yet.
 _NAMED = re.compile(r"^\s*GPU (\d+): (.+?) \(UUID: ")
 """A line of ``nvidia-smi -L``, which may stand in the same file."""
 OLDER_NAMES = {"SOC": "SYS"}

@@ -130,6 +130,8 @@ def test_the_older_form_is_read(tmp_path: Path) -> None:
         "          16            16     uint8    10.00    0.00    0.00  0e+00    10.00    0.00",
         "   100000000     100000000     uint8  10010.0    9.99    9.99  0e+00  10010.0    9.99",
         "   200000000     200000000     uint8  20010.0    9.99    9.99  3e+02  20010.0    9.99",
+        "# Out of bounds values : 0 OK",
+        "# Avg bus bandwidth    : 4.995",
     ]
     found = read(tmp_path, "\n".join(lines), test="sendrecv")
     assert found.cluster.links[0].bandwidth_gb_per_s == pytest.approx(10)
@@ -150,6 +152,26 @@ def log_of(called: str = A100, **options: object) -> str:
     rows = [("n0", 0, called), ("n0", 1, called)]
     settings = {"test": "sendrecv", **options}
     return nccl_log(rows, lambda n: 1e-5 + n / 50e9, SIZES, **settings)
+
+
+def test_a_log_without_its_end_is_refused(tmp_path: Path) -> None:
+    lines = log_of().splitlines(keepends=True)
+    ends = [n for n, line in enumerate(lines) if "Out of bounds" in line or "Avg bus" in line]
+    with pytest.raises(PipeplanError, match="cut off"):
+        read(tmp_path, "".join(lines[: min(ends)]))
+
+
+def test_a_row_without_a_time_is_told(tmp_path: Path) -> None:
+    text = log_of()
+    row = next(line for line in text.splitlines() if line.split()[:1] == [str(SIZES[-1])])
+    time = row.split()[row_places(text)]
+    found = read(tmp_path, text.replace(row, row.replace(time, "-" + time, 1)))
+    assert any("has no time above 0" in note for note in found.notes)
+
+
+def row_places(text: str) -> int:
+    header = next(line for line in text.splitlines() if "algbw" in line)
+    return header.lstrip("# ").split().index("time")
 
 
 @pytest.mark.parametrize(
