@@ -24,8 +24,9 @@ from planner.export.cuts import (
 from planner.export.deepspeed_module import module_text
 from planner.export.exported import Exported
 from planner.export.placement import Way, ways_by_place
-from planner.export.recomputation import against, overfull
+from planner.export.recomputation import overfull
 from planner.export.stage_table import stage_table
+from planner.export.their_order import order_note
 from planner.schedule.classics import one_forward_one_backward
 from planner.simulator import Timeline, simulate
 
@@ -178,8 +179,7 @@ def _config(plan: Plan, pipelines: int) -> dict[str, Any]:
 
 
 def _notes(plan: Plan, timeline: Timeline, pipelines: int) -> Iterator[str]:
-    seconds, planned_s = timeline.iteration_time_s, plan.predicted.iteration_time_s
-    yield f"{TOOL} runs 1F1B in place of this order: {against(seconds, planned_s)}"
+    yield order_note(TOOL, "1F1B", plan, timeline)
     if any(LOSS in stage.layers for stage in plan.stages):
         yield f"the layer {LOSS!r} is no entry of `layers`: give it as loss_fn"
     for name in tied_across_stages(plan):

@@ -7,25 +7,25 @@ stages. Its ranks count data-parallel neighbours first, then pipeline ranks (its
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import groupby
 
 from planner.artifacts.names import compress_devices
-from planner.artifacts.operations import Operation
 from planner.artifacts.plan import Plan
 from planner.costs.placement import StageSpec, place
 from planner.errors import shorten
 from planner.export.exported import Exported
 from planner.export.megatron_form import MegatronForm, megatron_form
 from planner.export.megatron_recompute import Recomputed, recomputed
+from planner.export.their_order import order_note
 from planner.importing.megatron_layout import render_layout
 from planner.schedule.classics import WHOLE
 from planner.schedule.equal_pipelines import orders_of_pipelines
 from planner.simulator import Timeline, simulate
 from planner.sync.lanes import node_of
 from planner.sync.strategies import TOGETHER
-from planner.units import format_bytes, format_seconds
-from planner.verifier import replay
+from planner.units import format_bytes
 
 FILE = "megatron.sh"
 
@@ -43,7 +43,7 @@ def export(plan: Plan) -> Exported:
     again = recomputed(plan, form.stack)
     theirs = _as_megatron_runs_it(plan, form, again)
     notes = (
-        _order_note(plan, form, theirs),
+        order_note("Megatron", _order_name(form), plan, theirs),
         *again.notes,
         *_memory_notes(theirs),
         *_sync_notes(plan),
@@ -54,7 +54,9 @@ def export(plan: Plan) -> Exported:
 
 def _script(plan: Plan, form: MegatronForm, again: Recomputed) -> str:
     flags = "".join(f"    {flag}\n" for flag in (*_flags(plan, form), *again.flags))
-    ranks = "".join(f"#   rank {i}: {device}\n" for i, device in enumerate(form.ranks))
+    ranks = "".join(
+        f"#   rank {i}: {_in_a_comment(device)}\n" for i, device in enumerate(form.ranks)
+    )
     return (
         f"# {shorten(plan.model.name)} on {shorten(plan.cluster.name)}, written by Pipeplan for "
         "Megatron-LM.\n"
@@ -64,6 +66,11 @@ def _script(plan: Plan, form: MegatronForm, again: Recomputed) -> str:
         f"{ranks}"
         f"PIPEPLAN_ARGS=(\n{flags})\n"
     )
+
+
+def _in_a_comment(name: str) -> str:
+    """A name from a plan, which may hold the end of a line, as the shell passes over it."""
+    return name if name.isprintable() else json.dumps(name)
 
 
 def _flags(plan: Plan, form: MegatronForm) -> tuple[str, ...]:
@@ -96,33 +103,15 @@ def _as_megatron_runs_it(plan: Plan, form: MegatronForm, again: Recomputed) -> T
     ]
     pipeline = place(plan.problem, specs)
     by_stage = [form.devices_of(stage.index) for stage in plan.stages]
-    generator = WHOLE["interleaved 1f1b" if form.is_interleaved else "1f1b"]
+    generator = WHOLE[_order_name(form).lower()]
     return simulate(
         pipeline,
         orders_of_pipelines(pipeline, list(zip(*by_stage, strict=True)), generator),
     )
 
 
-def _order_note(plan: Plan, form: MegatronForm, theirs: Timeline) -> str:
-    """What it costs that Megatron has an order of its own."""
-    name = "interleaved 1F1B" if form.is_interleaved else "1F1B"
-    ours = replay(plan)
-    before_s, after_s = ours.iteration_time_s, theirs.iteration_time_s
-    if _order_of(ours) == _order_of(theirs) and abs(after_s - before_s) <= 1e-9 * before_s:
-        return f"Megatron runs the plan's own order, {name}"
-    change = f" ({after_s / before_s - 1:+.1%})" if before_s else ""
-    return (
-        f"Megatron runs {name} in place of this order: {format_seconds(after_s)} predicted in "
-        f"place of {format_seconds(before_s)}{change}"
-    )
-
-
-def _order_of(timeline: Timeline) -> dict[str, list[Operation]]:
-    """What ran on each device, in order."""
-    orders: dict[str, list[Operation]] = {}
-    for event in timeline.operations:
-        orders.setdefault(event.device, []).append(event.operation)
-    return orders
+def _order_name(form: MegatronForm) -> str:
+    return "interleaved 1F1B" if form.is_interleaved else "1F1B"
 
 
 def _memory_notes(theirs: Timeline) -> Iterator[str]:

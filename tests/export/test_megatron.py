@@ -15,7 +15,7 @@ from planner.artifacts.plan import Sync
 from planner.assemble import plan_by_hand, refresh
 from planner.costs.placement import StageSpec, place
 from planner.export.exported import Exported
-from planner.export.megatron import export
+from planner.export.megatron import _in_a_comment, export
 from planner.importing.megatron_layout import render_layout
 from planner.schedule.assignment import balanced_assignment
 from planner.schedule.classics import one_by_one
@@ -292,3 +292,8 @@ def test_interleaved_1f1b_is_in_megatrons_order(size: int, chunks: int, rounds: 
         order = forward[:ahead] + [word for pair in pairs for word in pair]
         order += backward[total - ahead :]
         assert plan.orders[f"n{rank}/gpu0"].split() == order
+
+
+def test_a_name_cannot_leave_its_comment() -> None:
+    assert "\n" not in _in_a_comment("gpu0\nrm -rf .")
+    assert _in_a_comment("n0/gpu0") == "n0/gpu0"
