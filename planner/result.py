@@ -65,6 +65,13 @@ class Robustness:
         )
 
 
+def unjoined_devices(plan: Plan) -> tuple[str, ...]:
+    """Devices left unused that no path of links and switches joins to any device in use."""
+    cluster, used = plan.cluster, plan.ranks
+    left = [name for name in cluster.device_names if name not in used]
+    return tuple(name for name in left if all(cluster.route(name, other) is None for other in used))
+
+
 @dataclass(frozen=True)
 class Result:
     """The best plan found and what is proved about it.
@@ -108,11 +115,7 @@ class Result:
     @property
     def unjoined_devices(self) -> tuple[str, ...]:
         """Devices left unused that no path of links and switches joins to any device in use."""
-        cluster, used = self.plan.cluster, self.plan.ranks
-        left = [name for name in cluster.device_names if name not in used]
-        return tuple(
-            name for name in left if all(cluster.route(name, other) is None for other in used)
-        )
+        return unjoined_devices(self.plan)
 
     def summary(self) -> str:
         """A few lines for people."""

@@ -92,12 +92,16 @@ def replan(
     with user_errors(as_json):
         from planner.artifacts.cluster import Cluster
         from planner.artifacts.plan import Plan
-        from planner.replanning import parse_slow
+        from planner.replanning import parse_added, parse_slow
         from planner.replanning import replan as replan_plan
+        from planner.verifier import require_valid
 
-        _require_outputs(output, moves, [path, cluster])
+        files = [one for text in added or () if isinstance(one := parse_added(text), Path)]
+        _require_outputs(output, moves, [path, cluster, *files])
+        old = Plan.load(path)
+        require_valid(old, str(path))
         found = replan_plan(
-            Plan.load(path),
+            old,
             lost=lost or (),
             slow=[parse_slow(text) for text in slow or ()],
             added=added or (),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,14 @@ class Slow:
 
     name: str
     factor: float
+
+    def __post_init__(self) -> None:
+        if not 1 < self.factor <= MOST_FACTOR:
+            raise PipeplanError(
+                f"slow: {shorten(f'{self.name}:{self.factor:g}')}: the factor is how many times as "
+                f"long everything takes, above 1 and at most {MOST_FACTOR:g}; for a device that is "
+                "as fast again as its type give the new cluster"
+            )
 
 
 @dataclass(frozen=True)
@@ -75,12 +84,6 @@ def parse_slow(text: str) -> Slow:
             f"slow: {shorten(text)} is not DEVICE:FACTOR; write n0/gpu1:1.5 for a device that "
             "takes 1.5 times as long"
         )
-    if not 1 < value <= MOST_FACTOR:
-        raise PipeplanError(
-            f"slow: {shorten(text)}: the factor is how many times as long everything takes, above "
-            f"1 and at most {MOST_FACTOR:g}; for a device that is as fast again as its type give "
-            "the new cluster"
-        )
     return Slow(name, value)
 
 
@@ -90,7 +93,7 @@ def parse_added(text: str | Path) -> Path | Twin:
     Raises:
         PipeplanError: if one side of the equals sign is empty.
     """
-    if isinstance(text, Path) or "=" not in text or Path(text).exists():
+    if isinstance(text, Path) or "=" not in text or os.path.exists(text):
         return Path(text)
     name, _, like = text.partition("=")
     if not name or not like:

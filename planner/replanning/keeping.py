@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.artifacts.cluster import Cluster
-from planner.costs.placement import place
+from planner.costs.placement import is_connected, place
 from planner.partition.chain import Chain, IntArray, Partition
 from planner.replanning.state import BoolArray, State
 from planner.schedule.heuristic import Schedule, fits_memory
@@ -150,7 +150,7 @@ def _assignment(costs: IntArray) -> list[int]:
 
 
 def renamed(chain: Chain, schedule: Schedule, images: Images) -> Schedule | None:
-    """A schedule on other devices; None if it is slower or overflows memory there."""
+    """A schedule on other devices; None if it is slower there, or cannot run."""
     number = chain.problem.cluster.numbers.__getitem__
     if all(device == image for device, image in images.items()):
         return schedule
@@ -159,7 +159,10 @@ def renamed(chain: Chain, schedule: Schedule, images: Images) -> Schedule | None
         for spec in (stage.spec for stage in schedule.timeline.pipeline.stages)
     ]
     orders = {images[device]: order for device, order in schedule.orders.items()}
-    timeline = simulate(place(chain.problem, specs), orders)
+    pipeline = place(chain.problem, specs)
+    if not is_connected(pipeline):  # Devices of one kind need not have links to the same ones.
+        return None
+    timeline = simulate(pipeline, orders)
     is_slower = timeline.iteration_time_s > schedule.iteration_time_s * (1 + SLOWER)
     if is_slower or not fits_memory(timeline):
         return None

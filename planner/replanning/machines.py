@@ -68,7 +68,9 @@ def _with(cluster: Cluster, addition: Path | Twin) -> Cluster:
 
 def _without(cluster: Cluster, devices: Iterable[str], names: Iterable[str]) -> Cluster:
     """A cluster less some devices, and less the switches inside nodes that are gone."""
-    gone = {*devices, *set(names).intersection(cluster.switches)}
+    nodes = set(names).difference(cluster.device_names)
+    inner = (s for s in cluster.switches if any(s == n or s.startswith(f"{n}/") for n in nodes))
+    gone = {*devices, *inner}
     if not gone:
         return cluster
     left = tuple(device for device in cluster.devices if device.name not in gone)
@@ -98,7 +100,7 @@ def _with_twins(cluster: Cluster, twin: Twin) -> Cluster:
     models = devices_of(cluster, twin.like)
     if models == (twin.like,):
         return Cluster.parse(
-            with_twin(cluster, twin.like, twin.name).model_dump(mode="json"), "added"
+            with_twin(cluster, twin.like, twin.name).model_dump(mode="json"), "new cluster"
         )
     return _with_node(cluster, twin, models)
 
@@ -123,7 +125,7 @@ def _with_node(cluster: Cluster, twin: Twin, models: tuple[str, ...]) -> Cluster
         "links": (*cluster.links, *copies),
     }
     copied = cluster.model_copy(update=fields)
-    return Cluster.parse(copied.model_dump(mode="json"), "added")
+    return Cluster.parse(copied.model_dump(mode="json"), "new cluster")
 
 
 # --- slower devices -------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from planner.artifacts.cluster import Cluster
 from planner.artifacts.moves import Moves
+from planner.artifacts.names import compress_devices
 from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
 from planner.plan_form import stage_problems
@@ -18,7 +19,7 @@ from planner.replanning.machines import NewMachines, new_machines
 from planner.replanning.moves import moves_between
 from planner.replanning.repair import repair
 from planner.replanning.state import State
-from planner.result import Ended
+from planner.result import Ended, unjoined_devices
 from planner.solver import (
     check_settings,
     ended_by,
@@ -28,7 +29,7 @@ from planner.solver import (
     take_steps,
 )
 from planner.solver_settings import DEFAULT_WORKERS, Clock, Settings
-from planner.sync.strategies import TOGETHER
+from planner.sync.strategies import TOGETHER, options_of
 
 SLACK = 0.05
 """By which share a plan may be slower than the fastest found if it moves fewer bytes."""
@@ -134,7 +135,7 @@ def replan(
         old_iteration_time_s=plan.predicted.iteration_time_s,
         ended=ended_by(search),
         search_s=clock.elapsed_s,
-        notes=tuple(_notes(plan)),
+        notes=(*_notes(plan), *_lone(made)),
     )
 
 
@@ -150,7 +151,7 @@ def _find(search: Search, plan: Plan, machines: NewMachines, state: State) -> No
 def _slow(slow: Mapping[str, float] | Sequence[Slow]) -> tuple[Slow, ...]:
     if not isinstance(slow, Mapping):
         return tuple(slow)
-    return tuple(parse_slow(f"{name}:{factor!r}") for name, factor in slow.items())
+    return tuple(parse_slow(f"{name}:{float(factor)!r}") for name, factor in slow.items())
 
 
 def _require_slack(slack: float) -> None:
@@ -166,6 +167,7 @@ def _require_stages(plan: Plan) -> None:
     problems = list(stage_problems(plan))
     if problems:
         raise PipeplanError(f"plan: {problem}" for problem in problems)
+    options_of(plan.sync)
     if plan.sync.strategy not in TOGETHER:
         raise PipeplanError(
             f"sync.strategy: {plan.sync.strategy!r} works between pipelines, which go on by "
@@ -179,6 +181,15 @@ def _plan(search: Search, old: Plan, choice: Alternative, limit: str) -> Plan:
     solver = f"replanned, schedule by {choice.schedule.method}"
     made = plan_of(search, choice.schedule, limit, solver)
     return made.model_copy(update={"sync": old.sync})
+
+
+def _lone(made: Plan) -> Iterator[str]:
+    devices = unjoined_devices(made)
+    if devices:
+        yield (
+            f"no path of links and switches joins {compress_devices(devices)} to a device in use; "
+            "if they came anew, their links may be missing in what was added"
+        )
 
 
 def _notes(plan: Plan) -> Iterator[str]:

@@ -9,9 +9,12 @@ from numpy.typing import NDArray
 
 from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.plan import Plan
+from planner.errors import PipeplanError
 from planner.partition.chain import Chain, IntArray, Partition
 
 BoolArray = NDArray[np.bool_]
+MOST_BYTES = 2**62
+"""Of all state: sums over devices are taken apart, so each fits 64 bits."""
 
 
 class State:
@@ -37,10 +40,13 @@ class State:
         self._graph = graph
         self.names = tuple(parameter.name for parameter in rows)
         self._place = {name: place for place, name in enumerate(self.names)}
-        self.bytes: IntArray = np.array(
-            [p.bytes + (per_element * p.elements if p.trainable else 0) for p in rows],
-            dtype=np.int64,
-        )
+        sizes = [p.bytes + (per_element * p.elements if p.trainable else 0) for p in rows]
+        if sum(sizes) >= MOST_BYTES:
+            raise PipeplanError(
+                f"model.graph.parameters: their state is {sum(sizes)} bytes, and more than "
+                f"{MOST_BYTES} cannot be; correct their bytes and elements"
+            )
+        self.bytes: IntArray = np.array(sizes, dtype=np.int64)
         self.holders: dict[str, BoolArray] = {}
         for stage in plan.stages:
             held = self.of_layers(stage.layers)
