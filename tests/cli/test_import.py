@@ -157,6 +157,8 @@ LOG = """# Collective test starting: sendrecv_perf
           16        4  float     sum    -1   20.00    0.00    0.00      0  20.00    0.00    0.00    N/A
    500000000 12500000  float     sum    -1 10020.0   49.90   49.90      0 10020.0   49.90   49.90   N/A
   1000000000 25000000  float     sum    -1 20020.0   49.95   49.95      0 20020.0   49.95   49.95   N/A
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 24.9625
 """  # noqa: E501
 
 

@@ -1,4 +1,4 @@
-"""Training from a script of the user's: the README's, as it stands there."""
+"""Training from a script of the user's: the documentation's, as it stands there."""
 
 import subprocess
 import sys
@@ -12,15 +12,15 @@ from launch import ROOT, environment, torchrun
 from planner.artifacts.measured import MeasuredTimeline
 
 
-def readme_script() -> str:
-    found = snippets(ROOT / "README.md", "python")
+def documented_script() -> str:
+    found = snippets(ROOT / "docs" / "executor.md", "python")
     (script,) = [text for text in found if "from executor import train" in text]
     return script
 
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    text = readme_script()
+    text = documented_script()
     assert len(text.splitlines()) <= 10
     path = tmp_path / "train.py"
     # Tests start processes in the repository, users where their plan is.
