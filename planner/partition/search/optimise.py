@@ -199,6 +199,8 @@ class PartitionOptimiser:
             bound_s = self._priced.bound_s(known_s, may_go_on=may_go_on)
         self.bound_s = max(self.bound_s, bound_s)
         self._is_relaxed = True
+        if not may_go_on():
+            return
         classed = ClassedCluster(self.chain, self._links)
         if classed.is_tractable:
             self._relax_by_classes(classed, may_go_on)
