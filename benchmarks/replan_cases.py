@@ -57,7 +57,7 @@ def trainings() -> Iterator[Training]:
         "device lost": ["--lost", "old/gpu0"],
         "node lost": ["--lost", "old"],
         "device slow x1.5": ["--slow", "big/gpu1:1.5"],
-        "device added": ["--added", "old/gpu2=old/gpu0"],
+        "device added": ["--added", "old/gpu3=old/gpu0"],
     }
     yield Training(
         "GPT-2 small, irregular.toml",
