@@ -96,6 +96,15 @@ class Timeline:
         """The most each device holds at any moment."""
         return {device: max(bytes_ for _, bytes_ in steps) for device, steps in self.memory.items()}
 
+    @cached_property
+    def overflow_bytes(self) -> dict[str, int]:
+        """By device, how much its peak is beyond its capacity; only where it is."""
+        over = {
+            device: peak - self.pipeline.capacity_bytes(device)
+            for device, peak in self.peak_memory_bytes.items()
+        }
+        return {device: bytes_ for device, bytes_ in over.items() if bytes_ > 0}
+
 
 class Policy(Protocol):
     """Decides what a free device runs next."""

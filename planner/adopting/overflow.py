@@ -26,16 +26,15 @@ def _overflows(timeline: Timeline) -> Iterator[str]:
     """Replicas that lack the same in one line."""
     pipeline = timeline.pipeline
     alike: dict[tuple[tuple[int, ...], int, int], list[str]] = {}
-    for device, peak in timeline.peak_memory_bytes.items():
-        capacity = pipeline.capacity_bytes(device)
-        if peak > capacity:
-            alike.setdefault((pipeline.stages_on[device], peak, capacity), []).append(device)
-    for (stages, peak, capacity), devices in alike.items():
+    for device, over in timeline.overflow_bytes.items():
+        row = (pipeline.stages_on[device], timeline.peak_memory_bytes[device], over)
+        alike.setdefault(row, []).append(device)
+    for (stages, peak, over), devices in alike.items():
         static = sum(pipeline.stages[stage].static_bytes for stage in stages)
         yield (
             f"{stages_label(stages)} on {compress_devices(devices)}: {format_bytes(peak)} at the "
             f"peak, {format_bytes(static)} of it weights, gradients and optimizer state; there is "
-            f"{format_bytes(capacity)}, {format_bytes(peak - capacity)} too little"
+            f"{format_bytes(peak - over)}, {format_bytes(over)} too little"
         )
 
 

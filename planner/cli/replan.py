@@ -96,7 +96,8 @@ def replan(
         from planner.replanning import replan as replan_plan
         from planner.verifier import require_valid
 
-        files = [one for text in added or () if isinstance(one := parse_added(text), Path)]
+        additions = [parse_added(text) for text in added or ()]
+        files = [addition for addition in additions if isinstance(addition, Path)]
         _require_outputs(output, moves, [path, cluster, *files])
         old = Plan.load(path)
         require_valid(old, str(path))
@@ -104,7 +105,7 @@ def replan(
             old,
             lost=lost or (),
             slow=[parse_slow(text) for text in slow or ()],
-            added=added or (),
+            added=additions,
             cluster=None if cluster is None else Cluster.load(cluster),
             slack=slack,
             time_limit_s=time_limit,

@@ -115,14 +115,13 @@ def _order_name(form: MegatronForm) -> str:
 
 
 def _memory_notes(theirs: Timeline) -> Iterator[str]:
-    for device, peak in theirs.peak_memory_bytes.items():
-        capacity = theirs.pipeline.capacity_bytes(device)
-        if peak > capacity:
-            yield (
-                f"Megatron's order holds {format_bytes(peak)} on {device}, which has "
-                f"{format_bytes(capacity)}: expect it to run out of memory; recompute more, use "
-                "smaller microbatches, or shard the optimizer (--use-distributed-optimizer)"
-            )
+    for device in theirs.overflow_bytes:
+        yield (
+            f"Megatron's order holds {format_bytes(theirs.peak_memory_bytes[device])} on {device}, "
+            f"which has {format_bytes(theirs.pipeline.capacity_bytes(device))}: expect it to run "
+            "out of memory; recompute more, use smaller microbatches, or shard the optimizer "
+            "(--use-distributed-optimizer)"
+        )
 
 
 def _sync_notes(plan: Plan) -> Iterator[str]:

@@ -11,6 +11,7 @@ from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.names import compress_devices
 from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
+from planner.export.cuts import stage_of_layer
 from planner.importing.megatron_layout import render_layout
 from planner.schedule.equal_pipelines import share_of
 from planner.sync.lanes import lanes_of
@@ -76,12 +77,8 @@ def megatron_form(plan: Plan) -> MegatronForm:
     if stack is None or problems:
         raise PipeplanError(f"megatron: {problem}" for problem in problems)
     lanes = _lanes(plan)
-    symbols = _symbols(stack, _stage_of(plan), len(plan.stages))
+    symbols = _symbols(stack, stage_of_layer(plan), len(plan.stages))
     return MegatronForm(stack, symbols, lanes, share_of(plan.microbatches, len(lanes)))
-
-
-def _stage_of(plan: Plan) -> dict[str, int]:
-    return {layer: stage.index for stage in plan.stages for layer in stage.layers}
 
 
 def _symbols(stack: BlockStack, stage_of: Mapping[str, int], count: int) -> tuple[str, ...]:
@@ -100,7 +97,7 @@ def _block_counts(stack: BlockStack, stage_of: Mapping[str, int], count: int) ->
 
 
 def _layout_problems(plan: Plan, stack: BlockStack) -> list[str]:
-    stage_of, last = _stage_of(plan), len(plan.stages) - 1
+    stage_of, last = stage_of_layer(plan), len(plan.stages) - 1
     problems = [
         *_outside("embedding", "E", stack.before, 0, stage_of),
         *_divided(stack, stage_of),

@@ -30,11 +30,10 @@ def recompute_notes(plan: Plan, remedy: str) -> list[str]:
 
 def overfull(timeline: Timeline) -> list[str]:
     """Devices that need more memory than they have, a phrase each."""
-    pipeline = timeline.pipeline
     return [
-        f"{device} needs {format_bytes(held)} of {format_bytes(pipeline.capacity_bytes(device))}"
-        for device, held in timeline.peak_memory_bytes.items()
-        if held > pipeline.capacity_bytes(device)
+        f"{device} needs {format_bytes(timeline.peak_memory_bytes[device])} of "
+        f"{format_bytes(timeline.pipeline.capacity_bytes(device))}"
+        for device in timeline.overflow_bytes
     ]
 
 

@@ -65,10 +65,7 @@ class Schedule:
 
 def fits_memory(timeline: Timeline) -> bool:
     """Whether every device stays within its capacity at every moment."""
-    return all(
-        peak <= timeline.pipeline.capacity_bytes(device)
-        for device, peak in timeline.peak_memory_bytes.items()
-    )
+    return not timeline.overflow_bytes
 
 
 def best_heuristic_schedule(

@@ -13,7 +13,7 @@ from planner.schedule.heuristic import Schedule
 from planner.schedule.measure import Measure, measured_s, timed
 from planner.schedule.shares import Shares, divides_memory, search_shares
 from planner.schedule.ticks import TickPipeline, in_ticks
-from planner.simulator import Orders, Timeline, owners, simulate
+from planner.simulator import Orders, owners, simulate
 from planner.solver_settings import Clock, Settings, run_solver
 
 MAX_FREE_OPERATIONS = 80
@@ -101,7 +101,7 @@ class _Improvement:
             schedule = self._replayed(found.orders)
             if schedule is None:
                 break
-            over = _overflow_bytes(schedule.timeline)
+            over = schedule.timeline.overflow_bytes
             if not over:
                 return _better(best, schedule, self.measure)
             # The model leaves out tensors on their way: once more, with room kept for them.
@@ -130,7 +130,7 @@ class _Improvement:
             return start
         found = self._solved(shared.schedule, left_s, shares=shared.shares)
         schedule = self._replayed(found.orders)
-        if schedule is None or _overflow_bytes(schedule.timeline):
+        if schedule is None or schedule.timeline.overflow_bytes:
             return start
         return _better(start, schedule, self.measure)
 
@@ -180,15 +180,6 @@ class _Improvement:
             return Schedule(orders, simulate(self.pipeline, orders), "cp-sat")
         except DeadlockError:
             return None
-
-
-def _overflow_bytes(timeline: Timeline) -> dict[str, int]:
-    """By device, how much its peak is beyond its capacity."""
-    over = {
-        device: peak - timeline.pipeline.capacity_bytes(device)
-        for device, peak in timeline.peak_memory_bytes.items()
-    }
-    return {device: bytes_ for device, bytes_ in over.items() if bytes_ > 0}
 
 
 def _better(best: Schedule, found: Schedule, measure: Measure) -> Schedule:

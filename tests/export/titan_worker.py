@@ -4,12 +4,12 @@
 """
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from folders import check_each
 from titan_model import build
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -85,11 +85,4 @@ def check(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    folders = sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir())
-    for folder in folders:
-        check(folder)
-        dist.barrier()
-    if dist.get_rank() == 0:
-        print(f"{len(folders)} exports agree with a single process")
-    dist.destroy_process_group()
+    check_each(check, "exports")

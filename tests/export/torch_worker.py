@@ -4,11 +4,11 @@
 """
 
 import json
-import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from folders import check_each
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
@@ -83,11 +83,4 @@ def check(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    folders = sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir())
-    for folder in folders:
-        check(folder)
-        dist.barrier()
-    if dist.get_rank() == 0:
-        print(f"{len(folders)} schedules agree with a single process")
-    dist.destroy_process_group()
+    check_each(check, "schedules")
