@@ -38,6 +38,8 @@ COLUMNS = (
     *("memory over torch's, each rank", "largest error of a gradient"),
 )
 TIMEOUT_S = 1800.0
+QUIET = {"KINETO_LOG_LEVEL": "6"}
+"""Its profiler tells of every start and stop."""
 MIB = 2**20
 
 
@@ -163,7 +165,7 @@ def _answers(
         subprocess.run(
             [*launch, "--nproc-per-node", str(ranks), *worker],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **QUIET},
             stdout=sys.stderr,
             timeout=TIMEOUT_S,
             check=True,

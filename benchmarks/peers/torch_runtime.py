@@ -71,7 +71,7 @@ class TorchRuntime:
         target = self.batch["target"] if self.is_last else None
         kept = losses if self.is_last else None
         self.schedule.step(*arguments, target=target, losses=kept, return_outputs=False, **labels)
-        return float(torch.stack(losses).mean()) if losses else 0.0
+        return float(torch.stack(losses).detach().mean()) if losses else 0.0
 
     def gradients(self) -> dict[str, Tensor]:
         """By the model's own names."""

@@ -10,11 +10,11 @@ from executor.train_schema import TRAIN
 from planner.artifacts.field_docs import unit_of
 from planner.artifacts.schemas import ARTIFACTS, json_schema
 
+WRITTEN = ("job", "cluster", "train", "graph")
+"""By people, so that they come first."""
 KINDS = {
-    kind: {**ARTIFACTS, "train": TRAIN}[kind]
-    for kind in ("job", "cluster", "train", "graph", "plan", "costs", "sweep", "sync-trace")
+    kind: {**ARTIFACTS, "train": TRAIN}[kind] for kind in dict.fromkeys((*WRITTEN, *ARTIFACTS))
 }
-"""What people write first."""
 HEAD = ("| field | type | unit | default | |", "|---|---|---|---|---|")
 ANY = "JsonValue"
 """Pydantic's name for any value of JSON."""

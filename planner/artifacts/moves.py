@@ -20,10 +20,15 @@ NonNegative = Annotated[float, Field(ge=0)]
 class Move(Record):
     """State that one device lacks and one source has.
 
-    ``source`` is a device, or null for the checkpoint. ``parameters`` are FQNs; with each goes its
-    optimizer state, and the float32 master of a low-precision weight. ``layers`` are those that use
-    them on ``target``. ``seconds`` is the time over the links if nothing else used them; null from
-    the checkpoint, whose speed no cluster file tells.
+    Attributes:
+        source: a device, or null for the checkpoint.
+        target: the device that lacks it.
+        bytes: of the parameters with what goes with them.
+        layers: those that use the parameters on the target.
+        parameters: FQNs; with each goes its optimizer state, and the float32 master of a
+            low-precision weight.
+        seconds: over the links if nothing else used them; null from the checkpoint, whose speed no
+            cluster file tells.
     """
 
     source: str | None
@@ -37,9 +42,15 @@ class Move(Record):
 class Moves(Record):
     """All moves from one plan to another.
 
-    ``old_plan`` and ``new_plan`` are the plans' execution digests. ``seconds`` is at least what
-    all moves between devices take together, by the most loaded link. ``resume_bytes`` is what all
-    ranks read of a checkpoint if each reads all of its state, as ``--resume`` does.
+    Attributes:
+        format: says what the file is.
+        old_plan, new_plan: the plans' execution digests.
+        moves: by target in the order of the new plan's ranks, each source once.
+        bytes_between_devices: of all moves whose source is a device.
+        bytes_from_checkpoint: of all others.
+        seconds: all moves between devices take at least so long together, by the most loaded link.
+        resume_bytes: what all ranks read of a checkpoint if each reads all of its state, as
+            ``--resume`` does.
     """
 
     format: Literal["pipeplan-moves/1"] = "pipeplan-moves/1"

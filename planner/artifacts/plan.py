@@ -263,12 +263,12 @@ def _predicted_anew(plan: Plan, source: str) -> Plan:
     if timeline is None:
         return plan
     predicted, before = predict(timeline, 0.0), plan.predicted
+    time, earlier = f"{predicted.iteration_time_s:.6g}", f"{before.iteration_time_s:.6g}"
     logger.warning(
-        "%s: predicted anew, as another revision of the cost model made it: iteration_time_s is "
-        "%.6g, was %.6g; its bound is dropped, `pipeplan plan --warm-start` proves another",
+        "%s: predicted anew, as another revision of the cost model made it: iteration_time_s %s; "
+        "its bound is dropped, `pipeplan plan --warm-start` proves another",
         source,
-        predicted.iteration_time_s,
-        before.iteration_time_s,
+        f"stays {time}" if time == earlier else f"is {time}, was {earlier}",
     )
     provenance = plan.provenance.model_copy(
         update={

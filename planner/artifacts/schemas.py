@@ -15,6 +15,7 @@ from planner.artifacts.document import Record
 from planner.artifacts.field_docs import meanings_of, summary_of, unit_of
 from planner.artifacts.graph_record import GraphRecord
 from planner.artifacts.job import Job
+from planner.artifacts.moves import Moves
 from planner.artifacts.plan import Plan
 from planner.artifacts.sweep import SweepIndex
 from planner.artifacts.sync_trace import SyncTrace
@@ -47,6 +48,7 @@ ARTIFACTS = {
     "costs": Artifact("Pipeplan measured costs of layers", Costs),
     "sweep": Artifact("Pipeplan index of a sweep", SweepIndex),
     "sync-trace": Artifact("Pipeplan trace of synchronisation", SyncTrace),
+    "moves": Artifact("Pipeplan moves between plans", Moves),
 }
 """By the names of their schemas. A measured timeline is a Chrome trace and has none."""
 

@@ -112,10 +112,14 @@ def _told_stages(request: AdoptRequest) -> str | list[list[str]]:
     from planner.artifacts.document import read_json
     from planner.importing.megatron_layout import parse_layout
 
-    if (request.layout is None) == (request.stages is None):
+    if request.layout is None and request.stages is None:
         raise PipeplanError(
-            "stages: give either --megatron-layout LAYOUT or --stages FILE, to say which layers "
-            "are in which stage"
+            "stages: nothing says which layers are in which; give --megatron-layout LAYOUT or "
+            "--stages FILE"
+        )
+    if request.layout is not None and request.stages is not None:
+        raise PipeplanError(
+            "stages: --megatron-layout and --stages both say which layers are in which; give one"
         )
     if request.layout is not None:
         parse_layout(request.layout, request.source)

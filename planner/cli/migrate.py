@@ -97,6 +97,7 @@ def _loaders() -> dict[str, Callable[[Path], Any]]:
     from planner.artifacts.job import Job
     from planner.artifacts.layer_graph import LayerGraph
     from planner.artifacts.measured import MeasuredTimeline
+    from planner.artifacts.moves import Moves
     from planner.artifacts.plan import Plan
     from planner.artifacts.sweep import SweepIndex
     from planner.artifacts.sync_trace import SyncTrace
@@ -110,4 +111,5 @@ def _loaders() -> dict[str, Callable[[Path], Any]]:
         "pipeplan-costs": Costs.load,
         "pipeplan-sync-trace": SyncTrace.load,
         "pipeplan-sweep": SweepIndex.load,
+        "pipeplan-moves": Moves.load,
     }

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from planner.cli import completion
 from planner.cli.output import user_errors
+from planner.errors import PipeplanError, near, shorten
 
-KINDS = ("plan", "graph", "cluster", "job", "costs", "sweep", "sync-trace", "train")
-Kind = Enum("Kind", {name: name for name in KINDS}, type=str)  # type: ignore[misc]
+KINDS = ("plan", "graph", "cluster", "job", "costs", "sweep", "sync-trace", "moves", "train")
 
 
 def schema(
-    kind: Annotated[Kind, typer.Argument(metavar="KIND", help=", ".join(KINDS))],
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND", help=", ".join(KINDS), autocompletion=completion.one_of(*KINDS)
+        ),
+    ],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="file to write, default to print it")
     ] = None,
@@ -26,7 +31,9 @@ def schema(
     with user_errors():
         from planner.artifacts.document import write_atomically
 
-        text = _text(kind.value)
+        if kind not in KINDS:
+            raise PipeplanError(f"KIND: no schema of {shorten(kind)}; {near(kind, KINDS)}")
+        text = _text(kind)
         if output is None:
             typer.echo(text, nl=False)
         else:

@@ -29,6 +29,7 @@ from planner.export.stage_table import stage_table
 from planner.export.their_order import order_note
 from planner.schedule.classics import one_forward_one_backward
 from planner.simulator import Timeline, simulate
+from planner.units import plural
 
 TOOL = "DeepSpeed"
 DTYPES = {
@@ -98,13 +99,15 @@ def _placement_problems(plan: Plan) -> Iterator[str]:
     for stage in plan.stages:
         for device in stage.devices:
             held.setdefault(device, []).append(stage.index)
-    for device, stages in held.items():
-        if len(stages) > 1:
-            yield (
-                f"stages[{stages[0]}].devices: {device!r} holds the stages "
-                f"{', '.join(map(str, stages))}, but {TOOL} has one stage a rank; plan with "
-                "max_stages_per_device = 1 in the job"
-            )
+    several = [(device, stages) for device, stages in held.items() if len(stages) > 1]
+    if several:
+        device, stages = several[0]
+        more = f" (and {plural(len(several) - 1, 'device')} more)" if len(several) > 1 else ""
+        yield (
+            f"stages[{stages[0]}].devices: {device!r} holds the stages "
+            f"{', '.join(map(str, stages))}{more}, but {TOOL} has one stage a rank; plan again "
+            "with max_stages_per_device = 1 in the job"
+        )
 
 
 def _cut_problems(plan: Plan) -> Iterator[str]:
@@ -126,7 +129,7 @@ def _precision_problems(plan: Plan) -> Iterator[str]:
     if plan.job.precision not in DTYPES:
         yield (
             f"job.precision: {plan.job.precision!r}, but {TOOL} trains in {', '.join(DTYPES)}; "
-            "plan with one of these"
+            "plan again with one of these"
         )
 
 
@@ -134,7 +137,7 @@ def _share_problems(plan: Plan, ways: Sequence[Way]) -> Iterator[str]:
     if plan.microbatches % len(ways):
         yield (
             f"microbatches: {plan.microbatches} among {len(ways)} pipelines, but {TOOL} gives each "
-            "as many; plan with a multiple"
+            "as many; plan again with a multiple"
         )
 
 

@@ -156,8 +156,8 @@ def _rank_problems(plan: Plan) -> list[str]:
         counts = ", ".join(str(len(group)) for group in groups)
         return [
             f"stages have {counts} replicas: Megatron's data parallelism gives every stage equally "
-            "many; plan with `pipeplan plan … --sync semi_decentralized`, whose stages have, or "
-            "set replication = false in the job"
+            "many; plan again with `pipeplan plan … --sync semi_decentralized`, whose stages have, "
+            "or set replication = false in the job"
         ]
     size = len(set(groups))
     if len(frozenset[str]().union(*groups)) < size * sizes[0]:
@@ -171,7 +171,7 @@ def _overlap_problems(groups: Sequence[frozenset[str]]) -> Iterator[str]:
         if first != second and first & second:
             yield (
                 f"stage {i} is on {_listed(first)}, stage {j} on {_listed(second)}: replicas of a "
-                "pipeline rank hold the same stages; plan with `pipeplan plan … --sync "
+                "pipeline rank hold the same stages; plan again with `pipeplan plan … --sync "
                 "semi_decentralized`, whose pipelines keep to themselves"
             )
             return
@@ -180,8 +180,8 @@ def _overlap_problems(groups: Sequence[frozenset[str]]) -> Iterator[str]:
 def _place_problems(groups: Sequence[frozenset[str]], size: int) -> Iterator[str]:
     """Stage i is on pipeline rank i mod PP, and every rank holds equally many."""
     anew = (
-        "plan with max_stages_per_device = 1 in the job, or give ranks their stages in turn with "
-        "`pipeplan adopt --megatron-layout`"
+        "plan again with max_stages_per_device = 1 in the job, or give ranks their stages in turn "
+        "with `pipeplan adopt --megatron-layout`"
     )
     wrong = [i for i, group in enumerate(groups) if group != groups[i % size]]
     if wrong:

@@ -8,6 +8,7 @@ from typing import Literal
 from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
 from planner.sync.lanes import Lane, lanes_of
+from planner.units import plural
 
 Style = Literal["loop", "v"]
 Way = tuple[str, ...]
@@ -35,7 +36,7 @@ def ways_by_place(plan: Plan) -> tuple[Way, ...]:
         rows = ", ".join(f"{stage.index}: {len(stage.devices)}" for stage in plan.stages)
         raise PipeplanError(
             f"stages: they have different numbers of replicas ({rows}), but data parallelism has "
-            "as many of each; plan with `--sync semi_decentralized`, which makes whole "
+            "as many of each; plan again with `--sync semi_decentralized`, which makes whole "
             "pipelines, or with replication = false in the job"
         )
     try:
@@ -58,16 +59,19 @@ def style_of(way: Way) -> Style | None:
 
 
 def replicated_problems(plan: Plan, tool: str) -> list[str]:
-    """Stages that several devices hold, each in a line, for a tool that knows none.
+    """That several devices hold a stage, for a tool that knows none of that; one line or none.
 
     Args:
         plan: any.
         tool: as the line names it.
     """
+    found = [stage for stage in plan.stages if len(stage.devices) > 1]
+    if not found:
+        return []
+    first = found[0]
+    more = f" (and {plural(len(found) - 1, 'stage')} more)" if len(found) > 1 else ""
     return [
-        f"stages[{stage.index}].devices: {len(stage.devices)} replicas "
-        f"({', '.join(stage.devices[:4])}{', …' if len(stage.devices) > 4 else ''}), but {tool} "
-        "has one rank a stage; plan with replication = false in the job"
-        for stage in plan.stages
-        if len(stage.devices) > 1
+        f"stages[{first.index}].devices: {len(first.devices)} replicas "
+        f"({', '.join(first.devices[:4])}{', …' if len(first.devices) > 4 else ''}){more}, but "
+        f"{tool} has one rank a stage; plan again with replication = false in the job"
     ]

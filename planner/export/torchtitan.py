@@ -91,7 +91,7 @@ def _job_problems(plan: Plan) -> Iterator[str]:
     if plan.job.precision not in DTYPES:
         yield (
             f"job.precision: {plan.job.precision!r}, but {TOOL} trains in "
-            f"{' or '.join(DTYPES)}; plan with one of these"
+            f"{' or '.join(DTYPES)}; plan again with one of these"
         )
 
 
@@ -105,7 +105,7 @@ def _placement_problems(way: Way) -> Iterator[str]:
         shown = ", ".join(way[:12]) + (", …" if len(way) > 12 else "")
         yield (
             f"stages: on the devices {shown} in turn, but {TOOL} goes round D ranks (stage s on "
-            "rank s mod D), or down and up again with two stages a rank; plan with "
+            "rank s mod D), or down and up again with two stages a rank; plan again with "
             "max_stages_per_device = 1 in the job, or move stages to other devices"
         )
 

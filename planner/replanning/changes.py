@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,10 +91,17 @@ def parse_added(text: str | Path) -> Path | Twin:
     """Read the path of a cluster file, or ``NAME=LIKE`` for a twin of what is there.
 
     Raises:
-        PipeplanError: if one side of the equals sign is empty.
+        PipeplanError: if it is neither, or one side of the equals sign is empty.
     """
-    if isinstance(text, Path) or "=" not in text or os.path.exists(text):
+    if isinstance(text, Path) or os.path.exists(text):
         return Path(text)
+    if "=" not in text:
+        if Path(text).suffix.lower() in (".toml", ".json"):
+            return Path(text)
+        raise PipeplanError(
+            f"added: {shorten(text)} is neither a cluster file nor {TWIN}; write {text}=n0 for a "
+            "node like n0, or n0/gpu4=n0/gpu3 for a device"
+        )
     name, _, like = text.partition("=")
     if not name or not like:
         raise PipeplanError(
@@ -119,17 +126,24 @@ def devices_of(cluster: Cluster, name: str) -> tuple[str, ...]:
     return found
 
 
-def named_once(names: Iterable[str], field: str) -> None:
-    """Refuse a device that is named twice.
+def named_devices(cluster: Cluster, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each device that some names stand for, with the name: its own or its node's.
 
     Raises:
-        PipeplanError: naming the first.
+        PipeplanError: naming one that there is not, or a device that two names stand for.
     """
-    seen: set[str] = set()
+    seen: dict[str, str] = {}
     for name in names:
-        if name in seen:
-            raise PipeplanError(f"{field}: {name!r} is named twice; name it once")
-        seen.add(name)
+        for device in devices_of(cluster, name):
+            if device in seen:
+                twice = (
+                    f"{device!r} is named twice"
+                    if seen[device] == name
+                    else f"{seen[device]!r} and {name!r} both stand for {device!r}"
+                )
+                raise PipeplanError(f"{twice}; name each device once")
+            seen[device] = name
+            yield device, name
 
 
 def _nodes(cluster: Cluster) -> Sequence[str]:

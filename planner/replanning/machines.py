@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from planner.artifacts.problem import Problem
 from planner.costs.other_machines import with_twin, with_type
 from planner.errors import PipeplanError
 from planner.replanning.addition import with_file
-from planner.replanning.changes import MachineChanges, Slow, Twin, devices_of, named_once
+from planner.replanning.changes import MachineChanges, Slow, Twin, devices_of, named_devices
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,7 @@ def new_machines(plan: Plan, changes: MachineChanges) -> NewMachines:
     cluster = changes.cluster or plan.cluster
     survivors = set(plan.cluster.device_names).intersection(cluster.device_names)
     with _about("lost"):
-        lost = [device for name in changes.lost for device in devices_of(cluster, name)]
-        named_once(lost, "devices")
+        lost = [device for device, _ in named_devices(cluster, changes.lost)]
     cluster = _without(cluster, lost, changes.lost)
     for addition in changes.added:
         with _about("added"):
@@ -102,6 +101,13 @@ def _with_twins(cluster: Cluster, twin: Twin) -> Cluster:
         return Cluster.parse(
             with_twin(cluster, twin.like, twin.name).model_dump(mode="json"), "new cluster"
         )
+    node = twin.name.rpartition("/")[0]
+    if any(device.rpartition("/")[0] == node for device in cluster.device_names if node):
+        raise PipeplanError(
+            f"{twin.name}={twin.like}: {twin.like!r} is a node, and a node called {twin.name!r} "
+            f"would lie among the devices of {node!r}; write n9={twin.like} for a node like it, or "
+            f"{twin.name}={models[0]} for a device like one of its"
+        )
     return _with_node(cluster, twin, models)
 
 
@@ -131,14 +137,14 @@ def _with_node(cluster: Cluster, twin: Twin, models: tuple[str, ...]) -> Cluster
 # --- slower devices -------------------------------------------------------------------------------
 
 
-def _slowed(problem: Problem, slow: Iterable[Slow]) -> tuple[Problem, frozenset[str]]:
+def _slowed(problem: Problem, slow: Sequence[Slow]) -> tuple[Problem, frozenset[str]]:
     """Each device type once for each factor: devices that are slow alike stay interchangeable."""
     with _about("slow"):
-        rows = [(d, s.factor) for s in slow for d in devices_of(problem.cluster, s.name)]
-        named_once((device for device, _ in rows), "devices")
+        factors = {row.name: row.factor for row in slow}
+        named = dict(named_devices(problem.cluster, [row.name for row in slow]))
     groups: dict[tuple[str, float], list[str]] = {}
-    for device, factor in rows:
-        groups.setdefault((problem.cluster.type_of(device), factor), []).append(device)
+    for device, name in named.items():
+        groups.setdefault((problem.cluster.type_of(device), factors[name]), []).append(device)
     for (kind, factor), devices in groups.items():
         types = problem.cluster.device_types
         figures = slower(types[kind], factor)
@@ -146,7 +152,7 @@ def _slowed(problem: Problem, slow: Iterable[Slow]) -> tuple[Problem, frozenset[
         while name in types and types[name] != figures:
             name += "'"
         problem = with_type(problem, kind, name, figures, devices=devices, speed=1 / factor)
-    return problem, frozenset(device for device, _ in rows)
+    return problem, frozenset(named)
 
 
 def slower(kind: DeviceType, factor: float) -> DeviceType:

@@ -141,7 +141,8 @@ def test_an_overflow_is_refused_unless_allowed(graph_path: Path, folder: Path) -
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "give either --megatron-layout LAYOUT or --stages FILE"),
+        ([], "give --megatron-layout LAYOUT or --stages FILE"),
+        (["--megatron-layout", "Et*4L", "--stages", "s.json"], "both say which layers"),
         (["--megatron-layout", "Et|x"], "--megatron-layout: character 4, 'x'"),
         (["--megatron-layout", "Et|tL"], "t stands 2 times, the model has 4 blocks"),
         (["--megatron-layout", "Et*4L", "--schedule", "x"], "schedule x: no such schedule"),

@@ -122,13 +122,19 @@ REFUSED = {
     "lost: the cluster has no device or node 'n0/gpu9'; choose one such as n0/gpu": {
         "lost": ("n0/gpu9",)
     },
-    "lost: devices: 'n0/gpu0' is named twice": {"lost": ("n0", "n0/gpu0")},
+    "lost: 'n0' and 'n0/gpu0' both stand for 'n0/gpu0'": {"lost": ("n0", "n0/gpu0")},
     "lost: no device is left": {"lost": ("n0", "n1")},
     "slow: the cluster has no device or node 'n0/gpu0'": {
         "lost": ("n0/gpu0",),
         "slow": (Slow("n0/gpu0", 2),),
     },
-    "slow: devices: 'n1/gpu1' is named twice": {"slow": (Slow("n1", 2), Slow("n1/gpu1", 3))},
+    "lost: 'n0/gpu0' is named twice": {"lost": ("n0/gpu0", "n0/gpu0")},
+    "slow: 'n1' and 'n1/gpu1' both stand for 'n1/gpu1'": {
+        "slow": (Slow("n1", 2), Slow("n1/gpu1", 3))
+    },
+    "would lie among the devices of 'n0'; write n9=n1 for a node like it": {
+        "added": (Twin("n0/gpu2", "n1"),)
+    },
     "added: n0/gpu1=n0/gpu0: the cluster has 'n0/gpu1' already": {
         "added": (Twin("n0/gpu1", "n0/gpu0"),)
     },
@@ -158,8 +164,9 @@ def test_names_with_colons_and_equals_signs_can_be_written(tmp_path: Path) -> No
     path = tmp_path / "a=b.toml"
     path.touch()
     assert parse_added(str(path)) == path
-    with pytest.raises(PipeplanError, match="NAME=LIKE"):
-        parse_added("=n0")
+    for text in ("=n0", "n2"):
+        with pytest.raises(PipeplanError, match="NAME=LIKE"):
+            parse_added(text)
 
 
 GRAPH = trace("models.gpt:gpt_tiny")
