@@ -26,6 +26,8 @@ ASYMMETRIC = 0.1
 """Ways that differ by more than this, and more than the tolerance, are told."""
 UNEASY = 0.5
 """A spread over the median that is told."""
+EXACT = 5e-4
+"""Nearer to a bandwidth than a line can tell."""
 
 
 def conclude(
@@ -177,10 +179,12 @@ def _pair_lines(found: Measurements) -> Iterator[str]:
 
 def _wiring_lines(found: Measurements, choice: Choice, tolerance: float) -> Iterator[str]:
     taken = choice.taken
-    worst = taken.worst
-    yield (
-        f"wiring: {taken.wiring.title}; bandwidths within {abs(worst.bandwidth):.1%} of the pairs' "
-        f"(tolerance {tolerance:.0%} and each pair's spread)"
+    worst = abs(taken.worst.bandwidth)
+    yield f"wiring: {taken.wiring.title}; " + (
+        "each pair's own bandwidth"
+        if worst < EXACT
+        else f"bandwidths within {worst:.1%} of the pairs' (tolerance {tolerance:.0%} and each "
+        "pair's spread)"
     )
     shapes: dict[str, Judged] = {}
     for row in choice.judged:

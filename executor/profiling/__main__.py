@@ -22,6 +22,7 @@ from planner.errors import PipeplanError
 from planner.wiring.device_types import cpu_type, gpu_type
 
 _INTERRUPTED = "interrupted: what was measured is kept; the same command goes on"
+_NOT_BEGUN = "interrupted: nothing was measured yet"
 
 
 def main(words: list[str] | None = None) -> int:
@@ -46,10 +47,11 @@ def _profiled(options: argparse.Namespace) -> tuple[int, dict[str, Any], str]:
             print_error(problem)
         return 1, {"error": list(error.problems)}, ""
     except KeyboardInterrupt:
-        print(_INTERRUPTED, file=sys.stderr)
-        return 130, {"error": [_INTERRUPTED]}, ""
-    told = costs.model_dump(mode="json", exclude={"kinds", "format"})
-    document = {"written": [str(request.output)], **told, "kinds": len(costs.kinds)}
+        told = _INTERRUPTED if Path(options.output).is_file() else _NOT_BEGUN
+        print(told, file=sys.stderr)
+        return 130, {"error": [told]}, ""
+    fields = costs.model_dump(mode="json", exclude={"kinds", "format"})
+    document = {"written": [str(request.output)], **fields, "kinds": len(costs.kinds)}
     return 0, document, f"wrote {request.output}"
 
 

@@ -50,7 +50,7 @@ def build(factory: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> nn
     except FAILURES as error:
         given = f" with model_arguments {shorten(dict(arguments), 400)}" if arguments else ""
         wrong = isinstance(error, TypeError | ValueError)
-        remedy = "; correct model_arguments in the job file" if wrong else ""
+        remedy = "; correct model_arguments in the job file, or --set" if wrong else ""
         raise PipeplanError(
             f"model {_qualified_name(factory)!r}{given} cannot be built: {told(error)}{remedy}"
         ) from error

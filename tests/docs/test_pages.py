@@ -1,12 +1,19 @@
 """Every snippet of the pages is run by some test, or says why not."""
 
 import ast
+import shlex
 import tomllib
 
 import pytest
+import typer
 from builders import ROOT
 from documents import Block, blocks
 from page_groups import DOCS, ELSEWHERE, GROUPS, MOST_NOT_RUN, REASONS, steps
+
+from executor import command_line
+from executor.coordinator.__main__ import parser as coordinator_parser
+from executor.measure_links.options import parser as measure_links_parser
+from planner.cli import app
 
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
 
@@ -42,6 +49,46 @@ def test_what_is_not_run_is_well_formed_at_least(page: str) -> None:
             tomllib.loads(block.text)
         if block.language == "python":
             ast.parse(block.text)
+
+
+def commands_not_run() -> list[tuple[str, list[str]]]:
+    """Command lines with where they stand, `$variables` and comments as they are written."""
+    return [
+        (f"{block.page}, line {block.line}", words)
+        for block in not_run()
+        if block.language == "sh"
+        for line in block.text.replace("\\\n", " ").splitlines()
+        if (words := shlex.split(line, comments=True))
+    ]
+
+
+def test_pipeplan_takes_the_options_of_commands_that_are_not_run() -> None:
+    group = typer.main.get_command(app)
+    found = [(where, words[1:]) for where, words in commands_not_run() if words[0] == "pipeplan"]
+    for where, (name, *options) in found:
+        if name in group.commands:
+            assert group.commands[name].make_context(name, options), where
+        else:
+            assert name in {option for p in group.params for option in p.opts}, where
+    assert len(found) > 15
+
+
+PARSERS = {
+    "executor": command_line.parser,
+    "executor.measure_links": measure_links_parser,
+    "executor.coordinator": coordinator_parser,
+}
+
+
+def test_the_executor_takes_the_options_of_commands_that_are_not_run() -> None:
+    found = [
+        words[words.index("-m") + 1 :]
+        for _, words in commands_not_run()
+        if words[0] in ("torchrun", "python") and words[words.index("-m") + 1] in PARSERS
+    ]
+    for name, *options in found:
+        assert PARSERS[name]().parse_args(options)
+    assert {name for name, *_ in found} == set(PARSERS)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -186,6 +186,14 @@ def test_an_iteration_without_length_has_ticks_too():
         ("full_devices", [], "-"),
         ("name", "<b>", "<b>"),
         ("ratio", {"a": [1]}, '{"a": [1]}'),
+        (
+            "waited_for",
+            [
+                {"cause": "transfer", "on": ["a -> b"], "stages": [], "seconds": 0.002},
+                {"cause": "compute", "on": ["c"], "stages": [3], "seconds": 1.5},
+            ],
+            "transfer a -> b 2 ms; compute c stages 3 1500 ms",
+        ),
     ],
 )
 def test_plain_data_is_told_in_the_unit_of_its_name(name, value, text):

@@ -147,7 +147,9 @@ def test_arguments_that_the_factory_refuses_are_shown() -> None:
     """A mistake in the call itself has no line of the user's."""
     error = error_of("models.gpt:gpt2_small", no_such_argument=3)
     assert "'models.gpt:gpt2_small' with model_arguments {'no_such_argument': 3}" in str(error)
-    assert str(error).endswith("'no_such_argument'; correct model_arguments in the job file")
+    assert str(error).endswith(
+        "'no_such_argument'; correct model_arguments in the job file, or --set"
+    )
 
 
 def test_a_value_that_the_factory_refuses_is_shown(name: str) -> None:

@@ -64,12 +64,14 @@ def value_text(name: str, value: Any) -> str:
             return _number_text(name, value)
         case list() | tuple() if all(isinstance(item, str | int) for item in value):
             return _list_text([str(item) for item in value])
+        case list() | tuple() if all(isinstance(item, Mapping) for item in value):
+            return _rows_text(value)
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}…"
 
 
 def _number_text(name: str, value: float) -> str:
-    if name.endswith("_s"):
+    if name.endswith("_s") or name == "seconds":
         return f"-{format_seconds(-value)}" if value < 0 else format_seconds(value)
     if name.endswith("_bytes"):
         return format_bytes(value)
@@ -82,6 +84,21 @@ def _list_text(items: list[str]) -> str:
     text = compress_devices(items[:MOST_WORDS]) or "-"
     more = len(items) - MOST_WORDS
     return f"{text}, … ({plural(more, 'more', '')})" if more > 0 else text
+
+
+def _rows_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Objects inside a cell: their values, and the names of those that are bare numbers."""
+    texts = (
+        " ".join(_named_text(name, value) for name, value in row.items() if value not in (None, []))
+        for row in rows[:MOST_WORDS]
+    )
+    more = len(rows) - MOST_WORDS
+    return "; ".join(texts) + (f"; … ({plural(more, 'more', '')})" if more > 0 else "")
+
+
+def _named_text(name: str, value: Any) -> str:
+    text = value_text(name, value)
+    return f"{field_words(name)} {text}" if text[:1].isdigit() and text[-1].isdigit() else text
 
 
 def _is_number(value: Any) -> bool:
