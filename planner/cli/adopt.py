@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from planner.cli.adopting import AdoptRequest, adopt_plan
+from planner.cli.models import Asked
 from planner.cli.options import ClusterOption, JobOption, JsonOption, ModelArgument, SetOption
 from planner.cli.output import user_errors
 from planner.cli.plan import CostsOption
@@ -105,11 +106,7 @@ def adopt(
 ) -> None:
     """Make a plan of what you already run, for `explain`, `simulate` and `plan --warm-start`."""
     request = AdoptRequest(
-        model=model,
-        cluster=cluster,
-        job=job,
-        model_arguments=set_,
-        costs=tuple(costs or ()),
+        asked=Asked(model, cluster, job, tuple(set_ or ()), tuple(costs or ())),
         layout=megatron_layout,
         stages=stages,
         pipeline_size=pipeline_size,

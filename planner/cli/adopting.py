@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from planner.cli.models import problem_of
+from planner.cli.models import Asked, problem_of
 from planner.cli.output import print_json, show_plan
 from planner.cli.planning import keep_inputs
 from planner.errors import PipeplanError, shorten
@@ -24,8 +24,7 @@ class AdoptRequest:
     """What a plan is to be made of; None where an option was not given.
 
     Attributes:
-        model, cluster, job, model_arguments, costs: of the problem, see
-            :func:`planner.cli.models.problem_of`.
+        asked: the problem.
         layout: of Megatron-LM; or
         stages: a file of names.
         pipeline_size: ranks of a pipeline.
@@ -36,11 +35,7 @@ class AdoptRequest:
         recompute: whether blocks run again.
     """
 
-    model: str
-    cluster: Path
-    job: Path | None
-    model_arguments: list[str] | None
-    costs: tuple[Path, ...]
+    asked: Asked
     layout: str | None
     stages: Path | None
     pipeline_size: int | None
@@ -53,8 +48,8 @@ class AdoptRequest:
     @property
     def inputs(self) -> list[Path]:
         """Files that the plan is made from."""
-        told = (self.job, self.stages, self.schedule_csv)
-        return [Path(self.model), self.cluster, *self.costs, *(path for path in told if path)]
+        told = (self.stages, self.schedule_csv)
+        return [*self.asked.inputs, *(path for path in told if path)]
 
     @property
     def source(self) -> str:
@@ -93,9 +88,7 @@ def _adopted(request: AdoptRequest) -> Adopted:
     from planner.adopting.division import divide
 
     told, schedule = _told_stages(request), _told_schedule(request)
-    problem = problem_of(
-        request.model, request.cluster, request.job, request.model_arguments, request.costs
-    )
+    problem = problem_of(request.asked)
     names = None if request.devices is None else request.devices.split(",")
     return adopted(
         problem,
@@ -213,10 +206,5 @@ def _search_command(request: AdoptRequest, output: Path) -> str:
     """The search that starts from this plan."""
     import shlex
 
-    words = ["pipeplan", "plan", request.model, "--cluster", str(request.cluster)]
-    words += [] if request.job is None else ["--job", str(request.job)]
-    for setting in request.model_arguments or ():
-        words += ["--set", setting]
-    for path in request.costs:
-        words += ["--costs", str(path)]
-    return shlex.join([*words, "--warm-start", str(output), "-o", "better.json"])
+    more = ["--warm-start", str(output), "-o", "better.json"]
+    return shlex.join(["pipeplan", "plan", *request.asked.words, *more])

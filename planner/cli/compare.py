@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.cli import completion
-from planner.cli.models import problem_of
+from planner.cli.models import Asked, problem_of
 from planner.cli.options import (
     ClusterOption,
     JobOption,
@@ -63,7 +63,7 @@ def compare(
         check_settings(time_limit, 0.0, seed, 1)
         if output is not None:
             require_file_path(output)
-        problem = problem_of(model, cluster, job, set_)
+        problem = problem_of(Asked(model, cluster, job, tuple(set_ or ())))
         rows = _compared(problem, names, time_limit, seed)
         _report(problem, rows, output, as_json)
         if all(row.figures is None for row in rows):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,21 +15,47 @@ if TYPE_CHECKING:
     from planner.artifacts.problem import Problem
 
 
-def problem_of(
-    model: str,
-    cluster: Path,
-    job: Path | None,
-    settings: list[str] | None,
-    costs: Sequence[Path] = (),
-) -> Problem:
-    """The problem of a command line; everything that is quick to read is read first.
+@dataclass(frozen=True)
+class Asked:
+    """The problem that a command line tells; None where an option was not given.
 
-    Args:
+    Attributes:
         model: ``module:factory`` or a ``graph.json``.
         cluster: its file.
         job: its file.
         settings: model arguments as NAME=VALUE.
         costs: files of measured times: profiles, or a calibrated graph of the same model.
+    """
+
+    model: str
+    cluster: Path
+    job: Path | None = None
+    settings: tuple[str, ...] = ()
+    costs: tuple[Path, ...] = ()
+
+    @property
+    def inputs(self) -> list[Path]:
+        """Files that it is made from."""
+        job = [] if self.job is None else [self.job]
+        return [Path(self.model), self.cluster, *job, *self.costs]
+
+    @property
+    def words(self) -> list[str]:
+        """The same on a command line again."""
+        found = [self.model, "--cluster", str(self.cluster)]
+        found += [] if self.job is None else ["--job", str(self.job)]
+        for setting in self.settings:
+            found += ["--set", setting]
+        for path in self.costs:
+            found += ["--costs", str(path)]
+        return found
+
+
+def problem_of(asked: Asked) -> Problem:
+    """The problem of a command line; everything that is quick to read is read first.
+
+    Args:
+        asked: what the command line tells.
 
     Raises:
         PipeplanError: for a wrong file or setting, or if the three do not fit together.
@@ -37,21 +64,22 @@ def problem_of(
     from planner.artifacts.problem import ModelSource, Problem
     from planner.calibration.costs import with_costs
 
-    the_job = job_of(job, settings)
-    the_cluster = Cluster.load(cluster)
-    factory = None if is_graph_file(model) else model
-    if factory is None and settings:
+    job = job_of(asked.job, asked.settings)
+    cluster = Cluster.load(asked.cluster)
+    factory = None if is_graph_file(asked.model) else asked.model
+    if factory is None and asked.settings:
         raise PipeplanError(
-            f"--set {settings[0]}: {model} was traced already; trace the model again with it"
+            f"--set {asked.settings[0]}: {asked.model} was traced already; trace the model again "
+            "with it"
         )
-    source = ModelSource(factory, dict(the_job.model_arguments))
-    graph = graph_of(model, the_job)
-    for path in costs:
-        graph = with_costs(graph, the_cluster, path, "--costs")
-    return Problem(graph, the_cluster, the_job, source)
+    source = ModelSource(factory, dict(job.model_arguments))
+    graph = graph_of(asked.model, job)
+    for path in asked.costs:
+        graph = with_costs(graph, cluster, path, "--costs")
+    return Problem(graph, cluster, job, source)
 
 
-def job_of(path: Path | None, settings: list[str] | None) -> Job:
+def job_of(path: Path | None, settings: Sequence[str] | None) -> Job:
     """The job of a file, or the default one, with the model arguments of ``--set`` over its own.
 
     Raises:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from planner.cli import completion
+from planner.cli.models import Asked
 from planner.cli.options import (
     ClusterOption,
     JobOption,
@@ -91,11 +92,7 @@ def plan(
 ) -> None:
     """Find the fastest plan and prove how far from the best it can be."""
     request = PlanRequest(
-        model=model,
-        cluster=cluster,
-        job=job,
-        model_arguments=set_,
-        costs=tuple(costs or ()),
+        asked=Asked(model, cluster, job, tuple(set_ or ()), tuple(costs or ())),
         warm_starts=tuple(warm_start or ()),
         robust=robust,
         sync=sync,

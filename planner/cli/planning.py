@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from planner.cli.models import problem_of
+from planner.cli.models import Asked, problem_of
 from planner.cli.plan_output import progress_table, show_result
 from planner.cli.sync import needs_pipelines, require_sync, with_sync
 from planner.errors import PipeplanError
@@ -26,27 +26,16 @@ class PlanRequest:
     """What a plan is wanted of; None where an option was not given.
 
     Attributes:
-        model, cluster, job, model_arguments, costs: of the problem, see
-            :func:`planner.cli.models.problem_of`.
+        asked: the problem.
         warm_starts: files of earlier plans.
         robust: whether the plan should keep its time under noise.
         sync: strategy of synchronisation with its options, or ``choose``.
     """
 
-    model: str
-    cluster: Path
-    job: Path | None
-    model_arguments: list[str] | None
-    costs: tuple[Path, ...]
+    asked: Asked
     warm_starts: tuple[Path, ...]
     robust: bool
     sync: str | None
-
-    @property
-    def inputs(self) -> list[Path]:
-        """Files that the problem is made from."""
-        job = [] if self.job is None else [self.job]
-        return [Path(self.model), self.cluster, *job, *self.costs]
 
 
 @dataclass(frozen=True)
@@ -78,9 +67,7 @@ def make_plan(
 
     _require_possible(request, settings, output)
     warm_starts = [Plan.load(path) for path in request.warm_starts]
-    problem = problem_of(
-        request.model, request.cluster, request.job, request.model_arguments, request.costs
-    )
+    problem = problem_of(request.asked)
     _tell_unusable(problem, dict(zip(request.warm_starts, warm_starts, strict=True)))
     found = _search(problem, request, settings, warm_starts, quiet=as_json)
     plan, reason = with_sync(found.plan, request.sync)
@@ -105,7 +92,7 @@ def _require_possible(request: PlanRequest, settings: SearchSettings, output: Pa
             f"robust: it compares plans whose pipelines run in step, which {request.sync} does "
             "not; leave --robust out"
         )
-    keep_inputs(output, request.inputs)
+    keep_inputs(output, request.asked.inputs)
 
 
 def keep_inputs(output: Path, inputs: list[Path]) -> None:

@@ -81,15 +81,6 @@ def _draw(ax: Axes, timeline: Timeline, scale: Scale, title: str | None) -> None
         _draw_numbers(ax, timeline, unit)
 
 
-def save_gantt(timeline: Timeline, path: str | Path, title: str | None = None) -> None:
-    """Write :func:`plot_gantt`'s chart as PNG or SVG, by the path's suffix, atomically.
-
-    Raises:
-        PipeplanError: for another suffix, or if the file cannot be written.
-    """
-    save_gantts([(title, timeline)], path)
-
-
 def save_gantts(charts: Sequence[tuple[str | None, Timeline]], path: str | Path) -> None:
     """Write charts of several timelines below each other, on one scale of time, atomically.
 

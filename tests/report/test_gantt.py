@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from planner.artifacts.operations import KIND_LABELS
 from planner.errors import PipeplanError
 from planner.report import gantt
-from planner.report.gantt import plot_gantt, save_gantt, save_gantts
+from planner.report.gantt import plot_gantt, save_gantts
 from planner.report.memory_plot import save_memory
 from planner.schedule.assignment import balanced_assignment
 from planner.schedule.classics import one_forward_one_backward
@@ -113,6 +113,10 @@ def test_the_title_gives_iteration_time_and_bubble(timeline_of):
 def svg_text(path) -> str:
     """What an SVG says to a reader, with its text kept as text."""
     return " ".join(text.strip() for text in ElementTree.parse(path).getroot().itertext())
+
+
+def save_gantt(timeline, path, title=None):
+    save_gantts([(title, timeline)], path)
 
 
 @pytest.mark.parametrize("save", [save_gantt, save_memory])

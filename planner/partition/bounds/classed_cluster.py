@@ -351,7 +351,11 @@ class _Program:
     def _extend(self, cut: int, option: _Option, before: _Before) -> None:
         if not len(before.used):
             return
-        ends = slice(cut + 1, None)
+        spare_s = self._limit_s - before.arrival_s.min()
+        kept = np.flatnonzero(option.load_s[cut, cut + 1 :] <= spare_s)
+        if not len(kept):
+            return
+        ends = slice(cut + 1, cut + 2 + int(kept[-1]))
         classes = self._cluster.classes
         target = classes.numbers(classes.vectors[before.used] + classes.vectors[option.number])
         home = self._head_s[cut] + option.end_s[cut, ends]
