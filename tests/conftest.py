@@ -4,6 +4,7 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # The model zoo is not installed, and folders here bear the names of packages there.
@@ -25,3 +26,7 @@ settings.register_profile(
     "exploring", parent=settings.get_profile("thorough"), derandomize=False, print_blob=True
 )
 settings.load_profile("quick")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also what takes minutes")

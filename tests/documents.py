@@ -16,6 +16,8 @@ _BLOCK = re.compile(
     r'^```(?P<language>\w*)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$',
     re.DOTALL | re.MULTILINE,
 )
+SLOW = "takes minutes"
+"""The reason of a block that only the slow run of the pages runs."""
 _NAME_LINE = re.compile(r"# (\S+\.\w+)\n")
 PROGRAMS = {"pipeplan": "planner.cli", "torchrun": "torch.distributed.run"}
 MOST_SECONDS = 600
@@ -46,6 +48,14 @@ class Block:
         """Whether a reader runs it, or writes it to a file."""
         return self.title is not None or self.language in ("sh", "python")
 
+    def is_run(self, *, slowly: bool) -> bool:
+        """Whether the tests run it.
+
+        Args:
+            slowly: whether they take minutes for it.
+        """
+        return self.is_step and (self.not_run is None or (slowly and self.not_run == SLOW))
+
 
 def blocks(page: Path) -> list[Block]:
     """All blocks of a page; one whose first line is ``# NAME.SUFFIX`` shows that file."""
@@ -65,8 +75,13 @@ def snippets(page: Path, language: str) -> list[str]:
     return [block.text for block in blocks(page) if block.language == language]
 
 
-def run_page(page: Path, folder: Path) -> list[str]:
+def run_page(page: Path, folder: Path, *, slowly: bool = False) -> list[str]:
     """Do what a page says, block by block, in an empty folder beside the examples.
+
+    Args:
+        page: its file.
+        folder: to work in.
+        slowly: run those blocks too that take minutes.
 
     Returns:
         What each block that ran printed.
@@ -78,7 +93,7 @@ def run_page(page: Path, folder: Path) -> list[str]:
     environment = _environment(folder)
     printed = []
     for block in blocks(page):
-        if not block.is_step or block.not_run is not None:
+        if not block.is_run(slowly=slowly):
             continue
         if block.title is not None:
             (folder / block.title).write_text(block.text, encoding="utf-8")

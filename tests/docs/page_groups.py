@@ -27,10 +27,11 @@ ELSEWHERE = {
 """Pages whose files or results a test of their subject knows."""
 REASONS = (
     *("needs several machines", "needs a GPU", "needs files of your own"),
+    "needs a checkout",
     *("takes minutes", "changes settings"),
 )
 """Why a block may be shown and not run; a reason begins with one of these."""
-MOST_NOT_RUN = 34
+MOST_NOT_RUN = 20
 
 
 def steps(page: str) -> list[Block]:
