@@ -10,7 +10,7 @@ from tiny_problems import tiny_problem
 
 from planner import Cluster, Problem
 from planner.costs.placement import is_connected, place
-from planner.partition.bounds import classed_cluster
+from planner.partition.bounds import classed_figures
 from planner.partition.bounds.classed_cluster import ClassedCluster
 from planner.partition.bounds.work import work_bound_s
 from planner.partition.chain import Chain
@@ -56,7 +56,7 @@ def test_no_plan_of_any_small_problem_beats_the_bound(data: st.DataObject) -> No
 
 @pytest.mark.parametrize("seed", range(6))
 def test_bounds_of_coarsened_chains_hold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classed_cluster, "coarse_cuts", lambda chain: coarse_cuts(chain, 3))
+    monkeypatch.setattr(classed_figures, "coarse_cuts", lambda chain: coarse_cuts(chain, 3))
     problem = tiny_problem(seed, layers=6, devices=3, microbatches=4, tied=True)
     assert 0 < bound_s(problem) <= least_time_s(problem) * ROUNDING
 
