@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from planner.artifacts.cluster import Route
+from planner.artifacts.routing import Route
 from planner.calibration.transfers import Ends, TransferSamples
 
 AGREEMENT = 1e-3

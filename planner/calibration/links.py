@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from planner.artifacts.cluster import Cluster, Link, Route
+from planner.artifacts.cluster import Cluster, Link
+from planner.artifacts.routing import Route
 from planner.calibration.fits import UNTOLD, PairFit, fit_pair
 from planner.calibration.routes import route_of, without_sharing
 from planner.calibration.transfers import Ends, TransferSamples

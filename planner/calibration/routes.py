@@ -1,6 +1,7 @@
 """Routes with every link that they use, shared ones included."""
 
-from planner.artifacts.cluster import Cluster, Route
+from planner.artifacts.cluster import Cluster
+from planner.artifacts.routing import Route
 from planner.calibration.transfers import Ends
 
 

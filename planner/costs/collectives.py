@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from planner.artifacts.cluster import Cluster, Route
+from planner.artifacts.cluster import Cluster
+from planner.artifacts.routing import Route
 
 
 class Algorithm(NamedTuple):

@@ -10,11 +10,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner.artifacts.cluster import Route
 from planner.artifacts.graph_record import Parameter
 from planner.artifacts.link_table import FloatArray
 from planner.artifacts.plan import Plan
 from planner.artifacts.problem import Problem
+from planner.artifacts.routing import Route
 from planner.costs.collectives import all_reduce_s, fastest_all_reduce_s
 from planner.costs.roofline import OperationTimes, layer_times
 from planner.costs.stage_bytes import stage_bytes

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations
 
-from planner.artifacts.cluster import Cluster, Route
+from planner.artifacts.cluster import Cluster
+from planner.artifacts.routing import Route
 from planner.partition.chain import Partition
 
 Resource = tuple[int, int]

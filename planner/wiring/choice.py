@@ -9,7 +9,8 @@ from statistics import mean
 
 from networkx.utils import UnionFind
 
-from planner.artifacts.cluster import Cluster, Route
+from planner.artifacts.cluster import Cluster
+from planner.artifacts.routing import Route
 from planner.errors import PipeplanError
 from planner.fair_links import fair_rates
 from planner.wiring.candidates import Wiring, wirings, with_links
