@@ -36,7 +36,14 @@ def simulate_fair_links(pipeline: PlacedPipeline, orders: Orders) -> Timeline:
 
 
 def simulate_plan_fair_links(plan: Plan) -> Timeline:
-    """Replay a plan; see :func:`simulate_fair_links`."""
+    """Replay a plan as ``planner.simulate`` does, but links share their bandwidth fairly.
+
+    Args:
+        plan: whose stages, orders and costs.
+
+    Raises:
+        DeadlockError: if the orders wait for each other.
+    """
     return simulate_fair_links(place_plan(plan), plan.parsed_orders())
 
 

@@ -7,10 +7,11 @@ from itertools import groupby
 from planner.artifacts.document import digest
 from planner.artifacts.operations import Operation
 from planner.artifacts.plan import Plan
-from planner.errors import PipeplanError
+from planner.errors import PipeplanError, near
 from planner.simulator import Orders
 from planner.sync.lanes import pipeline_count
 from planner.sync.strategies import require_fit
+from planner.units import plural
 
 
 def form_problems(plan: Plan, orders: Orders) -> Iterator[str]:
@@ -84,7 +85,10 @@ def _stage_devices(plan: Plan) -> Iterator[str]:
         for device, count in Counter(stage.devices).items():
             held_by.setdefault(device, []).append(position)
             if device not in known:
-                yield f"{field}: unknown device {device!r}; the cluster has no such device"
+                yield (
+                    f"{field}: unknown device {device!r}; the cluster has no such device, "
+                    f"{near(device, sorted(known))}"
+                )
             if count > 1:
                 yield f"{field}: device {device!r} is listed {count} times; list it once"
         if len(stage.devices) > 1 and not job.replication:
@@ -151,17 +155,13 @@ def order_problems(plan: Plan, orders: Orders) -> Iterator[str]:
         for operation in order:
             seen[operation] += 1
             ran_on.setdefault((operation.stage, operation.microbatch), set()).add(device)
-            if operation.stage >= len(holders):
-                yield f"{field}: {operation}: there is no stage {operation.stage}"
-            elif device not in holders[operation.stage]:
-                yield (
-                    f"{field}: {operation}: device {device!r} does not hold stage {operation.stage}"
-                )
-            if operation.microbatch >= plan.microbatches:
-                yield (
-                    f"{field}: {operation}: there is no microbatch {operation.microbatch}, "
-                    f"microbatches is {plan.microbatches}"
-                )
+        wrong: dict[str, list[Operation]] = {}
+        for operation in order:
+            for reason in _out_of_place(plan, holders, device, operation):
+                wrong.setdefault(reason, []).append(operation)
+        for reason, found in wrong.items():
+            more = f" and {plural(len(found) - 1, 'operation')} more" if len(found) > 1 else ""
+            yield f"{field}: {found[0]}{more}: {reason}"
     for operation, count in seen.items():
         if count > 1:
             yield f"orders: operation {operation} stands {count} times; each runs once"
@@ -171,6 +171,17 @@ def order_problems(plan: Plan, orders: Orders) -> Iterator[str]:
                 f"orders: microbatch {microbatch} of stage {stage} runs on "
                 f"{' and '.join(sorted(devices))}; all its operations belong to one replica"
             )
+
+
+def _out_of_place(
+    plan: Plan, holders: list[set[str]], device: str, operation: Operation
+) -> Iterator[str]:
+    if operation.stage >= len(holders):
+        yield f"there is no stage {operation.stage}"
+    elif device not in holders[operation.stage]:
+        yield f"device {device!r} does not hold stage {operation.stage}"
+    if operation.microbatch >= plan.microbatches:
+        yield f"there is no microbatch {operation.microbatch}, microbatches is {plan.microbatches}"
 
 
 def _missing(plan: Plan, orders: Orders) -> Iterator[str]:

@@ -117,6 +117,9 @@ class Result:
         """Devices left unused that no path of links and switches joins to any device in use."""
         return unjoined_devices(self.plan)
 
+    def __str__(self) -> str:
+        return self.summary()
+
     def summary(self) -> str:
         """A few lines for people."""
         proved = (

@@ -120,7 +120,14 @@ class Factors(Protocol):
 
 
 def times_under_noise(timeline: Timeline, noise: Noise) -> NoisyTimes:
-    """Replay a timeline's orders under noise; see :func:`replay_times_s` for the rules."""
+    """Iteration times of a timeline's orders where every duration is drawn anew.
+
+    Devices, links and all-reduces keep their orders; see :func:`replay_times_s`.
+
+    Args:
+        timeline: of ``planner.simulate``, without noise.
+        noise: jitter, slow devices, the number of samples and the seed.
+    """
     times_s = sample_times_s(timeline, noise)
     return NoisyTimes(
         predicted_s=timeline.iteration_time_s,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from planner.cli.options import JsonOption, PlanArgument
-from planner.cli.output import print_json, print_rich, user_errors
+from planner.cli.output import named, print_json, print_rich, user_errors
 from planner.cli.what_if import (
     ChangeOption,
     DeterministicOption,
@@ -51,7 +51,8 @@ def _explain(path: Path, request: ValueRequest, *, as_json: bool) -> None:
     from planner.verifier import replay
 
     plan = Plan.load(path)
-    explanation = explain_timeline(replay(plan))
+    with named(path):
+        explanation = explain_timeline(replay(plan))
     require_changes(plan, request.changes)
     if not as_json:
         _show(explanation)

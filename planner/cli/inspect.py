@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.cli.options import JsonOption, PlanArgument
-from planner.cli.output import print_json, tell_written, user_errors
+from planner.cli.output import named, print_json, tell_written, user_errors
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def verify(path: PlanArgument, as_json: JsonOption = False) -> None:
         from planner.verifier import verify as find_problems
 
         try:
-            problems = find_problems(Plan.load(path))
+            problems = [f"{path}: {problem}" for problem in find_problems(Plan.load(path))]
         except PipeplanError as error:
             problems = list(error.problems)
         if as_json:
@@ -59,7 +59,8 @@ def plot(
             raise PipeplanError("--memory: it draws one plan; name one")
         plans = [Plan.load(path) for path in paths]
         if memory:
-            save_memory(replay(plans[0]), output)
+            with named(paths[0]):
+                save_memory(replay(plans[0]), output)
         else:
             save_gantts(_charts(paths, plans), output)
         tell_written(paths, output, as_json=as_json)
@@ -72,4 +73,8 @@ def _charts(paths: Sequence[Path], plans: Sequence[Plan]) -> list[tuple[str, Tim
     titles = [f"{plan.model.name} on {plan.cluster.name}" for plan in plans]
     if len(plans) > 1:
         titles = [f"{path}: {title}" for path, title in zip(paths, titles, strict=True)]
-    return [(title, replay(plan)) for title, plan in zip(titles, plans, strict=True)]
+    charts = []
+    for path, title, plan in zip(paths, titles, plans, strict=True):
+        with named(path):
+            charts.append((title, replay(plan)))
+    return charts

@@ -36,6 +36,10 @@ def migrate(file: FileArgument, output: OutputOption = None, as_json: JsonOption
         require_file_path(target)
         data = _data(file)
         newest = newest_format(data.get("format"), str(file))
+        if target.exists() and not target.samefile(file):
+            raise PipeplanError(
+                f"--output {target}: is there already; choose another name, or remove it first"
+            )
         if newest.startswith(_OF_THE_EXECUTOR):
             check_format(data, newest, str(file))
         written = _rewrite(data, newest, file, target)

@@ -57,11 +57,24 @@ def user_errors(as_json: bool = False) -> Iterator[None]:
             yield
     except PipeplanError as error:
         for problem in error.problems:
-            typer.echo(f"error: {problem}", err=True)
+            typer.echo(f"error: {_as_option(problem)}", err=True)
         raise typer.Exit(REFUSED) from None
     except KeyboardInterrupt as interrupt:
         typer.echo(_interrupted(interrupt), err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _as_option(problem: str) -> str:
+    """What concerns an argument of a function concerns an option here."""
+    name, colon, rest = problem.partition(":")
+    return f"{_OPTIONS[name]}:{rest}" if colon and name in _OPTIONS else problem
+
+
+_OPTIONS = {
+    **{name: f"--{name}" for name in ("lost", "added", "slack")},
+    **{"time_limit_s": "--time-limit", "gap_limit": "--gap", "pipeline_size": "--pipeline-size"},
+}
+"""By the names of arguments, of those that no field of a file has."""
 
 
 @contextmanager
@@ -74,7 +87,7 @@ def _one_document() -> Iterator[None]:
             yield
     except PipeplanError as error:
         if not document.is_written:
-            document.write({"error": list(error.problems)})
+            document.write({"error": [_as_option(problem) for problem in error.problems]})
         raise
     except KeyboardInterrupt as interrupt:
         if not document.is_written:

@@ -19,7 +19,7 @@ from planner.cli.options import (
     WorkersOption,
 )
 from planner.cli.output import user_errors
-from planner.cli.planning import PlanRequest, SearchSettings, make_plan
+from planner.cli.planning import PlanRequest, SearchSettings, keep_warm_starts, make_plan
 from planner.solver_settings import DEFAULT_WORKERS
 
 CostsOption = Annotated[
@@ -31,7 +31,10 @@ CostsOption = Annotated[
         autocompletion=completion.plans,
     ),
 ]
-OutputOption = Annotated[Path, typer.Option("-o", "--output", help="plan file")]
+OutputOption = Annotated[
+    Path | None, typer.Option("-o", "--output", help="plan file, plan.json unless given")
+]
+DEFAULT_OUTPUT = Path("plan.json")
 TimeLimitOption = Annotated[
     float,
     typer.Option(
@@ -79,7 +82,7 @@ def plan(
     job: JobOption = None,
     set_: SetOption = None,
     costs: CostsOption = None,
-    output: OutputOption = Path("plan.json"),
+    output: OutputOption = None,
     time_limit: TimeLimitOption = 30.0,
     gap: GapOption = 1e-4,
     seed: SeedOption = 0,
@@ -99,4 +102,6 @@ def plan(
     )
     settings = SearchSettings(time_limit, gap, seed, workers, deterministic)
     with user_errors(as_json):
-        make_plan(request, settings, output, as_json=as_json)
+        if output is None:
+            keep_warm_starts(DEFAULT_OUTPUT, request)
+        make_plan(request, settings, output or DEFAULT_OUTPUT, as_json=as_json)

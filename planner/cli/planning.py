@@ -108,6 +108,20 @@ def keep_inputs(output: Path, inputs: list[Path]) -> None:
             )
 
 
+def keep_warm_starts(output: Path, request: PlanRequest) -> None:
+    """Refuse to write over a plan that the search starts from, unless it was named with ``-o``.
+
+    Raises:
+        PipeplanError: naming the file.
+    """
+    for path in request.warm_starts:
+        if path.exists() and output.exists() and path.samefile(output):
+            raise PipeplanError(
+                f"--warm-start {path}: would be written over; say -o {path} if it shall be, or "
+                "choose another name"
+            )
+
+
 def _tell_unusable(problem: Problem, plans: dict[Path, Plan]) -> None:
     """Say which warm starts cannot be used."""
     from planner.partition.chain import Chain

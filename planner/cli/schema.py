@@ -11,7 +11,7 @@ import typer
 
 from planner.cli import completion
 from planner.cli.output import user_errors
-from planner.errors import PipeplanError, near, shorten
+from planner.errors import PipeplanError, shorten
 
 KINDS = ("plan", "graph", "cluster", "job", "costs", "sweep", "sync-trace", "moves", "train")
 
@@ -32,7 +32,7 @@ def schema(
         from planner.artifacts.document import write_atomically
 
         if kind not in KINDS:
-            raise PipeplanError(f"KIND: no schema of {shorten(kind)}; {near(kind, KINDS)}")
+            raise PipeplanError(f"KIND: no schema of {shorten(kind)}; there are {', '.join(KINDS)}")
         text = _text(kind)
         if output is None:
             typer.echo(text, nl=False)

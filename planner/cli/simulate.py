@@ -21,7 +21,7 @@ from planner.cli.noise import (
     show_noise,
 )
 from planner.cli.options import JsonOption, PlanArgument
-from planner.cli.output import print_json, show_fair_links, show_plan, user_errors
+from planner.cli.output import named, print_json, show_fair_links, show_plan, user_errors
 from planner.cli.sync import (
     IterationsOption,
     JobsOption,
@@ -122,7 +122,8 @@ def _show_replay(
     from planner.assemble import refresh
 
     loaded = Plan.load(path)
-    plan = refresh(loaded)
+    with named(path):
+        plan = refresh(loaded)
     comparison = comparison_of(plan, against)
     _write(plan, output, trace_path)
     if as_json:

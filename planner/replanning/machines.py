@@ -45,7 +45,7 @@ def new_machines(plan: Plan, changes: MachineChanges) -> NewMachines:
     cluster = _without(cluster, lost, changes.lost)
     for addition in changes.added:
         with _about("added"):
-            cluster = _with(cluster, addition)
+            cluster = _with(cluster, addition, plan.cluster)
     problem, slowed = _slowed(replace(plan.problem, cluster=cluster), changes.slow)
     return NewMachines(problem, frozenset(survivors.difference(lost)), slowed)
 
@@ -59,10 +59,40 @@ def _about(field: str) -> Iterator[None]:
         raise PipeplanError(f"{field}: {problem}" for problem in error.problems) from None
 
 
-def _with(cluster: Cluster, addition: Path | Twin) -> Cluster:
-    if isinstance(addition, Twin):
+def _with(cluster: Cluster, addition: Path | Twin, before: Cluster) -> Cluster:
+    if not isinstance(addition, Twin):
+        return with_file(cluster, addition)
+    if _has(cluster, addition.like) or not _has(before, addition.like):
         return _with_twins(cluster, addition)
-    return with_file(cluster, addition)
+    # What was lost may be the only one of its kind: its successor is like it.
+    restored = _restored(cluster, addition.like, before)
+    if addition.name == addition.like:
+        return restored
+    lost = devices_of(restored, addition.like)
+    return _without(_with_twins(restored, addition), lost, [addition.like])
+
+
+def _has(cluster: Cluster, name: str) -> bool:
+    return any(device == name or device.startswith(f"{name}/") for device in cluster.device_names)
+
+
+def _restored(cluster: Cluster, name: str, before: Cluster) -> Cluster:
+    """A lost device or node again, with its links to what is still there."""
+    devices = set(devices_of(before, name))
+    inner = {s for s in before.switches if s == name or s.startswith(f"{name}/")}
+    back = {*devices, *inner}
+    there = {*cluster.device_names, *cluster.switches, *back}
+    links = (
+        link
+        for link in before.links
+        if not back.isdisjoint(link.between) and there.issuperset(link.between)
+    )
+    fields = {
+        "devices": (*cluster.devices, *(d for d in before.devices if d.name in devices)),
+        "switches": (*cluster.switches, *(s for s in before.switches if s in inner)),
+        "links": (*cluster.links, *links),
+    }
+    return Cluster.parse(cluster.model_copy(update=fields).model_dump(mode="json"), "new cluster")
 
 
 def _without(cluster: Cluster, devices: Iterable[str], names: Iterable[str]) -> Cluster:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import get_args
 
 from planner.artifacts.plan import Stage
 from planner.artifacts.problem import Problem
 from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
-from planner.errors import InfeasibleError, PipeplanError
+from planner.errors import InfeasibleError, PipeplanError, shorten
 from planner.schedule.heuristic import (
     Schedule,
     best_heuristic_schedule,
@@ -47,7 +48,8 @@ def search_schedule(
         stages: in pipeline order, such as a plan's; every layer in one, no edge backwards.
         split: run input and weight gradients apart, or whole where that is measured to be quicker
             and turns out better; else all backwards are whole.
-        measure: what is to be small.
+        measure: what is to be small: ``makespan``, the time of an iteration, or
+            ``longest_stage_span``, the zero-bubble paper's objective.
         time_limit_s: stop after this long; CP-SAT's own seconds in deterministic mode.
         seed: of CP-SAT's searches.
         workers: threads of the solver.
@@ -59,8 +61,13 @@ def search_schedule(
 
     Raises:
         InfeasibleError: if no schedule was found that fits memory.
-        PipeplanError: if two devices that must exchange data have no path of links.
+        PipeplanError: if two devices that must exchange data have no path of links, or there is no
+            such measure.
     """
+    if measure not in get_args(Measure):
+        raise PipeplanError(
+            f"measure: {shorten(measure)} is not one of {', '.join(get_args(Measure))}"
+        )
     specs = [StageSpec(stage.layers, stage.devices, stage.recompute) for stage in stages]
     pipeline = place(problem, specs)
     if not is_connected(pipeline):

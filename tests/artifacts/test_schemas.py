@@ -262,7 +262,7 @@ def test_the_command_prints_and_writes_schemas(tmp_path: Path) -> None:
 def test_the_command_refuses_other_kinds_and_folders_that_are_not_there(tmp_path: Path) -> None:
     unknown = CliRunner().invoke(app, ["schema", "clustr"])
     assert unknown.exit_code == 1
-    assert "KIND: no schema of 'clustr'; choose one such as cluster" in unknown.output
+    assert "KIND: no schema of 'clustr'; there are plan, graph, cluster" in unknown.output
     wrong = CliRunner().invoke(app, ["schema", "job", "-o", str(tmp_path / "no" / "job.json")])
     assert wrong.exit_code == 1
     assert "there is no folder" in wrong.output

@@ -199,11 +199,11 @@ WRONG = {
     "no such job": ((*PLAN, "--job", "nowhere.toml"), "nowhere.toml"),
     "no such cluster": (("plan", "models.gpt:gpt_tiny", "--cluster", "no.toml"), "no.toml"),
     "no such folder": ((*PLAN, "-o", "no/such/folder/plan.json"), "folder"),
-    "no time": ((*PLAN, "--time-limit", 0), "time_limit_s"),
-    "time that is no number": ((*PLAN, "--time-limit", "nan"), "time_limit_s"),
+    "no time": ((*PLAN, "--time-limit", 0), "--time-limit: "),
+    "time that is no number": ((*PLAN, "--time-limit", "nan"), "--time-limit: "),
     "no workers": ((*PLAN, "--workers", 0), "workers"),
-    "negative gap": ((*PLAN, "--gap", -1), "gap_limit"),
-    "gap that is no number": ((*PLAN, "--gap", "nan"), "gap_limit"),
+    "negative gap": ((*PLAN, "--gap", -1), "--gap: "),
+    "gap that is no number": ((*PLAN, "--gap", "nan"), "--gap: "),
     "no such plan": (("verify", "nowhere.json"), "nowhere.json"),
     "a folder for a plan": (("simulate", ROOT), str(ROOT)),
     "nothing to explain": (("explain", "nowhere.json"), "nowhere.json"),
@@ -220,6 +220,43 @@ def test_wrong_input_is_named(case: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert result.stderr.startswith("error: ")
     assert named in result.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_to_start_from_is_kept_unless_it_is_named(
+    plan_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    earlier = tmp_path / "plan.json"
+    earlier.write_bytes(plan_path.read_bytes())
+    refused = pipeplan(*PLAN, "--warm-start", "plan.json")
+    assert refused.exit_code == 1
+    assert "--warm-start plan.json: would be written over; say -o plan.json" in refused.stderr
+    assert earlier.read_bytes() == plan_path.read_bytes()
+    named = pipeplan(*PLAN, "--warm-start", "plan.json", "-o", "plan.json", "--time-limit", 0.1)
+    assert named.exit_code == 0
+    assert earlier.read_bytes() != plan_path.read_bytes()
+
+
+def test_migrate_writes_over_no_other_file(plan_path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "train.toml"
+    other.write_text("# mine")
+    refused = pipeplan("migrate", plan_path, "-o", other)
+    assert refused.exit_code == 1
+    assert "is there already" in refused.stderr
+    assert other.read_text() == "# mine"
+
+
+def test_a_wrong_device_in_a_plan_is_told_in_few_lines(plan_path: Path, tmp_path: Path) -> None:
+    data = json.loads(plan_path.read_text())
+    name = data["stages"][0]["devices"][0]
+    data["stages"][0]["devices"][0] = f"{name}x"
+    path = tmp_path / "edited.json"
+    path.write_text(json.dumps(data))
+    lines = pipeplan("verify", path).stderr.splitlines()
+    assert all(line.startswith(f"error: {path}: ") for line in lines)
+    assert any("the cluster has no such device, choose one such as" in line for line in lines)
+    assert sum("does not hold stage 0" in line for line in lines) == 1
+    assert any(" more: device " in line for line in lines)
 
 
 def test_a_picture_of_another_kind_is_refused(plan_path: Path, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_compare_prints_json_of_the_planners_asked_for(problem: list[object]) ->
     [
         (["--planners", "spp,megaplan"], "'megaplan' is not known; choose from even,"),
         (["--planners", ","], "none named; choose from even,"),
-        (["--time-limit", "0"], "time_limit_s: 0"),
+        (["--time-limit", "0"], "--time-limit: 0"),
         (["-o", "no/such/folder/table.md"], "no/such/folder"),
     ],
 )

@@ -91,7 +91,7 @@ def test_progress_of_searches_goes_to_the_error_stream(plan_path: Path) -> None:
     ("options", "said"),
     [
         (("--time-limit", 5), "--time-limit: only --what-if searches; add it"),
-        (("--what-if", "--time-limit", 0), "time_limit_s: 0.0 is not a positive number"),
+        (("--what-if", "--time-limit", 0), "--time-limit: 0.0 is not a positive number"),
         (("--change", "faster"), "change 'faster': is of no known form; write one of: device"),
         (("--change", "device nowhere speed x2"), "the cluster has no such device; choose one"),
         (("--change", "link big-old speed x2"), "'speed' is no figure of a link"),

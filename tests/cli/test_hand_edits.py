@@ -279,5 +279,5 @@ def test_what_cannot_be_simulated_is_named(
     path.write_text(json.dumps(plan_data))
     result = pipeplan(command, path, *([] if command == "explain" else ["-o", picture]))
     assert result.exit_code == 1
-    assert result.stderr.startswith(("error: stages", "error: orders"))
+    assert result.stderr.startswith((f"error: {path}: stages", f"error: {path}: orders"))
     assert not picture.exists()

@@ -71,13 +71,13 @@ def test_a_device_that_was_lost_comes_back_by_the_whole_cluster(old: Path, tmp_p
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--lost", "old/gpu7"], "lost: the cluster has no device or node 'old/gpu7'"),
+        (["--lost", "old/gpu7"], "--lost: the cluster has no device or node 'old/gpu7'"),
         (["--slow", "old"], "write n0/gpu1:1.5"),
         (["--added", "nowhere.toml"], "nowhere.toml: no such file"),
         (["--lost", "old", "--cluster", str(CLUSTERS / "irregular.toml")], "leave out the one"),
         ([], "name what was lost, slowed or added"),
         (["--lost", "old", "--slack", "-1"], "slack: -1.0"),
-        (["--lost", "old", "--time-limit", "0"], "time_limit_s"),
+        (["--lost", "old", "--time-limit", "0"], "--time-limit: "),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_written(

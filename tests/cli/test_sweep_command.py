@@ -162,7 +162,7 @@ def test_points_without_a_plan_stand_in_the_table_with_the_reason(
         (["--microbatches", "4", "--keep-batch"], "leave one of them out"),
         (["--microbatch-samples", "3", "--keep-batch"], "cannot be divided into microbatches of 3"),
         (["--cluster", "other/node.toml"], "points go by the name of the cluster's file"),
-        (["--time-limit", "0"], "time_limit_s: 0.0 is not a positive number"),
+        (["--time-limit", "0"], "--time-limit: 0.0 is not a positive number"),
         (["--workers", "0"], "workers: 0 is not a whole number"),
         (["--gap", "inf"], "gap_limit"),
         (["--time-limit", "inf"], "time_limit_s"),

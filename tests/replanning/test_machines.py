@@ -118,6 +118,21 @@ def test_what_the_cluster_has_in_another_form_is_refused(name: str) -> None:
     assert "as the new cluster" in str(error.value)
 
 
+def test_a_successor_of_what_was_lost_is_like_it() -> None:
+    before = two_nodes()
+    for name in ("n1", "n1/gpu0"):
+        again = changed(before, lost=(name,), added=(Twin(name, name),))
+        assert ways(again) == ways(before.cluster)
+    renamed = changed(before, lost=("n1",), added=(Twin("n9", "n1"),))
+    assert "n9/gpu0" in renamed.device_names
+    assert "n1/gpu0" not in renamed.device_names
+    assert "n1" not in renamed.switches
+    new, old = (
+        c.route(f"{n}/gpu0", "n0/gpu1") for c, n in ((renamed, "n9"), (before.cluster, "n1"))
+    )
+    assert (new.bandwidth_gb_per_s, new.latency_s) == (old.bandwidth_gb_per_s, old.latency_s)
+
+
 REFUSED = {
     "lost: the cluster has no device or node 'n0/gpu9'; choose one such as n0/gpu": {
         "lost": ("n0/gpu9",)

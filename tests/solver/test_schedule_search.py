@@ -11,7 +11,7 @@ from schedule_brute_force import brute_force, brute_force_of_any_halves, fits
 from strategies import orders_for, partitions, problems
 from tiny_pipelines import SHAPES, TinyPipeline, draw_tiny
 
-from planner import InfeasibleError
+from planner import InfeasibleError, PipeplanError
 from planner.artifacts.operations import Operation
 from planner.assemble import plan_by_hand
 from planner.costs.placement import PlacedPipeline, StageSpec, place
@@ -19,7 +19,7 @@ from planner.schedule.classics import one_by_one, split_backwards
 from planner.schedule.heuristic import Schedule
 from planner.schedule.measure import Measure, measure_bound_s, measured_s
 from planner.schedule.model import ScheduleModel
-from planner.schedule.search import schedule_pipeline
+from planner.schedule.search import schedule_pipeline, search_schedule
 from planner.schedule.solve import improve_schedule
 from planner.schedule.ticks import in_ticks
 from planner.simulator import Timeline, simulate
@@ -332,3 +332,10 @@ def test_replicas_whose_whole_backward_is_quicker_prove_nothing_split(backward_s
     split = {d: split_backwards(order) for d, order in one_by_one(placed, OWNER).items()}
     model = ScheduleModel(ticks, simulate(ticks, split), OWNER, free=True, split=True)
     assert model.is_exact is is_exact
+
+
+def test_a_measure_that_there_is_not_is_refused():
+    placed = pipeline(graph([layer("only")]), star(1), [(("only",), ("d0",))])
+    specs = [stage.spec for stage in placed.stages]
+    with pytest.raises(PipeplanError, match="measure: 'speed' is not one of makespan"):
+        search_schedule(placed.problem, specs, measure="speed")
