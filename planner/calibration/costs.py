@@ -24,13 +24,19 @@ def with_costs(graph: LayerGraph, cluster: Cluster, path: str | Path, option: st
         option: by which the file was named, for messages.
 
     Raises:
-        PipeplanError: if it is none, or of another model, precision or cluster.
+        PipeplanError: if it is none, or of another model, precision or cluster, or has no times.
     """
     data: Any = read_json(path)
     source = f"{option} {path}"
     if isinstance(data, dict) and data.get("format") == COSTS_FORMAT:
         return with_profile(graph, cluster, Costs.from_data(data, source), source)
-    return with_measured_times(graph, LayerGraph.parse(data, source), source)
+    costs = LayerGraph.parse(data, source)
+    if not any(layer.measured for layer in costs.record.layers):
+        raise PipeplanError(
+            f"{source}: layers: none has measured times; give what `pipeplan profile` wrote, or "
+            "the graph of `pipeplan calibrate --graph`"
+        )
+    return with_measured_times(graph, costs, source)
 
 
 def with_profile(graph: LayerGraph, cluster: Cluster, costs: Costs, source: str) -> LayerGraph:

@@ -162,3 +162,8 @@ def test_costs_must_be_a_layer_graph(plan_path: Path, tmp_path: Path) -> None:
     result = pipeplan("plan", "models.gpt:gpt_tiny", *options)
     assert result.exit_code == 1
     assert "this is a plan, give a layer graph" in result.stderr
+    traced = tmp_path / "graph.json"
+    pipeplan("trace", "models.gpt:gpt_tiny", "-o", traced)
+    result = pipeplan("plan", "models.gpt:gpt_tiny", *options[:2], "--costs", traced, *options[4:])
+    assert result.exit_code == 1
+    assert "layers: none has measured times; give what `pipeplan profile` wrote" in result.stderr
