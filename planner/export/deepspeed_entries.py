@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 from planner.artifacts.blocks import block_name
 from planner.artifacts.graph_record import Boundary, Layer
@@ -23,7 +23,7 @@ def entry_notes(plan: Plan) -> Iterator[str]:
     given = _given(plan)
     taken = [
         _taken(name, before, given[name])
-        for before, name in zip(order, order[1:], strict=False)
+        for before, name in pairwise(order)
         if any(tensor.producer != before for tensor in given[name]) or not given[name]
     ]
     if taken:
@@ -36,8 +36,8 @@ def entry_notes(plan: Plan) -> Iterator[str]:
         yield (
             f"{_some(list(map(repr, tables)), ', ')}: in the plan's graph such a layer is its "
             "module together with the operations that follow it in the model's forward; if the "
-            "module looks up something of its own (positions, types of tokens), its entry has to "
-            "look that up and add it to what it is given, which it returns"
+            "module looks up something of its own (positions, types of tokens), its entry "
+            "adds that to what it is given and returns the sum"
         )
 
 

@@ -130,8 +130,8 @@ def _placement_problems(ways: tuple[Way, ...]) -> Iterator[str]:
         )
     elif style_of(way) is None:
         yield (
-            f"stages: on the devices {_shown(way)} in turn, but {TOOL} goes round D ranks (stage s on "
-            "rank s mod D), or down and up again with two stages a rank; plan again with "
+            f"stages: on the devices {_shown(way)} in turn, but {TOOL} goes round D ranks (stage s "
+            "on rank s mod D), or down and up again with two stages a rank; plan again with "
             "max_stages_per_device = 1 in the job, or move stages to other devices"
         )
 
