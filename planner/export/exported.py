@@ -36,12 +36,7 @@ class Exported:
             folder: that holds the files; its absolute path is told.
         """
         path = str(folder.absolute())
-
-        def told(match: re.Match[str]) -> str:
-            return (
-                json.dumps(path, ensure_ascii=False)
-                if match[0].startswith('"')
-                else shlex.quote(path)
-            )
-
-        return tuple(re.sub(f'"{FOLDER}"|{FOLDER}', told, line) for line in self.use)
+        forms = {FOLDER: shlex.quote(path), f'"{FOLDER}"': json.dumps(path, ensure_ascii=False)}
+        return tuple(
+            re.sub(f'"{FOLDER}"|{FOLDER}', lambda found: forms[found[0]], row) for row in self.use
+        )

@@ -9,7 +9,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from builders import boundary, cluster, graph, layer, link
+import torch
+from builders import ROOT, boundary, cluster, graph, layer, link
+from documents import snippets
 from export_plans import NAMES, in_order, on_pipelines, placed, titan_graph, torchrun
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +31,7 @@ from planner.schedule.classics import one_forward_one_backward
 from planner.simulator import simulate
 
 HERE = Path(__file__).parent
+DOCS = ROOT / "docs" / "export.md"
 LAYERS = list(NAMES[:-1])
 
 
@@ -258,6 +261,18 @@ def test_tables_within_the_embedding_are_named() -> None:
     assert note.startswith("'wpe': in the plan's graph such a layer is its module together with")
     assert "'drop'" not in note
     assert "'ln_f'" not in note
+
+
+def test_a_list_with_the_pages_entry_for_positions_is_the_model() -> None:
+    from models.gpt import gpt_tiny
+
+    (entry,) = [text for text in snippets(DOCS, "python") if "AddPositions" in text]
+    model = gpt_tiny().eval()
+    add = run_text(entry)["AddPositions"](*model.wpe.weight.shape)
+    add.load_state_dict(model.wpe.state_dict())
+    layers = [model.wte, add, model.drop, *model.h, model.ln_f, model.lm_head]
+    ids = model.example_batch(2)["ids"][:, :7]
+    assert torch.equal(torch.nn.Sequential(*layers)(ids), model(ids))
 
 
 def test_layers_come_in_executable_order_however_a_plan_lists_them() -> None:
