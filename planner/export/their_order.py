@@ -13,7 +13,7 @@ from planner.verifier import replay
 
 
 def order_notes(tool: str, name: str, plan: Plan, theirs: Timeline) -> Iterator[str]:
-    """A line that compares a tool's order with the plan's; none where another order shows the same time.
+    """A line on how a tool's order compares; none where another order shows the same time.
 
     Args:
         tool: that has one order only.
