@@ -23,6 +23,8 @@ KINDS = {
     "pipeplan-moves/1": "what a new plan moves",
 }
 """Files by their field ``format``, of which these are the newest."""
+WRITTEN_ONLY = {"pipeplan-stages/1": "the stages of an export"}
+"""Files for people's own scripts: Pipeplan writes them and reads none of them."""
 
 
 def check_format(data: Any, expected: str, source: str) -> Mapping[str, Any]:
@@ -77,6 +79,12 @@ def newest_format(found: object, source: str) -> str:
     for newest in KINDS:
         if newest.rpartition("/")[0] == kind:
             return newest
+    if kind in _kinds(WRITTEN_ONLY):
+        raise PipeplanError(
+            f"{source}: format: {shorten(found)} is {kind_of(found)}, which Pipeplan writes and "
+            "never reads: there is nothing to migrate; write it anew from the plan with "
+            "`pipeplan export`"
+        )
     raise PipeplanError(
         f"{source}: format: expected one of Pipeplan's, such as {next(iter(KINDS))!r}, found "
         f"{shorten(found)}; name a file that Pipeplan wrote or reads"
@@ -86,5 +94,9 @@ def newest_format(found: object, source: str) -> str:
 def kind_of(found: object) -> str:
     """What a file of a format is, whatever its version."""
     kind = found.rpartition("/")[0] if isinstance(found, str) else None
-    kinds = {newest.rpartition("/")[0]: name for newest, name in KINDS.items()}
-    return kinds.get(kind or "", "something else")
+    return _kinds({**KINDS, **WRITTEN_ONLY}).get(kind or "", "something else")
+
+
+def _kinds(formats: Mapping[str, str]) -> dict[str, str]:
+    """What files are by their kind, the format without its number."""
+    return {newest.rpartition("/")[0]: name for newest, name in formats.items()}

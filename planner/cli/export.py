@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,8 +29,14 @@ def export(
         ),
     ],
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FOLDER", help="folder, made if need be")
-    ] = Path("export"),
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FOLDER",
+            help="folder, made if need be; export/TOOL unless given",
+        ),
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="replace files of an earlier export")
     ] = False,
@@ -44,12 +51,14 @@ def export(
         the_plan = Plan.load(path)
         require_valid(the_plan, str(path))
         exported = export_plan(the_plan, target)
-        written = _write(exported, output, overwrite=overwrite)
+        folder = output or Path("export") / target
+        written = _write(exported, folder, overwrite=overwrite)
+        use = exported.use_in(folder)
         if as_json:
-            notes, use = list(exported.notes), list(exported.use)
-            print_json({"to": target, "files": written, "use": use, "notes": notes})
+            notes = list(exported.notes)
+            print_json({"to": target, "files": written, "use": list(use), "notes": notes})
         else:
-            _show(exported, written)
+            _show(exported, written, use)
 
 
 def _write(exported: Exported, folder: Path, *, overwrite: bool) -> list[str]:
@@ -79,9 +88,9 @@ def _make(folder: Path) -> None:
         ) from None
 
 
-def _show(exported: Exported, written: list[str]) -> None:
+def _show(exported: Exported, written: list[str], use: Iterable[str]) -> None:
     for note in exported.notes:
         typer.echo(f"note: {note}")
     typer.echo(f"wrote {', '.join(written)}")
-    for line in exported.use:
+    for line in use:
         typer.echo(line)

@@ -21,12 +21,13 @@ from planner.export.cuts import (
     loss_problems,
     tied_across_stages,
 )
+from planner.export.deepspeed_entries import entry_notes
 from planner.export.deepspeed_module import module_text
 from planner.export.exported import Exported
 from planner.export.placement import Way, ways_by_place
 from planner.export.recomputation import overfull
 from planner.export.stage_table import stage_table
-from planner.export.their_order import order_note
+from planner.export.their_order import order_notes
 from planner.schedule.classics import one_forward_one_backward
 from planner.simulator import Timeline, simulate
 from planner.units import plural
@@ -44,12 +45,14 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd_momentum": {"type": "SGD", "params": {"momentum": 0.9}},
 }
 USE = """\
-in your script, with one entry of `layers` for each name of pipeline_module.LAYERS:
+in your script, with one entry of `layers` for each name of LAYERS in FOLDER/pipeline_module.py:
+  folder = "FOLDER"
+  sys.path.insert(0, folder)
   from pipeline_module import PlannedPipelineModule
   model = PlannedPipelineModule(layers, loss_fn=loss_fn)
-  engine, *_ = deepspeed.initialize(model=model, config="ds_config.json")
+  engine, *_ = deepspeed.initialize(model=model, config=folder + "/ds_config.json")
   engine.train_batch(data_iterator)
-start {ranks} processes; rank 0, 1, … must be the devices of "ranks" in stages.json"""
+start {ranks} processes; rank 0, 1, … must be the devices of "ranks" in FOLDER/stages.json"""
 
 
 def export(plan: Plan) -> Exported:
@@ -182,25 +185,11 @@ def _config(plan: Plan, pipelines: int) -> dict[str, Any]:
 
 
 def _notes(plan: Plan, timeline: Timeline, pipelines: int) -> Iterator[str]:
-    yield order_note(TOOL, "1F1B", plan, timeline)
+    yield from order_notes(TOOL, "1F1B", plan, timeline)
     if any(LOSS in stage.layers for stage in plan.stages):
         yield f"the layer {LOSS!r} is no entry of `layers`: give it as loss_fn"
     for name in tied_across_stages(plan):
         yield f"parameter {name!r} is used by several stages: use TiedLayerSpec for its layers"
-    if not _is_chain(plan):
-        yield (
-            "inside a stage some tensors skip layers: entries of `layers` return tuples to hand "
-            "them on"
-        )
+    yield from entry_notes(plan)
     if pipelines > 1 and plan.sync.strategy != "all_reduce":
         yield f"sync: {plan.sync.strategy!r} is not carried; {TOOL} averages gradients every step"
-
-
-def _is_chain(plan: Plan) -> bool:
-    """Whether every tensor goes from a layer to the next alone."""
-    order = [name for held in layers_in_order(plan) for name in held]
-    place = {name: index for index, name in enumerate(order)}
-    return all(
-        [place[user] for user in tensor.users] == [place[tensor.producer] + 1]
-        for tensor in plan.model.graph.boundaries
-    )

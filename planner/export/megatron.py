@@ -17,8 +17,9 @@ from planner.costs.placement import StageSpec, place
 from planner.errors import shorten
 from planner.export.exported import Exported
 from planner.export.megatron_form import MegatronForm, megatron_form
+from planner.export.megatron_head import has_untied_head
 from planner.export.megatron_recompute import Recomputed, recomputed
-from planner.export.their_order import order_note
+from planner.export.their_order import order_notes
 from planner.importing.megatron_layout import render_layout
 from planner.schedule.classics import WHOLE
 from planner.schedule.equal_pipelines import orders_of_pipelines
@@ -43,7 +44,7 @@ def export(plan: Plan) -> Exported:
     again = recomputed(plan, form.stack)
     theirs = _as_megatron_runs_it(plan, form, again)
     notes = (
-        order_note("Megatron", _order_name(form), plan, theirs),
+        *order_notes("Megatron", _order_name(form), plan, theirs),
         *again.notes,
         *_memory_notes(theirs),
         *_sync_notes(plan),
@@ -53,7 +54,8 @@ def export(plan: Plan) -> Exported:
 
 
 def _script(plan: Plan, form: MegatronForm, again: Recomputed) -> str:
-    flags = "".join(f"    {flag}\n" for flag in (*_flags(plan, form), *again.flags))
+    lines = (*_flags(plan, form), *again.flags, *_untied(plan, form))
+    flags = "".join(f"    {line}\n" for line in lines)
     ranks = "".join(
         f"#   rank {i}: {_in_a_comment(device)}\n" for i, device in enumerate(form.ranks)
     )
@@ -84,12 +86,22 @@ def _flags(plan: Plan, form: MegatronForm) -> tuple[str, ...]:
     )
 
 
+def _untied(plan: Plan, form: MegatronForm) -> tuple[str, ...]:
+    """The flag, with why, of a head with weights of its own; Megatron-LM ties them by default."""
+    if not has_untied_head(plan, form.stack):
+        return ()
+    return (
+        "# Output weights of the plan's model are not its embedding's; Megatron-LM would tie them.",
+        "--untie-embeddings-and-output-weights",
+    )
+
+
 def _use(form: MegatronForm) -> tuple[str, ...]:
     pipelines = len(form.lanes)
     data = f" (pipeline {form.pipeline_size} x data {pipelines})" if pipelines > 1 else ""
     return (
         f"in the script that starts Megatron-LM on {len(form.ranks)} ranks{data}: "
-        f'source {FILE}, then add "${{PIPEPLAN_ARGS[@]}}" to its arguments',
+        f'source FOLDER/{FILE}, then add "${{PIPEPLAN_ARGS[@]}}" to its arguments',
         "model, sequence length, precision, optimizer and data stay arguments of your own; leave "
         "other flags of the pipeline's division out",
     )

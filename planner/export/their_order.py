@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from planner.artifacts.operations import Operation
 from planner.artifacts.plan import Plan
 from planner.export.recomputation import against
 from planner.simulator import Timeline
+from planner.units import format_seconds
 from planner.verifier import replay
 
 
-def order_note(tool: str, name: str, plan: Plan, theirs: Timeline) -> str:
-    """A line that compares a tool's order with the plan's.
+def order_notes(tool: str, name: str, plan: Plan, theirs: Timeline) -> Iterator[str]:
+    """A line on how a tool's order compares; none where another order shows the same time.
 
     Args:
         tool: that has one order only.
@@ -21,8 +24,9 @@ def order_note(tool: str, name: str, plan: Plan, theirs: Timeline) -> str:
     ours = replay(plan)
     before_s, after_s = ours.iteration_time_s, theirs.iteration_time_s
     if _orders_of(ours) == _orders_of(theirs) and abs(after_s - before_s) <= 1e-9 * before_s:
-        return f"{tool} runs the plan's own order, {name}"
-    return f"{tool} runs {name} in place of this order: {against(after_s, before_s)}"
+        yield f"{tool} runs the plan's own order, {name}"
+    elif format_seconds(after_s) != format_seconds(before_s):
+        yield f"{tool} runs {name} in place of this order: {against(after_s, before_s)}"
 
 
 def _orders_of(timeline: Timeline) -> dict[str, list[Operation]]:

@@ -14,10 +14,11 @@ from planner.export.stage_table import stage_table
 
 TOOL = "torch's pipeline runtime"
 USE = """\
-in your script, on every rank, with the PipelineStages that stages.json gives it:
+in your script, on every rank, with the PipelineStages that FOLDER/stages.json gives it:
+  folder = "FOLDER"
   from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
   schedule = _PipelineScheduleRuntime(my_stages, n_microbatches={microbatches}, loss_fn=loss_fn)
-  schedule._load_csv("schedule.csv", format="compute_only")
+  schedule._load_csv(folder + "/schedule.csv", format="compute_only")
   schedule.step(batch, target=target)  # batch only with stage 0, target only with the last stage"""
 
 

@@ -8,7 +8,7 @@ the schedule file then says the order, whatever the name.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from planner.artifacts.plan import Plan
@@ -30,12 +30,13 @@ PLACEMENTS = {"loop": "PipelineScheduleMulti", "v": "ZBVZeroBubble"}
 DTYPES = ("float32", "bfloat16")
 """Of computation: torchtitan's weights stay in float32, as the masters do that a plan counts."""
 USE = """\
-in a config of yours (torchtitan 0.3), with FOLDER as an absolute path:
-  keys = json.load(open(FOLDER + "/torchtitan.json"))
-  keys["parallelism"]["pipeline_parallel_schedule_csv"] = FOLDER + "/schedule.csv"
+in a config of yours (torchtitan 0.3):
+  folder = "FOLDER"
+  keys = json.load(open(folder + "/torchtitan.json"))
+  keys["parallelism"]["pipeline_parallel_schedule_csv"] = folder + "/schedule.csv"
   config.parallelism = dataclasses.replace(config.parallelism, **keys["parallelism"])
   config.training = dataclasses.replace(config.training, **keys["training"])
-start {ranks} processes; rank 0, 1, … must be the devices of "ranks" in stages.json"""
+start {ranks} processes; rank 0, 1, … must be the devices of "ranks" in FOLDER/stages.json"""
 
 
 def export(plan: Plan) -> Exported:
@@ -49,12 +50,13 @@ def export(plan: Plan) -> Exported:
     """
     modules, problems = modules_of_stages(plan, TOOL)
     problems += [*loss_problems(plan, TOOL), *_cut_problems(plan), *_job_problems(plan)]
+    problems += _one_stage_problems(plan)
     try:
         lanes = lanes_of(plan, otherwise="set replication = false in the job")
     except PipeplanError as error:
         raise PipeplanError([*error.problems, *problems]) from None
     ways, order = ways_of(plan, lanes), one_order(plan, lanes)
-    problems += [*_placement_problems(ways[0]), *_order_problems(plan, ways[0], order)]
+    problems += [*_placement_problems(ways), *_order_problems(plan, ways[0], order)]
     if problems:
         raise PipeplanError(problems)
     ranks = _ranks(ways)
@@ -95,19 +97,47 @@ def _job_problems(plan: Plan) -> Iterator[str]:
         )
 
 
-def _placement_problems(way: Way) -> Iterator[str]:
-    if len(set(way)) == 1:
+def _one_stage_problems(plan: Plan) -> Iterator[str]:
+    if len(plan.stages) > 1:
+        return
+    devices = plan.stages[0].devices
+    if len(devices) > 1:
         yield (
-            f"stages: all on one device ({way[0]!r}); {TOOL} pipelines over two ranks and more: "
-            "plan for more devices"
+            f"stages: one stage with {len(devices)} replicas ({_shown(devices)}), so there is "
+            f"nothing to pipeline; {TOOL} pipelines over two stages and more: set replication = "
+            "false in the job and plan again, or adopt a layout of two stages or more "
+            "(`pipeplan adopt`)"
+        )
+    else:
+        yield (
+            f"stages: one stage on one device ({devices[0]!r}), so there is nothing to pipeline; "
+            f"{TOOL} pipelines over two ranks and more: plan for more devices, or adopt a layout "
+            "of two stages or more (`pipeplan adopt`)"
+        )
+
+
+def _placement_problems(ways: tuple[Way, ...]) -> Iterator[str]:
+    way = ways[0]
+    if len(way) == 1:
+        return  # Told already.
+    if len(set(way)) == 1:
+        where, remedy = f"({way[0]!r})", "plan for more devices"
+        if len(ways) > 1:
+            where = f"in each of {len(ways)} pipelines ({_shown([way[0] for way in ways])})"
+            remedy = "set replication = false in the job and plan again"
+        yield (
+            f"stages: all on one device {where}; {TOOL} pipelines over two ranks and more: {remedy}"
         )
     elif style_of(way) is None:
-        shown = ", ".join(way[:12]) + (", …" if len(way) > 12 else "")
         yield (
-            f"stages: on the devices {shown} in turn, but {TOOL} goes round D ranks (stage s on "
-            "rank s mod D), or down and up again with two stages a rank; plan again with "
+            f"stages: on the devices {_shown(way)} in turn, but {TOOL} goes round D ranks (stage s "
+            "on rank s mod D), or down and up again with two stages a rank; plan again with "
             "max_stages_per_device = 1 in the job, or move stages to other devices"
         )
+
+
+def _shown(devices: Sequence[str]) -> str:
+    return ", ".join(devices[:12]) + (", …" if len(devices) > 12 else "")
 
 
 def _order_problems(plan: Plan, way: Way, order: OneOrder) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ from planner import Plan, simulate, verify
 from planner.artifacts.cluster import Cluster
 from planner.artifacts.costs import Costs
 from planner.artifacts.document import read_json
-from planner.artifacts.formats import KINDS, check_format
+from planner.artifacts.formats import KINDS, WRITTEN_ONLY, check_format, newest_format
 from planner.artifacts.job import Job
 from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.measured import MeasuredTimeline
@@ -28,6 +29,7 @@ from planner.artifacts.plan import COST_MODEL
 from planner.artifacts.sweep import SweepIndex
 from planner.artifacts.sync_trace import SyncTrace
 from planner.errors import PipeplanError
+from planner.export import stage_table
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "formats"
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix != ".md")
@@ -167,6 +169,24 @@ def test_a_file_of_a_newer_format_says_to_upgrade(newest: str) -> None:
     newer = f"{name}/{int(number) + 1}"
     with pytest.raises(PipeplanError, match=r"is newer than .*; upgrade Pipeplan"):
         check_format({"format": newer}, newest, "a file")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_files_that_are_written_only_are_named_as_that(number: int) -> None:
+    found = stage_table.FORMAT.replace("1", str(number))
+    assert list(WRITTEN_ONLY) == [stage_table.FORMAT]
+    with pytest.raises(PipeplanError, match="the stages of an export, which Pipeplan writes and"):
+        newest_format(found, "a file")
+    with pytest.raises(PipeplanError, match="this is the stages of an export, give a plan"):
+        check_format({"format": found}, "pipeplan/2", "a file")
+
+
+def test_the_page_lists_every_format_there_is() -> None:
+    page = (ROOT / "docs" / "compatibility.md").read_text()
+    table = re.findall(r"^\| [^|]+ \| `([^`]+)` \| ([^|]*)\|$", page, re.MULTILINE)
+    assert [newest for newest, _ in table] == [*KINDS, *WRITTEN_ONLY]
+    older = {name for _, cell in table for name in re.findall(r"`([^`]+)`", cell)}
+    assert older == set(STEPS)
 
 
 def test_every_step_leads_on_to_a_newest_format_of_the_same_kind() -> None:

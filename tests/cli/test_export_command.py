@@ -1,12 +1,19 @@
 """``pipeplan export``."""
 
 import json
+import subprocess
+import textwrap
 from pathlib import Path
 
 import pytest
 from commands import pipeplan
+from transformers_by_hand import machines, transformer
 
-from planner import Plan, export_plan
+from planner import Plan, adopt, export_plan
+from planner.artifacts.job import Job
+from planner.artifacts.problem import Problem
+from planner.export.exported import Exported
+from planner.export.targets import TARGETS
 
 
 def files_in(folder: Path) -> dict[str, str]:
@@ -23,8 +30,10 @@ def test_the_command_writes_what_python_hands_out(plan_path: Path, tmp_path: Pat
     assert done.exit_code == 0, done.output
     exported = export_plan(Plan.load(plan_path), "torch-csv")
     assert files_in(folder) == exported.files
-    for line in exported.use:
+    for line in exported.use_in(folder):
         assert line in done.output
+    assert f'folder = "{folder}"' in done.output
+    assert "FOLDER" not in done.output
     for note in exported.notes:
         assert f"note: {note}" in done.output
 
@@ -35,9 +44,51 @@ def test_json_has_all_that_is_printed(plan_path: Path, tmp_path: Path) -> None:
     assert json.loads(done.output) == {
         "to": "torch-csv",
         "files": [str(tmp_path / "out" / name) for name in exported.files],
-        "use": list(exported.use),
+        "use": list(exported.use_in(tmp_path / "out")),
         "notes": list(exported.notes),
     }
+
+
+def test_each_tool_has_a_folder_of_its_own_unless_one_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    problem = Problem(transformer(4), machines(2), Job(microbatches=4, optimizer="sgd"))
+    adopt(problem, "Ett|ttL").save(tmp_path / "plan.json")
+    for tool in TARGETS:
+        done = pipeplan("export", "plan.json", "--to", tool)
+        assert done.exit_code == 0, done.output
+    found = {path.parent.name for path in (tmp_path / "export").glob("*/*")}
+    assert found == set(TARGETS)
+
+
+HARD = "a 'folder' of \"mine\" \\ $HOME é"
+"""A name that neither Python nor a shell takes as it is."""
+
+
+def test_paths_in_lines_of_python_are_those_of_the_folder(tmp_path: Path) -> None:
+    exported = Exported({}, ('  folder = "FOLDER"', "  path = folder + '/plan.csv'"), ())
+    told: dict[str, str] = {}
+    lines = exported.use_in(tmp_path / HARD)
+    exec(textwrap.dedent("\n".join(lines)), told)  # noqa: S102 - our own text
+    assert told["path"] == str(tmp_path / HARD / "plan.csv")
+
+
+def test_paths_in_lines_of_a_shell_are_those_of_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / HARD
+    folder.mkdir()
+    (folder / "megatron.sh").write_text("printf sourced")
+    (line,) = Exported({}, ("source FOLDER/megatron.sh",), ()).use_in(folder)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert done.stdout == "sourced"
+
+
+def test_a_folder_that_is_given_from_here_is_told_from_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (line,) = Exported({}, ("of FOLDER/stages.json",), ()).use_in(Path("here"))
+    assert line == f"of {tmp_path}/here/stages.json"
 
 
 def test_an_export_can_be_repeated(plan_path: Path, tmp_path: Path) -> None:

@@ -9,11 +9,20 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
+from builders import ROOT, boundary, cluster, graph, layer, link
+from documents import snippets
 from export_plans import NAMES, in_order, on_pipelines, placed, titan_graph, torchrun
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner import adopt, trace
+from planner.artifacts.job import Job
+from planner.artifacts.layer_graph import LayerGraph
+from planner.artifacts.operations import parse_order
 from planner.artifacts.plan import Plan
+from planner.artifacts.problem import Problem
+from planner.assemble import plan_by_hand
 from planner.costs.placement import place_plan
 from planner.errors import PipeplanError
 from planner.export.deepspeed_module import module_text
@@ -22,6 +31,7 @@ from planner.schedule.classics import one_forward_one_backward
 from planner.simulator import simulate
 
 HERE = Path(__file__).parent
+DOCS = ROOT / "docs" / "export.md"
 LAYERS = list(NAMES[:-1])
 
 
@@ -203,15 +213,66 @@ def test_microbatches_that_do_not_divide_are_refused() -> None:
 
 
 def test_tensors_that_skip_layers_across_a_cut_are_refused() -> None:
-    graph = titan_graph(NAMES, ("layers.0", "layers.4"))
-    plan = in_order(placed(graph, [4], ("d0", "d1")))
+    the_graph = titan_graph(NAMES, ("layers.0", "layers.4"))
+    plan = in_order(placed(the_graph, [4], ("d0", "d1")))
     assert "tensor 'layers.0-to-layers.4' goes from layer 'layers.0' to 'layers.4'" in refusal(plan)
 
 
-def test_tensors_that_skip_layers_inside_a_stage_are_noted() -> None:
-    graph = titan_graph(NAMES, ("layers.0", "layers.2"))
-    plan = in_order(placed(graph, [4], ("d0", "d1")))
-    assert "return tuples" in "\n".join(export_plan(plan, "deepspeed").notes)
+def notes_of(plan: Plan) -> str:
+    return "\n".join(export_plan(plan, "deepspeed").notes)
+
+
+def test_an_order_that_changes_no_figure_is_not_noted() -> None:
+    """Two microbatches of one stage: whether 1F1B or all forwards first, 2 x 27 s."""
+    pipeline = placed(titan_graph(), [], ("d0",), microbatches=2)
+    plan = plan_by_hand(pipeline, {"d0": parse_order("0F0 0F1 0B0 0B1", "d0")})
+    assert "1F1B" not in notes_of(plan)
+
+
+def test_tensors_that_skip_layers_inside_a_stage_are_noted_with_the_layers() -> None:
+    the_graph = titan_graph(NAMES, ("layers.0", "layers.2"))
+    notes = notes_of(in_order(placed(the_graph, [4], ("d0", "d1"))))
+    assert "'layers.2' takes what 'layers.0' made, beside the output of 'layers.1'" in notes
+    assert "return tuples" in notes
+    chain = notes_of(in_order(placed(titan_graph(), [4], ("d0", "d1"))))
+    assert "takes what" not in chain
+
+
+def test_a_layer_that_takes_nothing_of_the_one_before_is_noted() -> None:
+    """Two embeddings, which the first block adds."""
+    names = ("wte", "wpe", "layers.0", "layers.1", "loss")
+    rows = [layer(name) for name in names]
+    edges = [boundary(a, b) for a, b in (("wte", "layers.0"), *pairwise(names[1:]))]
+    notes = notes_of(in_order(placed(graph(rows, edges), [3], ("d0", "d1"))))
+    assert "'wpe' takes nothing of 'wte' before it; 'layers.0' takes what 'wte' made" in notes
+
+
+def test_tables_within_the_embedding_are_named() -> None:
+    """GPT-2's module wpe never sees what wte returns; the layer adds the two."""
+    plan = adopt(
+        Problem(
+            trace("models.gpt:gpt_tiny", Job(microbatches=2)),
+            cluster(["d0", "d1"], [link("d0", "d1")]),
+            Job(microbatches=2),
+        ),
+        "Ett|ttL",
+    )
+    (note,) = [note for note in export_plan(plan, "deepspeed").notes if "'wpe'" in note]
+    assert note.startswith("'wpe': in the plan's graph such a layer is its module together with")
+    assert "'drop'" not in note
+    assert "'ln_f'" not in note
+
+
+def test_a_list_with_the_pages_entry_for_positions_is_the_model() -> None:
+    from models.gpt import gpt_tiny
+
+    (entry,) = [text for text in snippets(DOCS, "python") if "AddPositions" in text]
+    model = gpt_tiny().eval()
+    add = run_text(entry)["AddPositions"](*model.wpe.weight.shape)
+    add.load_state_dict(model.wpe.state_dict())
+    layers = [model.wte, add, model.drop, *model.h, model.ln_f, model.lm_head]
+    ids = model.example_batch(2)["ids"][:, :7]
+    assert torch.equal(torch.nn.Sequential(*layers)(ids), model(ids))
 
 
 def test_layers_come_in_executable_order_however_a_plan_lists_them() -> None:
@@ -222,10 +283,6 @@ def test_layers_come_in_executable_order_however_a_plan_lists_them() -> None:
 
 
 def test_double_precision_is_refused() -> None:
-    from builders import boundary, layer
-
-    from planner.artifacts.layer_graph import LayerGraph
-
     rows = [layer("a"), layer("b")]
     data = titan_graph().record.model_dump(mode="json") | {
         "precision": "float64",

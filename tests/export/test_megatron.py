@@ -2,16 +2,20 @@
 
 import re
 import shlex
+import subprocess
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers_by_hand import machines, problem, transformer
 
-from planner import PipeplanError, Plan, adopt
+from planner import PipeplanError, Plan, adopt, trace
 from planner.adopting.division import divide
+from planner.artifacts.job import Job
+from planner.artifacts.layer_graph import LayerGraph
 from planner.artifacts.operations import format_order
 from planner.artifacts.plan import Sync
+from planner.artifacts.problem import Problem
 from planner.assemble import plan_by_hand, refresh
 from planner.costs.placement import StageSpec, place
 from planner.export.exported import Exported
@@ -26,8 +30,58 @@ def flags(exported: Exported) -> dict[str, str]:
     (inside,) = re.findall(
         r"^PIPEPLAN_ARGS=\(\n(.*?)^\)$", exported.files["megatron.sh"], re.S | re.M
     )
-    words = shlex.split(inside)
+    words = shlex.split(inside, comments=True)
+    if UNTIED in words:
+        words.remove(UNTIED)
     return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def says_untied(exported: Exported) -> bool:
+    """Whether the array that a shell makes of the script holds the flag."""
+    script = exported.files["megatron.sh"] + '\nprintf "%s\\n" "${PIPEPLAN_ARGS[@]}"'
+    done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True)
+    return UNTIED in done.stdout.splitlines()
+
+
+UNTIED = "--untie-embeddings-and-output-weights"
+
+
+def adopted(told: LayerGraph) -> Exported:
+    return export(adopt(problem(told, machines(2)), "Et|tL"))
+
+
+def with_head_of(parameter: str | None) -> LayerGraph:
+    """Two blocks; the head uses the parameter, None for none."""
+    data = transformer(2).record.model_dump(mode="json")
+    (head,) = [row for row in data["layers"] if row["name"] == "lm_head"]
+    head["parameters"] = [] if parameter is None else [parameter]
+    return LayerGraph.parse(data)
+
+
+def test_weights_of_the_head_s_own_are_untied() -> None:
+    assert says_untied(adopted(with_head_of("lm_head.weight")))
+
+
+def test_weights_that_the_head_shares_with_the_embedding_are_left_tied() -> None:
+    assert not says_untied(adopted(with_head_of("wte.weight")))
+
+
+@pytest.mark.parametrize(("model", "untied"), [("gpt:gpt_tiny", False), ("llama:llama_tiny", True)])
+def test_models_of_the_zoo_are_tied_as_their_weights_are(model: str, untied: bool) -> None:
+    assert says_untied(export(_adopted_model(f"models.{model}"))) == untied
+
+
+def _adopted_model(factory: str) -> Plan:
+    job = Job(microbatches=2)
+    return adopt(Problem(trace(factory, job), machines(2), job), "Ett|ttL")
+
+
+def test_a_graph_without_a_heads_weights_says_nothing_of_ties() -> None:
+    data = with_head_of(None).record.model_dump(mode="json")
+    for row in data["layers"]:
+        if row["name"] in ("ln_f", "lm_head"):
+            row["parameters"] = []
+    assert not says_untied(adopted(LayerGraph.parse(data)))
 
 
 def by_hand(stages: list[tuple], blocks: int = 4, **job: object) -> Plan:

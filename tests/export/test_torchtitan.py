@@ -187,7 +187,33 @@ def test_other_placements_are_refused() -> None:
 
 def test_one_device_is_refused() -> None:
     plan = in_order(placed(titan_graph(), [4], ("d0", "d0")))
-    assert "all on one device ('d0')" in refusal(plan)
+    found = refusal(plan)
+    assert "all on one device ('d0'); torchtitan" in found
+    assert "plan for more devices" in found
+
+
+def test_one_device_in_each_of_several_pipelines_is_refused_as_that() -> None:
+    alone = in_order(placed(titan_graph(), [4], ("d0", "d0")))
+    found = refusal(on_pipelines(alone, 2))
+    assert "all on one device in each of 2 pipelines (d0, d1)" in found
+    assert "set replication = false in the job" in found
+
+
+def test_one_stage_on_one_device_is_refused() -> None:
+    found = refusal(in_order(placed(titan_graph(), [], ("d0",))))
+    assert "stages: one stage on one device ('d0'), so there is nothing to pipeline" in found
+    assert "plan for more devices, or adopt" in found
+    assert "all on one device" not in found
+
+
+@pytest.mark.parametrize("microbatches", [6, 4])
+def test_one_stage_with_replicas_is_refused_as_that(microbatches: int) -> None:
+    """Whether or not the replicas share the microbatches equally."""
+    plan = in_order(placed(titan_graph(), [], ("d0 d1 d2",), microbatches=microbatches))
+    found = refusal(plan)
+    assert "stages: one stage with 3 replicas (d0, d1, d2), so there is nothing to pipe" in found
+    assert "set replication = false in the job and plan again, or adopt a layout of two" in found
+    assert "on one device" not in found
 
 
 def test_uneven_replicas_are_refused() -> None:
