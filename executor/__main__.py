@@ -19,6 +19,8 @@ from executor.torchrun_record import record_for_torchrun
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from executor.metrics import StepMetrics
 
 _FIRST_COME_S = 3.0
@@ -42,7 +44,7 @@ def main() -> int:
         record_for_torchrun(error)
         return 1
     except Exception as error:
-        told = f"rank {rank} failed:\n{traceback.format_exc()}"
+        told = f"rank {rank} failed:\n{traceback.format_exc()}{_hint(error, options)}"
         print(told, end="", file=sys.stderr, flush=True)
         record_for_torchrun(error)
         return 1
@@ -71,14 +73,14 @@ def _run(options: Options, rank: int) -> None:
     # Pipelines side by side tell themselves what all of them have trained.
     in_step = sync_of(plan, run).strategy in TOGETHER
     if rank == 0 and (in_step or not history):
-        print(_summary(history, f"{len(plan.ranks)} ranks", options.emulate), flush=True)
-        if config.timeline is not None and history:
-            print(f"wrote {config.timeline}", flush=True)
+        summary = _summary(history, f"{len(plan.ranks)} ranks", options.emulate)
+        print(summary if history else _nothing_to_do(options.resume, config.steps), flush=True)
+    if rank == 0 and history:
+        for path in filter(None, (config.timeline, options.metrics)):
+            print(f"wrote {path}", flush=True)
 
 
 def _summary(history: Sequence[StepMetrics], ranks: str, emulated: bool) -> str:
-    if not history:
-        return "nothing to do: all steps are done"
     if emulated:
         median_s = statistics.median(metrics.step_time_s for metrics in history)
         return (
@@ -88,6 +90,29 @@ def _summary(history: Sequence[StepMetrics], ranks: str, emulated: bool) -> str:
     return (
         f"trained {len(history)} steps on {ranks}: loss "
         f"{history[0].loss:.4f} -> {history[-1].loss:.4f}"
+    )
+
+
+def _nothing_to_do(resume: Path | None, steps: int) -> str:
+    if resume is not None:
+        from executor.checkpoint import Checkpoint
+
+        found = Checkpoint.open(resume)
+        if found.step >= steps:
+            return (
+                f"nothing to do: {found.folder} is of step {found.step} and --steps is {steps}; "
+                "to go on, give more --steps, which count from the very first"
+            )
+    return "nothing to do: all steps are done"
+
+
+def _hint(error: Exception, options: Options) -> str:
+    """What an index out of range may come of, where text is the data."""
+    if not isinstance(error, IndexError) or options.emulate or options.config().data != "text":
+        return ""
+    return (
+        "note: --data text has 256 kinds of bytes; if the model or its loss looks them up in "
+        "something smaller, give it a larger vocabulary or use --data random\n"
     )
 
 
