@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from executor.random_state import microbatch_seed
 from planner.artifacts.job import Job
 from planner.errors import PipeplanError
-from planner.text_data import text_problem, token_input
-from planner.tracing.factory import TARGET, example_batch
+from planner.text_data import TARGET, text_problem, token_input
+from planner.tracing.factory import example_batch
 from planner.tracing.form import Form
 
 Source = Literal["text", "random"]

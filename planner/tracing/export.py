@@ -14,7 +14,8 @@ from torch import Tensor, fx, nn
 
 from planner.artifacts.job import LOSSES, Job
 from planner.errors import PipeplanError
-from planner.tracing.factory import TARGET, Loss, TrainingStep
+from planner.text_data import TARGET
+from planner.tracing.factory import Loss, TrainingStep
 from planner.tracing.sharing import attribute_of
 from planner.tracing.user_code import FAILURES, is_exports_own, told
 

@@ -93,15 +93,13 @@ def _users(entry: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
 def _operator(node: fx.Node) -> str:
     target = node.target
     if isinstance(target, OpOverload):
-        return target.overloadpacket.__name__
-    return getattr(target, "__name__", "")
+        return str(target.overloadpacket.__name__)
+    return str(getattr(target, "__name__", ""))
 
 
 def _lookup(exported: ExportedStep, entry: str, node: fx.Node, index: fx.Node) -> Iterator[Lookup]:
     operator, arguments = _operator(node), node.args
-    if (operator in ("embedding", "embedding_bag") and arguments[1] is index) or (
-        operator == "index" and _first(arguments[1]) is index and _has_indices(index)
-    ):
+    if _is_table_read(operator, arguments, index):
         yield Lookup(entry, _size(arguments[0], 0), _name(exported, arguments[0]))
     elif operator == "one_hot" and isinstance(arguments[-1], int) and arguments[-1] > 0:
         yield Lookup(entry, arguments[-1], "one_hot")
@@ -109,8 +107,13 @@ def _lookup(exported: ExportedStep, entry: str, node: fx.Node, index: fx.Node) -
         yield _classes(entry, node)
 
 
-def _first(indices: object) -> object:
-    return indices[0] if isinstance(indices, Sequence) and indices else None
+def _is_table_read(operator: str, arguments: Sequence[object], index: fx.Node) -> bool:
+    """Whether rows of the first argument are read by the second."""
+    if operator in ("embedding", "embedding_bag"):
+        return arguments[1] is index
+    indices = arguments[1] if operator == "index" else ()
+    first = indices[0] if isinstance(indices, Sequence) and indices else None
+    return first is index and _has_indices(index)
 
 
 def _classes(entry: str, node: fx.Node) -> Lookup:
