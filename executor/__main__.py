@@ -73,8 +73,10 @@ def _run(options: Options, rank: int) -> None:
     # Pipelines side by side tell themselves what all of them have trained.
     in_step = sync_of(plan, run).strategy in TOGETHER
     if rank == 0 and (in_step or not history):
-        summary = _summary(history, f"{len(plan.ranks)} ranks", options.emulate)
-        print(summary if history else _nothing_to_do(options.resume, config.steps), flush=True)
+        if history:
+            print(_summary(history, f"{len(plan.ranks)} ranks", options.emulate), flush=True)
+        else:
+            print(_nothing_to_do(options.resume, config.steps), flush=True)
     if rank == 0 and history:
         for path in filter(None, (config.timeline, options.metrics)):
             print(f"wrote {path}", flush=True)

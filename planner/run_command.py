@@ -37,7 +37,7 @@ def data_line(text_problem: str | None) -> str:
     drawn = "--data random draws the example batch anew for every microbatch"
     if text_problem is None:
         return f"it trains on text; {drawn}, --config names your data"
-    return f"{drawn}, --config names your data; text does not suit: {text_problem}"
+    return f"{drawn}, --config names your data; {text_problem}"
 
 
 def resume_command(plan: Plan, path: Path) -> str | None:

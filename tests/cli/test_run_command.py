@@ -21,7 +21,7 @@ from planner.run_command import data_line, leave_words, resume_command, run_comm
 
 def plan_of(factory: str | None, loss: str = "cross_entropy", **job_fields: Any) -> Plan:
     the_graph = graph([layer("a"), layer("b")], [boundary("a", "b")])
-    job = Job.model_validate({"microbatches": 1, "loss": loss, **job_fields})
+    job = Job.parse({"microbatches": 1, "loss": loss, **job_fields}, "job")
     problem = Problem(the_graph, star(2), job, ModelSource(factory))
     pipeline = place(problem, [StageSpec(("a",), ("d0",)), StageSpec(("b",), ("d1",))])
     return plan_by_hand(pipeline, orders(d0="0F0 0B0", d1="1F0 1B0"))
