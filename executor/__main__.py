@@ -44,7 +44,8 @@ def main() -> int:
         record_for_torchrun(error)
         return 1
     except Exception as error:
-        told = f"rank {rank} failed:\n{traceback.format_exc()}{_hint(error, options)}"
+        _add_hint(error, options)
+        told = f"rank {rank} failed:\n{traceback.format_exc()}"
         print(told, end="", file=sys.stderr, flush=True)
         record_for_torchrun(error)
         return 1
@@ -108,14 +109,13 @@ def _nothing_to_do(resume: Path | None, steps: int) -> str:
     return "nothing to do: all steps are done"
 
 
-def _hint(error: Exception, options: Options) -> str:
-    """What an index out of range may come of, where text is the data."""
-    if not isinstance(error, IndexError) or options.emulate or options.config().data != "text":
-        return ""
-    return (
-        "note: --data text has 256 kinds of bytes; if the model or its loss looks them up in "
-        "something smaller, give it a larger vocabulary or use --data random\n"
-    )
+def _add_hint(error: Exception, options: Options) -> None:
+    """End the traceback of an index out of range with what it may come of on text."""
+    if isinstance(error, IndexError) and not options.emulate and options.config().data == "text":
+        error.add_note(
+            "note: --data text has 256 kinds of bytes; if the model or its loss looks them up in "
+            "something smaller, give it a larger vocabulary or use --data random"
+        )
 
 
 def _tell(error: PipeplanError, rank: int) -> None:
