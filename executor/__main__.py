@@ -19,6 +19,8 @@ from executor.torchrun_record import record_for_torchrun
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from executor.metrics import StepMetrics
 
 _FIRST_COME_S = 3.0
@@ -42,6 +44,7 @@ def main() -> int:
         record_for_torchrun(error)
         return 1
     except Exception as error:
+        _add_hint(error, options)
         told = f"rank {rank} failed:\n{traceback.format_exc()}"
         print(told, end="", file=sys.stderr, flush=True)
         record_for_torchrun(error)
@@ -71,14 +74,16 @@ def _run(options: Options, rank: int) -> None:
     # Pipelines side by side tell themselves what all of them have trained.
     in_step = sync_of(plan, run).strategy in TOGETHER
     if rank == 0 and (in_step or not history):
-        print(_summary(history, f"{len(plan.ranks)} ranks", options.emulate), flush=True)
-        if config.timeline is not None and history:
-            print(f"wrote {config.timeline}", flush=True)
+        if history:
+            print(_summary(history, f"{len(plan.ranks)} ranks", options.emulate), flush=True)
+        else:
+            print(_nothing_to_do(options.resume, config.steps), flush=True)
+    if rank == 0 and history:
+        for path in filter(None, (config.timeline, options.metrics)):
+            print(f"wrote {path}", flush=True)
 
 
 def _summary(history: Sequence[StepMetrics], ranks: str, emulated: bool) -> str:
-    if not history:
-        return "nothing to do: all steps are done"
     if emulated:
         median_s = statistics.median(metrics.step_time_s for metrics in history)
         return (
@@ -89,6 +94,28 @@ def _summary(history: Sequence[StepMetrics], ranks: str, emulated: bool) -> str:
         f"trained {len(history)} steps on {ranks}: loss "
         f"{history[0].loss:.4f} -> {history[-1].loss:.4f}"
     )
+
+
+def _nothing_to_do(resume: Path | None, steps: int) -> str:
+    if resume is not None:
+        from executor.checkpoint import Checkpoint
+
+        found = Checkpoint.open(resume)
+        if found.step >= steps:
+            return (
+                f"nothing to do: {found.folder} is of step {found.step} and --steps is {steps}; "
+                "to go on, give more --steps, which count from the very first"
+            )
+    return "nothing to do: all steps are done"
+
+
+def _add_hint(error: Exception, options: Options) -> None:
+    """End the traceback of an index out of range with what it may come of on text."""
+    if isinstance(error, IndexError) and not options.emulate and options.config().data == "text":
+        error.add_note(
+            "note: --data text has 256 kinds of bytes; if the model or its loss looks them up in "
+            "something smaller, give it a larger vocabulary or use --data random"
+        )
 
 
 def _tell(error: PipeplanError, rank: int) -> None:

@@ -115,7 +115,8 @@ def parser() -> argparse.ArgumentParser:
         "--data",
         metavar="DATA",
         help="text: bytes of the Python standard library's sources (default), for models of 256 "
-        "tokens or more; random: tensors in the shapes of the model's example batch; "
+        "tokens or more; random: the model's example_batch, or the job's [inputs], drawn anew for "
+        "every microbatch; "
         "module:factory: a map-style data set of your own",
     )
     add(

@@ -1,4 +1,4 @@
-"""Batches: real text that every machine has, or random tensors in the model's shapes."""
+"""Batches: real text that every machine has, or the model's example batch drawn anew."""
 
 from __future__ import annotations
 
@@ -13,22 +13,29 @@ from torch import Tensor, nn
 from executor.random_state import microbatch_seed
 from planner.artifacts.job import Job
 from planner.errors import PipeplanError
-from planner.tracing.factory import TARGET, example_batch
+from planner.text_data import TARGET, text_problem, token_input
+from planner.tracing.factory import example_batch
+from planner.tracing.form import Form
 
 Source = Literal["text", "random"]
 BatchOf = Callable[[int, int], Mapping[str, Tensor]]
 MAX_TEXT_BYTES = 16 * 2**20
 
 
-def batches(source: Source, model: nn.Module, job: Job, seed: int) -> BatchOf:
+def batches(
+    source: Source, model: nn.Module, job: Job, seed: int, too_small: str | None = None
+) -> BatchOf:
     """A function ``(step, microbatch) -> batch``; equal arguments give equal batches everywhere.
 
     Args:
         source: ``text``: byte-level language modelling over the Python standard library's own
-            sources; ``random``: tensors like the model's example batch.
+            sources; ``random``: the model's example batch (``example_batch`` or the job's
+            ``inputs``), drawn anew under a seed of its own for every microbatch.
         model: whose example batch says which entries there are.
         job: microbatch size.
         seed: of the order of samples.
+        too_small: why the model has no room for bytes
+            (:func:`planner.tracing.lookups.too_small_for_text`), if it has none.
 
     Raises:
         PipeplanError: if ``text`` is asked for and the model does not read sequences of tokens
@@ -37,8 +44,7 @@ def batches(source: Source, model: nn.Module, job: Job, seed: int) -> BatchOf:
     if source == "random":
         return lambda step, microbatch: _random(model, job, microbatch_seed(seed, step, microbatch))
     example = example_batch(model, job)
-    name, shape = _token_input(example)
-    _require_room_for_bytes(job, name)
+    name, shape = _token_input(example, job, too_small)
     text = standard_library_text()
 
     def batch(step: int, microbatch: int) -> Mapping[str, Tensor]:
@@ -56,27 +62,38 @@ def _random(model: nn.Module, job: Job, seed: int) -> Mapping[str, Tensor]:
         return example_batch(model, job)
 
 
-def _token_input(example: Mapping[str, Tensor]) -> tuple[str, torch.Size]:
-    names = [name for name in example if name != TARGET]
-    target = example.get(TARGET)
-    if len(names) == 1 and target is not None:
-        tokens = example[names[0]]
-        if tokens.dtype == torch.int64 and tokens.ndim == 2 and target.shape == tokens.shape:
-            return names[0], tokens.shape
-    shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in example.items())
-    raise PipeplanError(
-        "--data text needs a model that reads one int64 input of shape [samples, tokens] and has "
-        f"a target of the same shape; this one's batch is {shapes}; use --data random"
+def _token_input(
+    example: Mapping[str, Tensor], job: Job, too_small: str | None
+) -> tuple[str, torch.Size]:
+    forms = {
+        name: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        for name, tensor in example.items()
+    }
+    problem, name = text_problem(forms, job) or too_small, token_input(forms)
+    if name is None:
+        raise PipeplanError(f"{problem}; use --data random")
+    if problem is not None:
+        raise PipeplanError(f"{problem}; give the model a larger vocabulary or use --data random")
+    return name, example[name].shape
+
+
+def is_always_the_same(batch_of: BatchOf, step: int, microbatches: int) -> bool:
+    """Whether all microbatches of a step, of which there are several, are equal bit by bit."""
+    if microbatches < 2:
+        return False
+    first = batch_of(step, 0)
+    return all(_equal(first, batch_of(step, microbatch)) for microbatch in range(1, microbatches))
+
+
+def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        Form.of(value) == Form.of(other[name]) and _bytes(value).equal(_bytes(other[name]))
+        for name, value in one.items()
     )
 
 
-def _require_room_for_bytes(job: Job, tokens: str) -> None:
-    for name in (tokens, TARGET):
-        if name in job.inputs and job.inputs[name].below < 256:
-            raise PipeplanError(
-                f"inputs.{name}.below: {job.inputs[name].below}, but --data text has 256 kinds of "
-                "bytes; give the model a larger vocabulary or use --data random"
-            )
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def standard_library_text() -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from executor.checkpoint import Checkpoint
 from executor.config import TrainingConfig
-from executor.data import BatchOf, Source, batches
+from executor.data import BatchOf, Source, batches, is_always_the_same
 from executor.dataset import Dataset, DatasetBatches, load_dataset
 from executor.entries import fitted_entries
 from executor.prepare import Prepared
@@ -17,6 +18,8 @@ from planner.errors import PipeplanError, shorten
 from planner.tracing.factory import example_batch
 from planner.tracing.form import Form
 from planner.tracing.user_code import FAILURES, told
+
+logger = logging.getLogger(__name__)
 
 
 class Feed:
@@ -48,7 +51,10 @@ class Feed:
         self._per_step = prepared.plan.microbatches * job.samples_per_microbatch
         self._before = 0 if checkpoint is None else int(checkpoint.facts["samples_seen"])
         self._first_step = first_step
-        self.batch_of = self._batches(prepared, config, config.data if data is None else data)
+        source = config.data if data is None else data
+        self._is_drawn = source == "random"
+        self._microbatches = prepared.plan.microbatches
+        self.batch_of = self._batches(prepared, config, source)
 
     def samples_seen_after(self, step: int) -> int:
         """Samples of all iterations up to this one, those before a checkpoint included."""
@@ -56,13 +62,26 @@ class Feed:
             return self.batch_of.samples_seen_after(step)
         return self._before + (step + 1 - self._first_step) * self._per_step
 
+    def tell_if_nothing_is_drawn(self) -> None:
+        """Say so if all of the first step's random microbatches are one and the same."""
+        if self._is_drawn and is_always_the_same(
+            self.batch_of, self._first_step, self._microbatches
+        ):
+            logger.warning(
+                "--data random: all %d microbatches of step %d are equal, so the loss says "
+                "nothing; draw tensors in example_batch, by torch.randint or torch.randn",
+                self._microbatches,
+                self._first_step,
+            )
+
     def _batches(
         self, prepared: Prepared, config: TrainingConfig, data: str | Dataset | BatchOf
     ) -> BatchOf:
         plan = prepared.plan
         if data in ("text", "random"):
             source: Source = "text" if data == "text" else "random"
-            return batches(source, prepared.model, plan.job, config.seed)
+            too_small = prepared.too_small_for_text
+            return batches(source, prepared.model, plan.job, config.seed, too_small)
         example = example_batch(prepared.model, plan.job)
         if callable(data) and not hasattr(data, "__getitem__"):
             return _checked(data, example)

@@ -18,6 +18,7 @@ from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
 from planner.tracing.export import ExportedStep
 from planner.tracing.factory import Loss
+from planner.tracing.lookups import lookups, too_small_for_text
 from planner.tracing.torch_private import require_supported
 from planner.verifier import require_valid
 
@@ -34,6 +35,7 @@ class Prepared:
         unused: parameters that no layer uses, by name; they keep theirs on the first rank.
         stages: this rank's.
         program: its lowered program.
+        too_small_for_text: why the model has no room for bytes, if it has none.
     """
 
     plan: Plan
@@ -43,6 +45,7 @@ class Prepared:
     unused: dict[str, nn.Parameter]
     stages: tuple[StageModule, ...]
     program: tuple[Action, ...]
+    too_small_for_text: str | None = None
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -83,6 +86,7 @@ def prepare(
     built = build_model(plan, allowed_factory(plan, model), seed)
     own_loss = allowed_loss(plan, loss)
     exported, layers = export_planned_model(plan, built, own_loss, autocast)
+    too_small = too_small_for_text(lookups(exported))
     mine = [s.index for s in plan.stages if plan.ranks[place.rank] in s.devices]
     stages = tuple(cut(exported, layers, plan, mine, device))
     require_order(plan, stages)
@@ -91,7 +95,7 @@ def prepare(
     _move(stages, device)
     # NCCL runs all messages of two ranks in one order.
     program = tuple(lower(plan, paired=device.type == "cuda")[place.rank])
-    return Prepared(plan, place, device, built, unused, stages, program)
+    return Prepared(plan, place, device, built, unused, stages, program, too_small)
 
 
 def require_runnable(plan: Plan, world_size: int) -> None:

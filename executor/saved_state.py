@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from executor.prepare import Prepared
 from planner.artifacts.document import digest_of_data
 from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
+
+logger = logging.getLogger(__name__)
 
 
 class SavedState:
@@ -65,7 +68,10 @@ class SavedState:
         }
         tensors = self._tensors(optimisation)
         ranks = Ranks.of_process_group()
-        return save_checkpoint(folder, step, tensors, facts, ranks=ranks, keep=keep)
+        written = save_checkpoint(folder, step, tensors, facts, ranks=ranks, keep=keep)
+        if self.prepared.place.rank == 0:
+            logger.info("wrote %s", written)
+        return written
 
     def _tensors(self, optimisation: Optimisation) -> dict[str, Tensor]:
         weights = optimisation.weights

@@ -104,6 +104,8 @@ def run_training(
     saved = SavedState(prepared, config.seed)
     first_step = 1 if checkpoint is None else saved.require_fits(checkpoint) + 1
     feed = Feed(prepared, config, run.data, checkpoint, first_step)
+    if place.rank == 0:
+        feed.tell_if_nothing_is_drawn()
     factor = config.rate_factor()
     with process_group(prepared.device, run.timeout_s, run.backend):
         trainer = _trainer(prepared, feed, config, run, factor)

@@ -71,6 +71,8 @@ class Setup:
         before = 0 if self.checkpoint is None else self.saved.require_fits(self.checkpoint)
         self.steps = WholeSteps(before, len(self.lanes))
         self.feed = Feed(self.prepared, config, run.data, self.checkpoint, 1)
+        if self.seat.tells and self.seat.pipeline == 0:
+            self.feed.tell_if_nothing_is_drawn()
 
     def _prepare(self) -> Prepared:
         return prepare(

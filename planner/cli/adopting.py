@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from planner.cli.models import Asked, problem_of
+from planner.cli.models import Asked, Told, told_problem
 from planner.cli.output import print_json, show_plan
+from planner.cli.plan_output import tell_command
 from planner.cli.planning import keep_inputs
 from planner.errors import PipeplanError, shorten
 from planner.units import format_seconds, plural
@@ -73,32 +74,36 @@ def adopt_plan(request: AdoptRequest, output: Path, *, allow_overflow: bool, as_
 
     require_file_path(output)
     keep_inputs(output, request.inputs)
-    found = _adopted(request)
+    found, told = _adopted(request)
     too_large = _checked(found, allow_overflow=allow_overflow)
     write_atomically(output, found.plan.model_dump_json(indent=1) + "\n")
     if as_json:
         print_json(_data(found, output, too_large))
     else:
         _show(found, request, output, too_large)
+        if not too_large:
+            tell_command(found.plan, output, told.text_problem)
 
 
-def _adopted(request: AdoptRequest) -> Adopted:
+def _adopted(request: AdoptRequest) -> tuple[Adopted, Told]:
     """What is quick to read is read before the model is traced."""
     from planner.adopting.adopt import adopted
     from planner.adopting.division import divide
 
-    told, schedule = _told_stages(request), _told_schedule(request)
-    problem = problem_of(request.asked)
+    stages, schedule = _told_stages(request), _told_schedule(request)
+    told = told_problem(request.asked)
+    problem = told.problem
     names = None if request.devices is None else request.devices.split(",")
-    return adopted(
+    found = adopted(
         problem,
-        divide(problem.graph, told, request.source),
+        divide(problem.graph, stages, request.source),
         schedule=schedule,
         pipeline_size=request.pipeline_size,
         replicas=request.replicas,
         devices=names and [name.strip() for name in names if name.strip()],
         recompute=request.recompute,
     )
+    return found, told
 
 
 def _told_stages(request: AdoptRequest) -> str | list[list[str]]:

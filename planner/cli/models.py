@@ -51,8 +51,27 @@ class Asked:
         return found
 
 
+@dataclass(frozen=True)
+class Told:
+    """The problem of a command line, and what only its model can tell.
+
+    Attributes:
+        problem: to be solved.
+        text_problem: why the executor's text cannot train the model; None where nothing speaks
+            against it.
+    """
+
+    problem: Problem
+    text_problem: str | None
+
+
 def problem_of(asked: Asked) -> Problem:
-    """The problem of a command line; everything that is quick to read is read first.
+    """The problem of a command line, as :func:`told_problem` reads it."""
+    return told_problem(asked).problem
+
+
+def told_problem(asked: Asked) -> Told:
+    """What a command line tells; everything that is quick to read is read first.
 
     Args:
         asked: what the command line tells.
@@ -73,10 +92,10 @@ def problem_of(asked: Asked) -> Problem:
             "with it"
         )
     source = ModelSource(factory, dict(job.model_arguments))
-    graph = graph_of(asked.model, job)
+    graph, text_problem = _traced(asked.model, job)
     for path in asked.costs:
         graph = with_costs(graph, cluster, path, "--costs")
-    return Problem(graph, cluster, job, source)
+    return Told(Problem(graph, cluster, job, source), text_problem)
 
 
 def job_of(path: Path | None, settings: Sequence[str] | None) -> Job:
@@ -101,16 +120,23 @@ def graph_of(model: str, job: Job) -> LayerGraph:
     Raises:
         PipeplanError: if there is none, or the model cannot be traced.
     """
+    return _traced(model, job)[0]
+
+
+def _traced(model: str, job: Job) -> tuple[LayerGraph, str | None]:
+    """The layer graph, and why text cannot train the model, if that is known."""
     from planner.artifacts.layer_graph import LayerGraph
 
     if is_graph_file(model):
-        return LayerGraph.load(model)
+        return LayerGraph.load(model), None
     if ":" not in model:
         raise PipeplanError(
             f"MODEL {model!r}: expected module:factory, for example models.gpt:gpt2_small, "
             "hf:ClassName or hf:CONFIG.json for a model of Hugging Face transformers, "
             "or a graph.json written by `pipeplan trace` or `pipeplan import`"
         )
-    from planner.tracing.trace import trace
+    from planner.tracing.lookups import text_problem_of_step
+    from planner.tracing.trace import trace_step
 
-    return trace(model, job)
+    step = trace_step(model, job)
+    return LayerGraph.from_record(step.graph), text_problem_of_step(step.exported, job)

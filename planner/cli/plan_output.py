@@ -14,11 +14,19 @@ from planner.cli.sync import needs_pipelines
 from planner.units import format_seconds, plural
 
 if TYPE_CHECKING:
+    from planner.artifacts.plan import Plan
     from planner.result import HistoryRow, Result
 
 
-def show_result(result: Result, output: Path, *, as_json: bool) -> None:
-    """Print a result whose plan was written."""
+def show_result(result: Result, output: Path, text_problem: str | None, *, as_json: bool) -> None:
+    """Print a result whose plan was written.
+
+    Args:
+        result: of the search.
+        output: where its plan lies.
+        text_problem: why the executor's text cannot train the model, if that is known.
+        as_json: print JSON.
+    """
     if as_json:
         print_json(_data(result, output))
         return
@@ -30,7 +38,7 @@ def show_result(result: Result, output: Path, *, as_json: bool) -> None:
     if about_gap is not None:
         typer.echo(about_gap)
     typer.echo(f"wrote {output}")
-    _tell_command(result, output)
+    tell_command(result.plan, output, text_problem)
 
 
 def _data(result: Result, output: Path) -> dict[str, Any]:
@@ -72,13 +80,14 @@ def _about_gap(result: Result) -> str | None:
     return None
 
 
-def _tell_command(result: Result, output: Path) -> None:
-    from planner.run_command import run_command
+def tell_command(plan: Plan, output: Path, text_problem: str | None) -> None:
+    """Say how a plan is run, and on what data, if its model is known."""
+    from planner.run_command import data_line, run_command
 
-    command = run_command(result.plan, output)
+    command = run_command(plan, output, text_problem)
     if command is not None:
         typer.echo(f"to run it on one host: {command}")
-        typer.echo("it trains on text; --data random suits every model, --config names your data")
+        typer.echo(data_line(text_problem))
 
 
 def progress_table(quiet: bool) -> Callable[[HistoryRow], None]:

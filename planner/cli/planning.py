@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from planner.cli.models import Asked, problem_of
+from planner.cli.models import Asked, told_problem
 from planner.cli.plan_output import progress_table, show_result
 from planner.cli.sync import needs_pipelines, require_sync, with_sync
 from planner.errors import PipeplanError
@@ -67,14 +67,15 @@ def make_plan(
 
     _require_possible(request, settings, output)
     warm_starts = [Plan.load(path) for path in request.warm_starts]
-    problem = problem_of(request.asked)
+    told = told_problem(request.asked)
+    problem = told.problem
     _tell_unusable(problem, dict(zip(request.warm_starts, warm_starts, strict=True)))
     found = _search(problem, request, settings, warm_starts, quiet=as_json)
     plan, reason = with_sync(found.plan, request.sync)
     plan.save(output)
     if request.robust and found.robustness is None:
         typer.echo("note: interrupted before plans were compared under noise", err=True)
-    show_result(replace(found, plan=plan), output, as_json=as_json)
+    show_result(replace(found, plan=plan), output, told.text_problem, as_json=as_json)
     if reason and not as_json:
         typer.echo(f"synchronisation by {reason}")
 

@@ -14,7 +14,8 @@ from torch import Tensor, fx, nn
 
 from planner.artifacts.job import LOSSES, Job
 from planner.errors import PipeplanError
-from planner.tracing.factory import TARGET, Loss, TrainingStep
+from planner.text_data import TARGET
+from planner.tracing.factory import Loss, TrainingStep
 from planner.tracing.sharing import attribute_of
 from planner.tracing.user_code import FAILURES, is_exports_own, told
 
@@ -63,7 +64,7 @@ def export_step(
     _check_arguments(model, batch)
     try:
         with _quiet_torch():
-            exported = torch.export.export(step, (), dict(batch), strict=False)
+            exported = torch.export.export(step, (), _apart(batch), strict=False)
     except PipeplanError:
         raise
     except FAILURES as error:
@@ -82,6 +83,19 @@ def export_step(
             f"let {'the model' if job.loss in LOSSES else 'it'} return its loss as a scalar tensor"
         )
     return ExportedStep(module, _canonical_names(module))
+
+
+def _apart(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The batch with a tensor of its own for every entry.
+
+    Export takes entries that are one tensor for one input: a model whose example has the same
+    tokens as input and target would read its target.
+    """
+    found: dict[str, Tensor] = {}
+    for name, value in batch.items():
+        is_taken = any(value is other for other in found.values())
+        found[name] = value.clone() if is_taken else value
+    return found
 
 
 def _count_in_the_buffer(graph: fx.Graph) -> None:

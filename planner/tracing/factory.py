@@ -10,12 +10,12 @@ from torch.nn import functional
 
 from planner.artifacts.job import LOSSES, Job
 from planner.errors import PipeplanError, shorten
+from planner.text_data import TARGET
 from planner.tracing.form import Form
 from planner.tracing.hugging_face import PREFIX, factory_of
 from planner.tracing.imports import import_callable
 from planner.tracing.user_code import FAILURES, is_exports_own, told
 
-TARGET = "target"
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Called with the model's output and the batch's target; returns a scalar."""
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
 from builders import boundary, graph, layer, orders, star
 
+from executor.data import batches
 from planner.artifacts.job import Job
 from planner.artifacts.plan import Plan
 from planner.artifacts.problem import ModelSource, Problem
 from planner.assemble import plan_by_hand
 from planner.costs.placement import StageSpec, place
-from planner.run_command import leave_words, run_command
+from planner.errors import PipeplanError
+from planner.run_command import data_line, leave_words, resume_command, run_command
 
 
-def plan_of(factory: str | None, loss: str = "cross_entropy") -> Plan:
+def plan_of(factory: str | None, loss: str = "cross_entropy", **job_fields: Any) -> Plan:
     the_graph = graph([layer("a"), layer("b")], [boundary("a", "b")])
-    job = Job(microbatches=1, loss=loss)
+    job = Job.parse({"microbatches": 1, "loss": loss, **job_fields}, "job")
     problem = Problem(the_graph, star(2), job, ModelSource(factory))
     pipeline = place(problem, [StageSpec(("a",), ("d0",)), StageSpec(("b",), ("d1",))])
     return plan_by_hand(pipeline, orders(d0="0F0 0B0", d1="1F0 1B0"))
@@ -40,3 +45,38 @@ def test_without_a_model_there_is_nothing_to_run() -> None:
 
 def test_a_model_that_the_plan_does_not_name_is_left_to_fill_in() -> None:
     assert leave_words(plan_of(None)) == ["--model", "MODULE:FACTORY"]
+
+
+def test_where_text_does_not_suit_random_batches_are_asked_for() -> None:
+    plan, problem = plan_of("models.vit:vit_tiny"), "this one's batch is images"
+    command = run_command(plan, Path("plan.json"), problem)
+    assert command == "torchrun --nproc-per-node 2 -m executor plan.json --data random"
+    assert data_line(problem).endswith(problem)
+    assert "trains on text" not in data_line(problem)
+
+
+TOKENS = {"shape": [16], "dtype": "int64", "below": 256}
+INPUTS: dict[str, dict[str, Any]] = {
+    "tokens": {"ids": TOKENS, "target": TOKENS},
+    "too few tokens": {"ids": {**TOKENS, "below": 255}, "target": TOKENS},
+    "too few classes": {"ids": TOKENS, "target": {**TOKENS, "below": 255}},
+    "classes of samples": {"ids": TOKENS, "target": {**TOKENS, "shape": []}},
+    "short integers": {"ids": {**TOKENS, "dtype": "int32"}, "target": TOKENS},
+    "two inputs": {"ids": TOKENS, "mask": TOKENS, "target": TOKENS},
+    "images": {"x": {"shape": [3, 8, 8], "dtype": "float32"}, "target": TOKENS},
+}
+
+
+@pytest.mark.parametrize("case", INPUTS)
+def test_the_command_asks_for_random_batches_where_the_executor_refuses_text(case: str) -> None:
+    plan = plan_of("models.gpt:gpt_tiny", inputs=INPUTS[case])
+    try:
+        batches("text", torch.nn.Identity(), plan.job, 0)
+    except PipeplanError:
+        words, resumed = " --data random", " --data DATA"
+    else:
+        words = resumed = ""
+    assert (words == "") == (case == "tokens")
+    start = "torchrun --nproc-per-node 2 -m executor plan.json"
+    assert run_command(plan, Path("plan.json")) == start + words
+    assert resume_command(plan, Path("plan.json")) == f"{start}{resumed} --resume CHECKPOINTS"

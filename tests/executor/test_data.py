@@ -1,11 +1,13 @@
 """Batches are the same on every rank, and text is text."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from executor_plans import TINY
 from torch import Tensor, nn
 
-from executor.data import batches, standard_library_text
+from executor.data import batches, is_always_the_same, standard_library_text
 from models import ZOO
 from planner.artifacts.job import Job
 from planner.errors import PipeplanError
@@ -63,3 +65,40 @@ def test_text_for_too_small_a_vocabulary_is_refused() -> None:
     job = Job.parse({"inputs": {"tokens": tokens, "target": tokens}}, "job")
     with pytest.raises(PipeplanError, match=r"inputs\.tokens\.below: 100, .* --data random"):
         batches("text", Reader(), job, seed=0)
+
+
+class Drawn(nn.Module):
+    """Its example batch is drawn, but for the entries that are constant."""
+
+    def __init__(self, constant: Sequence[str]) -> None:
+        super().__init__()
+        self.constant = constant
+
+    def example_batch(self, samples: int) -> dict[str, Tensor]:
+        batch = {"x": torch.randn(samples, 2), "target": torch.randint(2, (samples, 40))}
+        return {n: torch.zeros_like(t) if n in self.constant else t for n, t in batch.items()}
+
+
+@pytest.mark.parametrize(
+    ("constant", "microbatches", "same"),
+    [
+        (("x", "target"), 3, True),
+        (("x", "target"), 1, False),
+        (("x",), 3, False),
+        (("target",), 3, False),
+        ((), 3, False),
+    ],
+)
+def test_microbatches_are_the_same_if_nothing_of_them_is_drawn(
+    constant: Sequence[str], microbatches: int, same: bool
+) -> None:
+    batch_of = batches("random", Drawn(constant), JOB, seed=0)
+    assert is_always_the_same(batch_of, 1, microbatches) is same
+
+
+def test_one_microbatch_that_differs_is_enough() -> None:
+    def batch_of(step: int, microbatch: int) -> dict[str, Tensor]:
+        return {"x": torch.tensor(float("nan") if microbatch < 3 else 0.0)}
+
+    assert is_always_the_same(batch_of, 1, 3)  # Bit by bit: nan is itself.
+    assert not is_always_the_same(batch_of, 1, 4)
