@@ -49,6 +49,11 @@ def plural(number: int, noun: str, ending: str = "s") -> str:
     return f"{number:,} {noun}{'' if number == 1 else ending}"
 
 
+def and_more(number: int, noun: str) -> str:
+    """How many others there are beside the one that is told, such as `` (and 3 stages more)``."""
+    return f" (and {plural(number, noun)} more)" if number else ""
+
+
 def four_digits(value: float) -> str:
     """Four significant digits, without an exponent where the number is large."""
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"

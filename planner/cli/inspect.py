@@ -21,10 +21,11 @@ def verify(path: PlanArgument, as_json: JsonOption = False) -> None:
     """Check that a plan holds; exit status 1 and the reasons if it does not."""
     with user_errors(as_json):
         from planner.artifacts.plan import Plan
-        from planner.verifier import verify as find_problems
+        from planner.verifier import require_valid
 
+        problems: list[str] = []
         try:
-            problems = [f"{path}: {problem}" for problem in find_problems(Plan.load(path))]
+            require_valid(Plan.load(path), str(path))
         except PipeplanError as error:
             problems = list(error.problems)
         if as_json:

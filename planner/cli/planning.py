@@ -103,7 +103,7 @@ def keep_inputs(output: Path, inputs: list[Path]) -> None:
         PipeplanError: naming the file.
     """
     for path in inputs:
-        if path.exists() and output.exists() and path.samefile(output):
+        if _is_same_file(path, output):
             raise PipeplanError(
                 f"--output {output}: is a file the plan is made from; choose another name"
             )
@@ -116,11 +116,15 @@ def keep_warm_starts(output: Path, request: PlanRequest) -> None:
         PipeplanError: naming the file.
     """
     for path in request.warm_starts:
-        if path.exists() and output.exists() and path.samefile(output):
+        if _is_same_file(path, output):
             raise PipeplanError(
                 f"--warm-start {path}: would be written over; say -o {path} if it shall be, or "
                 "choose another name"
             )
+
+
+def _is_same_file(path: Path, other: Path) -> bool:
+    return path.exists() and other.exists() and path.samefile(other)
 
 
 def _tell_unusable(problem: Problem, plans: dict[Path, Plan]) -> None:

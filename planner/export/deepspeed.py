@@ -30,7 +30,7 @@ from planner.export.stage_table import stage_table
 from planner.export.their_order import order_notes
 from planner.schedule.classics import one_forward_one_backward
 from planner.simulator import Timeline, simulate
-from planner.units import plural
+from planner.units import and_more
 
 TOOL = "DeepSpeed"
 DTYPES = {
@@ -105,7 +105,7 @@ def _placement_problems(plan: Plan) -> Iterator[str]:
     several = [(device, stages) for device, stages in held.items() if len(stages) > 1]
     if several:
         device, stages = several[0]
-        more = f" (and {plural(len(several) - 1, 'device')} more)" if len(several) > 1 else ""
+        more = and_more(len(several) - 1, "device")
         yield (
             f"stages[{stages[0]}].devices: {device!r} holds the stages "
             f"{', '.join(map(str, stages))}{more}, but {TOOL} has one stage a rank; plan again "

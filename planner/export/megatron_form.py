@@ -15,7 +15,7 @@ from planner.export.cuts import stage_of_layer
 from planner.importing.megatron_layout import render_layout
 from planner.schedule.equal_pipelines import share_of
 from planner.sync.lanes import lanes_of
-from planner.units import plural
+from planner.units import and_more
 
 MOVE = "move the cut in the plan's stages and run `pipeplan simulate PLAN -o PLAN`"
 
@@ -186,7 +186,7 @@ def _place_problems(groups: Sequence[frozenset[str]], size: int) -> Iterator[str
     wrong = [i for i, group in enumerate(groups) if group != groups[i % size]]
     if wrong:
         first = wrong[0]
-        others = f" (and {plural(len(wrong) - 1, 'stage')} more)" if len(wrong) > 1 else ""
+        others = and_more(len(wrong) - 1, "stage")
         yield (
             f"stage {first} is on {_listed(groups[first])}{others}: Megatron puts stage i on "
             f"pipeline rank i % {size}, stage {first} where stage {first % size} is, on "

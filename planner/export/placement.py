@@ -8,7 +8,7 @@ from typing import Literal
 from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
 from planner.sync.lanes import Lane, lanes_of
-from planner.units import plural
+from planner.units import and_more
 
 Style = Literal["loop", "v"]
 Way = tuple[str, ...]
@@ -69,7 +69,7 @@ def replicated_problems(plan: Plan, tool: str) -> list[str]:
     if not found:
         return []
     first = found[0]
-    more = f" (and {plural(len(found) - 1, 'stage')} more)" if len(found) > 1 else ""
+    more = and_more(len(found) - 1, "stage")
     return [
         f"stages[{first.index}].devices: {len(first.devices)} replicas "
         f"({', '.join(first.devices[:4])}{', …' if len(first.devices) > 4 else ''}){more}, but "

@@ -111,6 +111,11 @@ def parse_added(text: str | Path) -> Path | Twin:
     return Twin(name, like)
 
 
+def is_within(vertex: str, name: str) -> bool:
+    """Whether a device or switch is the one of a name, or of the node that bears it."""
+    return vertex == name or vertex.startswith(f"{name}/")
+
+
 def devices_of(cluster: Cluster, name: str) -> tuple[str, ...]:
     """A device by its name, or all devices of a node by the node's.
 

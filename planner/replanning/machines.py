@@ -14,7 +14,14 @@ from planner.artifacts.problem import Problem
 from planner.costs.other_machines import with_twin, with_type
 from planner.errors import PipeplanError
 from planner.replanning.addition import with_file
-from planner.replanning.changes import MachineChanges, Slow, Twin, devices_of, named_devices
+from planner.replanning.changes import (
+    MachineChanges,
+    Slow,
+    Twin,
+    devices_of,
+    is_within,
+    named_devices,
+)
 
 
 @dataclass(frozen=True)
@@ -73,13 +80,13 @@ def _with(cluster: Cluster, addition: Path | Twin, before: Cluster) -> Cluster:
 
 
 def _has(cluster: Cluster, name: str) -> bool:
-    return any(device == name or device.startswith(f"{name}/") for device in cluster.device_names)
+    return any(is_within(device, name) for device in cluster.device_names)
 
 
 def _restored(cluster: Cluster, name: str, before: Cluster) -> Cluster:
     """A lost device or node again, with its links to what is still there."""
     devices = set(devices_of(before, name))
-    inner = {s for s in before.switches if s == name or s.startswith(f"{name}/")}
+    inner = {switch for switch in before.switches if is_within(switch, name)}
     back = {*devices, *inner}
     there = {*cluster.device_names, *cluster.switches, *back}
     links = (
@@ -98,7 +105,7 @@ def _restored(cluster: Cluster, name: str, before: Cluster) -> Cluster:
 def _without(cluster: Cluster, devices: Iterable[str], names: Iterable[str]) -> Cluster:
     """A cluster less some devices, and less the switches inside nodes that are gone."""
     nodes = set(names).difference(cluster.device_names)
-    inner = (s for s in cluster.switches if any(s == n or s.startswith(f"{n}/") for n in nodes))
+    inner = (s for s in cluster.switches if any(is_within(s, node) for node in nodes))
     gone = {*devices, *inner}
     if not gone:
         return cluster
@@ -118,9 +125,7 @@ def _without(cluster: Cluster, devices: Iterable[str], names: Iterable[str]) -> 
 def _with_twins(cluster: Cluster, twin: Twin) -> Cluster:
     """A device like another, or a node like another with its inner switch and links."""
     taken = [
-        name
-        for name in (*cluster.device_names, *cluster.switches)
-        if name == twin.name or name.startswith(f"{twin.name}/")
+        name for name in (*cluster.device_names, *cluster.switches) if is_within(name, twin.name)
     ]
     if taken:
         raise PipeplanError(
@@ -143,7 +148,7 @@ def _with_twins(cluster: Cluster, twin: Twin) -> Cluster:
 
 def _with_node(cluster: Cluster, twin: Twin, models: tuple[str, ...]) -> Cluster:
     """Everything called LIKE or LIKE/… once more, with its links; those to others lead to them."""
-    inside = [s for s in cluster.switches if s == twin.like or s.startswith(f"{twin.like}/")]
+    inside = [switch for switch in cluster.switches if is_within(switch, twin.like)]
     image = {name: twin.name + name[len(twin.like) :] for name in (*models, *inside)}
     copies = tuple(
         link.model_copy(update={"between": tuple(image.get(end, end) for end in link.between)})
