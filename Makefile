@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint docs schemas bench clean
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
+.PHONY: demo test test-extensive test-all lint docs schemas bench clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -16,8 +18,15 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
 
+# What a change needs: every room and every command, in minutes.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(PYTEST)
+
+# What `test` leaves out.
+test-extensive: $(INSTALLED)
+	$(PYTEST) -m extensive
+
+test-all: test test-extensive
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

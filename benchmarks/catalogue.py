@@ -1,4 +1,4 @@
-"""The benchmarks, as data: what each asks, how its short form runs, where its full report is."""
+"""The benchmarks as data: questions, commands, reports, and the bars of their claims."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Benchmark:
 BENCHMARKS = (
     Benchmark(
         "partition",
-        "How near the best are stages and devices, and how much faster than other planners'?",
+        "How near the best are stages and devices?",
         "benchmarks.partition --data DATA",
         "benchmarks.partition --short",
         "PARTITION.md",
@@ -48,6 +48,22 @@ BENCHMARKS = (
         "benchmarks.schedule --short",
         "SCHEDULE.md",
         takes_data=True,
+    ),
+    Benchmark(
+        "rivals",
+        "How much faster are plans than those of published planners, in the best schedule of all?",
+        "benchmarks.rivals --data DATA",
+        "benchmarks.rivals --short",
+        "RIVALS.md",
+        takes_data=True,
+    ),
+    Benchmark(
+        "proofs",
+        "How much of the bounds of plans can anyone check, and how long does that take?",
+        "benchmarks.proofs --full",
+        "benchmarks.proofs --short",
+        "PROOFS.md",
+        limit_s=600.0,
     ),
     Benchmark(
         "end_to_end",
@@ -115,6 +131,41 @@ BENCHMARKS = (
 )
 
 
+# --- the bars: what each benchmark's figures are compared with ------------------------------------
+
+RIVALS_BAR, RIVALS_BASELINES_BAR, RIVALS_SPP_BAR = 1.10, 1.15, 1.05
+"""Baselines' iteration time over ours, geometric mean: the best, the best but SPP, and SPP."""
+PROOFS_ALONE_BAR, PROOFS_CHECK_BAR_S = 0.8, 5.0
+"""Share of plans whose certificate alone proves the bound, and the time to check one."""
+REPLAN_COMMAND_BAR_S = 5.0
+"""The whole command `pipeplan replan`."""
+EXECUTOR_OVERHEAD_BAR, EXECUTOR_PEERS_BAR = 0.03, 1.0
+"""Iteration time over the simulator's, less one; step time and memory over those of torch."""
+EXECUTOR_MEDIAN_ERROR_BAR, EXECUTOR_WORST_ERROR_BAR = 0.05, 0.1
+"""Predicted against measured iteration time on the testbed."""
+EXECUTOR_SPEED_UP_ERROR_BAR, EXECUTOR_SPEED_UP_BAR = 0.05, 1.0
+"""Measured speed-up over baselines: its difference from the predicted one, and its least value."""
+PREDICTION_MEDIAN_BAR, PREDICTION_WORST_BAR = 0.07, 0.15
+"""Errors of predicted iteration times of real training."""
+PREDICTION_MEMORY_BAR, PREDICTION_LOW_BAR = 0.05, 0.03
+"""Error of the heaviest rank's predicted peak memory, and the most that any rank is above it."""
+ROOFLINE_TRANSFORMERS_BAR, ROOFLINE_OTHERS_BAR = 0.15, 2.0
+"""Error of a transformer's predicted time on A100 and H100, and the factor of any other model."""
+ROOFLINE_SPEED_BAR_S = 60.0
+"""Time from a torch model to the costs of every layer of Llama-7B."""
+SYNC_LOOPBACK_BARS = {
+    "homogeneous": 1.05,
+    "one_2x_slow": 1.7,
+    "one_4x_slow": 3.0,
+    "random_sleeps": 2.0,
+}
+"""Throughput over that of all-reduce on loopback, by setting."""
+SOAK_LEAST_BAR_S, SOAK_DETECTION_BAR_S, SOAK_REJOIN_BAR_S = 0.3, 1.2, 3.0
+"""Least allowance for a gap between steps; detecting a killed rank; rejoining from its hello."""
+TESTBED_LONG_S, TESTBED_LONG_BAR, TESTBED_SHORT_BAR = 6e-3, 0.03, 0.07
+"""Error of the simulator's rule for messages of at least this duration, and for shorter ones."""
+
+
 @dataclass(frozen=True)
 class FullReport:
     """The last full report of a benchmark.
@@ -131,7 +182,7 @@ class FullReport:
 
 
 def full_report(benchmark: Benchmark, room: Path = ROOM) -> FullReport | None:
-    """What its file says; None if there is none or it tells no date."""
+    """Return what a benchmark's report says; None if there is none or it has no date."""
     path = room / benchmark.report
     if not path.is_file():
         return None

@@ -21,11 +21,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.catalogue import BENCHMARKS, ROOM, Benchmark
-from benchmarks.report import chosen_sections
-from benchmarks.report_page import page
-from benchmarks.running import Ran, run
+from benchmarks.reporting.page import page
+from benchmarks.reporting.report import chosen_sections
+from benchmarks.reporting.running import Ran, run
 from planner import PipeplanError
-from planner.artifacts.document import require_file_path, write_atomically
+from planner.records.document import require_file_path, write_atomically
 
 INTERRUPTED = 130
 STOPS = (signal.SIGINT, signal.SIGTERM)
@@ -54,7 +54,9 @@ def main(words: Sequence[str] | None = None, benchmarks: Sequence[Benchmark] = B
 
 def _parser(benchmarks: Sequence[Benchmark]) -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.report_all",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     found.add_argument("--data", type=Path, help="folder of the public instances")
     found.add_argument("--rows", help="some only, of " + ",".join(b.name for b in benchmarks))
@@ -64,7 +66,7 @@ def _parser(benchmarks: Sequence[Benchmark]) -> argparse.ArgumentParser:
 
 
 def _chosen(options: argparse.Namespace, benchmarks: Sequence[Benchmark]) -> list[Benchmark]:
-    """Those to run; whatever would fail in half an hour fails now.
+    """Return the benchmarks to run; wrong options are refused before the first starts.
 
     Raises:
         PipeplanError: naming the option that is wrong.

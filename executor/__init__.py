@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from executor.training import train
+    from executor.training.training import train
 
 __all__ = ["train"]
 
@@ -18,7 +18,7 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 def __getattr__(name: str) -> Any:
     # Imported when first used: torch takes a while.
     if name == "train":
-        from executor.training import train
+        from executor.training.training import train
 
         return train
     raise AttributeError(f"module 'executor' has no attribute {name!r}")

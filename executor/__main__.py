@@ -11,17 +11,15 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from executor.command_line import Options, parse_options
-from executor.console import show_log
-from executor.error_line import print_error
-from executor.rank_options import WrongUsageError
-from executor.torchrun_record import record_for_torchrun
+from executor.launch.command_line import TrainingOptions, parse_options
+from executor.launch.console import print_error, record_for_torchrun, show_log
+from executor.launch.rank_options import WrongUsageError
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from executor.metrics import StepMetrics
+    from executor.training.loop import StepMetrics
 
 _FIRST_COME_S = 3.0
 """A rank lets the first one tell what both found; torchrun ends it while it waits."""
@@ -34,13 +32,13 @@ def main() -> int:
     try:
         options = parse_options()
     except WrongUsageError as error:
-        _tell(error, rank)
+        _print_error_once(error, rank)
         record_for_torchrun(error)
         raise SystemExit(2) from None
     try:
         _run(options, rank)
     except PipeplanError as error:
-        _tell(error, rank)
+        _print_error_once(error, rank)
         record_for_torchrun(error)
         return 1
     except Exception as error:
@@ -52,18 +50,18 @@ def main() -> int:
     return 0
 
 
-def _run(options: Options, rank: int) -> None:
+def _run(options: TrainingOptions, rank: int) -> None:
     if options.coordinator is not None:
         # Connections to others that are gone are no news here, and torch, which reads this as it is
         # imported, tells each in 20 lines of C++ frames.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from executor.run import sync_of
-    from executor.step_report import StepReport
-    from executor.training import run_emulation, run_training
-    from planner.artifacts.plan import Plan
-    from planner.sync.strategies import TOGETHER
+    from executor.launch.run import sync_of
+    from executor.training.loop import StepReport
+    from executor.training.training import run_emulation, run_training
+    from planner.prediction import load_plan
+    from planner.sync.strategies import SYNCHRONOUS
 
-    plan = Plan.load(options.plan)
+    plan = load_plan(options.plan)
     config, run = options.config(), options.run()
     resumes = options.resume is not None
     report = StepReport(options.metrics, resumes=resumes) if rank == 0 else None
@@ -72,7 +70,7 @@ def _run(options: Options, rank: int) -> None:
     else:
         history = run_training(plan, config, run, report)
     # Pipelines side by side tell themselves what all of them have trained.
-    in_step = sync_of(plan, run).strategy in TOGETHER
+    in_step = sync_of(plan, run).strategy in SYNCHRONOUS
     if rank == 0 and (in_step or not history):
         if history:
             print(_summary(history, f"{len(plan.ranks)} ranks", options.emulate), flush=True)
@@ -109,7 +107,7 @@ def _nothing_to_do(resume: Path | None, steps: int) -> str:
     return "nothing to do: all steps are done"
 
 
-def _add_hint(error: Exception, options: Options) -> None:
+def _add_hint(error: Exception, options: TrainingOptions) -> None:
     """End the traceback of an index out of range with what it may come of on text."""
     if isinstance(error, IndexError) and not options.emulate and options.config().data == "text":
         error.add_note(
@@ -118,8 +116,8 @@ def _add_hint(error: Exception, options: Options) -> None:
         )
 
 
-def _tell(error: PipeplanError, rank: int) -> None:
-    """What is wrong with the plan all ranks find, and the first says it; some find it alone."""
+def _print_error_once(error: PipeplanError, rank: int) -> None:
+    """Print an error once: all ranks find what is wrong with the plan, and the first reports it."""
     # Before torch is loaded no ranks have met; wrong usage is told without.
     met = "torch.distributed" in sys.modules and _have_met()
     if rank > 0 and not met:

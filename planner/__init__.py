@@ -9,61 +9,63 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from planner.adopting.adopt import adopt
-    from planner.artifacts.cluster import Cluster
-    from planner.artifacts.job import Job
-    from planner.artifacts.layer_graph import LayerGraph
-    from planner.artifacts.measured import MeasuredTimeline
-    from planner.artifacts.plan import Plan
-    from planner.artifacts.problem import ModelSource, Problem
-    from planner.calibration.calibrate import calibrate
-    from planner.comparison import compare
-    from planner.deviation import compare_with_measured
+    from planner.analysis.comparison import compare
+    from planner.analysis.deviation import compare_with_measured
+    from planner.analysis.sweep.run import sweep
+    from planner.cluster.cluster import Cluster
     from planner.errors import DeadlockError, InfeasibleError, PipeplanError
-    from planner.export.targets import export_plan
-    from planner.partition.exact.optimum import search_partition
+    from planner.interop.adopt.adopt import adopt
+    from planner.interop.calibrate.calibrate import calibrate
+    from planner.interop.export.exported import export_plan
+    from planner.job import Job
+    from planner.measured.timeline import MeasuredTimeline
+    from planner.model.layer_graph import LayerGraph
+    from planner.model.tracing.trace import trace
+    from planner.plan.plan import Plan
+    from planner.plan.problem import ModelSource, Problem
+    from planner.prediction import load_plan
     from planner.replanning.replan import Replanned, replan
-    from planner.result import Result
-    from planner.robustness import Noise, times_under_noise
-    from planner.schedule.search import search_schedule
-    from planner.simulator import simulate_plan as simulate
-    from planner.solver import solve
-    from planner.sweeping.run import sweep
+    from planner.search.partition.cp_sat.optimum import search_partition
+    from planner.search.result import Result
+    from planner.search.schedule.search import search_schedule
+    from planner.search.solve import solve
+    from planner.simulation.noise import Noise, times_under_noise
+    from planner.simulation.simulator import simulate_plan as simulate
     from planner.sync.choice import choose as choose_sync
     from planner.sync.simulation.comparison import compare_syncs
-    from planner.tracing.trace import trace
-    from planner.verifier import verify
+    from planner.verification import verify
 
 _HOME = {
-    "Cluster": ("planner.artifacts.cluster", "Cluster"),
+    "Cluster": ("planner.cluster.cluster", "Cluster"),
     "DeadlockError": ("planner.errors", "DeadlockError"),
     "InfeasibleError": ("planner.errors", "InfeasibleError"),
-    "Job": ("planner.artifacts.job", "Job"),
-    "LayerGraph": ("planner.artifacts.layer_graph", "LayerGraph"),
-    "MeasuredTimeline": ("planner.artifacts.measured", "MeasuredTimeline"),
-    "ModelSource": ("planner.artifacts.problem", "ModelSource"),
-    "Noise": ("planner.robustness", "Noise"),
+    "Job": ("planner.job", "Job"),
+    "LayerGraph": ("planner.model.layer_graph", "LayerGraph"),
+    "MeasuredTimeline": ("planner.measured.timeline", "MeasuredTimeline"),
+    "ModelSource": ("planner.plan.problem", "ModelSource"),
+    "Noise": ("planner.simulation.noise", "Noise"),
     "PipeplanError": ("planner.errors", "PipeplanError"),
-    "Plan": ("planner.artifacts.plan", "Plan"),
-    "Problem": ("planner.artifacts.problem", "Problem"),
+    "Plan": ("planner.plan.plan", "Plan"),
+    "Problem": ("planner.plan.problem", "Problem"),
     "Replanned": ("planner.replanning.replan", "Replanned"),
-    "Result": ("planner.result", "Result"),
-    "adopt": ("planner.adopting.adopt", "adopt"),
-    "calibrate": ("planner.calibration.calibrate", "calibrate"),
+    "Result": ("planner.search.result", "Result"),
+    "adopt": ("planner.interop.adopt.adopt", "adopt"),
+    "calibrate": ("planner.interop.calibrate.calibrate", "calibrate"),
     "choose_sync": ("planner.sync.choice", "choose"),
-    "compare": ("planner.comparison", "compare"),
+    "compare": ("planner.analysis.comparison", "compare"),
     "compare_syncs": ("planner.sync.simulation.comparison", "compare_syncs"),
-    "compare_with_measured": ("planner.deviation", "compare_with_measured"),
-    "export_plan": ("planner.export.targets", "export_plan"),
+    "compare_with_measured": ("planner.analysis.deviation", "compare_with_measured"),
+    "export_plan": ("planner.interop.export.exported", "export_plan"),
+    "load_plan": ("planner.prediction", "load_plan"),
     "replan": ("planner.replanning.replan", "replan"),
-    "search_partition": ("planner.partition.exact.optimum", "search_partition"),
-    "search_schedule": ("planner.schedule.search", "search_schedule"),
-    "simulate": ("planner.simulator", "simulate_plan"),
-    "solve": ("planner.solver", "solve"),
-    "sweep": ("planner.sweeping.run", "sweep"),
-    "times_under_noise": ("planner.robustness", "times_under_noise"),
-    "trace": ("planner.tracing.trace", "trace"),
-    "verify": ("planner.verifier", "verify"),
+    "search_partition": ("planner.search.partition.cp_sat.optimum", "search_partition"),
+    "search_schedule": ("planner.search.schedule.search", "search_schedule"),
+    "simulate": ("planner.simulation.simulator", "simulate_plan"),
+    "solve": ("planner.search.solve", "solve"),
+    "sweep": ("planner.analysis.sweep.run", "sweep"),
+    "times_under_noise": ("planner.simulation.noise", "times_under_noise"),
+    "trace": ("planner.model.tracing.trace", "trace"),
+    "verify": ("planner.verification", "verify"),
 }
 
 __all__ = [
@@ -87,6 +89,7 @@ __all__ = [
     "compare_syncs",
     "compare_with_measured",
     "export_plan",
+    "load_plan",
     "replan",
     "search_partition",
     "search_schedule",

@@ -1,4 +1,4 @@
-"""The one error a user of Pipeplan sees: a list of problems, each with its place and its remedy."""
+"""The errors that users see: a list of problems, each with its place and a remedy."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -6,17 +6,17 @@ from itertools import islice
 from typing import Any
 
 MOST_PROBLEMS = 50
-"""A file that is wrong everywhere is not told so a million times."""
+"""Most problems reported at once, for files that are wrong everywhere."""
 MOST_CHARACTERS = 4000
-"""Of one problem: enough to name every device of a deadlock, not to repeat a whole file."""
+"""Most characters of one problem: enough to name every device of a deadlock, not a whole file."""
 
 
 class PipeplanError(Exception):
-    """Something the user gave cannot be used.
+    """An input of the user that cannot be used.
 
     Args:
-        problems: one line a problem; each names the file or field, the value found and what to do.
-            More than :data:`MOST_PROBLEMS` are counted, see :func:`first_problems`.
+        problems: one line per problem; each names the file or field, the value found and what to
+            do. Problems beyond :data:`MOST_PROBLEMS` are counted, see :func:`first_problems`.
     """
 
     def __init__(self, problems: str | Iterable[str]) -> None:
@@ -31,11 +31,11 @@ class InfeasibleError(PipeplanError):
 
 
 class DeadlockError(PipeplanError):
-    """The orders of a plan wait for each other in a circle."""
+    """The orders of a plan wait for each other in a cycle."""
 
 
 def first_problems(problems: Iterable[str]) -> tuple[str, ...]:
-    """The first problems, cut where they are endless, and how many more there are.
+    """Return the first problems, each cut to a maximum length, and a count of the others.
 
     Applied to its own result it changes nothing.
     """
@@ -48,7 +48,7 @@ def first_problems(problems: Iterable[str]) -> tuple[str, ...]:
 
 
 def shorten(value: Any, most: int = 60) -> str:
-    """A value as a message shows it: Python's notation, cut to ``most`` characters."""
+    """Format a value for a message: Python's notation, cut to ``most`` characters."""
     try:
         return _cut(repr(value), most)
     except (ValueError, RecursionError):  # An integer of thousands of digits, a deep nest.
@@ -56,7 +56,7 @@ def shorten(value: Any, most: int = 60) -> str:
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """A remedy for a name that is not known: some that are like it, or the first."""
+    """Return a remedy for an unknown name: known names that are similar, or the first ones."""
     names = list(dict.fromkeys(known))
     close = get_close_matches(name, names, 3) or names[:5]
     more = ", …" if len(close) < len(names) else ""

@@ -1,4 +1,4 @@
-"""Times and sizes as people read them."""
+"""Times, sizes and counts as text for people."""
 
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ class TimeUnit(NamedTuple):
 
 
 def time_unit(span_s: float) -> TimeUnit:
-    """The unit in which a span of time is easiest to read: s, ms or µs.
+    """Return the unit in which a span of time is easiest to read: s, ms or µs.
 
     Args:
         span_s: the longest time to show, in seconds.
@@ -31,13 +31,13 @@ def time_unit(span_s: float) -> TimeUnit:
 
 
 def format_seconds(seconds: float) -> str:
-    """A time with four significant digits in its own unit, such as ``207.5 ms``."""
+    """Format a time with four significant digits and its unit, such as ``207.5 ms``."""
     unit = time_unit(seconds)
     return f"{four_digits(seconds * unit.per_second)} {unit.symbol}"
 
 
 def format_bytes(bytes_: float) -> str:
-    """A size with four significant digits in its own unit, such as ``1.25 GiB``."""
+    """Format a size with four significant digits and its unit, such as ``1.25 GiB``."""
     for symbol, size in SIZES:
         if abs(bytes_) >= size:
             return f"{four_digits(bytes_ / size)} {symbol}"
@@ -45,15 +45,15 @@ def format_bytes(bytes_: float) -> str:
 
 
 def plural(number: int, noun: str, ending: str = "s") -> str:
-    """A number with its noun, such as ``1 stage``, ``2 batches`` or ``5,000 layers``."""
+    """Format a number with its noun, such as ``1 stage``, ``2 batches`` or ``5,000 layers``."""
     return f"{number:,} {noun}{'' if number == 1 else ending}"
 
 
 def and_more(number: int, noun: str) -> str:
-    """How many others there are beside the one that is told, such as `` (and 3 stages more)``."""
+    """Format how many more there are than those shown, such as `` (and 3 stages more)``."""
     return f" (and {plural(number, noun)} more)" if number else ""
 
 
 def four_digits(value: float) -> str:
-    """Four significant digits, without an exponent where the number is large."""
+    """Format four significant digits, without an exponent for large numbers."""
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"

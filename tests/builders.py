@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.job import Job
-from planner.artifacts.layer_graph import LayerGraph
-from planner.artifacts.operations import Operation, parse_order
-from planner.artifacts.problem import Problem
+from planner.cluster.cluster import Cluster
 from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.job import Job
+from planner.model.layer_graph import LayerGraph
+from planner.plan.operations import Operation, parse_order
+from planner.plan.problem import Problem
 
 ROOT = Path(__file__).resolve().parent.parent
 TERA = 10**12
@@ -134,8 +134,11 @@ def star(count: int, gb_per_s: float = 1, **fields: object) -> Cluster:
 def pipeline(
     the_graph: LayerGraph, the_cluster: Cluster, stages: Sequence[tuple], **job: object
 ) -> PlacedPipeline:
-    """Stages given as ``(layers, devices)`` or ``(layers, devices, recompute)``, placed."""
-    job = {"optimizer": "sgd", "microbatches": 2, **job}
+    """Stages given as ``(layers, devices)`` or ``(layers, devices, recompute)``, placed.
+
+    The job allows whole backwards only, unless told otherwise.
+    """
+    job = {"optimizer": "sgd", "microbatches": 2, "backward": "whole", **job}
     problem = Problem(the_graph, the_cluster, Job.model_validate(job))
     return place(problem, [StageSpec(*map(tuple, stage)) for stage in stages])
 

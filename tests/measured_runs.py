@@ -1,11 +1,12 @@
 """Measurements of plans that never ran: a simulation, told as the executor tells a run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from planner.artifacts.measured import MeasuredTimeline
-from planner.artifacts.operations import Operation
-from planner.artifacts.plan import Plan
-from planner.simulator import Timeline, simulate_plan
+from planner.measured.timeline import MeasuredTimeline
+from planner.plan.operations import Operation
+from planner.plan.plan import Plan
+from planner.simulation.simulator import simulate_plan
+from planner.simulation.timeline import Timeline, reduction_spans
 
 
 def run_of(
@@ -67,21 +68,24 @@ def _events(timeline: Timeline) -> dict[str, list[dict]]:
             for e in timeline.transfers
             if e.source != e.target
         ],
-        "reductions": [
-            {
-                "device": device,
-                "stages": list(e.synchronisation.stages),
-                "bytes": e.synchronisation.bytes,
-                **_span(e.start_s, e.end_s),
-            }
-            for e in timeline.synchronisations
-            for device in e.synchronisation.devices
-        ],
+        "reductions": list(_reductions(timeline)),
         "optimizer_steps": [
             {"device": device, **_span(end_s - pipeline.optimizer_s[device], end_s)}
             for device, end_s in timeline.end_s.items()
         ],
     }
+
+
+def _reductions(timeline: Timeline) -> Iterator[dict]:
+    """One row a device for all buckets of a stage, as a rank records them."""
+    spans, syncs = reduction_spans(timeline), timeline.pipeline.synchronisations
+    for sync in {sync.stages: sync for sync in syncs}.values():
+        row = {
+            "stages": list(sync.stages),
+            "bytes": sum(other.bytes for other in syncs if other.stages == sync.stages),
+            **_span(*spans[sync.stages]),
+        }
+        yield from ({"device": device, **row} for device in sync.devices)
 
 
 def _span(start_s: float, end_s: float) -> dict[str, float]:

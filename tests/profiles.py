@@ -4,9 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from textwrap import dedent
 
-from planner.importing.imported import Imported
-from planner.importing.options import ImportOptions
-from planner.importing.profiles import read_profile
+from planner.interop.importing.formats import read_profile
+from planner.interop.importing.imported import Imported, ImportOptions
 
 # A residual block behind an input: tabs, decimal bytes, names as torch prints modules.
 PIPEDREAM = dedent(

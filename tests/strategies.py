@@ -8,14 +8,14 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.job import Job
-from planner.artifacts.layer_graph import LayerGraph
-from planner.artifacts.operations import Operation
-from planner.artifacts.plan import Plan
-from planner.artifacts.problem import ModelSource, Problem
-from planner.assemble import plan_by_hand
+from planner.assembly import plan_by_hand
+from planner.cluster.cluster import Cluster
 from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.job import Job
+from planner.model.layer_graph import LayerGraph
+from planner.plan.operations import Operation
+from planner.plan.plan import Plan, Sync
+from planner.plan.problem import ModelSource, Problem
 
 MEGA = 10**6
 MAX_MICROBATCHES = 5
@@ -194,6 +194,7 @@ def jobs(draw: st.DrawFn, precision: str = "float32") -> Job:
         precision=precision,
         optimizer=draw(st.sampled_from(["adamw", "sgd", "sgd_momentum"])),
         max_stages_per_device=2,
+        overlap_reduction=draw(st.booleans()),
         model_arguments=arguments,
     )
 
@@ -275,13 +276,25 @@ def orders_for(
     return orders
 
 
+SYNCS = st.sampled_from(
+    [
+        Sync(),
+        Sync(options={"bucket_mib": 1e-6}),
+        Sync(options={"bucket_mib": 80}),
+        Sync(options={"overlap": False}),
+        Sync(strategy="fused"),
+    ]
+)
+"""Strategies that do or do not overlap, with buckets of a gradient, of some, of all."""
+
+
 @st.composite
 def scheduled(
     draw: st.DrawFn, *, shared: bool | None = None, replicas: bool = True, min_devices: int = 1
 ) -> Scheduled:
     """A random pipeline with random valid orders."""
     problem = draw(problems(shared=shared, min_devices=min_devices))
-    pipeline = place(problem, draw(partitions(problem, replicas=replicas)))
+    pipeline = place(problem, draw(partitions(problem, replicas=replicas)), draw(SYNCS))
     return Scheduled(pipeline, draw(orders_for(pipeline)))
 
 

@@ -4,10 +4,10 @@ from itertools import pairwise
 
 from builders import boundary, cluster, graph, layer, link, parameter
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.job import Job
-from planner.artifacts.layer_graph import LayerGraph
-from planner.artifacts.problem import Problem
+from planner.cluster.cluster import Cluster
+from planner.job import Job
+from planner.model.layer_graph import LayerGraph
+from planner.plan.problem import Problem
 
 
 def transformer(blocks: int, *, parts: int = 1, **of_block: object) -> LayerGraph:

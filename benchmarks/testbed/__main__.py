@@ -22,16 +22,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.claims import add_short_options, is_short, tell
-from benchmarks.report import write_table
-from benchmarks.short import testbed as short
+from benchmarks.reporting.claims import add_short_options, is_short, tell
+from benchmarks.reporting.report import write_table
+from benchmarks.testbed import short
 from benchmarks.testbed.check import check, report
 from benchmarks.testbed.measured import measured_cluster
 from benchmarks.testbed.network import Testbed, leftovers, remove_namespace
 from benchmarks.testbed.transfer_rules import rules_report
 from planner import Cluster, Plan
-from planner.artifacts.document import require_file_path
 from planner.errors import PipeplanError
+from planner.records.document import require_file_path
 
 INTERRUPTED = 130
 

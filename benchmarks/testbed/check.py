@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.report import heading, table
+from benchmarks.reporting.report import heading, table
 from benchmarks.testbed.network import Testbed
 from benchmarks.testbed.scenario import Move, Scenario, Times, measure
 from planner import Cluster

@@ -83,7 +83,7 @@ class Layout:
         return (*self.namespaces.values(), self.control_namespace)
 
     def bandwidth_gb_per_s(self, source: str, target: str) -> float:
-        """Of the narrowest link between two devices that are joined."""
+        """The bandwidth of the narrowest link between two joined devices."""
         links = [hop.link for hop in self.routes[source, target]]
         return min(self.wires[link].bandwidth_gb_per_s for link in links)
 

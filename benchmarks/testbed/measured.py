@@ -15,7 +15,7 @@ SHARE_STEPS = 2000
 
 
 def measured_cluster(cluster: Cluster, checks: Sequence[PairCheck]) -> Cluster:
-    """The same wiring; a link has the bandwidth of the routes it is the narrowest of.
+    """Return the same topology with measured bandwidths of the routes that a link limits.
 
     A link that is the narrowest of no route keeps the file's bandwidth. Latencies of links are
     those that add up best to the measured ones of routes.

@@ -130,7 +130,7 @@ class Testbed:
 
 
 def why_not() -> str | None:
-    """Why this machine cannot have a testbed; None if it can."""
+    """Return why this machine cannot have a testbed; None if it can."""
     if not sys.platform.startswith("linux"):
         return f"the testbed needs Linux, this is {sys.platform}; run it on a Linux machine"
     if os.geteuid() != 0:

@@ -102,7 +102,7 @@ class Probe:
             dist.send(torch.zeros(1), move.source, tag=2 * place + 1)
 
     def _send_all(self, scenario: Scenario) -> list[Any]:
-        """By the scenario's policy; returns what is still to be waited for."""
+        """Send by the scenario's policy, and return what is still to be waited for."""
         own = [(n, move) for n, move in enumerate(scenario.moves) if move.source == self.rank]
         tensors = [torch.zeros(move.bytes_, dtype=torch.uint8) for _, move in own]
         works = []

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 TIMED_OUT = 124
 """The exit status of a run that was ended for its time, as timeout(1) has it."""
 GRACE_S = 5.0
-"""From the first failure, or from being asked to end, until a rank is killed."""
+"""Time from the first failure, or from being asked to end, until a rank is killed."""
 POLL_S = 0.02
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -36,7 +36,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
+    """The end of a run.
 
     Attributes:
         status: 0, or the exit status of the rank that failed first; 128 + n for signal n.

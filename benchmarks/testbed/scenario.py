@@ -53,7 +53,7 @@ class Scenario:
 
     @property
     def count(self) -> int:
-        """How many ends are timed: of each move, or of the all-reduce at each member."""
+        """The number of timed ends: of each move, or of the all-reduce at each member."""
         return len(self.moves) or len(self.members)
 
 
@@ -64,7 +64,7 @@ class Times:
     rows: tuple[tuple[float, ...], ...]
 
     def median_s(self, place: int = 0) -> float:
-        """Of one move."""
+        """Return the median time of a move."""
         return statistics.median(row[place] for row in self.rows)
 
     @property

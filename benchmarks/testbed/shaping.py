@@ -29,7 +29,7 @@ def mtu_bytes(bandwidth_gb_per_s: float) -> int:
 
 
 def bucket_bytes(bandwidth_gb_per_s: float) -> int:
-    """What may pass at once after a pause."""
+    """Return the bytes that may pass at once after a pause."""
     worth = int(bandwidth_gb_per_s * 1e9 * BUCKET_S)
     return max(worth, 2 * mtu_bytes(bandwidth_gb_per_s))
 
@@ -50,7 +50,7 @@ def tc_line(interface: str, bandwidth_gb_per_s: float) -> str:
 
 
 def route_metrics(bandwidth_gb_per_s: float) -> str:
-    """What ``ip route`` is told of a route: packet size, window, and no slow start."""
+    """Return the route's options for ``ip route``: packet size, window, and no slow start."""
     mtu, window = mtu_bytes(bandwidth_gb_per_s), window_bytes(bandwidth_gb_per_s)
     packets = window // (mtu - HEADER_BYTES + 14) + 1
     return f"mtu lock {mtu} window {window} initcwnd {packets} initrwnd {packets}"

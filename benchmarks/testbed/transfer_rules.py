@@ -1,4 +1,4 @@
-"""How transfers that meet share links over gloo, beside the rules of ``planner.simulator``."""
+"""How messages that share links take turns over gloo, beside the rules of the simulator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.report import heading, table
+from benchmarks.reporting.report import heading, table
 from benchmarks.testbed.check import check
 from benchmarks.testbed.measured import measured_cluster
 from benchmarks.testbed.network import Testbed

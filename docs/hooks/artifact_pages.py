@@ -1,4 +1,4 @@
-"""The page of all files and their fields, from the records' JSON Schemas."""
+"""The page of all files and their fields, generated from the records' JSON Schemas."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from executor.train_schema import TRAIN
-from planner.artifacts.field_docs import unit_of
-from planner.artifacts.schemas import ARTIFACTS, json_schema
+from executor.launch.train_schema import TRAIN
+from planner.records.field_docs import unit_of
+from planner.schemas import ARTIFACTS, json_schema
 
 WRITTEN = ("job", "cluster", "train", "graph")
-"""By people, so that they come first."""
+"""Files that people write; they come first."""
 KINDS = {
     kind: {**ARTIFACTS, "train": TRAIN}[kind] for kind in dict.fromkeys((*WRITTEN, *ARTIFACTS))
 }
@@ -20,19 +20,19 @@ ANY = "JsonValue"
 """Pydantic's name for any value of JSON."""
 INTRODUCTION = """# Files and their fields
 
-This page is made from the records that read and write the files. Unknown fields are refused, and
-so are values of another type or out of range; the message names the field. `pipeplan schema KIND`
-prints the same as a JSON Schema, see [Editors](editors.md).
+This page is generated from the records that read and write the files. Unknown fields and values of
+another type or out of range are refused; the message names the field. `pipeplan schema KIND` prints
+the same as a JSON Schema, see [Editors and schemas](editors.md).
 
-"table" is a TOML table or a JSON object, "list" an array. A field without a default has to be
-there. Bytes are bytes; GiB are 2^30 of them, GB are 10^9.
+"table" is a TOML table or a JSON object, "list" an array. Fields without a default are required.
+One GiB is 2^30 bytes, one GB 10^9 bytes.
 
-A measured timeline (`pipeplan-timeline/1`, of `--timeline`) is a Chrome trace and not for editing.
+A measured timeline (`pipeplan-timeline/1`, from `--timeline`) is a Chrome trace; do not edit it.
 """
 
 
 def artifact_page() -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     parts, seen = [INTRODUCTION], set[str]()
     for kind, artifact in KINDS.items():
         schema = json_schema(artifact)
@@ -51,7 +51,7 @@ def artifact_page() -> str:
 
 
 def _by_use(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Records of a schema in the order in which a reader meets them."""
+    """Return the records of a schema in the order of their first use."""
     definitions, met = schema.get("$defs", {}), dict[str, None]()
     waiting = [schema["properties"]]
     while waiting:
@@ -97,7 +97,7 @@ def _default(field: dict[str, Any]) -> str:
 
 
 def type_text(field: dict[str, Any]) -> str:
-    """A field's type and range in words."""
+    """Describe a field's type and range."""
     if "$ref" in field:
         name = field["$ref"].rpartition("/")[2]
         return "any value" if name == ANY else f"[{name}](#{name.lower()})"

@@ -1,4 +1,4 @@
-"""What MkDocs calls: pages that are made, pages from elsewhere in the repository, and links."""
+"""Hooks of MkDocs: generated pages, pages from elsewhere in the repository, and links."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ELSEWHERE = ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/*.md")
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Add the pages that do not lie in docs/."""
+    """Add the pages that are not in docs/."""
     for name, make in MADE.items():
         files.append(File.generated(config, name, content=make()))
     for pattern in ELSEWHERE:
@@ -27,11 +27,11 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
-    """Turn a page's links."""
+    """Convert the links of a page."""
     published = {_source(file.src_uri): file.src_uri for file in files.documentation_pages()}
     return site_links(markdown, _source(page.file.src_uri), published)
 
 
 def _source(uri: str) -> str:
-    """The path in the repository of a page of the site."""
+    """Return the path in the repository of a page of the site."""
     return uri if (ROOT / uri).is_file() else f"docs/{uri}"

@@ -1,4 +1,4 @@
-"""The page of all commands and options, from the programs' own parsers."""
+"""The page of all commands and options, generated from the programs' own parsers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, get_args
 
 import typer.main
 
-from executor.command_line import parser as executor_parser
 from executor.coordinator.__main__ import parser as coordinator_parser
+from executor.launch.command_line import parser as executor_parser
 from executor.measure_links.options import parser as links_parser
 from executor.profiling.__main__ import parser as profiling_parser
 from planner.cli import app
@@ -21,15 +21,15 @@ Row = tuple[str, str, str, str]
 """Option, value, default and meaning."""
 INTRODUCTION = """# Commands and options
 
-This page is made from the commands themselves. `pipeplan COMMAND --help` says the same. A value in
-capitals is to be filled in; *required* stands where there is no default. What exit statuses mean,
-and what `--json` prints, is on [a page of its own](cli_conventions.md).
+This page is generated from the commands; `pipeplan COMMAND --help` prints the same. Replace values
+in capitals by your own; *required* marks options without a default. For exit statuses and `--json`
+see [Command-line conventions](cli_conventions.md).
 """
-PROFILE_NOTE = "Its options are those of `python -m executor.profiling`, which it starts."
+PROFILE_NOTE = "It starts `python -m executor.profiling` and takes the same options."
 
 
 def command_page() -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     group = typer.main.get_command(app)
     parts = [INTRODUCTION, "## pipeplan\n", *_table(map(_typer_row, group.params))]
     for name, command in group.commands.items():
@@ -42,7 +42,7 @@ def command_page() -> str:
     for title, parser in _programs():
         parts += ["", f"## {title}\n", (parser.description or "").replace("``", "`"), ""]
         usage = parser.format_usage().removeprefix("usage: ").split(" [-h]")[0]
-        parts += [f"Usage: `{usage}` and options.", "", *_parser_parts(parser)]
+        parts += [f"Usage: `{usage} [OPTIONS]`", "", *_parser_parts(parser)]
     return "\n".join(parts) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Links of pages as they stand in the repository, turned to where the site has their targets."""
+"""Conversion of links between files of the repository to links of the site."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 
 def site_links(text: str, source: str, published: Mapping[str, str]) -> str:
-    """A page with its relative links turned.
+    """Return a page with its relative links converted.
 
-    A link to a file that the site does not have (code, examples) keeps its words alone.
+    A link to a file that is not on the site (code, examples) becomes plain text.
 
     Args:
-        text: of the page, Markdown.
+        text: the page, as Markdown.
         source: path of the page in the repository.
-        published: by paths in the repository: those in the site.
+        published: pages of the site, by their paths in the repository.
     """
     pieces, end = [], 0
     for fence in _FENCE.finditer(text):

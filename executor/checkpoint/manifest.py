@@ -1,4 +1,4 @@
-"""What ``manifest.json`` of a checkpoint says: its shards and where each tensor lies."""
+"""The ``manifest.json`` of a checkpoint: its shards and where each tensor lies."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, get_args
 import torch
 from pydantic import Field, JsonValue, model_validator
 
-from planner.artifacts.document import Count, Record
-from planner.artifacts.formats import check_format
 from planner.errors import shorten
+from planner.records.document import Count, Record
+from planner.records.formats import check_format
 
 FORMAT = "pipeplan-checkpoint/1"
 MANIFEST = "manifest.json"
@@ -35,7 +35,7 @@ class ShardRecord(Record):
 
 
 class TensorRecord(Record):
-    """Where a tensor lies and its form."""
+    """A tensor's place and form."""
 
     shard: Annotated[str, Field(pattern=SHARD)]
     dtype: Dtype
@@ -43,7 +43,7 @@ class TensorRecord(Record):
 
     @property
     def form(self) -> str:
-        """For messages, such as ``float32 [2, 3]``."""
+        """The form for messages, such as ``float32 [2, 3]``."""
         return f"{self.dtype} {list(self.shape)}"
 
 

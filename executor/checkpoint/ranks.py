@@ -32,7 +32,7 @@ class Ranks:
         """The ranks of an initialised process group, default the whole world."""
         import torch.distributed as dist
 
-        from executor.failure import talking_to
+        from executor.distributed.failure import talking_to
 
         def gather(text: str) -> Sequence[str]:
             texts: list[Any] = [None] * dist.get_world_size(group)

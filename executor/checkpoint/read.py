@@ -21,9 +21,9 @@ from executor.checkpoint.manifest import (
     Manifest,
     TensorRecord,
 )
-from planner.artifacts.document import read_json, read_text
 from planner.errors import PipeplanError, shorten
-from planner.tracing.form import Form
+from planner.model.tracing.factory import Form
+from planner.records.document import read_json, read_text
 
 
 class Checkpoint:
@@ -61,7 +61,7 @@ class Checkpoint:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What else training goes on with: seed, samples seen, digests; plain JSON."""
+        """The facts that training resumes with: seed, samples seen, digests; plain JSON."""
         return self.manifest.facts
 
     def names(self, prefix: str = "") -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import secrets
 import shutil
@@ -15,13 +16,6 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from executor.checkpoint.files import (
-    remove_folder,
-    rename_durably,
-    replace_durably,
-    sync,
-    write_durably,
-)
 from executor.checkpoint.manifest import (
     LATEST,
     MANIFEST,
@@ -33,8 +27,53 @@ from executor.checkpoint.manifest import (
     shard_name,
 )
 from executor.checkpoint.ranks import Ranks
-from planner.artifacts.document import umask
 from planner.errors import PipeplanError, shorten
+from planner.records.document import umask
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a new file and wait until it is on disk."""
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_durably(path: Path, content: bytes) -> None:
+    """Replace a file at once: a crash leaves the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.new")
+    write_durably(temporary, content)
+    os.replace(temporary, path)
+    sync(path.parent)
+
+
+def rename_durably(before: Path, after: Path) -> None:
+    """Give a folder its name and wait until the name is on disk."""
+    os.rename(before, after)
+    sync(after.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's contents, or a folder's names, are on disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no folders; it writes their names itself.
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder that nobody finds under its name while it is half gone."""
+    if not folder.name.startswith("."):
+        hidden = folder.with_name(f".{folder.name}.removed")
+        if hidden.exists():
+            shutil.rmtree(hidden)
+        os.rename(folder, hidden)
+        folder = hidden
+    shutil.rmtree(folder)
+
 
 _LEFTOVER = re.compile(rf"\.{STEP_FOLDER.pattern}\.(?:[0-9a-f]{{16}}\.writing|removed)")
 

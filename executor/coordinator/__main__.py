@@ -23,26 +23,25 @@ from typing import Any
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from executor.checkpoint import Checkpoint
-from executor.config import TrainingConfig
-from executor.console import show_log
-from executor.coordinator.log import Log
-from executor.coordinator.report import report_lines
+from executor.coordinator.log import MessageLog, report_lines
 from executor.coordinator.store import ABOUT, DONE, ENDED, REPORT, STRANDED, Meeting
-from executor.coordinator.supervised import SupervisedCoordinator, Work, work_of
-from executor.error_line import print_error
-from executor.limits import DEFAULT_SILENT_S, require_silent
-from executor.run import Run, sync_of
-from planner.artifacts.document import require_file_path
-from planner.artifacts.plan import Plan
+from executor.coordinator.supervised import CoordinatorWork, SupervisedCoordinator, work_of
+from executor.launch.config import TrainingConfig
+from executor.launch.console import print_error, show_log
+from executor.launch.rank_options import DEFAULT_SILENT_S, require_silent
+from executor.launch.run import RunSettings, sync_of
 from planner.errors import PipeplanError
-from planner.run_command import leave_words
-from planner.sync.strategies import TOGETHER
-from planner.verifier import require_valid
+from planner.plan.plan import Plan
+from planner.plan.run_command import leave_words
+from planner.prediction import load_plan
+from planner.records.document import require_file_path
+from planner.sync.strategies import SYNCHRONOUS
+from planner.verification import require_valid
 
 _POLL_S = 0.2
 _LAST_WAIT_S = 30.0
 _STRANDED_WAIT_S = 5.0
-"""For pipelines that are on their way back, to be refused with the reason."""
+"""Seconds in which pipelines that come back late are still refused with the reason."""
 _REMEDIES = {
     errno.EADDRINUSE: "is taken by another process; name another port, or end that process",
     errno.EADDRNOTAVAIL: "is no address of this machine; name one that it has, as `ip address` "
@@ -80,7 +79,7 @@ def main() -> int:
 def _serve(options: _Options) -> int:
     require_silent(options.silent_s)
     meeting = Meeting.parse(options.listen, field="--listen")
-    plan = Plan.load(options.plan)
+    plan = load_plan(options.plan)
     work = _work(options, plan)
     if options.log is not None:
         _require_log(options.log)
@@ -100,7 +99,9 @@ def _serve(options: _Options) -> int:
             return 130
 
 
-def _until_the_end(store: Store, work: Work, failures: Sequence[str], options: _Options) -> int:
+def _until_the_end(
+    store: Store, work: CoordinatorWork, failures: Sequence[str], options: _Options
+) -> int:
     """Wait for it, and say what became of the work."""
     while not store.check([REPORT]):
         if failures:
@@ -117,7 +118,7 @@ def _until_the_end(store: Store, work: Work, failures: Sequence[str], options: _
 
 
 def _stranded(report: Mapping[str, Any], options: _Options) -> str:
-    pipelines = ", ".join(map(str, range(len(report["lives"]))))
+    pipelines = ", ".join(map(str, range(len(report["incarnations"]))))
     log = "" if options.log is None else ", another --log file"
     return (
         f"all pipelines ({pipelines}) are lost with {report['committed']} of "
@@ -129,32 +130,45 @@ def _stranded(report: Mapping[str, Any], options: _Options) -> str:
 def parser() -> argparse.ArgumentParser:
     """Every option with its help."""
     found = argparse.ArgumentParser(prog="python -m executor.coordinator", description=__doc__)
-    found.add_argument("plan", help="plan file whose pipelines run side by side")
-    found.add_argument("--listen", required=True, metavar="HOST:PORT", help="in a private network")
+    found.add_argument("plan", help="plan file with data-parallel pipelines")
+    found.add_argument(
+        "--listen",
+        required=True,
+        metavar="HOST:PORT",
+        help="address to listen on, in a private network",
+    )
     found.add_argument("--config", metavar="FILE", help="training file (TOML)")
-    found.add_argument("--steps", type=int, help="iterations of the plan in all")
-    found.add_argument("--sync", metavar="NAME[:OPTION=VALUE,...]", help="over the plan's")
-    found.add_argument("--resume", type=Path, metavar="DIR", help="as the pipelines do")
+    found.add_argument("--steps", type=int, help="total iterations of the plan")
+    found.add_argument(
+        "--sync",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="synchronisation strategy, overrides the plan's",
+    )
+    found.add_argument(
+        "--resume", type=Path, metavar="DIR", help="the checkpoints from which the pipelines resume"
+    )
     found.add_argument(
         "--silent",
         dest="silent_s",
         type=float,
         default=DEFAULT_SILENT_S,
         metavar="SECONDS",
-        help="a pipeline that gives no sign of life for so long is lost (default "
+        help="a pipeline without heartbeats for this long counts as lost (default "
         f"{DEFAULT_SILENT_S:g})",
     )
-    found.add_argument("--log", type=Path, metavar="FILE", help="keep all messages there")
+    found.add_argument(
+        "--log", type=Path, metavar="FILE", help="file in which all messages are kept"
+    )
     return found
 
 
-def _work(options: _Options, plan: Plan) -> Work:
+def _work(options: _Options, plan: Plan) -> CoordinatorWork:
     require_valid(plan)
     if options.steps is not None and options.steps < 1:
         raise PipeplanError(f"--steps: {options.steps}; give 1 or more iterations in all")
     config = TrainingConfig.load(options.config) if options.config else TrainingConfig()
-    sync = sync_of(plan, Run(sync=options.sync))
-    if sync.strategy in TOGETHER:
+    sync = sync_of(plan, RunSettings(sync=options.sync))
+    if sync.strategy in SYNCHRONOUS:
         raise PipeplanError(
             f"sync: {sync.strategy} runs all pipelines in step and needs no coordinator; start "
             "them with one torchrun, or use another strategy"
@@ -169,7 +183,7 @@ def _require_log(path: Path) -> None:
     try:
         require_file_path(path)
         path.open("ab").close()
-        deque(Log(path).new_messages(), maxlen=0)
+        deque(MessageLog(path).new_messages(), maxlen=0)
     except OSError as error:
         raise PipeplanError(
             f"--log: {path}: cannot be written: {error.strerror}; name another file"
@@ -205,7 +219,7 @@ def _listening(meeting: Meeting) -> Iterator[None]:
 
 
 @contextmanager
-def _supervised(work: Work, meeting: Meeting, options: _Options) -> Iterator[list[str]]:
+def _supervised(work: CoordinatorWork, meeting: Meeting, options: _Options) -> Iterator[list[str]]:
     """Keeps it running; yields why it does not any more, if so."""
     meeting.connect().set(ABOUT, json.dumps(work.facts()))
     failures: list[str] = []
@@ -218,7 +232,7 @@ def _supervised(work: Work, meeting: Meeting, options: _Options) -> Iterator[lis
         supervised.close()
 
 
-def _tell_how_to_start(options: _Options, plan: Plan, work: Work) -> None:
+def _tell_how_to_start(options: _Options, plan: Plan, work: CoordinatorWork) -> None:
     last = work.pipelines - 1
     words = ["torchrun", "--nproc-per-node", str(work.places)]
     words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--max-restarts", "3"]
@@ -239,7 +253,7 @@ def _tell_how_to_start(options: _Options, plan: Plan, work: Work) -> None:
     )
 
 
-def _wait_for_all(store: Store, work: Work) -> None:
+def _wait_for_all(store: Store, work: CoordinatorWork) -> None:
     """Until all have left, or some seconds have passed."""
     until_s = time.monotonic() + _LAST_WAIT_S
     # Those who were lost may be on their way back, to be told that all is done.

@@ -17,15 +17,68 @@ from typing import Any
 
 from torch.distributed import DistError
 
-from executor.console import show_log
-from executor.coordinator.coordinators import coordinator_for
-from executor.coordinator.log import Log
+from executor.coordinator.log import MessageLog
 from executor.coordinator.serve import Service
+from executor.coordinator.state import Coordinator
 from executor.coordinator.store import Meeting, store_is_gone
-from executor.coordinator.supervised import Work
-from executor.error_line import print_error
-from planner.artifacts.plan import Sync
+from executor.coordinator.supervised import CoordinatorWork
+from executor.launch.console import print_error, show_log
 from planner.errors import PipeplanError
+from planner.plan.plan import Sync
+from planner.sync.groups import scheduler_of
+from planner.sync.groups.events import Scheduler
+from planner.sync.ledger import WorkUnitLedger
+from planner.sync.strategies import (
+    AdPsgdOptions,
+    EagerParameterServerOptions,
+    Options,
+    ParameterServerOptions,
+    SemiDecentralizedOptions,
+    options_of,
+)
+
+_PATIENT_S = 1e6
+_EVERYBODY = SemiDecentralizedOptions(
+    first_wait_s=_PATIENT_S,
+    least_wait_s=_PATIENT_S,
+    most_wait_s=_PATIENT_S,
+    guarantee_period=None,
+)
+"""One group an iteration, of all who are there."""
+
+
+def coordinator_for(
+    sync: Sync, pipelines: int, places: int, pipelines_per_node: int, shares: int
+) -> Coordinator:
+    """A coordinator at its beginning.
+
+    Args:
+        sync: the strategy.
+        pipelines: how many.
+        places: of each.
+        pipelines_per_node: that share a node.
+        shares: of data, to be trained once each.
+    """
+    options = options_of(sync)
+    scheduler = _scheduler(options, pipelines, places, pipelines_per_node)
+    overlaps = isinstance(options, SemiDecentralizedOptions) and options.overlap
+    ledger = WorkUnitLedger(shares)
+    return Coordinator(pipelines, places, ledger, scheduler, overlapped_averages=overlaps)
+
+
+def _scheduler(
+    options: Options, pipelines: int, places: int, pipelines_per_node: int
+) -> Scheduler | None:
+    """None where nobody asks for groups."""
+    match options:
+        case EagerParameterServerOptions():
+            return None
+        case ParameterServerOptions(mode="async") | AdPsgdOptions(pairs="bipartite"):
+            return None
+        case ParameterServerOptions():
+            options = _EVERYBODY
+    return scheduler_of(options, pipelines, places, pipelines_per_node)
+
 
 _LOOK_S = 0.1
 
@@ -50,10 +103,10 @@ def main() -> int:
 
 
 def _serve(meeting: Meeting, data: dict[str, Any], silent_s: float, log: Path) -> None:
-    work = Work(**{**data, "sync": Sync.parse(data["sync"], "sync")})
+    work = CoordinatorWork(**{**data, "sync": Sync.parse(data["sync"], "sync")})
     sizes = (work.pipelines, work.places, work.pipelines_per_node, work.shares)
     coordinator = coordinator_for(work.sync, *sizes)
-    service = Service(coordinator, meeting, Log(log), silent_s)
+    service = Service(coordinator, meeting, MessageLog(log), silent_s)
     while not select.select([sys.stdin], [], [], _LOOK_S)[0]:
         service.follow()
     if sys.stdin.readline():

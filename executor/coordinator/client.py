@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from executor.coordinator.generations import Lives
-from executor.coordinator.line import Line, fenced
-from executor.coordinator.messages import Ask, Hello, Take, answers_of, groups_of
+from executor.coordinator.line import Channel, fenced
+from executor.coordinator.messages import Ask, Hello, Incarnations, Take, answers_of, groups_of
 from executor.coordinator.store import BEAT_S, Meeting, beats_of
-from executor.error_line import print_error
+from executor.launch.console import print_error
 
 _FENCED_GRACE_S = 3.0
-"""What a rank that is given up has to find it out by itself, and to tell."""
+"""A rank that is given up has so long to find it out and report it by itself."""
 
 
 def _is_of(body: Mapping[str, Any], kind: str, step: int) -> bool:
@@ -25,26 +24,27 @@ def _is_of(body: Mapping[str, Any], kind: str, step: int) -> bool:
 
 @dataclass(frozen=True)
 class Welcome:
-    """How a rank begins.
+    """The coordinator's answer to a rank that begins.
 
     Attributes:
-        life: of its pipeline.
+        incarnation: of its pipeline.
         step: its first.
-        donor: pipeline and life whose weights before that step it copies; None: it has its own.
+        donor: pipeline and incarnation whose weights before that step it copies; None: it has
+            its own.
     """
 
-    life: int
+    incarnation: int
     step: int
     donor: tuple[int, int] | None
 
 
 @dataclass(frozen=True)
-class Share:
-    """What a step trains on.
+class WorkUnit:
+    """The work unit that a step trains on.
 
     Attributes:
         number: of the share; None: the work is over.
-        there: lives of the pipelines that take part, by number.
+        there: incarnations of the pipelines that take part, by number.
         snapshot: put the weights aside for somebody first.
     """
 
@@ -54,17 +54,17 @@ class Share:
 
 
 @dataclass(frozen=True)
-class AGroup:
+class GroupAssignment:
     """Whom to average with.
 
     Attributes:
         number: in the global order; None: with nobody.
-        members: pipelines with their lives, this one among them.
+        members: pipelines with their incarnations, this one among them.
         generation: of their process group.
     """
 
     number: int | None
-    members: Lives
+    members: Incarnations
     generation: int
 
 
@@ -76,25 +76,27 @@ class Client:
     Args:
         meeting: where it is met.
         pipeline, place: of this rank.
-        nonce: of its pipeline's life, the same on all its places.
+        incarnation_id: of its pipeline's incarnation, the same on all its places.
     """
 
-    def __init__(self, meeting: Meeting, pipeline: int, place: int, nonce: str) -> None:
+    def __init__(self, meeting: Meeting, pipeline: int, place: int, incarnation_id: str) -> None:
         self.meeting = meeting
         self.pipeline = pipeline
         self.place = place
-        self.nonce = nonce
+        self.incarnation_id = incarnation_id
         self.store = meeting.connect()
-        self._work = Line(self.store, answers_of(pipeline, place, nonce), str(meeting))
-        self._groups = Line(meeting.connect(), groups_of(pipeline, place, nonce), str(meeting))
+        self._work = Channel(self.store, answers_of(pipeline, place, incarnation_id), str(meeting))
+        self._groups = Channel(
+            meeting.connect(), groups_of(pipeline, place, incarnation_id), str(meeting)
+        )
         self._over = threading.Event()
         threading.Thread(target=self._beat, name="pipeplan-beat", daemon=True).start()
 
-    def begin_anew(self, nonce: str) -> None:
-        """Go on as a new life of the pipeline."""
-        self.nonce = nonce
-        self._work.queue = answers_of(self.pipeline, self.place, nonce)
-        self._groups.queue = groups_of(self.pipeline, self.place, nonce)
+    def begin_again(self, incarnation_id: str) -> None:
+        """Go on as a new incarnation of the pipeline."""
+        self.incarnation_id = incarnation_id
+        self._work.listen_to(answers_of(self.pipeline, self.place, incarnation_id))
+        self._groups.listen_to(groups_of(self.pipeline, self.place, incarnation_id))
 
     def close(self) -> None:
         """Give no more signs of life."""
@@ -108,9 +110,9 @@ class Client:
         """
         body = self._work.asked(Hello(**self._from()), lambda body: body["kind"] == "welcome")
         donor = None if body["donor"] is None else (body["donor"][0], body["donor"][1])
-        return Welcome(body["life"], body["step"], donor)
+        return Welcome(body["incarnation"], body["step"], donor)
 
-    def take(self, step: int, reduced: bool) -> Share | None:
+    def take(self, step: int, reduced: bool) -> WorkUnit | None:
         """Ask for the share of a step.
 
         Args:
@@ -129,10 +131,10 @@ class Client:
         )
         if body["kind"] == "snapshot":
             return None
-        there = {int(number): life for number, life in body["there"].items()}
-        return Share(body["share"], there, body["snapshot"])
+        there = {int(number): incarnation for number, incarnation in body["there"].items()}
+        return WorkUnit(body["share"], there, body["snapshot"])
 
-    def ask(self, step: int, reduced: bool = True) -> AGroup:
+    def ask(self, step: int, reduced: bool = True) -> GroupAssignment:
         """Ask whom to average with; nobody, while the coordinator is away.
 
         Args:
@@ -145,24 +147,28 @@ class Client:
         message = Ask(**self._from(), step=step, reduced=reduced)
         body = self._groups.asked(message, lambda body: _is_of(body, "group", step))
         if body["kind"] == "away":
-            return AGroup(None, (), 0)
-        members = tuple((number, life) for number, life in body["members"])
-        return AGroup(body["number"], members, body["generation"])
+            return GroupAssignment(None, (), 0)
+        members = tuple((number, incarnation) for number, incarnation in body["members"])
+        return GroupAssignment(body["number"], members, body["generation"])
 
     def _from(self) -> dict[str, Any]:
-        return {"pipeline": self.pipeline, "place": self.place, "nonce": self.nonce}
+        return {
+            "pipeline": self.pipeline,
+            "place": self.place,
+            "incarnation_id": self.incarnation_id,
+        }
 
     def _beat(self) -> None:
         store = self.meeting.connect()
         while not self._over.is_set():
             try:
-                nonce = self.nonce
-                beats = store.add(beats_of(self.pipeline, self.place, nonce), 1)
+                incarnation_id = self.incarnation_id
+                beats = store.add(beats_of(self.pipeline, self.place, incarnation_id), 1)
                 for line in (self._work, self._groups):
                     line.remind(store, time.monotonic())
             except (RuntimeError, ConnectionError):
                 return  # The store is gone, and the rank finds out by itself.
-            if beats < 0 and nonce == self.nonce:
+            if beats < 0 and incarnation_id == self.incarnation_id:
                 self._end_if_it_does_not()
                 return
             self._over.wait(BEAT_S)

@@ -1,52 +1,51 @@
-"""Who averages with whom: ranks ask for a group, and are told it once the scheduler has one."""
+"""Assigns ranks to averaging groups: they ask, and get a group once the scheduler has one."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from executor.coordinator.generations import Generations
-from executor.coordinator.messages import Answer, Ask, Take
-from executor.coordinator.pipelines import Pipeline, Pipelines
+from executor.coordinator.messages import Answer, Ask, Generations, Take
+from executor.coordinator.pipelines import PipelineRecord, Pipelines
 from planner.sync.groups.events import (
     Event,
     Finished,
     Group,
+    GroupRequest,
     Joined,
     Left,
-    Request,
     Scheduler,
     Tick,
 )
 
 
-class Groups:
+class GroupRequests:
     """The groups of all pipelines.
 
     Args:
         pipelines: that ask.
         scheduler: of the groups; None where nobody asks for any.
-        averages_behind: as of :class:`~executor.coordinator.state.Coordinator`.
+        overlapped_averages: as of :class:`~executor.coordinator.state.Coordinator`.
 
     Attributes:
         failed: by pipeline, averages that failed.
     """
 
     def __init__(
-        self, pipelines: Pipelines, scheduler: Scheduler | None, *, averages_behind: bool
+        self, pipelines: Pipelines, scheduler: Scheduler | None, *, overlapped_averages: bool
     ) -> None:
         self._pipelines = pipelines
         self._scheduler = scheduler
-        self._averages_behind = averages_behind
+        self._overlapped_averages = overlapped_averages
         self._generations = Generations()
         self.failed: Counter[int] = Counter()
 
     @property
     def deadline_s(self) -> float | None:
-        """When the scheduler wants to be told that it is late."""
+        """Time after which the scheduler wants a message that it is late."""
         return None if self._scheduler is None else self._scheduler.deadline_s
 
-    def ask(self, pipeline: Pipeline, ask: Ask, now_s: float) -> Iterator[Answer]:
+    def ask(self, pipeline: PipelineRecord, ask: Ask, now_s: float) -> Iterator[Answer]:
         """A rank asks for its group of a step."""
         told = pipeline.told.get((ask.place, "group"))
         if told is not None and told.body["step"] == ask.step:
@@ -54,7 +53,7 @@ class Groups:
             return
         if pipeline.asked.get(ask.place) == ask.step:
             return
-        if self._averages_behind:
+        if self._overlapped_averages:
             yield from self._is_through(ask, now_s)
         if ask.step < pipeline.first_step or pipeline.is_idle or self._scheduler is None:
             yield self._tell_alone(ask.pipeline, ask.place, ask.step)
@@ -64,12 +63,12 @@ class Groups:
                 yield from self._goes_on_alone(ask.pipeline, ask.step, now_s)
             pipeline.asked[ask.place] = ask.step
             pipeline.expected[ask.place] = ask.step + 1
-            request = Request(ask.pipeline, ask.place, ask.step)
+            request = GroupRequest(ask.pipeline, ask.place, ask.step)
             yield from self._schedule([request], now_s)
 
     def before_share(self, take: Take, now_s: float) -> Iterator[Answer]:
         """A rank asks for a share: it has its average, unless that goes on behind the share."""
-        if not self._averages_behind:
+        if not self._overlapped_averages:
             yield from self._is_through(take, now_s)
 
     def _is_through(self, message: Take | Ask, now_s: float) -> Iterator[Answer]:
@@ -84,7 +83,7 @@ class Groups:
         """It did not wait for its group, this coordinator having been away."""
         pipeline = self._pipelines[number]
         yield from self._release(number)
-        pipeline.first_step = step
+        pipeline.begin_at(step)
         yield from self._schedule([Left(number)], now_s)
         yield from self.join(number, step, now_s)
 
@@ -95,13 +94,11 @@ class Groups:
 
     def join(self, number: int, step: int, now_s: float) -> Iterator[Answer]:
         """A pipeline asks for groups again, or for the first time, from this step on."""
-        pipeline = self._pipelines[number]
-        pipeline.joined_step = step
-        pipeline.expected.clear()
+        self._pipelines[number].join_groups_at(step)
         yield from self._schedule([Joined(number, step)], now_s)
 
-    def lose(self, number: int, pipeline: Pipeline, now_s: float) -> Iterator[Answer]:
-        """A life of a pipeline has ended, and with it its part in all groups."""
+    def lose(self, number: int, pipeline: PipelineRecord, now_s: float) -> Iterator[Answer]:
+        """An incarnation of a pipeline has ended, and with it its part in all groups."""
         for place in sorted(pipeline.running):
             yield from self._schedule([Finished(number, pipeline.running[place].number)], now_s)
         if not pipeline.is_idle:
@@ -129,14 +126,14 @@ class Groups:
                 yield from self._begin_group(group)
 
     def _begin_group(self, group: Group) -> Iterator[Answer]:
-        lives = self._pipelines.lives_of(group.members)
-        generation = self._generations.of(group.key, lives)
+        incarnations = self._pipelines.incarnations_of(group.members)
+        generation = self._generations.of(group.key, incarnations)
         for number, step in zip(group.members, group.iterations, strict=True):
             pipeline = self._pipelines[number]
             pipeline.asked.pop(group.key, None)
             pipeline.running[group.key] = group
             body = {"kind": "group", "step": step, "number": group.number}
-            members = {"members": lives, "generation": generation}
+            members = {"members": incarnations, "generation": generation}
             yield self._pipelines.tell(number, group.key, {**body, **members})
 
     def _end_group(self, number: int, place: int, reduced: bool, now_s: float) -> Iterator[Answer]:
@@ -144,5 +141,5 @@ class Groups:
         if group is None:
             return
         if not reduced:
-            self._generations.raise_(group.key, self._pipelines.lives_of(group.members))
+            self._generations.raise_(group.key, self._pipelines.incarnations_of(group.members))
         yield from self._schedule([Finished(number, group.number)], now_s)

@@ -15,7 +15,7 @@ from planner.errors import PipeplanError
 
 ASK_AGAIN_S = 1.0
 IsAnswer = Callable[[Mapping[str, Any]], bool]
-"""Whether a body is what is waited for, and not of an earlier question."""
+"""Returns whether a body answers the question asked, and not an earlier one."""
 
 
 class FencedError(PipeplanError):
@@ -35,15 +35,15 @@ class NothingLeftError(PipeplanError):
 
 
 def fenced(pipeline: int) -> str:
-    """What a pipeline that was given up is told."""
+    """Return the message for a pipeline that was given up."""
     return (
         f"pipeline {pipeline} was silent for too long, and the others go on without it; "
         "start it again to come back"
     )
 
 
-class Line:
-    """What a thread of a rank says to the coordinator, and the queue of the answers.
+class Channel:
+    """A thread's connection to the coordinator: its questions, and the queue of the answers.
 
     Args:
         store: a connection of its own.
@@ -62,6 +62,10 @@ class Line:
         self.waits: tuple[int, float] | None = None
         self.last_again_s = 0.0
         self._number = 0
+
+    def listen_to(self, queue: str) -> None:
+        """Take answers from another queue from now on."""
+        self.queue = queue
 
     def asked(self, message: Hello | Take | Ask, is_answer: IsAnswer) -> dict[str, Any]:
         """Send until there is an answer.

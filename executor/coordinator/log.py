@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from executor.coordinator.messages import Message, read_message, write_message
 from planner.errors import PipeplanError
 
 
-class Log:
+class MessageLog:
     """Follows a file of messages with their times, and then goes on with it.
 
     Args:
@@ -61,3 +61,28 @@ class Log:
         line = json.dumps([at_s, write_message(message).decode()])
         self._file.write(line.encode() + b"\n")
         self._file.flush()
+
+
+def report_lines(report: dict[str, Any]) -> Iterator[str]:
+    """Lines for people.
+
+    Args:
+        report: the coordinator's.
+    """
+    dropped = report["dropped"]
+    yield (
+        f"{report['committed']} of {report['total']} shares trained, {report['repeated']} of them "
+        f"again after a loss, {len(dropped)} dropped"
+    )
+    if dropped:
+        yield f"dropped shares: {', '.join(map(str, dropped))}"
+    for number, incarnation in enumerate(report["incarnations"]):
+        done = report["workers"].get(str(number), {})
+        failed = report["failed"][number]
+        without = f", {failed} exchanges failed" if failed else ""
+        came_back = f", came back {incarnation - 1} times" if incarnation > 1 else ""
+        away = "" if str(number) in (report["last"] or {}) else ", not there at the end"
+        yield (
+            f"pipeline {number}: {done.get('committed', 0)} shares, {done.get('lost', 0)} lost"
+            f"{without}{came_back}{away}"
+        )

@@ -1,35 +1,42 @@
-"""What ranks tell the coordinator, and its answers, as JSON.
+"""The messages between ranks and the coordinator, as JSON.
 
 Messages are level-triggered: a rank that got no answer sends the same again, and gets the same
-answer. ``nonce`` names one life of a pipeline; a restarted one has another.
+answer. ``incarnation_id`` names one incarnation of a pipeline; a restarted one has another.
+
+Which generation of a process group all its members use.
+
+A rank keeps the process groups of the last sets of members it was in. Whoever meets a set again
+has to know whether all others have kept theirs too: the coordinator, which tells every rank its
+groups in order, works out what each has kept.
 """
 
 from __future__ import annotations
 
 import json
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from planner.artifacts.document import Count, Record
 from planner.errors import PipeplanError, shorten
+from planner.records.document import Count, Record
 
 MAX_MESSAGE_BYTES = 4096
 Nonce = Annotated[str, Field(pattern="^[0-9a-zA-Z]{1,64}$")]
 
 
 class _FromARank(Record):
-    """Which rank says it: the place of a pipeline, in one of its lives."""
+    """Which rank says it: the place of a pipeline, in one of its incarnations."""
 
     pipeline: Count
     place: Count
-    nonce: Nonce
+    incarnation_id: Nonce
 
     @property
     def queue(self) -> str:
-        """Where the rank reads its answers."""
-        return answers_of(self.pipeline, self.place, self.nonce)
+        """Name of the queue from which the rank reads its answers."""
+        return answers_of(self.pipeline, self.place, self.incarnation_id)
 
 
 class Hello(_FromARank):
@@ -57,7 +64,7 @@ class Ask(_FromARank):
     Attributes:
         step: that it has done.
         reduced: whether its last average succeeded, if nobody else says so: where averages run
-            behind the computation, the next step's share is taken before they have ended.
+            overlapped with computation, the next step's share is taken before they have ended.
     """
 
     kind: Literal["ask"] = "ask"
@@ -66,16 +73,16 @@ class Ask(_FromARank):
 
     @property
     def queue(self) -> str:
-        """Where the rank reads of its groups, on a thread of its own perhaps."""
-        return groups_of(self.pipeline, self.place, self.nonce)
+        """Name of the queue of the rank's groups, which another thread may read."""
+        return groups_of(self.pipeline, self.place, self.incarnation_id)
 
 
 class Lost(Record):
-    """The coordinator's own finding: a life of a pipeline gives no sign of itself any more."""
+    """The coordinator's own finding: an incarnation of a pipeline gives no sign any more."""
 
     kind: Literal["lost"] = "lost"
     pipeline: Count
-    nonce: Nonce
+    incarnation_id: Nonce
 
 
 class Late(Record):
@@ -90,20 +97,20 @@ _ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discrimina
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rank is told."""
+    """An answer to one rank."""
 
     queue: str
     body: dict[str, Any]
 
 
-def answers_of(pipeline: int, place: int, nonce: str) -> str:
+def answers_of(pipeline: int, place: int, incarnation_id: str) -> str:
     """The queue of a rank's answers, but for its groups."""
-    return f"answers/{pipeline}.{place}.{nonce}"
+    return f"answers/{pipeline}.{place}.{incarnation_id}"
 
 
-def groups_of(pipeline: int, place: int, nonce: str) -> str:
+def groups_of(pipeline: int, place: int, incarnation_id: str) -> str:
     """The queue of a rank's groups."""
-    return f"groups/{pipeline}.{place}.{nonce}"
+    return f"groups/{pipeline}.{place}.{incarnation_id}"
 
 
 def read_message(data: bytes) -> Message:
@@ -130,3 +137,43 @@ def read_answer(data: bytes) -> dict[str, Any]:
     body = json.loads(data)
     assert isinstance(body, dict)
     return body
+
+
+KEPT = 32
+"""Process groups that a rank keeps: each has connections to all its members, and a thread."""
+Incarnations = tuple[tuple[int, int], ...]
+
+
+class Generations:
+    """Counts up for a set of members when one of them has dropped its process group."""
+
+    def __init__(self) -> None:
+        self._generation: dict[tuple[int, Incarnations], int] = defaultdict(int)
+        self._kept: dict[tuple[int, int], OrderedDict[Incarnations, None]] = defaultdict(
+            OrderedDict
+        )
+
+    def of(self, place: int, members: Incarnations) -> int:
+        """The generation to use now by all of them.
+
+        Args:
+            place: of the pipelines.
+            members: pipelines with their incarnations.
+        """
+        if len(members) < 2:
+            return 0
+        for number, _ in members:
+            for dropped in keep(self._kept[number, place], members):
+                self._generation[place, dropped] += 1
+        return self._generation[place, members]
+
+    def raise_(self, place: int, members: Incarnations) -> None:
+        """A reduction of theirs failed: all make a new process group the next time."""
+        self._generation[place, members] += 1
+
+
+def keep(kept: OrderedDict[Incarnations, None], members: Incarnations) -> list[Incarnations]:
+    """Note that a set is used; returns those that are dropped for it, the least recently used."""
+    kept[members] = None
+    kept.move_to_end(members)
+    return [kept.popitem(last=False)[0] for _ in range(max(0, len(kept) - KEPT))]

@@ -1,4 +1,4 @@
-"""Pipelines as the coordinator sees them: each with its life, and what its ranks are told."""
+"""Pipelines as the coordinator sees them: incarnations, and the answers to their ranks."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from executor.coordinator.generations import Lives
-from executor.coordinator.messages import Answer, groups_of
+from executor.coordinator.messages import Answer, Incarnations, groups_of
 from executor.coordinator.messages import answers_of as queue_of
 from planner.sync.groups.events import Group
 
 
 @dataclass
-class Pipeline:
-    """One pipeline's life.
+class PipelineRecord:
+    """One pipeline's incarnation.
 
     Attributes:
-        nonce: of this life; empty before the first.
-        life: counts them, from 1.
+        incarnation_id: of this incarnation; empty before the first.
+        incarnation: counts them, from 1.
         greeted: places that have said hello.
         is_there: whether groups may hold it.
         is_idle: whether it waits for others to end, at all places.
         since: orders the pipelines that are there by when they came.
-        first_step: of this life; groups of steps before it are not waited for.
+        first_step: of this incarnation; groups of steps before it are not waited for.
         taken: by place, the last step whose share was asked for.
         shares: by step; None: the work is over.
         waiting: by place, the step whose share is asked for and not yet told.
@@ -35,8 +34,8 @@ class Pipeline:
         snapshots: steps before which it puts its weights aside for others.
     """
 
-    nonce: str = ""
-    life: int = 0
+    incarnation_id: str = ""
+    incarnation: int = 0
     greeted: set[int] = field(default_factory=set)
     is_there: bool = False
     is_idle: bool = False
@@ -51,6 +50,33 @@ class Pipeline:
     told: dict[tuple[int, str], Answer] = field(default_factory=dict)
     running: dict[int, Group] = field(default_factory=dict)
     snapshots: set[int] = field(default_factory=set)
+
+    def enter(self) -> None:
+        """Take part from now on."""
+        self.is_there = True
+
+    def enter_as(self, number: int) -> None:
+        """Take part from now on, as the so-many-th to come after the beginning."""
+        self.enter()
+        self.since = number
+
+    def rest(self) -> None:
+        """Wait at all places for others to end."""
+        self.is_idle = True
+
+    def begin_at(self, step: int) -> None:
+        """Have groups of this step and later ones, but none of earlier ones."""
+        self.first_step = step
+
+    def resume_at(self, step: int) -> None:
+        """Go on with this step after having waited for others."""
+        self.is_idle = False
+        self.begin_at(step)
+
+    def join_groups_at(self, step: int) -> None:
+        """Be expected at all places, for groups from this step on."""
+        self.joined_step = step
+        self.expected.clear()
 
     @property
     def next_step(self) -> int:
@@ -68,54 +94,58 @@ class Pipelines:
 
     def __init__(self, number: int, places: int) -> None:
         self.places = places
-        self._pipelines = [Pipeline() for _ in range(number)]
+        self._pipelines = [PipelineRecord() for _ in range(number)]
 
     def __len__(self) -> int:
         return len(self._pipelines)
 
-    def __iter__(self) -> Iterator[Pipeline]:
+    def __iter__(self) -> Iterator[PipelineRecord]:
         return iter(self._pipelines)
 
-    def __getitem__(self, number: int) -> Pipeline:
+    def __getitem__(self, number: int) -> PipelineRecord:
         return self._pipelines[number]
 
-    def begin_life(self, number: int, nonce: str, life: int) -> Pipeline:
-        """Forget all that was of an earlier life, or of this one."""
-        self._pipelines[number] = Pipeline(nonce, life)
+    def begin_incarnation(
+        self, number: int, incarnation_id: str, incarnation: int
+    ) -> PipelineRecord:
+        """Forget all that was of an earlier incarnation, or of this one."""
+        self._pipelines[number] = PipelineRecord(incarnation_id, incarnation)
         return self._pipelines[number]
 
     @property
     def there(self) -> dict[str, int]:
-        """Lives of the pipelines that take part, by number, in the order in which they came."""
+        """Incarnations of the pipelines that take part, by number, in the order they came."""
         found = [(p.since, n) for n, p in enumerate(self._pipelines) if p.is_there]
-        return {str(number): self._pipelines[number].life for _, number in sorted(found)}
+        return {str(number): self._pipelines[number].incarnation for _, number in sorted(found)}
 
     def greeted(self) -> Iterator[tuple[int, str, frozenset[int]]]:
-        """Pipelines that are alive: number, nonce, and the places that have said hello."""
+        """Pipelines that are alive: number, incarnation_id, and the places that have said hello."""
         for number, pipeline in enumerate(self._pipelines):
             if pipeline.greeted:
-                yield number, pipeline.nonce, frozenset(pipeline.greeted)
+                yield number, pipeline.incarnation_id, frozenset(pipeline.greeted)
 
-    def lives_of(self, numbers: Iterable[int]) -> Lives:
-        """These pipelines with their lives."""
-        return tuple((number, self._pipelines[number].life) for number in numbers)
+    def incarnations_of(self, numbers: Iterable[int]) -> Incarnations:
+        """These pipelines with their incarnations."""
+        return tuple((number, self._pipelines[number].incarnation) for number in numbers)
 
     def wake(self, number: int) -> Iterator[Answer]:
         """Have who waits at all places put its weights aside."""
         pipeline = self._pipelines[number]
         for place in sorted(pipeline.waiting):
-            yield Answer(queue_of(number, place, pipeline.nonce), {"kind": "snapshot"})
+            yield Answer(queue_of(number, place, pipeline.incarnation_id), {"kind": "snapshot"})
 
     def tell_all(self, number: int, body: dict[str, Any]) -> Iterator[Answer]:
-        """Tell all places of a pipeline the same, and which life this is."""
+        """Tell all places of a pipeline the same, and which incarnation this is."""
         pipeline = self._pipelines[number]
         for place in range(self.places):
-            yield self.tell(number, place, {**body, "life": pipeline.life})
+            yield self.tell(number, place, {**body, "incarnation": pipeline.incarnation})
 
     def tell(self, number: int, place: int, body: dict[str, Any]) -> Answer:
         """Tell one rank, which may ask for it again."""
         pipeline = self._pipelines[number]
-        queue = (groups_of if body["kind"] == "group" else queue_of)(number, place, pipeline.nonce)
+        queue = (groups_of if body["kind"] == "group" else queue_of)(
+            number, place, pipeline.incarnation_id
+        )
         answer = Answer(queue, body)
         pipeline.told[place, body["kind"]] = answer
         return answer

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
-from executor.coordinator.log import Log
+from executor.coordinator.log import MessageLog
 from executor.coordinator.messages import (
     Answer,
     Late,
@@ -26,7 +26,6 @@ from executor.coordinator.messages import (
     write_message,
 )
 from executor.coordinator.state import Coordinator
-from executor.coordinator.stillness import Stillness
 from executor.coordinator.store import (
     AGAIN,
     BEAT_S,
@@ -41,6 +40,32 @@ from executor.coordinator.store import (
     beats_of,
 )
 from planner.errors import PipeplanError
+
+_MOST_BEATS = 2
+"""Between two looks, as far as they count."""
+
+
+class Stillness:
+    """The time for which a count has stood still.
+
+    Time in which nobody looked does not count. It passes where the process that looks or the store
+    stands still, and then nobody could give a sign of life: torch's store looks up the name of who
+    connects, on its only thread, and where no name server answers that takes seconds.
+    """
+
+    def __init__(self) -> None:
+        self._count: int | None = None
+        self._looked_s = float("-inf")
+        self._still_s = 0.0
+
+    def seconds(self, count: int, now_s: float) -> float:
+        """Take a look: so long has the count been what it is."""
+        passed_s = min(now_s - self._looked_s, _MOST_BEATS * BEAT_S)
+        self._looked_s = now_s
+        self._still_s = self._still_s + passed_s if count == self._count else 0.0
+        self._count = count
+        return self._still_s
+
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +83,7 @@ class Service:
     """
 
     def __init__(
-        self, coordinator: Coordinator, meeting: Meeting, log: Log, silent_s: float
+        self, coordinator: Coordinator, meeting: Meeting, log: MessageLog, silent_s: float
     ) -> None:
         self.coordinator = coordinator
         self.log = log
@@ -81,10 +106,10 @@ class Service:
         self.follow()
         self.log.open()
         self._note_change()
-        for pipeline, nonce, places in self._lives:
+        for pipeline, incarnation_id, places in self._lives:
             for place in places:
                 for queue_of in (answers_of, groups_of):
-                    self._store.queue_push(queue_of(pipeline, place, nonce), AGAIN)
+                    self._store.queue_push(queue_of(pipeline, place, incarnation_id), AGAIN)
         threading.Thread(target=self._keep_time, name="pipeplan-time", daemon=True).start()
         while True:
             self._serve(self._store.queue_pop(REQUESTS))
@@ -106,10 +131,10 @@ class Service:
         self._store.queue_push(answer.queue, body)
 
     def _note_change(self) -> None:
-        lives = tuple(self.coordinator.lives())
-        self._fence(lives)
+        incarnations = tuple(self.coordinator.incarnations())
+        self._fence(incarnations)
         with self._changed:
-            self._lives = lives
+            self._lives = incarnations
             if self._deadline_s != self.coordinator.deadline_s:
                 self._deadline_s = self.coordinator.deadline_s
                 self._changed.notify()
@@ -126,13 +151,13 @@ class Service:
         if self.coordinator.is_over:
             self._store.set(REPORT, json.dumps(self.coordinator.report()))
 
-    def _fence(self, lives: _Lives) -> None:
+    def _fence(self, incarnations: _Lives) -> None:
         """Let those who are given up know, who may wait for a rank of their own pipeline."""
-        nonces = {nonce for _, nonce, _ in lives}
-        for pipeline, nonce, places in self._lives:
-            if nonce not in nonces:
+        incarnation_ids = {incarnation_id for _, incarnation_id, _ in incarnations}
+        for pipeline, incarnation_id, places in self._lives:
+            if incarnation_id not in incarnation_ids:
                 for place in places:
-                    self._store.add(beats_of(pipeline, place, nonce), FENCED)
+                    self._store.add(beats_of(pipeline, place, incarnation_id), FENCED)
 
     # --- the other thread ----------------------------------------------------------------------
 
@@ -151,7 +176,7 @@ class Service:
                 deadline_s = None if self._deadline_s == told else self._deadline_s
                 until_s = next_beat_s if deadline_s is None else min(next_beat_s, deadline_s)
                 self._changed.wait(max(0.0, until_s - time.monotonic()))
-                deadline_s, lives = self._deadline_s, self._lives
+                deadline_s, incarnations = self._deadline_s, self._lives
             now_s = time.monotonic()
             if deadline_s is not None and deadline_s != told and deadline_s <= now_s:
                 told = deadline_s
@@ -159,7 +184,7 @@ class Service:
             if now_s >= next_beat_s:
                 next_beat_s = now_s + BEAT_S
                 store.add(COORDINATOR_BEATS, 1)
-                for lost in silence.found(lives, now_s):
+                for lost in silence.found(incarnations, now_s):
                     store.queue_push(REQUESTS, write_message(lost))
 
 
@@ -177,9 +202,13 @@ class Silence:
         self._heard: dict[str, Stillness] = {}
         """By the key of a rank's signs of life."""
 
-    def found(self, lives: _Lives, now_s: float) -> list[Lost]:
-        """The lives of pipelines that have lost a rank."""
-        keys = {beats_of(n, place, nonce): (n, nonce) for n, nonce, ps in lives for place in ps}
+    def found(self, incarnations: _Lives, now_s: float) -> list[Lost]:
+        """The incarnations of pipelines that have lost a rank."""
+        keys = {
+            beats_of(n, place, incarnation_id): (n, incarnation_id)
+            for n, incarnation_id, ps in incarnations
+            for place in ps
+        }
         counts = self._counts(list(keys))
         self._heard = {key: self._heard.get(key, Stillness()) for key in keys}
         lost = [
@@ -187,10 +216,13 @@ class Silence:
             for key, count in counts.items()
             if self._heard[key].seconds(count, now_s) > self._silent_s
         ]
-        return [Lost(pipeline=n, nonce=nonce) for n, nonce in dict.fromkeys(lost)]
+        return [
+            Lost(pipeline=n, incarnation_id=incarnation_id)
+            for n, incarnation_id in dict.fromkeys(lost)
+        ]
 
     def _counts(self, keys: list[str]) -> dict[str, int]:
-        """In one message for all whose keys are known to exist."""
+        """Read the counts, in one message for all whose keys are known to exist."""
         known = [key for key in keys if key in self._heard]
         found = self._store.multi_get(known) if known else []
         counts = {key: int(value) for key, value in zip(known, found, strict=True)}

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from executor.coordinator.groups import Groups
+from executor.coordinator.groups import GroupRequests
 from executor.coordinator.messages import Answer, Ask, Hello, Late, Lost, Message, Take
-from executor.coordinator.pipelines import Pipeline, Pipelines
+from executor.coordinator.pipelines import PipelineRecord, Pipelines
 from planner.sync.groups.events import Scheduler
-from planner.sync.ledger import ShareLedger
+from planner.sync.ledger import WorkUnitLedger
 
 Rank = Hello | Take | Ask
 
@@ -29,7 +29,7 @@ class Coordinator:
         places: of each.
         ledger: of the shares.
         scheduler: of the groups; None where nobody asks for any.
-        averages_behind: whether ranks go on to the next share while they wait for a group, and
+        overlapped_averages: whether ranks go on to the next share while they wait for a group, and
             average. A group has ended for a rank once it asks for the next one.
     """
 
@@ -37,16 +37,18 @@ class Coordinator:
         self,
         pipelines: int,
         places: int,
-        ledger: ShareLedger,
+        ledger: WorkUnitLedger,
         scheduler: Scheduler | None,
         *,
-        averages_behind: bool = False,
+        overlapped_averages: bool = False,
     ) -> None:
         self.places = places
         self.ledger = ledger
-        self.averages_behind = averages_behind
+        self.overlapped_averages = overlapped_averages
         self._pipelines = Pipelines(pipelines, places)
-        self._groups = Groups(self._pipelines, scheduler, averages_behind=averages_behind)
+        self._groups = GroupRequests(
+            self._pipelines, scheduler, overlapped_averages=overlapped_averages
+        )
         self._joins = 0
         self._has_begun = False
         self._last: dict[str, int] | None = None
@@ -68,7 +70,7 @@ class Coordinator:
 
     @property
     def deadline_s(self) -> float | None:
-        """When it wants to be told that it is late."""
+        """Time after which it wants a message that it is late."""
         return self._groups.deadline_s
 
     def handle(self, message: Message, now_s: float) -> list[Answer]:
@@ -82,17 +84,17 @@ class Coordinator:
             case Late():
                 return list(self._groups.late(now_s))
             case Lost():
-                return list(self._lost(message.pipeline, message.nonce, now_s))
+                return list(self._lost(message.pipeline, message.incarnation_id, now_s))
             case Hello() | Take() | Ask():
                 return list(self._from_rank(message, now_s))
 
     @property
     def there(self) -> dict[str, int]:
-        """Lives of the pipelines that take part, by number, in the order in which they came."""
+        """Incarnations of the pipelines that take part, by number, in the order they came."""
         return self._pipelines.there
 
-    def lives(self) -> Iterator[tuple[int, str, frozenset[int]]]:
-        """Pipelines that are alive: number, nonce, and the places that have said hello."""
+    def incarnations(self) -> Iterator[tuple[int, str, frozenset[int]]]:
+        """Pipelines that are alive: number, incarnation_id, and the places that have said hello."""
         return self._pipelines.greeted()
 
     # --- ranks ---------------------------------------------------------------------------------
@@ -104,18 +106,20 @@ class Coordinator:
         pipeline = self._pipelines[message.pipeline]
         if isinstance(message, Hello):
             yield from self._hello(pipeline, message, now_s)
-        elif message.nonce != pipeline.nonce or not pipeline.greeted:
+        elif message.incarnation_id != pipeline.incarnation_id or not pipeline.greeted:
             yield Answer(message.queue, {"kind": "fenced"})
         elif isinstance(message, Take):
             yield from self._take(pipeline, message, now_s)
         else:
             yield from self._groups.ask(pipeline, message, now_s)
 
-    def _hello(self, pipeline: Pipeline, hello: Hello, now_s: float) -> Iterator[Answer]:
-        if hello.nonce != pipeline.nonce:
-            yield from self._lost(hello.pipeline, pipeline.nonce, now_s)
-            life = pipeline.life + 1
-            pipeline = self._pipelines.begin_life(hello.pipeline, hello.nonce, life)
+    def _hello(self, pipeline: PipelineRecord, hello: Hello, now_s: float) -> Iterator[Answer]:
+        if hello.incarnation_id != pipeline.incarnation_id:
+            yield from self._lost(hello.pipeline, pipeline.incarnation_id, now_s)
+            incarnation = pipeline.incarnation + 1
+            pipeline = self._pipelines.begin_incarnation(
+                hello.pipeline, hello.incarnation_id, incarnation
+            )
         told = pipeline.told.get((hello.place, "welcome"))
         if told is not None:
             yield told
@@ -128,7 +132,7 @@ class Coordinator:
         elif all(len(other.greeted) == self.places for other in self._pipelines):
             self._has_begun = True
             for number, other in enumerate(self._pipelines):
-                other.is_there = True
+                other.enter()
                 body = {"kind": "welcome", "step": 1, "donor": None}
                 yield from self._pipelines.tell_all(number, body)
 
@@ -152,8 +156,8 @@ class Coordinator:
         if giver.is_idle:
             step -= 1
         giver.snapshots.add(step)
-        self._pipelines[number].first_step = step
-        body = {"kind": "welcome", "step": step, "donor": [donor, giver.life]}
+        self._pipelines[number].begin_at(step)
+        body = {"kind": "welcome", "step": step, "donor": [donor, giver.incarnation]}
         yield from self._pipelines.tell_all(number, body)
         if giver.is_idle:
             # It waits and puts nothing aside before it is told something.
@@ -161,7 +165,7 @@ class Coordinator:
 
     # --- shares --------------------------------------------------------------------------------
 
-    def _take(self, pipeline: Pipeline, take: Take, now_s: float) -> Iterator[Answer]:
+    def _take(self, pipeline: PipelineRecord, take: Take, now_s: float) -> Iterator[Answer]:
         told = pipeline.told.get((take.place, "share"))
         if told is not None and told.body["step"] == take.step:
             yield told
@@ -171,9 +175,8 @@ class Coordinator:
         yield from self._groups.before_share(take, now_s)
         pipeline.taken[take.place] = pipeline.waiting[take.place] = take.step
         if not pipeline.is_there:
-            pipeline.is_there = True
             self._joins += 1
-            pipeline.since = self._joins
+            pipeline.enter_as(self._joins)
             yield from self._groups.join(take.pipeline, take.step, now_s)
         if len(pipeline.taken) == self.places and min(pipeline.taken.values()) == take.step:
             share = pipeline.shares.pop(take.step - 1, None)
@@ -191,8 +194,7 @@ class Coordinator:
                         continue
                     pipeline.shares[step] = share
                     if pipeline.is_idle:
-                        pipeline.is_idle = False
-                        pipeline.first_step = step
+                        pipeline.resume_at(step)
                         yield from self._groups.join(number, step, now_s)
                 yield self._tell_share(number, place, step, pipeline.shares[step])
         yield from self._rest(now_s)
@@ -208,11 +210,11 @@ class Coordinator:
         return self._pipelines.tell(number, place, {**body, "snapshot": snapshot})
 
     def _rest(self, now_s: float) -> Iterator[Answer]:
-        """Who waits at all places is in nobody's way; once all do, the work is over."""
+        """Let pipelines that wait at all ranks leave their groups; end the work once all wait."""
         for number, pipeline in enumerate(self._pipelines):
             waits = len(pipeline.waiting) == self.places and pipeline.is_there
             if waits and not pipeline.is_idle:
-                pipeline.is_idle = True
+                pipeline.rest()
                 yield from self._groups.leave(number, now_s)
         if not self._has_begun or self.ledger.remaining:
             return
@@ -224,11 +226,11 @@ class Coordinator:
 
     # --- losses --------------------------------------------------------------------------------
 
-    def _lost(self, number: int, nonce: str, now_s: float) -> Iterator[Answer]:
+    def _lost(self, number: int, incarnation_id: str, now_s: float) -> Iterator[Answer]:
         pipeline = self._pipelines[number]
-        if pipeline.nonce != nonce or not pipeline.greeted:
+        if pipeline.incarnation_id != incarnation_id or not pipeline.greeted:
             return
-        self._pipelines.begin_life(number, nonce, pipeline.life)
+        self._pipelines.begin_incarnation(number, incarnation_id, pipeline.incarnation)
         if pipeline.is_there:
             yield from self._groups.lose(number, pipeline, now_s)
         self.ledger.give_back(number)
@@ -236,10 +238,10 @@ class Coordinator:
             yield from self._hand_out(now_s)
 
     def report(self) -> dict[str, Any]:
-        """What became of every share, and of every pipeline."""
+        """Return what became of every work unit, and of every pipeline."""
         return {
             **asdict(self.ledger.report()),
             "failed": [self._groups.failed[number] for number in range(len(self._pipelines))],
-            "lives": [pipeline.life for pipeline in self._pipelines],
+            "incarnations": [pipeline.incarnation for pipeline in self._pipelines],
             "last": self._last,
         }

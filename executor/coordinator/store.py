@@ -1,4 +1,4 @@
-"""Where ranks and the coordinator meet: a store of torch, and the names of what lies in it."""
+"""The torch store at which ranks and the coordinator meet, and its keys."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from planner.errors import PipeplanError
 REQUESTS = "requests"
 REPORT = "report"
 STRANDED = "stranded"
-"""The report, once nobody is left who has the weights, and work is."""
+"""Key of the report, once work is left and no pipeline has the weights."""
 DONE = "done"
-"""How many shares are."""
+"""The number of work units."""
 ABOUT = "about"
 ENDED = "ended"
 THERE = "there"
-"""Lives of the pipelines that take part, by number, in the order in which they came, as JSON."""
+"""Incarnations of the pipelines that take part, by number, in the order they came; as JSON."""
 COORDINATOR_BEATS = "beats of the coordinator"
 BEAT_S = 0.1
 """From one sign of life to the next."""
 FENCED = -(2**40)
 """Added to the beats of who is given up: it learns so from its own next one."""
 AGAIN = b'{"kind": "again", "number": null}'
-"""To whoever waits for an answer: the coordinator that was asked is no more."""
+"""Sent to whoever waits for an answer from a coordinator that has ended."""
 _FOREVER = timedelta(days=30)
 """Blocking calls end by an answer; torch logs a warning for each timeout."""
 _TRY_AGAIN_S = 0.2
@@ -147,24 +147,24 @@ class Meeting:
         )
 
 
-def lives_there(store: Store) -> dict[int, int]:
-    """Lives of the pipelines that take part now, by number, in the order in which they came."""
+def incarnations_there(store: Store) -> dict[int, int]:
+    """Return the incarnations of the pipelines that take part now, in the order they came."""
     found = json.loads(store.get(THERE))
-    return {int(number): life for number, life in found.items()}
+    return {int(number): incarnation for number, incarnation in found.items()}
 
 
-def beats_of(pipeline: int, place: int, nonce: str) -> str:
+def beats_of(pipeline: int, place: int, incarnation_id: str) -> str:
     """The key at which a rank gives signs of life."""
-    return f"beats/{pipeline}.{place}.{nonce}"
+    return f"beats/{pipeline}.{place}.{incarnation_id}"
 
 
-def address_of(pipeline: int, place: int, life: int) -> str:
+def address_of(pipeline: int, place: int, incarnation: int) -> str:
     """The key of where a rank serves tensors."""
-    return f"address/{pipeline}.{place}.{life}"
+    return f"address/{pipeline}.{place}.{incarnation}"
 
 
 def store_is_gone(where: str) -> str:
-    """What whoever used the store is told."""
+    """Return the message for users of a store that is gone."""
     return (
         f"coordinator: the store at {where} is gone: the process that holds it, python -m "
         "executor.coordinator or torchrun, has ended; start it again, and all pipelines with "

@@ -18,10 +18,10 @@ from typing import Any
 
 from torch.distributed import DistError
 
-from executor.coordinator.stillness import Stillness
+from executor.coordinator.serve import Stillness
 from executor.coordinator.store import COORDINATOR_BEATS, Meeting
-from planner.artifacts.plan import Plan, Sync
-from planner.sync.lanes import lanes_of, pipelines_per_node
+from planner.plan.plan import Plan, Sync
+from planner.sync.pipeline_replicas import pipeline_replicas_of, pipelines_per_node
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +32,14 @@ _PAUSE_S = 0.2
 _SPARE_AFTER_S = 3.0
 """The first spare one is not started while all others start."""
 _MOST_PAUSE_S = 60.0
-"""Before another spare one is tried, where they keep ending."""
+"""Longest pause before another spare process is tried, where they keep ending."""
 _MOST_FAILURES = 3
-"""In a row, of processes that ended before they served."""
+"""Processes in a row that may end before they serve."""
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a coordinator hands out.
+class CoordinatorWork:
+    """The work that a coordinator hands out.
 
     Attributes:
         pipelines: how many.
@@ -56,7 +56,7 @@ class Work:
     pipelines_per_node: int
 
     def facts(self) -> dict[str, Any]:
-        """As JSON, for all to compare."""
+        """Return the work as JSON, which all compare."""
         return {
             "pipelines": self.pipelines,
             "places": self.places,
@@ -82,7 +82,7 @@ class SupervisedCoordinator:
 
     def __init__(
         self,
-        work: Work,
+        work: CoordinatorWork,
         meeting: Meeting,
         silent_s: float,
         give_up: Callable[[str], None],
@@ -115,7 +115,7 @@ class SupervisedCoordinator:
 
     @property
     def pid(self) -> int:
-        """Of the process that serves now."""
+        """Process id of the process that serves now."""
         return self._process.pid
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class SupervisedCoordinator:
                 _serve(self._process)
 
     def _keeps_failing(self) -> bool:
-        """Whether the process that ended has never served, as those before it."""
+        """Return whether the process that ended has never served, like those before it."""
         beats = self._beats_now()
         self._failures = self._failures + 1 if beats == self._beats else 0
         self._beats = beats
@@ -173,7 +173,7 @@ class SupervisedCoordinator:
         return int(self._store.add(COORDINATOR_BEATS, 0))
 
     def _status(self) -> int:
-        """Of the process that serves, once it has ended; one that stands still is ended."""
+        """Wait for the serving process to end, and return its status; end one that stands still."""
         self._stillness = Stillness()
         while True:
             with suppress(subprocess.TimeoutExpired):
@@ -216,17 +216,17 @@ def _serve(process: subprocess.Popen[bytes]) -> None:
         process.stdin.flush()
 
 
-def work_of(plan: Plan, steps: int, sync: Sync) -> Work:
-    """What a coordinator hands out for some iterations of a plan.
+def work_of(plan: Plan, steps: int, sync: Sync) -> CoordinatorWork:
+    """Return the work that a coordinator hands out for some iterations of a plan.
 
     Raises:
         PipeplanError: if the plan has no pipelines of their own.
     """
-    lanes = lanes_of(plan)
-    return Work(
-        pipelines=len(lanes),
-        places=len(lanes[0].devices),
-        shares=max(0, steps) * len(lanes),
+    replicas = pipeline_replicas_of(plan)
+    return CoordinatorWork(
+        pipelines=len(replicas),
+        places=len(replicas[0].devices),
+        shares=max(0, steps) * len(replicas),
         sync=sync,
-        pipelines_per_node=pipelines_per_node(lanes),
+        pipelines_per_node=pipelines_per_node(replicas),
     )

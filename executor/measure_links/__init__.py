@@ -1,6 +1,6 @@
 """``torchrun … -m executor.measure_links``: a cluster file from what its links do.
 
-``options`` reads the command line, ``turns`` decides who talks when, ``probe`` times messages and
-all-reduces, ``turn_taking`` lets one turn follow another, ``run`` leads through all of it, and
-``report`` tells what came of it. What is concluded from the figures is :mod:`planner.wiring`'s.
+``options`` reads the command line, ``turns`` decides who talks when and passes the turn on,
+``probe`` times messages and all-reduces, ``run`` leads through all of it, and ``report`` writes
+and prints the results. The cluster is concluded from the figures by :mod:`planner.topology`.
 """

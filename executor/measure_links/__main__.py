@@ -8,11 +8,10 @@ import sys
 import time
 import traceback
 
-from executor.error_line import print_error
+from executor.launch.console import print_error, record_for_torchrun
+from executor.launch.rank_options import WrongUsageError
 from executor.measure_links.interrupt import Interrupt
-from executor.measure_links.options import Options, parse_options
-from executor.rank_options import WrongUsageError
-from executor.torchrun_record import record_for_torchrun
+from executor.measure_links.options import MeasurementOptions, parse_options
 from planner.errors import PipeplanError
 
 _FIRST_COME_S = 1.0
@@ -48,8 +47,8 @@ def main() -> int:
     return 0
 
 
-def _measure(options: Options, rank: int, interrupt: Interrupt | None) -> None:
-    from planner.artifacts.document import require_file_path
+def _measure(options: MeasurementOptions, rank: int, interrupt: Interrupt | None) -> None:
+    from planner.records.document import require_file_path
 
     if rank == 0:
         require_file_path(options.output)
@@ -59,7 +58,7 @@ def _measure(options: Options, rank: int, interrupt: Interrupt | None) -> None:
 
 
 def _tell(error: PipeplanError, rank: int, status: int) -> int:
-    """What is wrong with the command all ranks find, and the first says it."""
+    """Print an error once: all ranks find what is wrong with the command."""
     # Before torch is loaded no ranks have met.
     met = "torch.distributed" in sys.modules and _have_met()
     if rank > 0 and not met:

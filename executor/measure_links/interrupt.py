@@ -30,7 +30,7 @@ class Interrupt:
         threading.Thread(target=self._listen, name="pipeplan-interrupt", daemon=True).start()
 
     def finish_with(self, finish: Callable[[], None]) -> None:
-        """From here on an interrupt calls this, on its own thread, and the process ends."""
+        """Call this on an interrupt from here on, on its own thread; the process then ends."""
         self._finish = finish
 
     def give_way(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from executor.rank_options import Add, RankParser, add_rank_options
+from executor.launch.rank_options import Add, RankParser, add_rank_options
 
 SUFFIXES = (".toml", ".json")
 DEFAULT_MOST_MIB = 256
@@ -18,8 +18,8 @@ DEFAULT_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the user typed.
+class MeasurementOptions:
+    """The options that the user typed.
 
     Attributes:
         output: the cluster file to write.
@@ -56,11 +56,11 @@ class Options:
 
     @property
     def of_equal(self) -> Callable[[Sequence[float]], float]:
-        """What counts of the seconds of equal messages."""
+        """The statistic of the times of equal messages."""
         return min if self.busy else median
 
 
-def parse_options() -> Options:
+def parse_options() -> MeasurementOptions:
     """Read the command line.
 
     Raises:
@@ -68,7 +68,7 @@ def parse_options() -> Options:
     """
     typed = vars(parser().parse_args())
     most_mib = typed.pop("most_mib")
-    return Options(**typed, most_bytes=int(most_mib * 2**20) // 8 * 8)
+    return MeasurementOptions(**typed, most_bytes=int(most_mib * 2**20) // 8 * 8)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -88,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_cluster(add: Add) -> None:
-    """What is written, and how."""
+    """The options of the output."""
     add(
         "-o",
         "--output",
@@ -97,7 +97,7 @@ def _add_cluster(add: Add) -> None:
         metavar="FILE",
         help="cluster file to write, .toml or .json (default cluster.toml)",
     )
-    add("--name", default="measured", help="of the cluster (default measured)")
+    add("--name", default="measured", help="name of the cluster (default: measured)")
     add(
         "--host",
         metavar="NAME",
@@ -114,7 +114,7 @@ def _add_cluster(add: Add) -> None:
 
 
 def _add_messages(add: Add) -> None:
-    """How many messages there are, and how large."""
+    """The options of the number and size of messages."""
     add(
         "--repeats",
         type=_repeats,
@@ -145,7 +145,7 @@ def _add_messages(add: Add) -> None:
 
 
 def _add_turns(add: Add) -> None:
-    """What is measured at the same time, and what is left out."""
+    """The options of what is measured together, and what is left out."""
     add(
         "--at-once",
         action="store_true",

@@ -12,20 +12,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from executor.failure import talking_to
-from executor.measure_links.options import Options
+from executor.distributed.failure import talking_to
+from executor.measure_links.options import MeasurementOptions
 from executor.measure_links.turns import Flow
 from planner.errors import PipeplanError
-from planner.wiring.message_fit import fit_one_way
+from planner.topology.message_fit import fit_one_way
 
 SHORT_BYTES = 8
-"""Of the shortest message, and of every answer."""
+"""Bytes of the shortest message, and of every answer."""
 SHORT_REPEATS = 30
 FIRST_BYTES = 2**16
 ROUNDS = 6
-"""Of flows at the same time; the first is not counted."""
+"""Rounds of concurrent flows; the first is not counted."""
 ATTEMPTS = 4
-"""To measure a way of which nothing can be concluded."""
+"""Attempts to measure a way of which nothing can be concluded."""
 _GROWTH = 4
 _WARM_UP = 3
 _LATE_S = 0.05
@@ -42,7 +42,7 @@ class Probe:
         options: how often and how long messages are.
     """
 
-    def __init__(self, device: torch.device, backend: str, options: Options) -> None:
+    def __init__(self, device: torch.device, backend: str, options: MeasurementOptions) -> None:
         self._device = device
         self._is_staged = device.type == "cuda" and backend == "gloo"
         self._repeats = options.repeats
@@ -81,7 +81,7 @@ class Probe:
         return found
 
     def _tells(self, found: dict[int, list[float]]) -> bool:
-        """Whether longer messages took longer; where others use the machine they may not have."""
+        """Return whether longer messages took longer; on a shared machine they may not have."""
         try:
             fit_one_way("here", "there", found, self._of_equal)
         except PipeplanError:

@@ -1,4 +1,4 @@
-"""What came of a measurement: the cluster file, tables for people, JSON for programs."""
+"""The report of a measurement: the cluster file, tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from executor.measure_links.options import Options
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.cluster_toml import cluster_toml
-from planner.artifacts.document import write_atomically
+from executor.measure_links.options import MeasurementOptions
+from planner.cluster.cluster import Cluster
+from planner.cluster.cluster_file import cluster_toml
 from planner.errors import PipeplanError
+from planner.records.document import write_atomically
+from planner.topology.choice import (
+    Latencies,
+    TopologyChoice,
+    TopologyFit,
+    choose_topology,
+    reduction_errors,
+    suited_latencies,
+)
+from planner.topology.measurements import Ends, Measurements
 from planner.units import format_seconds, plural
-from planner.wiring.choice import Choice, Judged, choose_wiring
-from planner.wiring.measured import Ends, Measurements
-from planner.wiring.reductions import Latencies, reduction_errors, suited_latencies
 
 MOST_PAIRS = 32
-"""Of more pairs only the extremes are shown."""
+"""With more pairs only the extremes are shown."""
 ASYMMETRIC = 0.1
 """Ways that differ by more than this, and more than the tolerance, are told."""
 UNEASY = 0.5
@@ -31,7 +37,7 @@ EXACT = 5e-4
 
 
 def conclude(
-    options: Options,
+    options: MeasurementOptions,
     backend: str,
     found: Measurements,
     notes: Sequence[str],
@@ -52,8 +58,8 @@ def conclude(
     """
     if not found.pairs:
         raise PipeplanError(notes)
-    choice = choose_wiring(found, options.tolerance, options.name)
-    latencies = suited_latencies(choice.taken.wiring.cluster, found)
+    choice = choose_topology(found, options.tolerance, options.name)
+    latencies = suited_latencies(choice.taken.topology.cluster, found)
     told = [*notes, *_notes(options, found, choice, latencies)]
     _write(options, latencies.cluster, _head(found, choice, backend, is_partial))
     if options.as_json:
@@ -71,7 +77,7 @@ def conclude(
     sys.stdout.flush()
 
 
-def _write(options: Options, cluster: Cluster, head: Iterable[str]) -> None:
+def _write(options: MeasurementOptions, cluster: Cluster, head: Iterable[str]) -> None:
     if options.output.suffix == ".json":
         cluster.save(options.output)
         return
@@ -79,22 +85,24 @@ def _write(options: Options, cluster: Cluster, head: Iterable[str]) -> None:
     write_atomically(options.output, comments + cluster_toml(cluster))
 
 
-def _head(found: Measurements, choice: Choice, backend: str, is_partial: bool) -> Iterator[str]:
+def _head(
+    found: Measurements, choice: TopologyChoice, backend: str, is_partial: bool
+) -> Iterator[str]:
     hosts = len({member.host for member in found.members})
     yield (
         f"Measured by executor.measure_links over {backend}: "
         f"{plural(len(found.members), 'rank')} on {plural(hosts, 'host')}."
     )
-    yield f"Wiring: {choice.taken.wiring.title}."
+    yield f"Wiring: {choice.taken.topology.title}."
     if is_partial:
         yield f"Interrupted: {plural(len(found.missing), 'pair')} of devices not measured."
 
 
 def _notes(
-    options: Options, found: Measurements, choice: Choice, latencies: Latencies
+    options: MeasurementOptions, found: Measurements, choice: TopologyChoice, latencies: Latencies
 ) -> Iterator[str]:
     if found.missing:
-        cluster = choice.taken.wiring.cluster
+        cluster = choice.taken.topology.cluster
         apart = [ends for ends in found.missing if cluster.route(*ends) is None]
         alike = [ends for ends in found.missing if ends not in apart]
         if apart:
@@ -142,7 +150,7 @@ def _shown(pairs: Sequence[Ends]) -> str:
 
 
 def _lines(
-    found: Measurements, choice: Choice, latencies: Latencies, tolerance: float
+    found: Measurements, choice: TopologyChoice, latencies: Latencies, tolerance: float
 ) -> Iterator[str]:
     yield from _pair_lines(found)
     yield ""
@@ -177,30 +185,30 @@ def _pair_lines(found: Measurements) -> Iterator[str]:
     yield from _table(head, rows)
 
 
-def _wiring_lines(found: Measurements, choice: Choice, tolerance: float) -> Iterator[str]:
+def _wiring_lines(found: Measurements, choice: TopologyChoice, tolerance: float) -> Iterator[str]:
     taken = choice.taken
     worst = abs(taken.worst.bandwidth)
-    yield f"wiring: {taken.wiring.title}; " + (
+    yield f"wiring: {taken.topology.title}; " + (
         "each pair's own bandwidth"
         if worst < EXACT
         else f"bandwidths within {worst:.1%} of the pairs' (tolerance {tolerance:.0%} and each "
         "pair's spread)"
     )
-    shapes: dict[str, Judged] = {}
+    shapes: dict[str, TopologyFit] = {}
     for row in choice.judged:
-        best = shapes.setdefault(row.wiring.shape, row)
+        best = shapes.setdefault(row.topology.shape, row)
         if row.explains and (not best.explains or _key(row) < _key(best)):
-            shapes[row.wiring.shape] = row
+            shapes[row.topology.shape] = row
     for shape, row in shapes.items():
-        if shape != taken.wiring.shape:
-            yield f"not {row.wiring.title}: {_against(row, taken)}"
+        if shape != taken.topology.shape:
+            yield f"not {row.topology.title}: {_against(row, taken)}"
 
 
-def _key(row: Judged) -> float:
+def _key(row: TopologyFit) -> float:
     return 0.0 if row.together is None else row.together
 
 
-def _against(row: Judged, taken: Judged) -> str:
+def _against(row: TopologyFit, taken: TopologyFit) -> str:
     if not row.explains:
         wrong = [error for error in row.errors if not error.is_within]
         far = max(wrong, key=lambda error: (abs(error.bandwidth), abs(error.latency)))
@@ -218,7 +226,7 @@ def _off(logarithm: float) -> str:
     return f"{logarithm:.0%}" if logarithm < 10 else "no path"
 
 
-def _together_lines(found: Measurements, taken: Judged) -> Iterator[str]:
+def _together_lines(found: Measurements, taken: TopologyFit) -> Iterator[str]:
     head = ("at the same time", "flow", "GB/s", "by the wiring")
     rows = []
     for row, guesses_s in zip(found.together, taken.predicted_s, strict=True):
@@ -271,10 +279,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _data(
-    options: Options,
+    options: MeasurementOptions,
     backend: str,
     found: Measurements,
-    choice: Choice,
+    choice: TopologyChoice,
     latencies: Latencies,
     notes: Sequence[str],
 ) -> dict[str, Any]:
@@ -286,7 +294,7 @@ def _data(
         "tolerance": options.tolerance,
         "ways": [asdict(way) for way in found.ways.values()],
         "missing_pairs": [list(ends) for ends in found.missing],
-        "wiring": taken.wiring.title,
+        "wiring": taken.topology.title,
         "wirings": [_judged_data(row) for row in choice.judged],
         "together": [
             {**asdict(row), "predicted_s": [s if s < math.inf else None for s in guesses_s]}
@@ -306,11 +314,11 @@ def _data(
     }
 
 
-def _judged_data(row: Judged) -> dict[str, Any]:
+def _judged_data(row: TopologyFit) -> dict[str, Any]:
     return {
-        "title": row.wiring.title,
+        "title": row.topology.title,
         "explains_pairs": row.explains,
         "worst_bandwidth_error": row.worst.bandwidth,
         "together_error": row.together if row.together is None or row.together < 1e6 else None,
-        "half_duplex_links": sum(link.duplex == "half" for link in row.wiring.cluster.links),
+        "half_duplex_links": sum(link.duplex == "half" for link in row.topology.cluster.links),
     }

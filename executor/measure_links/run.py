@@ -2,41 +2,211 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from executor.gloo_threads import let_others_finish
-from executor.measure_links.about import about_this_rank, members_of
-from executor.measure_links.interrupt import Interrupt, nothing_measured
-from executor.measure_links.options import Options
-from executor.measure_links.probe import Probe
-from executor.measure_links.record import Record
-from executor.measure_links.report import conclude
-from executor.measure_links.turn_taking import TurnTaking
-from executor.measure_links.turns import Turn, all_turns
-from executor.place import Place
-from executor.process_group import (
+from executor.distributed.host_tuning import let_others_finish
+from executor.distributed.process_group import (
     backend_of,
     device_of_this_process,
     process_group,
     require_backend,
 )
+from executor.launch.run import PlanRank
+from executor.measure_links.interrupt import Interrupt, nothing_measured
+from executor.measure_links.options import MeasurementOptions
+from executor.measure_links.probe import Probe
+from executor.measure_links.report import conclude
+from executor.measure_links.turns import Flow, Turn, TurnTaking, all_turns
+from planner.cluster.device_types import KnownType, cpu_type, gpu_type
+from planner.cluster.hardware import GIB
 from planner.errors import PipeplanError
-from planner.tracing.torch_private import default_store
+from planner.model.tracing.torch_private import default_store
+from planner.topology.candidates import NETWORK
+from planner.topology.measurements import (
+    ConcurrentMessages,
+    Ends,
+    MeasuredRank,
+    Measurements,
+    TimedReduction,
+)
+from planner.topology.message_fit import OfEqual, OneWay, fit_one_way
+from planner.units import format_seconds, plural
+
+Found = Mapping[int, Any]
+"""By rank, what it said of a turn: plain JSON values."""
+
+
+class MeasurementRecord:
+    """Grows turn by turn.
+
+    Args:
+        members: devices by rank.
+        types: of devices, by name.
+        of_equal: what counts of equal messages and all-reduces.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[MeasuredRank],
+        types: Mapping[str, KnownType],
+        of_equal: OfEqual = median,
+    ) -> None:
+        self._of_equal = of_equal
+        self.members = tuple(members)
+        self.types = dict(types)
+        self.turns_done = 0
+        self._ways: dict[Ends, OneWay] = {}
+        self._together: list[ConcurrentMessages] = []
+        self._reductions: list[TimedReduction] = []
+        self.notes: list[str] = [known.note for known in types.values() if known.note]
+
+    @property
+    def measurements(self) -> Measurements:
+        """Return the results so far."""
+        types = {name: known.figures for name, known in self.types.items()}
+        return Measurements(
+            self.members, types, dict(self._ways), tuple(self._together), tuple(self._reductions)
+        )
+
+    def add(self, turn: Turn, found: Found) -> str:
+        """Note what a turn found.
+
+        Returns:
+            A line about it.
+        """
+        said = {"pair": self._add_pairs, "together": self._add_flows}.get(turn.kind, self._add_sums)
+        line = said(turn, found)
+        self.turns_done += 1
+        return line
+
+    def _ends(self, flow: Flow) -> Ends:
+        source, target = flow
+        return self.members[source].name, self.members[target].name
+
+    def _add_pairs(self, turn: Turn, found: Found) -> str:
+        said = []
+        for first, second in turn.flows:
+            for source, target in ((first, second), (second, first)):
+                samples = {int(key): row for key, row in found[source][str(target)].items()}
+                said.append(self._add_way(self._ends((source, target)), samples))
+        return "; ".join(said)
+
+    def _add_way(self, ends: Ends, samples: Mapping[int, Sequence[float]]) -> str:
+        try:
+            way = self._ways[ends] = fit_one_way(*ends, samples, self._of_equal)
+        except PipeplanError as error:
+            self.notes += error.problems
+            return error.problems[0]
+        return (
+            f"{ends[0]} > {ends[1]}: {format_seconds(way.latency_s)}, "
+            f"{way.bandwidth_gb_per_s:.4g} GB/s"
+        )
+
+    def _add_flows(self, turn: Turn, found: Found) -> str:
+        rows = [found[target][str(source)] for source, target in turn.flows]
+        row = ConcurrentMessages(
+            turn.shows,
+            tuple(self._ends(flow) for flow in turn.flows),
+            tuple(bytes_ for bytes_, _ in rows),
+            tuple(median(spans) for _, spans in rows),
+        )
+        self._together.append(row)
+        flows = ", ".join(
+            f"{a} > {b} {rate:.4g} GB/s"
+            for (a, b), rate in zip(row.flows, row.rates_gb_per_s, strict=True)
+        )
+        return f"at the same time ({turn.shows}): {flows}"
+
+    def _add_sums(self, turn: Turn, found: Found) -> str:
+        devices = tuple(self.members[rank].name for rank in turn.group)
+        said = []
+        for key in found[turn.group[0]]:
+            # It is over when the last rank has it.
+            columns = zip(*(found[rank][key] for rank in turn.group), strict=True)
+            seconds = self._of_equal([max(column) for column in columns])
+            self._reductions.append(TimedReduction(devices, int(key), seconds))
+            said.append(f"{int(key):,} bytes {format_seconds(seconds)}")
+        return f"all-reduce among {plural(len(devices), 'rank')}: {', '.join(said)}"
+
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.:-]+")
+_MOST_CHARACTERS = 90
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def about_this_rank(device: torch.device, host: str | None) -> dict[str, Any]:
+    """Plain JSON values for the other ranks.
+
+    Args:
+        device: of this rank.
+        host: as the user calls the machine; None for the machine's own name.
+    """
+    boot = ""
+    if host is None:
+        # Two machines may bear one name, such as localhost.
+        with suppress(OSError):
+            boot = _BOOT.read_text().strip()
+    about: dict[str, Any] = {"host": host or socket.gethostname(), "boot": boot, "gpu": None}
+    if device.type == "cuda":
+        about["gpu"] = torch.cuda.get_device_name(device)
+        about["memory_gib"] = torch.cuda.get_device_properties(device).total_memory / GIB
+    return about
+
+
+def members_of(
+    abouts: Sequence[Mapping[str, Any]],
+) -> tuple[tuple[MeasuredRank, ...], dict[str, KnownType]]:
+    """Devices by rank, and their types by name."""
+    hosts = _host_names([(about["host"], about["boot"]) for about in abouts])
+    types: dict[str, KnownType] = {}
+    members = []
+    places: Counter[tuple[str, str]] = Counter()
+    for host, about in zip(hosts, abouts, strict=True):
+        gpu = about["gpu"]
+        known = cpu_type() if gpu is None else gpu_type(gpu, about["memory_gib"])
+        kind = "cpu" if gpu is None else "gpu"
+        name = f"{host}/{kind}{places[host, kind]}"
+        places[host, kind] += 1
+        types.setdefault(known.name, known)
+        members.append(MeasuredRank(name, host, known.name))
+    return tuple(members), types
+
+
+def _host_names(machines: Sequence[tuple[str, str]]) -> list[str]:
+    """One name for each machine, of characters that a cluster file takes."""
+    named: dict[tuple[str, str], str] = {}
+    for machine in machines:
+        if machine in named:
+            continue
+        plain = _NOT_IN_NAMES.sub("-", machine[0])[:_MOST_CHARACTERS].strip("-") or "host"
+        taken = {*named.values(), NETWORK}
+        name, number = plain, 2
+        while name in taken:
+            name, number = f"{plain}-{number}", number + 1
+        named[machine] = name
+    return [named[machine] for machine in machines]
+
 
 _TELL_EVERY_S = 1.0
 _TELL_ALL = 40
-"""Of so few turns each is told."""
+"""With so few turns each is reported."""
 
 
-def measure(options: Options, interrupt: Interrupt | None) -> None:
+def measure(options: MeasurementOptions, interrupt: Interrupt | None) -> None:
     """Measure, and on the first rank write and tell.
 
     Args:
@@ -46,7 +216,7 @@ def measure(options: Options, interrupt: Interrupt | None) -> None:
     Raises:
         PipeplanError: if it cannot be measured, or a rank is lost.
     """
-    place = Place.of_this_process()
+    place = PlanRank.of_this_process()
     if place.world_size < 2:
         raise PipeplanError(
             "there is one process, and links join two or more; start one a device, such as "
@@ -66,7 +236,7 @@ def measure(options: Options, interrupt: Interrupt | None) -> None:
             together=options.together,
             reductions=options.reductions,
         )
-        record = Record(members, types, options.of_equal)
+        record = MeasurementRecord(members, types, options.of_equal)
         if interrupt is not None:
             interrupt.finish_with(lambda: _keep(options, backend, record, turns))
         groups = _groups(turns, device, options.timeout_s)
@@ -78,7 +248,9 @@ def measure(options: Options, interrupt: Interrupt | None) -> None:
         conclude(options, backend, record.measurements, record.notes)
 
 
-def _keep(options: Options, backend: str, record: Record, turns: Sequence[Turn]) -> None:
+def _keep(
+    options: MeasurementOptions, backend: str, record: MeasurementRecord, turns: Sequence[Turn]
+) -> None:
     """Write what is known of what was to be measured."""
     notes = [*record.notes, _left_out(turns[record.turns_done :])]
     found = record.measurements
@@ -126,7 +298,7 @@ def _take_turns(
     taking: TurnTaking,
     probe: Probe,
     groups: Mapping[tuple[int, ...], Any],
-    record: Record,
+    record: MeasurementRecord,
 ) -> None:
     told_s = 0.0
     for number, turn in enumerate(turns):
@@ -144,7 +316,7 @@ def _take_turns(
 
 
 def _part(turn: Turn, probe: Probe, groups: Mapping[tuple[int, ...], Any]) -> Any:
-    """What this rank found in a turn, as plain JSON values."""
+    """Return this rank's results of a turn, as plain JSON values."""
     if turn.kind == "together":
         return probe.flow(turn.flows)
     if turn.kind == "all-reduce":

@@ -1,14 +1,24 @@
-"""Who talks when: the same list on every rank.
+"""The turns in which ranks talk, the same list on every rank.
 
 First every pair, alone; then flows at the same time, which show what pairs share; then all-reduces.
+
+One turn after another, and what each found, by way of the store that the ranks met at.
+
+Who waits for a turn asks the store once and is told when it comes: nothing is sent meanwhile.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import combinations
-from typing import Literal
+from typing import Any, Literal
+
+from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]
+
+from executor.distributed.failure import talking_to
 
 Kind = Literal["pair", "together", "all-reduce"]
 Flow = tuple[int, int]
@@ -19,7 +29,7 @@ MOST_DENSE = 8
 
 @dataclass(frozen=True)
 class Turn:
-    """What is measured at a time.
+    """The measurements that run at a time.
 
     Attributes:
         kind: ``pair`` (each of the flows and its reverse, one after the other; those of different
@@ -36,7 +46,7 @@ class Turn:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Who takes part, sorted."""
+        """The ranks that take part, sorted."""
         return tuple(sorted({*self.group, *(rank for flow in self.flows for rank in flow)}))
 
 
@@ -127,3 +137,58 @@ def groups(hosts: Sequence[str]) -> Iterator[tuple[int, ...]]:
     one_each = tuple({host: rank for rank, host in reversed(list(enumerate(hosts)))}.values())
     found.append(tuple(sorted(one_each)))
     yield from (group for group in dict.fromkeys(found) if len(group) > 1)
+
+
+_ENDED = "turns that ended"
+
+
+class TurnTaking:
+    """Turns by their numbers, from 0 on.
+
+    Args:
+        store: of these ranks alone.
+        rank: this one.
+        world_size: number of ranks.
+        timeout_s: to wait while no turn ends; a rank may have to wait for those of all others.
+    """
+
+    def __init__(self, store: Store, rank: int, world_size: int, timeout_s: float) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._timeout = timedelta(seconds=timeout_s)
+
+    def gather(self, said: Any) -> list[Any]:
+        """Return each rank's facts about itself, by rank; plain JSON values."""
+        self._store.set(f"about/{self._rank}", json.dumps(said))
+        return [self._read(f"about/{rank}", f"rank {rank}") for rank in range(self._world_size)]
+
+    def await_turn(self, number: int) -> None:
+        """Until the turns before are done."""
+        if number:
+            self._wait(f"turn/{number}", "the ranks whose turn it is")
+
+    def done(self, number: int, ranks: int, found: Any) -> None:
+        """This rank's part is done; the last of the turn's ranks lets the next one begin."""
+        self._store.set(f"found/{number}/{self._rank}", json.dumps(found))
+        if self._store.add(f"done/{number}", 1) == ranks:
+            self._store.add(_ENDED, 1)
+            self._store.set(f"turn/{number + 1}", "")
+
+    def found(self, number: int, rank: int) -> Any:
+        """Return a rank's results of a turn, once it has them."""
+        return self._read(f"found/{number}/{rank}", f"rank {rank}, whose turn it is")
+
+    def _wait(self, key: str, whom: str) -> None:
+        with talking_to(whom):
+            ended, before = self._store.add(_ENDED, 0), -1
+            while ended != before:
+                try:
+                    return self._store.wait([key], self._timeout)
+                except DistStoreError:
+                    ended, before = self._store.add(_ENDED, 0), ended
+            raise RuntimeError(f"no turn ended within {self._timeout.total_seconds():g} s")
+
+    def _read(self, key: str, whom: str) -> Any:
+        self._wait(key, whom)
+        return json.loads(self._store.get(key))

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from executor.error_line import print_error
-from executor.process_group import device_of_this_process
+from executor.distributed.process_group import device_of_this_process
+from executor.launch.console import print_error
+from executor.launch.rank_options import add_device_option
 from executor.profiling.measure import Patience
-from executor.profiling.profile import Request, hardware_name, profile
-from executor.rank_options import add_device_option
-from planner.artifacts.hardware import GIB
-from planner.artifacts.job import Job, job_with
+from executor.profiling.profile import ProfileRequest, hardware_name, profile
+from planner.cluster.device_types import cpu_type, gpu_type
+from planner.cluster.hardware import GIB
 from planner.errors import PipeplanError
-from planner.wiring.device_types import cpu_type, gpu_type
+from planner.job import Job, job_with
 
 _INTERRUPTED = "interrupted: what was measured is kept; the same command goes on"
 _NOT_BEGUN = "interrupted: nothing was measured yet"
@@ -55,14 +55,14 @@ def _profiled(options: argparse.Namespace) -> tuple[int, dict[str, Any], str]:
     return 0, document, f"wrote {request.output}"
 
 
-def _request(options: argparse.Namespace) -> Request:
+def _request(options: argparse.Namespace) -> ProfileRequest:
     job = job_with(Job.load(options.job) if options.job else Job(), options.set or [])
     device = device_of_this_process(options.device)
     if options.threads is not None:
         _set_threads(options.threads, device)
     if not 0 <= options.seconds < float("inf"):
         raise PipeplanError(f"--seconds: {options.seconds}; give 0 or more")
-    return Request(
+    return ProfileRequest(
         model=options.model,
         job=job,
         sizes=_sizes(options.samples, job),
@@ -88,10 +88,10 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--samples",
         metavar="N,N,...",
-        help="microbatch sizes (default: the job's, half and twice of it)",
+        help="microbatch sizes (default: the job's, half of it and twice it)",
     )
     add_device_option(found.add_argument)
-    found.add_argument("--threads", type=int, help="of a CPU (default torch's own choice)")
+    found.add_argument("--threads", type=int, help="CPU threads (default: torch's own choice)")
     found.add_argument(
         "--type",
         metavar="NAME",
@@ -101,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
         "--seconds",
         type=float,
         default=1.0,
-        help="of rounds of each layer and size, at least three of them (default 1)",
+        help="time to measure each layer and size for, at least three rounds (default: 1)",
     )
     found.add_argument(
         "-o",
@@ -109,7 +109,7 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         default=Path("costs.json"),
         metavar="FILE",
-        help="costs file; one that is there is added to (default costs.json)",
+        help="costs file to write; an existing one is extended (default: costs.json)",
     )
     found.add_argument(
         "--json", action="store_true", help="one JSON document on stdout: what was written"

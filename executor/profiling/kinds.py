@@ -1,4 +1,4 @@
-"""Which layers of an exported step do the same work, so that one of them is measured for all."""
+"""Groups of layers that do the same work, so that one of them is measured for all."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from executor.cutting.stage_module import memory_order
-from planner.tracing.export import ExportedStep
-from planner.tracing.layers import LayerAssignment
-from planner.tracing.torch_private import tree_map_only
+from executor.split.stage_module import memory_order
+from planner.model.tracing.export import ExportedStep
+from planner.model.tracing.layers import LayerAssignment
+from planner.model.tracing.torch_private import tree_map_only
 
 
 def alike(signatures: Sequence[dict[str, str]]) -> list[tuple[str, ...]]:
@@ -77,7 +77,7 @@ class _Signature:
         self._write(node, line)
 
     def _number(self, node: fx.Node) -> int:
-        """Of a value that the layer reads; written down when it is met first."""
+        """Return the number of a value that the layer reads, given when it is met first."""
         key = self._identity(node)
         if key not in self.numbers:
             if node in self.layers.static:

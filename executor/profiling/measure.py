@@ -3,33 +3,75 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 
-from executor.profiling.clock import timed_round
-from executor.profiling.filled import entries, gradients, held, received
-from executor.profiling.held import Held, held_bytes
 from executor.profiling.layer_run import (
     BACKWARD,
     FORWARD,
     INPUT_GRADIENT,
     OPERATIONS,
     WEIGHT_GRADIENT,
+    Held,
     LayerRun,
+    entries,
+    gradients,
+    held,
+    held_bytes,
+    received,
 )
 from executor.profiling.sizes import SizedModel
-from planner.artifacts.costs import SizedCosts, Timing
-from planner.artifacts.link_table import FloatArray
+from planner.cluster.link_table import FloatArray
 from planner.errors import PipeplanError
-from planner.tracing.user_code import told
+from planner.model.measured_costs import SizedCosts, Timing
+from planner.model.tracing.user_code import one_line
+
+Run = Callable[[int], None]
+"""Runs the operation at a place."""
+
+
+def timed_round(run: Run, operations: int, device: torch.device) -> list[float]:
+    """Run the operations of a round one after the other.
+
+    Args:
+        run: one of them, by its place.
+        operations: how many.
+        device: that computes.
+
+    Returns:
+        Seconds of each.
+    """
+    if device.type == "cuda":
+        return _by_events(run, operations, device)
+    times = [time.perf_counter()]
+    for place in range(operations):
+        run(place)
+        times.append(time.perf_counter())
+    return [end - start for start, end in pairwise(times)]
+
+
+def _by_events(run: Run, operations: int, device: torch.device) -> list[float]:
+    """A GPU works behind: its own marks between the operations, read when all are done."""
+    marks = [
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for _ in range(operations + 1)
+    ]
+    torch.cuda.synchronize(device)
+    marks[0].record()
+    for place in range(operations):
+        run(place)
+        marks[place + 1].record()
+    torch.cuda.synchronize(device)
+    return [a.elapsed_time(b) / 1e3 for a, b in pairwise(marks)]
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How much measuring is enough.
+    """The amount of measuring that is enough.
 
     Attributes:
         seconds: of rounds that count, if there are enough of them.
@@ -58,7 +100,7 @@ def measured(model: SizedModel, layer: str, device: torch.device, patience: Pati
     except (RuntimeError, IndexError, ValueError) as error:
         remedy = "give smaller --samples" if _is_memory(error) else "see the layer's own code"
         raise PipeplanError(
-            f"layer {layer!r} cannot be run alone at {model.samples} samples: {told(error)}; "
+            f"layer {layer!r} cannot be run alone at {model.samples} samples: {one_line(error)}; "
             f"{remedy}"
         ) from error
 

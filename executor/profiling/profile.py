@@ -11,27 +11,27 @@ from pathlib import Path
 
 import torch
 
-from executor.heap import keep_freed_memory
+from executor.distributed.host_tuning import keep_freed_memory
 from executor.profiling.kinds import alike
 from executor.profiling.measure import Patience, measured
 from executor.profiling.sizes import SizedModel, sized_model
-from planner.artifacts.costs import Costs, LayerKind, SizedCosts
-from planner.artifacts.document import require_file_path
-from planner.artifacts.job import Job
 from planner.errors import PipeplanError
+from planner.job import Job
+from planner.model.measured_costs import Costs, LayerKind, SizedCosts
+from planner.records.document import require_file_path
 from planner.units import plural
 
 UNSTEADY = 1.0
 """A spread over its median that no machine which does nothing else shows."""
 MATTERS_S = 1e-3
-"""What takes less varies more, and weighs little."""
+"""Shorter times vary more, and weigh little."""
 Told = Callable[[str], None]
 """Called with a line of progress."""
 
 
 @dataclass(frozen=True)
-class Request:
-    """What is to be measured.
+class ProfileRequest:
+    """The request for a profile.
 
     Attributes:
         model: ``module:factory``, which is imported.
@@ -52,7 +52,7 @@ class Request:
     patience: Patience
 
 
-def profile(request: Request, tell: Told) -> Costs:
+def profile(request: ProfileRequest, tell: Told) -> Costs:
     """Measure every kind of layer at every size that the output does not have yet, or not surely.
 
     Args:
@@ -96,12 +96,12 @@ def profile(request: Request, tell: Told) -> Costs:
 
 
 def _is_unsteady(row: SizedCosts) -> bool:
-    """Whether times that matter varied so much that something else took part."""
+    """Return whether times that matter varied so much that other work must have interfered."""
     timings = (row.forward, row.backward, row.input_gradient, row.weight_gradient)
     return any(time.median_s >= MATTERS_S and time.spread > UNSTEADY for time in timings)
 
 
-def _begun(request: Request, models: Sequence[SizedModel]) -> Costs:
+def _begun(request: ProfileRequest, models: Sequence[SizedModel]) -> Costs:
     """A costs file without figures, or the one that is there."""
     fresh = _empty(request, models)
     if not request.output.exists():
@@ -132,7 +132,7 @@ def _begun(request: Request, models: Sequence[SizedModel]) -> Costs:
     return old
 
 
-def _empty(request: Request, models: Sequence[SizedModel]) -> Costs:
+def _empty(request: ProfileRequest, models: Sequence[SizedModel]) -> Costs:
     return Costs(
         model=models[0].graph.name,
         precision=request.job.precision,
@@ -173,7 +173,7 @@ def _line(kind: LayerKind, row: SizedCosts) -> str:
 
 
 def hardware_name(device: torch.device) -> str:
-    """What computes, by the name that torch or the system gives it."""
+    """Return the name of the processor, as torch or the system gives it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     rows = Path("/proc/cpuinfo")

@@ -9,16 +9,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from executor.cutting.cut import cut_layer
-from executor.cutting.piece_graph import Filled
-from executor.cutting.stage_module import StageModule
 from executor.profiling.kinds import signatures_of
-from planner.artifacts.graph_record import GraphRecord
-from planner.artifacts.job import Job
-from planner.tracing.export import ExportedStep
-from planner.tracing.factory import example_batch
-from planner.tracing.layers import LayerAssignment
-from planner.tracing.trace import trace_step
+from executor.split.model_split import cut_layer
+from executor.split.piece_graph import Filled
+from executor.split.stage_module import StageModule
+from planner.job import Job
+from planner.model.graph_record import GraphRecord
+from planner.model.tracing.export import ExportedStep
+from planner.model.tracing.factory import example_batch
+from planner.model.tracing.layers import LayerAssignment
+from planner.model.tracing.trace import trace_step
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class SizedModel:
 
     @property
     def samples(self) -> int:
-        """Of a microbatch."""
+        """Samples of a microbatch."""
         return self.job.samples_per_microbatch
 
     @cached_property
@@ -51,12 +51,12 @@ class SizedModel:
 
     @cached_property
     def flops(self) -> Mapping[str, int]:
-        """Of each layer's forward."""
+        """FLOPs of each layer's forward, by name."""
         return {layer.name: layer.forward_flops for layer in self.graph.layers}
 
     @cached_property
     def signatures(self) -> dict[str, str]:
-        """Of each layer's work."""
+        """Signatures of each layer's work, by name."""
         return signatures_of(self.exported, self.layers, self.takes_gradient)
 
     def cut(self, layer: str, filled: Filled, device: torch.device) -> StageModule:

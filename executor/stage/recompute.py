@@ -6,15 +6,16 @@ numbers of the first and leaves no trace in buffers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx, nn
 
-from executor.random_state import RandomState
 from executor.stage.statistics import Statistics
+from executor.training.data import RandomState
+from planner.model.tracing.sharing import attribute_of
 
 Run = Callable[..., tuple[Tensor, ...]]
 
@@ -28,7 +29,7 @@ class Recomputed:
         written: for each input, whether the piece writes into it; it gets a copy then.
         differentiable: for each value it returns, whether it takes a gradient.
         is_random: whether it draws random numbers.
-        statistics: of the stage; the second run leaves them alone.
+        statistics: of the stage, if it has any; the second run leaves them alone.
         context: how operations run, from a random state or from where the generator is.
         device: whose random numbers are drawn.
     """
@@ -40,7 +41,7 @@ class Recomputed:
         written: Sequence[bool],
         differentiable: Sequence[bool],
         is_random: bool,
-        statistics: Statistics,
+        statistics: Statistics | None,
         context: Callable[[RandomState | None], AbstractContextManager[None]],
         device: torch.device,
     ) -> None:
@@ -60,7 +61,7 @@ class Recomputed:
         return _RunAgain.apply(self.anchor, self, *inputs)  # type: ignore[no-any-return,no-untyped-call]
 
     def own(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """What a run may write into."""
+        """Return the inputs, with copies of those that a run may write into."""
         return [
             x.clone() if is_written else x
             for x, is_written in zip(inputs, self.written, strict=True)
@@ -84,7 +85,8 @@ class _RunAgain(torch.autograd.Function):
         piece, inputs = ctx.piece, ctx.inputs
         del ctx.inputs
         leaves = [x.detach().requires_grad_(x.requires_grad) for x in inputs]
-        with torch.enable_grad(), piece.statistics.paused(), piece.context(ctx.state):
+        paused = nullcontext() if piece.statistics is None else piece.statistics.paused()
+        with torch.enable_grad(), paused, piece.context(ctx.state):
             outputs = piece.again(*piece.own(leaves))
         pairs = [
             (output, gradient)
@@ -95,3 +97,43 @@ class _RunAgain(torch.autograd.Function):
             started, given = zip(*pairs, strict=True)
             torch.autograd.backward(started, given)
         return (None, None, *(leaf.grad for leaf in leaves))
+
+
+BeforeUse = Callable[[Sequence[str]], None]
+"""Told the names (FQNs) of parameters that are about to be used; returns once they may be."""
+
+
+class _Gate(nn.Module):
+    """Stands before the first operation that uses some parameters."""
+
+    def __init__(self, names: Sequence[str], before_use: BeforeUse) -> None:
+        super().__init__()
+        self.names = names
+        self.before_use = before_use
+
+    def forward(self) -> None:
+        self.before_use(self.names)
+
+
+def put_gates(
+    module: fx.GraphModule, parameters: Mapping[str, nn.Parameter], before_use: BeforeUse
+) -> None:
+    """Put a gate before each operation that is the first to use a parameter that trains.
+
+    Args:
+        module: rewritten in place.
+        parameters: of the stage, by the model's own names (FQNs).
+        before_use: told the names.
+    """
+    name_of = {id(p): name for name, p in parameters.items() if p.requires_grad}
+    passed: set[str] = set()
+    for number, node in enumerate(list(module.graph.nodes)):
+        used = [n for n in node.all_input_nodes if n.op == "get_attr"]
+        found = [name_of.get(id(attribute_of(module, str(n.target)))) for n in used]
+        names = [name for name in dict.fromkeys(found) if name and name not in passed]
+        if names and node.op != "output":
+            passed.update(names)
+            module.add_module(f"gate_{number}", _Gate(names, before_use))
+            with module.graph.inserting_before(node):
+                module.graph.call_module(f"gate_{number}")
+    module.recompile()

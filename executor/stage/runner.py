@@ -1,4 +1,4 @@
-"""One stage on one rank: forwards, and backwards whole or in two halves, of its microbatches."""
+"""One stage on one rank: forwards and backwards of its microbatches."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ import torch
 from torch import Tensor, fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from executor.cutting.stage_module import Piece, StageModule
-from executor.random_state import RandomState, seed_generator
-from executor.stage.gates import BeforeUse, put_gates
-from executor.stage.recompute import Recomputed, Run
+from executor.runtime.worker import TensorSpec
+from executor.split.stage_module import Piece, StageModule
+from executor.stage.recompute import BeforeUse, Recomputed, Run, put_gates
+from executor.stage.split_backward import defer_weight_gradients
 from executor.stage.statistics import Statistics, note_statistics
-from executor.stage.waiting import Added, Queue, WeightGradients
-from executor.stage.weight_gradients import defer_weight_gradients
+from executor.stage.weight_gradients import Added, Queue, WeightGradients, ignore
+from executor.training.data import (
+    BatchOf,
+    RandomState,
+    microbatch_seed,
+    seed_generator,
+    state_bytes,
+)
 
 CPU = torch.device("cpu")
 
 
 @dataclass
 class _InFlight:
-    """What a microbatch keeps between forward and backward.
+    """The state that a microbatch keeps between forward and backward.
 
     Attributes:
         leaves: received tensors that take a gradient.
@@ -41,16 +47,20 @@ class StageRunner:
     """Runs one stage, holding what autograd needs between forward and backward.
 
     Gradients accumulate in the parameters' ``grad``: the mean over ``microbatches``, times
-    ``loss_scale``. The attribute ``added`` is told of each parameter that something other than
-    autograd has added to.
+    the loss scale.
+
+    Attributes:
+        statistics: what the iteration's microbatches observed; None where the stage has no running
+            statistics or counters.
 
     Args:
         stage: cut out of the model.
         microbatches: of one iteration, over all replicas.
-        split: the microbatches whose backward runs in two halves here.
+        split: the microbatches whose backward is split into input and weight gradients here.
         device: of tensors.
         autocast: what torch's autocast lowers operations to in the forward; None: as they are.
-        before_use: told before a forward uses parameters; None: nobody wants to know.
+        before_use: called before a forward uses parameters; None: no one waits for them.
+        added: called with each parameter whose gradient something other than autograd has added to.
     """
 
     def __init__(
@@ -61,28 +71,40 @@ class StageRunner:
         device: torch.device = CPU,
         autocast: torch.dtype | None = None,
         before_use: BeforeUse | None = None,
+        added: Added = ignore,
     ) -> None:
         self.stage = stage
         self.microbatches = microbatches
         self.split = frozenset(split)
         self.device = device
         self.autocast = autocast
-        self.loss_scale = 1.0
-        self.added: Added = _nobody
-        self.statistics = Statistics(microbatches, stage.buffers)
+        # Of the stage's boundaries, which are the same for every microbatch.
+        self._is_last = stage.is_last
+        self._outputs = stage.outputs
+        self._received_orders = [boundary.received_order for boundary in stage.receives]
+        self._receives_random_state = stage.receives_random_state
+        self._sends_random_state = stage.sends_random_state
+        self._loss_scale = 1.0
+        self._added = added
+        statistics = Statistics(microbatches, stage.buffers)
         self._queue = Queue()
         self._in_flight: dict[int, _InFlight] = {}
         self._left: dict[int, WeightGradients] = {}
-        graphs = [note_statistics(piece.graph, self.statistics) for piece in stage.pieces]
+        graphs = [note_statistics(piece.graph, statistics) for piece in stage.pieces]
         if before_use is not None:
             for graph in graphs:
                 put_gates(graph, stage.parameters, before_use)
+        self.statistics = None if statistics.is_empty else statistics
         pairs = list(zip(stage.pieces, graphs, strict=True))
-        self._whole = [self._run(piece, graph, graph) for piece, graph in pairs]
-        self._halves = self._whole
+        self._whole_runs = [self._run(piece, graph, graph) for piece, graph in pairs]
+        self._split_runs = self._whole_runs
         if self.split:
             deferred = [(p, g, defer_weight_gradients(g, self._queue)) for p, g in pairs]
-            self._halves = [self._run(*row) for row in deferred]
+            self._split_runs = [self._run(*row) for row in deferred]
+
+    def begin(self, loss_scale: float) -> None:
+        """Begin an iteration, whose loss is multiplied by ``loss_scale``."""
+        self._loss_scale = loss_scale
 
     def _run(self, piece: Piece, first: fx.GraphModule, again: fx.GraphModule) -> Run:
         if not piece.recompute:
@@ -102,7 +124,7 @@ class StageRunner:
 
     @contextmanager
     def _context(self, state: RandomState | None = None) -> Iterator[None]:
-        """How operations run, the first time and again."""
+        """Set the random state and autocast for a run, the first one or a recomputation."""
         # Autocast's cache would hand casts made without a graph to operations that need one.
         kind, dtype = self.device.type, self.autocast
         with (
@@ -131,13 +153,13 @@ class StageRunner:
             random state if that needs it, or the detached scalar loss.
         """
         tensors = list(received)
-        if self.stage.receives_random_state:
+        if self._receives_random_state:
             RandomState(self.device, tensors.pop().cpu()).restore()
         elif self.stage.draws:
             seed_generator(self.device, seed)
         with self._context():
             outputs = self._forward(microbatch, tensors, batch)
-        if self.stage.sends_random_state:
+        if self._sends_random_state:
             outputs = (*outputs, RandomState.now(self.device).state.to(self.device))
         return outputs
 
@@ -145,42 +167,47 @@ class StageRunner:
         self, microbatch: int, received: Sequence[Tensor], batch: Mapping[str, Tensor]
     ) -> tuple[Tensor, ...]:
         stage = self.stage
-        self.statistics.microbatch = microbatch
+        if self.statistics is not None:
+            self.statistics.begin(microbatch)
         leaves = [
-            boundary.received(tensor.detach()).requires_grad_(boundary.requires_grad)
-            for tensor, boundary in zip(received, stage.receives, strict=True)
+            tensor.detach().permute(order).requires_grad_(boundary.requires_grad)
+            for tensor, order, boundary in zip(
+                received, self._received_orders, stage.receives, strict=True
+            )
         ]
         for leaf in leaves:
             if leaf.requires_grad:
                 leaf.register_hook(_of_its_own)  # type: ignore[no-untyped-call]
         values = dict(zip((t.name for t in stage.receives), leaves, strict=True))
-        kept = {tensor.name for tensor in stage.outputs}
-        runs = self._halves if microbatch in self.split else self._whole
+        kept = {tensor.name for tensor in self._outputs}
+        runs = self._split_runs if microbatch in self.split else self._whole_runs
         for piece, run in zip(stage.pieces, runs, strict=True):
             made = run(*_entering(piece, values), *(batch[name] for name in piece.model_inputs))
             for name in piece.last_reads - kept:
                 del values[name]
             values.update(zip((t.name for t in piece.makes), made, strict=True))
-        outputs = tuple(values[tensor.name] for tensor in stage.outputs)
+        outputs = tuple(values[tensor.name] for tensor in self._outputs)
         # Autocast on another kind of device may keep a type that the export did not expect.
-        outputs = tuple(x.to(t.dtype) for x, t in zip(outputs, stage.outputs, strict=True))
-        detached = tuple(t.sent(x.detach()) for x, t in zip(outputs, stage.outputs, strict=True))
+        outputs = tuple(x.to(t.dtype) for x, t in zip(outputs, self._outputs, strict=True))
+        detached = tuple(
+            x.detach().permute(t.order) for x, t in zip(outputs, self._outputs, strict=True)
+        )
         self._in_flight[microbatch] = _InFlight(
             leaves=tuple(leaf for leaf in leaves if leaf.requires_grad),
             roots=self._roots(outputs),
-            loss=detached[0] if stage.is_last else None,
+            loss=detached[0] if self._is_last else None,
         )
         return detached
 
     def _roots(self, outputs: Sequence[Tensor]) -> tuple[GradientEdge | None, ...]:
         return tuple(
             get_gradient_edge(tensor) if tensor.requires_grad else None
-            for tensor, boundary in zip(outputs, self.stage.outputs, strict=True)
+            for tensor, boundary in zip(outputs, self._outputs, strict=True)
             if boundary.requires_grad
         )
 
     def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Run the whole backward, or its first half for a microbatch that is split.
+        """Run the whole backward, or the input gradients alone of a microbatch that is split.
 
         Args:
             microbatch: whose forward has run.
@@ -189,12 +216,12 @@ class StageRunner:
         Returns:
             Gradients of the received tensors that require one, in order. Zeros if none came this
             way: boundaries require one only if the loss reaches them
-            (:func:`planner.tracing.gradients.nodes_with_gradient`), here or on another way, so
-            that no parameter gets a gradient that plain torch would leave None.
+            (:func:`planner.model.tracing.gradients.nodes_with_gradient`), here or on another way,
+            so that no parameter gets a gradient that plain torch would leave None.
         """
         kept = self._in_flight.pop(microbatch)
         if kept.loss is not None:
-            gradients = [torch.full_like(kept.loss, self.loss_scale / self.microbatches)]
+            gradients = [torch.full_like(kept.loss, self._loss_scale / self.microbatches)]
         pairs = [
             (root, gradient)
             for root, gradient in zip(kept.roots, gradients, strict=True)
@@ -209,31 +236,68 @@ class StageRunner:
         )
 
     def weight_gradients(self, microbatch: int) -> None:
-        """Run the second half of a split backward."""
-        self._left.pop(microbatch).run(self.added)
+        """Run the weight gradients of a split backward."""
+        self._left.pop(microbatch).run(self._added)
 
     def require_empty(self) -> None:
-        """Every forward of the iteration has had its backward, with both halves."""
+        """Check that every forward of the iteration has had its whole backward."""
         assert not self._in_flight, f"microbatches left in flight: {sorted(self._in_flight)}"
         assert not self._left, f"weight gradients left to do: {sorted(self._left)}"
 
 
-def _of_its_own(gradient: Tensor) -> Tensor | None:
-    """A copy of a gradient that is part of something larger.
+class TrainingWorker:
+    """Runs the microbatches of one iteration after the other through a stage.
 
-    Such as of a concatenation, whose whole gradient would be held until this part of it is sent.
+    Args:
+        runner: runs the stage.
+        batch_of: returns the batch of a step and microbatch.
+        seed: the seed of the training's random numbers.
+    """
+
+    def __init__(self, runner: StageRunner, batch_of: BatchOf, seed: int) -> None:
+        stage = runner.stage
+        self.statistics = runner.statistics
+        self.is_last = stage.is_last
+        self.incoming = [TensorSpec(t.sent_shape, t.dtype) for t in stage.receives]
+        if stage.receives_random_state:
+            self.incoming.append(TensorSpec((state_bytes(runner.device),), torch.uint8))
+        self.returning = [TensorSpec(t.shape, t.dtype) for t in stage.gradients_in]
+        # What needs no batch is the stage's own.
+        self.backward = runner.backward
+        self.weight_gradients = runner.weight_gradients
+        self.end = runner.require_empty
+        self._runner = runner
+        self._batch_of = batch_of
+        self._seed = seed
+        self._step = 0
+
+    def begin(self, step: int, loss_scale: float) -> None:
+        """Begin an iteration, whose loss is multiplied by ``loss_scale``."""
+        self._step = step
+        self._runner.begin(loss_scale)
+
+    def forward(self, microbatch: int, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the tensors for the next stage, or the loss."""
+        batch: Mapping[str, Tensor] = {}
+        if names := self._runner.stage.model_inputs:
+            whole = self._batch_of(self._step, microbatch)
+            batch = {name: whole[name].to(self._runner.device) for name in names}
+        seed = microbatch_seed(self._seed, self._step, microbatch)
+        return self._runner.forward(microbatch, received, batch, seed)
+
+
+def _of_its_own(gradient: Tensor) -> Tensor | None:
+    """Return a copy of a gradient that is part of a larger tensor, else None.
+
+    The whole gradient of a concatenation, say, would be held until this part of it is sent.
     """
     held_bytes = gradient.untyped_storage().nbytes()
     is_part = held_bytes > gradient.numel() * gradient.element_size()
     return gradient.clone() if is_part else None
 
 
-def _nobody(parameter: Tensor) -> None:
-    """Nobody wants to know of it."""
-
-
 def _entering(piece: Piece, values: dict[str, Tensor]) -> list[Tensor]:
-    """What the piece reads.
+    """Return the tensors that a piece reads.
 
     Autograd forbids writing into a leaf, and a local neighbour may still hold the tensor: what is
     written is a copy, from here on. A recomputed piece makes its own, and returns what it wrote.

@@ -16,14 +16,25 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from executor.cutting.buffers import is_counter, is_noted_normalisation
-from executor.stage.graphs import copied
+from executor.split.in_place_writes import is_counter, is_noted_normalisation
+
+
+def copied(module: fx.GraphModule) -> fx.GraphModule:
+    """A module with the same parameters, buffers and operations, in a graph of its own."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    result = graph.graph_copy(module.graph, copies)
+    graph.output(result)
+    for node, copy in copies.items():
+        copy.meta = dict(node.meta)
+    return fx.GraphModule(module, graph)
+
 
 _MEAN, _VARIANCE, _MOMENTUM = 3, 4, 6  # Places of their arguments.
 
 
 class Statistics:
-    """What the microbatches of one iteration observed, by buffer.
+    """The observations of one iteration's microbatches, by buffer.
 
     A running average changes with each observation: ``new = (1 - momentum) old + momentum
     observed``; a counter by the same amount with each microbatch.
@@ -36,16 +47,25 @@ class Statistics:
     def __init__(self, microbatches: int, buffers: Mapping[str, Tensor]) -> None:
         self.microbatches = microbatches
         self.buffers = buffers
-        self.microbatch = 0
+        self._microbatch = 0
         self.counters: dict[str, int] = defaultdict(int)
         # For each time that a microbatch writes an average, the momentum.
         self.momenta: dict[str, list[float]] = defaultdict(list)
         self._observed: dict[str, Tensor] = {}
         self._paused = False
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no buffer of the stage is noted."""
+        return not self.momenta and not self.counters
+
+    def begin(self, microbatch: int) -> None:
+        """Note what follows for this microbatch."""
+        self._microbatch = microbatch
+
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What runs inside has run before: it is not noted again."""
+        """Note nothing inside, which has run before."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -53,10 +73,10 @@ class Statistics:
             self._paused = before
 
     def row(self, name: str, time: int) -> Tensor:
-        """Where the microbatch that runs now writes what it observes, for the ``time``-th time."""
+        """Return the row for the ``time``-th observation of the microbatch that runs now."""
         if self._paused:
             return torch.empty_like(self.buffers[name])
-        return self._rows(name)[self.microbatch, time]
+        return self._rows(name)[self._microbatch, time]
 
     def _rows(self, name: str) -> Tensor:
         if name not in self._observed:

@@ -6,19 +6,17 @@ that run any plan with all ranks in step; :func:`make_strategy` and :func:`requi
 
 from collections.abc import Callable, Mapping
 
-from executor.sync.all_reduce import AllReduce
+from executor.sync.all_reduce import bucketed_all_reduce, fused_all_reduce
 from executor.sync.cross_iteration import CrossIteration, require_no_loss_scale
 from executor.sync.decoupled import Decoupled
-from executor.sync.fused import Fused
-from executor.sync.protocol import Synchronisation
-from executor.sync.setting import Setting
-from planner.artifacts.plan import Plan
+from executor.sync.protocol import Setting, Synchronisation
 from planner.errors import PipeplanError
+from planner.plan.plan import Plan
 from planner.sync.strategies import options_of
 
 STRATEGIES: Mapping[str, Callable[[Setting], Synchronisation]] = {
-    "all_reduce": AllReduce,
-    "fused": Fused,
+    "all_reduce": bucketed_all_reduce,
+    "fused": fused_all_reduce,
     "decoupled": Decoupled,
     "cross_iteration": CrossIteration,
 }

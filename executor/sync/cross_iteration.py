@@ -1,24 +1,87 @@
-"""All-reduces behind the whole next iteration, which begins on an approximation."""
+"""All-reduces that overlap the whole next iteration, which begins on an approximation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from executor.failure import talking_to
-from executor.lower import Reduce
-from executor.optimisation import Outcome
-from executor.sync.approximation import TrueWeights, state_kept
-from executor.sync.buckets import Buffer, buckets_by_ranks
-from executor.sync.protocol import Optimise
-from executor.sync.setting import Setting
-from executor.sync.spans import Spans
+from executor.distributed.failure import talking_to
+from executor.runtime.lowering import Reduce
+from executor.sync.all_reduce import Spans
+from executor.sync.gradients import Buffer, buckets_by_ranks
+from executor.sync.protocol import Optimise, Setting
+from executor.training.master_weights import MasterWeights
+from executor.training.optimisation import StepOutcome
 from planner.errors import PipeplanError
 from planner.sync.strategies import CrossIterationOptions
+
+
+class TrueWeights:
+    """Copies of the weights while the parameters hold an approximation of later ones.
+
+    Args:
+        weights: of this rank; of low-precision parameters the float32 masters are copied.
+    """
+
+    def __init__(self, weights: MasterWeights) -> None:
+        self._weights = weights
+        self._copies: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        """Copy what the parameters hold."""
+        for name, master in self._weights.masters.items():
+            if name in self._copies:
+                self._copies[name].copy_(master)
+            else:
+                self._copies[name] = master.detach().clone()
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Let the parameters hold the copies."""
+        for name, copy in self._copies.items():
+            self._weights.masters[name].copy_(copy)
+        self._weights.copy_back()
+
+    @torch.no_grad()
+    def repeat_change(self, names: Collection[str]) -> None:
+        """Keep the weights, and let some parameters change as much as they have since before."""
+        for name, master in self._weights.masters.items():
+            now = master.detach().clone() if name in names else master
+            if name in names:
+                master.mul_(2).sub_(self._copies[name])
+            self._copies[name].copy_(now)
+        self._weights.copy_back()
+
+
+@contextmanager
+def state_kept(weights: MasterWeights, names: Collection[str]) -> Iterator[None]:
+    """Forget what the optimizer notes of some parameters inside, such as momenta and counters.
+
+    It is copied meanwhile.
+    """
+    optimizer = weights.optimizer
+    parameters = [weights.masters[name] for name in names]
+    kept = {p: _copied(optimizer.state[p]) for p in parameters if p in optimizer.state}
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    yield
+    for parameter in parameters:
+        optimizer.state.pop(parameter, None)
+    for parameter, state in kept.items():
+        optimizer.state[parameter] = state
+    for group, values in zip(optimizer.param_groups, groups, strict=True):
+        group.update(values)
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.clone() if isinstance(v, Tensor) else deepcopy(v) for k, v in state.items()}
+
 
 Gradients = Mapping[str, Tensor]
 
@@ -63,7 +126,7 @@ class CrossIteration:
         self._process_groups = setting.process_groups
         self._buckets = buckets_by_ranks(setting.shared, options.fusion_mib)
         self._shared = {name for bucket in self._buckets for name in bucket.parameters}
-        # Those of this iteration, and those that are summed behind it.
+        # Those of this iteration, and those that are summed meanwhile.
         self._buffers = [Buffer(bucket) for bucket in self._buckets]
         self._others = [Buffer(bucket) for bucket in self._buckets]
         self._true = TrueWeights(self._optimisation.weights)
@@ -92,17 +155,17 @@ class CrossIteration:
     def finish(self) -> None:
         """Ranks go on with their own gradients."""
 
-    def update(self, optimise: Optimise) -> Outcome:
+    def update(self, optimise: Optimise) -> StepOutcome:
         """Advance the true weights by the last iteration, approximate those after this one."""
         own = self._gradients()
         norm = self._advance(self._step - 1)
         rate = self._optimisation.set_rate(self._step)
         self._approximate(own)
         self._launch(own)
-        return Outcome(rate, norm, skipped=False)
+        return StepOutcome(rate, norm, skipped=False)
 
     def _gradients(self) -> Gradients:
-        """What this rank's backwards have left; the parameters have none after it."""
+        """Take the gradients that this rank's backwards have left from the parameters."""
         parameters = self._optimisation.weights.parameters
         found = {n: p.grad for n, p in parameters.items() if p.grad is not None}
         self._optimisation.zero_gradients()

@@ -1,4 +1,4 @@
-"""PS+ of Jin's thesis (HKU 2023): push and pull apart, and both behind the computation."""
+"""PS+ of Jin's thesis (HKU 2023): push and pull apart, both overlapped with computation."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from contextlib import suppress
 
 from torch import Tensor
 
-from executor.exchange.neighbours import Neighbours
-from executor.exchange.tensor_calls import CallError, Header
-from executor.master_weights import MakeOptimizer
-from executor.optimisation import Outcome
+from executor.elastic.neighbours import Neighbours
+from executor.elastic.tensor_calls import CallError, Header
 from executor.sync.parameter_server import ServedWeights
 from executor.sync.protocol import Optimise
+from executor.training.master_weights import MakeOptimizer
+from executor.training.optimisation import StepOutcome
 
 _Pulled = dict[int, tuple[list[str], int, list[Tensor]]]
 """By part: its names, version and weights."""
 
 
 def modulation(kind: str, decay: float) -> Callable[[int], float]:
-    """What the learning rate of a gradient of some staleness is multiplied by."""
+    """Return the factor of the learning rate by a gradient's staleness."""
     return {
         "inverse": lambda staleness: 1 / (1 + staleness),
         "exponential": lambda staleness: math.exp(-decay * staleness),
@@ -55,7 +55,6 @@ class EagerParameterServer:
         servers: int = 1,
     ) -> None:
         self._served = ServedWeights(neighbours, make_optimizer, servers)
-        self._served.optimizer.exchange = self._push_gradients
         self._neighbours = neighbours
         self._modulate = modulate
         self._pull_calls, self._push_calls = neighbours.caller(), neighbours.caller()
@@ -68,12 +67,12 @@ class EagerParameterServer:
         self.reduced = True
 
     def begin(self, step: int) -> None:
-        """Pull the weights of the next iteration behind this one."""
+        """Pull the next iteration's weights while this one is computed."""
         self.reduced = True
         if self._pulling is None:
             self._pulling = self._pulls.submit(self._pull)
 
-    def update(self, step: int, optimise: Optimise) -> Outcome:
+    def update(self, step: int, optimise: Optimise) -> StepOutcome:
         """Push this iteration's gradients, and go on with the weights that were pulled."""
         pulled: _Pulled = {}
         if self._pulling is not None and self._pulling.done():
@@ -81,6 +80,8 @@ class EagerParameterServer:
         for index, (_, version, _) in pulled.items():
             self._newest[index] = max(self._newest.get(index, 0), version)
         outcome = optimise()
+        if not outcome.skipped:
+            self._push_gradients()
         self._take(pulled)
         return outcome
 

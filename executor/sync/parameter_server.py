@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from threading import Lock
 
 import torch
 from torch import Tensor
 
-from executor.coordinator.client import AGroup
-from executor.exchange.neighbours import Calls, Neighbours
-from executor.exchange.tensor_calls import CallError, Header
-from executor.master_weights import MakeOptimizer
-from executor.optimisation import Outcome
+from executor.coordinator.client import GroupAssignment
+from executor.elastic.neighbours import Calls, Neighbours
+from executor.elastic.tensor_calls import CallError, Header
 from executor.sync.parameter_shards import ServedOptimizer, Shard, shards_of
 from executor.sync.protocol import Optimise
+from executor.training.master_weights import MakeOptimizer
+from executor.training.optimisation import StepOutcome
 
 MOVES = 3
 """Servers that are tried for one call, when one after the other is gone."""
@@ -41,13 +40,14 @@ class ServedWeights:
     ) -> None:
         self.neighbours = neighbours
         self.masters = neighbours.optimisation.weights.masters
-        self.optimizer = ServedOptimizer(neighbours.optimisation.optimizer)
+        optimizer: object = neighbours.optimisation.optimizer
+        assert isinstance(optimizer, ServedOptimizer)
+        self.optimizer = optimizer
         self._make_optimizer = make_optimizer
         self._parts = shards_of(self.masters, servers)
         self._shards: dict[int, tuple[list[str], Shard]] = {}
         """By part, with the pipelines that were there for longer when it began to serve it."""
         self._lock = Lock()
-        neighbours.optimisation.weights.optimizer = self.optimizer  # type: ignore[assignment]
         neighbours.server.handle("push", self._push)
         neighbours.server.handle("pull", self._pull)
 
@@ -77,23 +77,23 @@ class ServedWeights:
         group = _group(header, dict(header.get("members", {})))
         for _ in range(MOVES):
             server = index % len(there)
-            pipeline, life = list(there.items())[server]
+            pipeline, incarnation = list(there.items())[server]
             elders = [f"{number}.{its}" for number, its in list(there.items())[:server]]
-            added = {"part": index, "life": life, "elders": elders, **group}
+            added = {"part": index, "incarnation": incarnation, "elders": elders, **group}
             try:
-                return calls.call(pipeline, life, name, {**header, **added}, tensors)
+                return calls.call(pipeline, incarnation, name, {**header, **added}, tensors)
             except CallError as error:
                 failed = error
-            there = self._there_without(pipeline, life, calls)
+            there = self._there_without(pipeline, incarnation, calls)
             if not there:
                 break
             group = _group(header, there)
         raise failed
 
-    def _there_without(self, pipeline: int, life: int, calls: Calls) -> dict[int, int]:
-        """Who is there, once a pipeline is not; nobody, if that does not come in time."""
+    def _there_without(self, pipeline: int, incarnation: int, calls: Calls) -> dict[int, int]:
+        """Wait until a pipeline is given up, and return who is left; none if it takes too long."""
         until_s = time.monotonic() + self.neighbours.timeout_s
-        while (there := calls.there()).get(pipeline) == life:
+        while (there := calls.there()).get(pipeline) == incarnation:
             if time.monotonic() > until_s:
                 return {}
             time.sleep(_LOOK_S)
@@ -104,9 +104,9 @@ class ServedWeights:
         return [factor * rate for rate in self.optimizer.rates]
 
     def gradients(self, part: Sequence[str]) -> list[Tensor]:
-        """Of a part, with zeros where there are none."""
-        found = [self.masters[name] for name in part]
-        return [torch.zeros_like(p) if p.grad is None else p.grad for p in found]
+        """Return a part's gradients of the last step, zeros where there are none."""
+        found = self.optimizer.gradients
+        return [found[n] if n in found else torch.zeros_like(self.masters[n]) for n in part]
 
     @torch.no_grad()
     def set_weights(self, part: Sequence[str], weights: Sequence[Tensor]) -> None:
@@ -177,15 +177,14 @@ class ParameterServer:
     def begin(self, step: int) -> None:
         """Nothing is under way."""
 
-    def update(self, step: int, optimise: Optimise) -> Outcome:
+    def update(self, step: int, optimise: Optimise) -> StepOutcome:
         """Push and fetch, in place of the local optimizer's step."""
         group = self._neighbours.ask(step) if self._mode == "sync" else None
-        self._served.optimizer.exchange = partial(self._exchange, group)
         self.reduced = True
         outcome = optimise()
-        if outcome.skipped:
-            # Others of a group wait for this rank.
-            self._exchange(group)
+        # Also if the step was skipped, with zeros: others of a group wait for this rank.
+        self._exchange(group)
+        self._served.optimizer.forget()
         self._neighbours.weights.put_back()
         return outcome
 
@@ -195,7 +194,7 @@ class ParameterServer:
     def reload(self) -> None:
         """The servers' weights are fetched after the first step."""
 
-    def _exchange(self, group: AGroup | None) -> None:
+    def _exchange(self, group: GroupAssignment | None) -> None:
         for index, part in self._served.parts():
             header: Header = {"rates": self._served.rates()}
             if group is not None and group.number is not None:
@@ -211,8 +210,8 @@ class ParameterServer:
 
 
 def _group(header: Header, there: Mapping[int, int]) -> Header:
-    """How many of a group's members are there, where a call is of a group."""
+    """Return a group's members that take part, where a call is of a group."""
     if "members" not in header:
         return {}
-    here = [n for n, life in header["members"].items() if there.get(n) == life]
+    here = [n for n, incarnation in header["members"].items() if there.get(n) == incarnation]
     return {"members": sorted(here), "count": len(here)}

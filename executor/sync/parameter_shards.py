@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from executor.exchange.tensor_calls import Header
-from executor.master_weights import MakeOptimizer
+from executor.elastic.tensor_calls import Header
+from executor.training.master_weights import MakeOptimizer
 from planner.errors import PipeplanError
 
 
@@ -93,31 +93,44 @@ def shards_of(parameters: Mapping[str, nn.Parameter], servers: int) -> list[list
 
 
 class ServedOptimizer:
-    """What a worker's optimizer step is where the optimizer lives on servers.
+    """A worker's optimizer where the optimizer that steps lives on servers.
 
-    It has the learning rates of the optimizer it stands for, which are sent along, and no state.
+    It has the learning rates of the optimizer that it stands for, which are sent along, and no
+    state. A step keeps the gradients, for the strategy to send.
 
     Args:
-        stands_for: the worker's own optimizer, which never steps.
+        original: the worker's own optimizer, which never steps.
+        parameters: its parameters, by name.
 
     Attributes:
-        exchange: what takes the place of a step.
+        stands_for: name of the original's class.
+        gradients: of the last step, by name of the parameter.
     """
 
-    def __init__(self, stands_for: torch.optim.Optimizer) -> None:
-        self.param_groups = stands_for.param_groups
-        self.defaults = stands_for.defaults
-        self.state: dict[Any, Any] = {}
-        self.exchange: Callable[[], None] = lambda: None
+    def __init__(
+        self, original: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
+    ) -> None:
+        self.param_groups = original.param_groups
+        self.defaults = original.defaults
+        self.stands_for = type(original).__name__
+        self.gradients: dict[str, Tensor] = {}
+        self._parameters = parameters
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """Nothing, and what is added is not kept: moments are the servers'."""
+        return {}
 
     @property
     def rates(self) -> list[float]:
-        """Of the parameter groups."""
+        """Learning rates of the parameter groups."""
         return [float(group["lr"]) for group in self.param_groups]
 
     def step(self) -> None:
-        """Send the gradients and fetch the weights, as the strategy does."""
-        self.exchange()
+        """Keep the gradients, which are dropped from the parameters after a step."""
+        found = ((name, p.grad) for name, p in self._parameters.items())
+        self.gradients = {name: gradient for name, gradient in found if gradient is not None}
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Gradients belong to the parameters."""
+    def forget(self) -> None:
+        """Drop the gradients, which have been sent."""
+        self.gradients = {}

@@ -1,14 +1,18 @@
-"""What the trainer asks of a strategy of synchronisation."""
+"""The interfaces of synchronisation strategies, as the trainer calls them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from executor.lower import Reduce
-from executor.optimisation import Outcome
+from executor.runtime.lowering import Reduce
+from executor.runtime.recorder import Recorder
+from executor.sync.gradients import SharedGradients
+from executor.training.optimisation import Optimisation, StepOutcome
+from planner.sync.strategies import Options
 
-Optimise = Callable[[], Outcome]
+Optimise = Callable[[], StepOutcome]
 """Clips the gradients that the parameters hold, and lets the optimizer step on them."""
 
 
@@ -23,11 +27,11 @@ class Synchronisation(Protocol):
 
     @property
     def announced(self) -> bool:
-        """Whether it is to be told of each gradient that is complete (:meth:`ready`)."""
+        """Whether :meth:`ready` is called for each gradient that is complete."""
 
     @property
     def gated(self) -> bool:
-        """Whether it is to be told before a forward uses parameters (:meth:`before_use`)."""
+        """Whether :meth:`before_use` is called before a forward uses parameters."""
 
     def begin(self, step: int) -> None:
         """An iteration begins: no parameter has a gradient, the first forward is next."""
@@ -48,7 +52,7 @@ class Synchronisation(Protocol):
     def finish(self) -> None:
         """All backwards are done; exact strategies wait here until gradients agree."""
 
-    def update(self, optimise: Optimise) -> Outcome:
+    def update(self, optimise: Optimise) -> StepOutcome:
         """Let the optimizer step, now or later, and what belongs to it before and after."""
 
     def settle(self) -> None:
@@ -58,7 +62,7 @@ class Synchronisation(Protocol):
         """No iteration follows."""
 
 
-class Between(Protocol):
+class DecentralizedStrategy(Protocol):
     """A strategy between pipelines, on one rank, which trains in step with its own pipeline alone.
 
     Attributes:
@@ -70,7 +74,7 @@ class Between(Protocol):
     def begin(self, step: int) -> None:
         """An iteration begins; who takes part is in the neighbours."""
 
-    def update(self, step: int, optimise: Optimise) -> Outcome:
+    def update(self, step: int, optimise: Optimise) -> StepOutcome:
         """Let the optimizer step, and exchange what the strategy exchanges."""
 
     def settle(self) -> None:
@@ -78,3 +82,25 @@ class Between(Protocol):
 
     def reload(self) -> None:
         """The rank's weights were replaced by a donor's."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One rank's part of a training, as a strategy sees it.
+
+    Attributes:
+        options: of the strategy, checked.
+        shared: what other ranks hold too, in the order of reductions, which all ranks have.
+        process_groups: by their ranks.
+        recorder: told of all that runs.
+        optimisation: trains this rank's parameters.
+        own_share: by name, the share of the whole gradient that this rank's microbatches make; 1
+            for parameters that are not there.
+    """
+
+    options: Options
+    shared: Sequence[SharedGradients]
+    process_groups: Mapping[tuple[int, ...], Any]
+    recorder: Recorder
+    optimisation: Optimisation
+    own_share: Mapping[str, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""``pipeplan calibrate``."""
+"""``pipeplan calibrate``: costs of layers and links from a measured run."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from planner.cli.output import named, print_json, print_rich, user_errors
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
-    from planner.artifacts.plan import Plan
+    from planner.plan.plan import Plan
 
 _SUFFIXES = {"--graph": (".json",), "--cluster": (".toml", ".json")}
-"""Of options whose file is read by its name."""
+"""Options whose file is read by its name."""
 
 
 MeasuredArgument = Annotated[
     Path,
     typer.Argument(
         metavar="MEASURED",
-        help="timeline that the executor wrote (--timeline)",
+        help="measured timeline (from the executor's --timeline)",
         autocompletion=completion.plans,
     ),
 ]
@@ -31,15 +31,15 @@ OutputOption = Annotated[Path, typer.Option("-o", "--output", help="calibrated p
 GraphOption = Annotated[
     Path | None,
     typer.Option(
-        "--graph", help="write its layer graph too (JSON), for `pipeplan plan MODEL --costs`"
+        "--graph", help="also write its layer graph (JSON), for `pipeplan plan MODEL --costs`"
     ),
 ]
 ClusterOption = Annotated[
     Path | None,
-    typer.Option("--cluster", help="write its cluster too, by its name as TOML or JSON"),
+    typer.Option("--cluster", help="also write its cluster (TOML or JSON, by file name)"),
 ]
 LinksOnlyOption = Annotated[
-    bool, typer.Option("--links-only", help="leave the layers' times as they are")
+    bool, typer.Option("--links-only", help="calibrate links only and keep the layers' times")
 ]
 
 
@@ -52,15 +52,15 @@ def calibrate(
     links_only: LinksOnlyOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Turn a run's measured times into the costs that plans are made from."""
+    """Derive costs of layers and links from a measured run."""
     with user_errors(as_json):
-        from planner.artifacts.measured import MeasuredTimeline
-        from planner.artifacts.plan import Plan
-        from planner.calibration.calibrate import calibrate as calibrated
-        from planner.report.calibration import calibration_data, calibration_tables
+        from planner.interop.calibrate.calibrate import calibrate as calibrated
+        from planner.measured.timeline import MeasuredTimeline
+        from planner.prediction import load_plan
+        from planner.report.deviation import calibration_data, calibration_tables
 
         _check_outputs([path, measured], output, graph, cluster)
-        plan, timeline = Plan.load(path), MeasuredTimeline.load(measured)
+        plan, timeline = load_plan(path), MeasuredTimeline.load(measured)
         with named(measured):
             result = calibrated(plan, timeline, links_only=links_only)
         _write(result.plan, output, graph, cluster)
@@ -77,7 +77,7 @@ def _check_outputs(
     inputs: list[Path], output: Path, graph: Path | None, cluster: Path | None
 ) -> None:
     """Refuse what cannot be written, or would be written over another file of the command."""
-    from planner.artifacts.document import require_file_path
+    from planner.records.document import require_file_path
 
     named = {"--output": output, "--graph": graph, "--cluster": cluster}
     given = {option: path for option, path in named.items() if path is not None}
@@ -91,12 +91,16 @@ def _check_outputs(
         if path.resolve() in taken or (
             option != "--output" and path.resolve() == inputs[0].resolve()
         ):
-            raise PipeplanError(f"{option} {path}: is another file of this command; choose another")
+            raise PipeplanError(
+                f"{option} {path}: used for another file of this command; choose another name"
+            )
         taken.add(path.resolve())
 
 
 def _write(plan: Plan, output: Path, graph: Path | None, cluster: Path | None) -> None:
-    plan.save(output)
+    from planner.verification import save_valid
+
+    save_valid(plan, output)
     if graph is not None:
         plan.problem.graph.save(graph)
     if cluster is not None:

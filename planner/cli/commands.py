@@ -1,7 +1,8 @@
-"""All commands, in the order in which they are used."""
+"""All commands, in the order of the help page."""
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated
 
 import typer
@@ -12,22 +13,42 @@ from planner.cli.compare import compare
 from planner.cli.explain import explain
 from planner.cli.export import export
 from planner.cli.import_ import import_
-from planner.cli.inspect import plot, verify
-from planner.cli.log import show_log
+from planner.cli.inspect import plot, presets, profile, schema, trace, verify
 from planner.cli.migrate import migrate
 from planner.cli.plan import plan
-from planner.cli.presets import presets
-from planner.cli.profile import profile
 from planner.cli.replan import replan
 from planner.cli.report import report
 from planner.cli.schedule import schedule
-from planner.cli.schema import schema
 from planner.cli.simulate import simulate
 from planner.cli.sweep import sweep
-from planner.cli.trace import trace
+
+
+class _Notes(logging.Handler):
+    """A log handler that writes to the current stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one record."""
+        is_note = record.levelno >= logging.WARNING
+        head = "note" if is_note else record.name
+        typer.echo(f"{head}: {record.getMessage()}", err=True)
+
+
+def show_log(*, verbose: bool) -> None:
+    """Show the planner's log on stderr.
+
+    Args:
+        verbose: every line with the name of its logger, not only warnings.
+    """
+    logger = logging.getLogger("planner")
+    for handler in list(logger.handlers):
+        if isinstance(handler, _Notes):
+            logger.removeHandler(handler)
+    logger.addHandler(_Notes())
+    logger.setLevel(logging.INFO if verbose else logging.WARNING)
+
 
 app = typer.Typer(
-    help="The fastest way to run pipeline-parallel training on the machines you have.",
+    help="Find, check and run the fastest pipeline-parallel training plan for your cluster.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -36,7 +57,7 @@ app = typer.Typer(
 
 def _version(value: bool) -> None:
     if value:
-        from planner.assemble import version
+        from planner.assembly import version
 
         typer.echo(f"pipeplan {version('pipeplan')}")
         raise typer.Exit
@@ -45,7 +66,7 @@ def _version(value: bool) -> None:
 @app.callback()
 def _main(
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="log on stderr what the solvers do")
+        bool, typer.Option("--verbose", help="log the solvers' progress on stderr")
     ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")

@@ -1,4 +1,4 @@
-"""``pipeplan compare``."""
+"""``pipeplan compare``: Pipeplan and the baselines in one simulator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.cli import completion
-from planner.cli.models import Asked, problem_of
+from planner.cli.models import ProblemRequest, problem_of
 from planner.cli.options import (
     ClusterOption,
     JobOption,
@@ -20,11 +20,12 @@ from planner.cli.options import (
     SetOption,
 )
 from planner.cli.output import print_json, user_errors
+from planner.errors import PipeplanError
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
-    from planner.artifacts.problem import Problem
-    from planner.comparison import Row
+    from planner.analysis.comparison import ComparisonRow
+    from planner.plan.problem import Problem
 
 
 def compare(
@@ -37,67 +38,89 @@ def compare(
         typer.Option(
             "--planners",
             metavar="NAME,…",
-            help="classic planners; default all",
+            help="baselines, separated by commas (default: all)",
             autocompletion=completion.planners,
         ),
     ] = None,
     time_limit: Annotated[
-        float, typer.Option("--time-limit", metavar="SECONDS", help="of our own search")
+        float,
+        typer.Option("--time-limit", metavar="SECONDS", help="time limit of Pipeplan's own search"),
     ] = 30.0,
     seed: SeedOption = 0,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="write the table as Markdown")
+        Path | None, typer.Option("-o", "--output", help="also write the table as Markdown")
+    ] = None,
+    best_baseline: Annotated[
+        Path | None,
+        typer.Option(
+            "--best-baseline", metavar="FILE", help="write the fastest baseline's plan to this file"
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure our plan against the classic planners', all in one simulator."""
+    """Compare Pipeplan with the baselines (published planners) in one simulator."""
     with user_errors(as_json):
-        from planner.artifacts.document import require_file_path
-        from planner.comparison import find_planners
-        from planner.solver import check_settings
+        from planner.analysis.comparison import find_planners
+        from planner.records.document import require_file_path
+        from planner.search.solve import check_settings
 
         # What can be wrong is found before the model is traced, which may take a while.
         names = None if planners is None else [name.strip() for name in planners.split(",")]
         names = names and [name for name in names if name]
         find_planners(names)
         check_settings(time_limit, 0.0, seed, 1)
-        if output is not None:
-            require_file_path(output)
-        problem = problem_of(Asked(model, cluster, job, tuple(set_ or ())))
+        for path in (output, best_baseline):
+            if path is not None:
+                require_file_path(path)
+        problem = problem_of(ProblemRequest(model, cluster, job, tuple(set_ or ())))
         rows = _compared(problem, names, time_limit, seed)
         _report(problem, rows, output, as_json)
+        if best_baseline is not None:
+            _save_best_baseline(problem, rows, best_baseline)
         if all(row.figures is None for row in rows):
             raise typer.Exit(1)
 
 
 def _compared(
     problem: Problem, names: list[str] | None, time_limit_s: float, seed: int
-) -> tuple[Row, ...]:
+) -> tuple[ComparisonRow, ...]:
     """Compare, with a line on stderr as each planner is done."""
     from rich.console import Console
 
-    from planner.comparison import compare as compare_planners
+    from planner.analysis.comparison import compare as compare_planners
 
     console = Console(stderr=True)
     with console.status(f"planning for {time_limit_s:g} s") as status:
 
-        def show(row: Row) -> None:
+        def show(row: ComparisonRow) -> None:
             _show_row(row, lambda line: console.print(line, highlight=False, markup=False))
-            status.update("classic planners")
+            status.update("baselines")
 
         return compare_planners(problem, names, time_limit_s=time_limit_s, seed=seed, progress=show)
 
 
-def _show_row(row: Row, show: Callable[[str], None]) -> None:
+def _show_row(row: ComparisonRow, show: Callable[[str], None]) -> None:
     figures = row.figures
     time = "no plan" if figures is None else format_seconds(figures.iteration_time_s)
     show(f"{row.planner}: {time}, planned in {row.planning_s:.1f} s")
 
 
-def _report(problem: Problem, rows: tuple[Row, ...], output: Path | None, as_json: bool) -> None:
+def _save_best_baseline(problem: Problem, rows: tuple[ComparisonRow, ...], path: Path) -> None:
+    from planner.analysis.comparison import best_baseline, plan_of_row
+
+    row = best_baseline(rows)
+    if row is None:
+        raise PipeplanError("--best-baseline: no baseline has a plan that fits")
+    plan_of_row(problem, row).save(path)
+    typer.echo(f"wrote {path}: {row.planner}, {row.schedule}", err=True)
+
+
+def _report(
+    problem: Problem, rows: tuple[ComparisonRow, ...], output: Path | None, as_json: bool
+) -> None:
     from rich.console import Console
 
-    from planner.artifacts.document import write_atomically
+    from planner.records.document import write_atomically
     from planner.report.comparison import comparison_data, comparison_markdown, comparison_table
 
     title = f"{problem.graph.name} on {problem.cluster.name}"

@@ -1,4 +1,4 @@
-"""What a shell completes behind an option or in place of a file: quickly, and without a message.
+"""Shell completion of options and files: quick, and silent on errors.
 
 Each function takes what was typed so far and gives what may stand there.
 """
@@ -8,73 +8,79 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+ALL, CHOOSE = "all", "choose"
+"""Words in place of the name of a synchronisation strategy: all of them; the one that suits."""
 MOST_FILES = 500
 """A shell shows no more; a folder of a sweep may hold thousands."""
 
 
 def plans(incomplete: str) -> list[str]:
-    """Files that may hold a plan, a graph or anything else in JSON."""
+    """Return files that may hold a plan, a graph or other JSON."""
     return _files(incomplete, ".json")
 
 
 def clusters(incomplete: str) -> list[str]:
-    """Files that may hold a cluster or a job."""
+    """Return files that may hold a cluster or a job."""
     return _files(incomplete, ".toml", ".json")
 
 
 def artifacts(incomplete: str) -> list[str]:
-    """Files of any kind that Pipeplan writes or reads."""
+    """Return files of any kind that Pipeplan writes or reads."""
     return _files(incomplete, ".json", ".toml")
 
 
 def device_types(incomplete: str) -> list[str]:
-    """Presets of devices."""
-    from planner.artifacts.presets import DEVICES
+    """Return the presets of devices."""
+    from planner.cluster.presets import DEVICES
 
     return _beginning(DEVICES, incomplete)
 
 
 def export_targets(incomplete: str) -> list[str]:
-    """Tools that plans are exported to."""
-    from planner.export.targets import TARGETS
+    """Return the tools that plans can be exported to."""
+    from planner.interop.export.exported import TARGETS
 
     return _beginning(TARGETS, incomplete)
 
 
+def runtimes(incomplete: str) -> list[str]:
+    """Return the runtimes that plans can be made for."""
+    from planner.plan.runtimes import RUNTIMES
+
+    return _beginning(RUNTIMES, incomplete)
+
+
 def import_formats(incomplete: str) -> list[str]:
-    """Kinds of files that are imported."""
-    from planner.importing.formats import AUTO, CLUSTER_FORMATS, FORMATS
+    """Return the kinds of files that can be imported."""
+    from planner.interop.importing.formats import AUTO, CLUSTER_FORMATS, FORMATS
 
     return _beginning([AUTO, *FORMATS, *CLUSTER_FORMATS], incomplete)
 
 
 def planners(incomplete: str) -> list[str]:
-    """Names of classic planners, behind the last comma."""
-    from planner.partition.planners import PLANNERS
+    """Return the names of baselines that may follow the last comma."""
+    from planner.search.partition.baselines import BASELINES
 
     before, comma, last = incomplete.rpartition(",")
     taken = before.split(",")
-    left = [name for name in PLANNERS if name not in taken]
+    left = [name for name in BASELINES if name not in taken]
     return [f"{before}{comma}{name}" for name in _beginning(left, last)]
 
 
 def strategies(incomplete: str) -> list[str]:
-    """Strategies of synchronisation, and the word for the one that suits."""
-    from planner.cli.sync import CHOOSE
+    """Return the synchronisation strategies and the word that lets Pipeplan choose."""
     from planner.sync.strategies import OPTIONS
 
     return _beginning([*OPTIONS, CHOOSE], incomplete)
 
 
 def simulated_strategies(incomplete: str) -> list[str]:
-    """The same, and the word for all of them."""
-    from planner.cli.sync import ALL
-
+    """Return the strategies and the word for all of them."""
     return [*strategies(incomplete), *_beginning([ALL], incomplete)]
 
 
 def one_of(*words: str) -> Callable[[str], list[str]]:
-    """Completes one of a few words."""
+    """Return a function that completes one of a few words."""
 
     def complete(incomplete: str) -> list[str]:
         return _beginning(words, incomplete)
@@ -87,7 +93,7 @@ def _beginning(words: Iterable[str], incomplete: str) -> list[str]:
 
 
 def _files(incomplete: str, *suffixes: str) -> list[str]:
-    """Files with a suffix in the folder that was typed, and those one folder below.
+    """Return files with a suffix in the typed folder and one folder below.
 
     Of a folder without any its name stands there, to go on from: a shell puts a space behind the
     only answer, so that folders whose files are known are left out.
@@ -105,7 +111,7 @@ def _files(incomplete: str, *suffixes: str) -> list[str]:
 
 
 def _listed(folder: Path, start: str) -> Iterator[Path]:
-    """What lies in a folder; hidden files only if they are asked for."""
+    """Yield the entries of a folder; hidden files only if the user typed a dot."""
     try:
         rows = sorted(folder.iterdir())[:MOST_FILES]
     except OSError:

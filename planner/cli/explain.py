@@ -1,31 +1,150 @@
-"""``pipeplan explain``: why a plan is not faster, and what changes would give."""
+"""``pipeplan explain``, with the options and the evaluation of changes that reports share."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.cli.options import JsonOption, PlanArgument
+from planner.cli.options import DeterministicOption, JsonOption, PlanArgument
 from planner.cli.output import named, print_json, print_rich, user_errors
-from planner.cli.what_if import (
-    ChangeOption,
-    DeterministicOption,
-    SeedOption,
-    TimeLimitOption,
-    ValueRequest,
-    WhatIfOption,
-    WorkersOption,
-    require_changes,
-    value_request,
-    values_of,
-)
-from planner.solver_settings import DEFAULT_WORKERS
+from planner.errors import PipeplanError
+from planner.search.budget import DEFAULT_WORKERS
+from planner.units import format_seconds
 
 if TYPE_CHECKING:
-    from planner.explain import Explanation
-    from planner.what_if import WhatIf
+    from planner.analysis.explain import Explanation
+    from planner.analysis.what_if import Change, WhatIf
+    from planner.analysis.what_if.values import WhatIfProgress
+    from planner.plan.plan import Plan
+
+
+TIME_LIMIT_S = 60.0
+
+WhatIfOption = Annotated[
+    bool,
+    typer.Option(
+        "--what-if",
+        help="search for a new plan under each change, instead of replays and quick schedules",
+    ),
+]
+ChangeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--change",
+        metavar="CHANGE",
+        help="evaluate this change instead of the usual ones, such as 'link n0-tor bandwidth x2', "
+        "'device n1/gpu3 memory x1.2', 'type A10 speed +20%', 'recompute h.3', 'keep h.3', "
+        "'microbatches x2', 'another n0/gpu0', 'without split', 'with chunks'; may be repeated",
+    ),
+]
+TimeLimitOption = Annotated[
+    float | None,
+    typer.Option(
+        "--time-limit",
+        metavar="SECONDS",
+        help=f"time limit of --what-if for all changes together (default: {TIME_LIMIT_S:g})",
+    ),
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="seed of --what-if")]
+WorkersOption = Annotated[int, typer.Option("--workers", help="solver threads of --what-if")]
+
+
+@dataclass(frozen=True)
+class ValueRequest:
+    """The changes to evaluate and the search settings of :func:`planner.analysis.what_if.what_if`.
+
+    Attributes:
+        changes: the usual ones if there are none.
+        solve_anew, time_limit_s, seed, workers, deterministic: of the search.
+    """
+
+    changes: tuple[Change, ...]
+    solve_anew: bool
+    time_limit_s: float
+    seed: int
+    workers: int
+    deterministic: bool
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether an option asks for an evaluation beyond the quick default one."""
+        return self.solve_anew or bool(self.changes)
+
+
+def value_request(
+    solve_anew: bool,
+    changes: Sequence[str] | None,
+    time_limit_s: float | None,
+    seed: int,
+    workers: int,
+    deterministic: bool,
+) -> ValueRequest:
+    """Return the request that the options describe.
+
+    Raises:
+        PipeplanError: naming a setting out of range, or a change that cannot be read.
+    """
+    from planner.analysis.what_if import parse_change
+    from planner.search.solve import check_settings
+
+    if time_limit_s is not None and not solve_anew:
+        raise PipeplanError("--time-limit: only has an effect with --what-if; add that option")
+    limit_s = TIME_LIMIT_S if time_limit_s is None else time_limit_s
+    check_settings(limit_s, 0.0, seed, workers)
+    parsed = tuple(parse_change(text) for text in changes or ())
+    return ValueRequest(parsed, solve_anew, limit_s, seed, workers, deterministic)
+
+
+def require_changes(plan: Plan, changes: Sequence[Change]) -> None:
+    """Refuse impossible changes before a search that takes long.
+
+    Raises:
+        PipeplanError: naming every change that cannot be made.
+    """
+    from planner.analysis.what_if.altered import alter_each, unaltered
+
+    alter_each(unaltered(plan), changes)
+
+
+def values_of(
+    plan: Plan, explanation: Explanation, request: ValueRequest, *, quiet: bool = False
+) -> WhatIf:
+    """Evaluate the requested changes, or the usual ones.
+
+    Args:
+        plan: that fits memory.
+        explanation: of its replay.
+        request: what is asked for.
+        quiet: no line on stderr for each step of a search.
+
+    Raises:
+        PipeplanError: if the plan overflows memory.
+    """
+    from planner.analysis.what_if import default_changes, what_if
+
+    usual = default_changes(plan, explanation, solve_anew=request.solve_anew)
+    return what_if(
+        plan,
+        request.changes or usual,
+        solve_anew=request.solve_anew,
+        time_limit_s=request.time_limit_s,
+        seed=request.seed,
+        workers=request.workers,
+        deterministic=request.deterministic,
+        progress=None if quiet else _print_progress,
+    )
+
+
+def _print_progress(row: WhatIfProgress) -> None:
+    """Print a line for each step of a search."""
+    time = "nothing fits" if row.iteration_time_s is None else format_seconds(row.iteration_time_s)
+    typer.echo(
+        f"{row.elapsed_s:7.1f}s  {row.step:>9}  {time:>12}  {row.change or 'no change'}", err=True
+    )
 
 
 def explain(
@@ -38,19 +157,18 @@ def explain(
     deterministic: DeterministicOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what binds a plan, what its bubble is made of, and what changes would give."""
+    """Explain what limits a plan, what causes its bubble, and which changes would help."""
     with user_errors(as_json):
         request = value_request(what_if, change, time_limit, seed, workers, deterministic)
         _explain(path, request, as_json=as_json)
 
 
 def _explain(path: Path, request: ValueRequest, *, as_json: bool) -> None:
-    """Explain a plan, then value changes if there is something to compare with."""
-    from planner.artifacts.plan import Plan
-    from planner.explain import explain as explain_timeline
-    from planner.verifier import replay
+    """Explain a plan, then evaluate changes if the plan fits in memory."""
+    from planner.analysis.explain import explain as explain_timeline
+    from planner.prediction import load_plan, replay
 
-    plan = Plan.load(path)
+    plan = load_plan(path)
     with named(path):
         explanation = explain_timeline(replay(plan))
     require_changes(plan, request.changes)
@@ -66,7 +184,7 @@ def _explain(path: Path, request: ValueRequest, *, as_json: bool) -> None:
 
 
 def _data(explanation: Explanation, found: WhatIf | None) -> dict[str, Any]:
-    """For programs."""
+    """Return the JSON output."""
     from planner.report.explanation import explanation_data
     from planner.report.what_if import what_if_data
 
@@ -75,18 +193,18 @@ def _data(explanation: Explanation, found: WhatIf | None) -> dict[str, Any]:
 
 
 def _fits(explanation: Explanation) -> bool:
-    """Whether the plan keeps within memory, so that there is something to compare with."""
+    """Return whether the plan fits in memory, so that changes can be compared with it."""
     return all(room.room_bytes >= 0 for room in explanation.memory.rooms)
 
 
 def _show(explanation: Explanation) -> None:
     from planner.report.bubble import idle_table, stages_table
     from planner.report.explanation import explanation_lines
-    from planner.report.rests_on import rests_on_lines
-    from planner.rests_on import rests_on_path
+    from planner.report.summary import time_provenance_lines
+    from planner.simulation.time_provenance import path_time_provenance
 
-    shares = rests_on_path(explanation.pipeline, explanation.critical_path)
-    for line in (*explanation_lines(explanation), *rests_on_lines(shares)):
+    shares = path_time_provenance(explanation.pipeline, explanation.critical_path)
+    for line in (*explanation_lines(explanation), *time_provenance_lines(shares)):
         typer.echo(line)
     print_rich(idle_table(explanation.bubble))
     print_rich(stages_table(explanation.stages))

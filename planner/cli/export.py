@@ -1,4 +1,4 @@
-"""``pipeplan export``."""
+"""``pipeplan export``: a plan as files of another tool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planner.cli.output import print_json, user_errors
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
-    from planner.export.exported import Exported
+    from planner.interop.export.exported import Exported
 
 
 def export(
@@ -34,7 +34,7 @@ def export(
             "-o",
             "--output",
             metavar="FOLDER",
-            help="folder, made if need be; export/TOOL unless given",
+            help="folder to write, created if missing (default: export/TOOL)",
         ),
     ] = None,
     overwrite: Annotated[
@@ -42,13 +42,13 @@ def export(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a plan for the tool you train with; refused, with the reasons, if it cannot run it."""
+    """Export a plan to torch, torchtitan, Megatron-LM or DeepSpeed, or say why that fails."""
     with user_errors(as_json):
-        from planner.artifacts.plan import Plan
-        from planner.export.targets import export_plan
-        from planner.verifier import require_valid
+        from planner.interop.export.exported import export_plan
+        from planner.prediction import load_plan
+        from planner.verification import require_valid
 
-        the_plan = Plan.load(path)
+        the_plan = load_plan(path)
         require_valid(the_plan, str(path))
         exported = export_plan(the_plan, target)
         folder = output or Path("export") / target
@@ -62,8 +62,8 @@ def export(
 
 
 def _write(exported: Exported, folder: Path, *, overwrite: bool) -> list[str]:
-    """All files, or none where one of them cannot be."""
-    from planner.artifacts.document import require_file_path, write_atomically
+    """Write all files, or none if one of them cannot be written."""
+    from planner.records.document import require_file_path, write_atomically
 
     paths = [folder / name for name in exported.files]
     _make(folder)
@@ -71,8 +71,8 @@ def _write(exported: Exported, folder: Path, *, overwrite: bool) -> list[str]:
         require_file_path(path)
         if not overwrite and path.exists() and path.read_bytes() != text.encode():
             raise PipeplanError(
-                f"{path}: is there already, with other contents; give another folder (-o) or "
-                "--overwrite"
+                f"{path}: exists with different contents; choose another folder (-o) or add "
+                f"--overwrite"
             )
     for path, text in zip(paths, exported.files.values(), strict=True):
         write_atomically(path, text)
@@ -84,7 +84,7 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PipeplanError(
-            f"--output {folder}: cannot be made a folder: {error.strerror}; give another"
+            f"--output {folder}: cannot create the folder: {error.strerror}; give another"
         ) from None
 
 

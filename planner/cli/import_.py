@@ -1,4 +1,4 @@
-"""``pipeplan import``."""
+"""``pipeplan import``: profiles as layer graphs, and measured links as clusters."""
 
 from __future__ import annotations
 
@@ -9,16 +9,86 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.cli import completion
-from planner.cli.import_cluster import import_cluster
 from planner.cli.options import JsonOption
-from planner.cli.output import print_json, user_errors
+from planner.cli.output import print_json, print_rich, user_errors
 from planner.errors import PipeplanError
 from planner.units import format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
-    from planner.artifacts.document import Record
-    from planner.importing.imported import Imported
-    from planner.importing.options import ImportOptions
+    from planner.interop.importing.imported import Imported, ImportOptions
+    from planner.records.document import Record
+
+
+SUFFIXES = (".toml", ".json")
+DEFAULT_CLUSTER_OUTPUT = Path("cluster.toml")
+
+
+def import_cluster(
+    file: Path, output: Path | None, kind: str, device_type: str | None, *, as_json: bool
+) -> None:
+    """Read measured or listed links and write the cluster file.
+
+    Args:
+        file: to read.
+        output: cluster file; None for ``cluster.toml``.
+        kind: of the file, in :data:`planner.interop.importing.formats.CLUSTER_FORMATS`.
+        device_type: preset of the GPUs; None if the file names them.
+        as_json: print JSON instead of a table.
+
+    Raises:
+        PipeplanError: if it cannot be read or written.
+    """
+    from planner.interop.importing.formats import import_cluster_file
+    from planner.records.document import require_file_path
+
+    path = output or DEFAULT_CLUSTER_OUTPUT
+    if path.suffix not in SUFFIXES:
+        raise PipeplanError(
+            f"-o {path}: expected a name that ends in .toml or .json, as this file holds a cluster"
+        )
+    require_file_path(path)
+    imported = import_cluster_file(file, kind, device_type)
+    imported.cluster.save(path)
+    if as_json:
+        print_json(_data(imported, kind, path))
+        return
+    _show_cluster(imported, kind, path)
+
+
+def _data(imported: Any, kind: str, path: Path) -> dict[str, Any]:
+    cluster = imported.cluster
+    return {
+        "format": kind,
+        "name": cluster.name,
+        "cluster": str(path),
+        "devices": list(cluster.device_names),
+        "links": [link.model_dump(mode="json") for link in cluster.links],
+        "notes": list(imported.notes),
+    }
+
+
+def _show_cluster(imported: Any, kind: str, path: Path) -> None:
+    from planner.report.tables import new_table, plain
+
+    cluster = imported.cluster
+    title = (
+        f"{cluster.name} ({kind}): {plural(len(cluster.devices), 'device')}, "
+        f"{plural(len(cluster.links), 'link')}"
+    )
+    table = new_table(title, ("between", "and"), ("GB/s", "latency us", "source"))
+    for link in cluster.links:
+        table.add_row(
+            *map(plain, link.between),
+            f"{link.bandwidth_gb_per_s:.4g}",
+            f"{link.latency_us:.4g}",
+            link.source,
+        )
+    print_rich(table)
+    for note in imported.notes:
+        typer.echo(f"note: {note}")
+    typer.echo(f"wrote {path}")
+    typer.echo(f"next: pipeplan plan MODEL --job JOB.toml --cluster {shlex.quote(str(path))}")
+
 
 SUFFIX = ".json"
 DEFAULT_OUTPUT = Path("graph.json")
@@ -36,9 +106,9 @@ OutputOption = Annotated[
     typer.Option(
         "-o",
         "--output",
-        help="layer graph to write (.json, default graph.json); the job, and the cluster if "
-        "FILE holds one, are written beside it as NAME.job.json and NAME.cluster.json. Of what "
-        "tells of links the cluster file (.toml or .json, default cluster.toml)",
+        help="layer graph to write (.json, default: graph.json); the job, and the cluster if "
+        "FILE holds one, are written next to it as NAME.job.json and NAME.cluster.json; for link "
+        "measurements, the cluster file to write (.toml or .json, default: cluster.toml)",
     ),
 ]
 FormatOption = Annotated[
@@ -46,7 +116,7 @@ FormatOption = Annotated[
     typer.Option(
         "--from",
         metavar="FORMAT",
-        help="auto, or the kind of FILE: dapple, pipedream, dnn-partitioning, nvidia-smi, "
+        help="kind of FILE (auto: detect it): dapple, pipedream, dnn-partitioning, nvidia-smi, "
         "nccl-tests, nccl-all-reduce, nccl-sendrecv",
         autocompletion=completion.import_formats,
     ),
@@ -55,17 +125,17 @@ DeviceTypeOption = Annotated[
     str | None,
     typer.Option(
         "--device-type",
-        help="device preset that the times of a profile were measured on (default V100-16GB), "
-        "or of the GPUs where the file does not name them",
+        help="preset of the device that was profiled (default: V100-16GB), or of GPUs that the "
+        "file does not name",
         autocompletion=completion.device_types,
     ),
 ]
 SamplesOption = Annotated[
     int | None,
-    typer.Option("--samples-per-microbatch", help="samples of the batch that was measured"),
+    typer.Option("--samples-per-microbatch", help="samples in the profiled batch"),
 ]
 FreeInputsOption = Annotated[
-    bool, typer.Option("--free-inputs", help="Input nodes of a profile take no time")
+    bool, typer.Option("--free-inputs", help="count input nodes of a profile as 0 s")
 ]
 
 
@@ -78,10 +148,10 @@ def import_(
     free_inputs: FreeInputsOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Read what other tools tell: a profile into a layer graph, links into a cluster file."""
+    """Import a profile as a layer graph, or measured links as a cluster file."""
     with user_errors(as_json):
-        from planner.importing.formats import CLUSTER_FORMATS, format_of
-        from planner.importing.options import ImportOptions
+        from planner.interop.importing.formats import CLUSTER_FORMATS, format_of
+        from planner.interop.importing.imported import ImportOptions
 
         if output is not None:
             _require_apart(file, output)
@@ -97,14 +167,14 @@ def import_(
 def _refuse_profile_options(samples: int | None, free_inputs: bool) -> None:
     if samples is not None or free_inputs:
         raise PipeplanError(
-            "--samples-per-microbatch, --free-inputs: they are of profiles; leave them out"
+            "--samples-per-microbatch and --free-inputs apply to profiles only; remove them"
         )
 
 
 def _import_profile(
     file: Path, output: Path, kind: str, options: ImportOptions, *, as_json: bool
 ) -> None:
-    from planner.importing.formats import import_file
+    from planner.interop.importing.formats import import_file
 
     paths = _paths(output)
     name, imported = import_file(file, kind, options)
@@ -123,13 +193,13 @@ def _require_apart(file: Path, output: Path) -> None:
 
 
 def _paths(output: Path) -> dict[str, Path]:
-    """Where the artifacts go, by kind; refused before any work if they cannot be written."""
-    from planner.artifacts.document import require_file_path
+    """Return where the artifacts go, by kind; refuse before any work if they cannot be written."""
+    from planner.records.document import require_file_path
 
     if output.suffix != SUFFIX:
         raise PipeplanError(
-            f"-o {output}: expected a name that ends in {SUFFIX}, as `pipeplan plan` knows a layer "
-            f"graph by it; for example {output.with_suffix(SUFFIX)}"
+            f"-o {output}: expected a name that ends in {SUFFIX}, because `pipeplan plan` "
+            f"recognises layer graphs by it; for example {output.with_suffix(SUFFIX)}"
         )
     paths = {
         "graph": output,
@@ -142,8 +212,8 @@ def _paths(output: Path) -> dict[str, Path]:
 
 
 def _write(imported: Imported, paths: dict[str, Path]) -> dict[str, Path]:
-    """Write what there is; the paths written, by kind."""
-    from planner.artifacts.document import write_atomically
+    """Write the artifacts that exist and return their paths, by kind."""
+    from planner.records.document import write_atomically
 
     records: dict[str, Record | None] = {
         "graph": imported.graph.record,
@@ -185,7 +255,7 @@ def _show(name: str, imported: Imported, written: dict[str, Path]) -> None:
     typer.echo(
         f"{report['name']} ({name}): {plural(report['layers'], 'layer')}, "
         f"{plural(report['boundaries'], 'boundary tensor')}, "
-        f"{plural(report['samples_per_microbatch'], 'sample')} a microbatch"
+        f"{plural(report['samples_per_microbatch'], 'sample')} per microbatch"
     )
     typer.echo(
         f"one microbatch: forward {format_seconds(report['forward_s'])}, backward "

@@ -1,75 +1,136 @@
-"""The commands that read a plan: ``pipeplan verify | plot``."""
+"""The commands that show or check something: trace, profile, verify, plot, presets, schema."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.cli.options import JsonOption, PlanArgument
-from planner.cli.output import named, print_json, tell_written, user_errors
-from planner.errors import PipeplanError
+from planner.cli import completion
+from planner.cli.models import graph_of, job_of
+from planner.cli.options import JobOption, JsonOption, ModelArgument, PlanArgument, SetOption
+from planner.cli.output import named, print_json, print_rich, print_written, user_errors
+from planner.errors import PipeplanError, shorten
 
 if TYPE_CHECKING:
-    from planner.artifacts.plan import Plan
-    from planner.simulator import Timeline
+    from planner.plan.plan import Plan
+    from planner.simulation.timeline import Timeline
 
 
-def verify(path: PlanArgument, as_json: JsonOption = False) -> None:
-    """Check that a plan holds; exit status 1 and the reasons if it does not."""
+def trace(
+    model: ModelArgument,
+    job: JobOption = None,
+    set_: SetOption = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="write the layer graph as JSON")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Trace a model and show each layer's FLOPs, parameters, stash and boundary tensors."""
     with user_errors(as_json):
-        from planner.artifacts.plan import Plan
-        from planner.verifier import require_valid
+        graph = graph_of(model, job_of(job, set_))
+        if output is not None:
+            graph.save(output)
+        if as_json:
+            print_json(graph.record.model_dump(mode="json"))
+            return
+        from planner.report.tables import layer_table
+
+        print_rich(layer_table(graph))
+        if output is not None:
+            typer.echo(f"wrote {output}", err=True)
+
+
+def profile(context: typer.Context) -> None:
+    """Measure the time and memory of each layer of a model on this device (--help: all options)."""
+    # The executor needs nothing of the planner's command line, and GPU machines may not have it.
+    command = [sys.executable, "-m", "executor.profiling", *context.args]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
+
+
+def verify(
+    path: PlanArgument,
+    prove: Annotated[
+        bool,
+        typer.Option(
+            "--prove",
+            help="also check the certificate of the lower bound, say what it proves, and refuse "
+            "the plan if it proves nothing",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check that a plan is valid; print the reasons and exit with status 1 if not."""
+    with user_errors(as_json):
+        from planner.prediction import load_plan
+        from planner.verification import require_valid
+        from planner.verification.proof import prove as check_proof
 
         problems: list[str] = []
+        plan = proof = None
         try:
-            require_valid(Plan.load(path), str(path))
+            plan = load_plan(path)
+            require_valid(plan, str(path))
+            proof = check_proof(plan) if prove else None
         except PipeplanError as error:
             problems = list(error.problems)
+        if proof is not None:
+            problems += (f"{path}: {problem}" for problem in proof.problems)
         if as_json:
-            print_json({"plan": str(path), "valid": not problems, "problems": problems})
-        elif problems:
+            data = {"plan": str(path), "valid": not problems, "problems": problems}
+            print_json(data if proof is None else {**data, "proof": proof.data()})
+        elif problems or plan is None:
             raise PipeplanError(problems)
         else:
-            typer.echo(f"{path}: holds")
+            for line in (f"holds; {_about_bound(plan)}", *(proof.lines() if proof else ())):
+                typer.echo(f"{path}: {line}")
         if problems:
             raise typer.Exit(1)
+
+
+def _about_bound(plan: Plan) -> str:
+    """Return whether a valid plan lies in the space of its bound, and which one that is."""
+    covers = plan.provenance.bound_covers
+    if covers.space is None:
+        return f"its bound covers {covers}"
+    return f"it lies in the space of its bound: {covers.space}"
 
 
 def plot(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="PLAN...", help="plan files; several are drawn on one scale"),
+        typer.Argument(metavar="PLAN...", help="plan files; several are drawn on one time scale"),
     ],
     output: Annotated[
         Path, typer.Option("-o", "--output", help="picture to write: .png or .svg")
     ] = Path("plan.png"),
-    memory: Annotated[bool, typer.Option("--memory", help="memory over time instead")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="draw memory over time instead")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Draw plans as Gantt charts below each other, or one plan's memory over time."""
+    """Draw Gantt charts of plans on one time scale, or one plan's memory over time."""
     with user_errors(as_json):
-        from planner.artifacts.plan import Plan
+        from planner.prediction import load_plan, replay
         from planner.report.gantt import save_gantts
         from planner.report.memory_plot import save_memory
-        from planner.verifier import replay
 
         if memory and len(paths) > 1:
-            raise PipeplanError("--memory: it draws one plan; name one")
-        plans = [Plan.load(path) for path in paths]
+            raise PipeplanError("--memory accepts exactly one plan")
+        plans = [load_plan(path) for path in paths]
         if memory:
             with named(paths[0]):
                 save_memory(replay(plans[0]), output)
         else:
             save_gantts(_charts(paths, plans), output)
-        tell_written(paths, output, as_json=as_json)
+        print_written(paths, output, as_json=as_json)
 
 
 def _charts(paths: Sequence[Path], plans: Sequence[Plan]) -> list[tuple[str, Timeline]]:
     """Titles and timelines; the file tells apart plans of one model on one cluster."""
-    from planner.verifier import replay
+    from planner.prediction import replay
 
     titles = [f"{plan.model.name} on {plan.cluster.name}" for plan in plans]
     if len(plans) > 1:
@@ -79,3 +140,53 @@ def _charts(paths: Sequence[Path], plans: Sequence[Plan]) -> list[tuple[str, Tim
         with named(path):
             charts.append((title, replay(plan)))
     return charts
+
+
+def presets(as_json: JsonOption = False) -> None:
+    """List the presets of devices and links, with their sources."""
+    with user_errors(as_json):
+        from planner.report.tables import preset_data, preset_tables
+
+        if as_json:
+            print_json(preset_data())
+            return
+        for table in preset_tables():
+            print_rich(table)
+
+
+KINDS = ("plan", "graph", "cluster", "job", "costs", "sweep", "sync-trace", "moves", "train")
+
+
+def schema(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND", help=", ".join(KINDS), autocompletion=completion.one_of(*KINDS)
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="file to write (default: print it)")
+    ] = None,
+) -> None:
+    """Print the JSON Schema of a kind of file (fields, types, ranges, units, meanings)."""
+    with user_errors():
+        from planner.records.document import write_atomically
+
+        if kind not in KINDS:
+            raise PipeplanError(f"KIND: no schema of {shorten(kind)}; there are {', '.join(KINDS)}")
+        text = _text(kind)
+        if output is None:
+            typer.echo(text, nl=False)
+        else:
+            write_atomically(output, text)
+            typer.echo(f"wrote {output}")
+
+
+def _text(kind: str) -> str:
+    from planner.schemas import ARTIFACTS, schema_text
+
+    if kind in ARTIFACTS:
+        return schema_text(ARTIFACTS[kind])
+    # A training file is the executor's, which the planner does not import.
+    command = [sys.executable, "-m", "executor.launch.train_schema"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -1,4 +1,4 @@
-"""``pipeplan migrate``: files of older formats in the newest one."""
+"""``pipeplan migrate``: files of older formats in the newest format."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ FileArgument = Annotated[
     Path,
     typer.Argument(
         metavar="FILE",
-        help="any file of Pipeplan, whatever its kind",
+        help="any Pipeplan file",
         autocompletion=completion.artifacts,
     ),
 ]
 OutputOption = Annotated[
-    Path | None, typer.Option("-o", "--output", help="file to write; FILE itself unless given")
+    Path | None, typer.Option("-o", "--output", help="file to write (default: FILE itself)")
 ]
 
 
 def migrate(file: FileArgument, output: OutputOption = None, as_json: JsonOption = False) -> None:
-    """Rewrite a file of an older format in the newest one."""
+    """Rewrite a file in the newest format."""
     with user_errors(as_json):
-        from planner.artifacts.document import require_file_path
-        from planner.artifacts.formats import check_format, newest_format
+        from planner.records.document import require_file_path
+        from planner.records.formats import check_format, newest_format
 
         target = output or file
         require_file_path(target)
@@ -38,7 +38,7 @@ def migrate(file: FileArgument, output: OutputOption = None, as_json: JsonOption
         newest = newest_format(data.get("format"), str(file))
         if target.exists() and not target.samefile(file):
             raise PipeplanError(
-                f"--output {target}: is there already; choose another name, or remove it first"
+                f"--output {target}: already exists; choose another name or remove it"
             )
         if newest.startswith(_OF_THE_EXECUTOR):
             check_format(data, newest, str(file))
@@ -62,7 +62,7 @@ _OF_THE_EXECUTOR = ("pipeplan-train/", "pipeplan-checkpoint/")
 
 
 def _data(path: Path) -> dict[str, Any]:
-    from planner.artifacts.document import read_json, read_toml
+    from planner.records.document import read_json, read_toml
 
     data = read_toml(path) if path.suffix.lower() == ".toml" else read_json(path)
     if not isinstance(data, dict):
@@ -71,23 +71,33 @@ def _data(path: Path) -> dict[str, Any]:
 
 
 def _rewrite(data: dict[str, Any], newest: str, file: Path, target: Path) -> bool:
-    """Read the file as what it is; write it if that changed anything, or it is to lie elsewhere."""
+    """Load the file; write it if its contents changed or it goes to another path."""
     load = _loaders().get(newest.rpartition("/")[0])
     record = None if load is None else load(file)
     if data["format"] != newest or _is_predicted_anew(data, record):
         assert record is not None, "kinds of the executor have no older formats"
-        record.save(target)
+        _save(record, target)
         return True
     if target.resolve() == file.resolve():
         return False
-    from planner.artifacts.document import write_atomically
+    from planner.records.document import write_atomically
 
     write_atomically(target, file.read_bytes())
     return True
 
 
+def _save(record: Any, target: Path) -> None:
+    from planner.plan.plan import Plan
+    from planner.verification import save_valid
+
+    if isinstance(record, Plan):
+        save_valid(record, target)
+    else:
+        record.save(target)
+
+
 def _is_predicted_anew(data: dict[str, Any], record: Any) -> bool:
-    from planner.artifacts.plan import Plan
+    from planner.plan.plan import Plan
 
     if not isinstance(record, Plan):
         return False
@@ -95,19 +105,19 @@ def _is_predicted_anew(data: dict[str, Any], record: Any) -> bool:
 
 
 def _loaders() -> dict[str, Callable[[Path], Any]]:
-    """By the kind of file: what reads it."""
-    from planner.artifacts.cluster import Cluster
-    from planner.artifacts.costs import Costs
-    from planner.artifacts.job import Job
-    from planner.artifacts.layer_graph import LayerGraph
-    from planner.artifacts.measured import MeasuredTimeline
-    from planner.artifacts.moves import Moves
-    from planner.artifacts.plan import Plan
-    from planner.artifacts.sweep import SweepIndex
-    from planner.artifacts.sync_trace import SyncTrace
+    """Return the loader of each kind of file."""
+    from planner.cluster.cluster import Cluster
+    from planner.job import Job
+    from planner.measured.sync_trace import SyncTrace
+    from planner.measured.timeline import MeasuredTimeline
+    from planner.model.layer_graph import LayerGraph
+    from planner.model.measured_costs import Costs
+    from planner.plan.moves import Moves
+    from planner.plan.sweep_index import SweepIndex
+    from planner.prediction import load_plan
 
     return {
-        "pipeplan": Plan.load,
+        "pipeplan": load_plan,
         "pipeplan-graph": LayerGraph.load,
         "pipeplan-cluster": Cluster.load,
         "pipeplan-job": Job.load,

@@ -1,4 +1,4 @@
-"""The model and the job that a command line names."""
+"""The problem (model, job, cluster, costs) that a command line names."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
-    from planner.artifacts.job import Job
-    from planner.artifacts.layer_graph import LayerGraph
-    from planner.artifacts.problem import Problem
+    from planner.job import Job
+    from planner.model.layer_graph import LayerGraph
+    from planner.plan.problem import Problem
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The problem that a command line tells; None where an option was not given.
+class ProblemRequest:
+    """The problem as named on a command line; None where an option was not given.
 
     Attributes:
         model: ``module:factory`` or a ``graph.json``.
@@ -25,6 +25,7 @@ class Asked:
         job: its file.
         settings: model arguments as NAME=VALUE.
         costs: files of measured times: profiles, or a calibrated graph of the same model.
+        runtime: what will train; by default the job's.
     """
 
     model: str
@@ -32,28 +33,30 @@ class Asked:
     job: Path | None = None
     settings: tuple[str, ...] = ()
     costs: tuple[Path, ...] = ()
+    runtime: str | None = None
 
     @property
     def inputs(self) -> list[Path]:
-        """Files that it is made from."""
+        """The files that the problem is made from."""
         job = [] if self.job is None else [self.job]
         return [Path(self.model), self.cluster, *job, *self.costs]
 
     @property
     def words(self) -> list[str]:
-        """The same on a command line again."""
+        """The same problem as command-line words."""
         found = [self.model, "--cluster", str(self.cluster)]
         found += [] if self.job is None else ["--job", str(self.job)]
         for setting in self.settings:
             found += ["--set", setting]
         for path in self.costs:
             found += ["--costs", str(path)]
+        found += [] if self.runtime is None else ["--runtime", self.runtime]
         return found
 
 
 @dataclass(frozen=True)
-class Told:
-    """The problem of a command line, and what only its model can tell.
+class LoadedProblem:
+    """The problem of a command line, and why text data cannot train its model.
 
     Attributes:
         problem: to be solved.
@@ -65,57 +68,72 @@ class Told:
     text_problem: str | None
 
 
-def problem_of(asked: Asked) -> Problem:
-    """The problem of a command line, as :func:`told_problem` reads it."""
-    return told_problem(asked).problem
+def problem_of(request: ProblemRequest) -> Problem:
+    """Return the problem of a command line, as :func:`loaded_problem` reads it."""
+    return loaded_problem(request).problem
 
 
-def told_problem(asked: Asked) -> Told:
-    """What a command line tells; everything that is quick to read is read first.
+def loaded_problem(request: ProblemRequest) -> LoadedProblem:
+    """Load the problem of a command line; files that are quick to read come first.
 
     Args:
-        asked: what the command line tells.
+        request: the problem as named on the command line.
 
     Raises:
         PipeplanError: for a wrong file or setting, or if the three do not fit together.
     """
-    from planner.artifacts.cluster import Cluster
-    from planner.artifacts.problem import ModelSource, Problem
-    from planner.calibration.costs import with_costs
+    from planner.cluster.cluster import Cluster
+    from planner.interop.calibrate.costs import with_costs
+    from planner.plan.problem import ModelSource, Problem
+    from planner.plan.runtimes import for_runtime
 
-    job = job_of(asked.job, asked.settings)
-    cluster = Cluster.load(asked.cluster)
-    factory = None if is_graph_file(asked.model) else asked.model
-    if factory is None and asked.settings:
+    job = with_runtime(job_of(request.job, request.settings), request.runtime)
+    cluster = Cluster.load(request.cluster)
+    factory = None if is_graph_file(request.model) else request.model
+    if factory is None and request.settings:
         raise PipeplanError(
-            f"--set {asked.settings[0]}: {asked.model} was traced already; trace the model again "
-            "with it"
+            f"--set {request.settings[0]}: {request.model} is a traced graph, so model arguments "
+            f"have "
+            f"no effect; trace the model again with it"
         )
     source = ModelSource(factory, dict(job.model_arguments))
-    graph, text_problem = _traced(asked.model, job)
-    for path in asked.costs:
+    graph, text_problem = _traced(request.model, job)
+    for path in request.costs:
         graph = with_costs(graph, cluster, path, "--costs")
-    return Told(Problem(graph, cluster, job, source), text_problem)
+    return LoadedProblem(for_runtime(Problem(graph, cluster, job, source)), text_problem)
 
 
 def job_of(path: Path | None, settings: Sequence[str] | None) -> Job:
-    """The job of a file, or the default one, with the model arguments of ``--set`` over its own.
+    """Return the job of a file or the default job, with ``--set`` overriding its model arguments.
 
     Raises:
         PipeplanError: for a wrong file or setting.
     """
-    from planner.artifacts.job import Job, job_with
+    from planner.job import Job, job_with
 
     return job_with(Job() if path is None else Job.load(path), settings or [])
 
 
+def with_runtime(job: Job, runtime: str | None) -> Job:
+    """Return the job for the runtime of ``--runtime``, if that was given.
+
+    Raises:
+        PipeplanError: if there is no such runtime.
+    """
+    if runtime is None:
+        return job
+    from planner.plan.runtimes import runtime_of
+
+    return job.model_copy(update={"runtime": runtime_of(runtime)})
+
+
 def is_graph_file(model: str) -> bool:
-    """Whether MODEL is a layer graph to read; ``hf:CONFIG.json`` is a model to trace."""
+    """Return whether MODEL is a layer graph file; ``hf:CONFIG.json`` is a model to trace."""
     return model.endswith(".json") and not model.startswith("hf:")
 
 
 def graph_of(model: str, job: Job) -> LayerGraph:
-    """The layer graph of a model, traced, or of a ``graph.json``, read.
+    """Return the layer graph of a model (traced) or of a ``graph.json`` (read).
 
     Raises:
         PipeplanError: if there is none, or the model cannot be traced.
@@ -124,8 +142,8 @@ def graph_of(model: str, job: Job) -> LayerGraph:
 
 
 def _traced(model: str, job: Job) -> tuple[LayerGraph, str | None]:
-    """The layer graph, and why text cannot train the model, if that is known."""
-    from planner.artifacts.layer_graph import LayerGraph
+    """Return the layer graph, and why text cannot train the model, if that is known."""
+    from planner.model.layer_graph import LayerGraph
 
     if is_graph_file(model):
         return LayerGraph.load(model), None
@@ -135,8 +153,8 @@ def _traced(model: str, job: Job) -> tuple[LayerGraph, str | None]:
             "hf:ClassName or hf:CONFIG.json for a model of Hugging Face transformers, "
             "or a graph.json written by `pipeplan trace` or `pipeplan import`"
         )
-    from planner.tracing.lookups import text_problem_of_step
-    from planner.tracing.trace import trace_step
+    from planner.model.tracing.lookups import text_problem_of_step
+    from planner.model.tracing.trace import trace_step
 
     step = trace_step(model, job)
     return LayerGraph.from_record(step.graph), text_problem_of_step(step.exported, job)

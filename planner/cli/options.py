@@ -1,4 +1,4 @@
-"""What several commands ask for in the same way."""
+"""Arguments and options that several commands have in common."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ModelArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="module:factory (its code is imported), hf:ClassName or hf:CONFIG.json of Hugging "
-        "Face transformers, or a graph.json of `trace`",
+        help="module:factory (imports its code), hf:ClassName or hf:CONFIG.json (Hugging Face "
+        "transformers), or a graph.json from `pipeplan trace`",
         autocompletion=completion.plans,
     ),
 ]
@@ -32,13 +32,51 @@ JobOption = Annotated[
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="NAME=VALUE", help="a model argument, over the job's; may be repeated"
+        "--set",
+        metavar="NAME=VALUE",
+        help="set a model argument, overriding the job's; may be repeated",
     ),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", help="of the solver")]
+CostsOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--costs",
+        metavar="FILE",
+        help="measured costs: a profile, or the graph from `calibrate --graph`; may be repeated",
+        autocompletion=completion.plans,
+    ),
+]
+RuntimeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--runtime",
+        metavar="NAME",
+        help="keep to plans that this runtime can run as planned: pipeplan, torch, torchtitan, "
+        "megatron or deepspeed (default: the job's, else pipeplan, which runs every plan)",
+        autocompletion=completion.runtimes,
+    ),
+]
+PlanOutputOption = Annotated[Path, typer.Option("-o", "--output", help="plan file to write")]
+AgainstOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--against",
+        metavar="MEASURED",
+        help="compare with a measured timeline (from the executor's --timeline)",
+        autocompletion=completion.plans,
+    ),
+]
+DeterministicOption = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic",
+        help="give the same result on every run and machine (one thread, limits in solver work)",
+    ),
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="seed of the solver")]
 WorkersOption = Annotated[
-    int, typer.Option("--workers", show_default="one a core, up to 8", help="solver threads")
+    int, typer.Option("--workers", show_default="one per core, at most 8", help="solver threads")
 ]
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="one JSON document on stdout instead of tables")
+    bool, typer.Option("--json", help="print one JSON document instead of tables")
 ]

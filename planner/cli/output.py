@@ -1,4 +1,4 @@
-"""Printing: tables, JSON, and what is wrong with the input."""
+"""Printing: tables, one JSON document, and errors of the user's input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import typer
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
-    from planner.artifacts.plan import Plan
+    from planner.plan.plan import Plan
 
 
 REFUSED = 1
@@ -35,7 +35,7 @@ class _Document:
         self.is_written = False
 
     def write(self, data: Any) -> None:
-        """Write it, once."""
+        """Write the document, once."""
         assert not self.is_written, "a command has one JSON document"
         self.is_written = True
         typer.echo(json.dumps(data, indent=1), file=self._stream)
@@ -65,13 +65,13 @@ def user_errors(as_json: bool = False) -> Iterator[None]:
 
 
 def _as_option(problem: str) -> str:
-    """What concerns an argument of a function concerns an option here."""
+    """Name the option in an error about the argument of a function."""
     name, colon, rest = problem.partition(":")
     return f"{_OPTIONS[name]}:{rest}" if colon and name in _OPTIONS else problem
 
 
 _OPTIONS = {
-    **{name: f"--{name}" for name in ("lost", "added", "slack")},
+    **{name: f"--{name}" for name in ("lost", "added", "slack", "runtime")},
     **{"time_limit_s": "--time-limit", "gap_limit": "--gap", "pipeline_size": "--pipeline-size"},
 }
 """By the names of arguments, of those that no field of a file has."""
@@ -79,7 +79,7 @@ _OPTIONS = {
 
 @contextmanager
 def _one_document() -> Iterator[None]:
-    """Where there is none yet when a command is refused or interrupted, the reasons are it."""
+    """Write the errors as the JSON document if there is none yet when a command ends."""
     document = _Document(sys.stdout)
     token = _document.set(document)
     try:
@@ -103,7 +103,7 @@ def _interrupted(interrupt: KeyboardInterrupt) -> str:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Put a file's name before what is wrong with its contents."""
+    """Prefix errors about a file's contents with its name."""
     try:
         yield
     except PipeplanError as error:
@@ -113,15 +113,15 @@ def named(path: Path) -> Iterator[None]:
 def show_plan(the_plan: Plan) -> None:
     """Print a plan's stages, devices and figures."""
     from planner.report.summary import plan_tables
-    from planner.simulator import simulate_plan
+    from planner.simulation.simulator import simulate_plan
 
     print_rich(plan_tables(the_plan, simulate_plan(the_plan)))
 
 
 def show_fair_links(the_plan: Plan) -> None:
-    """Print what links that share would do to a plan with fresh predictions, if it matters."""
-    from planner.fair_links import simulate_plan_fair_links
+    """Print the iteration time with fairly shared links, if it differs noticeably."""
     from planner.report.summary import fair_links_line
+    from planner.simulation.fair_links import simulate_plan_fair_links
 
     shared_s = simulate_plan_fair_links(the_plan).iteration_time_s
     line = fair_links_line(the_plan.predicted.iteration_time_s, shared_s)
@@ -129,8 +129,8 @@ def show_fair_links(the_plan: Plan) -> None:
         typer.echo(line)
 
 
-def tell_written(plans: Sequence[Path], written: Path, *, as_json: bool) -> None:
-    """Say which file was made of plans."""
+def print_written(plans: Sequence[Path], written: Path, *, as_json: bool) -> None:
+    """Print which file was written from which plans."""
     if as_json:
         print_json({"plans": [str(path) for path in plans], "written": [str(written)]})
     else:

@@ -1,38 +1,287 @@
-"""``pipeplan plan``."""
+"""``pipeplan plan``: the command, and the way from its options to a plan file."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from planner.cli import completion
-from planner.cli.models import Asked
+from planner.cli.models import ProblemRequest, loaded_problem
 from planner.cli.options import (
     ClusterOption,
+    CostsOption,
+    DeterministicOption,
     JobOption,
     JsonOption,
     ModelArgument,
+    RuntimeOption,
     SeedOption,
     SetOption,
     WorkersOption,
 )
-from planner.cli.output import user_errors
-from planner.cli.planning import PlanRequest, SearchSettings, keep_warm_starts, make_plan
-from planner.solver_settings import DEFAULT_WORKERS
+from planner.cli.output import print_json, show_plan, user_errors
+from planner.cli.sync import needs_pipelines, require_sync, with_sync
+from planner.errors import PipeplanError
+from planner.search.budget import DEFAULT_WORKERS
+from planner.units import format_seconds, plural
 
-CostsOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--costs",
-        metavar="FILE",
-        help="measured times: a profile, or the graph of `calibrate --graph`; may be repeated",
-        autocompletion=completion.plans,
-    ),
-]
+if TYPE_CHECKING:
+    from planner.plan.plan import Plan
+    from planner.plan.problem import Problem
+    from planner.search.result import HistoryRow, Result
+
+
+def show_result(result: Result, output: Path, text_problem: str | None, *, as_json: bool) -> None:
+    """Print a result whose plan was written.
+
+    Args:
+        result: of the search.
+        output: where its plan lies.
+        text_problem: why the executor's text cannot train the model, if that is known.
+        as_json: print JSON.
+    """
+    from planner.report.summary import space_lines
+
+    if as_json:
+        print_json(_data(result, output))
+        return
+    show_plan(result.plan)
+    typer.echo(result.summary())
+    _print_unjoined(result.unjoined_devices)
+    for line in space_lines(result.plan):
+        typer.echo(line)
+    about_gap = _about_gap(result)
+    if about_gap is not None:
+        typer.echo(about_gap)
+    typer.echo(f"wrote {output}")
+    print_run_command(result.plan, output, text_problem)
+
+
+def _data(result: Result, output: Path) -> dict[str, Any]:
+    """Return the JSON output."""
+    return {
+        "status": result.status,
+        "ended": result.ended,
+        "plan": str(output),
+        **result.plan.predicted.model_dump(mode="json"),
+        "runtime": result.plan.job.runtime,
+        "bound_covers": result.plan.provenance.bound_covers.model_dump(mode="json"),
+        "unjoined_devices": list(result.unjoined_devices),
+        "robustness": None if result.robustness is None else asdict(result.robustness),
+        "history": [row._asdict() for row in result.history],
+    }
+
+
+def _print_unjoined(devices: Sequence[str]) -> None:
+    """Print which devices the plan could not use because no route joins them."""
+    from planner.plan.operations import compress_devices
+
+    if devices:
+        typer.echo(
+            f"note: {compress_devices(devices)} have no route to a device in use, so "
+            f"{plural(len(devices), 'device')} stay unused; add links to the cluster file to use "
+            f"them"
+        )
+
+
+def _about_gap(result: Result) -> str | None:
+    """Return a sentence on what the gap includes; None if there is nothing to say."""
+    if result.robustness is not None and not result.robustness.is_fastest:
+        return "the gap refers to this plan's time; a faster but less robust plan is known"
+    if needs_pipelines(result.plan.sync.strategy):
+        return (
+            "the time assumes synchronous pipelines, and the bound covers plans of any form: the "
+            "gap includes the cost of restricting the plan to data-parallel pipelines"
+        )
+    if result.status != "optimal" and result.gap is not None:
+        return "a better plan may exist within the gap; none is known"
+    return None
+
+
+def print_run_command(plan: Plan, output: Path, text_problem: str | None) -> None:
+    """Print how to run a plan, and on what data, if its model is known."""
+    from planner.plan.run_command import data_line, run_command
+
+    command = run_command(plan, output, text_problem)
+    if command is not None:
+        typer.echo(f"run it on one host with: {command}")
+        typer.echo(data_line(text_problem))
+
+
+def progress_table(quiet: bool) -> Callable[[HistoryRow], None]:
+    """Return a function that prints rows of progress below a heading."""
+    if quiet:
+        return lambda row: None
+    headings = [f"{'time':>8}  {'iteration':>12}  {'bound':>12}  {'gap':>7}"]
+
+    def show(row: HistoryRow) -> None:
+        while headings:
+            typer.echo(headings.pop(), err=True)
+        gap = f"{row.gap:7.2%}" if row.gap is not None else "      -"
+        time, bound = format_seconds(row.iteration_time_s), format_seconds(row.lower_bound_s)
+        typer.echo(f"{row.time_s:7.1f}s  {time:>12}  {bound:>12}  {gap}  {row.event}", err=True)
+
+    return show
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What to plan for; None where an option was not given.
+
+    Attributes:
+        problem: what to plan for.
+        warm_starts: files of earlier plans.
+        robust: whether the plan should keep its time under noise.
+        sync: strategy of synchronisation with its options, or ``choose``.
+    """
+
+    problem: ProblemRequest
+    warm_starts: tuple[Path, ...]
+    robust: bool
+    sync: str | None
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Settings of the search, see :func:`planner.search.solve.solve`."""
+
+    time_limit_s: float
+    gap_limit: float
+    seed: int
+    workers: int
+    deterministic: bool
+
+
+def make_plan(
+    request: PlanRequest, settings: SearchSettings, output: Path, *, as_json: bool
+) -> None:
+    """Search for a plan, write it and show it.
+
+    Args:
+        request: what a plan is wanted of.
+        settings: of the search.
+        output: plan file.
+        as_json: print JSON, and no progress.
+
+    Raises:
+        PipeplanError: naming what is wrong with the input, or why there is no plan.
+    """
+    from planner.prediction import load_plan
+    from planner.verification import save_valid
+
+    _require_possible(request, settings, output)
+    warm_starts = [load_plan(path) for path in request.warm_starts]
+    loaded = loaded_problem(request.problem)
+    problem = loaded.problem
+    _print_unusable(problem, dict(zip(request.warm_starts, warm_starts, strict=True)))
+    found = _search(problem, request, settings, warm_starts, quiet=as_json)
+    plan, reason = with_sync(found.plan, request.sync)
+    save_valid(plan, output)
+    if request.robust and found.robustness is None:
+        typer.echo("note: interrupted before the comparison under noise", err=True)
+    show_result(replace(found, plan=plan), output, loaded.text_problem, as_json=as_json)
+    if reason and not as_json:
+        typer.echo(f"synchronisation strategy: {reason}")
+
+
+def _require_possible(request: PlanRequest, settings: SearchSettings, output: Path) -> None:
+    """Refuse wrong settings before the model is traced, which may take long."""
+    from planner.records.document import require_file_path
+    from planner.search.solve import check_settings
+
+    check_settings(settings.time_limit_s, settings.gap_limit, settings.seed, settings.workers)
+    require_file_path(output)
+    require_sync(request.sync)
+    _require_runtime(request)
+    if request.robust and needs_pipelines(request.sync):
+        raise PipeplanError(
+            f"--robust: compares plans under a synchronous strategy, and {request.sync} is not "
+            f"one; remove --robust"
+        )
+    keep_inputs(output, request.problem.inputs)
+
+
+def _require_runtime(request: PlanRequest) -> None:
+    from planner.plan.runtimes import runtime_of
+
+    runtime = request.problem.runtime
+    if runtime is None or runtime_of(runtime) == "pipeplan" or not needs_pipelines(request.sync):
+        return
+    raise PipeplanError(
+        f"--sync {request.sync}: {runtime} reduces gradients over all pipelines in every "
+        "iteration; leave --sync out, or plan for pipeplan"
+    )
+
+
+def keep_inputs(output: Path, inputs: list[Path]) -> None:
+    """Refuse to write the plan over one of the files it is made from.
+
+    Raises:
+        PipeplanError: naming the file.
+    """
+    for path in inputs:
+        if _is_same_file(path, output):
+            raise PipeplanError(
+                f"--output {output}: this is an input file of the command; choose another name"
+            )
+
+
+def keep_warm_starts(output: Path, request: PlanRequest) -> None:
+    """Refuse to write over a plan that the search starts from, unless it was named with ``-o``.
+
+    Raises:
+        PipeplanError: naming the file.
+    """
+    for path in request.warm_starts:
+        if _is_same_file(path, output):
+            raise PipeplanError(
+                f"--warm-start {path}: would be overwritten; give -o {path} explicitly if you want "
+                f"that, or choose another name"
+            )
+
+
+def _is_same_file(path: Path, other: Path) -> bool:
+    return path.exists() and other.exists() and path.samefile(other)
+
+
+def _print_unusable(problem: Problem, plans: dict[Path, Plan]) -> None:
+    """Print which warm starts cannot be used."""
+    from planner.search.partition.chain import Chain
+
+    chain = Chain(problem)
+    for path, earlier in plans.items():
+        if chain.partition([(stage.layers, stage.devices) for stage in earlier.stages]) is None:
+            typer.echo(
+                f"note: {path} is ignored: its stages are not consecutive layers of this model, or "
+                f"one of them has no device in this cluster",
+                err=True,
+            )
+
+
+def _search(
+    problem: Problem,
+    request: PlanRequest,
+    settings: SearchSettings,
+    warm_starts: Sequence[Plan],
+    *,
+    quiet: bool,
+) -> Result:
+    from planner.search.data_parallel import solve_data_parallel
+    from planner.search.solve import solve
+
+    aside = needs_pipelines(request.sync)
+    search = solve_data_parallel if aside else partial(solve, robust=request.robust)
+    progress = progress_table(quiet=quiet)
+    return search(problem, **asdict(settings), progress=progress, warm_starts=warm_starts)
+
+
 OutputOption = Annotated[
-    Path | None, typer.Option("-o", "--output", help="plan file, plan.json unless given")
+    Path | None, typer.Option("-o", "--output", help="plan file to write (default: plan.json)")
 ]
 DEFAULT_OUTPUT = Path("plan.json")
 TimeLimitOption = Annotated[
@@ -40,28 +289,28 @@ TimeLimitOption = Annotated[
     typer.Option(
         "--time-limit",
         metavar="SECONDS",
-        help="stop after this long; with --deterministic in CP-SAT's own seconds, of 1 to 10 s",
+        help="stop after this time; with --deterministic in CP-SAT's deterministic seconds, each "
+        "of which takes 1 to 10 s",
     ),
 ]
-GapOption = Annotated[float, typer.Option("--gap", help="stop once time / bound - 1 is this small")]
+GapOption = Annotated[
+    float, typer.Option("--gap", help="stop when the gap (time / bound - 1) is at most this")
+]
 WarmStartOption = Annotated[
     list[Path] | None,
     typer.Option(
         "--warm-start",
         metavar="PLAN",
-        help="start from this plan's stages",
+        help="also start from the stages of this plan; may be repeated",
         autocompletion=completion.plans,
     ),
-]
-DeterministicOption = Annotated[
-    bool, typer.Option("--deterministic", help="the same plan on every run and machine")
 ]
 RobustOption = Annotated[
     bool,
     typer.Option(
         "--robust",
-        help="prefer a plan that keeps its time under noise (jitter 0.05) and is at most 2 % "
-        "slower without",
+        help="prefer a plan that is robust to noise (jitter 0.05) and at most 2 % slower without "
+        "noise",
     ),
 ]
 SyncOption = Annotated[
@@ -82,6 +331,7 @@ def plan(
     job: JobOption = None,
     set_: SetOption = None,
     costs: CostsOption = None,
+    runtime: RuntimeOption = None,
     output: OutputOption = None,
     time_limit: TimeLimitOption = 30.0,
     gap: GapOption = 1e-4,
@@ -93,9 +343,9 @@ def plan(
     sync: SyncOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find the fastest plan and prove how far from the best it can be."""
+    """Find the fastest plan and prove a lower bound on the iteration time."""
     request = PlanRequest(
-        asked=Asked(model, cluster, job, tuple(set_ or ()), tuple(costs or ())),
+        problem=ProblemRequest(model, cluster, job, tuple(set_ or ()), tuple(costs or ()), runtime),
         warm_starts=tuple(warm_start or ()),
         robust=robust,
         sync=sync,

@@ -1,4 +1,4 @@
-"""``pipeplan replan``: go on with a training on the machines that are left, or came."""
+"""``pipeplan replan``: a new plan after devices were lost, slowed or added."""
 
 from __future__ import annotations
 
@@ -8,21 +8,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.cli.options import JsonOption, PlanArgument, SeedOption, WorkersOption
+from planner.cli.options import (
+    DeterministicOption,
+    JsonOption,
+    PlanArgument,
+    PlanOutputOption,
+    SeedOption,
+    WorkersOption,
+)
 from planner.cli.output import print_json, print_rich, show_plan, user_errors
 from planner.errors import PipeplanError
-from planner.solver_settings import DEFAULT_WORKERS
+from planner.search.budget import DEFAULT_WORKERS
 
 if TYPE_CHECKING:
     from planner.replanning import Replanned
 
-OutputOption = Annotated[Path, typer.Option("-o", "--output", help="plan file to write")]
 LostOption = Annotated[
     list[str] | None,
     typer.Option(
         "--lost",
         metavar="DEVICE",
-        help="a device that is gone, or a node with all of its devices; may be repeated",
+        help="a lost device, or a node with all its devices; may be repeated",
     ),
 ]
 SlowOption = Annotated[
@@ -30,7 +36,7 @@ SlowOption = Annotated[
     typer.Option(
         "--slow",
         metavar="DEVICE:FACTOR",
-        help="a device or node that takes so many times as long; may be repeated",
+        help="a slow device or node, with the factor by which it takes longer; may be repeated",
     ),
 ]
 AddedOption = Annotated[
@@ -38,44 +44,45 @@ AddedOption = Annotated[
     typer.Option(
         "--added",
         metavar="FILE|NAME=LIKE",
-        help="a cluster file of devices and links that came, or a device or node with the type "
-        "and links of another, as n1/gpu3=n1/gpu2; may be repeated",
+        help="a cluster file with added devices and links, or NAME=LIKE to copy a device or node "
+        "(n1/gpu3=n1/gpu2); may be repeated",
     ),
 ]
 ClusterOption = Annotated[
     Path | None,
     typer.Option(
         "--cluster",
-        help="all machines there are now (TOML or JSON), in place of --lost and --added",
+        help="the complete current cluster (TOML or JSON), instead of --lost and --added",
     ),
 ]
 SlackOption = Annotated[
     float,
     typer.Option(
         "--slack",
-        metavar="SHARE",
-        help="take a plan that is slower than the fastest found by at most this share, if it "
-        "moves fewer bytes",
+        metavar="FRACTION",
+        help="accept a plan slower than the fastest found by at most this fraction if it moves "
+        "fewer bytes",
     ),
 ]
 TimeLimitOption = Annotated[
     float,
     typer.Option(
-        "--time-limit", metavar="SECONDS", help="of the search, reading and writing aside"
+        "--time-limit",
+        metavar="SECONDS",
+        help="time limit of the search, without reading and writing",
     ),
-]
-DeterministicOption = Annotated[
-    bool, typer.Option("--deterministic", help="the same plan on every run and machine")
 ]
 MovesOption = Annotated[
     Path | None,
-    typer.Option("--moves", metavar="FILE", help="write what moves from where to where as JSON"),
+    typer.Option(
+        "--moves", metavar="FILE", help="write the moves of state (source, target, bytes) as JSON"
+    ),
 ]
 
 
 def replan(
     path: PlanArgument,
-    output: OutputOption,
+    output: PlanOutputOption,
     lost: LostOption = None,
     slow: SlowOption = None,
     added: AddedOption = None,
@@ -88,18 +95,18 @@ def replan(
     deterministic: DeterministicOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Plan anew for the machines that are left or came, and keep in place what can stay."""
+    """Plan again after devices were lost, slowed or added, moving as little state as possible."""
     with user_errors(as_json):
-        from planner.artifacts.cluster import Cluster
-        from planner.artifacts.plan import Plan
+        from planner.cluster.cluster import Cluster
+        from planner.prediction import load_plan
         from planner.replanning import parse_added, parse_slow
         from planner.replanning import replan as replan_plan
-        from planner.verifier import require_valid
+        from planner.verification import require_valid, save_valid
 
         additions = [parse_added(text) for text in added or ()]
         files = [addition for addition in additions if isinstance(addition, Path)]
         _require_outputs(output, moves, [path, cluster, *files])
-        old = Plan.load(path)
+        old = load_plan(path)
         require_valid(old, str(path))
         found = replan_plan(
             old,
@@ -113,15 +120,15 @@ def replan(
             workers=workers,
             deterministic=deterministic,
         )
-        found.plan.save(output)
+        save_valid(found.plan, output)
         if moves is not None:
             found.moves.save(moves)
         _show(found, output, moves, as_json=as_json)
 
 
 def _require_outputs(output: Path, moves: Path | None, inputs: Sequence[Path | None]) -> None:
-    """What can be wrong with files that will be written is told before the search."""
-    from planner.artifacts.document import require_file_path
+    """Refuse output files that cannot be written, before the search."""
+    from planner.records.document import require_file_path
 
     for option, path in (("--output", output), ("--moves", moves)):
         if path is None:
@@ -130,11 +137,11 @@ def _require_outputs(output: Path, moves: Path | None, inputs: Sequence[Path | N
         for source in filter(None, inputs):
             if path.resolve() == source.resolve():
                 raise PipeplanError(
-                    f"{option} {path}: is a file the plan is made from; training may still need "
-                    "it, choose another name"
+                    f"{option} {path}: this is an input file, which training may still need; "
+                    f"choose another name"
                 )
     if moves is not None and moves.resolve() == output.resolve():
-        raise PipeplanError(f"--moves {moves}: the plan is written there; choose another name")
+        raise PipeplanError(f"--moves {moves}: same file as the plan; choose another name")
 
 
 def _show(found: Replanned, output: Path, moves: Path | None, *, as_json: bool) -> None:
@@ -158,15 +165,16 @@ def _show(found: Replanned, output: Path, moves: Path | None, *, as_json: bool) 
     for note in found.notes:
         typer.echo(f"note: {note}")
     typer.echo(f"wrote {output}" + (f" and {moves}" if moves is not None else ""))
-    _tell_command(found, output)
+    _print_resume_command(found, output)
 
 
-def _tell_command(found: Replanned, output: Path) -> None:
-    from planner.run_command import resume_command
+def _print_resume_command(found: Replanned, output: Path) -> None:
+    from planner.plan.run_command import resume_command
 
     command = resume_command(found.plan, output)
     if command is not None:
         typer.echo(
-            f"to go on from the last checkpoint on one host, with the options that training had: "
+            f"to resume from the last checkpoint on one host, add the options of the original "
+            f"training to:  "
             f"{command}"
         )

@@ -1,4 +1,4 @@
-"""``pipeplan report``."""
+"""``pipeplan report``: an HTML page about a plan."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.cli import completion
-from planner.cli.options import JsonOption, PlanArgument
-from planner.cli.output import named, tell_written, user_errors
-from planner.cli.what_if import (
+from planner.cli.explain import (
     ChangeOption,
-    DeterministicOption,
     SeedOption,
     TimeLimitOption,
     ValueRequest,
@@ -21,28 +17,21 @@ from planner.cli.what_if import (
     value_request,
     values_of,
 )
+from planner.cli.options import AgainstOption, DeterministicOption, JsonOption, PlanArgument
+from planner.cli.output import named, print_written, user_errors
 from planner.errors import PipeplanError
-from planner.solver_settings import DEFAULT_WORKERS
+from planner.search.budget import DEFAULT_WORKERS
 
 if TYPE_CHECKING:
-    from planner.artifacts.measured import MeasuredTimeline
-    from planner.artifacts.plan import Plan
-    from planner.comparison import Row
-    from planner.what_if import WhatIf
+    from planner.analysis.comparison import ComparisonRow
+    from planner.analysis.what_if import WhatIf
+    from planner.measured.timeline import MeasuredTimeline
+    from planner.plan.plan import Plan
 
 
 OutputOption = Annotated[Path, typer.Option("-o", "--output", help="page to write: .html")]
-AgainstOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--against",
-        metavar="MEASURED",
-        help="show a timeline that the executor wrote (--timeline) beneath",
-        autocompletion=completion.plans,
-    ),
-]
 CompareOption = Annotated[
-    bool, typer.Option("--compare", help="plan with the classic planners too; takes a while")
+    bool, typer.Option("--compare", help="also compare with the baselines; takes a while")
 ]
 
 
@@ -59,22 +48,22 @@ def report(
     deterministic: DeterministicOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a plan as one page for a browser: timeline, memory, what binds and what would help."""
+    """Write an HTML report of a plan: timeline, memory, limits and possible improvements."""
     with user_errors(as_json):
         request = value_request(what_if, change, time_limit, seed, workers, deterministic)
         _check_output(output, path, against)
         _report(path, output, against, compare, request)
-        tell_written([path], output, as_json=as_json)
+        print_written([path], output, as_json=as_json)
 
 
 def _report(
     path: Path, output: Path, against: Path | None, compare: bool, request: ValueRequest
 ) -> None:
-    """Read, value and compare what is asked for, and write the page."""
-    from planner.artifacts.plan import Plan
+    """Evaluate and compare as requested, and write the page."""
+    from planner.prediction import load_plan
     from planner.report.html import save_report
 
-    plan = Plan.load(path)
+    plan = load_plan(path)
     measured = None if against is None else _measured(plan, against)
     values = _values(plan, request) if request.is_asked_for else None
     rows = _compared(plan) if compare else None
@@ -82,28 +71,30 @@ def _report(
 
 
 def _values(plan: Plan, request: ValueRequest) -> WhatIf:
-    """What the changes would give that are asked for."""
-    from planner.explain import explain
-    from planner.verifier import replay
+    """Evaluate the requested changes."""
+    from planner.analysis.explain import explain
+    from planner.prediction import replay
 
     return values_of(plan, explain(replay(plan)), request)
 
 
 def _check_output(output: Path, *inputs: Path | None) -> None:
-    """Refuse what cannot be written, or would be written over what is read."""
-    from planner.artifacts.document import require_file_path
+    """Refuse a page that cannot be written or would replace an input."""
+    from planner.records.document import require_file_path
 
     if output.suffix.lower() not in (".html", ".htm"):
         raise PipeplanError(f"--output {output}: expected a name that ends in .html")
     if output.resolve() in [path.resolve() for path in inputs if path is not None]:
-        raise PipeplanError(f"--output {output}: is another file of this command; choose another")
+        raise PipeplanError(
+            f"--output {output}: used for another file of this command; choose another name"
+        )
     require_file_path(output)
 
 
 def _measured(plan: Plan, path: Path) -> MeasuredTimeline:
-    """A measurement of this plan and of no other."""
-    from planner.artifacts.measured import MeasuredTimeline
-    from planner.deviation import require_timeline_of
+    """Load a measurement, and check that it is of this plan."""
+    from planner.analysis.deviation import require_timeline_of
+    from planner.measured.timeline import MeasuredTimeline
 
     measured = MeasuredTimeline.load(path)
     with named(path):
@@ -111,14 +102,14 @@ def _measured(plan: Plan, path: Path) -> MeasuredTimeline:
     return measured
 
 
-def _compared(plan: Plan) -> tuple[Row, ...]:
-    """The classic planners' plans, with a line on stderr as each is done."""
+def _compared(plan: Plan) -> tuple[ComparisonRow, ...]:
+    """Run the baselines, with a line on stderr as each is done."""
     from rich.console import Console
 
-    from planner.comparison import compare_plan
+    from planner.analysis.comparison import compare_plan
 
     console = Console(stderr=True)
-    with console.status("classic planners"):
+    with console.status("baselines"):
         return compare_plan(
             plan,
             progress=lambda row: console.print(

@@ -7,31 +7,34 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.cli.options import JsonOption, PlanArgument, SeedOption, WorkersOption
+from planner.cli.options import (
+    DeterministicOption,
+    JsonOption,
+    PlanArgument,
+    PlanOutputOption,
+    SeedOption,
+    WorkersOption,
+)
 from planner.cli.output import print_json, show_plan, user_errors
-from planner.solver_settings import DEFAULT_WORKERS
+from planner.search.budget import DEFAULT_WORKERS
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
-    from planner.artifacts.plan import Plan
-    from planner.schedule.heuristic import Schedule
+    from planner.plan.plan import Plan
+    from planner.search.schedule.heuristic import Schedule
 
 
-OutputOption = Annotated[Path, typer.Option("-o", "--output", help="plan file to write")]
 SplitOption = Annotated[
-    bool, typer.Option("--split", help="run input and weight gradients apart (I and W, not B)")
+    bool, typer.Option("--split", help="split the backward into input and weight gradients (I, W)")
 ]
 TimeLimitOption = Annotated[
-    float, typer.Option("--time-limit", metavar="SECONDS", help="stop after this long")
-]
-DeterministicOption = Annotated[
-    bool, typer.Option("--deterministic", help="the same schedule on every run and machine")
+    float, typer.Option("--time-limit", metavar="SECONDS", help="stop after this time")
 ]
 
 
 def schedule(
     path: PlanArgument,
-    output: OutputOption,
+    output: PlanOutputOption,
     split: SplitOption = False,
     time_limit: TimeLimitOption = 30.0,
     seed: SeedOption = 0,
@@ -39,16 +42,17 @@ def schedule(
     deterministic: DeterministicOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Order the microbatches of a plan's stages anew, as after editing the stages by hand."""
+    """Find a new microbatch schedule for a plan's stages."""
     with user_errors(as_json):
-        from planner.artifacts.document import require_file_path
-        from planner.artifacts.plan import Plan
-        from planner.schedule.search import search_schedule
-        from planner.solver import check_settings
+        from planner.prediction import load_plan
+        from planner.records.document import require_file_path
+        from planner.search.schedule.search import search_schedule
+        from planner.search.solve import check_settings
+        from planner.verification import save_valid
 
         check_settings(time_limit, 0.0, seed, workers)
         require_file_path(output)
-        loaded = Plan.load(path)
+        loaded = load_plan(path)
         found = search_schedule(
             loaded.problem,
             loaded.stages,
@@ -59,17 +63,23 @@ def schedule(
             deterministic=deterministic,
         )
         made = _with_orders(loaded, found)
-        made.save(output)
+        save_valid(made, output)
         _report(found, loaded, made, output, as_json)
 
 
 def _with_orders(plan: Plan, found: Schedule) -> Plan:
-    """The plan in the schedule's orders, with fresh predictions."""
-    from planner.artifacts.operations import format_order
-    from planner.assemble import refresh
+    """Return the plan with the schedule's orders and new predictions.
 
+    Its job allows the kinds of backward that the orders have.
+    """
+    from planner.plan.operations import format_order
+    from planner.prediction import refresh
+    from planner.space import widened
+
+    kinds = {operation.kind for order in found.orders.values() for operation in order} - {"F"}
+    job = plan.job.model_copy(update={"backward": widened(plan.job.backward, kinds)})
     orders = {device: format_order(list(order)) for device, order in found.orders.items()}
-    return refresh(plan.model_copy(update={"orders": orders}))
+    return refresh(plan.model_copy(update={"orders": orders, "job": job}))
 
 
 def _report(found: Schedule, before: Plan, made: Plan, output: Path, as_json: bool) -> None:
@@ -86,10 +96,10 @@ def _report(found: Schedule, before: Plan, made: Plan, output: Path, as_json: bo
     show_plan(made)
     gap = f", gap {found.gap:.2%}" if found.gap is not None else ""
     typer.echo(
-        f"{format_seconds(found.iteration_time_s)} an iteration by {found.method}; the file's "
-        f"orders were predicted to take {format_seconds(before.predicted.iteration_time_s)}"
+        f"iteration time {format_seconds(found.iteration_time_s)} with {found.method}; the old "
+        f"orders take {format_seconds(before.predicted.iteration_time_s)}"
     )
     typer.echo(
-        f"no schedule of these stages takes less than {format_seconds(found.lower_bound_s)}{gap}"
+        f"lower bound for every schedule of these stages {format_seconds(found.lower_bound_s)}{gap}"
     )
     typer.echo(f"wrote {output}")

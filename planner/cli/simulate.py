@@ -1,27 +1,23 @@
-"""``pipeplan simulate``."""
+"""``pipeplan simulate``: predictions, also under noise or compared with a measurement."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.cli import completion
-from planner.cli.against import against_report, comparison_of, show_against
-from planner.cli.noise import (
-    JitterOption,
-    SamplesOption,
-    SeedOption,
-    SlowFactorOption,
-    SlowProbabilityOption,
-    TransferJitterOption,
-    noise_of,
-    noise_report,
-    show_noise,
+from planner.cli.options import AgainstOption, JsonOption, PlanArgument
+from planner.cli.output import (
+    named,
+    print_json,
+    print_rich,
+    show_fair_links,
+    show_plan,
+    user_errors,
 )
-from planner.cli.options import JsonOption, PlanArgument
-from planner.cli.output import named, print_json, show_fair_links, show_plan, user_errors
 from planner.cli.sync import (
     IterationsOption,
     JobsOption,
@@ -34,28 +30,145 @@ from planner.cli.sync import (
     show_sync,
     sync_request_of,
 )
+from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
-    from planner.artifacts.plan import Plan
-    from planner.deviation import Comparison
-    from planner.robustness import Noise
+    from planner.analysis.deviation import Comparison
+    from planner.plan.plan import Plan
+    from planner.simulation.noise import Noise
+
+
+def comparison_of(plan: Plan, path: Path | None) -> Comparison | None:
+    """Compare the plan's simulation with the measurement in a file; None without a file.
+
+    Raises:
+        PipeplanError: if the file is no measurement, or one of another plan.
+    """
+    from planner.analysis.deviation import compare_with_measured
+    from planner.measured.timeline import MeasuredTimeline
+    from planner.simulation.simulator import simulate_plan
+
+    if path is None:
+        return None
+    measured = MeasuredTimeline.load(path)
+    with named(path):
+        return compare_with_measured(plan, simulate_plan(plan), measured)
+
+
+def against_report(comparison: Comparison | None) -> dict[str, Any]:
+    """Return the comparison as plain data, if there is one."""
+    from planner.report.deviation import comparison_data
+
+    return {} if comparison is None else {"against": comparison_data(comparison)}
+
+
+def show_against(comparison: Comparison | None) -> None:
+    """Print the comparison, if any."""
+    from planner.report.deviation import comparison_tables
+
+    if comparison is not None:
+        print_rich(comparison_tables(comparison))
+
+
+JitterOption = Annotated[
+    float | None,
+    typer.Option(
+        "--jitter",
+        metavar="FRACTION",
+        help="simulate with random durations of this relative standard deviation (0.05 is 5 %)",
+    ),
+]
+TransferJitterOption = Annotated[
+    float | None,
+    typer.Option(
+        "--transfer-jitter",
+        metavar="FRACTION",
+        help="the same for transfers and all-reduces (default: --jitter)",
+    ),
+]
+SlowProbabilityOption = Annotated[
+    float | None,
+    typer.Option(
+        "--slow-probability",
+        metavar="P",
+        help="probability that a device is slow during an iteration",
+    ),
+]
+SlowFactorOption = Annotated[
+    float | None,
+    typer.Option(
+        "--slow-factor",
+        metavar="X",
+        help="factor by which operations of a slow device take longer (default: 1.5)",
+    ),
+]
+SamplesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--samples", metavar="N", help="iterations to simulate under noise (default: 1000)"
+    ),
+]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", metavar="S", help="seed of the noise (default: 0)")
+]
+
+
+def noise_of(**options: Any) -> Noise | None:
+    """Return the noise that options describe; None if they describe none.
+
+    Args:
+        options: the fields of a noise, None where the user gave none.
+
+    Raises:
+        PipeplanError: if a value is out of range, or an option has no effect without another one.
+    """
+    from planner.simulation.noise import Noise
+
+    given = {name: value for name, value in options.items() if value is not None}
+    _refuse_without_effect(given)
+    return Noise(**{"jitter": 0.0, **given}) if given else None
+
+
+def _refuse_without_effect(given: Mapping[str, Any]) -> None:
+    if "slow_factor" in given and "slow_probability" not in given:
+        raise PipeplanError(
+            f"slow_factor: {given['slow_factor']} has no effect while no device is slow; give "
+            "--slow-probability too"
+        )
+    if given and given.keys() <= {"samples", "seed"}:
+        raise PipeplanError(
+            f"{name}: {value} has no effect without noise; give --jitter too, such as --jitter 0.05"
+            for name, value in given.items()
+        )
+
+
+def noise_report(plan: Plan, noise: Noise | None) -> dict[str, Any]:
+    """Return the noise and the iteration times under it (in seconds) as plain data."""
+    from planner.simulation.noise import times_under_noise
+    from planner.simulation.simulator import simulate_plan
+
+    if noise is None:
+        return {}
+    times = times_under_noise(simulate_plan(plan), noise)
+    return {"under_noise": {**asdict(noise), **asdict(times)}}
+
+
+def show_noise(plan: Plan, noise: Noise | None) -> None:
+    """Print the plan's iteration times under the noise, if any."""
+    from planner.report.summary import noise_table
+    from planner.simulation.noise import times_under_noise
+    from planner.simulation.simulator import simulate_plan
+
+    if noise is not None:
+        print_rich(noise_table(noise, times_under_noise(simulate_plan(plan), noise)))
 
 
 OutputOption = Annotated[
     Path | None,
-    typer.Option("-o", "--output", help="write the plan with fresh predictions here"),
+    typer.Option("-o", "--output", help="write the plan with new predictions to this file"),
 ]
 TraceOption = Annotated[
-    Path | None, typer.Option("--trace", help="write a Chrome trace (opens in Perfetto)")
-]
-AgainstOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--against",
-        metavar="MEASURED",
-        help="compare with a timeline that the executor wrote (--timeline)",
-        autocompletion=completion.plans,
-    ),
+    Path | None, typer.Option("--trace", help="write a Chrome trace for Perfetto")
 ]
 
 
@@ -80,7 +193,7 @@ def simulate(
     least_gain: LeastGainOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Replay a plan and show what every device does, and how well it keeps its time."""
+    """Simulate a plan: times and memory, also under noise or other synchronisation strategies."""
     with user_errors(as_json):
         noises = {
             "jitter": jitter,
@@ -117,11 +230,10 @@ def _show_replay(
     *,
     as_json: bool,
 ) -> None:
-    """Replay a plan, write what is asked for and print what it does."""
-    from planner.artifacts.plan import Plan
-    from planner.assemble import refresh
+    """Simulate a plan, write the requested files and print the results."""
+    from planner.prediction import load_plan, refresh
 
-    loaded = Plan.load(path)
+    loaded = load_plan(path)
     with named(path):
         plan = refresh(loaded)
     comparison = comparison_of(plan, against)
@@ -130,29 +242,44 @@ def _show_replay(
         print_json(_data(plan, noise, comparison))
         return
     show_plan(plan)
+    _show_overflow(plan)
     show_fair_links(plan)
     show_against(comparison)
     show_noise(plan, noise)
     if plan.provenance != loaded.provenance:
-        typer.echo(f"bound covers {plan.provenance.bound_covers}")
+        typer.echo(f"the bound covers {plan.provenance.bound_covers}")
     for written in (output, trace_path):
         if written is not None:
             typer.echo(f"wrote {written}")
 
 
+def _show_overflow(plan: Plan) -> None:
+    """Say which devices the plan needs more memory of than they have."""
+    from planner.report.summary import overflow_line
+
+    rows = [
+        (device, row.peak_memory_bytes, plan.cluster.device_type(device).capacity_bytes)
+        for device, row in plan.predicted.devices.items()
+    ]
+    over = [row for row in rows if row[1] > row[2]]
+    if over:
+        typer.echo(overflow_line(over))
+
+
 def _write(plan: Plan, output: Path | None, trace_path: Path | None) -> None:
     from planner.report.chrome_trace import save_chrome_trace
-    from planner.simulator import simulate_plan
+    from planner.simulation.simulator import simulate_plan
+    from planner.verification import save_valid
 
     if output is not None:
-        plan.save(output)
+        save_valid(plan, output)
     if trace_path is not None:
         save_chrome_trace(simulate_plan(plan), trace_path)
 
 
 def _data(plan: Plan, noise: Noise | None, comparison: Comparison | None) -> dict[str, Any]:
-    """For programs."""
-    from planner.fair_links import simulate_plan_fair_links
+    """Return the JSON output."""
+    from planner.simulation.fair_links import simulate_plan_fair_links
 
     return {
         **plan.predicted.model_dump(mode="json"),

@@ -1,4 +1,4 @@
-"""``pipeplan sweep``."""
+"""The options of ``pipeplan sweep``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 
 from planner.cli import completion
-from planner.cli.options import JobOption, JsonOption, ModelArgument, SeedOption, SetOption
+from planner.cli.options import (
+    CostsOption,
+    DeterministicOption,
+    JobOption,
+    JsonOption,
+    ModelArgument,
+    RuntimeOption,
+    SeedOption,
+    SetOption,
+)
 from planner.cli.output import user_errors
 from planner.cli.sweeping import SweepRequest, make_sweep, whole_numbers
 
@@ -20,71 +29,67 @@ ClustersOption = Annotated[
         autocompletion=completion.clusters,
     ),
 ]
-CostsOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--costs",
-        metavar="FILE",
-        help="measured times: profiles; may be repeated",
-        autocompletion=completion.plans,
-    ),
-]
 SamplesOption = Annotated[
     str | None,
     typer.Option(
-        "--microbatch-samples", metavar="N,…", help="sizes of a microbatch; default the job's"
+        "--microbatch-samples",
+        metavar="N,…",
+        help="microbatch sizes, such as 2,4,8 (default: the job's)",
     ),
 ]
 MicrobatchesOption = Annotated[
     str | None,
     typer.Option(
-        "--microbatches", metavar="N,…", help="microbatches an iteration; default the job's"
+        "--microbatches", metavar="N,…", help="microbatches per iteration (default: the job's)"
     ),
 ]
 KeepBatchOption = Annotated[
     bool,
     typer.Option(
-        "--keep-batch", help="as many microbatches as keep the job's samples an iteration"
+        "--keep-batch",
+        help="choose the number of microbatches so that the samples per iteration stay the job's",
     ),
 ]
 DevicesOption = Annotated[
     str | None,
-    typer.Option("--devices", metavar="N,…", help="how many devices a plan may use; default all"),
+    typer.Option(
+        "--devices", metavar="N,…", help="numbers of devices a plan may use (default: all)"
+    ),
 ]
 OutputOption = Annotated[
     Path,
-    typer.Option("-o", "--output", help="folder of plans and index; a sweep in it is resumed"),
+    typer.Option("-o", "--output", help="folder for plans and index; an existing sweep is resumed"),
 ]
 TimeLimitOption = Annotated[
     float,
     typer.Option(
         "--time-limit",
         metavar="SECONDS",
-        help="of each point; with --deterministic in CP-SAT's own seconds, of 1 to 10 s",
+        help="time limit per point; with --deterministic in CP-SAT's deterministic seconds, each "
+        "of which takes 1 to 10 s",
     ),
 ]
 GapOption = Annotated[
-    float, typer.Option("--gap", help="end a point once time / bound - 1 is this small")
+    float,
+    typer.Option("--gap", help="finish a point when its gap (time / bound - 1) is at most this"),
 ]
 PointWorkersOption = Annotated[
     int | None,
     typer.Option(
         "--workers",
-        help="solver threads of each point; default the machine's cores / processes, at most 8",
+        help="solver threads per point (default: the machine's cores / processes, at most 8)",
     ),
 ]
-DeterministicOption = Annotated[
-    bool, typer.Option("--deterministic", help="the same plans on every run and machine")
-]
 ProcessesOption = Annotated[
-    int, typer.Option("--processes", help="points solved at once on this machine")
+    int,
+    typer.Option("--processes", help="number of points solved at the same time on this machine"),
 ]
 RayOption = Annotated[
     str | None,
     typer.Option(
         "--ray",
         metavar="ADDRESS",
-        help="solve points on a Ray cluster: auto, local or HOST:PORT; needs the extra ray",
+        help="solve points on a Ray cluster: auto, local or HOST:PORT; needs pipeplan[ray]",
     ),
 ]
 BillOption = Annotated[
@@ -92,12 +97,15 @@ BillOption = Annotated[
     typer.Option(
         "--bill",
         metavar="WHAT",
-        help="paid for: devices (in use) or machines (whole ones)",
+        help="what is paid for: devices (those in use) or machines (whole machines)",
         autocompletion=completion.one_of("devices", "machines"),
     ),
 ]
 PlotOption = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE", help="chart of the front: .png or .svg")
+    Path | None,
+    typer.Option(
+        "--plot", metavar="FILE", help="chart of the Pareto front to write (.png or .svg)"
+    ),
 ]
 
 
@@ -107,6 +115,7 @@ def sweep(
     job: JobOption = None,
     set_: SetOption = None,
     costs: CostsOption = None,
+    runtime: RuntimeOption = None,
     microbatch_samples: SamplesOption = None,
     microbatches: MicrobatchesOption = None,
     keep_batch: KeepBatchOption = False,
@@ -123,7 +132,7 @@ def sweep(
     plot: PlotOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Plan at many batch sizes, device counts and clusters; compare time and cost a sample."""
+    """Plan for many batch sizes, device counts and clusters; compare time and cost per sample."""
     with user_errors(as_json):
         make_sweep(
             SweepRequest(
@@ -132,6 +141,7 @@ def sweep(
                 job=job,
                 model_arguments=set_,
                 costs=tuple(costs or ()),
+                runtime=runtime,
                 samples=whole_numbers("--microbatch-samples", microbatch_samples),
                 microbatches=whole_numbers("--microbatches", microbatches),
                 keep_batch=keep_batch,

@@ -1,32 +1,126 @@
-"""The work of ``pipeplan sweep``: from what the command line asks for to a folder of plans."""
+"""The work of ``pipeplan sweep``: from its options to a folder of plans."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from planner.cli.models import graph_of, is_graph_file, job_of
-from planner.cli.sweep_output import draw_sweep, show_sweep, shown_progress
+from planner.cli.models import graph_of, is_graph_file, job_of, with_runtime
+from planner.cli.output import print_json, print_rich
 from planner.errors import PipeplanError
-from planner.units import plural
+from planner.units import format_seconds, plural
 
 if TYPE_CHECKING:
-    from planner.artifacts.cluster import Cluster
-    from planner.artifacts.job import Job
-    from planner.artifacts.layer_graph import LayerGraph
-    from planner.sweeping import Engine, SweepResult
+    from planner.analysis.sweep import Engine, SweepResult, SweepRow
+    from planner.analysis.sweep.run import SweepProgress
+    from planner.cluster.cluster import Cluster
+    from planner.job import Job
+    from planner.model.layer_graph import LayerGraph
+
+
+@contextmanager
+def shown_progress(
+    limit: str, folder: Path, *, quiet: bool
+) -> Iterator[Callable[[SweepProgress], None]]:
+    """Print a line on stderr for each point, with a progress bar on terminals.
+
+    Args:
+        limit: of a point, such as ``10 s``.
+        folder: of the sweep.
+        quiet: show nothing.
+    """
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    if quiet:
+        yield lambda progress: None
+        return
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("points"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("points", total=None)
+
+        def show(progress: SweepProgress) -> None:
+            line = _start_line(progress, limit, folder) if progress.row is None else _line(progress)
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            bar.update(task, total=progress.total, completed=progress.done)
+
+        yield show
+
+
+def _start_line(progress: SweepProgress, limit: str, folder: Path) -> str:
+    left = progress.total - progress.done
+    there = f", {progress.done} of them already in {folder}" if progress.done else ""
+    return f"{plural(progress.total, 'point')}{there}; {left} to solve, up to {limit} each"
+
+
+def _line(progress: SweepProgress) -> str:
+    assert progress.row is not None, "of a point"
+    return f"{progress.done}/{progress.total} {progress.row.point}: {_outcome(progress.row)}"
+
+
+def _outcome(row: SweepRow) -> str:
+    if row.iteration_time_s is None or row.time_per_sample_s is None:
+        return f"no plan: {row.reason}"
+    gap = "" if row.gap is None else f", gap {row.gap:.2%}"
+    return (
+        f"{format_seconds(row.iteration_time_s)} per iteration, "
+        f"{format_seconds(row.time_per_sample_s)} per sample on "
+        f"{plural(row.devices_used or 0, 'device')}{gap}"
+    )
+
+
+def show_sweep(result: SweepResult, *, as_json: bool) -> None:
+    """Print the table, or all figures as JSON."""
+    from planner.report.sweep import sweep_data, sweep_lines, sweep_table
+
+    if as_json:
+        print_json(sweep_data(result))
+        return
+    if result.rows:
+        print_rich(sweep_table(result))
+    for line in sweep_lines(result):
+        typer.echo(line)
+    typer.echo(f"plans and index in {result.folder}")
+    if result.others:
+        typer.echo(f"the folder has {result.others} more points outside this sweep")
+
+
+def draw_sweep(result: SweepResult, path: Path) -> None:
+    """Write the chart, if there is anything to draw."""
+    from planner.report.sweep import save_sweep_plot
+
+    if all(row.plan is None for row in result.rows):
+        typer.echo(f"note: {path} was not written: no point has a plan", err=True)
+        return
+    save_sweep_plot(result, path)
+    typer.echo(f"wrote {path}", err=True)
 
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """What is swept and how; None or empty where an option was not given.
+    """The points to solve and the search settings; None or empty where an option was not given.
 
     Attributes:
-        model, job, model_arguments, costs: as of ``pipeplan plan``.
+        model, job, model_arguments, costs, runtime: as of ``pipeplan plan``.
         clusters: files.
         samples, microbatches, keep_batch, devices: the combinations.
         output: folder of plans and index.
@@ -41,6 +135,7 @@ class SweepRequest:
     job: Path | None
     model_arguments: list[str] | None
     costs: tuple[Path, ...]
+    runtime: str | None
     samples: tuple[int, ...]
     microbatches: tuple[int, ...]
     keep_batch: bool
@@ -58,7 +153,7 @@ class SweepRequest:
 
 
 def whole_numbers(option: str, text: str | None) -> tuple[int, ...]:
-    """Numbers separated by commas, each once; none if the option was not given.
+    """Parse distinct numbers separated by commas; empty if the option was not given.
 
     Raises:
         PipeplanError: for anything else.
@@ -85,7 +180,7 @@ def make_sweep(request: SweepRequest, *, as_json: bool) -> None:
         typer.Exit: with 130 after Ctrl-C, with 1 if no point has a plan.
     """
     clusters = _clusters(request.clusters)
-    job = job_of(request.job, request.model_arguments)
+    job = with_runtime(job_of(request.job, request.model_arguments), request.runtime)
     _require_possible(request, clusters, job)
     graphs = _graphs(request, clusters, job, quiet=as_json)
     result = _swept(request, graphs, clusters, job, quiet=as_json)
@@ -94,8 +189,8 @@ def make_sweep(request: SweepRequest, *, as_json: bool) -> None:
         draw_sweep(result, request.plot)
     if result.open:
         typer.echo(
-            f"interrupted: {plural(len(result.open), 'point')} still open; the same command goes "
-            f"on where {result.folder} ends",
+            f"interrupted: {plural(len(result.open), 'point')} not solved yet; run the same "
+            f"command again to resume",
             err=True,
         )
         raise typer.Exit(130)
@@ -104,30 +199,30 @@ def make_sweep(request: SweepRequest, *, as_json: bool) -> None:
 
 
 def _clusters(paths: tuple[Path, ...]) -> dict[str, Cluster]:
-    """By the names of their files."""
-    from planner.artifacts.cluster import Cluster
+    """Load the clusters, by the names of their files."""
+    from planner.cluster.cluster import Cluster
 
     found: dict[str, Path] = {}
     for path in paths:
         if path.stem in found:
             raise PipeplanError(
-                f"--cluster {path}: points go by the name of the cluster's file, and "
-                f"{found[path.stem]} has the same; rename one of them"
+                f"--cluster {path}: has the same file name as {found[path.stem]}, and points are "
+                f"named after it; rename one"
             )
         found[path.stem] = path
     return {label: Cluster.load(path) for label, path in found.items()}
 
 
 def _require_possible(request: SweepRequest, clusters: Mapping[str, Cluster], job: Job) -> None:
-    """What can be wrong is found before the model is traced, which may take a while."""
-    from planner.artifacts.document import require_file_path
+    """Refuse wrong settings before the model is traced, which may take long."""
+    from planner.analysis.sweep.engines import Processes
+    from planner.analysis.sweep.folder import require_folder
+    from planner.analysis.sweep.points import batches_of, points_of
+    from planner.analysis.sweep.ray_engine import require_ray
+    from planner.analysis.sweep.rows import currency_of, require_bill
+    from planner.records.document import require_file_path
     from planner.report.figures import require_format
-    from planner.solver import check_settings
-    from planner.sweeping.engines import Processes
-    from planner.sweeping.folder import require_folder
-    from planner.sweeping.points import batches_of, points_of
-    from planner.sweeping.ray_engine import require_ray
-    from planner.sweeping.rows import currency_of, require_bill
+    from planner.search.solve import check_settings
 
     workers = 1 if request.workers is None else request.workers
     check_settings(request.time_limit_s, request.gap_limit, request.seed, workers)
@@ -135,15 +230,15 @@ def _require_possible(request: SweepRequest, clusters: Mapping[str, Cluster], jo
     currency_of(clusters)
     Processes(request.processes)
     if request.ray is not None and request.processes != 1:
-        raise PipeplanError("--processes: points run on Ray's machines; leave it or --ray out")
+        raise PipeplanError("--processes cannot be combined with --ray; remove one")
     if request.ray is not None:
         require_ray()
     batches = batches_of(job, request.samples, request.microbatches, keep_batch=request.keep_batch)
     points_of(clusters, batches, request.devices)
     if is_graph_file(request.model) and request.model_arguments:
         raise PipeplanError(
-            f"--set {request.model_arguments[0]}: {request.model} was traced already; trace the "
-            "model again with it"
+            f"--set {request.model_arguments[0]}: {request.model} is a traced graph, so model "
+            f"arguments have no effect; trace the model again with it"
         )
     require_folder(request.output)
     if request.plot is not None:
@@ -155,8 +250,8 @@ def _require_possible(request: SweepRequest, clusters: Mapping[str, Cluster], jo
 def _graphs(
     request: SweepRequest, clusters: Mapping[str, Cluster], job: Job, *, quiet: bool
 ) -> list[LayerGraph]:
-    """The model at each size of a microbatch, with the measured times that were given."""
-    from planner.calibration.costs import with_costs
+    """Return the model's graph at each microbatch size, with the given measured times."""
+    from planner.interop.calibrate.costs import with_costs
 
     sizes = request.samples or (job.samples_per_microbatch,)
     types = {name: kind for c in clusters.values() for name, kind in c.device_types.items()}
@@ -164,7 +259,7 @@ def _graphs(
     found = []
     for samples in sizes:
         if not quiet and len(sizes) > 1 and not is_graph_file(request.model):
-            typer.echo(f"tracing {request.model} with {samples} samples a microbatch", err=True)
+            typer.echo(f"tracing {request.model} with {samples} samples per microbatch", err=True)
         graph = _graph(request.model, job.model_copy(update={"samples_per_microbatch": samples}))
         for path in request.costs:
             graph = with_costs(graph, any_cluster, path, "--costs")
@@ -173,8 +268,8 @@ def _graphs(
 
 
 def _graph(model: str, job: Job) -> LayerGraph:
-    """Traced, or read; one that was read is brought to the size."""
-    from planner.what_if.samples import IN_PROPORTION, with_samples
+    """Trace or read the graph; a graph from a file is scaled to the size."""
+    from planner.variants.microbatches import IN_PROPORTION, with_samples
 
     graph = graph_of(model, job)
     if not is_graph_file(model):
@@ -182,7 +277,8 @@ def _graph(model: str, job: Job) -> LayerGraph:
     samples, traced = job.samples_per_microbatch, graph.record.samples_per_microbatch
     if samples != traced:
         typer.echo(
-            f"note: {model} was traced with {traced} samples a microbatch; {samples} assume "
+            f"note: {model} was traced with {traced} samples per microbatch; figures for {samples} "
+            f"assume "
             f"{IN_PROPORTION}",
             err=True,
         )
@@ -197,8 +293,8 @@ def _swept(
     *,
     quiet: bool,
 ) -> SweepResult:
-    from planner.artifacts.problem import ModelSource
-    from planner.sweeping import sweep
+    from planner.analysis.sweep import sweep
+    from planner.plan.problem import ModelSource
 
     factory = None if is_graph_file(request.model) else request.model
     seconds = "deterministic s" if request.deterministic else "s"
@@ -225,8 +321,8 @@ def _swept(
 
 
 def _engine(request: SweepRequest) -> Engine:
-    from planner.sweeping.engines import InTurn, Processes
-    from planner.sweeping.ray_engine import RayEngine
+    from planner.analysis.sweep.engines import InTurn, Processes
+    from planner.analysis.sweep.ray_engine import RayEngine
 
     if request.ray is not None:
         return RayEngine(request.ray)

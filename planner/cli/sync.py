@@ -1,4 +1,4 @@
-"""The options of ``pipeplan simulate`` that simulate synchronisation between pipelines."""
+"""The options of ``pipeplan simulate`` for synchronisation strategies, and their work."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.cli import completion
+from planner.cli.completion import ALL, CHOOSE
 from planner.cli.output import print_json, print_rich
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
-    from planner.artifacts.plan import Plan, Sync
+    from planner.plan.plan import Plan, Sync
     from planner.sync.simulation.comparison import Progress, SyncComparison
     from planner.sync.simulation.run import Scenario
 
@@ -26,20 +27,22 @@ SyncOption = Annotated[
     typer.Option(
         "--sync",
         metavar="NAME[:OPTION=VALUE,…]",
-        help="simulate training of the plan's pipelines under a strategy of synchronisation; may "
-        "be repeated; all: every one; choose: say which suits, and -o writes the plan with it",
+        help="simulate training of the plan's pipelines under a synchronisation strategy; may be "
+        "repeated; all: every strategy; choose: recommend one, which -o writes into the plan",
         autocompletion=completion.simulated_strategies,
     ),
 ]
 WorkersOption = Annotated[
     int | None,
     typer.Option(
-        "--workers", metavar="N", help="copies of the plan's first pipeline; its own unless given"
+        "--workers",
+        metavar="N",
+        help="simulate this many copies of the first pipeline (default: the plan's own pipelines)",
     ),
 ]
 IterationsOption = Annotated[
     int | None,
-    typer.Option("--iterations", metavar="N", help="of each pipeline; 200 unless given"),
+    typer.Option("--iterations", metavar="N", help="iterations per pipeline (default: 200)"),
 ]
 SlownessOption = Annotated[
     str | None,
@@ -47,23 +50,24 @@ SlownessOption = Annotated[
         "--slowness",
         metavar="TRACE",
         help="slow:WORKERxFACTOR,…, sleep:PROBABILITY:SECONDS, drift[:SPREAD] or "
-        "fault:WORKER:LEAVES_S[:RETURNS_S], joined by +; after a fault the others go on, under "
-        "strategies in step too, whose real job of all ranks would end",
+        "fault:WORKER:LEAVES_S[:RETURNS_S], joined by +; after a fault the other pipelines "
+        "continue, even under synchronous strategies, where a real job would end",
     ),
 ]
 SeedsOption = Annotated[
-    int | None, typer.Option("--seeds", metavar="N", help="to average over; 1 unless given")
+    int | None, typer.Option("--seeds", metavar="N", help="seeds to average over (default: 1)")
 ]
 JobsOption = Annotated[
     int | None,
-    typer.Option("--jobs", metavar="N", help="processes; as many as processors unless given"),
+    typer.Option("--jobs", metavar="N", help="processes (default: one per core)"),
 ]
 SyncTraceOption = Annotated[
     Path | None,
     typer.Option(
         "--sync-trace",
         metavar="MEASURED",
-        help="take computation, links and overheads from a measured trace of synchronisation",
+        help="take compute times, links and overheads from a trace written by the executor's "
+        "--sync-trace",
         autocompletion=completion.plans,
     ),
 ]
@@ -71,17 +75,15 @@ LeastGainOption = Annotated[
     float | None,
     typer.Option(
         "--least-gain",
-        metavar="SHARE",
-        help="--sync choose: by which a strategy that is not exact must be faster; 0.1 unless "
-        "given",
+        metavar="FRACTION",
+        help="with --sync choose: how much faster an inexact strategy must be (default: 0.1)",
     ),
 ]
-ALL, CHOOSE = "all", "choose"
 
 
 @dataclass(frozen=True)
 class SyncRequest:
-    """What the user asks of ``--sync``; None where nothing was given."""
+    """The options of ``--sync``; None where an option was not given."""
 
     names: tuple[str, ...]
     workers: int | None = None
@@ -96,7 +98,7 @@ class SyncRequest:
 def sync_request_of(
     sync: list[str] | None, others: dict[str, Any], **options: Any
 ) -> SyncRequest | None:
-    """What options ask for; None without ``--sync``.
+    """Return the request that the options describe; None without ``--sync``.
 
     Args:
         sync: its values.
@@ -107,13 +109,13 @@ def sync_request_of(
         PipeplanError: if an option has no effect.
     """
     if not sync:
-        _refuse(options, "without --sync; give --sync all too")
+        _refuse(options, "without --sync; add --sync all")
         return None
-    _refuse(others, "beside --sync; leave one of them out")
+    _refuse(others, "together with --sync; remove one")
     if options["least_gain"] is not None and sync != [CHOOSE]:
         _refuse({"least_gain": options["least_gain"]}, "without --sync choose")
     if CHOOSE in sync and len(sync) > 1:
-        raise PipeplanError("sync: 'choose' stands by itself; leave the other --sync out")
+        raise PipeplanError("--sync choose cannot be combined with another --sync; remove one")
     return SyncRequest(tuple(sync), **options)
 
 
@@ -124,7 +126,7 @@ def _refuse(options: dict[str, Any], why: str) -> None:
 
 
 def require_sync(name: str | None) -> None:
-    """Refuse a strategy that is none, before the work that would be lost.
+    """Refuse an unknown strategy before any work.
 
     Raises:
         PipeplanError: naming what is wrong.
@@ -136,21 +138,22 @@ def require_sync(name: str | None) -> None:
 
 
 def needs_pipelines(name: str | None) -> bool:
-    """Whether a strategy runs only plans that consist of pipelines."""
-    from planner.sync.strategies import TOGETHER, parse_sync
+    """Return whether a strategy runs only on plans of data-parallel pipelines."""
+    from planner.sync.strategies import SYNCHRONOUS, parse_sync
 
-    return name not in (None, CHOOSE) and parse_sync(str(name)).strategy not in TOGETHER
+    return name not in (None, CHOOSE) and parse_sync(str(name)).strategy not in SYNCHRONOUS
 
 
 def with_sync(plan: Plan, name: str | None) -> tuple[Plan, str]:
-    """A plan with a strategy, and why it was chosen if it was, or not taken.
+    """Return the plan with a strategy, and why it was chosen or not possible.
 
     Args:
         plan: as it was found.
         name: of the strategy with its options, or ``choose``; None: as it is.
     """
+    from planner.prediction import with_strategy
     from planner.sync.choice import choose
-    from planner.sync.lanes import pipeline_count
+    from planner.sync.pipeline_replicas import pipeline_count
     from planner.sync.strategies import parse_sync, require_fit, sync_name
 
     if name is None:
@@ -160,56 +163,61 @@ def with_sync(plan: Plan, name: str | None) -> tuple[Plan, str]:
         try:
             require_fit(sync, pipeline_count(plan))
         except PipeplanError as error:
-            return plan, f"{sync_name(plan.sync)}: not {name}: {error.problems[0]}"
-        return plan.model_copy(update={"sync": sync}), ""
+            kept = sync_name(plan.sync)
+            return plan, f"{kept} is kept; {name} is not possible: {error.problems[0]}"
+        return with_strategy(plan, sync), ""
     try:
         choice = choose(plan, jobs=os.cpu_count() or 1)
     except PipeplanError as error:
-        return plan, f"{sync_name(plan.sync)}: nothing to choose: {error.problems[0]}"
-    chosen = plan.model_copy(update={"sync": choice.sync})
+        kept = sync_name(plan.sync)
+        return plan, f"{kept} is kept; there is nothing to choose: {error.problems[0]}"
+    chosen = with_strategy(plan, choice.sync)
     return chosen, f"{sync_name(choice.sync)}: {choice.reason}"
 
 
 def show_sync(path: Path, request: SyncRequest, output: Path | None, *, as_json: bool) -> None:
-    """Simulate what is asked for and print it; write the plan with the strategy if asked to.
+    """Simulate the requested strategies, print the results and write the plan if asked to.
 
     Raises:
         PipeplanError: naming what is wrong with the plan or an option.
     """
-    from planner.artifacts.plan import Plan
-    from planner.assemble import refresh
+    from planner.prediction import load_plan, refresh, with_strategy
+    from planner.verification import save_valid
 
-    plan = refresh(Plan.load(path))
+    plan = refresh(load_plan(path))
     if output is not None:
         _require_writable(plan, request, output)
     sync = _show(plan, request, as_json=as_json)
     if output is not None and sync is not None:
-        plan.model_copy(update={"sync": sync}).save(output)
+        save_valid(with_strategy(plan, sync), output)
         if not as_json:
             typer.echo(f"wrote {output}")
 
 
 def _require_writable(plan: Plan, request: SyncRequest, output: Path) -> None:
-    """Refuse what could not be written, before the work that would be lost."""
-    from planner.artifacts.document import require_file_path
+    """Refuse an output that could not be written, before any work."""
+    from planner.prediction import with_strategy
+    from planner.records.document import require_file_path
     from planner.sync.strategies import parse_sync
-    from planner.verifier import require_valid
+    from planner.verification import require_valid
 
     require_file_path(output)
     if len(request.names) > 1 or request.names == (ALL,):
-        raise PipeplanError("output: which strategy? Give one --sync, or --sync choose, with -o")
+        raise PipeplanError(
+            "--output: needs exactly one strategy; give one --sync, or --sync choose"
+        )
     if request.names != (CHOOSE,):
-        require_valid(plan.model_copy(update={"sync": parse_sync(request.names[0])}))
+        require_valid(with_strategy(plan, parse_sync(request.names[0])))
 
 
 def _show(plan: Plan, request: SyncRequest, *, as_json: bool) -> Sync | None:
-    """Print the results; the one strategy that was asked for or chosen, if there is one."""
-    # A word that is no strategy is told before what is in the way of all of them.
+    """Print the results; return the one strategy that was requested or chosen, if there is one."""
+    # An unknown strategy is refused before problems of the scenario.
     syncs = () if request.names == (CHOOSE,) else _strategies(request.names)
     scenario = _scenario(plan, request)
     if request.names == (CHOOSE,):
         return _show_choice(scenario, request, as_json=as_json)
-    from planner.report.sync import sync_data
+    from planner.report.comparison import sync_data
     from planner.sync.simulation.comparison import compare_syncs
 
     with _progress() as progress:
@@ -230,7 +238,7 @@ def _show(plan: Plan, request: SyncRequest, *, as_json: bool) -> Sync | None:
 
 
 def _show_choice(scenario: Scenario, request: SyncRequest, *, as_json: bool) -> Sync:
-    from planner.report.sync import sync_data
+    from planner.report.comparison import sync_data
     from planner.sync.choice import choose
     from planner.sync.strategies import sync_name
 
@@ -252,7 +260,7 @@ def _show_choice(scenario: Scenario, request: SyncRequest, *, as_json: bool) -> 
 
 
 def _print(found: SyncComparison) -> None:
-    from planner.report.sync import sync_table
+    from planner.report.comparison import sync_table
 
     print_rich(sync_table(found))
 
@@ -271,7 +279,7 @@ def _strategies(names: tuple[str, ...]) -> tuple[Sync, ...]:
 
 
 def _scenario(plan: Plan, request: SyncRequest) -> Scenario:
-    from planner.artifacts.sync_trace import SyncTrace
+    from planner.measured.sync_trace import SyncTrace
     from planner.sync.simulation.calibration import calibrated
     from planner.sync.simulation.planned import from_plan
     from planner.sync.simulation.run import Scenario
@@ -288,7 +296,7 @@ def _scenario(plan: Plan, request: SyncRequest) -> Scenario:
 
 @contextmanager
 def _progress() -> Iterator[Progress | None]:
-    """Which strategies are done, on a terminal's standard error."""
+    """Show which strategies are done, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -301,9 +309,9 @@ def _progress() -> Iterator[Progress | None]:
         task = bar.add_task("simulating strategies", total=None)
         done = 0
 
-        def told(sync: Sync, seed: int) -> None:
+        def show(sync: Sync, seed: int) -> None:
             nonlocal done
             done += 1
             bar.update(task, description=f"{done} runs done, last {sync.strategy}")
 
-        yield told
+        yield show

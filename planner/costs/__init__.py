@@ -1,1 +1,1 @@
-"""Seconds and bytes of layers, boundaries and collectives on given devices."""
+"""The cost model: seconds and bytes of layers, stages, transfers and collectives on devices."""

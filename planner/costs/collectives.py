@@ -1,13 +1,14 @@
-"""Seconds of an all-reduce among devices, whatever joins them."""
+"""All-reduces: their seconds in any topology, and the buckets of gradients that they reduce."""
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.routing import Route
+from planner.cluster.cluster import Cluster
+from planner.cluster.routing import Route
+from planner.model.graph_record import Layer, Parameter
 
 
 class Algorithm(NamedTuple):
@@ -19,7 +20,7 @@ class Algorithm(NamedTuple):
 
 
 def all_reduce_algorithms(devices: Sequence[str], bytes_: int) -> tuple[Algorithm, Algorithm]:
-    """Ring and binary tree over two devices or more in the given order.
+    """Return ring and binary tree over two devices or more in the given order.
 
     Ring (Patarasuk and Yuan 2009): 2(r-1) steps of bytes/r each. Tree: up and down, the whole
     message at each of ceil(log2 r) levels.
@@ -34,7 +35,7 @@ def all_reduce_algorithms(devices: Sequence[str], bytes_: int) -> tuple[Algorith
 
 
 def all_reduce_s(cluster: Cluster, devices: Sequence[str], bytes_: int) -> float:
-    """The better of a ring and a binary tree (:func:`all_reduce_algorithms`).
+    """Return the time of the faster of ring and binary tree (:func:`all_reduce_algorithms`).
 
     Messages of one step that use the same link share its bandwidth.
 
@@ -50,10 +51,10 @@ def all_reduce_s(cluster: Cluster, devices: Sequence[str], bytes_: int) -> float
 
 
 def fastest_all_reduce_s(cluster: Cluster, devices: Sequence[str], bytes_: int) -> float:
-    """A lower bound of :func:`all_reduce_s` for these devices in any order.
+    """Return a lower bound of :func:`all_reduce_s` for these devices in any order.
 
     Every device exchanges at least 2(r-1)/r of the bytes in :func:`fewest_steps` steps or more;
-    :meth:`LinkTable.reduction` says over which links at best.
+    :meth:`LinkTable.reduction` gives the best links.
     """
     count = len(devices)
     if count < 2 or bytes_ == 0:
@@ -67,18 +68,18 @@ def fastest_all_reduce_s(cluster: Cluster, devices: Sequence[str], bytes_: int) 
 
 
 def fewest_steps(count: int) -> int:
-    """Steps, one after another, of the better of ring and tree among so many devices."""
+    """Return the consecutive steps of the better of ring and tree for a number of devices."""
     return min(2 * (count - 1), 2 * math.ceil(math.log2(count)))
 
 
 def latency_s(cluster: Cluster, source: str, target: str) -> float:
-    """Seconds before the first byte arrives; infinity if there is no path."""
+    """Return the seconds before the first byte arrives; infinity without a path."""
     route = cluster.route(source, target)
     return math.inf if route is None else route.latency_s
 
 
 def inverse_bandwidth(cluster: Cluster, source: str, target: str) -> float:
-    """Seconds a byte between two devices; infinity if there is no path."""
+    """Return the seconds per byte between two devices; infinity without a path."""
     route = cluster.route(source, target)
     return math.inf if route is None else 1 / (route.bandwidth_gb_per_s * 1e9)
 
@@ -100,3 +101,54 @@ def _shared_s(
         default=route.bandwidth_gb_per_s,
     )
     return route.latency_s + bytes_ / (min(bandwidth, route.bandwidth_gb_per_s) * 1e9)
+
+
+# --- buckets of gradients -------------------------------------------------------------------------
+
+
+class GradientBucket(NamedTuple):
+    """Gradients of neighbouring layers that are reduced at once.
+
+    Attributes:
+        bytes: of the gradients.
+        first_layer: the earliest of the layers, by its number in the stage; the bucket is ready
+            when a backward has run it.
+    """
+
+    bytes: int
+    first_layer: int
+
+
+def gradient_buckets(
+    layers: Sequence[Layer], parameters: Sequence[Parameter], limit_bytes: float
+) -> list[GradientBucket]:
+    """Return the buckets of some parameters in the order in which a backward fills them.
+
+    A parameter has the place of the first layer that uses it. A bucket is closed before the
+    gradient that would make it larger than the limit, so only one of a single gradient may be.
+
+    Args:
+        layers: of the stage, in the order of the layer graph.
+        parameters: those whose gradients are reduced for the stage by itself.
+        limit_bytes: size of a bucket.
+    """
+    buckets: list[GradientBucket] = []
+    bytes_of = {parameter.name: parameter.bytes for parameter in parameters if parameter.bytes}
+    for bytes_, place in _filled_in_order(layers, bytes_of):
+        if buckets and buckets[-1].bytes + bytes_ <= limit_bytes:
+            bytes_ += buckets.pop().bytes
+        buckets.append(GradientBucket(bytes_, place))
+    return buckets
+
+
+def _filled_in_order(
+    layers: Sequence[Layer], bytes_of: dict[str, int]
+) -> Iterator[tuple[int, int]]:
+    """Yield bytes and place of each gradient, the last of the forward first."""
+    places: dict[str, int] = {}
+    for place, layer in enumerate(layers):
+        for name in layer.parameters:
+            if name in bytes_of:
+                places.setdefault(name, place)
+    for name in reversed(places):
+        yield bytes_of[name], places[name]

@@ -1,29 +1,35 @@
-"""A partition placed on devices, with every time and size its schedule needs."""
+"""Stages placed on devices, with all times and sizes that a schedule needs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
-from planner.artifacts.graph_record import Parameter
-from planner.artifacts.link_table import FloatArray
-from planner.artifacts.plan import Plan
-from planner.artifacts.problem import Problem
-from planner.artifacts.routing import Route
-from planner.costs.collectives import all_reduce_s, fastest_all_reduce_s
+from planner.cluster.link_table import FloatArray
+from planner.cluster.routing import Route
+from planner.costs.collectives import (
+    GradientBucket,
+    all_reduce_s,
+    fastest_all_reduce_s,
+    gradient_buckets,
+)
 from planner.costs.roofline import OperationTimes, layer_times
 from planner.costs.stage_bytes import stage_bytes
 from planner.errors import PipeplanError
+from planner.model.graph_record import Parameter
+from planner.plan.plan import Plan, Sync, overlapped_bucket_bytes, overlaps_reductions
+from planner.plan.problem import Problem
 
 
 @dataclass(frozen=True)
 class StageSpec:
-    """A stage as a solver chooses it: its layers, its devices and what it recomputes."""
+    """A stage as chosen by a solver: its layers, its devices and its recomputed layers."""
 
     layers: tuple[str, ...]
     devices: tuple[str, ...]
@@ -32,7 +38,7 @@ class StageSpec:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One message between two devices: the link resources it occupies and for how long."""
+    """One message between two devices: the link resources it occupies and its duration."""
 
     seconds: float
     links: tuple[tuple[int, int], ...]
@@ -43,13 +49,14 @@ class PlacedStage:
     """A stage with its figures; times and bytes are for one microbatch.
 
     Attributes:
-        spec: what the solver chose.
-        times: by device.
+        spec: the choices of the solver.
+        times: times by device.
         static_bytes: weights, gradients and optimizer state on each replica.
-        workspace_bytes: beside these and whole stashes while one of its layers runs.
-        split_workspace_bytes: the same while an input gradient runs apart, no less.
-        stash_bytes: kept from forward until backward, the received input included.
-        weight_stash_bytes: kept from a separate input gradient until the weight gradient.
+        workspace_bytes: held in addition to these and to whole stashes while one of its layers
+            runs.
+        split_workspace_bytes: the same while a split input gradient runs; at least as much.
+        stash_bytes: kept from forward until backward, including the received input.
+        weight_stash_bytes: kept from a split input gradient until the weight gradient.
         input_bytes, output_bytes: activations received from and sent to the neighbours.
         input_gradient_bytes, output_gradient_bytes: gradients sent back and received.
     """
@@ -66,52 +73,95 @@ class PlacedStage:
     input_gradient_bytes: int
     output_gradient_bytes: int
 
-    def tight_bytes(self) -> int:
-        """Held beside the stashes at some moment of every schedule, if backwards are whole.
+    def tight_bytes(self, *, splits: bool = False) -> int:
+        """Return the bytes held in addition to stashes at some moment of every schedule.
 
-        When a device holds most stashes of a stage, a forward is making an output; the next
-        backward finds as many stashes, receives gradients and makes some. What an operation of no
-        length makes may be gone at once.
+        When a device holds most stashes of a stage, a forward is producing an output; the next
+        backward finds as many stashes, receives gradients and produces some. Results of operations
+        without duration may be gone at once.
+
+        Args:
+            splits: backwards may be split. What is returned is then held with one stash, and
+                perhaps not with several, since weight gradients free some in between.
         """
-        if not self.least_s("B"):
+        if not all(self.least_s(kind) for kind in ("BI" if splits else "B")):
             return self.making_bytes()
         gradients = self.input_gradient_bytes + self.output_gradient_bytes
         return max(self.making_bytes(), gradients)
 
     def making_bytes(self) -> int:
-        """Held beside the stashes while a forward runs: its output."""
+        """Bytes held in addition to stashes while a forward runs: its output."""
         return self.output_bytes if self.least_s("F") else 0
 
     def least_s(self, kind: str) -> float:
-        """Seconds of an operation, by its letter, on the fastest replica."""
+        """Return the seconds of an operation, by its letter, on the fastest replica."""
         return min(times.seconds(kind) for times in self.times.values())
 
 
 def static_with_workspace(stages: Sequence[PlacedStage]) -> int:
-    """Static bytes of stages that run one at a time, and the largest of their workspaces."""
+    """Return the static bytes of stages and the largest workspace, since they run one at a time."""
     workspaces = [stage.workspace_bytes for stage in stages]
     return sum(stage.static_bytes for stage in stages) + max(workspaces, default=0)
 
 
 @dataclass(frozen=True)
-class Synchronisation:
-    """An all-reduce of gradients, after the last backward of ``stages`` on ``devices``."""
+class GradientReduction:
+    """An all-reduce of gradients, after or during the last backward of ``stages`` on ``devices``.
+
+    Attributes:
+        stages: one, or those that hold tied parameters.
+        devices: that hold them.
+        bytes: of the gradients.
+        seconds: of the all-reduce.
+        bucket: number of the bucket among those of the stage; 0 of gradients reduced at once.
+        ahead: by device, the seconds of the layers before those of the bucket, whose gradients a
+            backward makes after the bucket's; empty of gradients that wait for its end.
+    """
 
     stages: tuple[int, ...]
     devices: tuple[str, ...]
     bytes: int
     seconds: float
+    bucket: int = 0
+    ahead: Mapping[str, OperationTimes] = field(default_factory=dict, compare=False)
+
+    def ahead_s(self, kind: str, device: str) -> float:
+        """Return how long before the end of a last backward (B or W) the gradients are there."""
+        return self.ahead[device].seconds(kind) if self.ahead else 0.0
+
+
+class AllAtOnce(NamedTuple):
+    """Seconds of one all-reduce, with its devices in the cluster's order and in the best one."""
+
+    seconds: float
+    fastest_s: float
 
 
 @dataclass(frozen=True)
 class PlacedPipeline:
-    """All stages on their devices: what a schedule is made for and a simulation replays."""
+    """All stages on their devices: the input of scheduling and of simulation.
+
+    Attributes:
+        problem: that the stages solve.
+        stages: in pipeline order.
+        synchronisations: the buckets of each stage in the order in which they are filled, then
+            those of tied parameters.
+        optimizer_s: seconds of the optimizer step by device.
+        microbatches: in an iteration.
+        sync: the strategy of synchronisation, which sets the size of buckets.
+    """
 
     problem: Problem
     stages: tuple[PlacedStage, ...]
-    synchronisations: tuple[Synchronisation, ...]
+    synchronisations: tuple[GradientReduction, ...]
     optimizer_s: Mapping[str, float]
     microbatches: int
+    sync: Sync = field(default_factory=Sync)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients are reduced in buckets while the last backwards still run."""
+        return overlaps_reductions(self.problem.job, self.sync)
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -126,38 +176,48 @@ class PlacedPipeline:
             for device in self.devices
         }
 
+    @cached_property
+    def has_replicas(self) -> bool:
+        """Whether a stage has several devices."""
+        return any(len(stage.spec.devices) > 1 for stage in self.stages)
+
+    @cached_property
+    def shares_devices(self) -> bool:
+        """Whether some device holds several stages."""
+        return any(len(stages) > 1 for stages in self.stages_on.values())
+
     def split_extra_bytes(self, stage: int, device: str) -> int:
-        """What a device holds beside :meth:`static_bytes` while an input gradient runs apart."""
+        """Return the bytes beyond :meth:`static_bytes` during a split input gradient."""
         counted = max(self.stages[other].workspace_bytes for other in self.stages_on[device])
         return max(0, self.stages[stage].split_workspace_bytes - counted)
 
     @cached_property
     def has_quicker_wholes(self) -> bool:
-        """Whether some whole backward takes less time than its halves."""
+        """Whether some whole backward takes less time than its split parts."""
         return any(times.is_quicker_whole for s in self.stages for times in s.times.values())
 
     def seconds(self, stage: int, kind: str, device: str) -> float:
-        """Duration of an operation."""
+        """Return the duration of an operation."""
         return self.stages[stage].times[device].seconds(kind)
 
     def forward_transfer(self, stage: int, source: str, target: str) -> Transfer:
-        """The activations of ``stage`` on their way to the next stage."""
+        """Return the transfer of a stage's activations to the next stage."""
         return self._transfer(self.stages[stage].output_bytes, source, target)
 
     def backward_transfer(self, stage: int, source: str, target: str) -> Transfer:
-        """The gradients of ``stage``'s input on their way to the stage before."""
+        """Return the transfer of the gradients of a stage's input to the stage before."""
         return self._transfer(self.stages[stage].input_gradient_bytes, source, target)
 
     def transfers_s(self, stage: int, *, forward: bool) -> FloatArray:
-        """Seconds of all transfers between a stage and the next, by their devices.
+        """Return the seconds of all transfers between a stage and the next, by their devices.
 
         Args:
             stage: the earlier one.
             forward: activations to the next stage, else gradients back.
 
         Returns:
-            A row for each device of ``stage``, a column for each of the next; infinite where no
-            path joins two.
+            A row for each device of ``stage``, a column for each of the next; infinite without a
+            path.
         """
         here, there = self.stages[stage], self.stages[stage + 1]
         bytes_ = here.output_bytes if forward else here.output_gradient_bytes
@@ -185,11 +245,11 @@ class PlacedPipeline:
         return route
 
     def capacity_bytes(self, device: str) -> int:
-        """Bytes a plan may use on a device."""
+        """Return the bytes that a plan may use on a device."""
         return self.problem.cluster.device_type(device).capacity_bytes
 
     def static_bytes(self, device: str) -> int:
-        """Bytes that count on a device at all times: static memory, and the largest workspace.
+        """Return the bytes in use at all times: static memory and the largest workspace.
 
         Stages of one device run one at a time.
         """
@@ -197,19 +257,19 @@ class PlacedPipeline:
         return static_with_workspace(stages)
 
     def stash_limit(self, stage: int, device: str, *, whole_backwards: bool = False) -> int:
-        """How many microbatches of a stage could be in flight if the device held nothing else.
+        """Return an upper bound on the microbatches of a stage in flight.
 
-        An upper bound for every order: at the start of a forward the device holds the stash of
-        all microbatches in flight and the output being made.
+        At the start of a forward the device holds at least the stashes of all microbatches in
+        flight and the output being produced, whatever the order.
 
         Args:
-            stage: its number.
+            stage: number of the stage.
             device: one of its replicas.
-            whole_backwards: of orders without weight gradients apart, which may need more.
+            whole_backwards: whether no backward is split; split ones may need more memory.
         """
         placed = self.stages[stage]
-        beside = placed.tight_bytes() if whole_backwards else placed.making_bytes()
-        free = self.capacity_bytes(device) - self.static_bytes(device) - beside
+        with_stashes = placed.tight_bytes() if whole_backwards else placed.making_bytes()
+        free = self.capacity_bytes(device) - self.static_bytes(device) - with_stashes
         if free < 0:
             return 0
         if placed.stash_bytes == 0:
@@ -217,34 +277,101 @@ class PlacedPipeline:
         return min(self.microbatches, free // placed.stash_bytes)
 
     def tail_s(self, stage: int, device: str) -> float:
-        """From a stage's last backward to the end of the iteration on this device, at least."""
-        own = (
-            s.seconds for s in self.synchronisations if stage in s.stages and device in s.devices
-        )
-        return sum(own) + self.optimizer_s[device]
+        """Return the least time from a stage's last backward on this device to the end."""
+        tail_s = self._reduction_tail_s(stage, device, self._listed_s, lambda row: row.seconds)
+        return tail_s + self.optimizer_s[device]
 
-    def least_reduction_s(self, stage: int) -> float:
-        """All-reduces after a stage's last backward, each over the best order of its devices."""
-        cluster = self.problem.cluster
-        return sum(
-            fastest_all_reduce_s(cluster, sync.devices, sync.bytes)
-            for sync in self.synchronisations
-            if stage in sync.stages
-        )
+    def least_tail_s(self, stage: int, device: str) -> float:
+        """Return the same where each all-reduce has the best order of its devices."""
+        tail_s = self._reduction_tail_s(stage, device, self._fastest_s, lambda row: row.fastest_s)
+        return tail_s + self.optimizer_s[device]
+
+    @cached_property
+    def _listed_s(self) -> Mapping[GradientReduction, float]:
+        """Seconds of each all-reduce with its devices in the cluster's order."""
+        return {sync: sync.seconds for sync in self.synchronisations}
+
+    @cached_property
+    def _fastest_s(self) -> Mapping[GradientReduction, float]:
+        """Seconds of each all-reduce in the best order of its devices."""
+        cluster, syncs = self.problem.cluster, self.synchronisations
+        each = {(sync.devices, sync.bytes) for sync in syncs}
+        seconds = {key: fastest_all_reduce_s(cluster, *key) for key in each}
+        return {sync: seconds[sync.devices, sync.bytes] for sync in syncs}
+
+    @cached_property
+    def _at_once(self) -> Mapping[tuple[int, ...], AllAtOnce]:
+        """The time of reducing all buckets of the same stages at once, at least.
+
+        It is no less than that of any bucket, also where the devices here are only some of those
+        that reduce.
+        """
+        cluster, found = self.problem.cluster, {}
+        for stages in dict.fromkeys(sync.stages for sync in self.synchronisations):
+            buckets = [sync for sync in self.synchronisations if sync.stages == stages]
+            seconds = max(bucket.seconds for bucket in buckets)
+            fastest_s = max(self._fastest_s[bucket] for bucket in buckets)
+            if len(buckets) > 1:
+                devices, total = buckets[0].devices, sum(bucket.bytes for bucket in buckets)
+                seconds = max(seconds, all_reduce_s(cluster, devices, total))
+                fastest_s = max(fastest_s, fastest_all_reduce_s(cluster, devices, total))
+            found[stages] = AllAtOnce(seconds, fastest_s)
+        return found
+
+    def _reduction_tail_s(
+        self,
+        stage: int,
+        device: str,
+        seconds: Mapping[GradientReduction, float],
+        once_s: Callable[[AllAtOnce], float],
+    ) -> float:
+        """Return the least time from a stage's last backward on a device to its last all-reduce.
+
+        A device reduces one after the other. Bucket number i and all after it, tied parameters
+        last, begin no earlier than this device has the gradients of bucket i, ``ahead`` of the end
+        of its last backward at most: from then on they take the sum of their times. That holds for
+        every i. Whether the last backward is whole (B) or the weight gradient of a split one (W)
+        is not known; the longer time ahead holds for both. Where reductions may overlap, a plan may
+        also reduce everything at once after the last backward: many buckets may take longer by
+        their latencies than they gain.
+
+        Args:
+            stage: number of the stage.
+            device: one of its replicas.
+            seconds: of each all-reduce.
+            once_s: picks the seconds of all buckets of the same stages at once.
+        """
+        own = [s for s in self.synchronisations if stage in s.stages and device in s.devices]
+        left_s = sum(seconds[sync] for sync in own)
+        if not self.overlaps:
+            return left_s
+        tail_s = 0.0
+        for sync in own:
+            ahead_s = max(sync.ahead_s(kind, device) for kind in "BW")
+            tail_s = max(tail_s, left_s - ahead_s)
+            left_s -= seconds[sync]
+        return min(tail_s, sum(once_s(self._at_once[stages]) for stages in {s.stages for s in own}))
 
 
-def place(problem: Problem, stages: Sequence[StageSpec]) -> PlacedPipeline:
-    """Work out the figures of a partition.
+def place(
+    problem: Problem, stages: Sequence[StageSpec], sync: Sync | None = None
+) -> PlacedPipeline:
+    """Compute the figures of a partition.
 
     Args:
         problem: the model, cluster and job.
         stages: in pipeline order; every layer in exactly one, no edge backwards.
+        sync: the strategy of synchronisation; None: the default, which overlaps if the job allows
+            it.
     """
+    sync = sync or Sync()
+    bucket_bytes = overlapped_bucket_bytes(problem.job, sync)
+    times = [_layer_times(problem, stage) for stage in stages]
     parameters = [problem.graph.parameters_of(stage.layers) for stage in stages]
     placed = tuple(
         PlacedStage(
             spec=spec,
-            times=_times(problem, spec),
+            times={device: _sum(rows) for device, rows in by_device.items()},
             static_bytes=static_bytes(problem, held),
             workspace_bytes=row.workspace,
             split_workspace_bytes=row.split_workspace,
@@ -255,45 +382,52 @@ def place(problem: Problem, stages: Sequence[StageSpec]) -> PlacedPipeline:
             input_gradient_bytes=row.input_gradient,
             output_gradient_bytes=row.output_gradient,
         )
-        for spec, held, row in zip(
-            stages, parameters, stage_bytes(problem.graph, stages), strict=True
+        for spec, by_device, held, row in zip(
+            stages, times, parameters, stage_bytes(problem.graph, stages), strict=True
         )
     )
     return PlacedPipeline(
         problem=problem,
         stages=placed,
-        synchronisations=_synchronisations(problem, stages, parameters),
+        synchronisations=_synchronisations(problem, stages, parameters, times, bucket_bytes),
         optimizer_s=_optimizer_s(problem, stages, parameters),
         microbatches=problem.job.microbatches,
+        sync=sync,
     )
 
 
 def place_plan(plan: Plan) -> PlacedPipeline:
-    """A plan's stages with the times and sizes that its cluster, job and graph give them."""
+    """Compute the figures of a plan's stages from its cluster, job, graph and strategy."""
     specs = [StageSpec(stage.layers, stage.devices, stage.recompute) for stage in plan.stages]
-    return place(plan.problem, specs)
+    return place(plan.problem, specs, plan.sync)
 
 
-def _times(problem: Problem, spec: StageSpec) -> dict[str, OperationTimes]:
-    """Seconds of a stage's operations on each of its devices."""
+TimesByDevice = Mapping[str, Sequence[OperationTimes]]
+"""The seconds of each layer of a stage, in the order of the graph, by device."""
+
+
+def _layer_times(problem: Problem, spec: StageSpec) -> TimesByDevice:
     type_of = {device: problem.cluster.type_of(device) for device in spec.devices}
-    times = {kind: _times_on(problem, spec, kind) for kind in dict.fromkeys(type_of.values())}
+    times = {kind: _layer_times_on(problem, spec, kind) for kind in dict.fromkeys(type_of.values())}
     return {device: times[kind] for device, kind in type_of.items()}
 
 
-def _times_on(problem: Problem, spec: StageSpec, type_name: str) -> OperationTimes:
+def _layer_times_on(problem: Problem, spec: StageSpec, type_name: str) -> list[OperationTimes]:
     kind, again = problem.cluster.device_types[type_name], set(spec.recompute)
-    rows = [
+    return [
         layer_times(
             problem.graph.layers[name], type_name, kind, problem.job.precision, name in again
         )
-        for name in spec.layers
+        for name in problem.graph.in_order(spec.layers)
     ]
+
+
+def _sum(rows: Sequence[OperationTimes]) -> OperationTimes:
     return OperationTimes(*(sum(column) for column in zip(*rows, strict=True)))
 
 
 def static_bytes(problem: Problem, parameters: Sequence[Parameter]) -> int:
-    """Weights, gradients and optimizer state of parameters."""
+    """Return the bytes of weights, gradients and optimizer state of parameters."""
     per_element = problem.job.optimizer_bytes_per_element
     return sum(
         p.bytes + (p.bytes + per_element * p.elements if p.trainable else 0) for p in parameters
@@ -301,7 +435,7 @@ def static_bytes(problem: Problem, parameters: Sequence[Parameter]) -> int:
 
 
 def _tied_parameters(parameters: Sequence[Sequence[Parameter]]) -> dict[str, tuple[int, ...]]:
-    """Trainable parameters held by several stages, with these stages."""
+    """Return trainable parameters held by several stages, with these stages."""
     holders: dict[str, list[int]] = {}
     for index, held in enumerate(parameters):
         for parameter in held:
@@ -311,28 +445,65 @@ def _tied_parameters(parameters: Sequence[Sequence[Parameter]]) -> dict[str, tup
 
 
 def _synchronisations(
-    problem: Problem, stages: Sequence[StageSpec], parameters: Sequence[Sequence[Parameter]]
-) -> tuple[Synchronisation, ...]:
+    problem: Problem,
+    stages: Sequence[StageSpec],
+    parameters: Sequence[Sequence[Parameter]],
+    times: Sequence[TimesByDevice],
+    bucket_bytes: float | None,
+) -> tuple[GradientReduction, ...]:
     graph, tied = problem.graph, _tied_parameters(parameters)
+    own = [[p for p in held if p.trainable and p.name not in tied] for held in parameters]
     wanted: dict[tuple[int, ...], int] = {}
-    for index, held in enumerate(parameters):
-        wanted[(index,)] = sum(p.bytes for p in held if p.trainable and p.name not in tied)
+    for index, held in enumerate(own):
+        wanted[(index,)] = sum(p.bytes for p in held)
     for name, holders in tied.items():
         wanted[holders] = wanted.get(holders, 0) + graph.parameters[name].bytes
-    rows = []
-    for group, bytes_ in wanted.items():
-        members = {device for index in group for device in stages[index].devices}
+    rows: list[GradientReduction] = []
+    # What a file lists first decides nothing: stages in order, then what several of them hold.
+    for group in sorted(wanted, key=lambda stages: (len(stages) > 1, stages)):
+        bytes_, index = wanted[group], group[0]
+        members = {device for stage in group for device in stages[stage].devices}
         devices = tuple(d for d in problem.cluster.device_names if d in members)
-        if len(devices) > 1 and bytes_:
+        if len(devices) < 2 or not bytes_:
+            continue
+        if bucket_bytes is None or len(group) > 1:
             seconds = all_reduce_s(problem.cluster, devices, bytes_)
-            rows.append(Synchronisation(group, devices, bytes_, seconds))
+            rows.append(GradientReduction(group, devices, bytes_, seconds))
+        else:
+            layers = [graph.layers[name] for name in graph.in_order(stages[index].layers)]
+            buckets = gradient_buckets(layers, own[index], bucket_bytes)
+            rows += _bucket_reductions(problem, index, devices, buckets, times[index])
     return tuple(rows)
+
+
+def _bucket_reductions(
+    problem: Problem,
+    stage: int,
+    devices: tuple[str, ...],
+    buckets: Sequence[GradientBucket],
+    times: TimesByDevice,
+) -> Iterator[GradientReduction]:
+    """Yield the reductions of a stage's buckets, in the order in which they are filled."""
+    nothing = OperationTimes(0.0, 0.0, 0.0, 0.0)
+    before = {device: list(accumulate(rows, initial=nothing)) for device, rows in times.items()}
+    seconds = {
+        bytes_: all_reduce_s(problem.cluster, devices, bytes_)
+        for bytes_ in {bucket.bytes for bucket in buckets}
+    }
+    for number, bucket in enumerate(buckets):
+        ahead = {device: before[device][bucket.first_layer] for device in devices}
+        yield GradientReduction(
+            (stage,), devices, bucket.bytes, seconds[bucket.bytes], number, ahead
+        )
 
 
 def _optimizer_s(
     problem: Problem, stages: Sequence[StageSpec], parameters: Sequence[Sequence[Parameter]]
 ) -> dict[str, float]:
-    """Seconds of the optimizer step: it reads and writes weights and state, reads gradients."""
+    """Return the seconds of the optimizer step, limited by memory bandwidth.
+
+    It reads and writes weights and state, and reads gradients.
+    """
     stages_on: dict[str, tuple[int, ...]] = {}
     for index, stage in enumerate(stages):
         for device in stage.devices:
@@ -348,19 +519,19 @@ def _optimizer_s(
 
 
 def _optimizer_traffic_bytes(problem: Problem, parameters: Sequence[Sequence[Parameter]]) -> int:
-    """Of the stages of one device, a parameter that several of them hold once."""
+    """Return the optimizer's traffic on one device, counting tied parameters once."""
     per_element = problem.job.optimizer_bytes_per_element
     held = {p.name: p for row in parameters for p in row if p.trainable}
     return sum(3 * p.bytes + 2 * per_element * p.elements for p in held.values())
 
 
 def is_connected(placed: PlacedPipeline) -> bool:
-    """Whether every transfer and every all-reduce of the pipeline has a path."""
+    """Return whether every transfer and every all-reduce of the pipeline has a path."""
     return _is_joined(placed) and all(math.isfinite(s.seconds) for s in placed.synchronisations)
 
 
 def _is_joined(placed: PlacedPipeline) -> bool:
-    """Whether there is a path between all devices of neighbouring stages."""
+    """Return whether there is a path between all devices of neighbouring stages."""
     cluster = placed.problem.cluster
     for first, second in pairwise(placed.stages):
         rows, columns = (

@@ -1,14 +1,13 @@
-"""Seconds of one layer on one device type: measured where it was, else by the roofline model."""
+"""Seconds of one layer on one device type: measured times if known, else the roofline model."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from planner.artifacts.graph_record import Layer
-from planner.artifacts.hardware import TF32, DeviceType
-from planner.artifacts.work import PHASES, EfficiencyClass, OperationClass, Phase, Work
+from planner.cluster.hardware import TF32, DeviceType
+from planner.model.graph_record import PHASES, EfficiencyClass, Layer, OperationClass, Phase, Work
 
 ROUNDING = 1e-9
-"""A smaller share of a time is rounding."""
+"""Smaller relative differences of times are rounding."""
 CLASS_OF: Mapping[OperationClass, EfficiencyClass] = {
     "product": "product",
     "convolution": "convolution",
@@ -17,14 +16,14 @@ CLASS_OF: Mapping[OperationClass, EfficiencyClass] = {
     "memory": "memory",
 }
 EXECUTED: Mapping[OperationClass, float] = {"causal_attention": 0.5}
-"""What share of the FLOPs counted is computed: fused kernels skip what a causal mask leaves out
+"""Fraction of the counted FLOPs that is computed: fused kernels skip what a causal mask removes
 (Dao 2023, "FlashAttention-2", section 3.1)."""
 
 
 class OperationTimes(NamedTuple):
     """Seconds of the operations of one microbatch.
 
-    ``backward_s`` is of the whole backward, which may take less time than both gradients apart.
+    ``backward_s`` is the whole backward, which may take less time than its split parts together.
     """
 
     forward_s: float
@@ -34,12 +33,12 @@ class OperationTimes(NamedTuple):
 
     @property
     def is_quicker_whole(self) -> bool:
-        """Whether a whole backward takes less time than its halves."""
-        apart_s = self.input_gradient_s + self.weight_gradient_s
-        return self.backward_s < apart_s * (1 - ROUNDING)
+        """Whether a whole backward takes less time than its split parts."""
+        split_s = self.input_gradient_s + self.weight_gradient_s
+        return self.backward_s < split_s * (1 - ROUNDING)
 
     def seconds(self, kind: str) -> float:
-        """By operation kind: F, B, I or W."""
+        """Return the seconds of an operation by kind: F, B, I or W."""
         match kind:
             case "F":
                 return self.forward_s
@@ -59,10 +58,10 @@ class OperationTimes(NamedTuple):
 def layer_times(
     layer: Layer, type_name: str, device: DeviceType, precision: str, recompute: bool = False
 ) -> OperationTimes:
-    """Seconds of a layer for one microbatch.
+    """Return the seconds of a layer for one microbatch.
 
-    Measured where it was, else the sum of :func:`work_s` over the layer's work. Recomputing a layer
-    runs its forward again in its backward.
+    Measured times are used if there are any, else the sum of :func:`work_s` over the layer's work.
+    A recomputed layer runs its forward again in its backward.
     """
     measured = layer.measured.get(type_name)
     if measured is not None:
@@ -83,13 +82,13 @@ def layer_times(
 
 
 def work_s(work: Work, device: DeviceType, precision: str) -> float:
-    """Seconds of equal operations, one after the other.
+    """Return the seconds of equal operations, one after the other.
 
-    Roofline (Williams, Waterman, Patterson 2009): of each, the larger of arithmetic over reachable
-    throughput and traffic over reachable memory bandwidth, and the overhead of starting it.
-    Arithmetic takes ``ramp_up_us`` longer than at full speed, so that throughput falls off for
-    small products as in Hockney's model (Hockney and Jesshope 1981): those that would take the
-    ramp-up run at half speed. No term falls as FLOPs or bytes grow.
+    Roofline (Williams, Waterman, Patterson 2009): each operation takes the larger of arithmetic
+    over reachable throughput and traffic over reachable memory bandwidth, plus the overhead of
+    starting it. Arithmetic takes ``ramp_up_us`` longer than at full speed, so that throughput falls
+    off for small products as in Hockney's model (Hockney and Jesshope 1981): those that would take
+    the ramp-up run at half speed. No term falls as FLOPs or bytes grow.
     """
     reached = reach(device, CLASS_OF[work.operation_class])
     arithmetic_s = 0.0
@@ -105,7 +104,7 @@ def work_s(work: Work, device: DeviceType, precision: str) -> float:
 
 
 class Reach(NamedTuple):
-    """What operations of a class reach."""
+    """Reachable throughput, bandwidth and overheads of a class of operations."""
 
     efficiency: float
     bandwidth_efficiency: float
@@ -113,11 +112,11 @@ class Reach(NamedTuple):
 
 
 def reach(device: DeviceType, of: EfficiencyClass) -> Reach:
-    """The figures of a class where the device type tells them, else the device's own."""
-    told = device.by_class.get(of)
+    """Return the figures of a class if the device type has them, else the device's own."""
+    class_efficiency = device.by_class.get(of)
 
     def figure(name: str) -> float:
-        own = None if told is None else getattr(told, name)
+        own = None if class_efficiency is None else getattr(class_efficiency, name)
         return float(getattr(device, name) if own is None else own)
 
     return Reach(*(figure(name) for name in Reach._fields))
@@ -143,7 +142,7 @@ def _roofline(layer: Layer, device: DeviceType, precision: str) -> OperationTime
 
 
 def _undivided_s(layer: Layer, phase: Phase, device: DeviceType, precision: str) -> float:
-    """Seconds of a phase whose operations are not told: those of one operation of any class."""
+    """Return the seconds of a phase without rows of work: those of one operation of any class."""
     flop_per_s = device.peak_tflop_per_s[precision] * 1e12 * device.efficiency
     bytes_per_s = device.memory_bandwidth_gb_per_s * 1e9 * device.bandwidth_efficiency
     flops = getattr(layer, f"{phase}_flops")

@@ -1,19 +1,52 @@
-"""What stages hold and hand on, of all stages in one pass over layers and tensors."""
+"""Memory of stages and bytes at their boundaries, in one pass over layers and tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
-from planner.artifacts.graph_record import Boundary
-from planner.artifacts.layer_graph import LayerGraph
-from planner.costs.workspace import split_workspace_bytes, workspace_bytes
+from planner.model.graph_record import Boundary
+from planner.model.layer_graph import LayerGraph
+
+
+def workspace_bytes(layers: Iterable[tuple[int, int]]) -> int:
+    """Return the most that a stage holds besides parameters and whole stashes, at any time.
+
+    While a layer runs, the stage holds that layer's peak and what the layers before it keep. Of the
+    running microbatch, what this layer and later ones keep is either part of the peak, gone, or not
+    yet produced; it is counted with the stashes and subtracted here.
+
+    Args:
+        layers: of the stage, in executable order: peak bytes, and bytes kept from forward until
+            backward.
+    """
+    most = 0
+    for peak_bytes, kept_bytes in layers:
+        most = max(most, peak_bytes) - kept_bytes
+    return max(most, 0)
+
+
+def split_workspace_bytes(layers: Iterable[tuple[int, int, int]]) -> int:
+    """Return the same while input gradients run without the weight gradients.
+
+    What weight gradients of later layers need is not gone then; and where it is more than the layer
+    kept, it is produced in its input gradient.
+
+    Args:
+        layers: of the stage: peak bytes, bytes kept from forward until backward, and bytes kept
+            from input gradient until weight gradient.
+    """
+    most = 0
+    for peak_bytes, kept_bytes, late_bytes in layers:
+        more_bytes = late_bytes - kept_bytes
+        most = max(most + more_bytes, peak_bytes - kept_bytes + max(more_bytes, 0))
+    return max(most, 0)
 
 
 class StageLayers(Protocol):
-    """What is asked of a stage here."""
+    """The fields of a stage that are needed here."""
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -21,7 +54,7 @@ class StageLayers(Protocol):
 
     @property
     def recompute(self) -> tuple[str, ...]:
-        """Of these, the ones that run again in the backward."""
+        """Those of them that run again in the backward."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +62,13 @@ class StageBytes:
     """Bytes of one stage for one microbatch.
 
     Attributes:
-        workspace: what stands beside whole stashes while layers run: gradients, temporaries, and
-            what a recomputed layer makes again; see :func:`workspace_bytes`.
-        split_workspace: the same while an input gradient runs apart, no less.
-        stash: kept from forward until backward, the received input included; a recomputed layer
+        workspace: held in addition to whole stashes while layers run: gradients, temporaries, and
+            recomputed values; see :func:`workspace_bytes`.
+        split_workspace: the same while a split input gradient runs; at least as much.
+        stash: kept from forward until backward, including the received input; a recomputed layer
             keeps only its input.
-        weight_stash: kept from a separate input gradient until the weight gradient; a recomputed
-            layer has run again by then.
+        weight_stash: kept from a split input gradient until the weight gradient; a recomputed layer
+            has run again by then.
         input, output: activations received from and sent to the neighbours.
         input_gradient, output_gradient: gradients sent back and received.
     """
@@ -51,7 +84,7 @@ class StageBytes:
 
 
 def stage_bytes(graph: LayerGraph, stages: Sequence[StageLayers]) -> list[StageBytes]:
-    """The figures of every stage.
+    """Return the figures of every stage.
 
     Args:
         graph: the layers.
@@ -64,7 +97,7 @@ def stage_bytes(graph: LayerGraph, stages: Sequence[StageLayers]) -> list[StageB
 
 
 class _Table:
-    """Sums by stage; what crosses a cut is added where it is made and taken off at its last use."""
+    """Sums by stage; a tensor is added where it is produced and subtracted at its last use."""
 
     def __init__(self, graph: LayerGraph, stages: Sequence[StageLayers]) -> None:
         count = len(stages)
@@ -86,9 +119,12 @@ class _Table:
         ]
 
     def _held(self, graph: LayerGraph, names: Sequence[str]) -> list[tuple[int, int, int]]:
-        """Of each layer: its peak, what it keeps, and what weight gradients keep."""
+        """Return each layer's peak, what it keeps, and what its weight gradient keeps.
+
+        Layers are in the order of the graph.
+        """
         peaks, inputs = graph.peak_bytes, graph.saved_input_bytes
-        layers = [graph.layers[name] for name in names]
+        layers = [graph.layers[name] for name in graph.in_order(names)]
         return [
             (
                 peaks[row.name],
@@ -99,7 +135,7 @@ class _Table:
         ]
 
     def add(self, tensor: Boundary) -> None:
-        """Count a tensor in the stages that it concerns; layers in no stage come behind all."""
+        """Count a tensor in its stages; layers in no stage come after all of them."""
         nowhere = len(self._kept)
         first = self._stage_of.get(tensor.producer, nowhere)
         last = max(self._stage_of.get(user, nowhere) for user in tensor.users)
@@ -108,14 +144,14 @@ class _Table:
             self._pass_on(tensor, first, last)
             if saver is not None and first < saver <= last:
                 self._saved[saver] += tensor.bytes
-        # A tensor of its own that a stage starts again from; a received one is kept anyway.
+        # A tensor produced by the stage that it recomputes from; a received one is kept anyway.
         again = {self._stage_of[user] for user in tensor.users if user in self._rerun}
         for stage in again:
             if stage <= first and stage != saver:
                 self._kept[stage] += tensor.bytes
 
     def _keeper(self, tensor: Boundary) -> int | None:
-        """The stage that holds the tensor in the stash of one of its layers."""
+        """Return the stage that holds the tensor in the stash of one of its layers."""
         if tensor.saved_by is None or tensor.saved_by in self._rerun:
             return None
         return self._stage_of.get(tensor.saved_by)
@@ -128,7 +164,7 @@ class _Table:
         self._gradients[last] -= gradient
 
     def rows(self) -> list[StageBytes]:
-        """The figures of every stage."""
+        """Return the figures of every stage."""
         outputs, gradients = (list(accumulate(x)) for x in (self._crossing, self._gradients))
         inputs, back = [0, *outputs], [0, *gradients]
         return [

@@ -1,12 +1,21 @@
-"""Plans for what is left of the machines, or what came: ``replan`` changes a plan as they changed.
+"""``replan``: a new plan after machines were lost, slowed or added, which moves little state.
 
-``changes`` are what may happen to machines, ``machines`` and ``addition`` the problem after it,
-``state`` what devices hold, ``groups``, ``recut`` and ``repair`` the old stages repaired,
-``keeping`` and ``choice`` what stays in place, ``moves`` what does not.
+:mod:`planner.variants.machine_changes` has the changes and the problem after them. ``state`` is
+what each device holds and what must be moved. ``repair`` makes first plans from the old stages,
+with devices from ``groups`` and cuts from ``recut``; the steps of ``solve`` follow. ``choice``
+takes a plan that is fast and moves few bytes.
 """
 
-from planner.replanning.changes import Slow, Twin, parse_added, parse_slow
 from planner.replanning.choice import Alternative
 from planner.replanning.replan import Replanned, replan
+from planner.variants.machine_changes import SlowedDevice, Twin, parse_added, parse_slow
 
-__all__ = ["Alternative", "Replanned", "Slow", "Twin", "parse_added", "parse_slow", "replan"]
+__all__ = [
+    "Alternative",
+    "Replanned",
+    "SlowedDevice",
+    "Twin",
+    "parse_added",
+    "parse_slow",
+    "replan",
+]

@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from planner.partition.chain import Chain
 from planner.replanning.recut import Groups
+from planner.search.partition.chain import Chain
 
 MOST_PLACES = 12
-"""Where a new stage may come between the old ones, at most."""
+"""The most positions between old stages at which a new one is tried."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Repairs:
     max_stages: int
 
     def groups(self) -> Iterator[Groups]:
-        """Each once, in the order of how little they change."""
+        """Yield groups, each once, in the order of how little they change."""
         known: set[Groups] = set()
         for found in self._all():
             if 0 < len(found) <= self.max_stages and found not in known:
@@ -72,7 +72,7 @@ class Repairs:
     # --- stages that lost all devices ---------------------------------------------------------
 
     def _filled(self) -> Iterator[Groups]:
-        """The stages' groups, those without devices filled in several ways, or left empty."""
+        """Yield the stages' groups, those without devices filled in several ways, or left empty."""
         left = tuple(stage.devices for stage in self.stages)
         empty = [place for place, group in enumerate(left) if not group]
         if empty and len(self.spares) >= len(empty):
@@ -83,7 +83,7 @@ class Repairs:
         yield left
 
     def _from_spares(self, left: Groups, empty: Sequence[int]) -> Groups:
-        """A spare device for each, the nearest to the neighbours; rounds while they last."""
+        """Give each empty stage spare devices near its neighbours, in rounds while they last."""
         groups, spares = [list(group) for group in left], list(self.spares)
         usual = max((len(group) for group in left), default=1) or 1
         for _ in range(usual if self.chain.problem.job.replication else 1):
@@ -99,7 +99,7 @@ class Repairs:
         return any(len(group) > 1 for group in groups)
 
     def _given(self, left: Groups, empty: Sequence[int], *, once: bool) -> Groups:
-        """Devices of the largest groups: one for each empty stage, or until all are alike."""
+        """Give empty stages devices of the largest groups: one each, or until all are alike."""
         groups = [list(group) for group in left]
         while True:
             place = min(empty, key=lambda p: len(groups[p]))
@@ -115,7 +115,7 @@ class Repairs:
         return self._ordered(groups)
 
     def _distance(self, device: str, groups: Groups, place: int) -> tuple[float, int]:
-        """Seconds a byte to the devices of the neighbouring stages, then the place in the file."""
+        """Return seconds a byte to the neighbouring stages, then the place in the file."""
         numbers, table = self.chain.problem.cluster.numbers, self.chain.problem.cluster.link_table
         others = [d for k in (place - 1, place + 1) if 0 <= k < len(groups) for d in groups[k]]
         rows = [numbers[other] for other in others]
@@ -135,7 +135,7 @@ class Repairs:
         yield from self._exchanged(groups, spares)
 
     def _joined(self, groups: Groups, spares: Sequence[str]) -> Groups:
-        """Each spare device with the group that has most to do for its size."""
+        """Put each spare device into the group that has most to do for its size."""
         grown = [list(group) for group in groups]
         work = self._work_of(groups)
         for device in spares:
@@ -144,32 +144,32 @@ class Repairs:
         return self._ordered(grown)
 
     def _work_of(self, groups: Groups) -> list[float]:
-        """What each group's old stage has to do; equal where stages are gone."""
+        """Return the work of each group's old stage; equal where stages are gone."""
         of = {device: stage.work_s for stage in self.stages for device in stage.devices}
         return [of.get(group[0], 1.0) for group in groups]
 
     def _exchanged(self, groups: Groups, spares: Sequence[str]) -> Iterator[Groups]:
-        """Spare devices in the place of slow ones."""
+        """Put spare devices in the place of slow ones."""
         slow = [device for group in groups for device in group if device in self.slowed]
         image = dict(zip(slow, spares, strict=False))
         if image:
             yield self._ordered([[image.get(d, d) for d in group] for group in groups])
 
     def _without_slow(self, groups: Groups) -> Groups:
-        """Slow devices left out where others of the group are not slow."""
+        """Leave out slow devices where others of the group are not slow."""
         return tuple(
             tuple(device for device in group if device not in self.slowed) or group
             for group in groups
         )
 
     def _ordered(self, groups: Sequence[Collection[str]]) -> Groups:
-        """Devices of each group in the cluster's order."""
+        """Sort the devices of each group in the cluster's order."""
         place: Callable[[str], int] = self.chain.problem.cluster.numbers.__getitem__
         return tuple(tuple(sorted(group, key=place)) for group in groups)
 
 
 def divided(groups: Groups) -> Iterator[Groups]:
-    """Each group in two halves, one after the other: both hold already what either gets."""
+    """Yield the groups with one of them cut in two: both parts hold what either needs."""
     for place, group in enumerate(groups):
         half = len(group) // 2
         if half:

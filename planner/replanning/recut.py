@@ -1,8 +1,8 @@
-"""Stages cut anew among given groups of devices: less time for more bytes to move.
+"""Stages cut again among given groups of devices: less time for more bytes to move.
 
 The groups keep their order. For a limit on every group's load, the cuts that move the fewest bytes
 are found by a dynamic program over cuts; several limits give several compromises. Loads are of
-computation alone: what the result is worth is for a schedule to tell.
+computation alone: a schedule decides what the result is worth.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.partition.chain import Chain, FloatArray, IntArray, Partition, StageChoice
 from planner.replanning.state import BoolArray, State
+from planner.search.partition.chain import Chain, FloatArray, IntArray, Partition, StageChoice
 
 Groups = tuple[tuple[str, ...], ...]
-STRETCH = (1.0, 1.02, 1.05, 1.1, 1.2)
+LOAD_FACTORS = (1.0, 1.02, 1.05, 1.1, 1.2)
 """Limits on the load of a group, as multiples of the least that cuts can reach."""
 ROUNDING = 1 + 1e-9
 
@@ -37,7 +37,7 @@ class Recut:
     cuts: IntArray
 
     def partitions(self, groups: Groups) -> Iterator[Partition]:
-        """The one that moves fewest bytes first, then those within lower and lower limits."""
+        """Yield the partition that moves fewest bytes, then those within lower and lower limits."""
         if len(groups) >= len(self.cuts):
             return
         loads = [self._known(self._known_loads, self._loads, group) for group in groups]
@@ -46,8 +46,8 @@ class Recut:
         if not np.isfinite(least_s):
             return
         known: set[Partition] = set()
-        stretched = (least_s * stretch * ROUNDING for stretch in reversed(STRETCH))
-        for limit_s in (np.finfo(float).max, *stretched):
+        limits_s = (least_s * factor * ROUNDING for factor in reversed(LOAD_FACTORS))
+        for limit_s in (np.finfo(float).max, *limits_s):
             ends = _fewest_bytes(loads, moved, limit_s)
             partition = self._partition(groups, ends)
             if partition not in known:
@@ -85,7 +85,7 @@ class Recut:
         )
 
     def _loads(self, group: tuple[str, ...]) -> FloatArray:
-        """Seconds an iteration of the busiest replica for [i, j); infinite where it cannot be."""
+        """Return seconds an iteration of the busiest replica for [i, j); infinite if impossible."""
         chain, cluster = self.chain, self.chain.problem.cluster
         kinds = [cluster.type_of(device) for device in group]
         counts = {kind: kinds.count(kind) for kind in kinds}
@@ -100,18 +100,18 @@ class Recut:
         return load
 
     def _span(self, values: FloatArray) -> FloatArray:
-        """Sums over the layers of [i, j), 0 where there are none."""
+        """Return sums over the layers of [i, j), 0 where there are none."""
         sums = np.concatenate([[0.0], np.cumsum(values)])[self.cuts]
         return np.asarray(np.maximum(sums[None, :] - sums[:, None], 0.0))
 
     def _moved(self, group: tuple[str, ...]) -> FloatArray:
-        """Bytes that a group's devices lack for [i, j); what layers share counts for each."""
+        """Return bytes that a group lacks for [i, j); what layers share counts for each."""
         lacking = self.state.missing_bytes(self._needs, group).sum(axis=1)
         return self._span(lacking.astype(float))
 
 
 def _shared(spans: dict[str, FloatArray], counts: dict[str, int], microbatches: int) -> FloatArray:
-    """Seconds of the busiest replica: whole microbatches on equal ones, else the quotient.
+    """Return seconds of the busiest replica: whole microbatches on equal ones.
 
     Replicas of several types divide the microbatches by their speed.
     """
@@ -123,7 +123,7 @@ def _shared(spans: dict[str, FloatArray], counts: dict[str, int], microbatches: 
 
 
 def _least_limit(loads: Sequence[FloatArray]) -> float:
-    """The least largest load."""
+    """Return the least largest load."""
     best = np.full(len(loads[0]), np.inf)
     best[0] = 0.0
     for load in loads:
@@ -134,7 +134,7 @@ def _least_limit(loads: Sequence[FloatArray]) -> float:
 def _fewest_bytes(
     loads: Sequence[FloatArray], moved: Sequence[FloatArray], limit_s: float
 ) -> list[int]:
-    """The cut behind each group, by its number."""
+    """Return the cut after each group, by its number, that moves the fewest bytes."""
     best = np.full(len(loads[0]), np.inf)
     best[0] = 0.0
     chosen: list[IntArray] = []

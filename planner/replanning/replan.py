@@ -1,4 +1,4 @@
-"""``replan``: a plan for the machines that are left or came, near the one that training ran by."""
+"""``replan``: a plan for changed machines, near the one that training ran with."""
 
 from __future__ import annotations
 
@@ -6,33 +6,42 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.moves import Moves
-from planner.artifacts.names import compress_devices
-from planner.artifacts.plan import Plan
+from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.plan_form import stage_problems
-from planner.portfolio.search import Progress, Search
-from planner.replanning.changes import MachineChanges, Slow, Twin, parse_added, parse_slow
+from planner.plan.moves import Moves
+from planner.plan.operations import compress_devices
+from planner.plan.plan import Plan
+from planner.prediction import with_strategy
 from planner.replanning.choice import Alternative, choose
-from planner.replanning.machines import NewMachines, new_machines
-from planner.replanning.moves import moves_between
 from planner.replanning.repair import repair
-from planner.replanning.state import State
-from planner.result import Ended, unjoined_devices
-from planner.solver import (
+from planner.replanning.state import State, moves_between
+from planner.search.budget import DEFAULT_WORKERS, Clock, Settings, Share, TimeSlice
+from planner.search.result import Ended, unjoined_devices
+from planner.search.solve import (
+    STEPS,
+    SearchStep,
+    best_of,
     check_settings,
     ended_by,
-    found_by,
     limit_text,
     plan_of,
-    take_steps,
+    run_until_stopped,
 )
-from planner.solver_settings import DEFAULT_WORKERS, Clock, Settings
-from planner.sync.strategies import TOGETHER, options_of
+from planner.search.state import Progress, Search, SearchTask
+from planner.sync.strategies import SYNCHRONOUS, options_of
+from planner.variants.machine_changes import (
+    MachineChanges,
+    NewMachines,
+    SlowedDevice,
+    Twin,
+    new_machines,
+    parse_added,
+    parse_slow,
+)
+from planner.verification.form import stage_problems
 
 SLACK = 0.05
-"""By which share a plan may be slower than the fastest found if it moves fewer bytes."""
+"""Share by which a plan may be slower than the fastest found if it moves fewer bytes."""
 TIME_LIMIT_S = 2.5
 """With this limit the command takes about 4 s of a core for 64 GPUs, all in all."""
 GAP_LIMIT = 1e-4
@@ -72,7 +81,7 @@ def replan(
     plan: Plan,
     *,
     lost: Sequence[str] = (),
-    slow: Mapping[str, float] | Sequence[Slow] = (),
+    slow: Mapping[str, float] | Sequence[SlowedDevice] = (),
     added: Sequence[str | Path | Twin] = (),
     cluster: Cluster | None = None,
     slack: float = SLACK,
@@ -82,7 +91,7 @@ def replan(
     deterministic: bool = False,
     progress: Progress | None = None,
 ) -> Replanned:
-    """A plan of the same training for the machines that are left or came.
+    """Find a plan of the same training for the machines that are left or came.
 
     Model and job stay, so an iteration is the same samples and the same mathematics. Of the plans
     found that are at most ``slack`` slower than the fastest found, the one is taken whose devices
@@ -94,8 +103,8 @@ def replan(
         slow: devices or nodes that take so many times as long for everything.
         added: cluster files of devices and links that came, or ``NAME=LIKE`` for a device or node
             with the type and links of another.
-        cluster: all machines there are now, in place of ``lost`` and ``added``; a device of a name
-            that the plan knows is taken to hold what it held.
+        cluster: all machines there are now, in place of ``lost`` and ``added``; a device of the
+            plan, by name, is taken to hold what it held.
         slack: a share of at least 0.
         time_limit_s: of the search; seconds of CP-SAT's deterministic time in deterministic mode.
             Making the first plan takes what it takes.
@@ -120,11 +129,10 @@ def replan(
     )
     machines = new_machines(plan, changes)
     state = State(plan, machines.survivors)
-    settings = Settings(seed, workers, deterministic)
-    clock = Clock(time_limit_s, deterministic)
-    search = Search(machines.problem, settings, clock, GAP_LIMIT, progress or (lambda row: None))
-    _find(search, plan, machines, state)
-    found_by(search)
+    task = SearchTask(machines.problem, Settings(seed, workers, deterministic), GAP_LIMIT)
+    search = Search(task, Clock(time_limit_s, deterministic), progress)
+    run_until_stopped(search, (_repairs(plan, machines, state), *STEPS))
+    best_of(search)
     found = choose(search, state, slack)
     made = _plan(search, plan, found[0], limit_text(time_limit_s, deterministic))
     return Replanned(
@@ -134,21 +142,21 @@ def replan(
         slack=slack,
         old_iteration_time_s=plan.predicted.iteration_time_s,
         ended=ended_by(search),
-        search_s=clock.elapsed_s,
-        notes=(*_notes(plan), *_lone(made)),
+        search_s=search.clock.elapsed_s,
+        notes=tuple(_lone(made)),
     )
 
 
-def _find(search: Search, plan: Plan, machines: NewMachines, state: State) -> None:
-    """Repairs first: they are near at hand, and all later steps start from them."""
-    try:
-        repair(search, plan, machines, state)
-        take_steps(search)
-    except KeyboardInterrupt:
-        search.clock.stop()
+def _repairs(plan: Plan, machines: NewMachines, state: State) -> SearchStep:
+    """Return the step that comes first: all later steps start from the repaired plans."""
+
+    def run(search: Search, time: TimeSlice) -> None:
+        repair(search, plan, machines, state, time)
+
+    return SearchStep("repairs of the old plan", run, Share(0.5, "whole"))
 
 
-def _slow(slow: Mapping[str, float] | Sequence[Slow]) -> tuple[Slow, ...]:
+def _slow(slow: Mapping[str, float] | Sequence[SlowedDevice]) -> tuple[SlowedDevice, ...]:
     if not isinstance(slow, Mapping):
         return tuple(slow)
     return tuple(parse_slow(f"{name}:{float(factor)!r}") for name, factor in slow.items())
@@ -163,12 +171,12 @@ def _require_slack(slack: float) -> None:
 
 
 def _require_stages(plan: Plan) -> None:
-    """A plan of this model; pipelines that go their own ways are another kind of plan."""
+    """Check that the plan is of its model, and that its pipelines train in step."""
     problems = list(stage_problems(plan))
     if problems:
         raise PipeplanError(f"plan: {problem}" for problem in problems)
     options_of(plan.sync)
-    if plan.sync.strategy not in TOGETHER:
+    if plan.sync.strategy not in SYNCHRONOUS:
         raise PipeplanError(
             f"sync.strategy: {plan.sync.strategy!r} works between pipelines, which go on by "
             "themselves when a worker is lost; plan anew with `pipeplan plan --sync "
@@ -177,10 +185,10 @@ def _require_stages(plan: Plan) -> None:
 
 
 def _plan(search: Search, old: Plan, choice: Alternative, limit: str) -> Plan:
-    """Of the choice, with the old plan's synchronisation."""
+    """Return the plan of the choice, with the old plan's synchronisation."""
     solver = f"replanned, schedule by {choice.schedule.method}"
     made = plan_of(search, choice.schedule, limit, solver)
-    return made.model_copy(update={"sync": old.sync})
+    return with_strategy(made, old.sync)
 
 
 def _lone(made: Plan) -> Iterator[str]:
@@ -189,13 +197,4 @@ def _lone(made: Plan) -> Iterator[str]:
         yield (
             f"no path of links and switches joins {compress_devices(devices)} to a device in use; "
             "if they came anew, their links may be missing in what was added"
-        )
-
-
-def _notes(plan: Plan) -> Iterator[str]:
-    kinds = {op.kind for order in plan.parsed_orders().values() for op in order}
-    if kinds & {"I", "W"}:
-        yield (
-            "the old plan ran input and weight gradients apart, the new one runs whole backwards; "
-            "`pipeplan schedule --split` divides them again"
         )

@@ -1,1 +1,1 @@
-"""Plans for people: Gantt charts, memory plots, Perfetto traces and tables of a timeline."""
+"""Plans for people: charts, Perfetto traces, tables, plain data and HTML pages."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from planner.explain.bubble import CAUSES, Bubble, IdleTime
-from planner.explain.stage_limits import StageLimit
-from planner.report.names import compress_devices
+from planner.analysis.explain.bubble import CAUSES, Bubble, IdleTime
+from planner.analysis.explain.stage_limits import StageLimit
+from planner.plan.operations import compress_devices
 from planner.report.tables import new_table, plain
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 LEAST_SHARE = 0.0005
 """A smaller one would be shown as 0.0%."""
 MOST_DEVICES = 16
-"""Of more, the idlest are shown."""
+"""Most devices in the table; of more, the idlest are shown."""
 WAITS = (
     ("waits for\ncomputation", ("computation",)),
     ("\ntransfers", ("transfers",)),
@@ -32,13 +32,13 @@ NAMES = {
     "memory_s": "memory",
     "synchronisation_s": "all-reduces and optimizer",
 }
-"""Of the causes, as they are shown."""
+"""Names of the causes in tables."""
 
 
 def bubble_line(bubble: Bubble) -> str:
-    """The idle share of the devices' time and what it is made of, the largest cause first."""
+    """Return the bubble and its causes in one line, the largest cause first."""
     if bubble.iteration_time_s == 0:
-        return "bubble: no time passes"
+        return "the iteration takes no time (all costs are 0)"
     whole_s = len(bubble.devices) * bubble.iteration_time_s
     shares = {NAMES[name]: bubble.cause_s(name) / whole_s for name in CAUSES}
     parts = [
@@ -50,13 +50,13 @@ def bubble_line(bubble: Bubble) -> str:
     if not parts:
         return text
     return (
-        f"{text}: {', '.join(parts)}; imbalance is what devices have less to do than the busiest, "
-        f"{bubble.busiest}, the rest is what that waits for"
+        f"{text}: {', '.join(parts)}; imbalance: work that devices have less than the busiest, "
+        f"{bubble.busiest}; the other causes are what {bubble.busiest} waits for"
     )
 
 
 def bubble_data(bubble: Bubble) -> dict[str, Any]:
-    """Causes in total and of every device, and what each device waited for, as JSON values."""
+    """Return causes in total and per device, and what each device waited for, as JSON values."""
     return {
         "idle_s": bubble.idle_s,
         "share": bubble.share,
@@ -78,14 +78,14 @@ def _device_data(row: IdleTime) -> dict[str, Any]:
 
 
 def idle_table(bubble: Bubble) -> Table:
-    """One line a device, the idlest first: how long it idles, and what it waited for meanwhile."""
+    """Return a table with one row per device: how long it idles and what it waits for."""
     ranked = sorted(bubble.devices, key=lambda row: -row.idle_s)
     more = len(ranked) - MOST_DEVICES
-    rest = f"; {more} less idle ones left out" if more > 0 else ""
+    rest = f"; {more} less idle devices not shown" if more > 0 else ""
     table = new_table(
-        f"Idle time, as a share of the iteration{rest}",
+        f"Idle time, as a fraction of the iteration{rest}",
         ("device",),
-        ("idle", "less to do", *(heading for heading, _ in WAITS)),
+        ("idle", "imbalance", *(heading for heading, _ in WAITS)),
     )
     for row in ranked[:MOST_DEVICES]:
         seconds = [row.idle_s, row.imbalance_s, *(_waited_s(row, causes) for _, causes in WAITS)]
@@ -100,9 +100,9 @@ def _waited_s(row: IdleTime, causes: tuple[str, ...]) -> float:
 
 
 def stages_table(stages: Iterable[StageLimit]) -> Table:
-    """One line a stage: what limits it, how much slower it may be, and what its pace is worth."""
+    """Return a table with one row per stage: its limit, its slack and the effect of its speed."""
     table = new_table(
-        "Stages: what limits them, and what their pace is worth (orders stay)",
+        "Stages: what limits them, and the effect of a faster or slower stage (same orders)",
         ("stage", "devices", "limited by"),
         ("slack", "slack\nfor +1%", "if 10%\nslower", "if 10%\nfaster"),
     )

@@ -1,6 +1,6 @@
 """A simulated timeline as a Chrome trace, which Perfetto (ui.perfetto.dev) opens.
 
-Its form is that of :mod:`planner.artifacts.trace_events`; the process of the links has a thread
+Its form is that of :mod:`planner.measured.trace_events`; the process of the links has a thread
 for every link resource.
 """
 
@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from planner.artifacts.document import write_atomically
-from planner.artifacts.trace_events import (
+from planner.measured.trace_events import (
     Event,
     Span,
     counter_event,
@@ -26,7 +25,8 @@ from planner.artifacts.trace_events import (
     trace_object,
     transfer_event,
 )
-from planner.simulator import Timeline, TransferEvent
+from planner.records.document import write_atomically
+from planner.simulation.timeline import Timeline, TransferEvent
 
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def save_chrome_trace(timeline: Timeline, path: str | Path) -> None:
 
 
 def _process_ids(timeline: Timeline) -> dict[str, int]:
-    """By device; from 1, since viewers take process 0 for the idle one."""
+    """Return process ids by device, from 1, since viewers take process 0 for the idle one."""
     return {device: index for index, device in enumerate(timeline.pipeline.devices, 1)}
 
 
@@ -96,7 +96,7 @@ def _steps(timeline: Timeline) -> Iterator[Event]:
 
 
 def _link_threads(timeline: Timeline) -> dict[str, list[TransferEvent]]:
-    """Transfers by the thread that shows them: each link resource of the route has one."""
+    """Return transfers by the thread that shows them: one per link resource."""
     cluster = timeline.pipeline.problem.cluster
     moving = [event for event in timeline.transfers if event.end_s > event.start_s]
     resources = sorted({link for event in moving for link in event.links})

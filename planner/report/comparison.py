@@ -1,16 +1,22 @@
-"""Planners side by side, for a terminal, for Markdown and as plain data."""
+"""Planners compared, and synchronisation strategies compared: tables, Markdown and plain data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from planner.units import format_bytes, format_seconds
+from planner.report.tables import new_table
+from planner.sync.simulation.comparison import SyncComparison, SyncResult
+from planner.sync.strategies import sync_name
+from planner.units import format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
 
-    from planner.comparison import Row
+    from planner.analysis.comparison import ComparisonRow
+
 
 HEADINGS = (
     "planner",
@@ -24,8 +30,8 @@ HEADINGS = (
 )
 
 
-def comparison_table(rows: Iterable[Row], title: str) -> Table:
-    """One line a planner; a planner without a plan says why instead."""
+def comparison_table(rows: Iterable[ComparisonRow], title: str) -> Table:
+    """Return a table with one row per planner; a planner without a plan has its reason."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -39,15 +45,15 @@ def comparison_table(rows: Iterable[Row], title: str) -> Table:
     return table
 
 
-def comparison_markdown(rows: Iterable[Row], title: str) -> str:
-    """The same table in Markdown, with a heading."""
+def comparison_markdown(rows: Iterable[ComparisonRow], title: str) -> str:
+    """Return the table in Markdown, with a heading."""
     lines = [f"# {title}", "", _line(HEADINGS), _line(["---"] * len(HEADINGS))]
     lines += [_line(cell.replace("|", "\\|") for cell in row_cells(row)) for row in rows]
     return "\n".join(lines) + "\n"
 
 
-def comparison_data(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """The rows as plain data, seconds and bytes; null where there is no figure."""
+def comparison_data(rows: Iterable[ComparisonRow]) -> list[dict[str, Any]]:
+    """Return the rows as plain data, in seconds and bytes; null where there is no figure."""
     return [
         {
             "planner": row.planner,
@@ -55,7 +61,11 @@ def comparison_data(rows: Iterable[Row]) -> list[dict[str, Any]]:
             "stages": None
             if row.stages is None
             else [
-                {"layers": list(stage.layers), "devices": list(stage.devices)}
+                {
+                    "layers": list(stage.layers),
+                    "devices": list(stage.devices),
+                    "recompute": list(stage.recompute),
+                }
                 for stage in row.stages
             ],
             "devices": row.devices,
@@ -73,8 +83,8 @@ def comparison_data(rows: Iterable[Row]) -> list[dict[str, Any]]:
     ]
 
 
-def row_cells(row: Row) -> list[str]:
-    """A row as text, by :data:`HEADINGS`; the reason in place of the schedule if it has none."""
+def row_cells(row: ComparisonRow) -> list[str]:
+    """Return a row as text, by :data:`HEADINGS`; the reason replaces a missing schedule."""
     shape = "-" if row.stages is None else f"{len(row.stages)} x {row.devices}"
     if row.figures is None:
         return [row.planner, shape, *["-"] * 5, row.reason or "-"]
@@ -93,3 +103,74 @@ def row_cells(row: Row) -> list[str]:
 
 def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+COLUMNS: Mapping[str, str] = {
+    "rate": "iterations per second, all pipelines together",
+    "plain": "throughput relative to all_reduce:overlap=false",
+    "overlap": "throughput relative to all_reduce",
+    "to target": "virtual time until the mean model reaches the target loss (that of all_reduce "
+    "after half of its iterations)",
+    "speed-up": "time to target of all_reduce divided by this one",
+    "loss": "final loss of the mean model",
+    "apart": "distance of the pipelines' weights from their mean, relative to its norm",
+    "mixing": "how much one round of averaging reduces disagreement, from 0 to 1 (spectral gap); - "
+    "if nothing is averaged",
+}
+SMALL_PROBLEM = (
+    "Losses and times to the target come from a small problem trained with SGD and momentum. They "
+    "distinguish strategies and do not predict how your model learns."
+)
+
+
+def sync_table(comparison: SyncComparison) -> Group:
+    """Return a row per strategy, and what the columns mean."""
+    from rich.console import Group
+    from rich.text import Text
+
+    scenario = comparison.scenario
+    title = (
+        f"Synchronisation: {plural(scenario.world.workers, 'pipeline')} of "
+        f"{format_seconds(scenario.world.iteration_s)}, {plural(scenario.iterations, 'iteration')}"
+        f" each, {plural(comparison.seeds, 'seed')}; target loss {comparison.target_loss:.4f}"
+    )
+    table = new_table(title, ("strategy",), [name.replace("to ", "to\n") for name in COLUMNS])
+    # Names fold and figures do not; at 80 columns that leaves names as much room as can be.
+    table.padding, table.show_edge = (0, 0, 0, 0), False
+    for column in table.columns[1:]:
+        column.no_wrap = True
+    for result in comparison.results:
+        table.add_row(*_sync_row(result))
+    legend = "; ".join(f"{name}: {what}" for name, what in COLUMNS.items())
+    return Group(table, Text(f"\n{legend}.\n{SMALL_PROBLEM}"))
+
+
+def _sync_row(result: SyncResult) -> tuple[str, ...]:
+    return (
+        sync_name(result.sync),
+        f"{result.iterations_per_s:.4g}",
+        f"{result.throughput_ratio:.2f}",
+        f"{result.overlapped_ratio:.2f}",
+        "never" if result.target_s is None else format_seconds(result.target_s),
+        "-" if result.target_speedup is None else f"{result.target_speedup:.2f}",
+        f"{result.final_loss:.4f}",
+        f"{result.consensus_distance:.3f}",
+        "-" if result.spectral_gap is None else f"{result.spectral_gap:.3f}",
+    )
+
+
+def sync_data(comparison: SyncComparison) -> dict[str, Any]:
+    """Return the comparison as plain data, with figures that the table omits."""
+    scenario = comparison.scenario
+    return {
+        "workers": scenario.world.workers,
+        "iterations": scenario.iterations,
+        "iteration_s": scenario.world.iteration_s,
+        "seeds": comparison.seeds,
+        "target_loss": comparison.target_loss,
+        "interrupted": comparison.interrupted,
+        "strategies": [
+            {**asdict(result), "sync": result.sync.model_dump(mode="json")}
+            for result in comparison.results
+        ],
+    }

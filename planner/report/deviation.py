@@ -1,4 +1,4 @@
-"""Predicted against measured times, for a terminal and as plain data."""
+"""Predicted against measured times, and what a calibration changed: tables and plain data."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from planner.artifacts.names import compress_devices, stages_label
-from planner.artifacts.operations import KIND_LABELS, Kind
-from planner.deviation import Comparison, Deviation
+from planner.analysis.deviation import Comparison, Deviation
+from planner.interop.calibrate.calibrate import Calibration
+from planner.plan.operations import KIND_LABELS, Kind, compress_devices, stages_label
 from planner.report.tables import new_table, plain
 from planner.units import format_seconds, plural
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
+
 MOST_ROWS = 12
-"""Of a table; the rest is counted."""
+"""Most rows of a table; the rest is counted."""
 _FIGURES = ("count", "predicted ms", "measured ms", "measured / predicted")
 
 
 def comparison_tables(comparison: Comparison) -> Group:
-    """A table of kinds of events, one of the worst stages, one of links, and a line in all."""
+    """Return tables of kinds of events, worst stages and links, and a summary line."""
     from rich.console import Group
     from rich.text import Text
 
@@ -33,10 +34,10 @@ def comparison_tables(comparison: Comparison) -> Group:
 
 
 def comparison_line(comparison: Comparison) -> str:
-    """The iteration predicted and measured, and the error."""
+    """Return the predicted and measured iteration time, and the error."""
     total = comparison.iteration
     error = "" if comparison.error is None else f", error {comparison.error:+.1%}"
-    slept = "; operations were emulated, not computed" if comparison.emulated else ""
+    slept = "; compute was emulated" if comparison.emulated else ""
     return (
         f"iteration {format_seconds(total.predicted_s or 0.0)} predicted, "
         f"{format_seconds(total.measured_s or 0.0)} measured (median of "
@@ -49,7 +50,7 @@ def _first(steps: Sequence[int]) -> str:
 
 
 def comparison_data(comparison: Comparison) -> dict[str, Any]:
-    """The same as plain data, every stage and link: seconds; null where there is no figure."""
+    """Return every stage and link as plain data, in seconds; null where there is no figure."""
     return {
         "iteration": _data(comparison.iteration),
         "error": comparison.error,
@@ -99,17 +100,17 @@ def _mean(rows: Iterable[Deviation]) -> Deviation:
 
 
 def _stages_table(comparison: Comparison) -> Table:
-    """The operation of each stage and device that is furthest off, the worst first."""
+    """Return a table of each stage and device's worst operation, the worst first."""
     worst: dict[tuple[int, str], tuple[Kind, Deviation]] = {}
     for (stage, device, kind), row in comparison.operations.items():
         old = worst.get((stage, device))
         if old is None or row.factor > old[1].factor:
             worst[stage, device] = (kind, row)
     ranked = sorted(worst.items(), key=lambda item: -item[1][1].factor)
-    table = new_table("Furthest off, by stage and device", ("stage", "device", "what"), _FIGURES)
+    table = new_table("Largest errors, by stage and device", ("stage", "device", "what"), _FIGURES)
     for (stage, device), (kind, row) in ranked[:MOST_ROWS]:
         table.add_row(str(stage), plain(device), f"{kind} {KIND_LABELS[kind]}", *_cells(row))
-    _tell_rest(table, len(ranked))
+    _count_rest(table, len(ranked))
     return table
 
 
@@ -118,13 +119,13 @@ def _links_table(comparison: Comparison) -> Table:
     ranked = sorted(comparison.transfers.items(), key=lambda item: -item[1].factor)
     for (source, target), row in ranked[:MOST_ROWS]:
         table.add_row(plain(source), plain(target), *_cells(row))
-    _tell_rest(table, len(ranked))
+    _count_rest(table, len(ranked))
     return table
 
 
-def _tell_rest(table: Table, count: int) -> None:
+def _count_rest(table: Table, count: int) -> None:
     if count > MOST_ROWS:
-        table.caption = f"and {count - MOST_ROWS:,} less far off; --json has all"
+        table.caption = f"and {count - MOST_ROWS:,} with smaller errors; --json lists all"
         table.caption_justify = "left"
 
 
@@ -134,10 +135,105 @@ def _cells(row: Deviation) -> tuple[str, str, str, str]:
 
 
 def milliseconds(seconds: float | None) -> str:
-    """A cell; a dash where there is no figure."""
+    """Format seconds as a cell in ms; a dash where there is no figure."""
     return "-" if seconds is None else f"{seconds * 1e3:,.3f}"
 
 
 def devices_cell(names: Iterable[str]) -> str:
-    """Device names in one cell."""
+    """Format device names as one cell."""
     return plain(compress_devices(names))
+
+
+def calibration_tables(calibration: Calibration) -> Group:
+    """Return tables of operations, links and all-reduces before and after, and notes."""
+    from rich.console import Group
+    from rich.text import Text
+
+    tables = []
+    if calibration.times:
+        tables.append(_times_table(calibration))
+    if calibration.links:
+        tables.append(_calibrated_links_table(calibration))
+    if calibration.reductions:
+        tables.append(_reductions_table(calibration))
+    notes = [Text(f"note: {note}") for note in calibration.notes]
+    return Group(*tables, *notes, Text(calibration_line(calibration), style="bold"))
+
+
+def calibration_line(calibration: Calibration) -> str:
+    """Return the iteration time predicted before and after, and measured."""
+    return (
+        f"iteration {format_seconds(calibration.before_s)} predicted before, "
+        f"{format_seconds(calibration.after_s)} after, "
+        f"{format_seconds(calibration.measured_s)} measured"
+    )
+
+
+def calibration_data(calibration: Calibration) -> dict[str, Any]:
+    """Return the calibration as plain data."""
+    return {
+        "predicted_before_s": calibration.before_s,
+        "predicted_after_s": calibration.after_s,
+        "measured_s": calibration.measured_s,
+        "operations": [{**asdict(row), "spread": row.spread} for row in calibration.times],
+        "links": [
+            {
+                "index": row.index,
+                "method": row.method,
+                "before": row.before.model_dump(mode="json"),
+                "after": row.after.model_dump(mode="json"),
+            }
+            for row in calibration.links
+        ],
+        "all_reduces": [
+            {
+                "stages": list(row.stages),
+                "predicted_before_s": row.before.predicted_s,
+                "predicted_after_s": row.after.predicted_s,
+                "measured_s": row.before.measured_s,
+            }
+            for row in calibration.reductions
+        ],
+        "notes": list(calibration.notes),
+    }
+
+
+def _times_table(calibration: Calibration) -> Table:
+    table = new_table(
+        "Operations, for one microbatch",
+        ("stage", "type", "devices", "kind"),
+        ("samples", "predicted ms", "measured ms"),
+    )
+    for row in calibration.times:
+        table.add_row(
+            str(row.stage),
+            plain(row.device_type),
+            devices_cell(row.device_s),
+            row.kind,
+            f"{row.samples:,}",
+            milliseconds(row.predicted_s),
+            milliseconds(row.measured_s),
+        )
+    return table
+
+
+def _calibrated_links_table(calibration: Calibration) -> Table:
+    figures = ("GB/s before", "after", "latency us before", "after")
+    table = new_table("Links", ("link", "how"), figures)
+    for row in calibration.links:
+        table.add_row(
+            plain(row.name),
+            row.method,
+            *(f"{link.bandwidth_gb_per_s:,.4g}" for link in (row.before, row.after)),
+            *(f"{link.latency_us:,.4g}" for link in (row.before, row.after)),
+        )
+    return table
+
+
+def _reductions_table(calibration: Calibration) -> Table:
+    figures = ("predicted ms before", "after", "measured ms")
+    table = new_table("All-reduces, predicted from the links", ("gradients of",), figures)
+    for row in calibration.reductions:
+        times_s = (row.before.predicted_s, row.after.predicted_s, row.before.measured_s)
+        table.add_row(stages_label(row.stages), *map(milliseconds, times_s))
+    return table

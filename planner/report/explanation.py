@@ -1,4 +1,4 @@
-"""What binds a schedule, in a few lines for people and as plain data for programs."""
+"""What limits a schedule, in lines for people and as plain data."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from planner.critical_path import Event, OptimizerEvent
-from planner.explain.device_use import DeviceUse
-from planner.explain.explanation import Explanation
-from planner.explain.memory import MemoryLimit, MemoryRoom
-from planner.explain.resources import Resource
-from planner.explain.shares import Share
+from planner.analysis.explain.explanation import DeviceUse, Explanation
+from planner.analysis.explain.memory import MemoryLimit, MemoryRoom
+from planner.analysis.explain.path_shares import PathShare
+from planner.analysis.explain.resources import Resource
+from planner.plan.operations import compress_devices, stages_label
 from planner.report.bubble import bubble_data, bubble_line
-from planner.report.names import compress_devices, stages_label
-from planner.report.rests_on import rests_on_data
-from planner.simulator import OperationEvent, SynchronisationEvent
-from planner.units import format_bytes, format_seconds, plural
+from planner.report.summary import overflow_line, time_provenance_data
+from planner.simulation.critical_path import Event, OptimizerEvent
+from planner.simulation.timeline import OperationEvent, SynchronisationEvent
+from planner.units import format_seconds, plural
 
 MOST_NAMED = 3
-"""Of each cause so many devices or links are named, the rest is summed."""
+"""Most devices or links named for each cause; the rest is summed."""
 MOST_DEVICES = 16
-"""Of a longer list only the first are named."""
+"""Most names of a list; of a longer one the first are named."""
 LEAST_SHARE = 0.0005
 """A smaller one would be shown as 0.0%."""
 NEAR = 0.01
@@ -29,7 +28,7 @@ NEAR = 0.01
 
 
 def explanation_lines(explanation: Explanation) -> list[str]:
-    """Why the iteration is not faster, what binds most first.
+    """Return lines on why the iteration is not faster, the strongest limit first.
 
     Memory leads where it was found to bind, then a device or link whose lower bound is nearly
     reached, then the critical path; what does not bind follows.
@@ -49,11 +48,11 @@ def explanation_lines(explanation: Explanation) -> list[str]:
 
 
 def explanation_data(explanation: Explanation) -> dict[str, Any]:
-    """Everything an explanation says as plain JSON values, with the unit in every name."""
+    """Return the whole explanation as plain JSON values, with the unit in every name."""
     memory = explanation.memory
     return {
         "iteration_time_s": explanation.iteration_time_s,
-        "rests_on": rests_on_data(explanation.pipeline, explanation.critical_path),
+        "time_provenance": time_provenance_data(explanation.pipeline, explanation.critical_path),
         "shares": [
             {**share.spent._asdict(), "seconds": share.seconds, "share": share.share}
             for share in explanation.shares
@@ -106,7 +105,7 @@ def _event_name(event: Event) -> str:
 
 
 def _path_line(explanation: Explanation) -> str:
-    groups: dict[str, list[Share]] = {}
+    groups: dict[str, list[PathShare]] = {}
     for share in explanation.shares:
         groups.setdefault(share.spent.cause, []).append(share)
     sums = {cause: sum(share.share for share in shares) for cause, shares in groups.items()}
@@ -115,11 +114,11 @@ def _path_line(explanation: Explanation) -> str:
         for cause in sorted(groups, key=lambda cause: -sums[cause])
         if sums[cause] >= LEAST_SHARE
     ]
-    return f"critical path: {', '.join(parts) or 'nothing takes time'}"
+    return f"critical path: {', '.join(parts) or 'the iteration takes no time (all costs are 0)'}"
 
 
-def _named(shares: list[Share]) -> str:
-    """The largest by name and the rest in one sum."""
+def _named(shares: list[PathShare]) -> str:
+    """Return the largest causes by name and the rest as one sum."""
     if len(shares) == 1:
         return _place(shares[0])
     named = [share for share in shares[:MOST_NAMED] if share.share >= LEAST_SHARE]
@@ -131,13 +130,13 @@ def _named(shares: list[Share]) -> str:
     return "; ".join(texts)
 
 
-def _place(share: Share) -> str:
+def _place(share: PathShare) -> str:
     names, stages = _devices(share.spent.on), share.spent.stages
     return f"{stages_label(stages)} on {names}" if stages else names
 
 
 def _devices(names: Sequence[str]) -> str:
-    """Names drawn together, of many only the first."""
+    """Return device names in compressed form; of many only the first."""
     if len(names) <= MOST_DEVICES:
         return compress_devices(names)
     return f"{compress_devices(names[:MOST_DEVICES])}, … ({plural(len(names), 'device')})"
@@ -148,7 +147,7 @@ def _with_stages(device: str, stages: tuple[int, ...]) -> str:
 
 
 def _above(explanation: Explanation) -> float:
-    """How far the iteration is above the highest lower bound, as a share of the iteration."""
+    """Return how far the iteration is above the highest lower bound, as a fraction of it."""
     if explanation.iteration_time_s == 0:
         return 0.0
     return max(0.0, 1 - explanation.binding_resource.bound_s / explanation.iteration_time_s)
@@ -160,11 +159,13 @@ def _limit_line(explanation: Explanation) -> str:
         does = f"{_with_stages(resource.name, resource.stages)} computes for"
     else:
         does = f"link {resource.name} carries data for"
-    gap = f"{above:.1%} below this iteration" if above >= LEAST_SHARE else "as this iteration does"
+    is_below = above >= LEAST_SHARE
+    gap = f"{above:.1%} below this iteration" if is_below else "which this iteration reaches"
     return (
         f"highest lower bound: {does} "
-        f"{format_seconds(resource.load_s)}, not before {format_seconds(resource.head_s)}, and "
-        f"{format_seconds(resource.tail_s)} follow: any order of the same work takes at least "
+        f"{format_seconds(resource.load_s)}, starts at {format_seconds(resource.head_s)} at the "
+        f"earliest, and {format_seconds(resource.tail_s)} follow: every order of the same work "
+        f"takes at least "
         f"{format_seconds(resource.bound_s)}, {gap}"
     )
 
@@ -172,39 +173,28 @@ def _limit_line(explanation: Explanation) -> str:
 def _memory_line(memory: MemoryLimit) -> str:
     over = [room for room in memory.rooms if room.room_bytes < 0]
     if over:
-        return f"memory overflows: {_overflows(over)}; `pipeplan verify` refuses the plan"
+        return overflow_line([(room.device, room.peak_bytes, room.capacity_bytes) for room in over])
     if memory.unlimited_s is None:
-        return f"memory does not bind these stages: at its peak {_least_room(memory)}"
+        return f"memory is not a limit for these stages: at the peak {_least_room(memory)}"
     trial = f"{format_seconds(memory.unlimited_s)} against {format_seconds(memory.within_s)}"
     if memory.binds:
         return (
-            f"memory binds: {_why_trial(memory)}; with unlimited memory a quick schedule of the "
-            f"same stages takes {trial} within it, {memory.gain:.1%} less"
+            f"memory is a limit: {_why_trial(memory)}; with unlimited memory a quick schedule of "
+            f"the "
+            f"same stages takes {trial}, {memory.gain:.1%} less"
         )
     return (
-        f"memory does not bind these stages: {_why_trial(memory)}, but unlimited memory would not "
-        f"make a quick schedule faster ({trial} within it)"
+        f"memory is not a limit for these stages: {_why_trial(memory)}, but unlimited memory would "
+        f"not make a quick schedule faster ({trial})"
     )
-
-
-def _overflows(rooms: list[MemoryRoom]) -> str:
-    texts = [
-        f"{room.device} holds {format_bytes(room.peak_bytes)} at its peak and may hold "
-        f"{format_bytes(room.capacity_bytes)}"
-        for room in rooms[:MOST_NAMED]
-    ]
-    more = len(rooms) - len(texts)
-    return ", ".join([*texts, *([plural(more, "other")] if more else [])])
 
 
 def _why_trial(memory: MemoryLimit) -> str:
     texts = []
     if memory.full:
-        texts.append(
-            f"at its peak no microbatch more could be in flight on {_devices(memory.full)}"
-        )
+        texts.append(f"at the peak no further microbatch fits on {_devices(memory.full)}")
     if memory.recomputes:
-        texts.append("layers are recomputed to save it")
+        texts.append("layers are recomputed to save memory")
     return ", ".join(texts)
 
 
@@ -212,16 +202,16 @@ def _least_room(memory: MemoryLimit) -> str:
     counts = {room.device: room.more_microbatches for room in memory.rooms}
     known = [count for count in counts.values() if count is not None]
     if not known:
-        return "any number of microbatches more could be in flight"
+        return "any number of further microbatches could be in flight"
     least = min(known)
     names = _devices([device for device, count in counts.items() if count == least])
-    return f"at least {plural(least, 'microbatch', 'es')} more could be in flight (on {names})"
+    return f"at least {plural(least, 'further microbatch', 'es')} could be in flight (on {names})"
 
 
 def _devices_line(explanation: Explanation) -> str:
     uses, span_s = explanation.devices, explanation.iteration_time_s
     if span_s == 0:
-        return "devices: no time passes"
+        return "the iteration takes no time (all costs are 0)"
     parts = ", ".join(f"{share:.1%} {name}" for name, share in _mean_shares(uses, span_s))
     busiest, least = (pick(uses, key=lambda use: use.busy_s) for pick in (max, min))
     return (
@@ -232,11 +222,11 @@ def _devices_line(explanation: Explanation) -> str:
 
 
 def _mean_shares(uses: tuple[DeviceUse, ...], span_s: float) -> Iterator[tuple[str, float]]:
-    """Parts of the devices' time that are not nothing."""
+    """Yield the nonzero parts of the devices' time."""
     for name, field in (
         ("busy", "busy_s"),
         ("idle before the first operation", "warm_up_s"),
-        ("waiting in between", "waiting_s"),
+        ("waiting between operations", "waiting_s"),
         ("reducing gradients", "reduction_s"),
         ("idle after the last", "drain_s"),
     ):

@@ -1,4 +1,4 @@
-"""Figures without pyplot: drawn in memory, the same bytes every time, written whole."""
+"""Matplotlib figures without pyplot: deterministic bytes, written atomically."""
 
 from __future__ import annotations
 
@@ -7,13 +7,40 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from planner.artifacts.document import write_atomically
 from planner.errors import PipeplanError
-from planner.report.palette import GRID_COLOUR
+from planner.plan.operations import Kind
+from planner.records.document import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+# Forward is cold, everything backward is warm; the lightness differs too, for grey print.
+KIND_COLOURS: dict[Kind, str] = {"F": "#56B4E9", "B": "#E69F00", "I": "#D55E00", "W": "#F0E442"}
+ACTIVATION_COLOUR = "#0072B2"
+GRADIENT_COLOUR = "#8C4A00"
+ALL_REDUCE_COLOUR = "#CC79A7"
+OPTIMIZER_COLOUR = "#009E73"
+IDLE_COLOUR = "#F1F1F1"
+GRID_COLOUR = "#DDDDDD"
+INK_COLOUR = "#1A1A1A"
+MUTED_COLOUR = "#777777"
+
+# Lines need more contrast with white than boxes do: the palette without its yellow.
+LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#1A1A1A")
+
+
+def lighter(colour: str, share: float) -> str:
+    """Mix a colour with white.
+
+    Args:
+        colour: as ``#RRGGBB``.
+        share: of white; 0 leaves the colour as it is, 1 gives white.
+    """
+    channels = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
+    return "#" + "".join(f"{round(value + (255 - value) * share):02X}" for value in channels)
+
 
 DOTS_PER_INCH = 150
 # SVG carries a date and random ids unless told otherwise; PNG carries neither.
@@ -21,7 +48,7 @@ _METADATA: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}}
 
 
 def new_axes(width_inches: float, height_inches: float) -> Axes:
-    """Axes alone on a new figure that no pyplot state refers to.
+    """Return axes alone on a new figure that no pyplot state refers to.
 
     Args:
         width_inches: of the figure.
@@ -31,7 +58,7 @@ def new_axes(width_inches: float, height_inches: float) -> Axes:
 
 
 def stacked_axes(width_inches: float, heights_inches: Sequence[float]) -> list[Axes]:
-    """Axes below each other on a new figure, so high each, that no pyplot state refers to.
+    """Return axes of the given heights below each other, on a figure without pyplot state.
 
     Args:
         width_inches: of the figure.
@@ -46,7 +73,7 @@ def stacked_axes(width_inches: float, heights_inches: Sequence[float]) -> list[A
 
 
 def require_format(path: str | Path) -> str:
-    """The suffix of a figure's path, ``.png`` or ``.svg``.
+    """Return the suffix of a figure's path, ``.png`` or ``.svg``.
 
     Raises:
         PipeplanError: for another suffix.
@@ -75,7 +102,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
 
 def bare_frame(axes: Axes, grid: Literal["x", "both"] = "x") -> None:
-    """Leave only the time axis of the frame, and a faint grid to read it by."""
+    """Keep only the time axis of the frame, and a faint grid."""
     for side in ("top", "left", "right"):
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="y", length=0)
@@ -83,13 +110,13 @@ def bare_frame(axes: Axes, grid: Literal["x", "both"] = "x") -> None:
     axes.set_axisbelow(True)
 
 
-def plain(text: str) -> str:
-    """Text as it is: matplotlib reads what stands between two dollars as a formula."""
+def plain_text(text: str) -> str:
+    """Escape text for matplotlib, which reads text between two dollars as a formula."""
     return text.replace("$", r"\$")
 
 
 def root_figure(axes: Axes) -> Figure:
-    """The figure that axes stand on, through any subfigures."""
+    """Return the figure of axes, through any subfigures."""
     from matplotlib.figure import Figure
 
     figure = axes.figure.figure  # A subfigure's figure is the root; the root's is itself.

@@ -1,4 +1,4 @@
-"""Gantt charts: one row a device, one box an operation."""
+"""Gantt charts: one row per device, one box per operation."""
 
 from __future__ import annotations
 
@@ -6,21 +6,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from planner.plan.operations import stages_label
 from planner.report.figures import (
+    IDLE_COLOUR,
+    INK_COLOUR,
+    MUTED_COLOUR,
     bare_frame,
+    lighter,
     new_axes,
-    plain,
+    plain_text,
     require_format,
     root_figure,
     save_figure,
     stacked_axes,
 )
-from planner.report.gantt_boxes import COMPUTE, Boxes, Look, operation_boxes, other_boxes, rows_of
-from planner.report.names import (
-    problem_title,
-    stages_label,
+from planner.report.gantt_boxes import (
+    COMPUTE,
+    Boxes,
+    GanttStyle,
+    operation_boxes,
+    other_boxes,
+    rows_of,
 )
-from planner.report.palette import IDLE_COLOUR, INK_COLOUR, MUTED_COLOUR, lighter
+from planner.report.tables import problem_title
 from planner.units import TimeUnit, format_seconds, time_unit
 
 if TYPE_CHECKING:
@@ -28,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-    from planner.simulator import Timeline
+    from planner.simulation.timeline import Timeline
 
 WIDTH_INCHES = 15.0
 # Beyond this many boxes none is wide enough for a number, and looking for one takes time.
@@ -173,11 +181,11 @@ def _label_axes(ax: Axes, timeline: Timeline, scale: Scale, title: str | None) -
     ax.set_xlabel(f"time ({scale.unit.symbol})")
     bare_frame(ax)
     figures = f"iteration {format_seconds(timeline.iteration_time_s)}, bubble {timeline.bubble:.1%}"
-    heading = plain(title or problem_title(timeline))
+    heading = plain_text(title or problem_title(timeline))
     ax.set_title(f"{heading}\n{figures}", loc="left", fontsize="medium")
 
 
-def _draw_legend(ax: Axes, looks: Sequence[Look]) -> None:
+def _draw_legend(ax: Axes, looks: Sequence[GanttStyle]) -> None:
     """One entry a label, below the time axis whatever the height of the axes."""
     from matplotlib.patches import Patch
 

@@ -1,12 +1,12 @@
-"""What a Gantt chart shows, as plain boxes: a timeline laid out in rows, before any drawing."""
+"""A timeline laid out as boxes in rows, before any drawing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from planner.artifacts.operations import KIND_LABELS
-from planner.report.palette import (
+from planner.plan.operations import KIND_LABELS
+from planner.report.figures import (
     ACTIVATION_COLOUR,
     ALL_REDUCE_COLOUR,
     GRADIENT_COLOUR,
@@ -14,32 +14,32 @@ from planner.report.palette import (
     OPTIMIZER_COLOUR,
     lighter,
 )
-from planner.simulator import OperationEvent, Timeline
+from planner.simulation.timeline import OperationEvent, Timeline
 
 # The lightest shade still has its hue.
 _MOST_WHITE = 0.65
 
 
-class Lane(NamedTuple):
-    """A part of a row: from ``top`` to ``bottom``, in rows from the row's middle, downwards."""
+class GanttRow(NamedTuple):
+    """A part of a row, from ``top`` to ``bottom``, relative to the row's middle, downwards."""
 
     top: float
     bottom: float
 
 
-COMPUTE = Lane(-0.42, 0.20)
+COMPUTE = GanttRow(-0.42, 0.20)
 # A reduction may run while another stage of the device computes, so it lies over the boxes' edge.
-REDUCTION = Lane(0.08, 0.20)
-ACTIVATIONS = Lane(0.24, 0.32)
-GRADIENTS = Lane(0.34, 0.42)
+REDUCTION = GanttRow(0.08, 0.20)
+ACTIVATIONS = GanttRow(0.24, 0.32)
+GRADIENTS = GanttRow(0.34, 0.42)
 
 
-class Look(NamedTuple):
-    """What boxes of one kind have in common; ``label`` is the legend's."""
+class GanttStyle(NamedTuple):
+    """The look of one kind of boxes; ``label`` is the legend's."""
 
     label: str
     colour: str
-    lane: Lane
+    lane: GanttRow
 
 
 class Box(NamedTuple):
@@ -51,27 +51,27 @@ class Box(NamedTuple):
 
 
 class Boxes(NamedTuple):
-    """All boxes of one look."""
+    """All boxes of one style."""
 
-    look: Look
+    look: GanttStyle
     boxes: tuple[Box, ...]
 
 
-_ALL_REDUCE = Look("all-reduce", ALL_REDUCE_COLOUR, REDUCTION)
-_OPTIMIZER = Look("optimizer step", OPTIMIZER_COLOUR, COMPUTE)
+_ALL_REDUCE = GanttStyle("all-reduce", ALL_REDUCE_COLOUR, REDUCTION)
+_OPTIMIZER = GanttStyle("optimizer step", OPTIMIZER_COLOUR, COMPUTE)
 _TRANSFERS = {
-    "F": Look("activations sent", ACTIVATION_COLOUR, ACTIVATIONS),
-    "B": Look("gradients sent", GRADIENT_COLOUR, GRADIENTS),
+    "F": GanttStyle("activations sent", ACTIVATION_COLOUR, ACTIVATIONS),
+    "B": GanttStyle("gradients sent", GRADIENT_COLOUR, GRADIENTS),
 }
 
 
 def rows_of(timeline: Timeline) -> dict[str, int]:
-    """The row of each device, in pipeline order."""
+    """Return the row of each device, in pipeline order."""
     return {device: row for row, device in enumerate(timeline.pipeline.devices)}
 
 
 def operation_boxes(timeline: Timeline) -> tuple[Boxes, ...]:
-    """Every operation as one box, grouped by kind and by the stage's shade on its device."""
+    """Return every operation as a box, grouped by kind and by the stage's shade on its device."""
     shades = {
         (device, stage): _MOST_WHITE * place / len(stages)
         for device, stages in timeline.pipeline.stages_on.items()
@@ -79,10 +79,10 @@ def operation_boxes(timeline: Timeline) -> tuple[Boxes, ...]:
     }
     rows = rows_of(timeline)
 
-    def look(event: OperationEvent) -> Look:
+    def look(event: OperationEvent) -> GanttStyle:
         kind = event.operation.kind
         shade = shades[event.device, event.operation.stage]
-        return Look(KIND_LABELS[kind], lighter(KIND_COLOURS[kind], shade), COMPUTE)
+        return GanttStyle(KIND_LABELS[kind], lighter(KIND_COLOURS[kind], shade), COMPUTE)
 
     return _grouped(
         (look(event), Box(rows[event.device], event.start_s, event.end_s))
@@ -91,14 +91,14 @@ def operation_boxes(timeline: Timeline) -> tuple[Boxes, ...]:
 
 
 def other_boxes(timeline: Timeline) -> tuple[Boxes, ...]:
-    """All-reduces on every device that takes part, optimizer steps, and transfers that take time.
+    """Return boxes of all-reduces, optimizer steps, and transfers that take time.
 
     A transfer lies in the row of the device that sends it.
     """
     return _grouped([*_reductions(timeline), *_optimizer(timeline), *_transfers(timeline)])
 
 
-def _optimizer(timeline: Timeline) -> Iterator[tuple[Look, Box]]:
+def _optimizer(timeline: Timeline) -> Iterator[tuple[GanttStyle, Box]]:
     rows = rows_of(timeline)
     for device, end_s in timeline.end_s.items():
         seconds = timeline.pipeline.optimizer_s[device]
@@ -106,14 +106,14 @@ def _optimizer(timeline: Timeline) -> Iterator[tuple[Look, Box]]:
             yield _OPTIMIZER, Box(rows[device], end_s - seconds, end_s)
 
 
-def _reductions(timeline: Timeline) -> Iterator[tuple[Look, Box]]:
+def _reductions(timeline: Timeline) -> Iterator[tuple[GanttStyle, Box]]:
     rows = rows_of(timeline)
     for event in timeline.synchronisations:
         for device in event.synchronisation.devices:
             yield _ALL_REDUCE, Box(rows[device], event.start_s, event.end_s)
 
 
-def _transfers(timeline: Timeline) -> Iterator[tuple[Look, Box]]:
+def _transfers(timeline: Timeline) -> Iterator[tuple[GanttStyle, Box]]:
     rows = rows_of(timeline)
     for event in timeline.transfers:
         if event.end_s > event.start_s:
@@ -121,8 +121,8 @@ def _transfers(timeline: Timeline) -> Iterator[tuple[Look, Box]]:
             yield look, Box(rows[event.source], event.start_s, event.end_s)
 
 
-def _grouped(pairs: Iterable[tuple[Look, Box]]) -> tuple[Boxes, ...]:
-    groups: dict[Look, list[Box]] = {}
+def _grouped(pairs: Iterable[tuple[GanttStyle, Box]]) -> tuple[Boxes, ...]:
+    groups: dict[GanttStyle, list[Box]] = {}
     for look, box in pairs:
         groups.setdefault(look, []).append(box)
     return tuple(Boxes(look, tuple(boxes)) for look, boxes in groups.items())

@@ -1,4 +1,4 @@
-"""Memory over time: one line a device, with what the device can hold."""
+"""Memory over time: one line per device, with the devices' capacities."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.artifacts.hardware import GIB
+from planner.cluster.hardware import GIB
+from planner.plan.operations import stages_label
 from planner.report.figures import (
+    LINE_COLOURS,
+    MUTED_COLOUR,
     bare_frame,
     new_axes,
-    plain,
+    plain_text,
     require_format,
     root_figure,
     save_figure,
 )
-from planner.report.names import problem_title, stages_label
-from planner.report.palette import LINE_COLOURS, MUTED_COLOUR
+from planner.report.tables import problem_title
 from planner.units import TimeUnit, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from planner.simulator import Timeline
+    from planner.simulation.timeline import Timeline
 
 WIDTH_INCHES = 13.0
 HEIGHT_INCHES = 6.5
@@ -56,7 +58,7 @@ def plot_memory(timeline: Timeline, ax: Axes | None = None, *, title: str | None
     ax.set_xlabel(f"time ({unit.symbol})")
     ax.set_ylabel("memory in use (GiB)")
     bare_frame(ax, grid="both")
-    heading = plain(title or problem_title(timeline))
+    heading = plain_text(title or problem_title(timeline))
     ax.set_title(f"{heading}\n{_fullest(timeline)}", loc="left", fontsize="medium")
     _draw_legend(ax, timeline)
     return ax
@@ -73,7 +75,7 @@ def save_memory(timeline: Timeline, path: str | Path, title: str | None = None) 
 
 
 def _draw_devices(ax: Axes, timeline: Timeline, unit: TimeUnit) -> None:
-    """Steps, drawn on to the end of the iteration; what is freed last stays in view."""
+    """Draw steps up to the end of the iteration."""
     stages_on = timeline.pipeline.stages_on
     colours = _line_colours(len(timeline.memory))
     for (device, steps), colour in zip(timeline.memory.items(), colours, strict=True):
@@ -90,7 +92,7 @@ def _draw_devices(ax: Axes, timeline: Timeline, unit: TimeUnit) -> None:
 
 
 def _line_colours(lines: int) -> Sequence[str]:
-    """Distinct colours for a few lines; for many a scale from the first device to the last."""
+    """Return distinct colours for a few lines; for many a scale from first to last device."""
     if lines <= len(LINE_COLOURS):
         return LINE_COLOURS[:lines]
     from matplotlib import colormaps
@@ -101,7 +103,7 @@ def _line_colours(lines: int) -> Sequence[str]:
 
 
 def _capacities_gib(timeline: Timeline) -> dict[float, str]:
-    """The names of the device types in use, by capacity, smallest first."""
+    """Return the names of the device types in use, by capacity, smallest first."""
     cluster = timeline.pipeline.problem.cluster
     types = dict.fromkeys(cluster.type_of(device) for device in timeline.pipeline.devices)
     names: dict[float, list[str]] = {}
@@ -126,7 +128,7 @@ def _draw_capacities(ax: Axes, timeline: Timeline) -> None:
 
 def _write_right(ax: Axes, height_gib: float, text: str) -> None:
     ax.annotate(
-        plain(text),
+        plain_text(text),
         (1.0, height_gib),
         xycoords=ax.get_yaxis_transform(),
         xytext=(-2, 3),
@@ -145,7 +147,7 @@ def _fullest(timeline: Timeline) -> str:
 
 
 def _draw_legend(ax: Axes, timeline: Timeline) -> None:
-    """Below the time axis, whatever the height of the axes."""
+    """Draw the legend below the time axis, whatever the height of the axes."""
     handles, labels = ax.get_legend_handles_labels()
     if len(timeline.memory) > MOST_NAMES:
         handles, labels = [handles[0], handles[-1]], [f"first: {labels[0]}", f"last: {labels[-1]}"]

@@ -1,12 +1,12 @@
-"""A new plan for changed machines, for people and for programs: what it gives, what it moves."""
+"""A plan for a changed cluster: its time, the alternatives, and the state to move."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from planner.artifacts.moves import CHECKPOINT, Moves
-from planner.artifacts.names import compress_devices
+from planner.plan.moves import CHECKPOINT, Moves
+from planner.plan.operations import compress_devices
 from planner.report.tables import new_table, plain
 from planner.units import format_bytes, format_seconds, plural
 
@@ -20,7 +20,7 @@ MOST_MOVES = 20
 
 
 def alternatives_table(found: Replanned) -> Table:
-    """The choice beside the fastest plan and the one that moves least; equal ones in one row."""
+    """Return the chosen plan, the fastest and the one that moves least; equal ones in one row."""
     words, numbers = ["plan"], ["iteration", "vs fastest", "to move", "stages", "devices"]
     table = new_table("Plans found", words, numbers)
     fastest_s = min(row.iteration_time_s for row in found.alternatives)
@@ -45,7 +45,7 @@ def _distinct(rows: Sequence[Alternative]) -> list[tuple[list[str], Alternative]
 
 
 def moves_table(moves: Moves) -> Table | None:
-    """Which device lacks what and who has it, the largest first; None if nothing moves."""
+    """Return a table of moves, the largest first; None if nothing moves."""
     if not moves.moves:
         return None
     table = new_table("State to move", ["to", "from", "layers"], ["bytes", "alone"])
@@ -62,17 +62,17 @@ def moves_table(moves: Moves) -> Table | None:
 
 
 def replanned_lines(found: Replanned) -> Iterator[str]:
-    """What is said beside the tables."""
+    """Yield the lines that are printed with the tables."""
     plan, moves = found.plan, found.moves
     hidden = len(moves.moves) - MOST_MOVES
     if hidden > 0:
         yield f"… and {plural(hidden, 'smaller move')}; --moves FILE writes all"
     now_s, old_s = plan.predicted.iteration_time_s, found.old_iteration_time_s
     yield (
-        f"{format_seconds(now_s)} an iteration, {now_s / old_s - 1:+.1%} from the old plan's "
-        f"{format_seconds(old_s)}; the same samples an iteration, the same model and optimizer"
+        f"iteration time {format_seconds(now_s)} ({now_s / old_s - 1:+.1%} compared with the old "
+        f"plan's {format_seconds(old_s)}); same samples per iteration, model and optimizer"
         if old_s
-        else f"{format_seconds(now_s)} an iteration"
+        else f"iteration time {format_seconds(now_s)}"
     )
     yield _bound(found)
     yield _moved(moves)
@@ -86,30 +86,32 @@ def _bound(found: Replanned) -> str:
     predicted = found.plan.predicted
     ended = f"search ended after {found.search_s:.1f} s: {found.ended}"
     if predicted.gap is None:
-        return f"no bound proved in this time; {ended}"
+        return f"no lower bound proved within the time limit; {ended}"
     return (
-        f"no plan for these machines takes less than {format_seconds(predicted.lower_bound_s)} "
-        f"(gap {predicted.gap:.1%}); {ended}"
+        f"lower bound for this cluster {format_seconds(predicted.lower_bound_s)} (gap "
+        f"{predicted.gap:.1%}); {ended}"
     )
 
 
 def _moved(moves: Moves) -> str:
     if not moves.moves:
-        return "nothing to move: every device holds its state already"
+        return "nothing to move: every device already holds its state"
     between, read = moves.bytes_between_devices, moves.bytes_from_checkpoint
     parts = []
     if between:
         parts.append(
-            f"{format_bytes(between)} are on other devices ({format_seconds(moves.seconds)} over "
-            "the links)"
+            f"{format_bytes(between)} from other devices ({format_seconds(moves.seconds)} over the "
+            f"links)"
         )
     if read:
-        parts.append(f"{format_bytes(read)} are on no device that is left")
+        parts.append(
+            f"{format_bytes(read)} from the checkpoint only, since no remaining device holds it"
+        )
     return f"to move: {format_bytes(moves.bytes)}; {', '.join(parts)}"
 
 
 def replanned_data(found: Replanned) -> dict[str, Any]:
-    """Plain data for JSON."""
+    """Return plain data for JSON."""
     plan = found.plan
     return {
         **plan.predicted.model_dump(mode="json"),

@@ -1,32 +1,79 @@
-"""A plan as tables for a terminal."""
+"""A plan as tables for a terminal, and its time provenance."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from planner.artifacts.hardware import GIB
-from planner.costs.placement import PlacedStage, static_bytes
-from planner.report.names import compress_devices
-from planner.report.rests_on import rests_on_lines
+from planner.cluster.hardware import GIB
+from planner.costs.placement import PlacedPipeline, PlacedStage, static_bytes
+from planner.plan.operations import compress_devices
+from planner.plan.plan import TimeProvenance, gap
 from planner.report.tables import new_table, plain
-from planner.rests_on import rests_on
-from planner.units import format_bytes, format_seconds
-from planner.verifier import gap
+from planner.simulation.critical_path import PathStep
+from planner.simulation.time_provenance import path_time_provenance, time_provenance
+from planner.units import format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-    from planner.artifacts.plan import Plan
-    from planner.robustness import Noise, NoisyTimes
-    from planner.simulator import Timeline
+    from planner.plan.plan import Plan
+    from planner.simulation.noise import Noise, NoisyTimes
+    from planner.simulation.timeline import Timeline
+
+MOST_OVERFLOWS = 3
+"""Most devices named that exceed their memory; the rest is counted."""
+
+
+def space_lines(plan: Plan) -> list[str]:
+    """Return the space that a plan was searched in, and the plans that its bound covers."""
+    covers, runtime = plan.provenance.bound_covers, plan.job.runtime
+    of = "" if runtime is None else f" of {runtime}"
+    bound = str(covers)
+    if covers.space == plan.job.space:
+        own = " that keeps the constraints of one's own" if covers.own_constraints else ""
+        bound = f"every plan of this space{own}"
+    wider = () if covers.space is None else covers.space.not_proved_with
+    if wider:
+        bound += f"; its proof allows {', '.join(wider)} too"
+    return [f"space{of}: {plan.job.space}", f"the bound holds for {bound}"]
+
+
+def time_provenance_lines(shares: TimeProvenance | None) -> list[str]:
+    """Return the time provenance as a line; empty if the iteration takes no time."""
+    if shares is None:
+        return []
+    return [
+        f"time provenance: {shares.measured:.1%} of the iteration time comes from measured "
+        f"figures, {shares.datasheet:.1%} from datasheets, {shares.assumed:.1%} from assumptions"
+    ]
+
+
+def time_provenance_data(
+    pipeline: PlacedPipeline, path: Sequence[PathStep]
+) -> dict[str, float] | None:
+    """Return the time provenance of a critical path as plain JSON values."""
+    shares = path_time_provenance(pipeline, path)
+    return None if shares is None else shares.model_dump()
+
 
 _WORTH_TELLING = 0.01
 
 
+def overflow_line(devices: Sequence[tuple[str, int, int]]) -> str:
+    """Return a line about devices that exceed their memory: name, peak and capacity in bytes."""
+    texts = [
+        f"{name} reaches {format_bytes(peak)} of {format_bytes(capacity)}"
+        for name, peak, capacity in devices[:MOST_OVERFLOWS]
+    ]
+    more = len(devices) - len(texts)
+    named = ", ".join([*texts, *([plural(more, "other")] if more else [])])
+    return f"the plan exceeds memory: {named}; `pipeplan verify` refuses it"
+
+
 def plan_tables(plan: Plan, timeline: Timeline) -> Group:
-    """What a plan is and what it costs: its stages, its devices, and one line of figures.
+    """Return a plan's stages, devices and figures as tables.
 
     Args:
         plan: gives the proven bound, and what each stage recomputes.
@@ -43,13 +90,13 @@ def plan_tables(plan: Plan, timeline: Timeline) -> Group:
     return Group(
         _stage_table(plan, timeline),
         _device_table(timeline),
-        *map(Text, rests_on_lines(rests_on(timeline))),
+        *map(Text, time_provenance_lines(time_provenance(timeline))),
         Text(figures_line(timeline, plan.predicted.lower_bound_s), style="bold"),
     )
 
 
 def figures_line(timeline: Timeline, lower_bound_s: float) -> str:
-    """Iteration time, lower bound, gap and bubble, on one line.
+    """Return iteration time, lower bound, gap and bubble on one line.
 
     Args:
         timeline: of the plan.
@@ -66,22 +113,22 @@ def figures_line(timeline: Timeline, lower_bound_s: float) -> str:
 
 
 def fair_links_line(in_turn_s: float, shared_s: float) -> str | None:
-    """How much longer it takes where messages that meet share a link; None if that is nothing.
+    """Return the iteration time with fairly shared links; None if it hardly differs.
 
     Args:
         in_turn_s: an iteration on links that serve one message after the other.
-        shared_s: by :func:`planner.fair_links.simulate_plan_fair_links`.
+        shared_s: by :func:`planner.simulation.fair_links.simulate_plan_fair_links`.
     """
     if abs(shared_s - in_turn_s) <= _WORTH_TELLING * in_turn_s:
         return None
     return (
-        f"links that pairs of devices share, as TCP connections do: {format_seconds(shared_s)}"
+        f"with links shared max-min fairly, as between TCP connections: {format_seconds(shared_s)}"
         f"{_above(shared_s, in_turn_s)}"
     )
 
 
 def noise_table(noise: Noise, times: NoisyTimes) -> Table:
-    """Iteration times under noise, each with its share above the one predicted without.
+    """Return iteration times under noise, each relative to the one predicted without.
 
     Args:
         noise: says how durations vary.
@@ -151,14 +198,14 @@ def _layers(layers: tuple[str, ...]) -> str:
 
 
 def _milliseconds(seconds: Iterable[float]) -> str:
-    """One figure, or the range over devices of several types."""
+    """Return one figure, or the range over devices of several types."""
     values = list(seconds)
     first, last = f"{min(values) * 1e3:.2f}", f"{max(values) * 1e3:.2f}"
     return first if first == last else f"{first} … {last}"
 
 
 def _state_bytes(timeline: Timeline, stage: PlacedStage) -> int:
-    """Weights, gradients and optimizer state of a stage on each of its devices."""
+    """Return bytes of weights, gradients and optimizer state of a stage on each device."""
     problem = timeline.pipeline.problem
     return static_bytes(problem, problem.graph.parameters_of(stage.spec.layers))
 

@@ -1,55 +1,70 @@
-"""The points of a sweep, as a table, a few lines and plain data."""
+"""The points of a sweep: a table, lines, plain data and a chart."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.artifacts.names import compress_devices
+from planner.analysis.sweep.rows import SECONDS_AN_HOUR, SweepRow, has_costs, pareto_front
+from planner.analysis.sweep.run import SweepResult
+from planner.plan.operations import compress_devices
+from planner.report.figures import (
+    INK_COLOUR,
+    LINE_COLOURS,
+    MUTED_COLOUR,
+    bare_frame,
+    new_axes,
+    plain_text,
+    require_format,
+    root_figure,
+    save_figure,
+)
 from planner.report.tables import new_table, plain
-from planner.sweeping.rows import SECONDS_AN_HOUR, SweepRow, has_costs
-from planner.sweeping.run import SweepResult
-from planner.units import format_seconds, four_digits, plural
+from planner.units import TimeUnit, format_seconds, four_digits, plural, time_unit
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from rich.table import Table
+
 
 FRONT_MARK = "*"
 
 
 def sweep_table(result: SweepResult) -> Table:
-    """One line a point, those on the front marked."""
-    numbers = ["devices", "microbatches", "iteration", "a sample", "samples/s", "gap"]
-    if _tells_costs(result):
+    """Return a table with one row per point; those on the Pareto front are marked."""
+    numbers = ["devices", "microbatches", "iteration", "per sample", "samples/s", "gap"]
+    if _has_any_cost(result):
         numbers[-1:-1] = [plain(cost_heading(result.currency))]
     title = plain(f"{result.model}: {plural(len(result.rows), 'point')}")
     table = new_table(title, ("", "cluster"), numbers)
     for row in result.rows:
         mark = FRONT_MARK if row.on_front else ""
-        table.add_row(mark, plain(row.point.cluster), *_numbers(row, _tells_costs(result)))
+        table.add_row(mark, plain(row.point.cluster), *_numbers(row, _has_any_cost(result)))
     return table
 
 
 def cost_heading(currency: str | None) -> str:
-    """What a column or an axis of costs says."""
-    return f"{currency} a million samples" if currency else "cost a million samples"
+    """Return the heading of a column or an axis of costs."""
+    return f"{currency} per million samples" if currency else "cost per million samples"
 
 
 def sweep_lines(result: SweepResult) -> list[str]:
-    """What the mark means, what is paid for, and why points have no plan."""
+    """Return lines on the Pareto front, on prices, and on points without a plan."""
     lines = []
     if result.front:
-        what = "a sample, in cost a sample" if has_costs(result.rows) else "a sample"
+        what = "time per sample, cost per sample" if has_costs(result.rows) else "time per sample"
         lines.append(
-            f"{FRONT_MARK} no other point is at least as good in time {what} and in devices in "
-            "use, and better in one"
+            f"{FRONT_MARK} Pareto front: no other point is at least as good in {what} and devices "
+            f"in use, and better in one"
         )
     lines += _about_costs(result)
     return [*lines, *_choices(result.rows), *_reasons(result.rows)]
 
 
 def sweep_data(result: SweepResult) -> dict[str, Any]:
-    """The same for programs; null where there is no figure."""
+    """Return the points as plain data; null where there is no figure."""
     return {
         "model": result.model,
         "folder": str(result.folder),
@@ -74,17 +89,17 @@ def _data(row: SweepRow) -> dict[str, Any]:
     }
 
 
-def _tells_costs(result: SweepResult) -> bool:
-    """Whether any point has a cost."""
+def _has_any_cost(result: SweepResult) -> bool:
+    """Return whether any point has a cost."""
     return any(row.price_per_hour is not None for row in result.rows)
 
 
-def _numbers(row: SweepRow, tells_costs: bool) -> list[str]:
+def _numbers(row: SweepRow, has_cost: bool) -> list[str]:
     point = row.point
     batch = _batch(row)
-    asked = f"- of {point.devices}"
+    wanted = f"- of {point.devices}"
     if row.iteration_time_s is None or row.time_per_sample_s is None:
-        return [asked, batch, "no plan", *["-"] * (4 if tells_costs else 3)]
+        return [wanted, batch, "no plan", *["-"] * (4 if has_cost else 3)]
     cost = row.cost_per_million_samples
     return [
         f"{row.devices_used} of {point.devices}",
@@ -92,16 +107,16 @@ def _numbers(row: SweepRow, tells_costs: bool) -> list[str]:
         format_seconds(row.iteration_time_s),
         format_seconds(row.time_per_sample_s),
         "-" if row.samples_per_s is None else four_digits(row.samples_per_s),
-        *(["no price" if cost is None else four_digits(cost)] if tells_costs else []),
+        *(["no price" if cost is None else four_digits(cost)] if has_cost else []),
         "-" if row.gap is None else f"{row.gap:.2%}",
     ]
 
 
 def _about_costs(result: SweepResult) -> list[str]:
     planned = [row for row in result.rows if row.plan is not None]
-    if planned and not _tells_costs(result):
+    if planned and not _has_any_cost(result):
         return [
-            "no costs: the clusters have no prices; give price_per_hour of device types, nodes or "
+            "no costs: the clusters have no prices; set price_per_hour on device types, nodes or "
             "devices, and currency"
         ]
     lines = []
@@ -110,16 +125,16 @@ def _about_costs(result: SweepResult) -> list[str]:
             "devices": "the devices in use; --bill machines counts whole machines",
             "machines": "all devices of every machine that has one in use",
         }[result.bill]
-        lines.append(f"cost: price_per_hour / {SECONDS_AN_HOUR:g} x time, of {paid}")
+        lines.append(f"cost: price_per_hour / {SECONDS_AN_HOUR:g} x time, for {paid}")
     if planned and not has_costs(result.rows):
         lines.append(
-            "some plans use devices without a price: the mark is of time a sample and devices only"
+            "some plans use devices without a price, so the front compares time and devices only"
         )
     return lines
 
 
 def _choices(rows: tuple[SweepRow, ...]) -> list[str]:
-    """Which devices points of fewer could use, in a line for each set."""
+    """Return a line for each set of devices that points with fewer devices may use."""
     sets: dict[tuple[str, int, str], list[str]] = {}
     for row in rows:
         if row.chosen and row.chooses:
@@ -136,9 +151,123 @@ def _batch(row: SweepRow) -> str:
 
 
 def _reasons(rows: tuple[SweepRow, ...]) -> list[str]:
-    """Each once, with the points that it holds for."""
+    """Return each reason once, with its points."""
     points: dict[str, list[str]] = {}
     for row in rows:
         if row.reason is not None:
             points.setdefault(row.reason, []).append(str(row.point))
-    return [f"no plan at {' and '.join(where)}: {reason}" for reason, where in points.items()]
+    return [f"no plan for {' and '.join(where)}: {reason}" for reason, where in points.items()]
+
+
+WIDTH_INCHES = 9.0
+HEIGHT_INCHES = 6.0
+MARKERS = "osD^vP*"
+"""Beside the colours, for grey print."""
+MOST_LABELS = 30
+
+
+def plot_sweep(result: SweepResult, ax: Axes | None = None) -> Axes:
+    """Draw every plan of a sweep: time a sample over cost a million samples.
+
+    Where a plan has no cost, over devices in use. Filled marks are on the front of the table (time,
+    cost, devices) and say their devices and batch; the line steps along the points that are best in
+    the two drawn figures alone.
+
+    Args:
+        result: of the sweep.
+        ax: where to draw; default new axes on a figure of their own, outside pyplot.
+
+    Returns:
+        The axes drawn on.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    if ax is None:
+        ax = new_axes(WIDTH_INCHES, HEIGHT_INCHES)
+    rows = [row for row in result.rows if row.time_per_sample_s is not None]
+    unit = time_unit(max((row.time_per_sample_s or 0.0 for row in rows), default=1.0))
+    places = [_place(row, unit, with_costs=has_costs(result.rows)) for row in rows]
+    _draw_front(ax, places)
+    _draw_points(ax, rows, places)
+    _draw_labels(ax, rows, places)
+    costs = has_costs(result.rows)
+    ax.set_xlabel(plain_text(cost_heading(result.currency)) if costs else "devices in use")
+    ax.set_ylabel(f"time per sample ({unit.symbol})")
+    ax.set_xlim(0.0, 1.15 * max((x for x, _ in places), default=0.0) or 1.0)
+    ax.set_ylim(0.0, 1.1 * max((y for _, y in places), default=0.0) or 1.0)
+    if not costs:
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    bare_frame(ax, grid="both")
+    ax.set_title(_title(result, rows), loc="left", fontsize="medium")
+    return ax
+
+
+def save_sweep_plot(result: SweepResult, path: str | Path) -> None:
+    """Write :func:`plot_sweep`'s chart as PNG or SVG, by the path's suffix, atomically.
+
+    Raises:
+        PipeplanError: for another suffix, or if the file cannot be written.
+    """
+    require_format(path)
+    save_figure(root_figure(plot_sweep(result)), path)
+
+
+def _place(row: SweepRow, unit: TimeUnit, *, with_costs: bool) -> tuple[float, float]:
+    across = row.cost_per_million_samples if with_costs else row.devices_used
+    return float(across or 0.0), (row.time_per_sample_s or 0.0) * unit.per_second
+
+
+def _draw_front(ax: Axes, places: Sequence[tuple[float, float]]) -> None:
+    """Draw the best time at each cost as a step line."""
+    best = sorted({places[index] for index in pareto_front(places)})
+    ax.step(
+        [x for x, _ in best],
+        [y for _, y in best],
+        where="post",
+        color=MUTED_COLOUR,
+        linewidth=1.2,
+        zorder=1,
+    )
+
+
+def _draw_points(ax: Axes, rows: Sequence[SweepRow], places: Sequence[tuple[float, float]]) -> None:
+    """Draw a colour and marker per cluster; points off the front are hollow."""
+    labels = list(dict.fromkeys(row.point.cluster for row in rows))
+    for number, label in enumerate(labels):
+        colour = LINE_COLOURS[number % len(LINE_COLOURS)]
+        own = [index for index, row in enumerate(rows) if row.point.cluster == label]
+        ax.scatter(
+            [places[index][0] for index in own],
+            [places[index][1] for index in own],
+            marker=MARKERS[number % len(MARKERS)],
+            s=42,
+            edgecolors=colour,
+            facecolors=[colour if rows[index].on_front else "white" for index in own],
+            label=plain_text(label),
+            zorder=2,
+        )
+    if len(labels) > 1:
+        ax.legend(frameon=False)
+
+
+def _draw_labels(ax: Axes, rows: Sequence[SweepRow], places: Sequence[tuple[float, float]]) -> None:
+    best = [index for index, row in enumerate(rows) if row.on_front]
+    for index in best[:MOST_LABELS]:
+        row, point = rows[index], rows[index].point
+        ax.annotate(
+            f"{row.devices_used} dev, {point.microbatches}x{point.samples_per_microbatch}",
+            places[index],
+            xytext=(6, 4),
+            textcoords="offset points",
+            fontsize="small",
+            color=INK_COLOUR,
+        )
+
+
+def _title(result: SweepResult, rows: Sequence[SweepRow]) -> str:
+    missing = len(result.rows) - len(rows)
+    lacking = f", {plural(missing, 'point')} without a plan" if missing else ""
+    figures = "time, cost and devices" if has_costs(result.rows) else "time and devices"
+    return plain_text(
+        f"{result.model}: {plural(len(rows), 'plan')}{lacking}\nfilled: Pareto front of {figures}"
+    )

@@ -1,14 +1,14 @@
-"""What changes would give, as a table, a few lines and plain data."""
+"""Effect of changes: a table, lines and plain data."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from planner.analysis.what_if.case import Way
+from planner.analysis.what_if.values import LEAST_GAIN, Value, WhatIf
 from planner.report.tables import new_table, plain
 from planner.units import format_seconds, plural
-from planner.what_if.case import Way
-from planner.what_if.values import LEAST_GAIN, Value, WhatIf
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,8 +27,8 @@ WORDS, NUMBERS = ("change", "found by"), ("iteration", "vs now", "at best")
 
 
 def what_if_table(found: WhatIf) -> Table:
-    """One line a change, the most gain first."""
-    title = "What changes would give, against " + format_seconds(found.base_s)
+    """Return a table with one row per change, the largest gain first."""
+    title = "Effect of changes, compared with " + format_seconds(found.base_s)
     table = new_table(title, WORDS, NUMBERS)
     for value in found.values:
         change, *others = value_cells(value)
@@ -37,7 +37,7 @@ def what_if_table(found: WhatIf) -> Table:
 
 
 def value_cells(value: Value) -> list[str]:
-    """A value as text, by :data:`WORDS` and :data:`NUMBERS`."""
+    """Return a value as text, by :data:`WORDS` and :data:`NUMBERS`."""
     if value.iteration_time_s is None or value.gain is None:
         return [value.change, "-", "does not fit", "-", _at_best(value)]
     return [
@@ -59,7 +59,7 @@ def _at_best(value: Value) -> str:
 
 
 def most_saved(value: Value) -> tuple[float, str] | None:
-    """The share that is proved to be the most it can save, and the mark of what it is proved for.
+    """Return the largest possible saving that is proved, and its mark.
 
     Returns:
         No mark if it is of any plan, else a star: of the same stages.
@@ -71,13 +71,13 @@ def most_saved(value: Value) -> tuple[float, str] | None:
 
 
 def what_if_lines(found: WhatIf) -> list[str]:
-    """What the table's figures mean, and what is proved; below it."""
+    """Return lines that explain the table's figures and what is proved."""
     lines = []
     if found.base_s < found.plan_s * (1 - LEAST_SHARE):
         lines.append(
-            f"without any change {format_seconds(found.base_s)} were found, "
-            f"{1 - found.base_s / found.plan_s:.1%} less than the plan's "
-            f"{format_seconds(found.plan_s)} ({found.base_found_by}); gains count from there"
+            f"the unchanged plan can take {format_seconds(found.base_s)}, "
+            f"{1 - found.base_s / found.plan_s:.1%} less than its {format_seconds(found.plan_s)} "
+            f"({found.base_found_by}); gains are counted from {format_seconds(found.base_s)}"
         )
     if found.values:
         lines.append(_ways_line(found))
@@ -87,25 +87,27 @@ def what_if_lines(found: WhatIf) -> list[str]:
     lines += _proved_lines(found)
     lines += [f"{value.change} assumes {value.assumes}" for value in found.values if value.assumes]
     if found.left_out:
-        lines.append(f"{plural(found.left_out, 'change')} left out to be quick; see --what-if")
+        lines.append(
+            f"{plural(found.left_out, 'change')} skipped to save time; --what-if includes them"
+        )
     if found.interrupted:
-        lines.append("interrupted: values are what was found until then")
+        lines.append("interrupted: the values are the best found so far")
     return lines
 
 
 def _ways_line(found: WhatIf) -> str:
-    """What the table's words stand for."""
-    ways = "found by replay of the same plan, or by scheduling its stages anew"
+    """Return what the words of the column ``found by`` mean."""
+    ways = "found by: replay of the same plan, or a new schedule of its stages"
     if not found.solved_anew:
-        return f"{ways}; --what-if solves anew; at best*: any schedule of these stages"
-    return f"{ways}, or by solving anew; at best: any plan (*: any schedule of these stages)"
+        return f"{ways}; --what-if searches for new stages; at best*: any schedule of these stages"
+    return f"{ways}, or a new search; at best: any plan (*: any schedule of these stages)"
 
 
 def _proved_lines(found: WhatIf) -> list[str]:
-    """Changes that are proved to give nothing."""
+    """Return lines on changes that are proved to save nothing."""
     rows = {
-        f"proved to gain no more than {LEAST_GAIN:.1%} with any plan": "any plan",
-        f"proved to gain no more than {LEAST_GAIN:.1%} with these stages": "same stages",
+        f"proved to save at most {LEAST_GAIN:.1%} with any plan": "any plan",
+        f"proved to save at most {LEAST_GAIN:.1%} with these stages": "same stages",
     }
     lines = []
     for text, useless in rows.items():
@@ -116,7 +118,7 @@ def _proved_lines(found: WhatIf) -> list[str]:
 
 
 def what_if_data(found: WhatIf) -> dict[str, Any]:
-    """Everything that was found, as JSON values."""
+    """Return all values as plain data."""
     return {
         "plan_s": found.plan_s,
         "base_s": found.base_s,

@@ -1,4 +1,4 @@
-"""Gradient synchronisation between pipelines: options, groups, simulation, and the choice.
+"""Synchronisation of pipeline replicas: strategies, group schedulers, simulation and the choice.
 
-No torch here: the executor runs what this room decides.
+Nothing here imports torch; the executor uses the same strategies and schedulers.
 """

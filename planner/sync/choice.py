@@ -1,4 +1,4 @@
-"""Which strategy of synchronisation suits a cluster, and why: the candidates are simulated."""
+"""The choice of a synchronisation strategy for a cluster: candidates are simulated and compared."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.artifacts.plan import Plan, Sync
 from planner.errors import PipeplanError
+from planner.plan.plan import Plan, Sync
 from planner.sync.simulation.comparison import (
     OVERLAPPED,
     Progress,
@@ -18,32 +18,31 @@ from planner.sync.simulation.comparison import (
 )
 from planner.sync.simulation.planned import from_plan
 from planner.sync.simulation.run import Scenario
-from planner.sync.simulation.slowness import Steady, Stretches, Trace
+from planner.sync.simulation.slowness import Slowdowns, Steady, Trace
 from planner.sync.simulation.world import World
 from planner.sync.strategies import parse_sync, sync_name
 
 EXACT: tuple[Sync, ...] = (OVERLAPPED, parse_sync("fused"), parse_sync("decoupled"))
-"""What computes the same parameters as one worker with all samples would."""
+"""Strategies that compute the same parameters as one worker with all samples."""
 DIVISION = parse_sync("partial_all_reduce")
 READINESS = parse_sync("semi_decentralized:overlap=true")
 APPROXIMATE = parse_sync("cross_iteration")
 STEADY_SPREAD = 0.1
-"""Below it groups can be fixed before it is known who is ready, and mix better so."""
+"""Below this spread, groups can be fixed before it is known who is ready, which mixes better."""
 EQUAL = 0.01
-"""A share of throughput that is no reason to leave the plainest strategy."""
+"""A smaller relative difference of throughput is no reason to prefer another strategy."""
 HORIZON = 200
-"""Iterations simulated of each worker."""
+"""Simulated iterations of each worker."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How unequal iterations are.
+    """Differences between iterations.
 
     Attributes:
-        slowest: the worker whose median iteration takes longest.
-        slowest_factor: by which it takes longer than the median worker's.
-        usual_factor: by which the slowest twentieth of all iterations takes longer, at least, than
-            the median iteration.
+        slowest: the worker with the largest median iteration time.
+        slowest_factor: its median over that of the median worker.
+        usual_factor: the 95th percentile of iteration times over their median.
     """
 
     slowest: int
@@ -57,13 +56,13 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What to use.
+class StrategyChoice:
+    """The chosen strategy and the reason.
 
     Attributes:
         sync: strategy and options.
-        reason: why, in figures.
-        spread: of the iterations.
+        reason: the reason, in figures.
+        spread: differences between iterations.
         comparison: all candidates' figures.
     """
 
@@ -86,33 +85,35 @@ def choose(
     jobs: int = 1,
     least_gain: float = 0.1,
     progress: Progress | None = None,
-) -> Choice:
-    """The strategy for pipelines as they are.
+) -> StrategyChoice:
+    """Choose the strategy for pipelines as they are.
 
-    An exact strategy, the one of most iterations a second (all_reduce if that is within 1 %),
-    unless a loose one reaches the target loss so much sooner. Loose ones are the cross-iteration
-    overlap, and averaging in groups: by division where workers are steady, by readiness where some
-    are slow now and then or always. Servers and pairs are no candidates: their training differs
-    most from that of one process. The simulation's training is of a small problem; a loose
-    strategy may cost a large one more or less, which is why it has to gain that much.
+    The choice is an exact strategy, the one with most iterations per second (all_reduce if that is
+    within 1 %), unless an approximate one reaches the target loss sooner by ``least_gain``.
+    Approximate candidates are the cross-iteration overlap and averaging in groups: by division if
+    workers are steady, by readiness if some are slow. Servers and pairs are no candidates: their
+    training differs most from that of one process. The simulated training is a small problem; an
+    approximate strategy may cost a large one more or less, which is why it has to gain that much.
 
     Args:
-        what: the pipelines, or all of what happens to them.
-        trace: how iterations vary, where ``what`` does not say it.
-        seeds: how many to average over.
-        jobs: processes to simulate in.
-        least_gain: share of time by which a loose strategy must be faster to the target.
-        progress: told of every run.
+        what: the pipelines, or a whole scenario.
+        trace: how iterations vary, if ``what`` does not contain it.
+        seeds: number of seeds to average over.
+        jobs: number of processes for the simulation.
+        least_gain: fraction by which an approximate strategy must reach the target sooner.
+        progress: called after every run.
 
     Raises:
-        PipeplanError: if the plan's replicas form no pipelines, there is one only, or a value is
+        PipeplanError: if the plan's replicas form no pipelines, there is only one, or a value is
             out of range.
     """
     scenario = _scenario(what, trace)
     if scenario.world.workers < 2:
         raise PipeplanError("workers: one pipeline has nobody to synchronise with; give 2 or more")
     if not 0 <= least_gain <= 100:
-        raise PipeplanError(f"least_gain: {least_gain:g} is not a share from 0 to 100, such as 0.1")
+        raise PipeplanError(
+            f"least_gain: {least_gain:g} is not a fraction from 0 to 100, such as 0.1"
+        )
     spread = spread_of(scenario)
     groups = DIVISION if spread.is_steady else READINESS
     candidates = (*EXACT, APPROXIMATE, groups)
@@ -125,7 +126,7 @@ def choose(
     gain = _target_s(exact) / _target_s(loose)
     best = loose if gain >= 1 + least_gain else exact
     reason = _reason(scenario, spread, rows[OVERLAPPED.strategy], exact, loose, best, least_gain)
-    return Choice(best.sync, f"{reason}. {_compared(candidates)}", spread, compared)
+    return StrategyChoice(best.sync, f"{reason}. {_compared(candidates)}", spread, compared)
 
 
 def _scenario(what: Plan | World | Scenario, trace: Trace | None) -> Scenario:
@@ -136,20 +137,20 @@ def _scenario(what: Plan | World | Scenario, trace: Trace | None) -> Scenario:
 
 
 def _fastest(rows: Sequence[SyncResult]) -> SyncResult:
-    """The first of those whose throughput is the largest, or as good as that."""
+    """Return the first of those with the largest throughput, or one within :data:`EQUAL` of it."""
     most = max(row.iterations_per_s for row in rows)
     return next(row for row in rows if row.iterations_per_s >= (1 - EQUAL) * most)
 
 
 def _target_s(row: SyncResult) -> float:
-    """Seconds to the target; whoever never reached it is last."""
+    """Return the seconds to the target; runs that never reached it are last."""
     return 1e300 if row.target_s is None else max(row.target_s, 1e-300)
 
 
 def spread_of(scenario: Scenario) -> Spread:
-    """How unequal the scenario's iterations are, whatever the strategy."""
-    stretches = Stretches(scenario.world, scenario.trace, scenario.learning.seed)
-    rows = np.stack([stretches.of_all(i) for i in range(1, HORIZON + 1)])
+    """Return the differences between the scenario's iterations, for any strategy."""
+    slowdowns = Slowdowns(scenario.world, scenario.trace, scenario.learning.seed)
+    rows = np.stack([slowdowns.of_all(i) for i in range(1, HORIZON + 1)])
     usual = np.median(rows, axis=0)
     return Spread(
         slowest=int(usual.argmax()),
@@ -187,7 +188,7 @@ def _reason(
 
 
 def _compared(candidates: Sequence[Sync]) -> str:
-    """Which strategies the choice was between, and which it never is."""
+    """Describe the candidates, and the strategies that are never chosen."""
     *names, last = map(sync_name, candidates)
     return (
         f"Candidates were {', '.join(names)} and {last}; servers and pairs of pipelines are "
@@ -205,7 +206,7 @@ def _diagnosis(spread: Spread) -> str:
 
 
 def _alone_per_s(scenario: Scenario) -> float:
-    """Iterations a second of all workers if nobody ever waited."""
-    stretches = Stretches(scenario.world, scenario.trace, scenario.learning.seed)
-    rows = np.stack([stretches.of_all(i) for i in range(1, HORIZON + 1)])
+    """Return the iterations per second of all workers if nobody ever waited."""
+    slowdowns = Slowdowns(scenario.world, scenario.trace, scenario.learning.seed)
+    rows = np.stack([slowdowns.of_all(i) for i in range(1, HORIZON + 1)])
     return float((1 / rows.mean(axis=0)).sum() / scenario.world.iteration_s)

@@ -1,8 +1,8 @@
-"""Who does which share of a run's work, when pipelines come, go and die.
+"""The ledger of work units: which worker does each unit while pipelines join, leave and fail.
 
-A share is what a pipeline does in one iteration: so many samples, always the same ones for the same
-number. Every share is committed exactly once or named as dropped; what was lost with a worker is
-done again by another.
+A work unit is what a pipeline does in one iteration: a fixed number of samples, always the same
+ones for the same number. Every unit is committed exactly once or listed as dropped; units lost with
+a worker are done again by another.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from planner.errors import PipeplanError
 
 
 @dataclass(frozen=True)
-class WorkerShares:
-    """What a worker did: shares it took, committed, took after another lost them, and lost."""
+class WorkerUnits:
+    """A worker's units: taken, committed, taken again after another lost them, and lost."""
 
     taken: int = 0
     committed: int = 0
@@ -25,15 +25,15 @@ class WorkerShares:
 
 @dataclass(frozen=True)
 class LedgerReport:
-    """Where a run's shares are.
+    """The state of a run's work units.
 
     Attributes:
-        total: of all shares: ``committed`` + ``remaining`` + the number of ``dropped``.
-        committed: how many are done.
-        remaining: how many are still to be committed, whether taken or not.
-        repeated: how often one was taken again after it had been given back.
-        dropped: which ones nobody will do, ascending.
-        workers: by worker that has taken any.
+        total: all units: ``committed`` + ``remaining`` + the number of ``dropped``.
+        committed: number of units done.
+        remaining: number of units still to be committed, taken or not.
+        repeated: number of times a unit was taken again after it had been given back.
+        dropped: units that nobody will do, ascending.
+        workers: counts of each worker that has taken a unit.
     """
 
     total: int
@@ -41,107 +41,107 @@ class LedgerReport:
     remaining: int
     repeated: int
     dropped: tuple[int, ...]
-    workers: dict[int, WorkerShares]
+    workers: dict[int, WorkerUnits]
 
 
-class ShareLedger:
-    """A pure ledger of shares ``0 .. total - 1``: what it says follows from its calls alone.
+class WorkUnitLedger:
+    """A ledger of work units ``0 .. total - 1``; its state depends only on the calls.
 
     Args:
-        total: how many shares there are.
+        total: number of units.
     """
 
     def __init__(self, total: int) -> None:
         if total < 0:
-            raise PipeplanError(f"total: {total} shares; expected 0 or more")
+            raise PipeplanError(f"total: {total} work units; expected 0 or more")
         self.total = total
         self._fresh = 0
         self._returned: deque[int] = deque()
         self._holder: dict[int, int] = {}
-        """Of each share that is taken and not committed."""
+        """The worker of each unit that is taken and not committed."""
         self._by: dict[int, int] = {}
-        """Who committed a share."""
+        """The worker that committed each unit."""
         self._dropped: set[int] = set()
         self._steps: dict[int, dict[int, int]] = {}
-        """By worker and step, the share; from scratch when the worker is gone."""
+        """The unit of each worker and step; removed when the worker leaves."""
         self._counts: dict[int, dict[str, int]] = {}
 
     def take(self, worker: int, step: int) -> int | None:
-        """The share for a worker's step; the same one if it asks again for the same step.
+        """Return the unit for a worker's step, the same one if the request is repeated.
 
-        What was given back goes first.
+        Units that were given back come first.
 
         Returns:
-            None if no share is left to take; one may come back later.
+            None if no unit is left to take; one may come back later.
         """
         known = self._steps.get(worker, {}).get(step)
         if known is not None:
             return known
-        share = self._next()
-        if share is None:
+        unit = self._next()
+        if unit is None:
             return None
         counts = self._counts.setdefault(
             worker, {"taken": 0, "committed": 0, "repeated": 0, "lost": 0}
         )
         counts["taken"] += 1
-        if share < self._fresh:
+        if unit < self._fresh:
             counts["repeated"] += 1
             self._returned.popleft()
-        self._fresh = max(self._fresh, share + 1)
-        self._holder[share] = worker
-        self._steps.setdefault(worker, {})[step] = share
-        return share
+        self._fresh = max(self._fresh, unit + 1)
+        self._holder[unit] = worker
+        self._steps.setdefault(worker, {})[step] = unit
+        return unit
 
-    def commit(self, worker: int, share: int) -> bool:
-        """Note that a worker's share is done.
+    def commit(self, worker: int, unit: int) -> bool:
+        """Note that a worker's unit is done.
 
         Returns:
-            Whether this is the share's one commit, told for the first time or again. If not, the
-            share was given back or dropped meanwhile: the worker was taken for dead.
+            Whether the worker committed the unit, now or before. If not, the unit was given back or
+            dropped meanwhile because the worker was considered dead.
         """
-        if self._holder.get(share) != worker:
-            return self._by.get(share) == worker
-        del self._holder[share]
-        self._by[share] = worker
+        if self._holder.get(unit) != worker:
+            return self._by.get(unit) == worker
+        del self._holder[unit]
+        self._by[unit] = worker
         self._counts[worker]["committed"] += 1
         return True
 
     def give_back(self, worker: int) -> tuple[int, ...]:
-        """Hand a dead worker's shares to others; which those are.
+        """Release a dead worker's units for others and return them.
 
-        Its steps are forgotten, so that it may come back and count them anew.
+        Its steps are forgotten, so that it may return and count from the start.
         """
         taken = self._steps.pop(worker, {}).values()
-        shares = tuple(share for share in taken if self._holder.get(share) == worker)
-        for share in shares:
-            self._lose(share)
-            self._returned.append(share)
-        return shares
+        units = tuple(unit for unit in taken if self._holder.get(unit) == worker)
+        for unit in units:
+            self._lose(unit)
+            self._returned.append(unit)
+        return units
 
-    def drop(self, share: int) -> bool:
-        """Name a share as one that nobody will do; whether that holds: it may be committed."""
-        if not 0 <= share < self.total:
-            raise PipeplanError(f"share: {share} is not one of 0 to {self.total - 1}")
-        if share in self._by:
+    def drop(self, unit: int) -> bool:
+        """Mark a unit as one that nobody will do; return False if it is already committed."""
+        if not 0 <= unit < self.total:
+            raise PipeplanError(f"unit: {unit} is not one of 0 to {self.total - 1}")
+        if unit in self._by:
             return False
-        self._dropped.add(share)
-        self._lose(share)
-        if share in self._returned:
-            self._returned.remove(share)
+        self._dropped.add(unit)
+        self._lose(unit)
+        if unit in self._returned:
+            self._returned.remove(unit)
         return True
 
     @property
     def committed(self) -> int:
-        """Shares that are done."""
+        """Number of units done."""
         return len(self._by)
 
     @property
     def remaining(self) -> int:
-        """Shares that are still to be committed, whether taken or not."""
+        """Number of units still to be committed, taken or not."""
         return self.total - len(self._by) - len(self._dropped)
 
     def report(self) -> LedgerReport:
-        """Where all shares are."""
+        """Return the state of all units."""
         return LedgerReport(
             total=self.total,
             committed=self.committed,
@@ -149,17 +149,17 @@ class ShareLedger:
             repeated=sum(counts["repeated"] for counts in self._counts.values()),
             dropped=tuple(sorted(self._dropped)),
             workers={
-                worker: WorkerShares(**counts) for worker, counts in sorted(self._counts.items())
+                worker: WorkerUnits(**counts) for worker, counts in sorted(self._counts.items())
             },
         )
 
-    def _lose(self, share: int) -> None:
-        holder = self._holder.pop(share, None)
+    def _lose(self, unit: int) -> None:
+        holder = self._holder.pop(unit, None)
         if holder is not None:
             self._counts[holder]["lost"] += 1
 
     def _next(self) -> int | None:
-        """What would be taken now."""
+        """Return the unit that would be taken now."""
         if self._returned:
             return self._returned[0]
         fresh = self._fresh

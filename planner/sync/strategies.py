@@ -1,4 +1,4 @@
-"""The strategies of synchronisation and their options, as a plan, a file or a command names them.
+"""Synchronisation strategies and their options, as written in plans, files and commands.
 
 A strategy is written ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE``.
 """
@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import Field, model_validator
 
-from planner.artifacts.document import Record
-from planner.artifacts.job import JsonValue
-from planner.artifacts.plan import Sync
 from planner.errors import PipeplanError, shorten
+from planner.job import JsonValue
+from planner.plan.plan import BUCKET_MIB, FUSION_MIB, Sync
+from planner.records.document import Record
 from planner.units import plural
 
 Mib = Annotated[float, Field(gt=0, le=2**20)]
@@ -23,48 +23,49 @@ GroupSize = Annotated[int, Field(ge=2, le=4096)]
 
 
 class AllReduceOptions(Record):
-    """``all_reduce``: gradients are summed in buckets while the backward still runs.
+    """``all_reduce``: gradients are summed in buckets, overlapped with the backward.
 
     Attributes:
-        bucket_mib: of gradients that are summed at once.
-        overlap: begin a bucket once its gradients are there; otherwise after the whole backward.
+        bucket_mib: size of a bucket of gradients.
+        overlap: whether a bucket starts when its gradients are ready; otherwise after the whole
+            backward.
     """
 
-    bucket_mib: Mib = 25.0
+    bucket_mib: Mib = BUCKET_MIB
     overlap: bool = True
 
 
 class FusedOptions(Record):
-    """``fused``: as ``all_reduce``, where small tensors wait until enough of them are there.
+    """``fused``: as ``all_reduce``, but small tensors are collected until there are enough.
 
     Attributes:
-        fusion_mib: that are summed at once, over the stages of a rank.
+        fusion_mib: size of a bucket, over all stages of a rank.
     """
 
-    fusion_mib: Mib = 64.0
+    fusion_mib: Mib = FUSION_MIB
 
 
 class DecoupledOptions(Record):
-    """``decoupled``: reduce-scatter behind the backward, all-gather behind the next forward.
+    """``decoupled``: reduce-scatter overlapped with the backward, all-gather with the next forward.
 
     DeAR (Zhang et al. 2023, "Decoupling the All-Reduce Primitive").
 
     Attributes:
-        bucket_mib: of gradients that are reduced at once.
+        bucket_mib: size of a bucket of gradients.
     """
 
     bucket_mib: Mib = 25.0
 
 
 class CrossIterationOptions(Record):
-    """``cross_iteration``: an iteration begins on an approximation of its parameters.
+    """``cross_iteration``: an iteration begins with an approximation of its parameters.
 
-    Jin's thesis (HKU 2023): the all-reduce of iteration t runs behind iteration t + 1.
+    Jin's thesis (HKU 2023): the all-reduce of iteration t is overlapped with iteration t + 1.
 
     Attributes:
-        approximation: what iteration t + 1 begins on, in place of the aggregate that is on its
-            way: the rank's ``own_gradient``, or the ``last_update``.
-        fusion_mib: that are summed at once.
+        approximation: used by iteration t + 1 instead of the aggregate that has not arrived: the
+            rank's ``own_gradient``, or the ``last_update``.
+        fusion_mib: size of a bucket.
     """
 
     approximation: Literal["own_gradient", "last_update"] = "own_gradient"
@@ -72,11 +73,11 @@ class CrossIterationOptions(Record):
 
 
 class ParameterServerOptions(Record):
-    """``parameter_server``: the parameters and the optimizer's state live on a server.
+    """``parameter_server``: a server holds the parameters and the optimizer's state.
 
     Attributes:
-        mode: ``sync`` applies the mean of all gradients; ``async`` each as it comes.
-        servers: pipelines that share the parameters among them; None: one.
+        mode: ``sync`` applies the mean of all gradients; ``async`` applies each as it arrives.
+        servers: number of pipelines that share the parameters as servers; None: one.
     """
 
     mode: Literal["sync", "async"] = "sync"
@@ -84,15 +85,15 @@ class ParameterServerOptions(Record):
 
 
 class EagerParameterServerOptions(Record):
-    """``eager_parameter_server``: push and pull apart, and both behind the computation.
+    """``eager_parameter_server``: push and pull separately, both overlapped with computation.
 
     PS+ of Jin's thesis (HKU 2023).
 
     Attributes:
-        modulation: of a gradient of staleness tau: ``inverse`` 1 / (1 + tau), ``exponential``
-            exp(-decay * tau), or ``constant`` 1.
-        decay: of the exponential modulation; refused beside any other.
-        servers: pipelines that share the parameters among them; None: one.
+        modulation: factor on a gradient of staleness tau: ``inverse`` 1 / (1 + tau),
+            ``exponential`` exp(-decay * tau), or ``constant`` 1.
+        decay: decay of the exponential modulation; refused together with any other.
+        servers: number of pipelines that share the parameters as servers; None: one.
     """
 
     modulation: Literal["inverse", "exponential", "constant"] = "inverse"
@@ -103,7 +104,7 @@ class EagerParameterServerOptions(Record):
     def _fits_together(self) -> EagerParameterServerOptions:
         if "decay" in self.model_fields_set and self.modulation != "exponential":
             raise ValueError(
-                f"decay beside modulation = '{self.modulation}', which has none; remove it, or "
+                f"decay with modulation = '{self.modulation}', which has none; remove it, or "
                 "use modulation = 'exponential'"
             )
         return self
@@ -127,19 +128,20 @@ class PartialAllReduceOptions(Record):
 
     Attributes:
         schedule: ``static``: a fixed schedule of groups; ``generator``: groups are drawn.
-        group_size: of drawn groups; above the number of pipelines it means all. None: 3, or half
-            of the pipelines if that is fewer, at least 2.
-        pipelines_per_node: that share a node, for the static schedule and ``inter_intra``; it
-            divides the number of pipelines. None: what the cluster says. Where nodes tell nothing,
-            since there is one only or each has one pipeline, nodes of 4 are made up, or of 2 where
-            there are fewer than 8 pipelines.
-        group_buffer: anyone is drawn, and groups that others have drawn it into come first;
-            otherwise only who has none is drawn. A division never draws who has one.
+        group_size: size of drawn groups; above the number of pipelines it means all. None: 3, or
+            half of the pipelines if that is fewer, at least 2.
+        pipelines_per_node: pipelines that share a node, for the static schedule and
+            ``inter_intra``; it divides the number of pipelines. None: from the cluster. If the
+            cluster has only one node or one pipeline per node, nodes of 4 are assumed, or of 2 with
+            fewer than 8 pipelines.
+        group_buffer: any pipeline is drawn, and groups drawn for it by others come first; otherwise
+            only pipelines without a group are drawn. A division never draws a pipeline with a
+            group.
         group_division: draw disjoint groups of all pipelines without one at once.
         inter_intra: draw one group across nodes and one of each node's rest, then whole nodes.
-        slowdown_filter: who draws a group leaves out those that are so many iterations or more
-            behind; None: nobody.
-        seed: of what is drawn.
+        slowdown_filter: a pipeline that draws a group leaves out those this many iterations or more
+            behind; None: no filter.
+        seed: seed of the draws.
     """
 
     schedule: Literal["static", "generator"] = "generator"
@@ -156,17 +158,17 @@ class PartialAllReduceOptions(Record):
         extra = sorted(self.model_fields_set - {"schedule", "pipelines_per_node"})
         if self.schedule == "static" and extra:
             raise ValueError(
-                f"{', '.join(extra)} beside schedule = 'static', which draws no groups; remove "
+                f"{', '.join(extra)} with schedule = 'static', which draws no groups; remove "
                 f"{'it' if len(extra) == 1 else 'them'}, or use schedule = 'generator'"
             )
         if self.schedule == "generator" and not self.inter_intra and self.pipelines_per_node:
             raise ValueError(
-                "pipelines_per_node beside groups that are drawn whatever the node; remove it, or "
+                "pipelines_per_node with groups drawn across all nodes; remove it, or "
                 "use inter_intra = true or schedule = 'static'"
             )
         if self.inter_intra and self.group_size:
             raise ValueError(
-                "group_size beside inter_intra, whose groups are as large as nodes; remove one"
+                "group_size with inter_intra, whose groups are as large as nodes; remove one"
             )
         if self.inter_intra and not (self.group_division and self.group_buffer):
             raise ValueError(
@@ -177,21 +179,21 @@ class PartialAllReduceOptions(Record):
 
 
 class SemiDecentralizedOptions(Record):
-    """``semi_decentralized``: who is ready at a stage averages its weights with who else is.
+    """``semi_decentralized``: at each stage, the replicas that are ready average their weights.
 
     SDPipe (Miao et al., VLDB 2023).
 
     Attributes:
-        first_wait_s: how long the first to come waits for others, to begin with.
-        least_wait_s, most_wait_s: between which the wait adapts itself.
-        most_members: a group that has so many closes at once; above the number of pipelines it
-            means all. None: all.
-        guarantee_period: after how many member updates, in numbers of pipelines, the groups since
-            then must have connected all pipelines; the next group waits until they do. None: no
-            guarantee.
-        overlap: average behind the computation of the next iteration, whose gradient is then one
-            of weights from before the average. Nobody waits for a group, unless it takes longer
-            than an iteration. SDPipe's own pipelines wait for it.
+        first_wait_s: initial time for which the first replica waits for others.
+        least_wait_s, most_wait_s: limits of the adaptive wait.
+        most_members: a group with this many members closes at once; above the number of pipelines
+            it means all. None: all.
+        guarantee_period: number of member updates, in numbers of pipelines, after which the groups
+            since then must have connected all pipelines; the next group waits until they do. None:
+            no guarantee.
+        overlap: overlap the average with the next iteration, whose gradient is then computed with
+            weights from before the average. Nobody waits for a group, unless it takes longer than
+            an iteration. SDPipe itself waits for it.
     """
 
     first_wait_s: Seconds = 0.001
@@ -233,13 +235,13 @@ OPTIONS: Mapping[str, type[Options]] = {
     "partial_all_reduce": PartialAllReduceOptions,
     "semi_decentralized": SemiDecentralizedOptions,
 }
-TOGETHER = ("all_reduce", "fused", "decoupled", "cross_iteration")
-"""Strategies that run any plan, all pipelines in step; the others need pipelines of their own."""
+SYNCHRONOUS = ("all_reduce", "fused", "decoupled", "cross_iteration")
+"""Synchronous strategies, which run any plan; the others need data-parallel pipelines."""
 STALE = ("cross_iteration",)
-"""Those of them whose ranks may be an iteration apart."""
+"""Synchronous strategies whose ranks may be an iteration apart."""
 EXAMPLE = "partial_all_reduce:group_size=4,seed=1"
 _JSON = {"none": "null", "true": "true", "false": "false"}
-"""Words in any case."""
+"""Values in any case."""
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", type(None): "none"}
 
 _OF_COMMANDS = {
@@ -249,11 +251,11 @@ _OF_COMMANDS = {
         "write a strategy into the plan"
     ),
 }
-"""Words in the place of a strategy, and where they belong."""
+"""Words that commands accept instead of a strategy, with these commands."""
 
 
 def options_of(sync: Sync, source: str = "sync") -> Options:
-    """The checked options of a strategy.
+    """Return the checked options of a strategy.
 
     Raises:
         PipeplanError: naming an unknown strategy or every wrong option.
@@ -266,7 +268,7 @@ def options_of(sync: Sync, source: str = "sync") -> Options:
     kind, source = OPTIONS[sync.strategy], f"{source}.options of {sync.strategy}"
     known = {name: value for name, value in sync.options.items() if name in kind.model_fields}
     problems = [
-        f"{source}: {shorten(name)} is none of its options; they are {option_kinds(kind)}"
+        f"{source}: {shorten(name)} is not one of its options; they are {option_kinds(kind)}"
         for name in sync.options
         if name not in known
     ]
@@ -280,7 +282,7 @@ def options_of(sync: Sync, source: str = "sync") -> Options:
 
 
 def option_kinds(kind: type[Options]) -> str:
-    """A strategy's options and what each takes, such as ``pairs (bipartite or matching)``."""
+    """Describe a strategy's options and their values, such as ``pairs (bipartite or matching)``."""
     return ", ".join(
         f"{name} ({' or '.join(_words(field.annotation))})"
         for name, field in kind.model_fields.items()
@@ -288,7 +290,7 @@ def option_kinds(kind: type[Options]) -> str:
 
 
 def _words(annotation: Any) -> Iterator[str]:
-    """What a field takes, as one writes it."""
+    """Yield the values of a field as people write them."""
     if get_origin(annotation) is Literal:
         yield from get_args(annotation)
     elif get_origin(annotation) is Annotated:
@@ -301,12 +303,12 @@ def _words(annotation: Any) -> Iterator[str]:
 
 
 def require_fit(sync: Sync, pipelines: int | None) -> None:
-    """Refuse options that so many pipelines cannot have; None: their number is not known.
+    """Refuse options that do not fit the number of pipelines; None: the number is unknown.
 
-    A ``group_size`` or ``most_members`` above that means all of them.
+    A ``group_size`` or ``most_members`` above the number means all of them.
 
     Raises:
-        PipeplanError: naming the option and both numbers, or what :func:`options_of` finds.
+        PipeplanError: naming the option and both numbers, or as :func:`options_of`.
     """
     options, source = options_of(sync), f"sync.options of {sync.strategy}"
     if pipelines is None:
@@ -329,12 +331,12 @@ def require_fit(sync: Sync, pipelines: int | None) -> None:
 
 
 def group_size_of(options: PartialAllReduceOptions, pipelines: int) -> int:
-    """Of drawn groups: what is asked for, or a default that leaves nobody out of a few."""
+    """Return the size of drawn groups: the option, or a default that leaves nobody out of a few."""
     return options.group_size or max(2, min(3, pipelines // 2))
 
 
 def parse_sync(text: str) -> Sync:
-    """Read ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE``.
+    """Parse ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE``.
 
     Raises:
         PipeplanError: naming what cannot be read, an unknown strategy or every wrong option.
@@ -364,7 +366,7 @@ def parse_sync(text: str) -> Sync:
 
 
 def sync_name(sync: Sync) -> str:
-    """As a command names it, such as ``partial_all_reduce:schedule=static``."""
+    """Format a strategy for a command line, such as ``partial_all_reduce:schedule=static``."""
     options = ",".join(f"{name}={_written(value)}" for name, value in sync.options.items())
     return f"{sync.strategy}:{options}" if options else sync.strategy
 
@@ -374,7 +376,7 @@ def _written(value: object) -> str:
 
 
 def _value(text: str) -> str | int | float | bool | None:
-    """A JSON value other than a list or table; any other word is text."""
+    """Parse a JSON value other than a list or table; any other word is text."""
     try:
         value = json.loads(_JSON.get(text.lower(), text))
     except ValueError:

@@ -5,16 +5,15 @@ from builders import device_type, graph, layer, parameter
 from transformers_by_hand import machines, problem, transformer
 
 from planner import PipeplanError, Plan, adopt, verify
-from planner.adopting.adopt import adopted
-from planner.adopting.division import divide
-from planner.adopting.overflow import overflow_problems
-from planner.artifacts.job import Job
-from planner.artifacts.operations import parse_order
-from planner.artifacts.problem import Problem
-from planner.importing.schedule_csv import ScheduleTable
-from planner.schedule.assignment import balanced_assignment
-from planner.schedule.classics import SPLIT, WHOLE
-from planner.verifier import replay
+from planner.interop.adopt.adopt import adopted, overflow_problems
+from planner.interop.adopt.division import divide
+from planner.interop.importing.schedule_csv import ScheduleTable
+from planner.job import Job
+from planner.plan.operations import parse_order
+from planner.plan.problem import Problem
+from planner.prediction import replay
+from planner.search.schedule.assignment import balanced_assignment
+from planner.search.schedule.classics import SPLIT, WHOLE
 
 
 def table(*rows: str) -> ScheduleTable:
@@ -158,11 +157,11 @@ def test_recomputation_is_of_every_block_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("stages", "options", "message"),
     [
-        ("Et|t|L", {}, "t stands 2 times, the model has 4 blocks (h.0 to h.3)"),
-        ("t|Et*3L", {}, "E stands first and once"),
+        ("Et|t|L", {}, "t appears 2 times, but the model has 4 blocks (h.0 to h.3)"),
+        ("t|Et*3L", {}, "E must appear exactly once, at the start"),
         ("Et*4L|", {}, "stage 1 is empty"),
-        ("Et*4|LL", {}, "L stands last and once"),
-        ("Et*4|mL", {}, "m: the model has no layers"),
+        ("Et*4|LL", {}, "L must appear exactly once, at the end"),
+        ("Et*4|mL", {}, "m: multi-token prediction layers are not supported"),
         ("Ett|t|tL", {"pipeline_size": 2}, "pipeline_size 2: does not divide the 3 stages"),
         ("Ett|ttL", {"schedule": "2f2b"}, "schedule 2f2b: no such schedule; choose from gpipe"),
         (
@@ -177,11 +176,11 @@ def test_recomputation_is_of_every_block_and_nothing_else() -> None:
         ("Ett|ttL", {"replicas": 3}, "has 4 devices, 2 pipeline ranks of 3 replicas are 6"),
         ("Et*4L", {"replicas": 3}, "4 cannot be shared out equally among 3 pipelines"),
         ([["wte", "wpe", "h"], []], {}, "stages[1]: is empty"),
-        ([["wte", "wpe", "h"]], {}, "ln_f, lm_head: in no stage"),
+        ([["wte", "wpe", "h"]], {}, "ln_f, lm_head: have parameters but are in no stage"),
         ([["wte", "h.4"]], {}, "stages[0][1]: 'h.4' is no layer of 'by-hand'; use 'h."),
-        ([["wte", "wpe", "h.0.attn"]], {}, "'h.0.attn' is a part of layer 'h.0'"),
+        ([["wte", "wpe", "h.0.attn"]], {}, "'h.0.attn' is inside layer 'h.0'"),
         ([["wte", "h"], ["h.1"]], {}, "stages[1][0]: 'h.1' names layer 'h.1', which is in stage 0"),
-        ([["wte", "wpe", "lm_head", "ln_f"], ["h"]], {}, "an edge backwards"),
+        ([["wte", "wpe", "lm_head", "ln_f"], ["h"]], {}, "is used by 'ln_f' in earlier stage 0"),
     ],
 )
 def test_what_does_not_fit_together_is_told(stages: object, options: dict, message: str) -> None:
@@ -237,8 +236,8 @@ def test_a_plan_that_fits_has_no_overflow() -> None:
 def test_an_overflow_is_told_by_stage_with_what_was_tried() -> None:
     """Eight microbatches of two GiB are in flight in GPipe, two of them in 1F1B's first stage."""
     first, second, advice = told_overflow(tight(10), "gpipe")
-    assert first.startswith("stage 0 on n0/gpu0: 16 GiB at the peak")
-    assert first.endswith("there is 10 GiB, 6 GiB too little")
+    assert first.startswith("stage 0 on n0/gpu0: peak 16 GiB")
+    assert first.endswith("the device has 10 GiB, 6 GiB too little")
     assert second.startswith("stage 1 on n1/gpu0: ")
     assert "--schedule 1f1b, " in advice
     assert "gpipe" not in advice
@@ -265,4 +264,4 @@ def test_job_rules_are_for_verify() -> None:
     job = Job(optimizer="sgd", microbatches=4, max_stages_per_device=1)
     told = Problem(transformer(2), machines(1), job)
     (found,) = verify(adopt(told, "Et|tL", pipeline_size=1))
-    assert "raise job.max_stages_per_device" in found
+    assert "set job.max_stages_per_device to 2" in found

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from builders import boundary, cluster, graph, layer, link, orders, parameter, pipeline
 
-from planner.artifacts.plan import Plan
-from planner.assemble import plan_by_hand
+from planner.assembly import plan_by_hand
 from planner.errors import PipeplanError
+from planner.plan.plan import Plan
 
 
 def refusal(load: Callable[[Path], object], path: Path) -> str:

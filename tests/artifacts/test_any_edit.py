@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from small_plan import PLAN, a_plan, refusal
 from strategies import json_values
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.document import read_json
-from planner.artifacts.layer_graph import LayerGraph
-from planner.artifacts.plan import Plan
+from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.verifier import verify
+from planner.model.layer_graph import LayerGraph
+from planner.plan.plan import Plan
+from planner.records.document import read_json
+from planner.verification import verify
 
 
 def places(value: object, path: tuple = ()) -> list[tuple]:

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from small_plan import PLAN, refusal
 from strategies import json_values
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.formats import check_format
-from planner.artifacts.job import Job
-from planner.artifacts.layer_graph import LayerGraph
-from planner.artifacts.plan import Plan
-from planner.artifacts.problem import Problem
+from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
+from planner.job import Job
+from planner.model.layer_graph import LayerGraph
+from planner.plan.plan import Plan
+from planner.plan.problem import Problem
+from planner.records.formats import check_format
 
 LOADERS = {"plan": Plan.load, "graph": LayerGraph.load, "cluster": Cluster.load}
 
@@ -71,7 +71,7 @@ def test_a_missing_file_and_a_folder_are_refused(
 @pytest.mark.parametrize(
     ("load", "kind", "current"),
     [
-        (Plan.load, "pipeplan", 2),
+        (Plan.load, "pipeplan", 4),
         (LayerGraph.load, "pipeplan-graph", 1),
         (Cluster.load, "pipeplan-cluster", 1),
     ],
@@ -93,10 +93,10 @@ def test_a_future_format_asks_for_an_upgrade(
 @example("pipeplan/0")
 @example("pipeplan/01")
 def test_any_other_format_is_refused(value: object) -> None:
-    if value in ("pipeplan/1", "pipeplan/2"):
+    if value in ("pipeplan/1", "pipeplan/2", "pipeplan/3", "pipeplan/4"):
         return
     with pytest.raises(PipeplanError, match="some file: format"):
-        check_format({"format": value}, "pipeplan/2", "some file")
+        check_format({"format": value}, "pipeplan/4", "some file")
 
 
 @given(share=st.floats(0, 1, exclude_max=True))

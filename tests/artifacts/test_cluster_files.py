@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from builders import ROOT
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.presets import DEVICES, LINKS
+from planner.cluster.cluster import Cluster
+from planner.cluster.presets import DEVICES, LINKS
 
 SAMPLES = ROOT / "examples" / "clusters"
 HEAD = 'format = "pipeplan-cluster/1"\n'

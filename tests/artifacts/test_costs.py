@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.artifacts.costs import Costs
 from planner.errors import PipeplanError
+from planner.model.measured_costs import Costs
 
 
 def timing(seconds: float) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def data(*kinds: tuple[list[str], list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def test_a_size_that_was_measured_has_its_medians() -> None:
-    costs = Costs.from_data(data((["a", "b"], [size(1, 1.0), size(2, 1.5)])))
+    costs = Costs.parse(data((["a", "b"], [size(1, 1.0), size(2, 1.5)])))
     times = costs.at("b", 2)
     assert (times.forward_s, times.whole_backward_s) == (1.5, 3.0)
     assert (times.input_gradient_s, times.weight_gradient_s) == (pytest.approx(1.8), 1.5)
@@ -56,24 +56,24 @@ def test_a_size_that_was_measured_has_its_medians() -> None:
 
 @given(st.integers(2, 8))
 def test_between_two_sizes_costs_lie_on_a_straight_line(samples: int) -> None:
-    costs = Costs.from_data(data((["a"], [size(1, 1.0), size(2, 3.0), size(8, 15.0)])))
+    costs = Costs.parse(data((["a"], [size(1, 1.0), size(2, 3.0), size(8, 15.0)])))
     assert costs.at("a", samples).forward_s == pytest.approx(3.0 + 2.0 * (samples - 2))
 
 
 @pytest.mark.parametrize("samples", [1, 9])
 def test_a_size_outside_those_measured_is_refused_with_the_remedy(samples: int) -> None:
-    costs = Costs.from_data(data((["a"], [size(2, 1.0), size(8, 4.0)])))
+    costs = Costs.parse(data((["a"], [size(2, 1.0), size(8, 4.0)])))
     with pytest.raises(PipeplanError, match=rf"measured: 2, 8\).*--samples {samples}"):
         costs.at("a", samples)
 
 
 def test_a_layer_that_was_not_measured_is_refused() -> None:
     with pytest.raises(PipeplanError, match="layer 'c' is in none of them"):
-        Costs.from_data(data((["a"], [size(1, 1.0)]))).at("c", 1)
+        Costs.parse(data((["a"], [size(1, 1.0)]))).at("c", 1)
 
 
 def test_what_is_saved_is_read_again(tmp_path: Path) -> None:
-    costs = Costs.from_data(data((["a"], [size(1, 1.0)]), (["b"], [])))
+    costs = Costs.parse(data((["a"], [size(1, 1.0)]), (["b"], [])))
     costs.save(tmp_path / "costs.json")
     assert Costs.load(tmp_path / "costs.json") == costs
 
@@ -100,7 +100,7 @@ def wrong(change: str) -> dict[str, Any]:
     [
         ("order", "1 samples come after 2"),
         ("quartiles", r"kinds\[0\].sizes\[0\].forward: median_s: 1 is not between"),
-        ("twice", "layer 'a' stands there 2 times"),
+        ("twice", "layer 'a' appears 2 times"),
         ("unknown", "speed: unknown field"),
         ("negative", r"kinds\[0\].sizes\[0\].stash_bytes: expected at least 0"),
     ],

@@ -10,13 +10,7 @@ import pytest
 from builders import cluster, device_type
 from small_plan import PLAN, refusal
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.document import digest
-from planner.artifacts.graph_record import GraphRecord
-from planner.artifacts.job import Job
-from planner.artifacts.layer_graph import LayerGraph
-from planner.artifacts.operations import parse_order
-from planner.artifacts.plan import Plan
+from planner.cluster.cluster import Cluster
 from planner.errors import (
     MOST_CHARACTERS,
     MOST_PROBLEMS,
@@ -24,7 +18,13 @@ from planner.errors import (
     first_problems,
     shorten,
 )
-from planner.verifier import gap, verify
+from planner.job import Job
+from planner.model.graph_record import GraphRecord
+from planner.model.layer_graph import LayerGraph
+from planner.plan.operations import parse_order
+from planner.plan.plan import Plan, gap
+from planner.records.document import digest
+from planner.verification import verify
 
 FEW_CHARACTERS = 400
 JOB = 'format = "pipeplan-job/1"\n'
@@ -189,4 +189,5 @@ def test_a_bound_too_small_for_a_quotient_is_no_bound() -> None:
     assert gap(1.0, 5e-324) is None
     data = copy.deepcopy(PLAN)
     data["predicted"]["lower_bound_s"] = 5e-324
+    data["provenance"]["bound_covers"] = {"space": Plan.parse(PLAN).job.space.model_dump()}
     assert verify(Plan.parse(data)) == []

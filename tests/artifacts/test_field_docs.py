@@ -1,13 +1,13 @@
 """Meanings of fields are read off docstrings, units off names."""
 
-from planner.artifacts.cluster import Link
-from planner.artifacts.document import Record
-from planner.artifacts.field_docs import meanings_of, summary_of, unit_of
-from planner.artifacts.hardware import LinkType
+from planner.cluster.cluster import Link
+from planner.cluster.hardware import LinkType
+from planner.records.document import Record
+from planner.records.field_docs import meanings_of, summary_of, unit_of
 
 
 class Outer(Record):
-    """What it is, see :class:`planner.artifacts.job.Job`.
+    """What it is, see :class:`planner.job.Job`.
 
     More of it: ``x`` is
     on two lines.
@@ -49,7 +49,7 @@ def test_a_record_has_the_meanings_of_the_one_it_extends_unless_it_tells_its_own
 
 def test_the_summary_ends_where_the_fields_begin() -> None:
     assert summary_of(Outer) == (
-        "What it is, see `planner.artifacts.job.Job`.\n\nMore of it: `x` is on two lines."
+        "What it is, see `planner.job.Job`.\n\nMore of it: `x` is on two lines."
     )
 
 

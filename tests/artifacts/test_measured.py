@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.artifacts.measured import MeasuredTimeline
-from planner.artifacts.measured_trace import parse_trace, trace_of
 from planner.errors import PipeplanError
+from planner.measured.timeline import MeasuredTimeline
+from planner.measured.timeline_file import parse_trace, trace_of
 
 NAMES = ("d0", "n0/gpu1", "d-2")
 nanoseconds = st.integers(0, 10**10)
@@ -86,7 +86,7 @@ def measured_timelines(draw: st.DrawFn) -> MeasuredTimeline:
 @given(measured_timelines())
 def test_a_timeline_survives_its_file(timeline: MeasuredTimeline) -> None:
     text = json.dumps(trace_of(timeline), ensure_ascii=False)
-    assert parse_trace(json.loads(text), "file") == timeline
+    assert parse_trace(json.loads(text), "file", MeasuredTimeline.parse) == timeline
 
 
 @given(measured_timelines(), st.data())
@@ -99,7 +99,7 @@ def test_an_edited_file_is_refused_or_says_the_same(
     key = data.draw(st.sampled_from(sorted(event)))
     event[key] = data.draw(st.sampled_from([None, 0, 1.5, "X", "C", "transfer", {}, []]))
     with suppress(PipeplanError):
-        assert trace_of(parse_trace(trace, "file")) == trace
+        assert trace_of(parse_trace(trace, "file", MeasuredTimeline.parse)) == trace
 
 
 @given(measured_timelines())

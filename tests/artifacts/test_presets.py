@@ -6,10 +6,9 @@ import pytest
 from builders import ROOT
 from typer.testing import CliRunner
 
-from planner.artifacts.preset_sources import DEVICE_SOURCES, LINK_SOURCES
-from planner.artifacts.presets import DEVICES, LINKS
 from planner.cli import app
-from planner.report.presets import DEVICE_COLUMNS, LINK_COLUMNS, device_rows, link_rows
+from planner.cluster.presets import DEVICE_SOURCES, DEVICES, LINK_SOURCES, LINKS
+from planner.report.tables import DEVICE_COLUMNS, LINK_COLUMNS, device_rows, link_rows
 
 # Cores (SMs or CUs), dense 16-bit FLOPs of one in a cycle with float32 accumulation, boost GHz:
 # whitepapers of Volta, Ampere, Ada, Hopper and CDNA 2 and 3, and the boards' datasheets.

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from builders import ROOT, graph, layer
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.document import digest
-from planner.artifacts.job import Job
-from planner.artifacts.problem import Problem, cluster_digest
+from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
+from planner.job import Job
+from planner.plan.problem import Problem, cluster_digest
+from planner.records.document import digest
 
 FILE = """
 format = "pipeplan-cluster/1"
@@ -87,7 +87,9 @@ def test_clusters_without_prices_keep_the_digests_they_had() -> None:
     assert digest(irregular).startswith("sha256:09a079d4cf388")
     assert "price_per_hour" not in irregular.model_dump_json()
     assert "currency" not in irregular.model_dump_json()
-    problem = Problem(graph([layer("a")]), irregular, Job())
+    problem = Problem(
+        graph([layer("a")]), irregular, Job(backward="whole", overlap_reduction=False)
+    )
     assert problem.digest.startswith("sha256:fa7854c91aa94")
 
 

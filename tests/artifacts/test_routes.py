@@ -8,7 +8,7 @@ from builders import cluster, link
 from hypothesis import given
 from strategies import clusters
 
-from planner.artifacts.cluster import Cluster, Link
+from planner.cluster.cluster import Cluster, Link
 
 
 def paths(the_cluster: Cluster, source: str, target: str) -> Iterator[list[Link]]:

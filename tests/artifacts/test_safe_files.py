@@ -9,14 +9,14 @@ from builders import GIGA, cluster, graph, layer, orders, parameter, pipeline
 from hypothesis import given
 from strategies import Scheduled, scheduled
 
-from planner.artifacts.document import write_atomically
-from planner.artifacts.plan import Plan
-from planner.artifacts.problem import ModelSource, Problem
-from planner.assemble import plan_by_hand
+from planner.assembly import plan_by_hand
 from planner.costs.placement import StageSpec, place
 from planner.errors import PipeplanError
-from planner.simulator import simulate_plan
-from planner.verifier import verify
+from planner.plan.plan import Plan
+from planner.plan.problem import ModelSource, Problem
+from planner.records.document import write_atomically
+from planner.simulation.simulator import simulate_plan
+from planner.verification import save_valid, verify
 
 
 def plan_of(factory: str | None = None, layers: int = 1) -> Plan:
@@ -91,7 +91,7 @@ def test_a_new_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:
 def test_a_plan_that_does_not_hold_is_not_written(tmp_path: Path) -> None:
     wrong = plan_of().model_copy(update={"orders": {"d0": "0F0"}})
     with pytest.raises(PipeplanError, match="microbatch 0 of stage 0 has F"):
-        wrong.save(tmp_path / "plan.json")
+        save_valid(wrong, tmp_path / "plan.json")
     assert os.listdir(tmp_path) == []
 
 

@@ -13,16 +13,16 @@ from jsonschema import Draft202012Validator
 from small_plan import a_plan
 from typer.testing import CliRunner
 
-from executor.config import TrainingConfig
-from executor.train_schema import TRAIN
+from executor.launch.config import TrainingConfig
+from executor.launch.train_schema import TRAIN
 from planner import Cluster, Job, LayerGraph, PipeplanError, Plan
-from planner.artifacts.cluster_toml import cluster_toml
-from planner.artifacts.costs import Costs, LayerKind, SizedCosts, Timing
-from planner.artifacts.plan import COST_MODEL, Sync
-from planner.artifacts.schemas import ARTIFACTS, json_schema, schema_text
-from planner.artifacts.sweep import SweepIndex, SweepSettings, SweptPoint
-from planner.artifacts.sync_trace import SyncStep, SyncTrace
 from planner.cli import app
+from planner.cluster.cluster_file import cluster_toml
+from planner.measured.sync_trace import SyncStep, SyncTrace
+from planner.model.measured_costs import Costs, LayerKind, SizedCosts, Timing
+from planner.plan.plan import COST_MODEL, Sync
+from planner.plan.sweep_index import SweepIndex, SweepSettings, SweptPoint
+from planner.schemas import ARTIFACTS, json_schema, schema_text
 
 ALL = {**ARTIFACTS, "train": TRAIN}
 SCHEMAS = {kind: json_schema(artifact) for kind, artifact in ALL.items()}

@@ -1,4 +1,4 @@
-"""``benchmarks.claims``: verdicts follow from figures, and lines say what was claimed."""
+"""``benchmarks.reporting.claims``: verdicts follow from figures, and lines say what was claimed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.claims import (
+from benchmarks.reporting.claims import (
     Claim,
     LeftOut,
     append,

@@ -5,10 +5,13 @@ import random
 
 import pytest
 
-from benchmarks import executor, executor_parity
-from benchmarks.executor_parity import Outcome, summary
-from benchmarks.executor_plans import MAX_MICROBATCHES, MAX_REPLICAS, MAX_STAGES, random_plan
-from planner.verifier import verify
+from benchmarks.executor import __main__ as executor
+from benchmarks.executor import parity as executor_parity
+from benchmarks.executor.parity import Outcome, summary
+from benchmarks.executor.plans import MAX_MICROBATCHES, MAX_REPLICAS, MAX_STAGES, random_plan
+from planner.verification import verify
+
+pytestmark = pytest.mark.extensive
 
 
 def test_random_plans_train_as_a_single_process_does(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,11 @@
 """The comparison with torch's pipelining, on a model so small that only its form counts."""
 
-from benchmarks.executor_peers import COLUMNS, peers
-from benchmarks.peers.cases import Case, Schedule
+import pytest
+
+from benchmarks.executor.compare_peers import COLUMNS, peers
+from benchmarks.executor.peers.cases import Case, Schedule
+
+pytestmark = pytest.mark.extensive
 
 WHOLE: Schedule = "1f1b"
 SPLIT: Schedule = "zb-v"

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from tiny_problem_files import PLACEMENT, PROFILE
 
-from benchmarks import partition, partition_instances, partition_rows
-from planner.partition.search.best import best_partition
+from benchmarks.partition import __main__ as partition
+from benchmarks.partition import instances as partition_instances
+from benchmarks.partition import rows as partition_rows
+from benchmarks.partition.best import best_partition
 
 KEYS = {"instance", "objective", "lower_bound", "status", "seconds", "peak_memory_gib"}
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.prediction import Row, chosen, parser, verdicts
-from benchmarks.prediction_plans import MODELS, Model, plans_of, problem_of
+from benchmarks.prediction.__main__ import chosen, parser
+from benchmarks.prediction.plans import MODELS, Model, plans_of, problem_of
+from benchmarks.prediction.run import Row, verdicts
 from planner.errors import PipeplanError
-from planner.verifier import verify
+from planner.verification import verify
 
 TINY = Model("tiny", "models.gpt:gpt_tiny", 2, {"layers": 3})
 

@@ -13,8 +13,8 @@ import pytest
 from benchmarks import report_all
 from benchmarks.catalogue import BENCHMARKS, ROOM, Benchmark, full_report
 from benchmarks.report_all import main
-from benchmarks.report_page import page
-from benchmarks.running import Ran, run
+from benchmarks.reporting.page import page
+from benchmarks.reporting.running import Ran, run
 
 START = """
 import os, signal, sys, time
@@ -51,6 +51,7 @@ def line_of(text: str, part: str) -> str:
     return found
 
 
+@pytest.mark.extensive
 def test_a_page_has_what_each_benchmark_found_however_it_ended(fakes: Path) -> None:
     report, lines = fakes / "REPORT.md", fakes / "claims.jsonl"
     rows = [fake("passes"), fake("fails"), fake("hangs", limit_s=8.0), fake("lies")]
@@ -89,7 +90,6 @@ def test_ctrl_c_keeps_what_there_is(fakes: Path) -> None:
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=200,
     )
     assert done.returncode == 130, done.stderr
     text = report.read_text()
@@ -179,6 +179,7 @@ def test_every_benchmark_of_the_catalogue_is_there(benchmark: Benchmark) -> None
     assert re.fullmatch(r"[a-z_]+", benchmark.name)
 
 
+@pytest.mark.extensive
 def test_a_benchmark_that_was_stopped_leaves_no_process(fakes: Path) -> None:
     pid = fakes / "pid"
     (fakes / "fake_parent.py").write_text(

@@ -10,15 +10,17 @@ import pytest
 import torch
 from builders import ROOT, graph, layer
 
-from benchmarks.roofline import timed_rows
-from benchmarks.roofline_cases import load, save
-from benchmarks.roofline_fit import START, Timed, device_with, errors, fit, left_out
-from benchmarks.roofline_measure import Case, Sample, measure
-from benchmarks.roofline_public import PUBLISHED, predicted_s
-from planner.artifacts.hardware import DeviceType
-from planner.artifacts.presets import DEVICES
+from benchmarks.roofline.cases import load, save
+from benchmarks.roofline.fit import START, Timed, device_with, errors, fit, left_out
+from benchmarks.roofline.measure import Case, Sample, measure
+from benchmarks.roofline.public import PUBLISHED, predicted_s
+from benchmarks.roofline.run import timed_rows
+from planner.cluster.hardware import DeviceType
+from planner.cluster.presets import DEVICES
 from planner.costs.roofline import layer_times
 from planner.errors import PipeplanError
+
+pytestmark = pytest.mark.extensive
 
 DEVICE = DeviceType(
     memory_gib=16,
@@ -139,7 +141,7 @@ def test_times_of_another_file_or_model_are_refused(tmp_path: Path) -> None:
 
 def test_the_cpu_preset_is_within_its_stated_error_of_the_kept_times(tmp_path: Path) -> None:
     """Transformers: docs/costs.md says 20 % of a model's forward or backward."""
-    data = json.loads((ROOT / "benchmarks" / "roofline_cpu.json").read_text())
+    data = json.loads((ROOT / "benchmarks" / "roofline" / "roofline_cpu.json").read_text())
     names = {"gpt_tiny", "llama_tiny", "bert_tiny", "t5_tiny", "mixtral_tiny"}
     data["cases"] = [row for row in data["cases"] if row["case"]["model"] in names]
     assert len(data["cases"]) == len(names)
@@ -159,7 +161,15 @@ def test_gpu_presets_are_within_their_stated_error_of_published_throughput() -> 
 
 def test_a_start_that_is_no_preset_is_refused() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.roofline", "--device-type", "GTX-1", "--rows", "speed"],
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.roofline",
+            "--device-type",
+            "GTX-1",
+            "--rows",
+            "speed",
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import schedule
-from benchmarks.schedule_instances import chunks, uneven, zero_bubble
-from planner.schedule.bounds.windows import iteration_bound_s
+from benchmarks.schedule import __main__ as schedule
+from benchmarks.schedule.instances import chunks, uneven, zero_bubble
+from planner.search.schedule.bounds.windows import iteration_bound_s
 
 ROW = {
     "stages": 3,

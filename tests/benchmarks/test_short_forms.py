@@ -3,41 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tiny_problem_files import PROFILE
 
-from benchmarks import executor_testbed, partition_rows, schedule_joint, schedule_rows
-from benchmarks import replan as full_replan
-from benchmarks import roofline as full_roofline
-from benchmarks import soak as full_soak
-from benchmarks import sync as full_sync
-from benchmarks.claims import Claim, Details, Entry, LeftOut, read_entries
-from benchmarks.executor_testbed import Row as BedRow
-from benchmarks.prediction import Row as PredictionRow
-from benchmarks.prediction import main as predict
-from benchmarks.replan import Row as ReplanRow
-from benchmarks.replan_cases import Training, trainings
-from benchmarks.schedule_joint import JointRow
-from benchmarks.schedule_rows import Row as ScheduleRow
-from benchmarks.short import (
-    executor,
-    partition,
-    prediction,
-    replan,
-    roofline,
-    schedule,
-    soak,
-    sync,
-    testbed,
-)
-from benchmarks.soak_world import Case as SoakCase
-from benchmarks.sync_claims import Claim as SyncClaim
-from benchmarks.sync_claims import Outcome
-from benchmarks.sync_figures import Spread
+from benchmarks import SAMPLE_CLUSTERS
+from benchmarks.executor import on_testbed as executor_testbed
+from benchmarks.executor import short as executor
+from benchmarks.executor.on_testbed import Row as BedRow
+from benchmarks.partition import rows as partition_rows
+from benchmarks.partition import short as partition
+from benchmarks.prediction import __main__ as prediction
+from benchmarks.prediction.__main__ import main as predict
+from benchmarks.prediction.run import Row as PredictionRow
+from benchmarks.replan import __main__ as replan
+from benchmarks.replan import run as full_replan
+from benchmarks.replan.cases import Training, trainings
+from benchmarks.replan.run import Row as ReplanRow
+from benchmarks.reporting.claims import Claim, Details, Entry, LeftOut, read_entries
+from benchmarks.rivals import __main__ as rivals
+from benchmarks.rivals import pairs as rival_pairs
+from benchmarks.rivals.pairs import Answer, Pair, PairRow, pairs, read_rows, row_name, rows_of
+from benchmarks.roofline import __main__ as roofline
+from benchmarks.roofline import run as full_roofline
+from benchmarks.schedule import joint as schedule_joint
+from benchmarks.schedule import rows as schedule_rows
+from benchmarks.schedule import short as schedule
+from benchmarks.schedule.joint import JointRow
+from benchmarks.schedule.rows import Row as ScheduleRow
+from benchmarks.soak import __main__ as soak
+from benchmarks.soak import run as full_soak
+from benchmarks.soak.world import Case as SoakCase
+from benchmarks.sync import __main__ as full_sync
+from benchmarks.sync import short as sync
+from benchmarks.sync.claims import Claim as SyncClaim
+from benchmarks.sync.claims import Outcome
+from benchmarks.sync.figures import Spread
+from benchmarks.testbed import short as testbed
 from benchmarks.testbed.check import PairCheck
 from planner import PipeplanError
-from planner.solver_settings import Settings
+from planner.search.budget import Settings
+from planner.search.partition.baselines import BASELINES
 
 
 def claims(entries: Iterator[Entry]) -> dict[str, Claim]:
@@ -70,40 +78,115 @@ def test_partition_in_short_runs_cases_of_the_full_one(monkeypatch: pytest.Monke
     assert len(given) == len(partition.MATRICES)
     assert all((every[c.name].limit_s, every[c.name].bar) == (c.limit_s, c.bar) for c in given)
     told = claims(iter(found))
-    assert [claim.not_run for claim in told.values() if claim.not_run] == ["needs --data"] * 4
+    assert [claim.not_run for claim in told.values() if claim.not_run] == ["needs --data"]
     assert [c.reached for c in told.values() if not c.not_run] == [True, False]
     assert LeftOut(text="27 of 36 random clusters") in found
 
 
-def test_partition_against_planners_takes_a_part_and_the_full_bars(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+# --- rivals ---------------------------------------------------------------------------------------
+
+
+def rival_row(pair: Pair, ours_s: float, **rivals_s: float | None) -> PairRow:
+    def answer(time_s: float) -> Answer:
+        return Answer(schedule="1f1b", stages=2, time_s=time_s, memory_share=0.5)
+
+    profile, cluster = pair.name
+    return PairRow(
+        profile=profile,
+        cluster=cluster,
+        devices=4,
+        time_limit_s=rivals.SHORT_LIMIT_S,
+        ours=answer(ours_s),
+        rivals={
+            **dict.fromkeys(BASELINES),
+            **{name: None if s is None else answer(s) for name, s in rivals_s.items()},
+        },
+    )
+
+
+@pytest.fixture
+def profiles(tmp_path: Path) -> Path:
     for folder, count in (("dapple", 5), ("pipedream", 5)):
         (tmp_path / folder).mkdir()
         for number in range(count):
             (tmp_path / folder / f"{folder}{number}.txt").touch()
-    every = partition_rows.planner_cases(tmp_path)
-    given: list[tuple[str, str | int]] = []
+    return tmp_path
 
-    def ratios(cases: list[tuple[str, str | int]]) -> list[tuple[float, float] | None]:
-        given.extend(cases)
-        return [None, (1.0, float("inf")), *[(1.3225, 1.1)] * (len(cases) - 2)]
 
-    monkeypatch.setattr(partition_rows, "ratios", ratios)
-    told = claims(partition._planners(tmp_path))
+def test_rivals_in_short_are_a_part_of_all_pairs_under_the_full_bars(
+    monkeypatch: pytest.MonkeyPatch, profiles: Path
+) -> None:
+    given: list[Pair] = []
+
+    def rows_of(chosen: list[Pair], limit_s: float, kept: Path | None) -> Iterator[PairRow]:
+        given.extend(chosen)
+        first, second, *rest = chosen
+        yield rival_row(second, 1.0, even=2.0, spp=None)
+        yield rival_row(first, 1.0, even=1.0, spp=0.9)
+        yield from (rival_row(pair, 2.0, even=2.4, spp=2.2) for pair in rest)
+
+    monkeypatch.setattr(rivals, "rows_of", rows_of)
+    entries = list(rivals.short_entries(profiles))
+    told = claims(iter(entries))
+    every, count = pairs(profiles), len(given)
     assert set(given) < set(every)
-    assert len(given) == len(every) // partition.STRIDE + 1
+    assert count == len(every) // 11 + 1
     # Every kind of cluster comes by: samples as well as random ones.
-    assert {type(cluster) for _, cluster in given} == {str, int}
-    count = len(given) - 1
-    mean = 1.15 ** (2 * (count - 1) / count)
+    assert {isinstance(pair.cluster, int) for pair in given} == {True, False}
     assert [(c.bar, c.figure) for c in told.values()] == [
-        (1.15, pytest.approx(mean)),
-        (1.05, pytest.approx(1.1)),
-        (count, count),
+        (1.10, pytest.approx((2 * 0.9 * 1.1 ** (count - 2)) ** (1 / count))),
+        (1.15, pytest.approx((2 * 1.2 ** (count - 2)) ** (1 / count))),
+        (1.05, pytest.approx((0.9 * 1.1 ** (count - 2)) ** (1 / (count - 1)))),
+        (count, count - 1),
     ]
+    (shown,) = [entry for entry in entries if isinstance(entry, Details)]
+    assert [row[:2] for row in shown.rows] == [pair.name for pair in given]
+    assert shown.rows[0][5:] == ("spp", "1f1b", "900.0", "0.900")
     with pytest.raises(PipeplanError, match=r"no \*.txt in dapple, pipedream"):
-        list(partition._planners(tmp_path / "none"))
+        list(rivals.short_entries(profiles / "none"))
+    without = claims(rivals.short_entries(None))
+    assert list(without) == list(told)
+    assert all(claim.not_run for claim in without.values())
+
+
+def test_a_run_goes_on_from_the_rows_that_it_kept(
+    monkeypatch: pytest.MonkeyPatch, profiles: Path
+) -> None:
+    """Rows of another limit are measured again."""
+    chosen, kept = pairs(profiles)[:4], profiles / "rows.jsonl"
+    old = rival_row(chosen[2], 1.0, even=1.5).model_copy(update={"time_limit_s": 1.0})
+    known = rival_row(chosen[1], 1.0, even=1.5)
+    kept.write_text(f"{known.model_dump_json()}\n{old.model_dump_json()}\n")
+    monkeypatch.setattr(rival_pairs, "ProcessPoolExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(
+        rival_pairs, "measure", lambda pair, limit_s: rival_row(pair, 1.0, even=1.25)
+    )
+    found = list(rows_of(chosen, rivals.SHORT_LIMIT_S, kept))
+    assert found[0] == known
+    assert {row_name(row) for row in found} == {pair.name for pair in chosen}
+    assert [row.ratio for row in found] == [1.5, 1.25, 1.25, 1.25]
+    assert len(read_rows(kept)) == 5
+    again = rows_of(chosen, rivals.SHORT_LIMIT_S, kept)
+    assert [row_name(row) for row in again] == [pair.name for pair in chosen]
+    assert len(read_rows(kept)) == 5
+    page = rivals.report(found, rivals.SHORT_LIMIT_S, 11)
+    assert "Made by `python -m benchmarks.rivals --data FOLDER --time-limit 5` on" in page
+    assert "- time of the best rival over ours, geometric mean: 1.308 (bar >= 1.1), reached" in page
+    assert "| even | 1.308 | 4 | 0 |" in page
+    kept.write_text("{}\n")
+    with pytest.raises(PipeplanError, match=r"rows.jsonl:1: .*; delete the line"):
+        read_rows(kept)
+
+
+def test_a_pair_is_planned_by_all_planners(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(rival_pairs, "MICROBATCHES", 4)
+    path = tmp_path / "graph.txt"
+    path.write_text(PROFILE)
+    row = rival_pairs.measure(Pair(path, SAMPLE_CLUSTERS / "single_node.toml"), 0.05)
+    assert row_name(row) == ("graph", "single_node")
+    assert set(row.rivals) == set(BASELINES)
+    assert row.ratio >= 1 - rivals.ROUNDING
+    assert row.best_rival[1].time_s == min(a.time_s for a in row.rivals.values() if a is not None)
 
 
 # --- schedule -------------------------------------------------------------------------------------

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.soak import run_cases
-from benchmarks.soak_figures import History, Hit, Life, figures_of
-from benchmarks.soak_world import Case
+from benchmarks.soak.figures import History, Hit, Life, figures_of
+from benchmarks.soak.run import run_cases
+from benchmarks.soak.world import Case
+
+pytestmark = pytest.mark.extensive
 
 
 @pytest.mark.parametrize(

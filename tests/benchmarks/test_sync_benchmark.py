@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from benchmarks import sync
-from benchmarks.sync_claims import Claim, Outcome, best, run_lines, run_rows
-from benchmarks.sync_figures import (
+from benchmarks.sync import __main__ as sync
+from benchmarks.sync.claims import Claim, Outcome, best, run_lines, run_rows
+from benchmarks.sync.figures import (
     Look,
     Measured,
     Spread,
@@ -18,9 +18,9 @@ from benchmarks.sync_figures import (
     smoothed,
     steady_rate,
 )
-from benchmarks.sync_plans import pipelines_plan
-from benchmarks.sync_simulated import Simulated, flat_world, measured_of, pipeline_world
-from planner.sync.lanes import lanes_of
+from benchmarks.sync.plans import pipelines_plan
+from benchmarks.sync.simulated import Simulated, flat_world, measured_of, pipeline_world
+from planner.sync.pipeline_replicas import pipeline_replicas_of
 from planner.sync.simulation.run import simulate_sync
 from planner.sync.strategies import parse_sync
 
@@ -131,7 +131,7 @@ def test_a_plan_takes_the_time_that_was_asked_for() -> None:
     assert flat.predicted.iteration_time_s == pytest.approx(0.1, rel=0.03)
     deep = pipelines_plan(4, 0.1, stages=4, microbatches=4)
     assert len(deep.ranks) == 16
-    assert [len(lane.devices) for lane in lanes_of(deep)] == [4] * 4
+    assert [len(lane.devices) for lane in pipeline_replicas_of(deep)] == [4] * 4
 
 
 def test_worlds_take_a_tenth_of_a_second_and_what_was_asked_for_of_communication() -> None:

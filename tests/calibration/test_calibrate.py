@@ -6,13 +6,15 @@ from hypothesis import strategies as st
 from measured_runs import run_of
 from strategies import Scheduled, scheduled
 
-from planner.artifacts.graph_record import MeasuredTimes
-from planner.artifacts.plan import Plan
-from planner.assemble import plan_by_hand
-from planner.calibration.calibrate import calibrate
+from planner.assembly import plan_by_hand
 from planner.costs.roofline import layer_times
-from planner.simulator import simulate_plan
-from planner.verifier import verify
+from planner.interop.calibrate.calibrate import calibrate
+from planner.model.graph_record import MeasuredTimes
+from planner.plan.plan import Plan
+from planner.simulation.simulator import simulate_plan
+from planner.verification import verify
+
+pytestmark = pytest.mark.extensive
 
 factors = st.tuples(*(st.floats(0.5, 3) for _ in "FIWB"))
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measured_runs import run_of
 
-from planner.artifacts.measured import MeasuredTimeline
-from planner.artifacts.plan import Plan
-from planner.assemble import plan_by_hand
-from planner.calibration.calibrate import Calibration, calibrate
-from planner.calibration.fits import SHORT_S
+from planner.assembly import plan_by_hand
+from planner.interop.calibrate.calibrate import Calibration, calibrate
+from planner.interop.calibrate.fits import SHORT_S
+from planner.measured.timeline import MeasuredTimeline
+from planner.plan.plan import Plan
 
 MESSAGE = 196 * 1024
 REDUCED = 154_000_000
@@ -77,7 +77,7 @@ def test_a_small_message_does_not_spoil_an_all_reduce() -> None:
     assert change.before.predicted_s == pytest.approx(0.1544)
     assert change.after.predicted_s == pytest.approx(0.120 + 2 * latency_us * 1e-6)
     assert not change.is_worse
-    assert any("1 of 1 pairs of devices do not tell" in note for note in result.notes)
+    assert any("1 of 1 device pairs cannot separate" in note for note in result.notes)
     assert not any("all-reduces" in note for note in result.notes)
 
 
@@ -172,7 +172,7 @@ def test_all_reduces_that_links_do_not_explain_are_told() -> None:
     plan = plan_of(message=100_000_000)
     result = calibrated(plan, run_with(plan, 0.1002, 0.3))
     assert result.links == ()
-    (note,) = [row for row in result.notes if row.startswith("all-reduces have no costs")]
+    (note,) = [row for row in result.notes if row.startswith("all-reduces are predicted from")]
     assert "154.4 ms predicted before, 154.4 ms after, 300 ms measured" in note
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from builders import boundary, cluster, device_type, graph, layer
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.costs import Costs
-from planner.artifacts.layer_graph import LayerGraph
-from planner.calibration.costs import with_costs, with_profile
+from planner.cluster.cluster import Cluster
 from planner.costs.roofline import layer_times
 from planner.errors import PipeplanError
+from planner.interop.calibrate.costs import with_costs, with_profile
+from planner.model.layer_graph import LayerGraph
+from planner.model.measured_costs import Costs
 
 
 def costs_of(the_graph: LayerGraph, seconds: dict[str, float], **fields: Any) -> Costs:
@@ -55,7 +55,7 @@ def costs_of(the_graph: LayerGraph, seconds: dict[str, float], **fields: Any) ->
         "kinds": kinds,
         **fields,
     }
-    return Costs.from_data(data)
+    return Costs.parse(data)
 
 
 GRAPH = graph([layer("a", 1, 2), layer("b", 3, 4)])
@@ -140,7 +140,7 @@ def test_the_peak_is_the_measured_one_with_what_the_layer_was_given() -> None:
         ),
         (
             costs_of(GRAPH, {"a": 1, "b": 1}, device_type="H200"),
-            r"costs.json: device_type: 'H200' is no type of the cluster's \(unit\)",
+            r"costs.json: device_type: 'H200' is not a device type of the cluster \(unit\)",
         ),
         (
             costs_of(graph([layer("a", 9, 2), layer("b", 3, 4)]), {"a": 1, "b": 1}),

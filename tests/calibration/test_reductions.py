@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measured_runs import run_of
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.measured import MeasuredTimeline
-from planner.assemble import plan_by_hand
-from planner.calibration.reductions import least_bandwidths_gb_per_s
+from planner.analysis.deviation import compare_with_measured
+from planner.assembly import plan_by_hand
+from planner.cluster.cluster import Cluster
 from planner.costs.collectives import all_reduce_s
-from planner.deviation import compare_with_measured
-from planner.simulator import simulate_plan
+from planner.interop.calibrate.links import least_bandwidths_gb_per_s
+from planner.measured.timeline import MeasuredTimeline
+from planner.simulation.simulator import simulate_plan
 
 BYTES = 400_000_000
 

@@ -9,16 +9,16 @@ import pytest
 from builders import GIGA, cluster, device_type, graph, layer, link, orders, pipeline, star
 from measured_runs import run_of
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.measured import MeasuredTimeline
-from planner.artifacts.plan import Plan
-from planner.assemble import plan_by_hand
-from planner.calibration.calibrate import Calibration, calibrate
-from planner.calibration.costs import with_measured_times
-from planner.calibration.fits import fit_pair
-from planner.deviation import compare_with_measured, require_timeline_of
+from planner.analysis.deviation import compare_with_measured, require_timeline_of
+from planner.assembly import plan_by_hand
+from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.simulator import simulate_plan
+from planner.interop.calibrate.calibrate import Calibration, calibrate
+from planner.interop.calibrate.costs import with_measured_times
+from planner.interop.calibrate.fits import fit_pair
+from planner.measured.timeline import MeasuredTimeline
+from planner.plan.plan import Plan
+from planner.simulation.simulator import simulate_plan
 
 
 def plan_of(
@@ -119,7 +119,7 @@ def test_devices_of_one_type_that_differ_are_told() -> None:
     plan = plan_of(TWO, star(2), [(("a", "b"), ("d0", "d1"))], d0="0F0 0B0", d1="0F1 0B1")
     result = calibrate(plan, with_lengths(plan, {"0F0": 4, "0F1": 6}))
     assert measured(result, "a")[0] == 1.25
-    told = "F of stage 0 takes 1.50 times as long on d1 as on d0, both unit"
+    told = "F of stage 0 takes 1.50 times as long on d1 as on d0, both of type unit"
     assert any(note.startswith(told) for note in result.notes)
 
 

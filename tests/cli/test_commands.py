@@ -12,7 +12,7 @@ import pytest
 from commands import CLUSTERS, ROOT, pipeplan
 
 from planner import LayerGraph, Plan, verify
-from planner.fair_links import simulate_plan_fair_links
+from planner.simulation.fair_links import simulate_plan_fair_links
 
 COMMANDS = ("trace", "plan", "schedule", "compare", "verify", "simulate", "explain", "plot")
 
@@ -93,6 +93,7 @@ def test_plan_from_a_traced_graph_needs_no_model(tmp_path: Path) -> None:
     assert 0 < report["lower_bound_s"] <= report["iteration_time_s"]
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize("after_s", [0.5, 6.0])
 def test_an_interrupted_search_keeps_what_it_has_found(tmp_path: Path, after_s: float) -> None:
     """Early candidates are still being tried; later CP-SAT is at work."""
@@ -114,7 +115,7 @@ def test_an_interrupted_search_keeps_what_it_has_found(tmp_path: Path, after_s: 
         assert process.poll() is None
     time.sleep(after_s)
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate()
     assert process.returncode == 0, errors
     assert "interrupted" in output
     assert not verify(Plan.load(plan))
@@ -136,8 +137,8 @@ def test_devices_that_no_link_joins_are_noted(tmp_path: Path) -> None:
     assert made.exit_code == 0, made.output
     unused = {"a0", "a1", "b0", "b1"} - set(Plan.load(tmp_path / "plan.json").ranks)
     assert unused >= {"b0", "b1"} or unused >= {"a0", "a1"}
-    assert "note: no path of links and switches joins" in made.stdout
-    assert "left unused; add links" in made.stdout
+    assert "have no route to a device in use, so" in made.stdout
+    assert "stay unused; add links" in made.stdout
 
 
 # --- simulate and plot ----------------------------------------------------------------------------
@@ -149,7 +150,7 @@ def test_simulate_prints_the_predictions_of_the_plan(plan_path: Path) -> None:
     assert report == json.loads(plan_path.read_text())["predicted"]
     assert shared_s == simulate_plan_fair_links(Plan.load(plan_path)).iteration_time_s
     tables = pipeplan("simulate", plan_path).stdout
-    told = "links that pairs of devices share" in tables
+    told = "with links shared max-min fairly" in tables
     assert told == (abs(shared_s / report["iteration_time_s"] - 1) > 0.01)
     for device in Plan.load(plan_path).ranks:
         assert device in tables
@@ -230,7 +231,7 @@ def test_a_plan_to_start_from_is_kept_unless_it_is_named(
     earlier.write_bytes(plan_path.read_bytes())
     refused = pipeplan(*PLAN, "--warm-start", "plan.json")
     assert refused.exit_code == 1
-    assert "--warm-start plan.json: would be written over; say -o plan.json" in refused.stderr
+    assert "--warm-start plan.json: would be overwritten; give -o plan.json" in refused.stderr
     assert earlier.read_bytes() == plan_path.read_bytes()
     named = pipeplan(*PLAN, "--warm-start", "plan.json", "-o", "plan.json", "--time-limit", 0.1)
     assert named.exit_code == 0
@@ -242,7 +243,7 @@ def test_migrate_writes_over_no_other_file(plan_path: Path, tmp_path: Path) -> N
     other.write_text("# mine")
     refused = pipeplan("migrate", plan_path, "-o", other)
     assert refused.exit_code == 1
-    assert "is there already" in refused.stderr
+    assert "already exists" in refused.stderr
     assert other.read_text() == "# mine"
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from commands import CLUSTERS, pipeplan
 
+from planner import load_plan
+
 JOB = """
 format = "pipeplan-job/1"
 microbatches = 4
@@ -48,6 +50,20 @@ def test_compare_prints_json_of_the_planners_asked_for(problem: list[object]) ->
         assert row["stages"][0]["devices"]
 
 
+def test_the_fastest_baselines_plan_is_written(problem: list[object], tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    result = pipeplan("compare", *problem, "--best-baseline", path, "--json")
+    assert result.exit_code == 0, result.output
+    _, *baselines = json.loads(result.stdout)
+    best = min(baselines, key=lambda row: row["iteration_time_s"])
+    plan = load_plan(path)
+    assert plan.predicted.iteration_time_s == best["iteration_time_s"]
+    assert [list(stage.devices) for stage in plan.stages] == [s["devices"] for s in best["stages"]]
+    assert plan.provenance.solver == f"{best['planner']}, schedule by {best['schedule']}"
+    assert f"wrote {path}: {best['planner']}, {best['schedule']}" in result.stderr
+    assert pipeplan("verify", path).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -55,6 +71,7 @@ def test_compare_prints_json_of_the_planners_asked_for(problem: list[object]) ->
         (["--planners", ","], "none named; choose from even,"),
         (["--time-limit", "0"], "--time-limit: 0"),
         (["-o", "no/such/folder/table.md"], "no/such/folder"),
+        (["--best-baseline", "no/such/folder/plan.json"], "no/such/folder"),
     ],
 )
 def test_wrong_options_are_refused_before_the_model_is_read(
@@ -86,3 +103,6 @@ peak_tflop_per_s = { float32 = 1 }
     result = pipeplan("compare", *options, "--planners", "spp")
     assert result.exit_code == 1
     assert "spp: none of" in " ".join(result.stdout.split())
+    best = pipeplan("compare", *options, "--best-baseline", tmp_path / "none.json")
+    assert best.exit_code == 1
+    assert "no baseline has a plan that fits" in best.stderr

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from commands import CLUSTERS, ROOT, pipeplan
 
-from planner.portfolio.search import Search
+from planner.search.state import Search
 
 JOB = """
 format = "pipeplan-job/1"
@@ -79,7 +79,7 @@ def test_130_an_interrupt_before_there_is_a_plan(
     def interrupt(self: Search, *_: Any, **__: Any) -> None:
         raise KeyboardInterrupt("before any plan")
 
-    monkeypatch.setattr("planner.solver.Search.__init__", interrupt)
+    monkeypatch.setattr("planner.search.solve.Search.__init__", interrupt)
     made = pipeplan(
         *("plan", "models.gpt:gpt_tiny", "--cluster", CLUSTERS / "single_node.toml"),
         *("--job", job, "-o", tmp_path / "plan.json", *(["--json"] if as_json else [])),

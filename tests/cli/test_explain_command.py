@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 from commands import pipeplan
 
-from planner.artifacts.plan import Plan
-from planner.explain.bubble import CAUSES
+from planner.analysis.explain.bubble import CAUSES
+from planner.plan.plan import Plan
 
 
 def test_explain_says_what_binds_and_what_would_help(plan_path: Path) -> None:
     lines = pipeplan("explain", plan_path).stdout.splitlines()
     for word in (
         *("iteration", "critical path: ", "highest lower bound: ", "memory ", "bubble "),
-        *("devices ", "Stages: ", "What changes would give, "),
+        *("devices ", "Stages: ", "Effect of changes, "),
     ):
         assert any(line.startswith(word) for line in lines)
 
@@ -66,6 +66,7 @@ def test_changes_of_ones_own_replace_the_usual_ones(plan_path: Path) -> None:
     assert {row["change"] for row in rows} == {f"device {device} speed x1.5", texts[1]}
 
 
+@pytest.mark.extensive
 def test_what_if_solves_anew_within_its_limit(plan_path: Path) -> None:
     device = Plan.load(plan_path).ranks[0]
     options = ("--what-if", "--time-limit", "0.5", "--deterministic", "--json")
@@ -90,7 +91,7 @@ def test_progress_of_searches_goes_to_the_error_stream(plan_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--time-limit", 5), "--time-limit: only --what-if searches; add it"),
+        (("--time-limit", 5), "--time-limit: only has an effect with --what-if"),
         (("--what-if", "--time-limit", 0), "--time-limit: 0.0 is not a positive number"),
         (("--change", "faster"), "change 'faster': is of no known form; write one of: device"),
         (("--change", "device nowhere speed x2"), "the cluster has no such device; choose one"),
@@ -117,8 +118,8 @@ def test_a_plan_beyond_memory_is_explained_without_values(plan_data: dict, tmp_p
     path.write_text(json.dumps(plan_data))
     result = pipeplan("explain", path)
     assert result.exit_code == 0
-    assert "memory overflows: " in result.stdout
-    assert "What changes would give" not in result.stdout
+    assert "the plan exceeds memory: " in result.stdout
+    assert "Effect of changes" not in result.stdout
     assert json.loads(pipeplan("explain", path, "--json").stdout)["what_if"] is None
     refused = pipeplan("explain", path, "--what-if")
     assert refused.exit_code == 1

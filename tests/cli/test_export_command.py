@@ -10,10 +10,9 @@ from commands import pipeplan
 from transformers_by_hand import machines, transformer
 
 from planner import Plan, adopt, export_plan
-from planner.artifacts.job import Job
-from planner.artifacts.problem import Problem
-from planner.export.exported import Exported
-from planner.export.targets import TARGETS
+from planner.interop.export.exported import TARGETS, Exported
+from planner.job import Job
+from planner.plan.problem import Problem
 
 
 def files_in(folder: Path) -> dict[str, str]:
@@ -100,7 +99,7 @@ def test_other_contents_are_replaced_only_if_told(plan_path: Path, tmp_path: Pat
     (tmp_path / "stages.json").write_text("mine")
     refused = export(plan_path, tmp_path)
     assert refused.exit_code == 1
-    assert "stages.json: is there already, with other contents" in refused.output
+    assert "stages.json: exists with different contents" in refused.output
     assert files_in(tmp_path) == {"stages.json": "mine"}
     assert export(plan_path, tmp_path, "--overwrite").exit_code == 0
     assert files_in(tmp_path).keys() == {"schedule.csv", "stages.json"}
@@ -126,7 +125,7 @@ def test_what_cannot_be_written_is_said(plan_path: Path, tmp_path: Path, file: s
     else:
         path.write_text("")
         refused = export(plan_path, path)
-        assert "cannot be made a folder: File exists; give another" in refused.output
+        assert "cannot create the folder: File exists; give another" in refused.output
     assert refused.exit_code == 1
 
 

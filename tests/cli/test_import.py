@@ -10,7 +10,7 @@ from commands import CLUSTERS, pipeplan
 from profiles import DAPPLE, PIPEDREAM
 
 from planner import Cluster, Job, LayerGraph, Plan, verify
-from planner.importing import formats
+from planner.interop.importing import formats
 
 
 @pytest.fixture
@@ -43,9 +43,9 @@ def test_the_next_command_to_type_is_shown(profile_path: Path, tmp_path: Path) -
     job = tmp_path / "a graph.job.json"
     assert f"next: pipeplan plan '{graph}' --cluster CLUSTER.toml --job '{job}'" in output
     assert f"wrote {graph}, {job}" in output
-    assert "bert-24-pbs-6 (dapple): 5 layers, 4 boundary tensors, 6 samples a" in output
+    assert "bert-24-pbs-6 (dapple): 5 layers, 4 boundary tensors, 6 samples per" in output
     assert "forward 16.22 ms, backward 26.8 ms" in output
-    assert "note: 6 samples a microbatch, from the file's name (pbs-6)" in output
+    assert "note: 6 samples per microbatch, from the file's name (pbs-6)" in output
 
 
 def test_graph_and_job_fit_each_other(profile_path: Path, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_log_of_nccl_tests_becomes_a_cluster_that_can_be_planned_for(tmp_path:
     ("options", "words"),
     [
         (("-o", "graph.yaml"), "expected a name that ends in .toml or .json"),
-        (("--free-inputs",), "they are of profiles; leave them out"),
+        (("--free-inputs",), "apply to profiles only; remove them"),
         (("--from", "nccl-all-reduce"), "is of sendrecv_perf, not of all_reduce_perf"),
         (("--from", "nvidia-smi"), "has no table of `nvidia-smi topo -m`"),
         (("--from", "nccl"), "use one of auto, dapple, pipedream, dnn-partitioning, nvidia-smi"),

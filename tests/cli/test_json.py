@@ -12,7 +12,7 @@ from profiles import DAPPLE
 
 from planner import Plan, simulate
 from planner.cli import app
-from planner.export.exported import Exported
+from planner.interop.export.exported import Exported
 
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 NOISY = """
@@ -47,7 +47,7 @@ def folder(tmp_path: Path, plan_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "out").mkdir()
     # Whether a tool can run the plan is not the question here.
     taken = Exported(files={"plan.csv": "0F0\n"}, use=("run it",), notes=())
-    monkeypatch.setattr("planner.export.targets.export_plan", lambda plan, target: taken)
+    monkeypatch.setattr("planner.interop.export.exported.export_plan", lambda plan, target: taken)
     (tmp_path / "noisy_net.py").write_text(NOISY)
     (tmp_path / "job.toml").write_text(JOB)
     (tmp_path / "bert-24-pbs-6.txt").write_text(DAPPLE)
@@ -101,6 +101,16 @@ def test_every_command_prints_one_json_document(name: str, folder: Path) -> None
     assert status == 0
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_nothing_printed_through_a_pipe_is_an_escape_code(name: str, folder: Path) -> None:
+    """Tables, progress, help and refusals are plain text where no terminal shows them."""
+    printed = [pipeplan(name, "--help"), pipeplan(name, "--no-such-option")]
+    if name in LINES:
+        printed.append(pipeplan(name, *LINES[name]))
+        assert printed[-1].exit_code == 0
+    assert not any("\x1b" in result.output for result in printed)
+
+
 @pytest.mark.parametrize("name", sorted(set(LINES) - {"presets"}))
 def test_what_is_wrong_is_a_document_too(name: str, folder: Path) -> None:
     words = [word.replace("plan.json", "nothing.json") for word in LINES[name]]
@@ -125,7 +135,7 @@ def test_an_interrupt_is_a_document_too(folder: Path, monkeypatch: pytest.Monkey
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("planner.explain.explain", interrupt)
+    monkeypatch.setattr("planner.analysis.explain.explain", interrupt)
     assert document("explain", "plan.json") == (130, {"error": ["interrupted"]})
 
 

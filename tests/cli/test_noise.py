@@ -8,7 +8,7 @@ import pytest
 from commands import CLUSTERS, pipeplan
 
 from planner import Plan, simulate
-from planner.robustness import Noise, times_under_noise
+from planner.simulation.noise import Noise, times_under_noise
 from planner.units import format_seconds
 
 OPTIONS = ("--jitter", 0.1, "--slow-probability", 0.05, "--slow-factor", 2)
@@ -49,7 +49,7 @@ def test_slow_devices_need_no_jitter(plan_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (("--jitter", 5), "jitter: 5.0 is not a share from 0 to 1; write 0.05 for 5 %"),
+        (("--jitter", 5), "jitter: 5.0 is not a fraction from 0 to 1; write 0.05 for 5 %"),
         (("--jitter", 0.1, "--transfer-jitter", -1), "transfer_jitter: -1.0 is not"),
         (("--slow-probability", 2), "slow_probability: 2.0 is not a probability"),
         (("--slow-probability", 0.1, "--slow-factor", 0.5), "slow_factor: 0.5 is not"),

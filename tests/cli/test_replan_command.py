@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from commands import CLUSTERS, pipeplan
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.job import Job
-from planner.artifacts.moves import Moves
-from planner.artifacts.plan import Plan
-from planner.artifacts.problem import ModelSource, Problem
-from planner.solver import solve
-from planner.tracing.trace import trace
+from planner.cluster.cluster import Cluster
+from planner.job import Job
+from planner.model.tracing.trace import trace
+from planner.plan.moves import Moves
+from planner.plan.plan import Plan
+from planner.plan.problem import ModelSource, Problem
+from planner.search.solve import solve
 
 QUICK = ("--deterministic", "--time-limit", 0.3)
 
@@ -29,6 +29,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.extensive
 def test_a_plan_for_what_is_left_its_moves_and_the_command_to_go_on(
     old: Path, tmp_path: Path
 ) -> None:
@@ -45,6 +46,7 @@ def test_a_plan_for_what_is_left_its_moves_and_the_command_to_go_on(
     assert pipeplan("verify", path).exit_code == 0
 
 
+@pytest.mark.extensive
 def test_json_tells_the_plan_the_alternatives_and_the_moves(old: Path, tmp_path: Path) -> None:
     path = tmp_path / "new.json"
     device = Plan.load(old).ranks[0]
@@ -58,6 +60,7 @@ def test_json_tells_the_plan_the_alternatives_and_the_moves(old: Path, tmp_path:
     assert moves.bytes == data["alternatives"][0]["moved_bytes"]
 
 
+@pytest.mark.extensive
 def test_a_device_that_was_lost_comes_back_by_the_whole_cluster(old: Path, tmp_path: Path) -> None:
     lost = Plan.load(old).ranks[0]
     less, back = tmp_path / "less.json", tmp_path / "back.json"

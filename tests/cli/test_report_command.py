@@ -7,9 +7,9 @@ import pytest
 from commands import ROOT, pipeplan
 from measured_runs import run_of
 
-from planner.artifacts.plan import Plan
-from planner.partition.planners import PLANNERS
+from planner.plan.plan import Plan
 from planner.report.html import report_html
+from planner.search.partition.baselines import BASELINES
 
 
 def test_it_writes_the_page_of_the_plan_and_says_where(plan_path, tmp_path):
@@ -27,7 +27,7 @@ def test_a_measurement_and_the_classic_planners_are_shown_if_asked_for(plan_path
     assert result.exit_code == 0, result.output
     page = output.read_text()
     assert 'id="measured"' in page
-    for planner in PLANNERS:
+    for planner in BASELINES:
         assert f"{planner}: planned in" in result.stderr
         assert f'<th scope="row">{planner}</th>' in page
 
@@ -59,13 +59,13 @@ def test_changes_of_ones_own_are_valued_by_solving_anew_if_asked_for(plan_path, 
     assert f"device {device} speed x1.5" in result.stderr
     page = output.read_text()
     assert page.count(f'<th scope="row">device {device} speed x1.5</th>') == 2
-    assert "by scheduling its stages anew, or by solving anew" in page
+    assert "or a new schedule of its stages, or a new search" in page
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--time-limit", 5), "--time-limit: only --what-if searches; add it"),
+        (("--time-limit", 5), "--time-limit: only has an effect with --what-if"),
         (("--change", "device nowhere speed x2"), "the cluster has no such device; choose one"),
     ],
 )
@@ -98,7 +98,7 @@ def test_the_plan_itself_is_not_written_over(plan_path, tmp_path):
     copy.write_text(plan_path.read_text())
     result = pipeplan("report", copy, "-o", copy)
     assert result.exit_code == 1
-    assert "is another file of this command" in result.stderr
+    assert "used for another file of this command" in result.stderr
     assert json.loads(copy.read_text())
 
 

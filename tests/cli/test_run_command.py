@@ -9,14 +9,14 @@ import pytest
 import torch
 from builders import boundary, graph, layer, orders, star
 
-from executor.data import batches
-from planner.artifacts.job import Job
-from planner.artifacts.plan import Plan
-from planner.artifacts.problem import ModelSource, Problem
-from planner.assemble import plan_by_hand
+from executor.training.data import batches
+from planner.assembly import plan_by_hand
 from planner.costs.placement import StageSpec, place
 from planner.errors import PipeplanError
-from planner.run_command import data_line, leave_words, resume_command, run_command
+from planner.job import Job
+from planner.plan.plan import Plan
+from planner.plan.problem import ModelSource, Problem
+from planner.plan.run_command import data_line, leave_words, resume_command, run_command
 
 
 def plan_of(factory: str | None, loss: str = "cross_entropy", **job_fields: Any) -> Plan:

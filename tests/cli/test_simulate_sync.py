@@ -9,19 +9,19 @@ from builders import GIGA, cluster, graph, layer, link, orders, parameter, pipel
 from commands import CLUSTERS, pipeplan
 from rich.console import Console
 
-from executor.run import Run, sync_of
+from executor.launch.run import RunSettings, sync_of
 from planner import Plan
-from planner.assemble import plan_by_hand
+from planner.assembly import plan_by_hand
 from planner.cli.sync import with_sync
 from planner.errors import PipeplanError
-from planner.report.sync import COLUMNS, _row, sync_table
-from planner.sync.lanes import lanes_of
+from planner.report.comparison import COLUMNS, _sync_row, sync_table
+from planner.sync.pipeline_replicas import pipeline_replicas_of
 from planner.sync.simulation.comparison import compare_syncs
 from planner.sync.simulation.planned import from_plan
 from planner.sync.simulation.run import Scenario, trace_sync
 from planner.sync.simulation.world import LinkCost, uniform_world
 from planner.sync.strategies import parse_sync
-from planner.verifier import verify
+from planner.verification import verify
 
 OPTIONS = ("--iterations", 20, "--jobs", 1)
 
@@ -48,7 +48,7 @@ def replicas_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_plan_s_world_is_its_first_pipeline(replicas_path: Path) -> None:
     world = from_plan(Plan.load(replicas_path))
     # Forward 1 s, 10**9 bytes over two links of 1 GB/s, forward and backward 1 + 2 s, back again.
-    first, second = world.places
+    first, second = world.ranks
     assert (world.workers, world.pipelines_per_node, world.slots) == (2, 1, 4)
     assert (first.first_forward_s, first.forward_s, first.backward_s) == (0, 1, 2)
     assert second.first_forward_s == pytest.approx(2, rel=0.01)
@@ -78,7 +78,7 @@ def test_a_table_names_strategies_as_the_command_does(replicas_path: Path) -> No
     assert name in made.stdout
     assert "2 pipelines of" in made.stdout
     assert "target loss" in made.stdout
-    assert "trained by SGD with momentum" in made.stdout
+    assert "trained with SGD and momentum" in made.stdout
 
 
 def test_a_narrow_terminal_folds_names_and_cuts_no_figure() -> None:
@@ -94,7 +94,7 @@ def test_a_narrow_terminal_folds_names_and_cuts_no_figure() -> None:
         *("strategy", "rate", "plain", "overlap", "target", "speed-up", "loss", "apart", "mixing")
     ]
     first = next(number for number, line in enumerate(lines) if line.startswith("partial_all_"))
-    row = _row(found.results[1])
+    row = _sync_row(found.results[1])
     assert lines[first].split()[1:] == " ".join(row[1:]).split()
     assert "".join(line.split()[0] for line in lines[first : first + 3]).startswith(name)
     assert all(f"{column}: " in " ".join(text.split()) for column in COLUMNS)
@@ -131,10 +131,13 @@ def test_a_measured_trace_calibrates_the_world(replicas_path: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (("--workers", 4), "workers: 4 has no effect without --sync; give --sync all too"),
-        (("--sync", "all", "--jitter", 0.1), "jitter: 0.1 has no effect beside --sync"),
+        (("--workers", 4), "workers: 4 has no effect without --sync; add --sync all"),
+        (("--sync", "all", "--jitter", 0.1), "jitter: 0.1 has no effect together with --sync"),
         (("--sync", "all", "--least-gain", 0.1), "least_gain: 0.1 has no effect without --sync ch"),
-        (("--sync", "choose", "--sync", "all"), "sync: 'choose' stands by itself"),
+        (
+            ("--sync", "choose", "--sync", "all"),
+            "--sync choose cannot be combined with another --sync",
+        ),
         (("--sync", "fast"), "sync.strategy: 'fast' is not known"),
         (("--sync", "ad_psgd:pairs=3"), "sync.options of ad_psgd: pairs: "),
         (
@@ -146,7 +149,10 @@ def test_a_measured_trace_calibrates_the_world(replicas_path: Path, tmp_path: Pa
         (("--sync", "all", "--slowness", "fast"), "slowness: 'fast' cannot be read"),
         (("--sync", "all", "--slowness", "slow:9x2"), "slow: worker 9 by 2"),
         (("--sync", "all", "--seeds", 0), "seeds: 0 is not a whole number from 1"),
-        (("--sync", "all", "--iterations", 5, "-o", "x.json"), "output: which strategy?"),
+        (
+            ("--sync", "all", "--iterations", 5, "-o", "x.json"),
+            "--output: needs exactly one strategy",
+        ),
     ],
 )
 def test_wrong_options_are_named(
@@ -166,12 +172,12 @@ def test_options_that_a_plan_s_pipelines_cannot_have_are_refused_wherever_a_plan
     other = plan.model_copy(update={"sync": parse_sync(name)})
     (problem,) = verify(other)
     assert problem.startswith(told)
-    for run, which in ((Run(sync=name), plan), (Run(), other)):
+    for run, which in ((RunSettings(sync=name), plan), (RunSettings(), other)):
         with pytest.raises(PipeplanError, match=told):
             sync_of(which, run)
     kept, reason = with_sync(plan, name)
     assert kept == plan
-    assert reason.startswith(f"all_reduce: not {name}: {told}")
+    assert reason.startswith(f"all_reduce is kept; {name} is not possible: {told}")
 
 
 def test_a_plan_without_pipelines_says_so(plan_path: Path) -> None:
@@ -201,9 +207,9 @@ def test_plan_makes_pipelines_for_a_strategy_between_them(tmp_path: Path) -> Non
     asked = ("plan", "models.gpt:gpt_tiny", "--cluster", CLUSTERS / "irregular.toml", "--job", job)
     made = pipeplan(*asked, "--sync", "ad_psgd", "--time-limit", 2, "-o", path)
     assert made.exit_code == 0, made.output
-    assert "the bound one on plans of any form" in made.output
+    assert "the bound covers plans of any form" in made.output
     assert Plan.load(path).sync.strategy == "ad_psgd"
-    assert len(lanes_of(Plan.load(path))) > 1
+    assert len(pipeline_replicas_of(Plan.load(path))) > 1
     assert pipeplan("verify", path).exit_code == 0
 
 

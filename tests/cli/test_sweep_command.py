@@ -67,14 +67,14 @@ def test_the_table_and_the_lines_below_it_tell_every_point(asked: tuple[object, 
     result = pipeplan(*asked)
     assert result.exit_code == 0, result.output
     assert "gpt_tiny: 2 points" in result.stdout
-    assert "EUR a million samples" in result.stdout
+    assert "EUR per million samples" in result.stdout
     assert "1 device of node: n/gpu0 (at 4 x 4)" in result.stdout
     assert "--bill machines counts whole machines" in result.stdout
-    assert "2 points; 2 to solve, of up to 0.3 deterministic s each" in result.stderr
+    assert "2 points; 2 to solve, up to 0.3 deterministic s each" in result.stderr
     assert "1/2 node, 1 device, 4 x 4 samples: " in result.stderr
     again = pipeplan(*asked)
     assert again.stdout == result.stdout
-    assert "2 points, 2 of them in out already; 0 to solve" in again.stderr
+    assert "2 points, 2 of them already in out; 0 to solve" in again.stderr
 
 
 def test_json_has_every_figure_of_every_point(asked: tuple[object, ...]) -> None:
@@ -97,7 +97,7 @@ def test_the_chart_names_the_points_of_the_front(asked: tuple[object, ...]) -> N
     assert result.exit_code == 0, result.output
     text = Path("out/front.svg").read_text()
     ElementTree.fromstring(text)
-    assert "<!-- EUR a million samples -->" in text
+    assert "<!-- EUR per million samples -->" in text
     assert "<!-- 2 dev, 4x4 -->" in text
     assert pipeplan(*asked, "--plot", "out/front.png").exit_code == 0
     assert Path("out/front.png").read_bytes().startswith(b"\x89PNG")
@@ -108,7 +108,7 @@ def test_without_prices_there_is_no_cost_and_the_chart_is_over_devices(
 ) -> None:
     Path("node.toml").write_text(NODE.replace("price_per_hour = 3.0", ""))
     result = pipeplan(*asked, "--plot", "front.svg")
-    assert "no costs: the clusters have no prices; give price_per_hour" in result.stdout
+    assert "no costs: the clusters have no prices; set price_per_hour" in result.stdout
     assert "million" not in result.stdout
     assert "<!-- devices in use -->" in Path("front.svg").read_text()
 
@@ -120,13 +120,13 @@ def test_a_device_without_a_price_has_no_cost_of_zero(asked: tuple[object, ...])
     result = pipeplan(*asked, "--cluster", "bare.toml")
     assert result.exit_code == 0, result.output
     assert result.stdout.count("no price") == 2
-    assert "the mark is of time a sample and devices only" in result.stdout
+    assert "the front compares time and devices only" in result.stdout
 
 
 def test_a_graph_file_is_brought_to_other_sizes_and_says_so(asked: tuple[object, ...]) -> None:
     result = pipeplan(*asked, "--microbatch-samples", "4,8", "--keep-batch", "--devices", 2)
     assert result.exit_code == 0, result.output
-    assert "traced with 4 samples a microbatch; 8 assume FLOPs, bytes" in result.stderr
+    assert "traced with 4 samples per microbatch; figures for 8 assume FLOPs" in result.stderr
     plan = Plan.load("out/node-2-devices-2x8.json")
     assert (plan.job.samples_per_microbatch, plan.microbatches) == (8, 2)
 
@@ -142,11 +142,11 @@ def test_points_without_a_plan_stand_in_the_table_with_the_reason(
     result = pipeplan(*asked, "--cluster", "small.toml")
     assert result.exit_code == 0, result.output
     assert result.stdout.count("no plan ") >= 2
-    assert "no plan at small, 1 device, 4 x 4 samples" in result.stdout
+    assert "no plan for small, 1 device, 4 x 4 samples" in result.stdout
     alone = [part if part != "node.toml" else "small.toml" for part in asked]
     only = pipeplan(*alone, "-o", "other", "--plot", "none.png")
     assert only.exit_code == 1
-    assert "none.png is not drawn: no point has a plan" in only.stderr
+    assert "none.png was not written: no point has a plan" in only.stderr
     assert not Path("none.png").exists()
 
 
@@ -161,17 +161,17 @@ def test_points_without_a_plan_stand_in_the_table_with_the_reason(
         (["--microbatches", "0"], "microbatches: 0 is not a whole number from 1"),
         (["--microbatches", "4", "--keep-batch"], "leave one of them out"),
         (["--microbatch-samples", "3", "--keep-batch"], "cannot be divided into microbatches of 3"),
-        (["--cluster", "other/node.toml"], "points go by the name of the cluster's file"),
+        (["--cluster", "other/node.toml"], "points are named after it"),
         (["--time-limit", "0"], "--time-limit: 0.0 is not a positive number"),
         (["--workers", "0"], "workers: 0 is not a whole number"),
         (["--gap", "inf"], "gap_limit"),
         (["--time-limit", "inf"], "time_limit_s"),
         (["--processes", "0"], "processes: 0 is not a whole number from 1 to 1024"),
-        (["--processes", "2", "--ray", "local"], "leave it or --ray out"),
+        (["--processes", "2", "--ray", "local"], "--processes cannot be combined with --ray"),
         (["--bill", "racks"], "bill: 'racks' is not known"),
         (["--plot", "front.pdf"], "front.pdf: a figure cannot be written with suffix"),
         (["--plot", "no/front.png"], "there is no folder"),
-        (["--set", "width=3"], "was traced already"),
+        (["--set", "width=3"], "is a traced graph"),
         (["-o", "job.toml"], "job.toml: is a file; a sweep needs a folder"),
         (["-o", "."], "holds other files and no sweep.json"),
     ],
@@ -220,6 +220,7 @@ def test_measured_times_are_those_of_any_of_the_clusters(
     assert slow["iteration_time_s"] > 4.0 > quick["iteration_time_s"]
 
 
+@pytest.mark.extensive
 def test_ctrl_c_keeps_points_tells_how_to_go_on_and_leaves_no_process(tmp_path: Path) -> None:
     """The first point is a small one; the others would take minutes each."""
     job = tmp_path / "job.toml"
@@ -244,8 +245,8 @@ def test_ctrl_c_keeps_points_tells_how_to_go_on_and_leaves_no_process(tmp_path: 
         told += line
         if line.startswith("1/3"):
             os.killpg(run.pid, signal.SIGINT)
-    assert run.wait(60) == 130, told
-    assert "2 points still open; the same command goes on" in told
+    assert run.wait() == 130, told
+    assert "2 points not solved yet; run the same command again" in told
     assert "Traceback" not in told
     index = json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert [point["devices"] for point in index["points"]] == [1]
@@ -253,7 +254,7 @@ def test_ctrl_c_keeps_points_tells_how_to_go_on_and_leaves_no_process(tmp_path: 
 
 
 def _wait_until_gone(group: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 1000
     while time.monotonic() < deadline:
         try:
             os.killpg(group, 0)

@@ -22,12 +22,12 @@ class Rank:
 
     pipeline: int
     place: int
-    nonce: str
+    incarnation_id: str
     state: str = "new"
     average: str = "none"
     asked: int = 0
     step: int = 0
-    life: int = 0
+    incarnation: int = 0
     group: tuple[int, tuple[tuple[int, int], ...]] | None = None
     newest_group: int = -1
     inbox: deque[dict] = field(default_factory=deque)
@@ -62,10 +62,10 @@ class World:
 
     def give_birth(self, pipeline: int) -> None:
         self.born += 1
-        nonce = f"n{self.born}"
+        incarnation_id = f"n{self.born}"
         for place in range(self.places):
-            rank = Rank(pipeline, place, nonce)
-            self.ranks[f"answers/{pipeline}.{place}.{nonce}"] = rank
+            rank = Rank(pipeline, place, incarnation_id)
+            self.ranks[f"answers/{pipeline}.{place}.{incarnation_id}"] = rank
 
     def send(self, message: Message) -> None:
         for _ in range(1 + (self.rng.random() < 0.2)):
@@ -108,11 +108,11 @@ class World:
         mine = {q: r for q, r in self.ranks.items() if r.pipeline == pipeline}
         if any(rank.state == "ended" for rank in mine.values()):
             return
-        nonce = next(iter(mine.values())).nonce
+        incarnation_id = next(iter(mine.values())).incarnation_id
         for queue, rank in mine.items():
-            self.dead.add((pipeline, rank.life))
+            self.dead.add((pipeline, rank.incarnation))
             del self.ranks[queue]
-        self.send(Lost(pipeline=pipeline, nonce=nonce))
+        self.send(Lost(pipeline=pipeline, incarnation_id=incarnation_id))
         self.give_birth(pipeline)
 
     def can_move(self, rank: Rank) -> bool:
@@ -133,13 +133,13 @@ class World:
     def is_over(self, rank: Rank) -> bool:
         assert rank.group is not None
         number, members = rank.group
-        for pipeline, life in members:
-            if (pipeline, life) in self.dead:
+        for pipeline, incarnation in members:
+            if (pipeline, incarnation) in self.dead:
                 return True
             other = next(
                 r for r in self.ranks.values() if (r.pipeline, r.place) == (pipeline, rank.place)
             )
-            has_been = other.life == life and other.newest_group >= number
+            has_been = other.incarnation == incarnation and other.newest_group >= number
             if not has_been:
                 return False
         return True
@@ -156,19 +156,23 @@ class World:
             assert rank.group is not None
             rank.reduced = not any(member in self.dead for member in rank.group[1])
             rank.average = "none"
-            if not self.coordinator.averages_behind:
+            if not self.coordinator.overlapped_averages:
                 self.take(rank, rank.step + 1)
             return
         body = rank.groups.popleft()
         assert body["kind"] == "group"
         if rank.average == "asking" and body["step"] == rank.asked:
-            members = tuple((n, life) for n, life in body["members"])
+            members = tuple((n, incarnation) for n, incarnation in body["members"])
             rank.average = "in a group"
             rank.group = (body["number"] if members else -1, members)
             rank.newest_group = max(rank.newest_group, rank.group[0])
 
     def work(self, rank: Rank) -> None:
-        names = {"pipeline": rank.pipeline, "place": rank.place, "nonce": rank.nonce}
+        names = {
+            "pipeline": rank.pipeline,
+            "place": rank.place,
+            "incarnation_id": rank.incarnation_id,
+        }
         if rank.state == "new":
             rank.state = "greeting"
             self.send(Hello(**names))
@@ -177,7 +181,7 @@ class World:
         elif rank.state == "computing":
             rank.average, rank.asked = "asking", rank.step
             ask = Ask(**names, step=rank.step, reduced=rank.reduced)
-            if not self.coordinator.averages_behind:
+            if not self.coordinator.overlapped_averages:
                 rank.state = "averaging"
                 self.send(ask)
                 return
@@ -198,9 +202,9 @@ class World:
             Take(
                 pipeline=rank.pipeline,
                 place=rank.place,
-                nonce=rank.nonce,
+                incarnation_id=rank.incarnation_id,
                 step=step,
-                reduced=rank.reduced or self.coordinator.averages_behind,
+                reduced=rank.reduced or self.coordinator.overlapped_averages,
             )
         )
 
@@ -211,7 +215,7 @@ class World:
             self.refused += 1
             rank.state = "ended"
         elif kind == "welcome" and rank.state == "greeting":
-            rank.life = body["life"]
+            rank.incarnation = body["incarnation"]
             self.take(rank, body["step"])
         elif kind == "snapshot" and rank.state == "taking":
             rank.put_aside.add(rank.step)

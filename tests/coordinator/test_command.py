@@ -21,13 +21,13 @@ from torch.distributed import Store
 from executor.coordinator.__main__ import main
 from executor.coordinator.messages import Hello, Message, Take, write_message
 from executor.coordinator.store import DONE, REQUESTS, Meeting
-from planner.artifacts.job import Job
-from planner.artifacts.problem import ModelSource, Problem
-from planner.assemble import plan_by_hand
+from planner.assembly import plan_by_hand
 from planner.costs.placement import StageSpec, place
+from planner.job import Job
+from planner.plan.problem import ModelSource, Problem
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_S = 60.0
+MOST_S = 1000.0
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ class Running:
                 return body
 
     def begin(self) -> None:
-        hellos = [Hello(pipeline=n, place=0, nonce=f"n{n}") for n in (0, 1)]
+        hellos = [Hello(pipeline=n, place=0, incarnation_id=f"n{n}") for n in (0, 1)]
         for hello in hellos:
             self.store.queue_push(REQUESTS, write_message(hello))
         assert {self.answer(hello)["kind"] for hello in hellos} == {"welcome"}
@@ -168,14 +168,15 @@ def test_the_command_that_it_prints_has_the_leave_to_import_what_the_plan_names(
     assert command.endswith(f"--coordinator {running.meeting} --steps 4 --sync ad_psgd")
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize("running", [0.5], indirect=True)
 def test_where_all_pipelines_are_lost_it_says_so_and_ends(running: Running) -> None:
     running.begin()
     running.until("are lost")
-    answer = running.ask(Hello(pipeline=0, place=0, nonce="back"))
+    answer = running.ask(Hello(pipeline=0, place=0, incarnation_id="back"))
     assert answer["kind"] == "refused"
     assert "--resume" in answer["why"]
-    assert running.process.wait(30) == 1
+    assert running.process.wait() == 1
     said = running.out.read_text()
     assert said.count("all pipelines (0, 1) are lost with 0 of 8 shares done") == 1
     assert "start a new coordinator, and all pipelines, with --resume FOLDER" in said
@@ -185,14 +186,14 @@ def test_where_all_pipelines_are_lost_it_says_so_and_ends(running: Running) -> N
 def test_ctrl_c_says_how_many_shares_are_done(running: Running) -> None:
     running.begin()
     for step in (1, 2):
-        running.ask(Take(pipeline=0, place=0, nonce="n0", step=step))
+        running.ask(Take(pipeline=0, place=0, incarnation_id="n0", step=step))
     # It answers first, and counts then.
     until_s = time.monotonic() + MOST_S
     while running.store.add(DONE, 0) < 1:
         assert time.monotonic() < until_s
         time.sleep(0.05)
     os.killpg(running.process.pid, signal.SIGINT)
-    assert running.process.wait(30) == 130
+    assert running.process.wait() == 130
     said = running.out.read_text()
     assert "interrupted: 1 of 8 shares are done; the pipelines end too" in said
     assert "Traceback" not in said

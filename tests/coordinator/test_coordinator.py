@@ -9,7 +9,7 @@ from coordinated_world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.coordinator.coordinators import coordinator_for
+from executor.coordinator.child import coordinator_for
 from executor.coordinator.messages import Ask, Hello, Lost, Take
 from executor.coordinator.state import Coordinator
 from planner.sync.strategies import parse_sync
@@ -71,34 +71,34 @@ def test_the_log_of_its_messages_brings_it_back(strategy: str, seed: int) -> Non
     for message, at_s in world.messages:
         again.handle(message, at_s)
     assert again.report() == world.coordinator.report()
-    assert list(again.lives()) == list(world.coordinator.lives())
+    assert list(again.incarnations()) == list(world.coordinator.incarnations())
 
 
 def begun(strategy: str = "semi_decentralized", shares: int = 10) -> Coordinator:
     """Two pipelines of one place, both with their first share."""
     made = coordinator(strategy, 2, 1, shares)
     for pipeline in (0, 1):
-        made.handle(Hello(pipeline=pipeline, place=0, nonce=f"n{pipeline}"), 0.0)
+        made.handle(Hello(pipeline=pipeline, place=0, incarnation_id=f"n{pipeline}"), 0.0)
     for pipeline in (0, 1):
-        made.handle(Take(pipeline=pipeline, place=0, nonce=f"n{pipeline}", step=1), 0.0)
+        made.handle(Take(pipeline=pipeline, place=0, incarnation_id=f"n{pipeline}", step=1), 0.0)
     return made
 
 
 def test_a_pipeline_that_was_given_up_is_fenced() -> None:
     made = begun()
-    made.handle(Lost(pipeline=1, nonce="n1"), 1.0)
-    (answer,) = made.handle(Ask(pipeline=1, place=0, nonce="n1", step=1), 1.1)
+    made.handle(Lost(pipeline=1, incarnation_id="n1"), 1.0)
+    (answer,) = made.handle(Ask(pipeline=1, place=0, incarnation_id="n1", step=1), 1.1)
     assert answer.queue == "groups/1.0.n1"
     assert answer.body == {"kind": "fenced"}
 
 
 def test_who_comes_back_copies_the_weights_of_a_donor_before_one_step() -> None:
     made = begun()
-    made.handle(Lost(pipeline=1, nonce="n1"), 1.0)
-    (welcome,) = made.handle(Hello(pipeline=1, place=0, nonce="back"), 2.0)
-    assert welcome.body == {"kind": "welcome", "step": 2, "donor": [0, 1], "life": 2}
-    made.handle(Ask(pipeline=0, place=0, nonce="n0", step=1), 2.1)
-    (share,) = made.handle(Take(pipeline=0, place=0, nonce="n0", step=2), 2.2)
+    made.handle(Lost(pipeline=1, incarnation_id="n1"), 1.0)
+    (welcome,) = made.handle(Hello(pipeline=1, place=0, incarnation_id="back"), 2.0)
+    assert welcome.body == {"kind": "welcome", "step": 2, "donor": [0, 1], "incarnation": 2}
+    made.handle(Ask(pipeline=0, place=0, incarnation_id="n0", step=1), 2.1)
+    (share,) = made.handle(Take(pipeline=0, place=0, incarnation_id="n0", step=2), 2.2)
     assert share.body["snapshot"]
 
 
@@ -106,32 +106,32 @@ def test_nobody_starts_from_the_beginning_once_all_weights_are_lost() -> None:
     made = begun()
     for pipeline in (0, 1):
         assert not made.is_stranded
-        made.handle(Lost(pipeline=pipeline, nonce=f"n{pipeline}"), 1.0)
+        made.handle(Lost(pipeline=pipeline, incarnation_id=f"n{pipeline}"), 1.0)
     assert made.is_stranded
-    (answer,) = made.handle(Hello(pipeline=0, place=0, nonce="back"), 2.0)
+    (answer,) = made.handle(Hello(pipeline=0, place=0, incarnation_id="back"), 2.0)
     assert answer.body["kind"] == "refused"
     assert "resume from a checkpoint" in answer.body["why"]
 
 
 def test_who_has_copied_weights_may_go_on_though_its_donor_is_lost() -> None:
     made = begun()
-    made.handle(Lost(pipeline=1, nonce="n1"), 1.0)
-    made.handle(Hello(pipeline=1, place=0, nonce="back"), 2.0)
-    made.handle(Lost(pipeline=0, nonce="n0"), 2.1)
+    made.handle(Lost(pipeline=1, incarnation_id="n1"), 1.0)
+    made.handle(Hello(pipeline=1, place=0, incarnation_id="back"), 2.0)
+    made.handle(Lost(pipeline=0, incarnation_id="n0"), 2.1)
     assert not made.is_stranded
-    (share,) = made.handle(Take(pipeline=1, place=0, nonce="back", step=2), 2.2)
+    (share,) = made.handle(Take(pipeline=1, place=0, incarnation_id="back", step=2), 2.2)
     assert share.body["share"] is not None
-    made.handle(Lost(pipeline=1, nonce="back"), 3.0)
+    made.handle(Lost(pipeline=1, incarnation_id="back"), 3.0)
     assert made.is_stranded
 
 
 def test_who_goes_on_without_its_group_holds_up_nobody() -> None:
     """While the coordinator was away a pipeline went on: its old request is not grouped."""
     made = begun()
-    made.handle(Ask(pipeline=0, place=0, nonce="n0", step=1), 1.0)
-    answers = made.handle(Take(pipeline=0, place=0, nonce="n0", step=2), 1.001)
+    made.handle(Ask(pipeline=0, place=0, incarnation_id="n0", step=1), 1.0)
+    answers = made.handle(Take(pipeline=0, place=0, incarnation_id="n0", step=2), 1.001)
     assert [answer.body["kind"] for answer in answers] == ["share"]
-    answers = made.handle(Ask(pipeline=1, place=0, nonce="n1", step=1), 1.002)
+    answers = made.handle(Ask(pipeline=1, place=0, incarnation_id="n1", step=1), 1.002)
     assert not any(answer.queue.startswith("groups/0") for answer in answers)
 
 
@@ -139,17 +139,21 @@ def test_who_goes_on_without_its_group_holds_up_nobody() -> None:
 def test_a_question_that_died_with_a_coordinator_holds_up_nobody(strategy: str) -> None:
     """It was taken from the queue and not yet logged; the rank went on without a group."""
     made = begun(strategy)
-    made.handle(Ask(pipeline=1, place=0, nonce="n1", step=1), 1.0)
+    made.handle(Ask(pipeline=1, place=0, incarnation_id="n1", step=1), 1.0)
     for step in (2, 3):
         for pipeline in (0, 1):
-            made.handle(Take(pipeline=pipeline, place=0, nonce=f"n{pipeline}", step=step), step)
+            made.handle(
+                Take(pipeline=pipeline, place=0, incarnation_id=f"n{pipeline}", step=step), step
+            )
         for pipeline in (0, 1):
-            made.handle(Ask(pipeline=pipeline, place=0, nonce=f"n{pipeline}", step=step), step)
+            made.handle(
+                Ask(pipeline=pipeline, place=0, incarnation_id=f"n{pipeline}", step=step), step
+            )
     for pipeline in (0, 1):
         (share,) = [
             answer
             for answer in made.handle(
-                Take(pipeline=pipeline, place=0, nonce=f"n{pipeline}", step=4), 4.0
+                Take(pipeline=pipeline, place=0, incarnation_id=f"n{pipeline}", step=4), 4.0
             )
             if answer.queue == f"answers/{pipeline}.0.n{pipeline}"
         ]
@@ -158,5 +162,5 @@ def test_a_question_that_died_with_a_coordinator_holds_up_nobody(strategy: str) 
 
 @pytest.mark.parametrize("place", [1, 7])
 def test_a_place_that_the_plan_has_not_is_refused(place: int) -> None:
-    (answer,) = begun().handle(Hello(pipeline=0, place=place, nonce="x"), 0.0)
+    (answer,) = begun().handle(Hello(pipeline=0, place=place, incarnation_id="x"), 0.0)
     assert answer.body["kind"] == "refused"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.coordinator import generations
-from executor.coordinator.generations import Generations, Lives
+from executor.coordinator import messages as generations
+from executor.coordinator.messages import Generations, Incarnations
 
 KEPT = 3
 
@@ -19,16 +19,16 @@ class Rank:
     """Keeps the process groups of the last sets of members it was in: a list, newest last."""
 
     def __init__(self) -> None:
-        self.used: list[Lives] = []
-        self.made: dict[Lives, tuple[int, int]] = {}
+        self.used: list[Incarnations] = []
+        self.made: dict[Incarnations, tuple[int, int]] = {}
 
-    def use(self, members: Lives) -> None:
+    def use(self, members: Incarnations) -> None:
         self.used = [other for other in self.used if other != members] + [members]
         while len(self.used) > KEPT:
             self.made.pop(self.used.pop(0), None)
 
 
-def meet(told: Generations, ranks: list[Rank], members: Lives, number: int) -> None:
+def meet(told: Generations, ranks: list[Rank], members: Incarnations, number: int) -> None:
     """All members have the same process group, or all make a new one together."""
     generation = told.of(0, members)
     mine = [ranks[number] for number, _ in members]
@@ -73,7 +73,7 @@ def test_a_group_of_one_needs_none() -> None:
 
 def test_places_and_lives_have_groups_of_their_own() -> None:
     told = Generations()
-    pair: Lives = ((0, 1), (1, 1))
+    pair: Incarnations = ((0, 1), (1, 1))
     told.raise_(0, pair)
     assert told.of(0, pair) == 1
     assert told.of(1, pair) == 0
@@ -81,8 +81,8 @@ def test_places_and_lives_have_groups_of_their_own() -> None:
 
 
 def test_what_was_used_last_is_kept() -> None:
-    kept: OrderedDict[Lives, None] = OrderedDict()
-    sets: list[Lives] = [((0, 1), (n, 1)) for n in range(1, generations.KEPT + 2)]
+    kept: OrderedDict[Incarnations, None] = OrderedDict()
+    sets: list[Incarnations] = [((0, 1), (n, 1)) for n in range(1, generations.KEPT + 2)]
     for members in sets[:-1]:
         assert generations.keep(kept, members) == []
     assert generations.keep(kept, sets[0]) == []

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from executor.coordinator.log import Log
+from executor.coordinator.log import MessageLog
 from executor.coordinator.messages import Hello, Message, Take
 from planner.errors import PipeplanError
 
-HELLO = Hello(pipeline=0, place=0, nonce="a")
-TAKES = [Take(pipeline=0, place=0, nonce="a", step=step) for step in (1, 2, 3)]
+HELLO = Hello(pipeline=0, place=0, incarnation_id="a")
+TAKES = [Take(pipeline=0, place=0, incarnation_id="a", step=step) for step in (1, 2, 3)]
 
 
-def written(path: Path, messages: list[Message]) -> Log:
-    log = Log(path)
+def written(path: Path, messages: list[Message]) -> MessageLog:
+    log = MessageLog(path)
     list(log.new_messages())
     log.open()
     for at_s, message in enumerate(messages):
@@ -24,12 +24,12 @@ def written(path: Path, messages: list[Message]) -> Log:
 
 
 def read(path: Path) -> list[Message]:
-    return [message for message, _ in Log(path).new_messages()]
+    return [message for message, _ in MessageLog(path).new_messages()]
 
 
 def test_messages_come_back_in_order_with_their_times(tmp_path: Path) -> None:
     written(tmp_path / "log", [HELLO, *TAKES])
-    found = list(Log(tmp_path / "log").new_messages())
+    found = list(MessageLog(tmp_path / "log").new_messages())
     assert found == [(message, float(k)) for k, message in enumerate([HELLO, *TAKES])]
 
 
@@ -52,7 +52,7 @@ def test_an_unfinished_last_line_is_cut_off_by_who_goes_on(tmp_path: Path, kept:
 
 def test_who_follows_reads_what_is_new_and_no_half_line(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    writer, follower = written(path, [HELLO]), Log(path)
+    writer, follower = written(path, [HELLO]), MessageLog(path)
     assert [m for m, _ in follower.new_messages()] == [HELLO]
     assert list(follower.new_messages()) == []
     writer.append(TAKES[0], 1.0)

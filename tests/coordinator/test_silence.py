@@ -22,10 +22,10 @@ class World:
 
     def look(self, *silent: tuple[int, int], after_s: float = BEAT_S) -> list[Lost]:
         self.now_s += after_s
-        for pipeline, nonce, places in LIVES:
+        for pipeline, incarnation_id, places in LIVES:
             for place in places:
                 if (pipeline, place) not in silent:
-                    self.store.add(beats_of(pipeline, place, nonce), 1)
+                    self.store.add(beats_of(pipeline, place, incarnation_id), 1)
         return self.silence.found(LIVES, self.now_s)
 
 
@@ -40,9 +40,9 @@ def test_a_pipeline_is_given_up_once_when_one_of_its_places_is_silent_for_too_lo
     began_s = world.now_s
     while not (lost := world.look((1, 0))):
         assert world.now_s < began_s + 2 * SILENT_S
-    assert lost == [Lost(pipeline=1, nonce="b")]
+    assert lost == [Lost(pipeline=1, incarnation_id="b")]
     assert SILENT_S < world.now_s - began_s < SILENT_S + 2 * BEAT_S
-    assert world.look((1, 0), (1, 1), (0, 1)) == [Lost(pipeline=1, nonce="b")]
+    assert world.look((1, 0), (1, 1), (0, 1)) == [Lost(pipeline=1, incarnation_id="b")]
 
 
 def test_one_sign_of_life_is_enough_to_begin_anew() -> None:

@@ -13,15 +13,16 @@ import pytest
 from torch.distributed import TCPStore
 
 from executor.coordinator.store import COORDINATOR_BEATS, Meeting
-from executor.coordinator.supervised import SupervisedCoordinator, Work
+from executor.coordinator.supervised import CoordinatorWork, SupervisedCoordinator
 from planner.sync.strategies import parse_sync
 
 
+@pytest.mark.extensive
 def test_one_that_keeps_ending_before_it_serves_is_given_up_with_its_reason(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    work = Work(2, 1, 8, parse_sync("ad_psgd"), 1)
+    work = CoordinatorWork(2, 1, 8, parse_sync("ad_psgd"), 1)
     said: list[str] = []
     is_said = threading.Event()
 
@@ -33,7 +34,7 @@ def test_one_that_keeps_ending_before_it_serves_is_given_up_with_its_reason(
     folder_for_a_file = tmp_path
     supervised = SupervisedCoordinator(work, meeting, 1.0, give_up, folder_for_a_file)
     try:
-        assert is_said.wait(60)
+        assert is_said.wait(1000)
     finally:
         supervised.close()
     assert "ended 3 times before it served, the last time with status 1" in said[0]
@@ -42,6 +43,7 @@ def test_one_that_keeps_ending_before_it_serves_is_given_up_with_its_reason(
     assert "Traceback" not in error
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize("spare", [False, True])
 def test_one_that_stands_still_is_ended_and_another_goes_on(
     spare: bool, caplog: pytest.LogCaptureFixture
@@ -49,7 +51,7 @@ def test_one_that_stands_still_is_ended_and_another_goes_on(
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     meeting = Meeting("127.0.0.1", server.port)
     store = meeting.connect()
-    work = Work(2, 1, 8, parse_sync("ad_psgd"), 1)
+    work = CoordinatorWork(2, 1, 8, parse_sync("ad_psgd"), 1)
     said: list[str] = []
     supervised = SupervisedCoordinator(work, meeting, 1.0, said.append, spare=spare)
     try:
@@ -69,7 +71,7 @@ def test_one_that_stands_still_is_ended_and_another_goes_on(
 def test_closing_ends_one_that_stands_still() -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     meeting = Meeting("127.0.0.1", server.port)
-    work = Work(2, 1, 8, parse_sync("ad_psgd"), 1)
+    work = CoordinatorWork(2, 1, 8, parse_sync("ad_psgd"), 1)
     supervised = SupervisedCoordinator(work, meeting, 60.0, lambda why: None)
     os.kill(supervised.pid, signal.SIGSTOP)
     supervised.close()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import clusters
 
-from planner.artifacts.cluster import Cluster
+from planner.cluster.cluster import Cluster
 from planner.costs.collectives import all_reduce_s, fastest_all_reduce_s, inverse_bandwidth
 
 FOUR = ["d0", "d1", "d2", "d3"]

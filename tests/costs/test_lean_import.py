@@ -18,6 +18,7 @@ def modules_after(code: str) -> set[str]:
     return set(json.loads(done.stdout))
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize(
     "code",
     [

@@ -5,10 +5,10 @@ from builders import device_type, graph, layer, star
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.artifacts.document import digest
-from planner.artifacts.hardware import DeviceType
+from planner.cluster.hardware import DeviceType
 from planner.costs.roofline import OperationTimes, layer_times
 from planner.errors import PipeplanError
+from planner.records.document import digest
 
 OLD_GRAPH = "sha256:cee066793f1aefa44b9fd7a237fade38bddc71bf00123d0c5ca806f02daca19b"
 OLD_CLUSTER = "sha256:1f6759ac51276e7d8a508227d98e2e67449bd5fc002eaafc85ee6405615f4356"

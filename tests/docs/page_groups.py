@@ -18,6 +18,7 @@ GROUPS = {
         "export.md",
         "how_plans_are_found.md",
         "index.md",
+        "proofs.md",
     ),
 }
 ELSEWHERE = {

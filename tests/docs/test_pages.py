@@ -10,8 +10,8 @@ from builders import ROOT
 from documents import SLOW, Block, blocks
 from page_groups import DOCS, ELSEWHERE, GROUPS, MOST_NOT_RUN, REASONS, steps
 
-from executor import command_line
 from executor.coordinator.__main__ import parser as coordinator_parser
+from executor.launch import command_line
 from executor.measure_links.options import parser as measure_links_parser
 from planner.cli import app
 

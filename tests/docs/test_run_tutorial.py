@@ -6,8 +6,9 @@ import pytest
 from documents import run_page
 from page_groups import DOCS, GROUPS
 
+pytestmark = pytest.mark.extensive
 
-@pytest.mark.timeout(1200)  # A quarter of a minute to a minute where nothing else runs.
+
 @pytest.mark.parametrize("page", GROUPS["tutorial"])
 def test_snippets_run(page: str, tmp_path: Path) -> None:
     run_page(DOCS / page, tmp_path)

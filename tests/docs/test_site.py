@@ -9,9 +9,9 @@ import pytest
 from builders import ROOT
 from typer.testing import CliRunner
 
-from executor.train_schema import TRAIN
-from planner.artifacts.schemas import ARTIFACTS, Artifact
+from executor.launch.train_schema import TRAIN
 from planner.cli import app
+from planner.schemas import ARTIFACTS, Artifact
 
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
 from artifact_pages import artifact_page

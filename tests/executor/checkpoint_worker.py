@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from thread_ranks import clip_gradients
 
 from executor.checkpoint import Checkpoint, Ranks, save_checkpoint
-from executor.clip import HeldParameter, clip_gradients
+from executor.training.master_weights import HeldParameter
 from planner.errors import PipeplanError
 
 

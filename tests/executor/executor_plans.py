@@ -8,15 +8,15 @@ from itertools import pairwise
 from builders import cluster, device_type, link
 
 from models import ZOO
-from planner.artifacts.job import Job
-from planner.artifacts.layer_graph import LayerGraph
-from planner.artifacts.operations import Operation
-from planner.artifacts.plan import Plan
-from planner.artifacts.problem import ModelSource, Problem
-from planner.assemble import plan_by_hand
+from planner.assembly import plan_by_hand
 from planner.costs.placement import PlacedPipeline, StageSpec, place
-from planner.schedule.heuristic import best_heuristic_schedule
-from planner.tracing.trace import trace
+from planner.job import Job
+from planner.model.layer_graph import LayerGraph
+from planner.model.tracing.trace import trace
+from planner.plan.operations import Operation
+from planner.plan.plan import Plan
+from planner.plan.problem import ModelSource, Problem
+from planner.search.schedule.heuristic import best_heuristic_schedule
 
 TINY = tuple(name for name in ZOO if name.endswith("_tiny"))
 DEVICES = ("d0", "d1", "d2", "d3")

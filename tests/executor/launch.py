@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,9 +21,28 @@ def start(
     ranks: int, *arguments: str, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
     """Start ``torchrun`` on this machine at a port that is free, in a process group of its own."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return _process([*command, *arguments], env)
+
+
+def torchrun(
+    ranks: int, *arguments: str, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run ``torchrun`` to its end."""
+    return _to_its_end(start(ranks, *arguments, env=env))
+
+
+def forked(
+    ranks: int, *arguments: str, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run what ``torchrun`` would, to its end, in ranks that share one import of torch."""
+    program = str(Path(__file__).with_name("forked_ranks.py"))
+    return _to_its_end(_process([program, str(ranks), *arguments], env))
+
+
+def _process(arguments: Sequence[str], env: Mapping[str, str] | None) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*command, "--nproc-per-node", str(ranks), *arguments],
+        [sys.executable, *arguments],
         cwd=ROOT,
         env=env or environment(),
         stdout=subprocess.PIPE,
@@ -33,13 +52,9 @@ def start(
     )
 
 
-def torchrun(
-    ranks: int, *arguments: str, timeout_s: float = 240, env: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run ``torchrun`` to its end."""
-    running = start(ranks, *arguments, env=env)
+def _to_its_end(running: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
     try:
-        out, error = running.communicate(timeout=timeout_s)
+        out, error = running.communicate()
     except BaseException:
         os.killpg(running.pid, signal.SIGKILL)
         raise

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from executor.emulation import Emulator
-from executor.pace import Pace
-from executor.place import Place
-from executor.prepare import prepare
-from executor.trainer import Trainer
-from planner.artifacts.plan import Plan
+from executor.emulation.emulation import emulating_trainer
+from executor.emulation.pace import Pace
+from executor.launch.prepare import prepare
+from executor.launch.run import PlanRank
+from executor.training.trainer import Trainer
+from planner.plan.plan import Plan
+from planner.prediction import with_strategy
 from planner.sync.strategies import parse_sync
 
 STRATEGIES = (
@@ -30,14 +31,14 @@ STEPS = 3
 
 def main(plan: Plan, output: Path) -> None:
     dist.init_process_group("gloo")
-    place = Place.of_this_process()
+    place = PlanRank.of_this_process()
     slow = Pace({1: 2.0})
     found = {}
     for text in STRATEGIES:
-        chosen = plan.model_copy(update={"sync": parse_sync(text)})
-        found[f"emulated {text}"] = run(Emulator(chosen, place))
+        chosen = with_strategy(plan, parse_sync(text))
+        found[f"emulated {text}"] = run(emulating_trainer(chosen, place))
         found[f"paced {text}"] = run(trainer(chosen, Pace()))
-    found["slow emulated"] = run(Emulator(plan, place, pace=slow))
+    found["slow emulated"] = run(emulating_trainer(plan, place, pace=slow))
     found["slow paced"] = run(trainer(plan, slow))
     if place.rank == 0:
         output.write_text(json.dumps(found))
@@ -47,10 +48,10 @@ def main(plan: Plan, output: Path) -> None:
 def trainer(plan: Plan, pace: Pace) -> Trainer:
     prepared = prepare(plan)
     batch = prepared.model.example_batch(plan.job.samples_per_microbatch)
-    return Trainer(prepared, lambda step, microbatch: batch, pace=pace)
+    return Trainer.of_model(prepared, lambda step, microbatch: batch, pace=pace)
 
 
-def run(stepper: Emulator | Trainer) -> dict:
+def run(stepper: Trainer) -> dict:
     times, lead_s = [], []
     for step in range(1, STEPS + 1):
         times.append(stepper.step(step).step_time_s)

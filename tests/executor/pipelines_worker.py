@@ -9,17 +9,17 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from executor.config import TrainingConfig
-from executor.run import Run
-from executor.training import run_training
-from planner.artifacts.plan import Plan
+from executor.launch.config import TrainingConfig
+from executor.launch.run import RunSettings
+from executor.training.training import run_training
+from planner.plan.plan import Plan
 
 
 def main(folder: Path) -> None:
     for path in sorted(folder.glob("*.toml")):
         plan, config = Plan.load(path.with_suffix(".json")), TrainingConfig.load(path)
         arguments = json.loads(path.with_suffix(".run").read_text())
-        history = run_training(plan, config, Run(**arguments))
+        history = run_training(plan, config, RunSettings(**arguments))
         rows = [asdict(metrics) for metrics in history]
         path.with_suffix(f".{os.environ['RANK']}.history").write_text(json.dumps(rows))
 

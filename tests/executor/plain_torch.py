@@ -5,12 +5,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from executor.config import TrainingConfig
-from executor.data import BatchOf, batches
-from executor.loss import allowed_loss
-from executor.random_state import microbatch_seed
-from planner.artifacts.plan import Plan
-from planner.tracing.factory import TrainingStep, import_factory
+from executor.launch.config import TrainingConfig
+from executor.launch.model import allowed_loss
+from executor.training.data import BatchOf, batches, microbatch_seed
+from planner.model.tracing.factory import TrainingStep, import_factory
+from planner.plan.plan import Plan
 
 Named = dict[str, Tensor]
 

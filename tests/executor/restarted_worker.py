@@ -10,7 +10,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from executor.process_group import process_group
+from executor.distributed.process_group import process_group
 
 if __name__ == "__main__":
     is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"

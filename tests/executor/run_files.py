@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-from launch import environment, torchrun
+from launch import environment, forked
 from plain_torch import Named
 
 from executor.checkpoint import Checkpoint
-from executor.config import TrainingConfig
-from planner.artifacts.plan import Plan
+from executor.launch.config import TrainingConfig
+from planner.plan.plan import Plan
 
 HERE = Path(__file__).parent
 
@@ -39,7 +39,7 @@ class RunFiles:
 
     def launch(self, ranks: int) -> None:
         worker = str(HERE / "runs_worker.py")
-        done = torchrun(ranks, worker, str(self.folder), env=environment(HERE))
+        done = forked(ranks, worker, str(self.folder), env=environment(HERE))
         assert done.returncode == 0, done.stderr[-4000:]
 
     def checkpoints(self, name: str) -> Path:

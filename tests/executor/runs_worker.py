@@ -1,7 +1,8 @@
 """One rank of many trainings, one after the other in one process group, to save their starts.
 
 ``torchrun runs_worker.py FOLDER``: for each ``FOLDER/NAME.toml`` in order of name, a training by
-``FOLDER/NAME.json``, with the arguments of :class:`Run` in ``FOLDER/NAME.run``. The first rank
+``FOLDER/NAME.json``, with the arguments of :class:`RunSettings` in ``FOLDER/NAME.run``. The first
+rank
 writes its losses and the like to ``FOLDER/NAME.history``; checkpoints go where the file says.
 """
 
@@ -12,11 +13,11 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from executor.config import TrainingConfig
-from executor.run import Run
-from executor.training import run_training
-from planner.artifacts.plan import Plan
+from executor.launch.config import TrainingConfig
+from executor.launch.run import RunSettings
+from executor.training.training import run_training
 from planner.errors import PipeplanError
+from planner.plan.plan import Plan
 
 
 def main(folder: Path) -> None:
@@ -32,7 +33,7 @@ def run(path: Path) -> list[dict] | str:
     plan, config = Plan.load(path.with_suffix(".json")), TrainingConfig.load(path)
     arguments = json.loads(path.with_suffix(".run").read_text())
     try:
-        history = run_training(plan, config, Run(**arguments))
+        history = run_training(plan, config, RunSettings(**arguments))
     except PipeplanError as error:
         return str(error)
     return [dataclasses.asdict(metrics) for metrics in history]

@@ -11,8 +11,8 @@ import pytest
 from launch import torchrun
 from torch.distributed import HashStore, Store, TCPStore
 
-from executor.attempt import store_of_attempt
-from executor.failure import LostRankError
+from executor.distributed.failure import LostRankError
+from executor.distributed.process_group import store_of_attempt
 
 
 @pytest.fixture
@@ -81,6 +81,7 @@ def test_one_alone_waits_for_nobody() -> None:
     assert not store_of_attempt(HashStore(), 0, 1, 1.0).check(["anything"])
 
 
+@pytest.mark.extensive
 def test_ranks_that_torchrun_starts_again_meet_at_its_store() -> None:
     worker = str(Path(__file__).with_name("restarted_worker.py"))
     done = torchrun(2, "--max-restarts", "1", "--monitor-interval", "0.2", worker)

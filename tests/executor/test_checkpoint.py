@@ -74,6 +74,7 @@ def test_a_failure_on_one_rank_is_told_on_all_and_leaves_nothing(tmp_path: Path)
     assert_holds(Checkpoint.open(tmp_path), some(1))
 
 
+@pytest.mark.extensive
 def test_processes_write_and_fail_together(tmp_path: Path) -> None:
     worker = Path(__file__).parent / "checkpoint_worker.py"
     done = torchrun(2, str(worker), str(tmp_path / "run"))

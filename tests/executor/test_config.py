@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from executor.command_line import parse_options
-from executor.config import TrainingConfig
-from executor.learning_rate import Schedule
-from executor.loss_scale import LossScalePolicy
-from executor.optimizer import job_optimizer, own_optimizer
-from planner.artifacts.job import Job
+from executor.launch.command_line import parse_options
+from executor.launch.config import TrainingConfig
+from executor.training.loss_scale import LossScalePolicy
+from executor.training.optimisation import LearningRateSchedule
+from executor.training.optimizer import job_optimizer, own_optimizer
 from planner.errors import PipeplanError
+from planner.job import Job
 
 ROOT = Path(__file__).parents[2]
 HEAD = 'format = "pipeplan-train/1"\n'
@@ -42,7 +42,7 @@ def test_the_example_is_a_training_file() -> None:
 def test_an_empty_file_trains_as_the_job_says(tmp_path: Path) -> None:
     config = load(tmp_path, HEAD)
     assert config == TrainingConfig()
-    assert config.rate_factor() == Schedule("constant", 20)
+    assert config.rate_factor() == LearningRateSchedule("constant", 20)
 
 
 def test_options_over_a_file_leave_its_defaults_unset(

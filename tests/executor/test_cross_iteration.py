@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from executor.sync import require_strategy
 from models import ZOO
-from planner.artifacts.plan import Plan, Sync
 from planner.errors import PipeplanError
-from planner.simulator import owners
+from planner.plan.operations import owners
+from planner.plan.plan import Plan, Sync
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.extensive, pytest.mark.usefixtures("one_thread")]
 STEPS, LONG, CLIP = 5, 40, 0.3
 CLIPPED = f"clip_norm = {CLIP}\n[schedule]\nkind = 'linear'\nwarmup_steps = 2\n"
 APPROXIMATIONS = ("own_gradient", "last_update")

@@ -17,19 +17,19 @@ from in_turn import (
 from torch import Tensor, nn
 from torch.nn import functional
 
-from executor.cutting.cut import cut
-from executor.cutting.stage_module import StageModule
-from executor.model import export_planned_model
+from executor.launch.model import export_planned_model
+from executor.split.model_split import cut
+from executor.split.stage_module import StageModule
 from executor.stage.runner import StageRunner
-from executor.sync.groups import shared_parameters
+from executor.sync.shared_parameters import shared_parameters
 from models import ZOO
-from planner.artifacts.job import Job
-from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
-from planner.tracing.export import ExportedStep
-from planner.tracing.factory import example_batch, import_factory
-from planner.tracing.layers import LayerAssignment
-from planner.tracing.trace import trace
+from planner.job import Job
+from planner.model.tracing.export import ExportedStep
+from planner.model.tracing.factory import example_batch, import_factory
+from planner.model.tracing.layers import LayerAssignment
+from planner.model.tracing.trace import trace
+from planner.plan.plan import Plan
 
 Exported = tuple[nn.Module, ExportedStep, LayerAssignment]
 
@@ -61,6 +61,7 @@ def every_cut(name: str) -> list[Stages]:
     return [*halves, [[layer] for layer in layers]]
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize("name", TINY)
 def test_stages_in_turn_give_exactly_the_loss_and_gradients_of_the_model(name: str) -> None:
     model, _, _ = exported_model(name)
@@ -72,6 +73,7 @@ def test_stages_in_turn_give_exactly_the_loss_and_gradients_of_the_model(name: s
         assert_same(found, expected, used_by_many(traced(name)))
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize("name", TINY)
 def test_what_crosses_is_what_the_planner_counted(name: str) -> None:
     graph = traced(name)
@@ -109,6 +111,7 @@ def test_skips_are_handed_on_by_the_stages_between() -> None:
     ]
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize("name", TINY)
 def test_stages_hold_the_models_parameters_under_its_own_names(name: str) -> None:
     model, _, _ = exported_model(name)
@@ -149,7 +152,7 @@ def test_an_output_is_not_held_until_the_backward() -> None:
     first, _ = cut_into("gpt_tiny", [layers[:5], layers[5:]])
     seen: list[weakref.ref[Tensor]] = []
     runner = StageRunner(first, microbatches=1)
-    (run,) = runner._whole
+    (run,) = runner._whole_runs
     run.register_forward_hook(lambda module, given, out: seen.append(weakref.ref(out[0])))
     sent = runner.forward(0, (), example_batch(model, Job(samples_per_microbatch=2)))
     assert [reference() for reference in seen] == [None]

@@ -7,11 +7,11 @@ import torch
 from executor_plans import TINY
 from torch import Tensor, nn
 
-from executor.data import batches, is_always_the_same, standard_library_text
+from executor.training.data import batches, is_always_the_same, standard_library_text
 from models import ZOO
-from planner.artifacts.job import Job
 from planner.errors import PipeplanError
-from planner.tracing.factory import import_factory
+from planner.job import Job
+from planner.model.tracing.factory import import_factory
 
 JOB = Job(samples_per_microbatch=3)
 

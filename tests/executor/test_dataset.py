@@ -11,8 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.dataset import DatasetBatches, load_dataset
-from executor.sample_order import SampleOrder
+from executor.training.dataset import DatasetBatches, SampleOrder, load_dataset
 from planner.errors import PipeplanError
 
 

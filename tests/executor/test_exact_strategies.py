@@ -9,11 +9,11 @@ from plain_torch import Alone, worst_error
 from run_files import RunFiles
 
 from models import ZOO
-from planner.artifacts.job import Job
-from planner.artifacts.plan import Plan
-from planner.tracing.trace import trace
+from planner.job import Job
+from planner.model.tracing.trace import trace
+from planner.plan.plan import Plan
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.extensive, pytest.mark.usefixtures("one_thread")]
 STEPS, RANKS = 5, 3
 DOUBLE = {"precision": "float64"}
 CLIPPED = "clip_norm = 0.3\n[schedule]\nkind = 'linear'\nwarmup_steps = 2\n"

@@ -15,11 +15,14 @@ from executor_plans import pipeline_of, scheduled, traced
 from launch import environment, start, torchrun
 from torch.distributed import HashStore
 
-from executor.failure import Failures, FollowedError, LostRankError, followed
-from planner.artifacts.plan import Plan
+from executor.distributed.failure import Failures, FollowedError, LostRankError, followed
+from planner.plan.plan import Plan
+
+pytestmark = pytest.mark.extensive
 
 HERE = Path(__file__).parent
-ENDS_WITHIN_S = 30
+ENDS_WITHIN_S = 300
+"""Half of the time after which ranks give up those that say nothing: nobody waits for that."""
 RANKS = 3
 Launch = Callable[..., "Run"]
 Refuse = Callable[..., list[str]]
@@ -45,7 +48,7 @@ class Run:
     process: subprocess.Popen[str]
     moment: Path
 
-    def failed_at(self, timeout_s: float = 120) -> float:
+    def failed_at(self, timeout_s: float = 1000) -> float:
         """When it went wrong, once it has."""
         end = time.monotonic() + timeout_s
         while not self.moment.exists():
@@ -63,7 +66,7 @@ class Run:
 
     def end(self, since_s: float | None = None) -> list[str]:
         """Its lines on stderr; all processes are gone soon after it went wrong."""
-        _, errors = self.process.communicate(timeout=120)
+        _, errors = self.process.communicate()
         took_s = time.time() - (self.failed_at() if since_s is None else since_s)
         assert processes(self.moment.parent) == []
         assert self.process.returncode != 0

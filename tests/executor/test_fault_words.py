@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from executor.faults import Fault, Faults, parse_faults
+from executor.elastic.faults import Faults, InjectedFault, parse_faults
 from planner.errors import PipeplanError
 
 
 def test_calls_are_read() -> None:
     text = " fail_at(2,5)  stop_in(1,9,3.5) hang_at(0,1,0) return_at(2,10) "
     assert parse_faults(text) == (
-        Fault("fail", "at", 2, 5, 0.0),
-        Fault("stop", "in", 1, 9, 3.5),
-        Fault("hang", "at", 0, 1, 0.0),
-        Fault("return", "at", 2, 0, 10.0),
+        InjectedFault("fail", "at", 2, 5, 0.0),
+        InjectedFault("stop", "in", 1, 9, 3.5),
+        InjectedFault("hang", "at", 0, 1, 0.0),
+        InjectedFault("return", "at", 2, 0, 10.0),
     )
     assert parse_faults("") == ()
 
@@ -67,9 +67,9 @@ def test_a_fault_is_told_as_it_was_written() -> None:
 
 
 def test_a_fault_is_told_before_it_happens() -> None:
-    faults = Faults(parse_faults("hang_at(0,2,0) hang_at(1,2,0) hang_at(0,3,0) return_at(0,0)"))
     told: list[str] = []
-    faults.tell = lambda fault: told.append(fault.word)
+    parsed = parse_faults("hang_at(0,2,0) hang_at(1,2,0) hang_at(0,3,0) return_at(0,0)")
+    faults = Faults(parsed, 0, lambda fault: told.append(fault.word))
     faults.before_hello(is_back=False)
     faults.at(1)
     faults.at(2)

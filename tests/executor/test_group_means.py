@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from executor.coordinator.client import AGroup
+from executor.coordinator.client import GroupAssignment
 from executor.coordinator.store import THERE
-from executor.exchange.groups import Groups
+from executor.elastic.process_groups import DynamicGroups
 
 HOUR_S = 3600.0
-BOTH = AGroup(1, ((0, 1), (1, 1)), 0)
+BOTH = GroupAssignment(1, ((0, 1), (1, 1)), 0)
 
 
 @pytest.fixture
@@ -24,9 +25,15 @@ def store() -> HashStore:
     return found
 
 
-def of_pipeline(store: HashStore, number: int) -> Groups:
+def nothing() -> None:
+    """What most tests do before a reduction."""
+
+
+def of_pipeline(
+    store: HashStore, number: int, before_reduction: Callable[[], None] = nothing
+) -> DynamicGroups:
     """Groups that would wait for an hour."""
-    return Groups(store, number, 0, "127.0.0.1", HOUR_S)
+    return DynamicGroups(store, number, 0, "127.0.0.1", HOUR_S, before_reduction)
 
 
 def test_members_take_the_mean_together(store: HashStore) -> None:
@@ -36,12 +43,12 @@ def test_members_take_the_mean_together(store: HashStore) -> None:
             pool.submit(of_pipeline(store, number).mean, BOTH, [tensor])
             for number, tensor in enumerate(tensors)
         ]
-        assert [one.result(timeout=60) for one in found] == [True, True]
+        assert [one.result(timeout=600) for one in found] == [True, True]
     assert all(tensor.eq(3.0).all() for tensor in tensors)
 
 
 def test_a_member_that_never_came_is_not_waited_for_once_it_is_given_up(store: HashStore) -> None:
-    store.set(THERE, json.dumps({"0": 1, "1": 2}))  # Another life of it is there.
+    store.set(THERE, json.dumps({"0": 1, "1": 2}))  # Another incarnation of it is there.
     tensor = torch.ones(5)
     assert not of_pipeline(store, 0).mean(BOTH, [tensor])
     assert tensor.eq(1.0).all()
@@ -50,15 +57,15 @@ def test_a_member_that_never_came_is_not_waited_for_once_it_is_given_up(store: H
 def test_a_member_that_stops_within_is_not_waited_for_once_it_is_given_up(
     store: HashStore,
 ) -> None:
-    groups, other = of_pipeline(store, 0), of_pipeline(store, 1)
     # The other one meets, and is given up as the reduction begins without it.
-    groups.under_way = lambda: store.set(THERE, json.dumps({"0": 1}))
+    groups = of_pipeline(store, 0, lambda: store.set(THERE, json.dumps({"0": 1})))
+    other = of_pipeline(store, 1)
     tensor = torch.ones(5)
     with ThreadPoolExecutor(1) as pool:
         met = pool.submit(other._group_of, BOTH)
         assert not groups.mean(BOTH, [tensor])
         assert tensor.eq(1.0).all()
-        met.result(timeout=60)
+        met.result(timeout=600)
     # Its connections close, and with them ends the reduction that nobody waits for.
     del met
     other._made.clear()

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from executor.stage.runner import StageRunner
 from models import ZOO
-from planner.artifacts.job import Job
-from planner.tracing.factory import TrainingStep, example_batch, import_factory
-from planner.tracing.trace import trace
+from planner.job import Job
+from planner.model.tracing.factory import TrainingStep, example_batch, import_factory
+from planner.model.tracing.trace import trace
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.extensive, pytest.mark.usefixtures("one_thread")]
 SAMPLES, NARROW, WIDE = 32, 64, 256
 FLOAT = 4
 ROUND = 64

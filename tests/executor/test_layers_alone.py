@@ -9,16 +9,16 @@ import torch
 from in_turn import assert_same, run_whole, take_gradients
 from torch import Tensor, nn
 
-from executor.cutting.cut import cut_layer
+from executor.split.model_split import cut_layer
 from executor.stage.runner import StageRunner
 from models import ZOO
-from planner.artifacts.job import Job
-from planner.tracing.export import ExportedStep, export_step
-from planner.tracing.factory import example_batch, import_factory
-from planner.tracing.gradients import nodes_with_gradient
-from planner.tracing.layers import LayerAssignment, assign_layers
+from planner.job import Job
+from planner.model.tracing.export import ExportedStep, export_step
+from planner.model.tracing.factory import example_batch, import_factory
+from planner.model.tracing.gradients import nodes_with_gradient
+from planner.model.tracing.layers import LayerAssignment, assign_layers
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.extensive, pytest.mark.usefixtures("one_thread")]
 JOB = Job(samples_per_microbatch=2)
 
 
@@ -39,10 +39,10 @@ def run_alone(
     model.zero_grad(set_to_none=True)
     values: dict[str, Tensor] = {}
     for runner in runners:
-        received = [t.sent(values[t.name]) for t in runner.stage.receives]
+        received = [values[t.name].permute(t.order) for t in runner.stage.receives]
         made = runner.forward(0, received, {name: entry.clone() for name, entry in batch.items()})
         for boundary, tensor in zip(runner.stage.outputs, made, strict=True):
-            values[boundary.name] = boundary.received(tensor)
+            values[boundary.name] = tensor.permute(boundary.received_order)
     back: dict[str, Tensor | float] = defaultdict(float)
     for runner in reversed(runners):
         given = [back[t.name] + torch.zeros(t.shape) for t in runner.stage.gradients_in]

@@ -14,16 +14,16 @@ from executor_plans import DEVICES, random_orders, random_owners
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.lower import Action, Compute, Message, Reduce, lower
-from executor.sync.groups import shared_parameters
-from planner.artifacts.job import Job
-from planner.artifacts.operations import Operation
-from planner.artifacts.plan import Plan
-from planner.artifacts.problem import Problem
-from planner.assemble import plan_by_hand
+from executor.runtime.lowering import Action, Compute, Message, Reduce, lower
+from executor.sync.shared_parameters import shared_parameters
+from planner.assembly import plan_by_hand
 from planner.costs.placement import PlacedPipeline, StageSpec, place
-from planner.schedule.assignment import balanced_assignment
-from planner.schedule.classics import one_forward_one_backward
+from planner.job import Job
+from planner.plan.operations import Operation
+from planner.plan.plan import Plan
+from planner.plan.problem import Problem
+from planner.search.schedule.assignment import balanced_assignment
+from planner.search.schedule.classics import one_forward_one_backward
 
 
 def chain(places: Sequence[Sequence[str]], times: Sequence[int], count: int) -> PlacedPipeline:

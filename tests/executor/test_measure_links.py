@@ -22,11 +22,10 @@ from launch import ROOT, start, torchrun
 from torch.distributed import TCPStore
 
 from benchmarks.testbed import Testbed, why_not
-from executor.failure import LostRankError
-from executor.measure_links.about import members_of
+from executor.distributed.failure import LostRankError
 from executor.measure_links.options import parser
-from executor.measure_links.turn_taking import TurnTaking
-from executor.measure_links.turns import all_turns, groups, rounds
+from executor.measure_links.run import members_of
+from executor.measure_links.turns import TurnTaking, all_turns, groups, rounds
 from planner import Cluster
 
 MODULE = "executor.measure_links"
@@ -174,6 +173,7 @@ def test_ranks_of_this_machine_are_measured(tmp_path: Path) -> None:
     assert "[1/11] box/cpu0 > box/cpu1: " in done.stderr
 
 
+@pytest.mark.extensive
 def test_pairs_at_once_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
     options = ["--at-once", "--no-together", "--no-all-reduce", *QUICK]
@@ -185,6 +185,7 @@ def test_pairs_at_once_and_nothing_else(tmp_path: Path) -> None:
     assert f"wrote {path}" in done.stdout
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -231,13 +232,14 @@ def _rank_pid(parent: int, rank: int) -> int:
     raise AssertionError(f"no rank {rank} among {children}")
 
 
+@pytest.mark.extensive
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     # Long enough to be interrupted within the fourth of six pairs.
     process = start(4, "-m", MODULE, "-o", str(path), "--repeats", "200", "--most-mib", "4")
     _await_turns(process, 3)
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate()
     assert process.returncode != 0
     cluster = Cluster.load(path)
     assert len(cluster.devices) == 4
@@ -246,15 +248,16 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     assert "note: interrupted: not measured are 3 pairs of devices, 9 trials" in out
 
 
+@pytest.mark.extensive
 def test_ctrl_c_before_the_first_pair_writes_nothing(tmp_path: Path) -> None:
     options = ["--repeats", "1000", "--longest-ms", "1000", "--most-mib", "64"]
     process = start(2, "-m", MODULE, "-o", str(tmp_path / "c.toml"), *options)
-    end_s = time.monotonic() + 120
+    end_s = time.monotonic() + 1000
     while not _meets(process.pid):
         assert time.monotonic() < end_s
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate()
     assert "no pair was measured yet, nothing is written" in error
     assert not list(tmp_path.iterdir())
 
@@ -268,12 +271,13 @@ def _meets(parent: int) -> bool:
         return False
 
 
+@pytest.mark.extensive
 def test_a_rank_that_is_killed_ends_all_and_is_named(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     process = start(3, "-m", MODULE, "-o", str(path), "--repeats", "300", "--most-mib", "4")
     _await_turns(process, 1)
     os.kill(_rank_pid(process.pid, 2), signal.SIGKILL)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate()
     assert process.returncode != 0
     said = [line for line in error.splitlines() if line.startswith("error: ")]
     assert any("lost rank 2: killed, stopped, or its host is gone" in line for line in said)
@@ -313,7 +317,7 @@ def _measured_on_a_testbed(tmp_path: Path, host: str) -> tuple[Cluster, Cluster]
     options = f"--busy --repeats 15 --longest-ms 40 --host {host} --no-all-reduce"
     command = f"exec {sys.executable} -m {MODULE} -o {path} {options}"
     with Testbed(real) as testbed:
-        outcome = testbed.run(["sh", "-c", command], timeout_s=240)
+        outcome = testbed.run(["sh", "-c", command], timeout_s=1000)
     assert outcome.status == 0, outcome.outputs
     return real, Cluster.load(path)
 
@@ -326,6 +330,7 @@ def _same_bandwidths(real: Cluster, found: Cluster, say: Callable[[str], str]) -
         assert measured.bandwidth_gb_per_s == pytest.approx(known.bandwidth_gb_per_s, rel=0.1)
 
 
+@pytest.mark.extensive
 @pytest.mark.skipif(REASON is not None, reason=str(REASON))
 def test_nodes_of_a_testbed_are_measured_back(tmp_path: Path) -> None:
     real, found = _measured_on_a_testbed(tmp_path, HOST)
@@ -333,6 +338,7 @@ def test_nodes_of_a_testbed_are_measured_back(tmp_path: Path) -> None:
     _same_bandwidths(real, found, lambda name: name.replace("gpu", "cpu"))
 
 
+@pytest.mark.extensive
 @pytest.mark.skipif(REASON is not None, reason=str(REASON))
 def test_groups_of_a_testbed_are_found_without_hosts(tmp_path: Path) -> None:
     real, found = _measured_on_a_testbed(tmp_path, "box")

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from executor.loss_scale import LossScale, LossScalePolicy
-from executor.master_weights import MasterWeights
-from executor.optimizer_state import export_state, import_state
+from executor.training.loss_scale import LossScale, LossScalePolicy
+from executor.training.master_weights import MasterWeights
+from executor.training.optimizer import export_state, import_state
 from planner.errors import PipeplanError
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from executor.checkpoint import Checkpoint, save_checkpoint
-from executor.optimizer_state import export_state, import_state
+from executor.training.optimizer import export_state, import_state
 from planner.errors import PipeplanError
 
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]

@@ -10,8 +10,8 @@ from executor_plans import scheduled, zoo_pipeline
 from torch import Tensor
 
 from executor import train
-from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
+from planner.plan.plan import Plan
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +25,7 @@ def bytes_of(plan: Plan, samples: int, dtype: torch.dtype = torch.int64) -> Mapp
     return {"ids": ids, "target": ids}
 
 
+@pytest.mark.extensive
 def test_what_fits_trains_with_one_of_torchs_own_optimizers(plan: Plan) -> None:
     samples = plan.job.samples_per_microbatch
     history = train(
@@ -66,6 +67,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_does_not_fit_is_told(plan: Plan, case: str) -> None:
     arguments, message = REFUSED[case]

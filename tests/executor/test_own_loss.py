@@ -9,14 +9,13 @@ from executor_plans import DEVICES, pipeline_of, scheduled
 from in_turn import assert_same, run_stages, take_gradients
 from torch import nn
 
-from executor.cutting.cut import cut
-from executor.loss import allowed_loss
-from executor.model import export_planned_model
-from planner.artifacts.job import Job
-from planner.artifacts.plan import Plan
+from executor.launch.model import allowed_loss, export_planned_model
+from executor.split.model_split import cut
 from planner.errors import PipeplanError
-from planner.tracing.factory import TrainingStep, example_batch
-from planner.tracing.trace import trace
+from planner.job import Job
+from planner.model.tracing.factory import TrainingStep, example_batch
+from planner.model.tracing.trace import trace
+from planner.plan.plan import Plan
 
 SOURCE = """
 from torch.nn import functional

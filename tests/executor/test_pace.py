@@ -7,14 +7,15 @@ import executor_plans
 import pytest
 from builders import cluster, device_type, link
 from executor_plans import DEVICES, pipeline_of, scheduled, traced
-from launch import environment, torchrun
+from launch import environment, forked
 from pace_worker import STRATEGIES
 
-from executor.device_time import DeviceTime
-from executor.layer_moments import LayerMoments
+from executor.emulation.pace import DeviceTime, LayerMoments
 from models import ZOO
-from planner.artifacts.plan import Plan
 from planner.costs.placement import place_plan
+from planner.plan.plan import Plan
+
+pytestmark = pytest.mark.extensive
 
 HERE = Path(__file__).parent
 
@@ -40,7 +41,7 @@ def found(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dic
     folder = tmp_path_factory.mktemp("pace")
     plan.save(folder / "plan.json")
     words = (str(HERE / "pace_worker.py"), str(folder / "plan.json"), str(folder / "found.json"))
-    done = torchrun(2, *words, env=environment(HERE))
+    done = forked(2, *words, env=environment(HERE))
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads((folder / "found.json").read_text())
 

@@ -7,19 +7,19 @@ from collections.abc import Callable
 
 import pytest
 from executor_plans import DEVICES, by_counts, pipeline_of, scheduled, shuffled, zoo_pipeline
-from launch import torchrun
+from launch import forked
 
-from benchmarks.executor_parity import WITHIN
-from benchmarks.executor_plans import random_plan
-from benchmarks.executor_single_process import TOLERANCE
-from executor.place import Place
-from executor.prepare import Prepared, prepare
+from benchmarks.executor.parity import WITHIN
+from benchmarks.executor.plans import random_plan
+from benchmarks.executor.single_process import TOLERANCE
+from executor.launch.prepare import Prepared, prepare
+from executor.launch.run import PlanRank
 from models import ZOO
-from planner.artifacts.job import Job
-from planner.artifacts.plan import Plan
-from planner.tracing.trace import trace
+from planner.job import Job
+from planner.model.tracing.trace import trace
+from planner.plan.plan import Plan
 
-WORKER = "benchmarks.executor_parity_worker"
+WORKER = "benchmarks.executor.parity_worker"
 
 
 def chain_with_tied_ends() -> Plan:
@@ -176,11 +176,12 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
         plan = build()
         assert plan.ranks == DEVICES
         plan.save(folder / f"{name}.json")
-    run = torchrun(4, "-m", WORKER, str(folder))
+    run = forked(4, "-m", WORKER, str(folder))
     assert run.returncode == 0, run.stderr[-4000:]
     return {path.stem: json.loads(path.read_text()) for path in (folder / "report").iterdir()}
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_trains_as_a_single_process_does(reports: dict[str, dict], name: str) -> None:
     report = reports[name]
@@ -191,7 +192,7 @@ def test_a_plan_trains_as_a_single_process_does(reports: dict[str, dict], name: 
 
 
 def prepared(plan: Plan) -> list[Prepared]:
-    return [prepare(plan, place=Place(rank, len(plan.ranks))) for rank in range(len(plan.ranks))]
+    return [prepare(plan, place=PlanRank(rank, len(plan.ranks))) for rank in range(len(plan.ranks))]
 
 
 def test_plans_share_parameters_as_their_names_say() -> None:

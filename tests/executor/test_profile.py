@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from executor.profiling.__main__ import main
 from executor.profiling.kinds import alike
 from executor.profiling.measure import Patience, measured
-from executor.profiling.profile import Request, profile
+from executor.profiling.profile import ProfileRequest, profile
 from executor.profiling.sizes import sized_model
-from planner.artifacts.costs import Costs
-from planner.artifacts.job import Job
+from planner.job import Job
+from planner.model.measured_costs import Costs
 
 CPU = torch.device("cpu")
 QUICK = Patience(0.0, least=2)
@@ -43,7 +43,7 @@ class Blocks(nn.Module):
         return {"inputs": torch.randn(samples, 8)}
 
 
-def request(output: Path, **fields: object) -> Request:
+def request(output: Path, **fields: object) -> ProfileRequest:
     given = {
         "model": GPT,
         "job": Job(),
@@ -53,7 +53,7 @@ def request(output: Path, **fields: object) -> Request:
         "patience": QUICK,
         **fields,
     }
-    return Request(output=output, **given)
+    return ProfileRequest(output=output, **given)
 
 
 def job_of_own_loss(folder: Path) -> Path:
@@ -84,6 +84,7 @@ def test_layers_that_differ_in_a_rate_or_in_what_is_trained_are_not_alike() -> N
     ]
 
 
+@pytest.mark.extensive
 def test_every_kind_is_measured_once_at_every_size(tmp_path: Path) -> None:
     told: list[str] = []
     path = tmp_path / "costs.json"
@@ -97,6 +98,7 @@ def test_every_kind_is_measured_once_at_every_size(tmp_path: Path) -> None:
     assert costs.made_with["torch"] == torch.__version__
 
 
+@pytest.mark.extensive
 def test_what_was_measured_before_an_interruption_is_not_measured_again(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
 
@@ -232,6 +234,7 @@ def test_threads_are_of_no_gpu(
     assert "--threads: 1; they are of a CPU, and a GPU would be measured" in capsys.readouterr().err
 
 
+@pytest.mark.extensive
 def test_costs_of_something_else_are_not_added_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,6 +247,7 @@ def test_costs_of_something_else_are_not_added_to(
     assert path.read_text() == before
 
 
+@pytest.mark.extensive
 def test_a_plan_is_made_from_a_profile_by_the_command_line(tmp_path: Path) -> None:
     costs, plan = tmp_path / "costs.json", tmp_path / "plan.json"
     run = [sys.executable, "-m", "planner.cli"]

@@ -9,7 +9,9 @@ from documents import snippets
 from executor_plans import scheduled, zoo_pipeline
 from launch import ROOT, environment, torchrun
 
-from planner.artifacts.measured import MeasuredTimeline
+from planner.measured.timeline import MeasuredTimeline
+
+pytestmark = pytest.mark.extensive
 
 
 def documented_script() -> str:
@@ -46,7 +48,10 @@ def test_ten_lines_train_twice_under_torchrun_with_a_timeline(script: Path) -> N
     lines = done.stdout.replace("\n", "").split("step ")
     assert lines[0] == ""
     assert len(lines) == 5
-    assert len(set(lines[1:])) == 2
+    # Both ranks print the same line of each training; the two trainings may print alike too.
+    first, second, third, fourth = sorted(lines[1:])
+    assert first == second
+    assert third == fourth
     assert all(line.startswith("   4  loss ") for line in lines[1:])
     assert len(MeasuredTimeline.load(timeline).steps) == 4
 
@@ -60,7 +65,6 @@ def test_ten_lines_train_a_plan_of_one_rank_without_torchrun(script: Path) -> No
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("step    4  loss ")

@@ -2,17 +2,27 @@
 
 import pytest
 import torch
+from executor_plans import scheduled, zoo_pipeline
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from executor.lower import Reduce
-from executor.sync.buckets import MIB, Buffer, SharedGradients, buckets_by_ranks
-from executor.sync.buckets import buckets_by_reduction as by_reduction
-from executor.sync.in_order import InOrder
-from executor.sync.readiness import Readiness, last_backwards
-from planner.artifacts.operations import Operation, parse_order
+from executor.runtime.lowering import Reduce
+from executor.sync.all_reduce import InOrder
+from executor.sync.gradients import (
+    MIB,
+    Buffer,
+    GradientReadiness,
+    SharedGradients,
+    buckets_by_ranks,
+    last_backwards,
+)
+from executor.sync.gradients import buckets_by_reduction as by_reduction
+from executor.sync.shared_parameters import shared_parameters
+from planner.costs.placement import place_plan
 from planner.errors import PipeplanError
+from planner.plan.operations import Operation, parse_order
+from planner.plan.plan import Sync
 
 LAST = Operation(0, "B", 1)
 SHARED = [
@@ -37,17 +47,17 @@ def test_the_last_backward_of_a_parameter_is_that_of_all_its_stages() -> None:
 def test_a_gradient_is_announced_with_its_last_part_from_the_second_iteration_on() -> None:
     told: list[str] = []
     weight, idle = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    readiness = Readiness({"weight": weight, "idle": idle}, {LAST: ["weight"]}, told.append)
+    readiness = GradientReadiness({"weight": weight, "idle": idle}, {LAST: ["weight"]}, told.append)
 
     def iteration(parts: int) -> list[str]:
         seen = []
         readiness.begin_iteration()
         (weight * 3).sum().backward()  # Of another operation.
-        readiness.begin(LAST)
+        readiness.before(LAST)
         for part in range(parts):
             ((weight * 2).sum() + weight.sum()).backward()  # Two uses are one part.
             seen.append(f"{part}: {told}")
-        readiness.end(LAST)
+        readiness.after(LAST)
         told.append("end")
         seen.append(str(told))
         told.clear()
@@ -94,6 +104,28 @@ def test_buckets_hold_every_gradient_once_and_are_in_one_order_on_all_ranks() ->
         (SHARED[1].reduce,),
         (SHARED[0].reduce, SHARED[2].reduce),
     ]
+
+
+@pytest.mark.parametrize("mib", [1e-6, 0.02, 0.1, 25])
+def test_buckets_are_those_of_the_cost_model(mib: float) -> None:
+    """Of stages with replicas, in the order in which they are filled."""
+    pipeline = zoo_pipeline("gpt_tiny", [2, 4], ["d0 d1", "d2 d3", "d0"], 4)
+    plan = scheduled(pipeline).model_copy(update={"sync": Sync(options={"bucket_mib": mib})})
+    elements = {row.name: row.elements for row in plan.model.graph.parameters}
+    shared = [
+        SharedGradients(
+            row.reduce, {name: nn.Parameter(torch.zeros(elements[name])) for name in row.names}
+        )
+        for row in shared_parameters(plan)
+        if len(row.stages) == 1
+    ]
+    found = [
+        (bucket.reduces[0].stages, sum(4 * p.numel() for p in bucket.parameters.values()))
+        for bucket in by_reduction(shared, mib)
+    ]
+    wanted = place_plan(plan).synchronisations
+    assert found == [(row.stages, row.bytes) for row in wanted if len(row.stages) == 1]
+    assert len(found) > 2 or mib == 25
 
 
 def test_gradients_are_views_of_a_flat_buffer_filled_up_with_zeros() -> None:

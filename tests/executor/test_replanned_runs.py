@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from executor_plans import pipeline_of, scheduled, traced
-from launch import torchrun
+from launch import forked
 
 from models import ZOO
-from planner.artifacts.plan import Plan
+from planner.plan.plan import Plan
 from planner.replanning import replan
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.extensive, pytest.mark.usefixtures("one_thread")]
 WORKER = Path(__file__).with_name("runs_worker.py")
 TRAINING = """
 format = "pipeplan-train/1"
@@ -40,7 +40,7 @@ def train(plan: Plan, folder: Path, **run: str) -> list[float]:
     plan.save(folder / "run.json")
     (folder / "run.toml").write_text(TRAINING.format(folder=folder / "checkpoints"))
     (folder / "run.run").write_text(json.dumps(run))
-    done = torchrun(len(plan.ranks), str(WORKER), str(folder))
+    done = forked(len(plan.ranks), str(WORKER), str(folder))
     assert done.returncode == 0, done.stderr[-4000:]
     history = json.loads((folder / "run.history").read_text())
     assert isinstance(history, list), history

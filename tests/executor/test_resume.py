@@ -10,14 +10,18 @@ from thread_ranks import together
 from torch import Tensor, nn
 
 from executor.checkpoint import Checkpoint, Ranks, save_checkpoint
-from executor.clip import HeldParameter, clip_factor, gradient_norm, scale_gradients
-from executor.dataset import DatasetBatches
-from executor.learning_rate import Schedule, set_learning_rate
-from executor.loss_scale import LossScale, LossScalePolicy
-from executor.master_weights import MasterWeights
-from executor.optimizer import job_optimizer
-from executor.optimizer_state import export_state, import_state
-from planner.artifacts.job import Job
+from executor.training.dataset import DatasetBatches
+from executor.training.loss_scale import LossScale, LossScalePolicy
+from executor.training.master_weights import (
+    HeldParameter,
+    MasterWeights,
+    clip_factor,
+    gradient_norm,
+    scale_gradients,
+)
+from executor.training.optimisation import LearningRateSchedule, set_learning_rate
+from executor.training.optimizer import export_state, import_state, job_optimizer
+from planner.job import Job
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS = 9
@@ -39,7 +43,7 @@ class Run:
         parts = [dict(names[a:b]) for a, b in zip([0, *cuts], [*cuts, None], strict=True)]
         self.ranks = [MasterWeights(part, lambda held: job_optimizer(JOB, held)) for part in parts]
         self.scale = LossScale.start(LossScalePolicy(initial=2.0**19, growth_interval=3))
-        self.schedule = Schedule("cosine", STEPS, warmup_steps=3, final_factor=0.1)
+        self.schedule = LearningRateSchedule("cosine", STEPS, warmup_steps=3, final_factor=0.1)
         self.seen, self.first_step = 0, 1
         self.overflows = 0
 
@@ -106,6 +110,7 @@ class Run:
         self.seen, self.first_step = checkpoint.facts["samples_seen"], checkpoint.step + 1
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("stop", [1, 4])
 def test_training_goes_on_bit_by_bit_among_other_ranks(

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 from executor_plans import pipeline_of, scheduled, traced
-from launch import ROOT, environment, torchrun
+from launch import ROOT, environment, forked
 from plain_torch import Alone, Named, worst_error
 
 from executor.checkpoint import Checkpoint
-from executor.config import TrainingConfig
+from executor.launch.config import TrainingConfig
 from models import ZOO
-from planner.artifacts.plan import Plan
+from planner.plan.plan import Plan
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.extensive, pytest.mark.usefixtures("one_thread")]
 WORKER = Path(__file__).with_name("runs_worker.py")
 STAGES = {
     1: [(0, None, ["d0"])],
@@ -51,7 +51,7 @@ def write(folder: Path, name: str, plan: Plan, text: str, run: dict[str, str]) -
 
 
 def launch(ranks: int, folder: Path) -> None:
-    done = torchrun(ranks, str(WORKER), str(folder))
+    done = forked(ranks, str(WORKER), str(folder))
     assert done.returncode == 0, done.stderr[-4000:]
 
 

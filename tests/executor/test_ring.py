@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from launch import environment
 
+pytestmark = pytest.mark.extensive
+
 _SCRIPT = """
 import sys
 import torch
 import torch.distributed as dist
-from executor.sync.ring import Ring
+from executor.sync.decoupled import Ring
 
 path, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_size=size)
@@ -29,7 +31,7 @@ if rank < size - (size == 5):
         buffers.append((each[place], torch.stack(each).sum(0)))
         futures.append(ring.reduce_scatter(buffers[-1][0]))
     for future, (mine, total) in zip(futures, buffers):
-        future.result(timeout=60)
+        future.result(timeout=600)
         part = slice(6 * place, 6 * place + 6)
         assert torch.allclose(mine[part], total[part], atol=1e-5), (mine[part], total[part])
     ring.close()
@@ -52,5 +54,5 @@ def test_every_rank_has_the_sum_of_its_part(tmp_path: Path, size: int) -> None:
         )
         for rank in range(size)
     ]
-    ends = [process.communicate(timeout=120)[1] for process in running]
+    ends = [process.communicate()[1] for process in running]
     assert [process.returncode for process in running] == [0] * size, ends

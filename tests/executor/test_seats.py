@@ -8,15 +8,15 @@ import pytest
 from executor_plans import pipeline_of, scheduled, traced
 from torch.distributed import TCPStore
 
-from executor.config import TrainingConfig
 from executor.coordinator.store import ABOUT, Meeting
-from executor.pipelines.run import PipelineRun
-from executor.pipelines.seat import seat_of
-from executor.run import Run
+from executor.elastic.rank_assignment import rank_assignment_of
+from executor.elastic.run import PipelineRun
+from executor.launch.config import TrainingConfig
+from executor.launch.run import RunSettings
 from models import ZOO
-from planner.artifacts.plan import Plan
 from planner.errors import PipeplanError
-from planner.sync.lanes import lanes_of
+from planner.plan.plan import Plan
+from planner.sync.pipeline_replicas import pipeline_replicas_of
 from planner.sync.strategies import parse_sync
 
 
@@ -54,7 +54,7 @@ def test_what_does_not_fit_the_plan_is_refused(
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
     plan = plan_of(2)
     with pytest.raises(PipeplanError, match=why):
-        seat_of(plan, lanes_of(plan), pipeline, coordinator)
+        rank_assignment_of(plan, pipeline_replicas_of(plan), pipeline, coordinator)
 
 
 def test_several_pipelines_without_torchrun_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_several_pipelines_without_torchrun_are_refused(monkeypatch: pytest.Monk
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     plan = plan_of(2)
     with pytest.raises(PipeplanError, match="started by torchrun"):
-        seat_of(plan, lanes_of(plan), None, None)
+        rank_assignment_of(plan, pipeline_replicas_of(plan), None, None)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_coordinator_of_other_work_is_refused_by_the_field(
     run = PipelineRun(
         plan,
         TrainingConfig(steps=5, data="random"),
-        Run(pipeline=1, coordinator=address, device="cpu"),
+        RunSettings(pipeline=1, coordinator=address, device="cpu"),
     )
     facts = {**run.work.facts(), field: value}
     Meeting.parse(address).connect().set(ABOUT, json.dumps(facts))
@@ -110,5 +110,5 @@ def test_faults_that_cannot_happen_are_refused_before_any_group(
     monkeypatch.setenv("MASTER_PORT", "29500")
     plan = plan_of(1).model_copy(update={"sync": parse_sync("semi_decentralized")})
     with pytest.raises(PipeplanError) as raised:
-        PipelineRun(plan, TrainingConfig(), Run(inject=inject, device="cpu"))
+        PipelineRun(plan, TrainingConfig(), RunSettings(inject=inject, device="cpu"))
     assert str(raised.value).startswith(OF_PIPELINES[inject])

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from executor_plans import pipeline_of, scheduled, traced
 from launch import torchrun
 
-from executor.faults import parse_faults
-from executor.pipelines.lines import missed_lines
+from executor.elastic.faults import parse_faults
+from executor.elastic.run import missed_lines
 from models import ZOO
+
+pytestmark = pytest.mark.extensive
 
 
 def test_pipelines_tell_what_all_of_them_trained_and_which_faults_did_not_happen(

@@ -11,16 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from executor.coordinator.client import AGroup
-from executor.exchange.tensor_calls import TensorClient, TensorServer
-from executor.exchange.weights import Weights
-from executor.optimisation import Optimisation, Outcome
-from executor.sync.ad_psgd import AdPsgd
-from executor.sync.average_behind import AverageBehind
+from executor.coordinator.client import GroupAssignment
+from executor.elastic.tensor_calls import TensorClient, TensorServer
+from executor.elastic.weights import Weights
+from executor.sync.averaging import AdPsgd, GroupAverage, OverlappedAverage, local_optimizer
 from executor.sync.eager_parameter_server import EagerParameterServer, modulation
-from executor.sync.group_average import GroupAverage
 from executor.sync.parameter_server import ParameterServer
-from executor.sync.protocol import Between
+from executor.sync.protocol import DecentralizedStrategy
+from executor.training.optimisation import Optimisation, StepOutcome
+from planner.sync.strategies import ParameterServerOptions
 
 
 def adamw(parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
@@ -54,11 +53,11 @@ class Neighbour:
         self.is_cut_off = False
         everybody.append(self)
 
-    def ask(self, step: int, reduced: bool = True) -> AGroup:
+    def ask(self, step: int, reduced: bool = True) -> GroupAssignment:
         self.asked.append((step, reduced))
-        return AGroup(step, ((0, 1), (1, 1)), 0)
+        return GroupAssignment(step, ((0, 1), (1, 1)), 0)
 
-    def mean(self, group: AGroup, tensors: list[Tensor]) -> bool:
+    def mean(self, group: GroupAssignment, tensors: list[Tensor]) -> bool:
         """With a neighbour whose weights do not change."""
         if self.is_cut_off:
             return False
@@ -70,20 +69,25 @@ class Neighbour:
     def caller(self) -> Neighbour:
         return self
 
-    def call(self, pipeline: int, life: int, *arguments: Any) -> Any:
+    def call(self, pipeline: int, incarnation: int, *arguments: Any) -> Any:
         client = TensorClient(self.everybody[pipeline].server.address, 5.0)
         try:
             return client.call(*arguments)
         finally:
             client.close()
 
-    def local_step(self) -> Outcome:
+    def local_step(self) -> StepOutcome:
         for index, parameter in enumerate(self.parameters.values()):
             parameter.grad = torch.full_like(parameter, float(index + 1 + self.pipeline))
         return self.optimisation.step(1)
 
     def values(self) -> Tensor:
         return torch.cat([p.detach().reshape(-1) for p in self.parameters.values()])
+
+
+def served(make: Any) -> Any:
+    """What makes the optimizer of a rank whose parameters servers train."""
+    return local_optimizer(ParameterServerOptions(), make)
 
 
 @contextmanager
@@ -109,7 +113,7 @@ def stepped_alone(neighbour: Neighbour) -> tuple[Tensor, dict[str, Any]]:
     return after
 
 
-def run(strategy: Between, neighbour: Neighbour, step: int = 1) -> None:
+def run(strategy: DecentralizedStrategy, neighbour: Neighbour, step: int = 1) -> None:
     strategy.begin(step)
     strategy.update(step, neighbour.local_step)
     strategy.settle()
@@ -128,7 +132,7 @@ def test_an_average_is_of_weights_and_leaves_the_optimizer_its_state(make: Any) 
 @pytest.mark.parametrize("make", [adamw, momentum])
 def test_an_average_behind_the_computation_adds_what_it_changed_a_step_later(make: Any) -> None:
     with two(make) as (mine, other):
-        strategy = AverageBehind(mine)  # type: ignore[arg-type]
+        strategy = OverlappedAverage(mine)  # type: ignore[arg-type]
         strategy.update(1, mine.local_step)
         given = mine.values()
         change = (given + other.values()) / 2 - given
@@ -144,7 +148,7 @@ def test_an_average_behind_the_computation_adds_what_it_changed_a_step_later(mak
 
 def test_an_average_behind_the_computation_that_failed_changes_nothing_and_is_told() -> None:
     with two(adamw) as (mine, _):
-        strategy = AverageBehind(mine)  # type: ignore[arg-type]
+        strategy = OverlappedAverage(mine)  # type: ignore[arg-type]
         mine.is_cut_off = True
         strategy.update(1, mine.local_step)
         alone, _ = stepped_alone(mine)
@@ -185,7 +189,7 @@ def halved(make: Any) -> Any:
 @pytest.mark.parametrize("make", [adamw, momentum])
 def test_a_server_holds_the_one_state_of_all_workers(make: Any) -> None:
     """Two pushes one after the other are two steps of one optimizer."""
-    with two(make) as (host, worker):
+    with two(served(make)) as (host, worker):
         expected = Neighbour(0, [], halved(make))
         for neighbour in (host, worker):
             run(ParameterServer(neighbour, make, "async"), neighbour)  # type: ignore[arg-type]
@@ -197,7 +201,7 @@ def test_a_server_holds_the_one_state_of_all_workers(make: Any) -> None:
 
 def test_a_stale_gradient_has_a_lower_rate() -> None:
     """The late gradient is of weights that four pushes have changed: two steps of both."""
-    with two(momentum) as (host, worker):
+    with two(served(momentum)) as (host, worker):
 
         def plain(parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
             return torch.optim.SGD(parameters.values(), lr=0.1)

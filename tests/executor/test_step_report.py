@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.metrics import StepMetrics
-from executor.step_report import StepReport
+from executor.training.loop import StepMetrics, StepReport
 from planner.errors import PipeplanError
 
 

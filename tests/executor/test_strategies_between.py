@@ -1,4 +1,4 @@
-"""Strategies between pipelines, as torchrun runs them, against one process in plain torch."""
+"""Strategies between pipelines, on four processes, against one process in plain torch."""
 
 import json
 from collections.abc import Mapping
@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 from executor_plans import pipeline_of, scheduled, traced
-from launch import torchrun
+from launch import forked
 from plain_torch import Alone, Named, worst_error
 from torch import Tensor
 
 from executor.checkpoint import Checkpoint
-from executor.config import TrainingConfig
-from executor.data import batches
+from executor.launch.config import TrainingConfig
+from executor.training.data import batches
 from models import ZOO
-from planner.artifacts.plan import Plan
-from planner.tracing.factory import import_factory
+from planner.model.tracing.factory import import_factory
+from planner.plan.plan import Plan
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.extensive, pytest.mark.usefixtures("one_thread")]
 WORKER = Path(__file__).with_name("pipelines_worker.py")
 PIPELINES, EACH, STEPS = 2, 2, 5
 TOGETHER = "first_wait_s=1000,most_wait_s=1000"
@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plan_of("sgd").save(folder / "often.json")
     (folder / "often.toml").write_text(training_file(folder / "often", every=2))
     (folder / "often.run").write_text(json.dumps({"sync": "semi_decentralized"}))
-    done = torchrun(4, str(WORKER), str(folder))
+    done = forked(4, str(WORKER), str(folder))
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
 

@@ -3,14 +3,15 @@
 import pytest
 from executor_plans import scheduled, zoo_pipeline
 
-import executor.training
-from executor.command_line import Options
-from executor.config import TrainingConfig
-from executor.pace import Pace
-from executor.training import Run, run_emulation, run_training
-from planner.artifacts.plan import Plan, Sync
+import executor.training.training
+from executor.emulation.pace import Pace
+from executor.launch.command_line import TrainingOptions
+from executor.launch.config import TrainingConfig
+from executor.launch.run import RunSettings
+from executor.training.training import run_emulation, run_training
 from planner.errors import PipeplanError
-from planner.verifier import verify
+from planner.plan.plan import Plan, Sync
+from planner.verification import verify
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
     def meet(*arguments: object) -> None:
         raise AssertionError("a process group was made")
 
-    monkeypatch.setattr(executor.training, "process_group", meet)
+    monkeypatch.setattr(executor.training.training, "process_group", meet)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     return scheduled(zoo_pipeline("gpt_tiny", [4], ["d0", "d1"], 2))
@@ -33,21 +34,30 @@ REFUSED = {
 }
 
 
-IN_STEP = {
-    "inject": (Run(inject="fail_at(1,2)"), r"--inject fail_at\(1,2\): it has no effect with"),
-    "group_timeout_s": (Run(group_timeout_s=5), r"--group-timeout 5: it has no effect with"),
+REFUSED_IF_SYNCHRONOUS = {
+    "inject": (
+        RunSettings(inject="fail_at(1,2)"),
+        r"--inject fail_at\(1,2\): it has no effect with",
+    ),
+    "group_timeout_s": (
+        RunSettings(group_timeout_s=5),
+        r"--group-timeout 5: it has no effect with",
+    ),
     "pipeline": (
-        Run(pipeline=0, coordinator="node1:29600"),
+        RunSettings(pipeline=0, coordinator="node1:29600"),
         r"--pipeline 0 --coordinator node1:29600: all_reduce runs all pipelines in step, as one "
         r"job that needs no coordinator; leave it out and start torchrun --nproc-per-node 2 ",
     ),
-    "coordinator": (Run(coordinator="node1:29600"), r"^--coordinator node1:29600: all_reduce"),
+    "coordinator": (
+        RunSettings(coordinator="node1:29600"),
+        r"^--coordinator node1:29600: all_reduce",
+    ),
 }
 
 
-@pytest.mark.parametrize("field", IN_STEP)
+@pytest.mark.parametrize("field", REFUSED_IF_SYNCHRONOUS)
 def test_options_of_pipelines_side_by_side_are_refused_in_step(plan: Plan, field: str) -> None:
-    run, message = IN_STEP[field]
+    run, message = REFUSED_IF_SYNCHRONOUS[field]
     with pytest.raises(PipeplanError, match=message):
         run_training(plan, TrainingConfig(), run)
     with pytest.raises(PipeplanError, match=message):
@@ -56,21 +66,21 @@ def test_options_of_pipelines_side_by_side_are_refused_in_step(plan: Plan, field
 
 def test_emulated_ranks_run_in_step_and_the_message_says_what_else_there_is(plan: Plan) -> None:
     with pytest.raises(PipeplanError, match=r"--emulate with .*'ad_psgd'.*use --emulate-speed"):
-        run_emulation(plan, 1, Run(sync="ad_psgd"))
+        run_emulation(plan, 1, RunSettings(sync="ad_psgd"))
 
 
 @pytest.mark.parametrize("word", ["all", "choose"])
 def test_words_of_other_commands_are_told_where_they_belong(plan: Plan, word: str) -> None:
     with pytest.raises(PipeplanError, match=f"sync: '{word}' is of `pipeplan "):
-        run_training(plan, TrainingConfig(), Run(sync=word))
+        run_training(plan, TrainingConfig(), RunSettings(sync=word))
 
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_a_strategy_that_cannot_be_is_refused(plan: Plan, text: str) -> None:
     with pytest.raises(PipeplanError, match=REFUSED[text]):
-        run_training(plan, TrainingConfig(), Run(sync=text))
+        run_training(plan, TrainingConfig(), RunSettings(sync=text))
     with pytest.raises(PipeplanError, match=REFUSED[text]):
-        run_emulation(plan, 1, Run(sync=text))
+        run_emulation(plan, 1, RunSettings(sync=text))
 
 
 def test_a_plan_with_such_a_strategy_does_not_hold(plan: Plan) -> None:
@@ -107,12 +117,12 @@ def test_a_pace_is_read_or_refused(words: tuple[str | None, str | None]) -> None
 
 def test_a_rank_that_there_is_not_cannot_be_slow(plan: Plan) -> None:
     with pytest.raises(PipeplanError, match="slow: there is no rank 2; the plan has ranks 0 to 1"):
-        run_training(plan, TrainingConfig(), Run(pace=Pace({2: 2.0})))
+        run_training(plan, TrainingConfig(), RunSettings(pace=Pace({2: 2.0})))
 
 
 def test_machines_that_are_not_emulated_cannot_be_slow() -> None:
-    nothing = dict.fromkeys(Options.__dataclass_fields__)
-    options = Options(**{**nothing, "timeout_s": 600, "slow": "1=2"})
+    nothing = dict.fromkeys(TrainingOptions.__dataclass_fields__)
+    options = TrainingOptions(**{**nothing, "timeout_s": 600, "slow": "1=2"})
     with pytest.raises(PipeplanError, match="add --emulate-speed, or --emulate"):
         options.run()
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor.exchange.tensor_calls import (
+from executor.elastic.tensor_calls import (
     CallError,
     Header,
     RefusedError,

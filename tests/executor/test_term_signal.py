@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from executor.term_signal import TermSignal
+from executor.distributed.watch import TermSignal
 
 
 @pytest.fixture
@@ -27,9 +27,7 @@ def test_it_is_heard(term: TermSignal) -> None:
 
 def test_waiting_for_it_can_be_ended(term: TermSignal) -> None:
     term.wake()
-    began_s = time.monotonic()
-    assert not term.arrived(60)
-    assert time.monotonic() - began_s < 30
+    assert not term.arrived(3600)  # Longer than any test may take.
 
 
 def test_a_child_ends_by_its_own_and_nobody_else_hears(term: TermSignal) -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from executor_plans import pipeline_of, scheduled, traced
-from launch import torchrun
+from launch import forked
 from typer.testing import CliRunner
 
-from planner.artifacts.measured import MeasuredTimeline
-from planner.artifacts.plan import Plan
 from planner.cli import app
-from planner.simulator import simulate_plan
+from planner.measured.timeline import MeasuredTimeline
+from planner.plan.plan import Plan
+from planner.simulation.simulator import simulate_plan
 
 
 def plan_of(factory: str | None) -> Plan:
@@ -33,12 +33,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "plan.json"
 
 
+@pytest.mark.extensive
 def test_a_real_run_is_compared_and_calibrates(path: Path) -> None:
     plan = plan_of("models.gpt:gpt_tiny")
     plan.save(path)
     measured = path.with_name("measured.json")
     options = ["--data", "random", "--steps", "3", "--timeline", str(measured)]
-    done = torchrun(3, "-m", "executor", str(path), *options)
+    done = forked(3, "-m", "executor", str(path), *options)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.splitlines()[-1] == f"wrote {measured}"
     timeline = MeasuredTimeline.load(measured)
@@ -56,11 +57,12 @@ def test_a_real_run_is_compared_and_calibrates(path: Path) -> None:
     assert abs(report["against"]["error"]) < 0.9
 
 
+@pytest.mark.extensive
 def test_a_plan_without_a_factory_is_emulated(path: Path) -> None:
     plan_of(None).save(path)
     measured = path.with_name("measured.json")
     options = ["--emulate", "--steps", "3", "--timeline", str(measured)]
-    done = torchrun(3, "-m", "executor", str(path), *options)
+    done = forked(3, "-m", "executor", str(path), *options)
     assert done.returncode == 0, done.stderr[-4000:]
     *steps, summary, wrote = done.stdout.splitlines()
     assert len(steps) == 3

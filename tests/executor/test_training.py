@@ -11,18 +11,18 @@ from statistics import mean
 
 import pytest
 from executor_plans import by_counts, pipeline_of, scheduled, shuffled, traced, zoo_pipeline
-from launch import environment, torchrun
+from launch import environment, forked, torchrun
 from plain_torch import Alone, Named, worst_error
 from user_code import Bytes, decayed
 
 from executor.checkpoint import Checkpoint
-from executor.config import TrainingConfig
-from executor.dataset import DatasetBatches
+from executor.launch.config import TrainingConfig
+from executor.training.dataset import DatasetBatches
 from models import ZOO
-from planner.artifacts.job import Job
-from planner.artifacts.plan import Plan
-from planner.tracing.factory import example_batch, import_factory
-from planner.tracing.trace import trace
+from planner.job import Job
+from planner.model.tracing.factory import example_batch, import_factory
+from planner.model.tracing.trace import trace
+from planner.plan.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HERE = Path(__file__).parent
@@ -145,11 +145,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         (folder / f"{name}.toml").write_text(f"{head}{case.text}{table}")
         (folder / f"{name}.run").write_text(json.dumps(run))
     worker = str(HERE / "runs_worker.py")
-    done = torchrun(3, worker, str(folder), env=environment(HERE))
+    done = forked(3, worker, str(folder), env=environment(HERE))
     assert done.returncode == 0, done.stderr[-4000:]
     return Runs(folder)
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize(
     ("name", "tolerance"),
     [
@@ -173,6 +174,7 @@ def test_parameters_are_those_of_plain_torch(runs: Runs, name: str, tolerance: f
     assert runs.losses(name) == pytest.approx(losses, rel=max(tolerance, 1e-12))
 
 
+@pytest.mark.extensive
 def test_replicas_in_bfloat16_differ_by_the_rounding_of_their_sums(runs: Runs) -> None:
     plan, config = runs.plan("bfloat16_replicas"), runs.config("bfloat16_replicas")
     alone = Alone(plan, config)
@@ -181,6 +183,7 @@ def test_replicas_in_bfloat16_differ_by_the_rounding_of_their_sums(runs: Runs) -
     assert worst_error(runs.parameters("bfloat16_replicas"), alone.parameters()) < 0.01
 
 
+@pytest.mark.extensive
 def test_an_overflow_skips_the_step_everywhere_and_lowers_the_scale(runs: Runs) -> None:
     history = runs.history("float16_overflow")
     skipped = [metrics["skipped"] for metrics in history]
@@ -197,6 +200,7 @@ def test_an_overflow_skips_the_step_everywhere_and_lowers_the_scale(runs: Runs) 
     assert worst_error(runs.parameters("float16_overflow"), alone.parameters()) < 0.01
 
 
+@pytest.mark.extensive
 def test_data_loss_optimizer_and_schedule_of_the_users_own(runs: Runs) -> None:
     plan, config = runs.plan("own_code"), runs.config("own_code")
     example = example_batch(import_factory(ZOO["gpt_tiny"])(), plan.job)

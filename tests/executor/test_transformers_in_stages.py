@@ -10,15 +10,15 @@ from in_turn import cut_everywhere, run_stages, run_whole
 from torch import Tensor
 from transformer_sizes import TINY
 
-from executor.model import allowed_factory
-from planner.artifacts.job import Job
-from planner.artifacts.plan import Plan
+from executor.launch.model import allowed_factory
 from planner.errors import PipeplanError
-from planner.tracing.factory import import_factory
-from planner.tracing.trace import trace
+from planner.job import Job
+from planner.model.tracing.factory import import_factory
+from planner.model.tracing.trace import trace
+from planner.plan.plan import Plan
 
 pytest.importorskip("transformers")
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.extensive, pytest.mark.usefixtures("one_thread")]
 
 JOB = Job(samples_per_microbatch=2)
 

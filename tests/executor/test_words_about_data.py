@@ -11,11 +11,11 @@ from executor_plans import scheduled
 from launch import environment, torchrun
 
 from executor.__main__ import main
-from planner.artifacts.job import Job
-from planner.artifacts.plan import Plan
-from planner.artifacts.problem import ModelSource, Problem
 from planner.costs.placement import StageSpec, place
-from planner.tracing.trace import trace
+from planner.job import Job
+from planner.model.tracing.trace import trace
+from planner.plan.plan import Plan
+from planner.plan.problem import ModelSource, Problem
 
 Run = Callable[..., tuple[int, list[str], list[str]]]
 SOURCE = """
@@ -86,6 +86,7 @@ def test_a_vocabulary_too_small_for_text_is_refused_in_one_line(run: Run) -> Non
     assert run(plan_of(tokens=100), "--data", "random", "--steps", "1")[0] == 0
 
 
+@pytest.mark.extensive
 def test_all_ranks_of_torchrun_end_with_the_refusal(net: Path) -> None:
     plan_of(ranks=2, tokens=100).save(net / "plan.json")
     done = torchrun(

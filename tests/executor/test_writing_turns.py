@@ -3,7 +3,7 @@
 from torch.distributed import HashStore
 
 from executor.checkpoint import Ranks
-from executor.pipelines.writing import Writing
+from executor.elastic.checkpoints import Writing
 
 BEFORE, AFTER = {0: 1, 1: 1}, {1: 1, 0: 2}
 """Pipeline 0 was lost and is back."""

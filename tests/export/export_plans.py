@@ -10,15 +10,15 @@ from itertools import pairwise
 
 from builders import GIGA, ROOT, boundary, cluster, device_type, graph, layer, link, parameter
 
-from planner.artifacts.job import Job
-from planner.artifacts.layer_graph import LayerGraph
-from planner.artifacts.operations import Operation
-from planner.artifacts.plan import Plan
-from planner.artifacts.problem import Problem
-from planner.assemble import plan_by_hand
+from planner.assembly import plan_by_hand
 from planner.costs.placement import PlacedPipeline, StageSpec, place
-from planner.schedule.assignment import Assignment
-from planner.schedule.classics import one_by_one
+from planner.job import Job
+from planner.model.layer_graph import LayerGraph
+from planner.plan.operations import Operation
+from planner.plan.plan import Plan
+from planner.plan.problem import Problem
+from planner.search.schedule.assignment import Assignment
+from planner.search.schedule.classics import one_by_one
 
 PEAKS = {"float32": 1, "float64": 1}
 NAMES = ("tok_embeddings", *(f"layers.{i}" for i in range(5)), "norm", "lm_head", "loss")
@@ -107,7 +107,7 @@ def shuffled(pipeline: PlacedPipeline, seed: int, *, split: bool = True) -> Plan
     return plan_by_hand(pipeline, orders)
 
 
-def torchrun(ranks: int, *arguments: object, timeout_s: float = 240, **extra: str) -> str:
+def torchrun(ranks: int, *arguments: object, **extra: str) -> str:
     """Run a script on several ranks of this machine; its output, if it succeeds."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     running = subprocess.Popen(
@@ -119,7 +119,7 @@ def torchrun(ranks: int, *arguments: object, timeout_s: float = 240, **extra: st
         start_new_session=True,
     )
     try:
-        out, _ = running.communicate(timeout=timeout_s)
+        out, _ = running.communicate()
     except BaseException:
         os.killpg(running.pid, signal.SIGKILL)
         raise

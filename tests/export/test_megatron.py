@@ -10,19 +10,20 @@ from hypothesis import strategies as st
 from transformers_by_hand import machines, problem, transformer
 
 from planner import PipeplanError, Plan, adopt, trace
-from planner.adopting.division import divide
-from planner.artifacts.job import Job
-from planner.artifacts.layer_graph import LayerGraph
-from planner.artifacts.operations import format_order
-from planner.artifacts.plan import Sync
-from planner.artifacts.problem import Problem
-from planner.assemble import plan_by_hand, refresh
+from planner.assembly import plan_by_hand
 from planner.costs.placement import StageSpec, place
-from planner.export.exported import Exported
-from planner.export.megatron import _in_a_comment, export
-from planner.importing.megatron_layout import render_layout
-from planner.schedule.assignment import balanced_assignment
-from planner.schedule.classics import one_by_one
+from planner.interop.adopt.division import divide
+from planner.interop.export.exported import Exported
+from planner.interop.export.megatron import _in_a_comment, export
+from planner.interop.importing.megatron_layout import render_layout
+from planner.job import Job
+from planner.model.layer_graph import LayerGraph
+from planner.plan.operations import format_order
+from planner.plan.plan import Sync
+from planner.plan.problem import Problem
+from planner.prediction import refresh
+from planner.search.schedule.assignment import balanced_assignment
+from planner.search.schedule.classics import one_by_one
 
 
 def flags(exported: Exported) -> dict[str, str]:
@@ -31,8 +32,9 @@ def flags(exported: Exported) -> dict[str, str]:
         r"^PIPEPLAN_ARGS=\(\n(.*?)^\)$", exported.files["megatron.sh"], re.S | re.M
     )
     words = shlex.split(inside, comments=True)
-    if UNTIED in words:
-        words.remove(UNTIED)
+    for switch in (UNTIED, OVERLAP):
+        if switch in words:
+            words.remove(switch)
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
@@ -44,6 +46,7 @@ def says_untied(exported: Exported) -> bool:
 
 
 UNTIED = "--untie-embeddings-and-output-weights"
+OVERLAP = "--overlap-grad-reduce"
 
 
 def adopted(told: LayerGraph) -> Exported:
@@ -128,6 +131,7 @@ def test_a_layout_comes_back_as_it_went_in(told: tuple[list[str], int, int]) -> 
     assert found["--num-layers"] == str(blocks)
     assert found["--micro-batch-size"] == "1"
     assert found["--global-batch-size"] == str(6 * replicas)
+    assert (OVERLAP in exported.files["megatron.sh"]) == (replicas > 1)
     (note,) = exported.notes
     assert note.startswith("Megatron runs the plan's own order, ")
     assert ("interleaved" in note) == (len(stages) > size)
@@ -145,7 +149,7 @@ def test_the_loss_of_the_schedule_is_predicted() -> None:
     plan = by_hand([("wte wpe h.0 h.1", "n0/gpu0"), ("h.2 h.3 ln_f lm_head loss", "n1/gpu0")])
     (note,) = export(plan).notes
     assert note == (
-        "Megatron runs 1F1B in place of this order: 34.2 s predicted in place of 54 s (-36.7%)"
+        "Megatron runs 1F1B instead of the planned order: 34.2 s predicted instead of 54 s (-36.7%)"
     )
 
 
@@ -155,7 +159,7 @@ def test_the_cost_is_that_of_the_plan_adopted_with_megatrons_schedule() -> None:
     theirs = adopt(told, "Et|t|t|tL", pipeline_size=2)
     change = theirs.predicted.iteration_time_s / ours.predicted.iteration_time_s - 1
     (note,) = export(ours).notes
-    assert note.startswith("Megatron runs interleaved 1F1B in place of this order")
+    assert note.startswith("Megatron runs interleaved 1F1B instead of the planned order")
     assert f"({change:+.1%})" in note
 
 
@@ -189,7 +193,7 @@ def test_recomputation_of_other_blocks_is_as_many_and_counted() -> None:
     exported = export(recomputing(s0="h.1 h.2 wte"))
     assert flags(exported)["--recompute-num-layers"] == "2"
     order, ends, choice = exported.notes
-    assert "in place of" in order
+    assert "instead of" in order
     assert ends == "Megatron recomputes blocks only: wte keep what they need"
     assert "the first 2 blocks of every stage" in choice
 
@@ -214,13 +218,13 @@ def test_memory_that_megatrons_order_lacks_is_told() -> None:
 def test_strategies_between_pipelines_are_left_behind() -> None:
     plan = adopt(problem(transformer(2), machines(2, 2)), "Et|tL", replicas=2)
     loose = plan.model_copy(update={"sync": Sync(strategy="semi_decentralized")})
-    assert any("semi_decentralized is left behind" in note for note in export(loose).notes)
+    assert any("semi_decentralized is not exported" in note for note in export(loose).notes)
 
 
 def test_ranks_that_jump_between_nodes_are_told() -> None:
     names = ["n0/gpu0", "n1/gpu0", "n0/gpu1", "n1/gpu1"]
     plan = adopt(problem(transformer(4), machines(2, 2)), "Et|t|t|tL", devices=names)
-    assert any("nodes do not follow each other" in note for note in export(plan).notes)
+    assert any("not grouped by node" in note for note in export(plan).notes)
 
 
 def test_an_embedding_in_two_stages_is_refused_with_the_nearest_layout() -> None:
@@ -316,7 +320,7 @@ def test_split_backwards_are_whole_in_megatron() -> None:
     plan = adopt(told, "Ett|ttL", schedule="zb-h1")
     assert "W" in format_order(plan.parsed_orders()["n1/gpu0"])
     (note,) = export(plan).notes
-    assert note.startswith("Megatron runs 1F1B in place of this order")
+    assert note.startswith("Megatron runs 1F1B instead of the planned order")
 
 
 @given(st.integers(2, 4), st.integers(2, 3), st.integers(1, 3))

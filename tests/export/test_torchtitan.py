@@ -16,14 +16,14 @@ from export_plans import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.artifacts.job import InputSpec, Job
-from planner.artifacts.operations import parse_operation, parse_order
-from planner.artifacts.plan import Plan
-from planner.assemble import plan_by_hand
+from planner.assembly import plan_by_hand
 from planner.errors import PipeplanError
-from planner.export.placement import style_of
-from planner.export.targets import export_plan
-from planner.simulator import simulate
+from planner.interop.export.cuts import style_of
+from planner.interop.export.exported import export_plan
+from planner.job import InputSpec, Job
+from planner.plan.operations import parse_operation, parse_order
+from planner.plan.plan import Plan
+from planner.simulation.simulator import simulate
 
 HERE = Path(__file__).parent
 LOOP, V = ("d0", "d1", "d0", "d1"), ("d0", "d1", "d1", "d0")
@@ -39,13 +39,12 @@ def refusal(plan: Plan) -> str:
     return str(refused.value)
 
 
-@pytest.mark.timeout(900)
 def test_torchtitan_trains_its_llama_by_exports_with_the_gradients_of_one_process(
     tmp_path: Path,
 ) -> None:
     """One stage a rank, a loop and a V, backwards whole and split, in one and two pipelines."""
     pytest.importorskip("torchtitan.models.llama3")
-    from planner.tracing.trace import trace
+    from planner.model.tracing.trace import trace
 
     tokens = {
         name: InputSpec(shape=(16,), dtype="int64", below=2048) for name in ("tokens", "target")
@@ -63,7 +62,7 @@ def test_torchtitan_trains_its_llama_by_exports_with_the_gradients_of_one_proces
                 for file, text in exported.files.items():
                     (target / file).write_text(text)
         path = f"{HERE.parents[1]}:{HERE}"
-        out = torchrun(2 * count, HERE / "titan_worker.py", folder, timeout_s=400, PYTHONPATH=path)
+        out = torchrun(2 * count, HERE / "titan_worker.py", folder, PYTHONPATH=path)
         assert "6 exports agree with a single process" in out
 
 
@@ -167,7 +166,7 @@ def test_two_runs_of_a_module_in_two_stages_are_refused() -> None:
 def test_several_tensors_across_a_cut_are_refused() -> None:
     graph = titan_graph(NAMES, ("tok_embeddings", "norm"))
     plan = in_order(placed(graph, [4], ("d0", "d1")))
-    assert "2 tensors cross the cut behind stage 0" in refusal(plan)
+    assert "2 tensors cross the cut after stage 0" in refusal(plan)
 
 
 def test_tied_weights_across_stages_are_refused() -> None:
@@ -182,7 +181,7 @@ def test_tied_weights_in_one_stage_are_not() -> None:
 
 def test_other_placements_are_refused() -> None:
     plan = in_order(placed(titan_graph(), [2, 4, 6], ("d0", "d0", "d1", "d1")))
-    assert "stages: on the devices d0, d0, d1, d1 in turn" in refusal(plan)
+    assert "stages: are on devices d0, d0, d1, d1," in refusal(plan)
 
 
 def test_one_device_is_refused() -> None:
@@ -224,7 +223,7 @@ def test_uneven_replicas_are_refused() -> None:
 def test_replicas_that_are_no_pipelines_are_refused() -> None:
     pipeline = placed(titan_graph(), [4], ("d0 d1", "d2 d3"), microbatches=4)
     owner = {(0, m): f"d{m % 2}" for m in range(4)} | {(1, m): f"d{2 + m // 2}" for m in range(4)}
-    assert "part or meet" in refusal(in_order(pipeline, owner))
+    assert "separate or meet" in refusal(in_order(pipeline, owner))
 
 
 def test_losses_out_of_order_are_refused() -> None:
@@ -243,7 +242,12 @@ def test_every_reason_is_given() -> None:
     graph = titan_graph(NAMES, ("tok_embeddings", "norm"), tied=True)
     plan = in_order(placed(graph, [2, 4, 8], ("d0", "d0", "d1", "d1")))
     found = refusal(plan)
-    for reason in ("tensors cross", "is used by stages", "in turn", "only the layer 'loss'"):
+    for reason in (
+        "tensors cross",
+        "is used by stages",
+        "supports only a loop",
+        "only the layer 'loss'",
+    ):
         assert reason in found
 
 
@@ -252,6 +256,6 @@ def test_what_is_not_carried_is_noted() -> None:
     notes = "\n".join(export_plan(in_order(pipeline), "torchtitan").notes)
     assert "recompute: 1 of 9 layers" in notes
     assert "FullAC" in notes
-    assert "'layers' is taken for a ModuleList or ModuleDict" in notes
+    assert "'layers' is assumed to be a ModuleList or ModuleDict" in notes
     plain = in_order(placed(titan_graph(), [4], ("d0", "d1")))
     assert "activation_checkpoint = None" in "\n".join(export_plan(plain, "torchtitan").notes)

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from planner.artifacts.problem import Problem
+from benchmarks.placement.loads_file import solve_file
 from planner.errors import PipeplanError
-from planner.importing.dnn_partitioning import (
+from planner.interop.importing.dnn_partitioning import (
     load_instance,
     looks_like_dnn_partitioning,
     parse_record,
 )
-from planner.importing.dnn_partitioning_graph import read_dnn_partitioning
-from planner.importing.loads_file import solve_file
-from planner.solver_settings import Settings
+from planner.interop.importing.dnn_partitioning_graph import read_dnn_partitioning
+from planner.plan.problem import Problem
+from planner.search.budget import Settings
 
 
 def node(id_: int, time: float, **other: Any) -> dict[str, Any]:

@@ -8,9 +8,9 @@ import pytest
 from profiles import DAPPLE, PIPEDREAM, imported, node
 
 from planner.errors import PipeplanError
-from planner.importing import formats
-from planner.importing.formats import import_file
-from planner.importing.options import ImportOptions
+from planner.interop.importing import formats
+from planner.interop.importing.formats import import_file
+from planner.interop.importing.imported import ImportOptions
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,9 @@ def test_a_placement_instance_is_told_from_its_contents(tmp_path: Path) -> None:
     [
         ("vgg-19-pbs-32.txt", None, 32, "from the file's name (pbs-32)"),
         ("vgg-19-pbs-32-simplified.txt", None, 32, "from the file's name (pbs-32)"),
-        ("vgg-19-pbs-32.txt", 32, 32, "as you say"),
-        ("vgg-19-pbs-32.txt", 8, 8, "as you say; the file's name says 32"),
-        ("vgg16.txt", 64, 64, "as you say"),
+        ("vgg-19-pbs-32.txt", 32, 32, "as given"),
+        ("vgg-19-pbs-32.txt", 8, 8, "as given; the file's name says 32"),
+        ("vgg16.txt", 64, 64, "as given"),
         ("vgg16.txt", None, 1, "does not say of how many samples"),
         ("mypbs-3.txt", None, 1, "does not say of how many samples"),
         ("x-pbs-0.txt", None, 1, "does not say of how many samples"),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import PipeplanError
-from planner.importing.megatron_layout import MOST_SYMBOLS, parse_layout, render_layout
+from planner.interop.importing.megatron_layout import MOST_SYMBOLS, parse_layout, render_layout
 
 LETTERS = st.sampled_from("EtmL|")
 
@@ -90,7 +90,7 @@ def test_repetitions_are_drawn_together(stages: int, blocks: int) -> None:
         ("((t|)*2)*3", 2, "do not nest"),
         ("t*", 3, "expected a number"),
         ("t*2*3", 4, "write one number"),
-        ("*3", 1, "nothing stands before '*'"),
+        ("*3", 1, "there is nothing before '*'"),
         ("3t", 1, "follows '*' only"),
         ("'EtL'", 1, "belong to the shell"),
         ("Et | tL", 3, "no white space"),

@@ -2,12 +2,12 @@
 
 from itertools import pairwise, permutations, product
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.importing.narrow_order import NarrowOrder
-from planner.importing.order_moves import OrderMoves
-from planner.importing.tensor import Tensor
+from planner.interop.importing.imported import ImportedTensor
+from planner.interop.importing.narrow_order import NarrowOrder, OrderMoves
 
 
 @st.composite
@@ -18,15 +18,15 @@ def graphs(draw: st.DrawFn, most: int = 7) -> NarrowOrder:
     for index, name in enumerate(names[:-1]):
         users = draw(st.sets(st.sampled_from(names[index + 1 :]), max_size=3))
         if users:
-            tensors.append(Tensor(name, tuple(sorted(users)), draw(st.integers(0, 20))))
+            tensors.append(ImportedTensor(name, tuple(sorted(users)), draw(st.integers(0, 20))))
     return NarrowOrder(sorted(names), tensors)
 
 
-def is_executable(order: tuple[str, ...], tensors: list[Tensor]) -> bool:
+def is_executable(order: tuple[str, ...], tensors: list[ImportedTensor]) -> bool:
     return all(order.index(t.producer) < order.index(user) for t in tensors for user in t.users)
 
 
-def width(order: tuple[str, ...], tensors: list[Tensor]) -> int:
+def width(order: tuple[str, ...], tensors: list[ImportedTensor]) -> int:
     """Bytes alive at each cut, counted one cut and one tensor at a time."""
     cuts = range(1, len(order))
     return sum(
@@ -74,17 +74,17 @@ def test_branches_are_walked_one_after_the_other() -> None:
     for edge in edges:
         users.setdefault(edge[0], []).append(edge[2])
     sizes = {"a": 5, "z": 9, "c": 5, "y": 5, "b": 7, "x": 4}
-    tensors = [Tensor(name, tuple(read), sizes[name]) for name, read in users.items()]
+    tensors = [ImportedTensor(name, tuple(read), sizes[name]) for name, read in users.items()]
     graph = NarrowOrder(sorted({*sizes, "d"}), tensors)
     assert width(graph.find(), tensors) == narrowest(graph)
 
 
 def test_an_input_that_is_used_late_comes_late() -> None:
     tensors = [
-        Tensor("mask", ("last",), 50),
-        Tensor("ids", ("first",), 1),
-        Tensor("first", ("middle",), 2),
-        Tensor("middle", ("last",), 2),
+        ImportedTensor("mask", ("last",), 50),
+        ImportedTensor("ids", ("first",), 1),
+        ImportedTensor("first", ("middle",), 2),
+        ImportedTensor("middle", ("last",), 2),
     ]
     graph = NarrowOrder(("mask", "ids", "first", "middle", "last"), tensors)
     assert graph.find() == ("ids", "first", "middle", "mask", "last")
@@ -93,7 +93,7 @@ def test_an_input_that_is_used_late_comes_late() -> None:
 
 def test_an_order_that_is_narrow_already_stays() -> None:
     names = tuple("dbca")
-    tensors = [Tensor(a, (b,), 1) for a, b in pairwise(names)]
+    tensors = [ImportedTensor(a, (b,), 1) for a, b in pairwise(names)]
     assert NarrowOrder(names, tensors).find() == names
 
 
@@ -107,10 +107,13 @@ def test_a_search_cut_short_leaves_an_executable_order(graph: NarrowOrder, budge
     assert width(order, tensors) <= width(start, tensors)
 
 
+@pytest.mark.extensive
 def test_ten_thousand_nodes_side_by_side_are_ordered() -> None:
     names = [f"n{index}" for index in range(10**4)]
-    tensors = [Tensor("n0", tuple(names[1:-1]), 8)]
-    tensors += [Tensor(name, (names[-1],), index % 7) for index, name in enumerate(names[1:-1])]
+    tensors = [ImportedTensor("n0", tuple(names[1:-1]), 8)]
+    tensors += [
+        ImportedTensor(name, (names[-1],), index % 7) for index, name in enumerate(names[1:-1])
+    ]
     order = NarrowOrder(names, tensors).find()
     assert len(set(order)) == 10**4
     assert (order[0], order[-1]) == ("n0", "n9999")

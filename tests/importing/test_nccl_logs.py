@@ -11,9 +11,9 @@ from link_files import nccl_log
 
 from planner.costs.collectives import all_reduce_s
 from planner.errors import PipeplanError
-from planner.importing.imported_cluster import ImportedCluster
-from planner.importing.nccl_cluster import read_nccl_cluster
-from planner.importing.nccl_tests import Row, line_of
+from planner.interop.importing.imported import ImportedCluster
+from planner.interop.importing.nccl_cluster import read_nccl_cluster
+from planner.interop.importing.nccl_tests import NcclRow, line_of
 
 A100 = "NVIDIA A100-SXM4-80GB"
 SIZES = [8 * 4**n for n in range(14)]
@@ -78,7 +78,7 @@ def test_several_hosts_have_the_bandwidth_between_them(tmp_path: Path) -> None:
     route = found.cluster.route("n0/gpu0", "n2/gpu1")
     assert route is not None
     assert route.bandwidth_gb_per_s == pytest.approx(20, rel=0.02)
-    assert any("that they carry no more is assumed" in note for note in found.notes)
+    assert any("are assumed to be no faster" in note for note in found.notes)
 
 
 def test_a_log_that_names_no_test_is_told_by_the_bus(tmp_path: Path) -> None:
@@ -178,9 +178,9 @@ def row_places(text: str) -> int:
     ("text", "words"),
     [
         ("no log\n", "has no table of nccl-tests"),
-        (log_of().replace("Rank  1", "Rank  0"), "rank 0 stands 2 times"),
+        (log_of().replace("Rank  1", "Rank  0"), "rank 0 appears 2 times"),
         (log_of().replace("Rank  1", "Rank  5"), "names 2 ranks"),
-        (log_of().replace("on         n0 device  1", "on         n0 device  0"), "two ranks are"),
+        (log_of().replace("on         n0 device  1", "on         n0 device  0"), "two ranks share"),
         (log_of(test="alltoall"), "is of alltoall_perf; those that can be read are all_reduce"),
         (log_of("Tesla T4"), "rank 0: 'Tesla T4' is no preset; give --device-type"),
         (log_of("Tesla V100"), "may be V100-16GB or V100-32GB"),
@@ -211,7 +211,7 @@ def test_a_line_is_found_from_its_ends(latency_s: float, gb_per_s: float, last: 
     rows = []
     for power in range(3, last):
         seconds = latency_s + 2**power / (gb_per_s * 1e9)
-        rows.append(Row(2**power, seconds, 2**power / seconds, 2**power / seconds))
+        rows.append(NcclRow(2**power, seconds, 2**power / seconds, 2**power / seconds))
     line = line_of(rows)
     assert line.s_per_byte == pytest.approx(1e-9 / gb_per_s, rel=1e-3)
     if line.short_s is not None:

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import DAPPLE, PIPEDREAM, imported, node, profile
 
-from planner.artifacts.layer_graph import LayerGraph
-from planner.artifacts.presets import DEVICES
+from planner.cluster.presets import DEVICES
 from planner.costs.roofline import layer_times
 from planner.errors import PipeplanError
-from planner.importing.options import ImportOptions
-from planner.importing.profile_graph import ProfileGraph
-from planner.importing.profile_text import parse_profile
+from planner.interop.importing.imported import ImportOptions
+from planner.interop.importing.profile_graph import ProfileGraph
+from planner.interop.importing.profile_text import parse_profile
+from planner.model.layer_graph import LayerGraph
 
 V100 = "V100-16GB"
 
@@ -288,8 +288,8 @@ def test_any_graph_keeps_its_edges_gradients_and_cuts(text: str) -> None:
             profile([node("a", activation="[1; 2]"), node("b", "__getitem__(2)")], "a>b"),
             "1 __getitem__ of an element that has no size",
         ),
-        (node("a", parameters=4, backward=0), "1 node with parameters and no backward time"),
-        (profile(map(node, "abc"), "a>b"), "1 node without any edge"),
+        (node("a", parameters=4, backward=0), "1 node with parameters but no backward time"),
+        (profile(map(node, "abc"), "a>b"), "1 node without edges"),
         (node("a", forward=0, backward=0), "every time is 0"),
         (PIPEDREAM, "Input nodes take 2 ms, 25% of all time"),
         (node("a", activation=3000), "every activation size is a multiple of 1000"),
@@ -305,7 +305,7 @@ def test_a_plain_profile_is_told_its_rules_only(tmp_path: Path) -> None:
     text = profile([node("a", parameters=4), node("b")], "a>b")
     notes = imported(tmp_path, text, samples_per_microbatch=3).notes
     assert len(notes) == 3
-    assert "3 samples a microbatch, as you say" in notes
+    assert "3 samples per microbatch, as given" in notes
 
 
 def test_inputs_take_no_time_on_demand(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 from profiles import DAPPLE, PIPEDREAM, node, profile
 
 from planner.errors import PipeplanError
-from planner.importing.profile_text import Profile, ProfileNode, parse_profile
+from planner.interop.importing.profile_text import Profile, ProfileNode, parse_profile
 
 
 def refusal(text: str) -> str:
@@ -76,7 +76,9 @@ def test_stages_of_the_file_are_told_and_left() -> None:
     staged = same(profile(lines, "a>b"))
     plain = same(profile([node("a"), node("b")], "a>b"))
     assert (staged.nodes, staged.edges) == (plain.nodes, plain.edges)
-    assert staged.notes == ("2 nodes with a stage_id: the stages are found anew",)
+    assert staged.notes == (
+        "2 nodes with a stage_id, which is ignored: the planner chooses the stages",
+    )
 
 
 def test_repeated_edges_are_told_and_read_once() -> None:
@@ -145,7 +147,7 @@ def test_a_wrong_element_of_a_list_is_named() -> None:
         ("a -- Op -- fast=1, slow\n", "line 1: a: 'slow' is no field"),
         (node("a", activation="[1; 2"), "line 1: a: 'activation_size=[1; 2"),
         (node("a", activation="[[1]; 2]"), "is no field"),
-        (node("a") + ", parameter_size=3", "line 1: a: parameter_size stands twice"),
+        (node("a") + ", parameter_size=3", "line 1: a: parameter_size appears twice"),
         ("hello world\n", "line 1: 'hello world' is neither a node nor an edge"),
         (node("a", activation="[" + "; ".join(["9e13"] * 3) + "]"), "270000000000000 bytes in all"),
         (node("a:b"), "neither a node nor an edge"),

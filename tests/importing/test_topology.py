@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from link_files import topology
 
-from planner.artifacts.cluster import Cluster
+from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.importing.topology_cluster import read_topology_cluster
+from planner.interop.importing.nvidia_topology import read_topology_cluster
 
 A100 = "A100-80GB"
 PCIE4 = 31.5
@@ -41,8 +41,8 @@ def test_nvlinks_of_all_with_all_are_a_switch(tmp_path: Path, separator: str) ->
     assert cluster.switches == ("nvswitch",)
     assert len(cluster.links) == 8
     assert {link.bandwidth_gb_per_s for link in cluster.links} == {300}
-    assert any(note.startswith("NIC0, mlx5_1 lead to other machines") for note in notes)
-    assert any("classes, no figures" in note for note in notes)
+    assert any(note.startswith("NIC0, mlx5_1 connect to other machines") for note in notes)
+    assert any("classes of connections, no figures" in note for note in notes)
 
 
 def test_the_count_of_nvlinks_scales_the_preset(tmp_path: Path) -> None:

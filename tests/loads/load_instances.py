@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from planner.partition.loads.instance import DeviceClass, LoadInstance, LoadNode
+from benchmarks.placement.solver.instance import DeviceClass, LoadInstance, LoadNode
 
 TIMES = st.sampled_from([0.25, 1.0, 2.0, 3.5, 5.0]) | st.floats(0.125, 8.0)
 COSTS = st.sampled_from([0.0, 0.5, 1.0]) | st.floats(0.0, 4.0)

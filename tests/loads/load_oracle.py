@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import permutations, product
 
-from planner.partition.loads.instance import LoadInstance
+from benchmarks.placement.solver.instance import LoadInstance
 
 
 def best_load(instance: LoadInstance, *, contiguous: bool) -> float | None:

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 from loads.load_instances import chain, load_instances
 from loads.load_oracle import best_load
 
-from planner.partition.loads.blocks import Blocks, block_loads
-from planner.partition.loads.bounds import average_bound, pigeonhole_bound, unplaceable
-from planner.partition.loads.coarsening import coarsened
-from planner.partition.loads.contraction import contiguous_blocks, free_blocks
-from planner.partition.loads.ideals import all_ideals
-from planner.partition.loads.instance import LoadInstance
-from planner.partition.loads.one_device import one_device_bound
-from planner.partition.loads.pair_loads import PairLoads
-from planner.partition.loads.reduction import joined_below, joined_followers
-from planner.partition.loads.separation import destructive_bound, tightened
-from planner.solver_settings import Clock, Settings
+from benchmarks.placement.solver.blocks import Blocks, block_loads
+from benchmarks.placement.solver.bounds import average_bound, pigeonhole_bound, unplaceable
+from benchmarks.placement.solver.contraction import contiguous_blocks, free_blocks
+from benchmarks.placement.solver.ideals import all_ideals
+from benchmarks.placement.solver.instance import LoadInstance
+from benchmarks.placement.solver.one_device import one_device_bound
+from benchmarks.placement.solver.orders import coarsened
+from benchmarks.placement.solver.pair_loads import PairLoads
+from benchmarks.placement.solver.reduction import joined_below, joined_followers
+from benchmarks.placement.solver.separation import destructive_bound, tightened
+from planner.search.budget import Clock, Settings
 
 
 def clock() -> Clock:

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from loads.load_instances import chain, load_instances
 from loads.load_oracle import has_order, is_allowed, load_of
 
+from benchmarks.placement.solver.evaluator import assignment_problems, device_loads, objective
+from benchmarks.placement.solver.instance import LoadInstance
 from planner.errors import PipeplanError
-from planner.partition.loads.evaluator import assignment_problems, device_loads, objective
-from planner.partition.loads.instance import LoadInstance
 
 
 @given(st.data())

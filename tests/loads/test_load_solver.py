@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from loads.load_instances import chain, load_instances
 from loads.load_oracle import best_load
 
-from planner.partition.loads import solve
-from planner.partition.loads.evaluator import assignment_problems, objective
-from planner.partition.loads.instance import DeviceClass, LoadInstance, LoadNode
-from planner.partition.loads.result import LoadResult
-from planner.solver_settings import Clock, Settings
+from benchmarks.placement.solver import solve
+from benchmarks.placement.solver.evaluator import assignment_problems, objective
+from benchmarks.placement.solver.instance import DeviceClass, LoadInstance, LoadNode
+from benchmarks.placement.solver.result import LoadResult
+from planner.search.budget import Clock, Settings
 
 
 def solved(instance: LoadInstance, *, contiguous: bool, limit_s: float = 60) -> LoadResult:
@@ -130,6 +130,7 @@ def test_a_chain_of_a_thousand_nodes_is_proved() -> None:
     assert result.objective == 1000.0 + 0.5
 
 
+@pytest.mark.extensive
 def test_more_ideals_than_can_be_listed_still_give_a_bounded_placement() -> None:
     """Ten chains of five have 6**10 ideals."""
     nodes = tuple(

@@ -10,16 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trained import model, nodes, plan_of, two_nodes
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.hardware import DeviceType
-from planner.artifacts.plan import Plan
-from planner.artifacts.presets import DEVICES
+from planner.cluster.cluster import Cluster
+from planner.cluster.hardware import DeviceType
+from planner.cluster.presets import DEVICES
 from planner.costs.roofline import layer_times
 from planner.errors import PipeplanError
-from planner.replanning.addition import united
-from planner.replanning.changes import MachineChanges, Slow, Twin, parse_added, parse_slow
-from planner.replanning.machines import new_machines, slower
-from planner.tracing.trace import trace
+from planner.model.tracing.trace import trace
+from planner.plan.plan import Plan
+from planner.variants.clusters import united
+from planner.variants.machine_changes import (
+    MachineChanges,
+    SlowedDevice,
+    Twin,
+    new_machines,
+    parse_added,
+    parse_slow,
+    slower,
+)
 
 
 def changed(plan: Plan, **changes: object) -> Cluster:
@@ -141,11 +148,11 @@ REFUSED = {
     "lost: no device is left": {"lost": ("n0", "n1")},
     "slow: the cluster has no device or node 'n0/gpu0'": {
         "lost": ("n0/gpu0",),
-        "slow": (Slow("n0/gpu0", 2),),
+        "slow": (SlowedDevice("n0/gpu0", 2),),
     },
     "lost: 'n0/gpu0' is named twice": {"lost": ("n0/gpu0", "n0/gpu0")},
     "slow: 'n1' and 'n1/gpu1' both stand for 'n1/gpu1'": {
-        "slow": (Slow("n1", 2), Slow("n1/gpu1", 3))
+        "slow": (SlowedDevice("n1", 2), SlowedDevice("n1/gpu1", 3))
     },
     "would lie among the devices of 'n0'; write n9=n1 for a node like it": {
         "added": (Twin("n0/gpu2", "n1"),)
@@ -174,7 +181,7 @@ def test_a_slow_device_that_cannot_be_read_is_refused(text: str) -> None:
 
 
 def test_names_with_colons_and_equals_signs_can_be_written(tmp_path: Path) -> None:
-    assert parse_slow("host:0/gpu1:1.5") == Slow("host:0/gpu1", 1.5)
+    assert parse_slow("host:0/gpu1:1.5") == SlowedDevice("host:0/gpu1", 1.5)
     assert parse_added("a/gpu1=a/gpu0") == Twin("a/gpu1", "a/gpu0")
     path = tmp_path / "a=b.toml"
     path.touch()
@@ -204,7 +211,9 @@ def test_measured_times_of_slow_devices_are_longer_and_those_of_others_stay() ->
     times = {"forward_s": 0.1, "input_gradient_s": 0.2, "weight_gradient_s": 0.3, "backward_s": 0.4}
     graph = model(measured={"unit": times}, device_types=["unit"])
     plan = plan_of(graph, nodes(2, 2), [(3, "n0/gpu0"), (3, "n1/gpu0")])
-    found = new_machines(plan, MachineChanges(slow=(Slow("n1", 1.5), Slow("n0/gpu1", 1.5))))
+    found = new_machines(
+        plan, MachineChanges(slow=(SlowedDevice("n1", 1.5), SlowedDevice("n0/gpu1", 1.5)))
+    )
     cluster, layer = found.problem.cluster, found.problem.graph.layers["l0"]
     kinds = {name: cluster.type_of(name) for name in cluster.device_names}
     assert kinds["n1/gpu0"] == kinds["n1/gpu1"] == kinds["n0/gpu1"] != kinds["n0/gpu0"] == "unit"

@@ -6,9 +6,9 @@ from builders import cluster, device_type, link
 from trained import QUICK, model, nodes, plan_of, two_nodes
 
 from planner import PipeplanError, verify
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.plan import Plan, Sync
-from planner.replanning import Slow, parse_added, replan
+from planner.cluster.cluster import Cluster
+from planner.plan.plan import Plan, Sync
+from planner.replanning import SlowedDevice, parse_added, replan
 
 
 def without_link(the_cluster: Cluster, *between: str) -> Cluster:
@@ -49,7 +49,7 @@ def test_factors_are_numbers_of_any_kind_and_in_range() -> None:
     assert any("slowed x1.5" in name for name in found.plan.cluster.device_types)
     for factor in (0, 0.5, 1, float("nan"), 1e9):
         with pytest.raises(PipeplanError, match="slow: "):
-            Slow("n0/gpu0", factor)
+            SlowedDevice("n0/gpu0", factor)
 
 
 def test_a_plan_of_impossible_sizes_is_refused() -> None:

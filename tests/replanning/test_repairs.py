@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trained import model, nodes, plan_of
 
-from planner.partition.chain import Chain
 from planner.replanning.groups import OldStage, Repairs
 from planner.replanning.recut import Groups
+from planner.search.partition.chain import Chain
 
 CHAIN = Chain(plan_of(model(), nodes(4, 4), [(6, "n0/gpu0")]).problem)
 NAMES = CHAIN.problem.cluster.device_names

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trained import STATE_BYTES, model, nodes, plan_of, two_nodes
 
-from planner.artifacts.moves import Moves
-from planner.artifacts.plan import Plan
-from planner.partition.chain import Chain, Partition, StageChoice
-from planner.replanning.keeping import ways_to_keep
-from planner.replanning.moves import moves_between
-from planner.replanning.recut import STRETCH, Recut
-from planner.replanning.state import State
+from planner.plan.moves import Moves
+from planner.plan.plan import Plan
+from planner.replanning.choice import exchanges_for
+from planner.replanning.recut import LOAD_FACTORS, Recut
+from planner.replanning.state import State, moves_between
+from planner.search.partition.chain import Chain, Partition, StageChoice
+
+pytestmark = pytest.mark.extensive
 
 
 def lacking(old: Plan, survivors: set[str], device: str, layers: list[str]) -> set[str]:
@@ -67,8 +68,8 @@ def test_no_cuts_within_the_limit_move_fewer_bytes(data: st.DataObject) -> None:
 
     assert all(state.moved_bytes(chain, partition) == moved(partition) for partition in found)
     assert moved(found[0]) == min(map(moved, known))
-    for stretch in STRETCH:
-        limit_s = stretch * least_s * (1 + 1e-9)
+    for factor in LOAD_FACTORS:
+        limit_s = factor * least_s * (1 + 1e-9)
         best = min(moved(partition) for partition in known if load_s(chain, partition) <= limit_s)
         assert best in [moved(p) for p in found if load_s(chain, p) <= limit_s]
 
@@ -91,7 +92,7 @@ def test_devices_that_may_be_exchanged_get_what_they_hold(
         state.lacking_bytes(dict(zip(order, wanted.values(), strict=True)))
         for order in permutations(names)
     )
-    assert ways_to_keep(chain, state, partition)[0].moved_bytes == best
+    assert exchanges_for(chain, state, partition)[0].moved_bytes == best
 
 
 def test_nodes_are_exchanged_as_a_whole() -> None:
@@ -100,7 +101,7 @@ def test_nodes_are_exchanged_as_a_whole() -> None:
     there = tuple(
         StageChoice(3 * k, 3 * k + 3, (f"n{1 - k}/gpu0", f"n{1 - k}/gpu1")) for k in (0, 1)
     )
-    first, *_, last = ways_to_keep(chain, state, there)
+    first, *_, last = exchanges_for(chain, state, there)
     assert first.moved_bytes == 0
     assert {first.images[f"n0/gpu{i}"] for i in (0, 1)} == {"n1/gpu0", "n1/gpu1"}
     assert last.moved_bytes == 12 * STATE_BYTES

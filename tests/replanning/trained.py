@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from builders import boundary, cluster, device_type, graph, layer, link, parameter
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.job import Job
-from planner.artifacts.layer_graph import LayerGraph
-from planner.artifacts.plan import Plan
-from planner.artifacts.problem import Problem
-from planner.assemble import plan_by_hand
+from planner.assembly import plan_by_hand
+from planner.cluster.cluster import Cluster
 from planner.costs.placement import StageSpec, place
-from planner.schedule.heuristic import best_heuristic_schedule
+from planner.job import Job
+from planner.model.layer_graph import LayerGraph
+from planner.plan.plan import Plan
+from planner.plan.problem import Problem
+from planner.search.schedule.heuristic import best_heuristic_schedule
 
 STATE_BYTES = 8000
 """Of one layer."""

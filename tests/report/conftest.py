@@ -17,11 +17,12 @@ from builders import (
     star,
 )
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.layer_graph import LayerGraph
+from planner.cluster.cluster import Cluster
 from planner.costs.placement import PlacedPipeline
-from planner.schedule.heuristic import best_heuristic_schedule
-from planner.simulator import Timeline, simulate
+from planner.model.layer_graph import LayerGraph
+from planner.search.schedule.heuristic import best_heuristic_schedule
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
 
 NAMES = ("embed", "block0", "block1", "head")
 REPLICATED = [(NAMES[:2], ("d0", "d1")), (NAMES[2:], ("d2",))]

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
 
-from planner.artifacts.operations import Operation
-from planner.artifacts.plan import Plan
-from planner.assemble import plan_by_hand
+from planner.assembly import plan_by_hand
+from planner.plan.operations import Operation
+from planner.plan.plan import Plan
 from planner.report.html import report_html
-from planner.simulator import Timeline
+from planner.simulation.timeline import Timeline
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 

@@ -4,9 +4,9 @@ from builders import graph, layer, orders, parameter, pipeline, star
 from measured_runs import run_of
 from rich.console import Console
 
-from planner.assemble import plan_by_hand
-from planner.calibration.calibrate import calibrate
-from planner.report.calibration import calibration_data, calibration_tables
+from planner.assembly import plan_by_hand
+from planner.interop.calibrate.calibrate import calibrate
+from planner.report.deviation import calibration_data, calibration_tables
 
 
 def test_all_reduces_are_told_before_after_and_measured() -> None:

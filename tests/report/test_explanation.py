@@ -18,11 +18,12 @@ from builders import (
     star,
 )
 
-from planner.explain import explain
-from planner.explain.memory import MemoryLimit, MemoryRoom
-from planner.explain.shares import Share, Spent
+from planner.analysis.explain import explain
+from planner.analysis.explain.memory import MemoryLimit, MemoryRoom
+from planner.analysis.explain.path_shares import PathShare, Spent
 from planner.report.explanation import explanation_data, explanation_lines
-from planner.simulator import Timeline, simulate
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
 
 GIB = 2**30
 ALTERNATING = orders(d0="0F0 0B0 0F1 0B1", d1="1F0 1B0 1F1 1B1")
@@ -55,11 +56,12 @@ def test_a_reached_bound_comes_before_the_path() -> None:
     placed = pipeline(graph([layer("a")], []), star(1), [(["a"], ["d0"])])
     assert lines(simulate(placed, orders(d0="0F0 0B0 0F1 0B1"))) == [
         "iteration 6000 ms",
-        "highest lower bound: d0 (stage 0) computes for 6000 ms, not before 0 µs, and 0 µs "
-        "follow: any order of the same work takes at least 6000 ms, as this iteration does",
+        "highest lower bound: d0 (stage 0) computes for 6000 ms, starts at 0 µs at the earliest, "
+        "and 0 µs follow: every order of the same work takes at least 6000 ms, which this "
+        "iteration reaches",
         "critical path: computation 100.0% (stage 0 on d0)",
-        "memory does not bind these stages: at its peak any number of microbatches more could be "
-        "in flight",
+        "memory is not a limit for these stages: at the peak any number of further microbatches "
+        "could be in flight",
         "bubble 0.0%",
         "devices on average: 100.0% busy; busiest d0 (stage 0) 100.0%, least d0 (stage 0) 100.0%",
     ]
@@ -70,12 +72,13 @@ def test_a_distant_bound_comes_after_the_path() -> None:
     said = lines(two_stages())
     assert said[1] == "critical path: computation 100.0% (stage 0 on d0 50.0%; stage 1 on d1 50.0%)"
     assert said[2] == (
-        "highest lower bound: d1 (stage 1) computes for 6000 ms, not before 1000 ms, and 2000 ms "
-        "follow: any order of the same work takes at least 9000 ms, 25.0% below this iteration"
+        "highest lower bound: d1 (stage 1) computes for 6000 ms, starts at 1000 ms at the "
+        "earliest, and 2000 ms follow: every order of the same work takes at least 9000 ms, 25.0% "
+        "below this iteration"
     )
     assert said[-1].startswith(
-        "devices on average: 50.0% busy, 4.2% idle before the first operation, 37.5% waiting in "
-        "between, 8.3% idle after the last; "
+        "devices on average: 50.0% busy, 4.2% idle before the first operation, 37.5% waiting "
+        "between operations, 8.3% idle after the last; "
     )
 
 
@@ -86,31 +89,31 @@ def test_a_link_is_named_by_its_ends() -> None:
         "critical path: transfers 76.9% (d0>d1 38.5%; d1>d0 38.5%), "
         "computation 23.1% (stage 0 on d0 11.5%; stage 1 on d1 11.5%)"
     )
-    assert said[2].startswith("highest lower bound: link d0>d1 carries data for 20 s, not before ")
+    assert said[2].startswith("highest lower bound: link d0>d1 carries data for 20 s, starts at ")
 
 
 def test_memory_leads_where_it_binds() -> None:
     """With two microbatches in flight on d0 d1 does not wait: 1 + 2 * 3 + 2 s."""
     assert lines(two_stages(1.5, GIB))[1] == (
-        "memory binds: at its peak no microbatch more could be in flight on d0; with unlimited "
-        "memory a quick schedule of the same stages takes 9000 ms against 12 s within it, "
+        "memory is a limit: at the peak no further microbatch fits on d0; with unlimited "
+        "memory a quick schedule of the same stages takes 9000 ms against 12 s, "
         "25.0% less"
     )
 
 
 def test_room_is_told_where_memory_does_not_bind() -> None:
     assert lines(two_stages(2.5, GIB))[3] == (
-        "memory does not bind these stages: at its peak at least 1 microbatch more could be in "
-        "flight (on d0)"
+        "memory is not a limit for these stages: at the peak at least 1 further microbatch could "
+        "be in flight (on d0)"
     )
 
 
 def test_shares_too_small_to_show_are_left_out(timeline_of) -> None:
     explanation = explain(timeline_of("one_device"))
     shares = [
-        Share(Spent("computation", ("d0",), (0,)), 1.0, 0.9994),
-        Share(Spent("transfers", ("a>b",)), 0.0004, 0.0004),
-        Share(Spent("computation", ("d1",), (1,)), 0.0002, 0.0002),
+        PathShare(Spent("computation", ("d0",), (0,)), 1.0, 0.9994),
+        PathShare(Spent("transfers", ("a>b",)), 0.0004, 0.0004),
+        PathShare(Spent("computation", ("d1",), (1,)), 0.0002, 0.0002),
     ]
     said = explanation_lines(replace(explanation, shares=tuple(shares)))
     assert "critical path: computation 100.0% (stage 0 on d0 99.9%)" in said
@@ -119,8 +122,7 @@ def test_shares_too_small_to_show_are_left_out(timeline_of) -> None:
 def test_a_plan_beyond_memory_is_told_by_how_much() -> None:
     said = lines(two_stages(0.5, GIB))
     assert (
-        "memory overflows: d0 holds 1 GiB at its peak and may hold 512 MiB; `pipeplan verify` "
-        "refuses the plan"
+        "the plan exceeds memory: d0 reaches 1 GiB of 512 MiB; `pipeplan verify` refuses it"
     ) in said
 
 
@@ -139,8 +141,8 @@ def test_reductions_name_their_stages_and_devices() -> None:
 def test_many_shares_and_many_devices_are_summed(timeline_of) -> None:
     explanation = explain(timeline_of("one_device"))
     names = tuple(f"n{index}/gpu0" for index in range(20))
-    shares = [Share(Spent("computation", (f"d{9 - n}",), (n,)), 1.0, 0.1) for n in range(6)]
-    shares.append(Share(Spent("all-reduce", names, (0,)), 4.0, 0.4))
+    shares = [PathShare(Spent("computation", (f"d{9 - n}",), (n,)), 1.0, 0.1) for n in range(6)]
+    shares.append(PathShare(Spent("all-reduce", names, (0,)), 4.0, 0.4))
     line = next(
         line
         for line in explanation_lines(replace(explanation, shares=tuple(shares)))
@@ -156,15 +158,15 @@ def test_overflows_are_counted_beyond_a_few(timeline_of, count: int, rest: bool)
     rooms = tuple(MemoryRoom(f"d{n}", 2 * GIB, GIB, GIB) for n in range(count))
     limit = MemoryLimit(rooms, recomputes=False, within_s=1.0, unlimited_s=1.0)
     said = "\n".join(explanation_lines(replace(explanation, memory=limit)))
-    assert "d2 holds 2 GiB at its peak and may hold 1 GiB" in said
+    assert "d2 reaches 2 GiB of 1 GiB" in said
     assert (", 2 others;" in said) == rest
 
 
 def test_an_iteration_without_any_time_is_explained() -> None:
     placed = pipeline(graph([layer("a", 0, 0)], []), star(1), [(["a"], ["d0"])])
     said = lines(simulate(placed, orders(d0="0F0 0B0 0F1 0B1")))
-    assert "critical path: nothing takes time" in said
-    assert said[-1] == "devices: no time passes"
+    assert any(line.startswith("critical path: the iteration takes no time") for line in said)
+    assert said[-1] == "the iteration takes no time (all costs are 0)"
 
 
 def test_the_data_is_json_and_names_every_event(timeline: Timeline) -> None:

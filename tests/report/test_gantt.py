@@ -8,14 +8,14 @@ from builders import boundary, graph, layer, pipeline, star
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from planner.artifacts.operations import KIND_LABELS
 from planner.errors import PipeplanError
+from planner.plan.operations import KIND_LABELS
 from planner.report import gantt
 from planner.report.gantt import plot_gantt, save_gantts
 from planner.report.memory_plot import save_memory
-from planner.schedule.assignment import balanced_assignment
-from planner.schedule.classics import one_forward_one_backward
-from planner.simulator import simulate
+from planner.search.schedule.assignment import balanced_assignment
+from planner.search.schedule.classics import one_forward_one_backward
+from planner.simulation.simulator import simulate
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -69,8 +69,10 @@ def test_optimizer_steps_end_the_rows(timeline):
 
 
 def test_all_reduces_are_in_the_rows_of_the_replicas(timeline_of):
-    found = boxes(plot_gantt(timeline_of("replicated")), "all-reduce")
-    assert [row for row, _, _ in found] == [0, 1]
+    timeline = timeline_of("replicated")
+    found = boxes(plot_gantt(timeline), "all-reduce")
+    each = len(timeline.synchronisations)
+    assert [row for row, _, _ in found] == [0] * each + [1] * each
 
 
 def test_transfers_that_take_time_are_in_the_senders_rows(timeline):

@@ -12,25 +12,32 @@ from builders import graph, layer, orders, pipeline, star
 from html_pages import plan_of
 from measured_runs import run_of
 
-from planner.artifacts.operations import KIND_LABELS
+from planner.plan.operations import KIND_LABELS
 from planner.report.html import save_report
 from planner.report.html.colours import DARK, LIGHT
-from planner.simulator import Timeline, simulate
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
 from planner.units import format_seconds
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"none of {', '.join(NAMES)} is installed")
+pytestmark = [
+    pytest.mark.extensive,
+    pytest.mark.skipif(
+        BROWSER is None, reason="no Chromium on the PATH; have one with: apt-get install chromium"
+    ),
+]
 
 FOCUSED = "e => document.activeElement === e"
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    options = ["--disable-gpu", "--disable-background-networking", "--disable-component-update"]
     # Root has no sandbox of Chromium's.
-    options = ["--no-sandbox"] if os.geteuid() == 0 else []
+    options += ["--no-sandbox"] if os.geteuid() == 0 else []
     with playwright.sync_playwright() as starter:
         opened = starter.chromium.launch(executable_path=BROWSER, args=options)
         yield opened

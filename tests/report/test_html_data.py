@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measured_runs import run_of
 
-from planner.explain import explain
-from planner.report.html.markup import markup
-from planner.report.html.measured_data import typical_step
-from planner.report.html.plain_data import data_blocks, field_words, value_text
-from planner.report.html.timeline_data import Ticks
+from planner.analysis.explain import explain
+from planner.report.html.markup import data_blocks, field_words, markup, value_text
+from planner.report.html.timeline_data import Ticks, typical_step
 
 
 def spans(columns: dict) -> list[tuple[str, int, int]]:

@@ -24,17 +24,17 @@ from builders import (
 from html_pages import Node, data_of, page_of, parsed, plan_of
 from measured_runs import run_of
 
-from planner.artifacts.plan import Plan
-from planner.assemble import plan_by_hand
-from planner.comparison import GIVEN, compare_plan
+from planner.analysis.comparison import GIVEN, compare_plan
+from planner.analysis.explain import explain
+from planner.assembly import plan_by_hand
 from planner.errors import PipeplanError
-from planner.explain import explain
-from planner.partition.planners import PLANNERS
+from planner.plan.plan import Plan
 from planner.report.comparison import row_cells
 from planner.report.explanation import explanation_lines
 from planner.report.html import report_html, save_report
 from planner.report.html.page import SCRIPTS
-from planner.schedule.heuristic import best_classic_schedule
+from planner.search.partition.baselines import BASELINES
+from planner.search.schedule.heuristic import best_classic_schedule
 from planner.units import format_seconds
 
 HOSTILE = (
@@ -68,8 +68,9 @@ def hostile_plan() -> Plan:
     plan = plan_by_hand(placed, orders(d0="0F0 0F1 0B0 0B1", d1="1F0 1B0 1F1 1B1"))
     data = plan.model_dump(mode="json")
     data["model"]["factory"] = f"models.{HOSTILE}"
-    for name in ("pipeplan", "limit", "solver", "bound_covers"):
+    for name in ("pipeplan", "limit", "solver"):
         data["provenance"][name] = HOSTILE
+    data["provenance"]["bound_covers"]["reason"] = HOSTILE
     return Plan.parse(data, "hostile")
 
 
@@ -226,7 +227,7 @@ def test_a_plan_that_does_not_hold_says_so_and_shows_no_bound(timeline_of):
     data["predicted"]["iteration_time_s"] *= 2
     data["predicted"]["lower_bound_s"] = 1.0
     page = parsed(report_html(Plan.parse(data, "edited")))
-    assert "does not hold" in page.all("header")[0].text
+    assert "is not valid" in page.all("header")[0].text
     assert "predicted.iteration_time_s" in page.all("header")[0].text
     assert "Lower bound none" in page.all("header")[0].text
 
@@ -247,7 +248,7 @@ def test_the_comparison_has_the_plan_and_every_classic_planner(timeline_of):
     page = page_of(timeline, comparison=rows).by_id("comparison")
     cells = [[cell.text for cell in row.children] for row in page.all("tbody")[0].all("tr")]
     assert cells == [row_cells(row) for row in rows]
-    assert [row[0] for row in cells] == [GIVEN, *PLANNERS]
+    assert [row[0] for row in cells] == [GIVEN, *BASELINES]
 
 
 def test_the_command_to_run_it_is_the_plan_commands(timeline_of):

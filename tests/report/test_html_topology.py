@@ -12,7 +12,7 @@ from html_pages import Node, page_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.artifacts.cluster import Cluster
+from planner.cluster.cluster import Cluster
 from planner.report.html.topology_layout import CELL_HEIGHT, CELL_WIDTH, layout
 
 

@@ -3,9 +3,10 @@
 from chains import ALTERNATING, ONE_F_ONE_B, chain, crowded
 from html_pages import Node, page_of, plan_of
 
+from planner.analysis.what_if import parse_change, what_if
 from planner.report.what_if import value_cells, what_if_lines
-from planner.simulator import Timeline, simulate
-from planner.what_if import parse_change, what_if
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
 
 
 def rows_of(page: Node) -> list[Node]:
@@ -91,4 +92,4 @@ def test_a_plan_beyond_memory_has_nothing_to_compare_with():
 def test_no_change_is_no_table():
     timeline = slow_second_stage()
     section = page_of(timeline, values=what_if(plan_of(timeline), [])).by_id("what-if")
-    assert section.text == "What changes would give There is no change to ask for."
+    assert section.text == "What changes would give There are no changes to evaluate."

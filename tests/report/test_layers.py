@@ -5,8 +5,8 @@ import io
 from builders import graph, layer, parameter
 from rich.console import Console
 
-from planner.artifacts.layer_graph import LayerGraph
-from planner.report.layers import layer_table
+from planner.model.layer_graph import LayerGraph
+from planner.report.tables import layer_table
 
 
 def shown(the_graph: LayerGraph) -> str:

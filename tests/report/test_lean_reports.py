@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
 from builders import ROOT
+
+pytestmark = pytest.mark.extensive
 
 MODULES = ("gantt", "memory_plot", "chrome_trace", "summary", "explanation")
 

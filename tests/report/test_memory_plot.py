@@ -5,7 +5,7 @@ from builders import cluster, device_type, graph, layer, parameter, pipeline
 
 from planner.errors import PipeplanError
 from planner.report.memory_plot import plot_memory, save_memory
-from planner.schedule.heuristic import best_heuristic_schedule
+from planner.search.schedule.heuristic import best_heuristic_schedule
 
 GIB = 2**30
 

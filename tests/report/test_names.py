@@ -2,8 +2,8 @@
 
 import pytest
 
-from planner.report.names import compress_devices, stages_label
-from planner.report.palette import lighter
+from planner.plan.operations import compress_devices, stages_label
+from planner.report.figures import lighter
 from planner.units import format_bytes, format_seconds, plural
 
 

@@ -5,11 +5,12 @@ import io
 from builders import graph, layer, orders, parameter, pipeline, star
 from rich.console import Console
 
-from planner.artifacts.plan import Plan
-from planner.assemble import plan_by_hand
+from planner.assembly import plan_by_hand
+from planner.plan.plan import Plan
 from planner.report.summary import figures_line, plan_tables
-from planner.schedule.list_scheduler import orders_of
-from planner.simulator import Timeline, simulate
+from planner.search.schedule.list_scheduler import orders_of
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
 
 
 def shown(plan: Plan, timeline: Timeline) -> str:

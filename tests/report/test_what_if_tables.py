@@ -10,13 +10,14 @@ from builders import GIGA
 from chains import PAIR, chain
 from rich.console import Console
 
-from planner.assemble import plan_by_hand
-from planner.explain import explain
+from planner.analysis.explain import explain
+from planner.analysis.what_if import WhatIf, parse_change, what_if
+from planner.analysis.what_if.values import Value
+from planner.assembly import plan_by_hand
 from planner.report.bubble import bubble_line, idle_table, stages_table
 from planner.report.what_if import what_if_data, what_if_lines, what_if_table
-from planner.simulator import Timeline, simulate
-from planner.what_if import WhatIf, parse_change, what_if
-from planner.what_if.values import Value
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
 
 
 def shown(table: Any, width: int = 80) -> list[str]:
@@ -64,8 +65,8 @@ def all_of(*values: Value, **fields: object) -> WhatIf:
 def test_the_bubbles_causes_are_named_the_largest_first() -> None:
     """Of 2 * 28 s d0 has 18 s less to do; both wait 3 s to fill and drain and 1 s for transfers."""
     assert bubble_line(explain(two_stages()).bubble) == (
-        "bubble 46.4%: imbalance 32.1%, fill and drain 10.7%, transfers 3.6%; imbalance is what "
-        "devices have less to do than the busiest, d1, the rest is what that waits for"
+        "bubble 46.4%: imbalance 32.1%, fill and drain 10.7%, transfers 3.6%; imbalance: work that "
+        "devices have less than the busiest, d1; the other causes are what d1 waits for"
     )
 
 
@@ -82,7 +83,7 @@ def test_of_many_devices_the_idlest_are_shown() -> None:
         bubble, devices=tuple(replace(bubble.devices[0], device=f"n{i}") for i in range(20))
     )
     rows = shown(idle_table(many))
-    assert rows[0].endswith("; 4 less idle ones left out")
+    assert "; 4 less idle devices not shown" in f"{rows[0]} {rows[1].strip()}"
     assert sum("78.6%" in row for row in rows) == 16
 
 
@@ -135,16 +136,15 @@ def test_lines_tell_proofs_assumptions_and_what_is_missing() -> None:
     )
     said = what_if_lines(found)
     assert said[0] == (
-        "without any change 1000 ms were found, 20.0% less than the plan's 1250 ms (solved anew); "
-        "gains count from there"
+        "the unchanged plan can take 1000 ms, 20.0% less than its 1250 ms (solved anew); gains are "
+        "counted from 1000 ms"
     )
     assert (
-        "proved to gain no more than 0.1% with any plan: link a-b bandwidth x2; link b-c bandwidth "
-        "x2"
+        "proved to save at most 0.1% with any plan: link a-b bandwidth x2; link b-c bandwidth x2"
     ) in said
-    assert "proved to gain no more than 0.1% with these stages: device d1 memory x2" in said
+    assert "proved to save at most 0.1% with these stages: device d1 memory x2" in said
     assert "microbatches x2 assumes much" in said
-    assert "2 changes left out to be quick; see --what-if" in said
+    assert "2 changes skipped to save time; --what-if includes them" in said
     assert said[-1].startswith("interrupted: ")
 
 

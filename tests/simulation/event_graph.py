@@ -5,14 +5,14 @@ from itertools import combinations, pairwise
 
 import networkx as nx
 
-from planner.artifacts.operations import Operation
-from planner.simulator import Timeline
+from planner.plan.operations import Operation
+from planner.simulation.timeline import Timeline
 
 
 def name_of(event: object) -> tuple:
     """A name for an event of a path or a timeline."""
     if hasattr(event, "synchronisation"):
-        return "reduction", event.synchronisation.stages
+        return "reduction", event.synchronisation.stages, event.synchronisation.bucket
     if hasattr(event, "source"):
         return "transfer", event.operation
     if hasattr(event, "operation"):
@@ -21,7 +21,10 @@ def name_of(event: object) -> tuple:
 
 
 def event_graph(timeline: Timeline) -> nx.DiGraph:
-    """Events with their seconds; an edge from each to those that may not start before it ends."""
+    """Events with their seconds; an edge from each to those that may not start before it ends.
+
+    Reductions may start ``ahead`` seconds before the end of a last backward.
+    """
     graph = nx.DiGraph()
     for event in (*timeline.operations, *timeline.transfers, *timeline.synchronisations):
         graph.add_node(name_of(event), seconds=event.end_s - event.start_s)
@@ -61,10 +64,13 @@ def _add_transfers(graph: nx.DiGraph, timeline: Timeline) -> None:
 
 def _add_reductions(graph: nx.DiGraph, timeline: Timeline) -> None:
     for event in timeline.synchronisations:
-        members = event.synchronisation
+        members, last = event.synchronisation, {}
         for run in timeline.operations:
             if run.operation.stage in members.stages and run.operation.kind in "BW":
-                graph.add_edge(name_of(run), name_of(event))
+                last[run.operation.stage, run.device] = run
+        for run in last.values():
+            ahead = members.ahead_s(run.operation.kind, run.device)
+            graph.add_edge(name_of(run), name_of(event), ahead=ahead)
         for device in members.devices:
             graph.add_edge(name_of(event), ("optimizer", device))
     for first, second in combinations(timeline.synchronisations, 2):
@@ -74,8 +80,12 @@ def _add_reductions(graph: nx.DiGraph, timeline: Timeline) -> None:
 
 def longest_path_s(graph: nx.DiGraph) -> float:
     """Seconds of the longest chain of events."""
-    ends = {}
+    ends, starts = {}, {}
     for node in nx.topological_sort(graph):
-        ready = max((ends[before] for before in graph.predecessors(node)), default=0.0)
-        ends[node] = ready + graph.nodes[node]["seconds"]
+        ready = (
+            max(starts[before], ends[before] - graph.edges[before, node].get("ahead", 0.0))
+            for before in graph.predecessors(node)
+        )
+        starts[node] = max(ready, default=0.0)
+        ends[node] = starts[node] + graph.nodes[node]["seconds"]
     return max(ends.values())

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import networkx as nx
 
-from planner.artifacts.operations import Operation
 from planner.costs.placement import PlacedPipeline
-from planner.simulator import Orders, Timeline
+from planner.plan.operations import Operation, Orders
+from planner.simulation.timeline import Timeline
 
 
 def owner_of(orders: Orders) -> dict[tuple[int, int], str]:

@@ -21,10 +21,11 @@ from chains import ALTERNATING, GIB, PAIR, chain, crowded
 from hypothesis import given
 from strategies import Scheduled, scheduled
 
-from planner.explain import explain
-from planner.explain.bubble import CAUSES, Bubble
-from planner.explain.shares import Spent
-from planner.simulator import Timeline, simulate
+from planner.analysis.explain import explain
+from planner.analysis.explain.bubble import CAUSES, Bubble
+from planner.analysis.explain.path_shares import Spent
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
 
 
 def causes(bubble: Bubble, device: str) -> dict[str, float]:

@@ -7,7 +7,9 @@ from builders import GIGA, boundary, graph, layer, orders, parameter, pipeline, 
 
 from planner.costs.placement import PlacedPipeline
 from planner.errors import DeadlockError
-from planner.simulator import Timeline, simulate
+from planner.simulation.critical_path import critical_path
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import OperationEvent, Timeline
 
 
 def two_stages(bytes_: int = GIGA // 2, duplex: str = "full", **job: object) -> PlacedPipeline:
@@ -151,6 +153,46 @@ def test_the_iteration_ends_with_all_reduce_and_optimizer_step_by_hand() -> None
     assert (event.start_s, event.end_s) == (6, 10)
     assert timeline.end_s == pytest.approx({"d0": 10.012, "d1": 10.012})
     assert timeline.busy_s == pytest.approx({"d0": 6.012, "d1": 3.012})
+
+
+def two_large_layers(**job: object) -> PlacedPipeline:
+    """Forwards of 1 s, input and weight gradients of 1 s each; 4 GB of gradients a layer."""
+    names = ("a", "b")
+    the_graph = graph(
+        [layer(name, parameters=[f"w{name}"]) for name in names],
+        [boundary("a", "b", bytes_=0)],
+        [parameter(f"w{name}", elements=GIGA) for name in names],
+    )
+    return pipeline(the_graph, star(2), [(names, ["d0", "d1"])], microbatches=3, **job)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "spans", "at_once"),
+    [
+        # d0 is the last: its backward has run b 2 s before its end at 12.
+        ("0F0 0B0 0F1 0B1", "0F2 0B2", [(10, 14), (14, 18)], (12, 20)),
+        # Its last weight gradient has run b 1 s before its end.
+        ("0F0 0I0 0W0 0F1 0I1 0W1", "0F2 0B2", [(11, 15), (15, 19)], (12, 20)),
+        # Only the last operation counts: a weight gradient here, on d1 a whole backward.
+        ("0F0 0F1 0I1 0B0 0W1", "0F2 0B2", [(11, 15), (15, 19)], (12, 20)),
+        ("0F0 0B0 0F1 0B1 0F2 0B2", "", [(16, 20), (20, 24)], (18, 26)),
+    ],
+)
+def test_buckets_are_reduced_while_the_last_backward_runs_by_hand(
+    first: str, second: str, spans: list[tuple[float, float]], at_once: tuple[float, float]
+) -> None:
+    """A bucket of 4 GB takes 4 s; each layer is one, since it is larger than 25 MiB."""
+    rows = orders(d0=first, **({"d1": second} if second else {}))
+    rows.setdefault("d1", ())
+    timeline = simulate(two_large_layers(), rows)
+    assert [(e.start_s, e.end_s) for e in timeline.synchronisations] == spans
+    assert timeline.iteration_time_s == pytest.approx(spans[-1][1] + 0.024)
+    path = critical_path(timeline)
+    assert sum(step.seconds for step in path) == pytest.approx(timeline.iteration_time_s)
+    partly = [step.event.end_s for step in path if isinstance(step.event, OperationEvent)]
+    assert max(partly) == spans[0][0]
+    (event,) = simulate(two_large_layers(overlap_reduction=False), rows).synchronisations
+    assert (event.start_s, event.end_s) == at_once
 
 
 def test_adamw_moves_its_two_moments_as_well() -> None:

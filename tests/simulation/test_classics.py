@@ -6,10 +6,10 @@ import pytest
 from builders import boundary, graph, layer, pipeline, star
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from planner.artifacts.operations import Operation, parse_order
 from planner.costs.placement import PlacedPipeline
-from planner.schedule.assignment import balanced_assignment
-from planner.schedule.classics import (
+from planner.plan.operations import Operation, Orders, parse_order
+from planner.search.schedule.assignment import balanced_assignment
+from planner.search.schedule.classics import (
     SPLIT,
     WHOLE,
     DoesNotApplyError,
@@ -24,7 +24,8 @@ from planner.schedule.classics import (
     zb_h2,
     zb_v,
 )
-from planner.simulator import Orders, Timeline, simulate
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
 
 LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
 

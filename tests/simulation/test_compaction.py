@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from strategies import Scheduled, scheduled
 
-from planner.artifacts.operations import Operation
-from planner.schedule.compaction import compacted
-from planner.schedule.measure import measured_s, timed
-from planner.schedule.ticks import in_ticks
-from planner.simulator import Timeline, simulate
+from planner.plan.operations import Operation
+from planner.search.schedule.measure import compacted, measured_s, timed
+from planner.search.schedule.ticks import in_ticks
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
+
+pytestmark = pytest.mark.extensive
 
 
 def by_device(timeline: Timeline) -> dict[str, list[tuple[Operation, float, float]]]:

@@ -25,14 +25,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import Scheduled, orders_for, partitions, problems, scheduled
 
+from planner.analysis.explain import Explanation, explain
+from planner.analysis.explain.path_shares import Spent
 from planner.costs.placement import place
-from planner.explain import Explanation, explain
-from planner.explain.shares import Spent
-from planner.partition.bounds.schedule import schedule_bound_s
-from planner.schedule.assignment import balanced_assignment
-from planner.schedule.heuristic import best_heuristic_schedule
-from planner.schedule.list_scheduler import backward_first, list_schedule
-from planner.simulator import Timeline, simulate
+from planner.search.partition.bounds.schedule import schedule_bound_s
+from planner.search.schedule.assignment import balanced_assignment
+from planner.search.schedule.heuristic import best_heuristic_schedule
+from planner.search.schedule.list_scheduler import backward_first, list_schedule
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
 
 
 def replay(case: Scheduled) -> Timeline:

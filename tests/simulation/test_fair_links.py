@@ -12,8 +12,8 @@ from replay_oracle import inputs_of
 from strategies import Scheduled, scheduled
 
 from planner.costs.placement import PlacedPipeline
-from planner.fair_links import Link, fair_rates, simulate_fair_links
-from planner.simulator import simulate
+from planner.simulation.fair_links import Link, fair_rates, simulate_fair_links
+from planner.simulation.simulator import simulate
 
 CLOSE = 1e-9
 

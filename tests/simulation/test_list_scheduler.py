@@ -1,6 +1,7 @@
 """List schedules follow the plain rule, the most urgent of all that may run, at little work."""
 
 from collections import Counter, defaultdict
+from itertools import pairwise
 
 import pytest
 from builders import boundary, graph, layer, pipeline, star
@@ -8,20 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import partitions, problems
 
-from planner.artifacts.operations import Operation
-from planner.artifacts.problem import Problem
 from planner.costs.placement import PlacedPipeline, place
 from planner.errors import DeadlockError
-from planner.schedule.assignment import balanced_assignment
-from planner.schedule.list_scheduler import (
+from planner.plan.operations import Operation
+from planner.plan.problem import Problem
+from planner.search.schedule.assignment import balanced_assignment
+from planner.search.schedule.list_scheduler import (
     Limits,
     Priority,
     backward_first,
     forward_first,
+    in_even_rhythm,
     in_flight_limits,
     list_schedule,
 )
-from planner.simulator import run
+from planner.simulation.simulator import run
 
 PRIORITIES = (backward_first, forward_first)
 
@@ -72,6 +74,7 @@ class PlainRule:
         return "some" if self.unfinished_backwards else ""
 
 
+@pytest.mark.extensive
 @given(st.data())
 def test_schedules_are_those_of_the_plain_rule(data: st.DataObject) -> None:
     problem: Problem = data.draw(problems())
@@ -90,6 +93,27 @@ def test_schedules_are_those_of_the_plain_rule(data: st.DataObject) -> None:
     assert found is not None
     assert found.operations == wanted.operations
     assert found.transfers == wanted.transfers
+
+
+def test_an_even_rhythm_loops_faster_than_greedy_rules() -> None:
+    """Interleaved stages, one a layer: neither early nor late stages are to wait for the others."""
+    names = [f"l{i}" for i in range(16)]
+    placed = pipeline(
+        graph(
+            [layer(name) for name in names],
+            [boundary(*pair, bytes_=10**6) for pair in pairwise(names)],
+        ),
+        star(8),
+        [([name], [f"d{i % 8}"]) for i, name in enumerate(names)],
+        microbatches=16,
+    )
+    owner = balanced_assignment(placed)
+    limits = {(stage, f"d{stage % 8}"): 16 for stage in range(16)}
+    priorities = (*PRIORITIES, in_even_rhythm(placed, 2.5, split=False))
+    found = [list_schedule(placed, owner, limits, priority) for priority in priorities]
+    *greedy, even = [timeline.iteration_time_s for timeline in found if timeline is not None]
+    work_s = 16 * 2 * 3
+    assert work_s < even < min(greedy)
 
 
 @pytest.mark.parametrize("priority", PRIORITIES)

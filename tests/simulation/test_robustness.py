@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 from replay_oracle import inputs_of, lag_s, seconds
 from strategies import Scheduled, scheduled
 
-from planner.artifacts.link_table import FloatArray
-from planner.artifacts.operations import Operation
-from planner.costs.placement import PlacedPipeline, Synchronisation
+from planner.cluster.link_table import FloatArray
+from planner.costs.placement import GradientReduction, PlacedPipeline
 from planner.costs.roofline import OperationTimes
 from planner.errors import PipeplanError
-from planner.robustness import Noise, replay_times_s, sample_times_s, times_under_noise
-from planner.simulator import (
+from planner.plan.operations import Operation
+from planner.simulation.noise import Noise, replay_times_s, sample_times_s, times_under_noise
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import (
     OperationEvent,
     SynchronisationEvent,
     Timeline,
     TransferEvent,
-    simulate,
 )
 
 SAMPLES = 3
@@ -121,14 +121,15 @@ def slowed(placed: PlacedPipeline, factor: float) -> PlacedPipeline:
 
 
 def longest_path_s(case: Scheduled, factors: Drawn, sample: int) -> float:
-    """Nodes are what factors are drawn for; an edge weighs what its first end takes."""
+    """Nodes are what factors are drawn for; an edge weighs what its first end takes until then."""
     dag = nx.DiGraph()
     timeline = simulate(case.pipeline, case.orders)
     add_operations(dag, case)
     add_transfers(dag, case.pipeline, timeline)
     add_tails(dag, case, timeline)
     for node, later in dag.edges:
-        dag.edges[node, later]["weight"] = dag.nodes[node]["length"] * factors.of[node][sample]
+        edge, length = dag.edges[node, later], dag.nodes[node]["length"]
+        edge["weight"] = max(0.0, length - edge.get("ahead", 0.0)) * factors.of[node][sample]
     return float(nx.dag_longest_path_length(dag))
 
 
@@ -167,12 +168,14 @@ def add_tails(dag: nx.DiGraph, case: Scheduled, timeline: Timeline) -> None:
     for sync in (event.synchronisation for event in timeline.synchronisations):
         dag.add_node(sync, length=sync.seconds)
         for device in sync.devices:
-            gradients = [o for o in case.orders[device] if o.kind in "BW"]
-            dag.add_edges_from((o, sync) for o in gradients if o.stage in sync.stages)
+            for stage in sync.stages:
+                gradients = [o for o in case.orders[device] if o.kind in "BW" and o.stage == stage]
+                for last in gradients[-1:]:
+                    dag.add_edge(last, sync, ahead=sync.ahead_s(last.kind, device))
             tails[device].append(sync)
     for device, tail in tails.items():
         dag.add_node(device, length=case.pipeline.optimizer_s[device])
-        syncs = [node for node in tail if isinstance(node, Synchronisation)]
+        syncs = [node for node in tail if isinstance(node, GradientReduction)]
         dag.add_edges_from([*pairwise(syncs), *((node, device) for node in tail), (device, "end")])
 
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from replay_oracle import held_intervals, inputs_of, lag_s, owner_of, seconds, waiting_graph
 from strategies import Scheduled, scheduled
 
-from planner.artifacts.operations import Operation
 from planner.errors import DeadlockError
-from planner.simulator import Timeline, simulate
+from planner.plan.operations import Operation
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
 
 
 def replay(case: Scheduled) -> Timeline:
@@ -240,19 +241,22 @@ def test_the_bubble_is_the_idle_share(case: Scheduled) -> None:
 
 
 @given(scheduled())
-def test_gradients_are_reduced_after_the_last_backward_one_by_one(case: Scheduled) -> None:
+def test_gradients_are_reduced_once_the_last_backwards_have_made_them(case: Scheduled) -> None:
     timeline = replay(case)
     events = timeline.synchronisations
     assert Counter(e.synchronisation for e in events) == Counter(case.pipeline.synchronisations)
     ready = {}
     for event in events:
         members = event.synchronisation
-        mine = [
-            e.end_s
+        last = {
+            (e.operation.stage, e.device): e
             for e in timeline.operations
             if e.operation.stage in members.stages and e.operation.kind in "BW"
-        ]
-        ready[event] = max(mine)
+        }
+        ready[event] = max(
+            max(e.start_s, e.end_s - members.ahead_s(e.operation.kind, e.device))
+            for e in last.values()
+        )
         assert event.start_s >= ready[event]
         assert event.end_s == event.start_s + members.seconds
     for event in events:

@@ -14,10 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import Scheduled, scheduled
 
+from planner.analysis.explain import explain
+from planner.analysis.explain.stage_limits import StageLimit, Trial, trial_times_s
 from planner.costs.placement import PlacedPipeline
-from planner.explain import explain
-from planner.explain.stage_limits import StageLimit, Trial, trial_times_s
-from planner.simulator import Timeline, simulate
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
+
+pytestmark = pytest.mark.extensive
 
 
 def slowed(waits: nx.DiGraph, stage: int, part: str, factor: float) -> float:

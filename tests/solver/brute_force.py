@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from itertools import chain, combinations, product
 
 from planner import Problem
-from planner.artifacts.operations import Operation
 from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
 from planner.errors import DeadlockError
-from planner.schedule.heuristic import fits_memory
-from planner.simulator import simulate
+from planner.plan.operations import Operation
+from planner.search.schedule.heuristic import fits_memory
+from planner.simulation.simulator import simulate
 
 
 def all_partitions(problem: Problem) -> Iterator[tuple[StageSpec, ...]]:

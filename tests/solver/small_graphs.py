@@ -8,7 +8,7 @@ from builders import boundary, cluster, device_type, graph, layer, link, paramet
 
 from planner import Job, Problem
 from planner.costs.placement import PlacedPipeline, StageSpec, place
-from planner.partition.bounds.schedule import schedule_bound_s
+from planner.search.partition.bounds.schedule import schedule_bound_s
 
 MIB = 2**20
 
@@ -62,7 +62,13 @@ def branching_problem(
     pairs = [(u, v) for i, u in enumerate(held_by) for v in held_by[i + 1 :]]
     links = [link(u, v, rng.choice([0.5, 1, 4]), latency_us=rng.choice([0, 50])) for u, v in pairs]
     types = {"unit": device_type(memory_gib=memory_mib / 1024)}
-    settings = {"replication": False, "recompute": False, "optimizer": "sgd", **job}
+    settings = {
+        "backward": "whole",
+        "replication": False,
+        "recompute": False,
+        "optimizer": "sgd",
+        **job,
+    }
     return Problem(
         graph(rows, tensors, parameters),
         cluster(held_by, links, types=types),

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -12,21 +13,26 @@ from tiny_problems import tiny_problem
 
 from planner import Problem
 from planner.costs.placement import is_connected, place
-from planner.partition.bounds.quick import Numbered, NumberedStage, QuickBound
-from planner.partition.bounds.schedule import schedule_bound_s
-from planner.partition.chain import Chain, Partition, StageChoice
-from planner.partition.intervals import Intervals
-from planner.partition.search.anneal import Anneal
-from planner.partition.search.moves import Moves
-from planner.partition.symmetry import Interchange, interchangeable_devices
-from planner.portfolio.annealing import anneal
-from planner.portfolio.search import Search
-from planner.schedule.heuristic import best_heuristic_schedule, probe_s
-from planner.solver_settings import Clock, Settings
+from planner.search.budget import Clock, Settings, Share
+from planner.search.local_search import anneal
+from planner.search.partition.bounds.quick import Numbered, NumberedStage, QuickBound
+from planner.search.partition.bounds.schedule import schedule_bound_s
+from planner.search.partition.bounds.shared import SharedBound
+from planner.search.partition.chain import Chain, Partition, StageChoice
+from planner.search.partition.intervals import Intervals
+from planner.search.partition.local_search.neighbourhood import PartitionMoves
+from planner.search.partition.local_search.searches import ANNEALING_SHARES, Anneal
+from planner.search.partition.symmetry import Interchange, interchangeable_devices
+from planner.search.schedule.heuristic import (
+    best_heuristic_schedule,
+    quick_estimate_s,
+    quick_schedules,
+)
+from planner.search.state import Search, SearchTask
 
 
 def search_of(problem: Problem, limit_s: float = 5.0) -> Search:
-    return Search(problem, Settings(0, 1, True), Clock(limit_s, True), 0.0, lambda row: None)
+    return Search(SearchTask(problem, Settings(0, 1, True), 0.0), Clock(limit_s, True))
 
 
 # --- moves ----------------------------------------------------------------------------------------
@@ -51,7 +57,7 @@ def test_moves_lead_from_partition_to_partition(seed: int, replication: bool) ->
     chain = Chain(problem)
     quick = QuickBound(Intervals(chain, range(chain.length + 1)), problem.cluster.link_table)
     rng = random.Random(seed)
-    moves = Moves(quick, rng)
+    moves = PartitionMoves(quick, rng)
     stages: Numbered = (NumberedStage(0, 4, (0,)), NumberedStage(4, 8, (1,)))
     made: dict[str, int] = {}
     for _ in range(3000):
@@ -69,6 +75,63 @@ def test_moves_lead_from_partition_to_partition(seed: int, replication: bool) ->
         stages = found
     assert len(made) == (6 if replication else 4)
     assert min(made.values()) > 20
+
+
+def require_shared_partition(stages: Numbered, layers: int, devices: int, most: int) -> None:
+    assert [stage.begin for stage in stages] == [0, *(stage.end for stage in stages[:-1])]
+    assert stages[-1].end == layers
+    held = Counter(device for stage in stages for device in stage.devices)
+    assert max(held.values()) <= most
+    assert set(held) <= set(range(devices))
+    assert all(stage.begin < stage.end and stage.devices for stage in stages)
+    assert all(stage.devices == tuple(sorted(set(stage.devices))) for stage in stages)
+
+
+def several_a_device(seed: int, *, replication: bool, devices: int) -> SharedBound:
+    problem = tiny_problem(
+        seed,
+        layers=8,
+        devices=devices,
+        microbatches=4,
+        types=2,
+        replication=replication,
+        max_stages_per_device=2,
+        memory_mib=4000.0,
+    )
+    chain, links = Chain(problem), problem.cluster.link_table
+    return SharedBound(QuickBound(Intervals(chain, range(chain.length + 1)), links))
+
+
+@pytest.mark.parametrize("replication", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_moves_keep_to_two_stages_a_device(seed: int, replication: bool) -> None:
+    rng = random.Random(seed)
+    moves = PartitionMoves(several_a_device(seed, replication=replication, devices=4), rng)
+    stages: Numbered = (NumberedStage(0, 4, (0,)), NumberedStage(4, 8, (1,)))
+    most = 0
+    for _ in range(2000):
+        found = moves.draw(stages, rng.randrange(len(stages)), rng.random(), ANNEALING_SHARES)
+        if found is not None:
+            require_shared_partition(found, 8, 4, 2)
+            stages, most = found, max(most, len(found))
+    assert most > 4
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_quick_schedule_beats_the_score_of_several_stages_a_device(seed: int) -> None:
+    """Without replicas the score is a bound."""
+    rng = random.Random(seed)
+    scorer = several_a_device(seed, replication=False, devices=3)
+    cuts = [0, *sorted(rng.sample(range(1, 8), 4)), 8]
+    places = rng.sample([0, 0, 1, 1, 2, 2], 5)
+    stages = tuple(
+        NumberedStage(begin, end, (device,))
+        for (begin, end), device in zip(pairwise(cuts), places, strict=True)
+    )
+    chain = scorer.intervals.chain
+    placed = place(chain.problem, chain.specs(scorer.named(stages)))
+    times = [schedule.iteration_time_s for schedule in quick_schedules(placed)]
+    assert 0.5 * min(times) < scorer.score(stages).bound_s <= min(times) * (1 + 1e-9)
 
 
 # --- interchangeable devices ----------------------------------------------------------------------
@@ -111,6 +174,7 @@ def test_devices_with_links_of_their_own_stand_for_themselves() -> None:
 # --- probes and walks -----------------------------------------------------------------------------
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize("seed", range(6))
 def test_a_probe_is_a_schedule_s_time_and_close_to_the_best_quick_one(seed: int) -> None:
     problem = tiny_problem(seed, layers=5, devices=3, microbatches=6)
@@ -119,7 +183,7 @@ def test_a_probe_is_a_schedule_s_time_and_close_to_the_best_quick_one(seed: int)
         pipeline = place(problem, specs)
         if not is_connected(pipeline):
             continue
-        probed_s, best = probe_s(pipeline), best_heuristic_schedule(pipeline)
+        probed_s, best = quick_estimate_s(pipeline), best_heuristic_schedule(pipeline)
         assert probed_s is not None
         assert best is not None
         assert probed_s >= best.iteration_time_s * (1 - 1e-9)
@@ -130,7 +194,7 @@ def test_a_probe_is_a_schedule_s_time_and_close_to_the_best_quick_one(seed: int)
 def test_a_probe_that_memory_is_too_small_for_says_nothing() -> None:
     problem = tiny_problem(1, layers=4, devices=2, microbatches=4, memory_mib=1.0)
     pipeline = place(problem, next(iter(all_partitions(problem))))
-    assert probe_s(pipeline) is None
+    assert quick_estimate_s(pipeline) is None
 
 
 @pytest.mark.parametrize("replication", [False, True])
@@ -142,7 +206,7 @@ def test_a_walk_from_a_poor_start_finds_what_trying_all_partitions_finds(
     search = search_of(problem, limit_s=20.0)
     search.consider((StageChoice(0, 5, ("d0",)),))
     poor_s = search.best_s
-    anneal(search)
+    anneal(search, Share(0.4).slice_of(search.clock))
     times = []
     for specs in all_partitions(problem):
         pipeline = place(problem, specs)
@@ -155,7 +219,7 @@ def test_a_walk_from_a_poor_start_finds_what_trying_all_partitions_finds(
 
 def test_a_walk_without_any_plan_has_nowhere_to_start() -> None:
     search = search_of(tiny_problem(0, layers=4, devices=2, microbatches=2))
-    anneal(search)
+    anneal(search, Share(0.4).slice_of(search.clock))
     assert search.best is None
 
 
@@ -164,14 +228,14 @@ def test_a_walk_without_time_goes_nowhere() -> None:
     search.consider((StageChoice(0, 4, ("d0",)),))
     for seconds in (0.5, 1e-9, 0.5):
         search.clock.spend(seconds)
-        anneal(search)
-    assert search.tried == 1
+        anneal(search, Share(0.4).slice_of(search.clock))
+    assert search.found.tried == 1
 
 
 def test_a_walk_ends_with_its_time() -> None:
     search = search_of(tiny_problem(0, layers=8, devices=6, microbatches=4), limit_s=0.5)
     search.consider((StageChoice(0, 8, ("d0",)),))
-    anneal(search)
+    anneal(search, Share(0.4).slice_of(search.clock))
     assert search.clock.elapsed_s < 0.6
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.partition.bisection import narrowed_s
+from planner.search.partition.dynamic_programs.core import narrowed_s
 
 
 @pytest.mark.parametrize("least_s", [1.0, 1.7, 3.14159, 8.0])

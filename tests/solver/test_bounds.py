@@ -11,17 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import orders_for, partitions, problems
 
-from planner.artifacts.problem import Problem
 from planner.costs.placement import PlacedPipeline, place
-from planner.partition.bounds.in_flight import in_flight_bound_s
-from planner.partition.bounds.schedule import fastest_split, schedule_bound_s
-from planner.partition.bounds.work import work_bound_s
-from planner.partition.chain import Chain
-from planner.simulator import simulate
+from planner.plan.problem import Problem
+from planner.search.partition.bounds.partition import in_flight_bound_s, work_bound_s
+from planner.search.partition.bounds.schedule import schedule_bound_s
+from planner.search.partition.chain import Chain
+from planner.search.partition.spans import ReplicaSpan, least_span_s
+from planner.simulation.simulator import simulate
 
 ROUNDING = 1 + 1e-9
 
 
+@pytest.mark.extensive
 @given(st.data())
 def test_no_random_schedule_beats_the_bounds(data: st.DataObject) -> None:
     problem: Problem = data.draw(problems())
@@ -33,6 +34,7 @@ def test_no_random_schedule_beats_the_bounds(data: st.DataObject) -> None:
     assert 0 <= work_bound_s(Chain(problem)) <= time_s * ROUNDING
 
 
+@pytest.mark.extensive
 @given(st.data())
 def test_recomputing_only_raises_the_bound(data: st.DataObject) -> None:
     problem: Problem = data.draw(problems())
@@ -42,6 +44,7 @@ def test_recomputing_only_raises_the_bound(data: st.DataObject) -> None:
     assert raised * ROUNDING >= schedule_bound_s(place(problem, plain))
 
 
+@pytest.mark.extensive
 @given(st.data())
 def test_no_schedule_within_memory_beats_the_bound_from_it(data: st.DataObject) -> None:
     """Memory is set to what a random schedule needs: it fits, and the bound must allow it."""
@@ -77,13 +80,23 @@ def test_microbatches_are_split_as_the_best_of_all_splits(
     seconds: list[float], data: st.DataObject
 ) -> None:
     count = data.draw(st.integers(1, 6))
+    beyond_s = data.draw(st.sampled_from([0.0, 0.4, 3.0]))
+    spans = [
+        ReplicaSpan(each, data.draw(st.sampled_from([0.0, 0.2, 1.5])), beyond_s) for each in seconds
+    ]
     every = [
-        max(n * each for n, each in zip(numbers, seconds, strict=True))
+        max(span.seconds(n) for n, span in zip(numbers, spans, strict=True) if n)
         for numbers in product(range(count + 1), repeat=len(seconds))
         if sum(numbers) == count
     ]
-    assert fastest_split(Counter(seconds), count) == pytest.approx(min(every), rel=1e-9)
+    assert least_span_s(Counter(spans), count) == pytest.approx(min(every), rel=1e-9)
 
 
 def test_replicas_that_take_no_time_take_all_microbatches() -> None:
-    assert fastest_split({0.0: 1, 2.0: 3}, 8) == 0.0
+    assert least_span_s({ReplicaSpan(0.0, 0.0, 0.0): 1, ReplicaSpan(1.0, 1.0, 0.0): 3}, 8) == 0.0
+
+
+def test_all_backwards_follow_the_first_return_and_the_last_return_all_forwards() -> None:
+    assert ReplicaSpan(1.0, 2.0, 0.5).seconds(4) == 12.0
+    assert ReplicaSpan(1.0, 2.0, 10.0).seconds(4) == 1.0 + 10.0 + 4 * 2.0
+    assert ReplicaSpan(3.0, 2.0, 10.0).seconds(4) == 4 * 3.0 + 10.0 + 2.0

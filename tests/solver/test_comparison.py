@@ -8,18 +8,18 @@ from builders import graph, layer, parameter, star
 from tiny_problems import tiny_problem
 
 from planner import Job, PipeplanError, Plan, Problem, compare, solve
-from planner.comparison import GIVEN, OURS, compare_plan
+from planner.analysis.comparison import GIVEN, OURS, compare_plan
 from planner.costs.placement import place
-from planner.partition.planners import PLANNERS
 from planner.report.comparison import comparison_data, comparison_markdown, row_cells
-from planner.schedule.heuristic import best_classic_schedule
+from planner.search.partition.baselines import BASELINES
+from planner.search.schedule.heuristic import best_classic_schedule
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_ours_comes_first_and_is_never_slower(seed: int) -> None:
     problem = tiny_problem(seed, layers=8, devices=4, microbatches=6, types=2)
     rows = compare(problem, time_limit_s=0.3, deterministic=True)
-    assert [row.planner for row in rows] == [OURS, *PLANNERS]
+    assert [row.planner for row in rows] == [OURS, *BASELINES]
     for row in rows:
         assert row.figures is not None
         assert row.reason is None
@@ -48,7 +48,7 @@ def test_a_plan_that_is_there_is_compared_without_another_search() -> None:
     problem = tiny_problem(4, layers=6, devices=3, microbatches=5)
     plan = solve(problem, time_limit_s=1, deterministic=True).plan
     rows = compare_plan(plan)
-    assert [row.planner for row in rows] == [GIVEN, *PLANNERS]
+    assert [row.planner for row in rows] == [GIVEN, *BASELINES]
     assert rows[0].figures.iteration_time_s == plan.predicted.iteration_time_s
     assert rows[0].gap == plan.predicted.gap
     searched = compare(problem, time_limit_s=1, deterministic=True)
@@ -71,7 +71,7 @@ def test_rows_come_in_the_order_asked_for_each_once_and_as_they_are_known() -> N
 def test_unknown_planners_are_refused_with_the_known_ones(names: list[str]) -> None:
     with pytest.raises(PipeplanError, match="autopipe, dapple, pipedream, spp") as error:
         compare(tiny_problem(1, layers=3, devices=2, microbatches=2), names)
-    assert all(repr(name) in str(error.value) for name in names if name not in PLANNERS)
+    assert all(repr(name) in str(error.value) for name in names if name not in BASELINES)
 
 
 def heavy_first_layer() -> Problem:

@@ -11,14 +11,25 @@ from hypothesis import strategies as st
 from strategies import problems
 from tiny_problems import tiny_problem
 
-from planner.artifacts.problem import Problem
 from planner.costs.placement import PlacedPipeline, StageSpec, place
-from planner.partition.chain import Chain, StageChoice
-from planner.partition.memory.division import Division
-from planner.partition.memory.interval_memory import IntervalMemory
-from planner.partition.memory.recompute import Holding, RecomputeChooser
-from planner.partition.memory.recompute_variants import RecomputeVariants, with_recompute
-from planner.partition.memory.tight_division import TOLERANCE, TightDivision
+from planner.plan.problem import Problem
+from planner.search.partition.chain import Chain, Partition, StageChoice, without_recompute
+from planner.search.partition.memory.division import TOLERANCE, Division, TightDivision
+from planner.search.partition.memory.interval_memory import IntervalMemory
+from planner.search.partition.memory.recompute import Holding, RecomputeChooser
+from planner.search.partition.memory.recompute_variants import (
+    RecomputeVariants,
+    one_forward_one_backward,
+)
+
+
+def with_recompute(chain: Chain, partition: Partition) -> Partition | None:
+    """For 1F1B's microbatches in flight, or as many as fit."""
+    plain = without_recompute(partition)
+    pipeline = place(chain.problem, chain.specs(plain))
+    variants = RecomputeVariants(chain)
+    found = variants.with_in_flight(plain, pipeline, one_forward_one_backward(pipeline))
+    return found or variants.leanest(plain, pipeline)
 
 
 def needs_bytes(pipeline: PlacedPipeline, stage: int) -> int:

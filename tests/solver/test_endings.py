@@ -6,12 +6,16 @@ import pytest
 from builders import boundary, cluster, graph, layer, link, parameter, star
 
 from planner import Job, Problem, Result, solve
+from planner.search.budget import Share
+from planner.search.solve import SearchStep
 from planner.units import plural
 
 
 def result(time_limit_s: float = 3, gap_limit: float = 1e-4, **job: object) -> Result:
     layers = graph([layer(name) for name in "abcdef"])
-    problem = Problem(layers, star(3), Job.model_validate({"microbatches": 4, **job}))
+    problem = Problem(
+        layers, star(3), Job.model_validate({"microbatches": 4, "backward": "whole", **job})
+    )
     return solve(problem, time_limit_s=time_limit_s, gap_limit=gap_limit, deterministic=True)
 
 
@@ -43,7 +47,8 @@ def test_ctrl_c_before_any_plan_is_not_swallowed(monkeypatch: pytest.MonkeyPatch
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("planner.solver.optimise_partitions", interrupted)
+    steps = (SearchStep("interrupted", interrupted, Share(1)),)
+    monkeypatch.setattr("planner.search.solve.STEPS", steps)
     with pytest.raises(KeyboardInterrupt, match="before any plan was found"):
         result()
 

@@ -13,9 +13,9 @@ from small_graphs import (
 
 from planner import Job, Problem
 from planner.costs.placement import place
-from planner.partition.chain import Chain
-from planner.partition.exact.model import PartitionModel
-from planner.partition.exact.optimum import search_partition
+from planner.search.partition.chain import Chain
+from planner.search.partition.cp_sat.model import PartitionModel
+from planner.search.partition.cp_sat.optimum import search_partition
 
 
 def optimum(problem, horizon_s, form):
@@ -107,8 +107,8 @@ def test_a_whole_branch_in_each_stage_beats_every_cut_of_the_files_order():
     problem = two_branches()
     divisions = list(monotone_divisions(problem))
     intervals = [d for d in divisions if is_interval_division(problem, d)]
-    of_graph = search_partition(problem, form="graph", time_limit_s=10)
-    of_chain = search_partition(problem, form="chain", time_limit_s=10)
+    of_graph = search_partition(problem, form="graph", time_limit_s=600)
+    of_chain = search_partition(problem, form="chain", time_limit_s=600)
     assert of_graph.status == of_chain.status == "optimal"
     assert of_chain.objective_s == pytest.approx(least_bound_s(problem, intervals), rel=1e-4)
     assert of_graph.objective_s == pytest.approx(least_bound_s(problem, divisions), rel=1e-4)

@@ -2,9 +2,9 @@
 
 from builders import boundary, graph, layer, pipeline, star
 
-from planner.schedule.heuristic import Schedule, best_heuristic_schedule
-from planner.schedule.solve import improve_schedule
-from planner.solver_settings import Clock, Settings
+from planner.search.budget import Clock, Settings
+from planner.search.schedule.heuristic import Schedule, best_heuristic_schedule
+from planner.search.schedule.solve import improve_schedule
 
 REPLICAS = 28
 """So many that the model does not choose the replicas of microbatches itself."""

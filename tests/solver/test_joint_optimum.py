@@ -57,6 +57,7 @@ KINDS = {
 }
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
 def test_bound_and_plan_enclose_the_best_of_all_plans(seed, kind):
@@ -118,6 +119,7 @@ def test_bound_holds_after_no_time_at_all(seed):
     assert result.iteration_time_s >= best.time_s * (1 - 1e-9)
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize("seed", range(5))
 def test_a_faster_network_never_worsens_a_proved_optimum(seed):
     settings = {"layers": 4, "devices": 3, "microbatches": 3, "replication": False}

@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import orders_for, partitions, problems
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.problem import Problem
+from planner.cluster.cluster import Cluster
 from planner.costs.placement import place
-from planner.partition.bounds.link_loads import Flows, link_load_bound_s
-from planner.simulator import simulate
+from planner.plan.problem import Problem
+from planner.search.partition.bounds.schedule import Flows, link_load_bound_s
+from planner.simulation.simulator import simulate
+
+pytestmark = pytest.mark.extensive
 
 ROUNDING = 1 + 1e-6
 

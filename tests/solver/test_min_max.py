@@ -7,7 +7,12 @@ from math import inf
 import numpy as np
 import pytest
 
-from planner.partition.min_max import MinMaxTable, Span, replica_counts
+from planner.search.partition.dynamic_programs.min_max import (
+    MinMaxTable,
+    StageSpan,
+    Within,
+    replica_counts,
+)
 
 
 class RandomCosts:
@@ -40,7 +45,7 @@ class RandomCosts:
         return self.channels[key]
 
 
-def all_spans(layers: int, positions: int, count: int) -> Iterator[tuple[Span, ...]]:
+def all_spans(layers: int, positions: int, count: int) -> Iterator[tuple[StageSpan, ...]]:
     for cuts in combinations(range(1, layers), count - 1):
         edges = [0, *cuts, layers]
         for first in range(positions):
@@ -48,11 +53,11 @@ def all_spans(layers: int, positions: int, count: int) -> Iterator[tuple[Span, .
                 starts = [first + sum(held[:j]) for j in range(count)]
                 if starts[-1] + held[-1] <= positions:
                     yield tuple(
-                        Span(edges[j], edges[j + 1], starts[j], held[j]) for j in range(count)
+                        StageSpan(edges[j], edges[j + 1], starts[j], held[j]) for j in range(count)
                     )
 
 
-def bottleneck(costs: RandomCosts, spans: tuple[Span, ...]) -> float:
+def bottleneck(costs: RandomCosts, spans: tuple[StageSpan, ...]) -> float:
     stages = [
         costs.stage_s(span.first, span.replicas, len(spans) - 1 - index)[span.begin, span.end]
         for index, span in enumerate(spans)
@@ -79,6 +84,26 @@ def test_least_bottleneck_is_the_best_of_all_partitions(seed: int) -> None:
             assert bottleneck(costs, spans) == min(every)
 
 
+@pytest.mark.parametrize("seed", range(25))
+def test_a_limit_leaves_what_is_below_it_as_it_is(seed: int) -> None:
+    """Nothing can stand in front of the first position; elsewhere nothing is known."""
+    costs = RandomCosts(seed, layers=5, positions=4)
+    limit_s = float(4 + seed % 5)
+
+    def before_s(positions: int) -> np.ndarray:
+        return np.zeros(6) if positions else np.array([0.0, *[inf] * 5])
+
+    table, limited = MinMaxTable(costs), MinMaxTable(costs, Within(limit_s, before_s))
+    for count in range(1, 5):
+        table.add_stage()
+        limited.add_stage()
+        if table.bottleneck_s(count) < limit_s:
+            assert limited.bottleneck_s(count) == table.bottleneck_s(count)
+            assert bottleneck(costs, limited.spans(count)) == table.bottleneck_s(count)
+        else:
+            assert limited.bottleneck_s(count) >= limit_s
+
+
 def test_more_stages_than_layers_or_devices_have_no_partition() -> None:
     table = MinMaxTable(RandomCosts(0, layers=2, positions=4))
     for _ in range(4):
@@ -90,4 +115,5 @@ def test_more_stages_than_layers_or_devices_have_no_partition() -> None:
 def test_replica_counts_are_all_of_a_few_and_powers_of_two_of_many() -> None:
     assert replica_counts(5, replication=True) == (1, 2, 3, 4, 5)
     assert replica_counts(40, replication=True) == (1, 2, 4, 8, 16, 32, 40)
+    assert replica_counts(40, replication=True, most_choices=40) == tuple(range(1, 41))
     assert replica_counts(40, replication=False) == (1,)

@@ -3,8 +3,8 @@
 import pytest
 from builders import graph, layer, star
 
+from benchmarks.partition.best import best_partition
 from planner import Job, Problem, solve
-from planner.partition.search.best import best_partition
 
 
 @pytest.mark.parametrize("replication", [False, True])

@@ -5,8 +5,7 @@ from itertools import permutations
 
 import pytest
 
-from planner.schedule.bounds.chains import Chains
-from planner.schedule.bounds.one_machine import Timed, preemptive_makespan_s
+from planner.search.schedule.bounds.one_machine import Chains, Timed, preemptive_makespan_s
 
 
 def least_makespan(operations: list[Timed]) -> float:
@@ -56,7 +55,7 @@ def test_earliest_starts_by_hand() -> None:
         lead=[0, 0],
         lead_from=[0, 0],
         limit=[2, 1],
-        beside={0: (0,), 1: (1,)},
+        on_same_device={0: (0,), 1: (1,)},
         microbatches=2,
     )
     there, back = chains.earliest()

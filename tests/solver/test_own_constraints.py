@@ -10,10 +10,10 @@ from tiny_problems import tiny_problem
 
 from planner import PipeplanError, search_partition, solve
 from planner.costs.placement import StageSpec, place
-from planner.partition.bounds.schedule import schedule_bound_s
-from planner.partition.chain import Chain
-from planner.partition.exact.decisions import Decisions
-from planner.partition.exact.own_constraints import ConstraintCheck
+from planner.search.partition.bounds.schedule import schedule_bound_s
+from planner.search.partition.chain import Chain
+from planner.search.partition.cp_sat.decisions import Decisions
+from planner.search.partition.cp_sat.search import ConstraintCheck
 
 DOCUMENT = ROOT / "docs" / "own_constraints.md"
 CLUSTER = """
@@ -95,7 +95,7 @@ def test_found_is_the_best_of_all_partitions_that_keep_the_constraint(constrain,
     )
     kept = [specs for specs in all_partitions(problem) if KEPT[constrain](specs)]
     best_s = min(schedule_bound_s(place(problem, specs)) for specs in kept)
-    found = search_partition(problem, constrain=constrain, form=form, time_limit_s=20, workers=8)
+    found = search_partition(problem, constrain=constrain, form=form, time_limit_s=600, workers=2)
     assert found.status == "optimal"
     assert KEPT[constrain](found.stages)
     assert found.objective_s == pytest.approx(best_s, rel=1e-4)
@@ -132,7 +132,7 @@ def test_what_cannot_be_kept_is_proved_infeasible():
         for device in decisions.devices:
             decisions.model.add(decisions.is_used(device) == 0)
 
-    found = search_partition(problem, constrain=never, time_limit_s=10)
+    found = search_partition(problem, constrain=never, time_limit_s=600)
     assert found.status == "infeasible"
     assert found.stages == ()
 

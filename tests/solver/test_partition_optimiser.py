@@ -9,29 +9,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_problems import tiny_problem
 
+from benchmarks.partition.best import best_partition
 from planner import InfeasibleError, Problem
 from planner.costs.placement import is_connected, place
-from planner.partition.bounds.partition import PartitionBound
-from planner.partition.bounds.priced_cluster import PricedCluster
-from planner.partition.bounds.quick import NumberedStage, QuickBound
-from planner.partition.bounds.schedule import schedule_bound_s
-from planner.partition.chain import Chain, Partition
-from planner.partition.intervals import Intervals
-from planner.partition.ordered import starts
-from planner.partition.ordered.program import OrderProgram
-from planner.partition.ordered.stages import StageCosts
-from planner.partition.search import optimise
-from planner.partition.search.best import best_partition
-from planner.partition.search.bought import bought_partitions
-from planner.partition.search.optimise import PartitionOptimiser
-from planner.partition.search.polish import Polish
-from planner.solver_settings import Clock
+from planner.search.budget import Clock
+from planner.search.partition import optimiser as optimise
+from planner.search.partition.bounds.partition import PartitionBound
+from planner.search.partition.bounds.quick import NumberedStage, QuickBound
+from planner.search.partition.bounds.schedule import schedule_bound_s
+from planner.search.partition.chain import Chain, Partition
+from planner.search.partition.dynamic_programs import device_orders as starts
+from planner.search.partition.dynamic_programs.order_program import OrderProgram
+from planner.search.partition.dynamic_programs.order_stages import OrderStageCosts
+from planner.search.partition.intervals import Intervals
+from planner.search.partition.local_search.searches import Polish
+from planner.search.partition.optimiser import PartitionOptimiser
+from planner.search.partition.relaxations.rounding import rounded_partitions
+from planner.search.partition.relaxations.surrogate_relaxation import SurrogateRelaxation
 
 ROUNDING = 1 + 1e-9
 
 
 def exact_s(problem: Problem, partition: Partition) -> float:
-    return schedule_bound_s(place(problem, Chain(problem).specs(partition)))
+    pipeline = place(problem, Chain(problem).specs(partition))
+    return schedule_bound_s(pipeline, split=problem.job.splits)
 
 
 def least_bound_s(problem: Problem) -> float:
@@ -48,6 +49,7 @@ def test_quick_scores_are_the_bound(data: st.DataObject) -> None:
         microbatches=data.draw(st.integers(1, 7)),
         types=data.draw(st.integers(1, 3)),
         topology=data.draw(st.sampled_from(["mesh", "switches"])),
+        backward=data.draw(st.sampled_from(["whole", "any"])),
     )
     chain = Chain(problem)
     devices = data.draw(st.permutations(range(4)))
@@ -78,7 +80,7 @@ def test_the_program_finds_the_best_partition_along_an_order(seed: int, replicat
         seed, layers=6, devices=2, microbatches=5, types=2, replication=replication
     )
     chain = Chain(problem)
-    costs = StageCosts(Intervals(chain), problem.cluster.link_table)
+    costs = OrderStageCosts(Intervals(chain), problem.cluster.link_table)
     program = OrderProgram(costs, [1, 2] if replication else [1])
     found = []
     for order in permutations(range(2)):
@@ -95,7 +97,7 @@ def test_the_program_finds_the_best_partition_along_an_order(seed: int, replicat
 def test_an_order_that_cannot_keep_a_limit_has_no_partition() -> None:
     problem = tiny_problem(0, layers=5, devices=3, microbatches=4)
     chain = Chain(problem)
-    program = OrderProgram(StageCosts(Intervals(chain), problem.cluster.link_table), [1])
+    program = OrderProgram(OrderStageCosts(Intervals(chain), problem.cluster.link_table), [1])
     assert program.least_limit_s(((0,), (1,), (2,)), 0.0, 1e-9) is None
     assert program.partition(((0,), (1,), (2,)), 1e-9) is None
 
@@ -146,7 +148,7 @@ def test_the_best_partition_is_proved(seed: int, replication: bool) -> None:
     problem = tiny_problem(
         seed, layers=6, devices=3, microbatches=6, types=2, replication=replication
     )
-    found = best_partition(problem, time_limit_s=20, workers=2)
+    found = best_partition(problem, time_limit_s=600, workers=2)
     best_s = least_bound_s(problem)
     assert found.lower_bound_s <= best_s * ROUNDING
     assert found.status == "optimal"
@@ -162,6 +164,7 @@ def test_the_same_seed_finds_the_same_partition() -> None:
     assert first == second
 
 
+@pytest.mark.extensive
 def test_large_clusters_are_handed_out_in_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starts, "MAX_UNITS", 4)
     problem = tiny_problem(2, layers=8, devices=8, microbatches=16, types=2)
@@ -182,9 +185,9 @@ def test_large_clusters_are_handed_out_in_units(monkeypatch: pytest.MonkeyPatch)
 def test_bought_partitions_are_partitions(types: int) -> None:
     problem = tiny_problem(4, layers=8, devices=9, microbatches=24, types=types)
     chain = Chain(problem)
-    relaxation = PricedCluster(chain, problem.cluster.link_table)
+    relaxation = SurrogateRelaxation(chain, problem.cluster.link_table)
     bound_s = relaxation.bound_s(10.0)
-    found = list(bought_partitions(relaxation, bound_s))
+    found = list(rounded_partitions(relaxation, bound_s))
     assert found
     for partition in found:
         assert [stage.begin for stage in partition] == [0, *(s.end for s in partition[:-1])]
@@ -205,6 +208,7 @@ def test_partitions_with_too_many_stages_are_worth_nothing() -> None:
     assert optimiser.best is None
 
 
+@pytest.mark.extensive
 @given(st.data())
 def test_the_best_of_all_partitions_that_fit_is_found_and_proved(data: st.DataObject) -> None:
     problem = tiny_problem(

@@ -13,16 +13,21 @@ from tiny_problems import tiny_problem
 
 from planner import Cluster, Job, Problem
 from planner.costs.placement import place
-from planner.partition.chain import Chain, StageChoice
-from planner.partition.planners.autopipe import Balance, _Search, plan
-from planner.partition.planners.machines import equal_machines
-from planner.partition.planners.one_forward_one_backward import Pipeline, simulate_1f1b
-from planner.partition.planners.pipedream import _Program
-from planner.partition.planners.pipedream import plan as pipedream
-from planner.partition.planners.stage_costs import StageCosts, device_blocks
-from planner.schedule.assignment import balanced_assignment
-from planner.schedule.classics import one_forward_one_backward
-from planner.simulator import simulate
+from planner.search.partition.baselines.autopipe import (
+    Balance,
+    StageTimings,
+    _Search,
+    plan,
+    simulate_1f1b,
+)
+from planner.search.partition.baselines.baseline import equal_machines
+from planner.search.partition.baselines.pipedream import _Program
+from planner.search.partition.baselines.pipedream import plan as pipedream
+from planner.search.partition.baselines.stage_costs import BaselineStageCosts, device_blocks
+from planner.search.partition.chain import Chain, StageChoice
+from planner.search.schedule.assignment import balanced_assignment
+from planner.search.schedule.classics import one_forward_one_backward
+from planner.simulation.simulator import simulate
 
 # --- AutoPipe -------------------------------------------------------------------------------------
 
@@ -67,7 +72,7 @@ def test_simulated_1f1b_takes_as_long_as_in_the_simulator(seed, stages, microbat
     timeline = simulate(placed, one_forward_one_backward(placed, balanced_assignment(placed)))
     channels = [(n, f"d{n}", f"d{n + 1}") for n in range(stages - 1)]
     found = simulate_1f1b(
-        Pipeline(
+        StageTimings(
             np.array([placed.seconds(n, "F", f"d{n}") for n in range(stages)]),
             np.array([placed.seconds(n, "B", f"d{n}") for n in range(stages)]),
             np.array([placed.forward_transfer(n, u, v).seconds for n, u, v in channels]),
@@ -81,7 +86,7 @@ def test_simulated_1f1b_takes_as_long_as_in_the_simulator(seed, stages, microbat
 def test_the_slowest_stage_is_critical_and_many_microbatches_are_counted_by_it() -> None:
     for slow in range(4):
         seconds = np.where(np.arange(4) == slow, 5.0, 1.0)
-        pipeline = Pipeline(seconds, 2 * seconds, np.zeros(3), np.zeros(3))
+        pipeline = StageTimings(seconds, 2 * seconds, np.zeros(3), np.zeros(3))
         short, long = (simulate_1f1b(pipeline, count) for count in (16, 1016))
         assert short.critical_stage == long.critical_stage == slow
         assert long.time_s == pytest.approx(short.time_s + 1000 * 15)
@@ -94,7 +99,7 @@ def test_moving_layers_away_from_the_critical_stage_beats_the_balanced_start() -
             seed, layers=14, devices=4, microbatches=4, replication=False, link_scale=10
         )
         chain = Chain(problem)
-        costs = StageCosts(chain, device_blocks(chain))
+        costs = BaselineStageCosts(chain, device_blocks(chain))
         search = _Search(costs, Balance(costs.work_s(costs.blocks[:1])), 4)
         start_s = search.time_s
         search.improve()

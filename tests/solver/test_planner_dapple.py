@@ -1,8 +1,10 @@
 """DAPPLE's latency, placement policies and search against plain versions of them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, permutations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,13 +12,26 @@ from tiny_problems import tiny_problem
 
 from planner import Cluster
 from planner.costs.placement import place
-from planner.partition.chain import Chain, Partition, StageChoice
-from planner.partition.planners.dapple import placements, plan
-from planner.partition.planners.dapple_latency import pipeline_latency_s
-from planner.partition.planners.machines import equal_machines, machines
-from planner.schedule.classics.spp import blocks_of
+from planner.search.partition.baselines.baseline import equal_machines, machines
+from planner.search.partition.baselines.dapple import placements, plan
+from planner.search.partition.baselines.dapple_latency import Latency, LatencyStage, extended
+from planner.search.partition.chain import Chain, Partition, StageChoice
+from planner.search.schedule.classics.spp import blocks_of
 
 seconds = st.integers(0, 9).map(float)
+
+
+def pipeline_latency_s(
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    all_reduce_s: Sequence[float],
+    microbatches: int,
+) -> float:
+    """Channels are stages, too."""
+    latency = Latency.nothing(1)
+    for stage in zip(forward_s, backward_s, all_reduce_s, strict=True):
+        latency = extended(latency, LatencyStage(*(np.array([s]) for s in stage)), microbatches)
+    return float(latency.total_s(microbatches)[0])
 
 
 def plain_latency_s(

@@ -1,22 +1,31 @@
 """SPP's parts against trying everything."""
 
+import math
 from collections.abc import Iterator
+from functools import cache, partial
 from itertools import combinations, pairwise
 
 import networkx as nx
 import pytest
+from builders import boundary, graph, layer, star
 from hypothesis import given
 from strategies import clusters
 from tiny_problems import tiny_problem
 
-from planner import Cluster
+from planner import Cluster, Job, Problem
 from planner.costs.collectives import all_reduce_s
 from planner.costs.placement import place
-from planner.partition.chain import Chain, Partition, StageChoice
-from planner.partition.device_orders import recursive_minimum_cut
-from planner.partition.planners.pipedream import flat_plan
-from planner.partition.planners.spp import plan, recursive_device_order
-from planner.schedule.classics.spp import blocks_of, makespan_s
+from planner.search.partition.baselines.pipedream import flat_plan
+from planner.search.partition.baselines.spp import (
+    StageReplicationCosts,
+    plan,
+    quick_plan,
+    recursive_device_order,
+)
+from planner.search.partition.chain import Chain, Partition, StageChoice
+from planner.search.partition.dynamic_programs.device_orders import recursive_minimum_cut
+from planner.search.partition.dynamic_programs.min_max import MinMaxTable
+from planner.search.schedule.classics.spp import blocks_of, makespan_s
 
 
 def partitions_in_order(chain: Chain, order: tuple[str, ...]) -> Iterator[Partition]:
@@ -104,6 +113,59 @@ def test_pipedream_has_the_least_bottleneck_in_file_order(seed: int, types: int)
     every = [pipedream_bottleneck_s(chain, p) for p in partitions_in_order(chain, order)]
     found = pipedream_bottleneck_s(chain, flat_plan(chain))
     assert found == pytest.approx(min(every), rel=1e-3)
+
+
+@pytest.mark.parametrize("devices", [17, 18, 19, 20])
+def test_prm_takes_every_number_of_more_than_16_devices(devices: int) -> None:
+    """Against trying all stages of two layers on neighbours of the order.
+
+    Links without latency: an all-reduce takes a time in proportion to its bytes then.
+    """
+    chain = Chain(
+        tiny_problem(
+            devices,
+            layers=2,
+            devices=devices,
+            microbatches=6,
+            types=2,
+            topology="switches",
+            link_scale=200,
+        )
+    )
+    blocks = recursive_device_order(chain)
+    order = tuple(block[0] for block in blocks)
+    terms = cache(partial(stage_terms, chain))
+    least = {1: math.inf, 2: math.inf}
+    for partition in partitions_in_order(chain, order):
+        # Most are too slow by their stages alone.
+        time_s = max(sum(terms(stage)) for stage in partition)
+        if time_s < least[len(partition)]:
+            time_s = max([time_s, *channel_terms(chain, partition)])
+            least[len(partition)] = min(time_s, least[len(partition)])
+    costs = StageReplicationCosts(chain, blocks, devices)
+    table = MinMaxTable(costs)
+    for count in (1, 2):
+        table.add_stage()
+        assert table.bottleneck_s(count) == pytest.approx(least[count], rel=1e-3)
+    found = plan(chain)
+    for count in (1, 2):
+        assert pe_s(chain, found) <= pe_s(chain, costs.stages(table.spans(count))) * (1 + 1e-9)
+    assert pe_s(chain, found) <= pe_s(chain, quick_plan(chain))
+
+
+def test_more_than_16_devices_are_used_in_other_numbers_than_powers_of_two() -> None:
+    """20 devices, one heavy and one light layer of 3 to 1, no cost of links: 15 and 5 devices."""
+    heavy, light = layer("a", 3, 6, peak_bytes=0), layer("b", 1, 2, peak_bytes=0)
+    model = graph([heavy, light], [boundary("a", "b", bytes_=1)])
+    problem = Problem(model, star(20), Job(microbatches=120, max_stages=2, backward="whole"))
+    chain = Chain(problem)
+    for most_choices, replicas in ((20, [15, 5]), (16, [16, 4])):
+        table = MinMaxTable(
+            StageReplicationCosts(chain, recursive_device_order(chain), most_choices)
+        )
+        table.add_stage()
+        table.add_stage()
+        assert [span.replicas for span in table.spans(2)] == replicas
 
 
 def test_spp_takes_the_number_of_stages_with_the_least_makespan() -> None:

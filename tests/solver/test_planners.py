@@ -10,12 +10,12 @@ from strategies import clusters, jobs, layer_graphs
 from tiny_problems import tiny_problem
 
 from planner import InfeasibleError, Job, Problem
-from planner.partition.chain import Chain, Partition
-from planner.partition.planners import PLANNERS, classic_partitions, stage_costs
-from planner.partition.planners.stage_costs import device_blocks, even_cuts
-from planner.portfolio.first_plans import optimise_partitions
-from planner.portfolio.search import Search
-from planner.solver_settings import Clock, Settings
+from planner.search.budget import Clock, Settings
+from planner.search.partition.baselines import BASELINES, classic_partitions, stage_costs
+from planner.search.partition.baselines.stage_costs import device_blocks, even_cuts
+from planner.search.partition.chain import Chain, Partition
+from planner.search.solve import STEPS, run_until_stopped
+from planner.search.state import Search, SearchTask
 
 
 def problem_of(layers: list[dict], devices: int, **job: object) -> Problem:
@@ -49,7 +49,7 @@ def test_every_planner_answers_with_a_well_formed_partition_or_says_why_not(
     )
     cluster = data.draw(clusters(connected=False))
     problem = Problem(data.draw(layer_graphs()), cluster, job)
-    for planner in PLANNERS.values():
+    for planner in BASELINES.values():
         partition, reason = None, ""
         try:
             partition = planner.plan(Chain(problem))
@@ -61,22 +61,22 @@ def test_every_planner_answers_with_a_well_formed_partition_or_says_why_not(
             assert reason.startswith(planner.name)
 
 
-@pytest.mark.parametrize("planner", PLANNERS.values(), ids=PLANNERS)
+@pytest.mark.parametrize("planner", BASELINES.values(), ids=BASELINES)
 def test_each_planner_names_its_source(planner) -> None:
-    assert PLANNERS[planner.name] is planner
+    assert BASELINES[planner.name] is planner
     assert "20" in planner.source
 
 
-@pytest.mark.parametrize("name", [name for name in PLANNERS if name != "even"])
+@pytest.mark.parametrize("name", [name for name in BASELINES if name != "even"])
 def test_a_layer_too_large_for_any_device_is_infeasible(name: str) -> None:
     rows = [layer("a"), layer("b", parameters=["p"])]
     the_graph = graph(rows, parameters=[parameter("p", 10**12)])
     problem = Problem(the_graph, star(2), Job(microbatches=2))
     with pytest.raises(InfeasibleError, match=rf"{name}: .*memory"):
-        PLANNERS[name].plan(Chain(problem))
+        BASELINES[name].plan(Chain(problem))
 
 
-@pytest.mark.parametrize("name", PLANNERS)
+@pytest.mark.parametrize("name", BASELINES)
 @pytest.mark.parametrize("replication", [True, False])
 def test_many_layers_and_devices_are_planned_in_groups(name, replication, monkeypatch) -> None:
     monkeypatch.setattr(stage_costs, "MAX_BLOCKS", 4)
@@ -84,7 +84,7 @@ def test_many_layers_and_devices_are_planned_in_groups(name, replication, monkey
     problem = tiny_problem(
         3, layers=30, devices=9, microbatches=4, memory_mib=1e6, replication=replication
     )
-    require_well_formed(problem, PLANNERS[name].plan(Chain(problem)))
+    require_well_formed(problem, BASELINES[name].plan(Chain(problem)))
 
 
 def test_blocks_hold_neighbours_and_every_device_once(monkeypatch) -> None:
@@ -111,8 +111,8 @@ def test_classic_partitions_are_candidates_of_the_portfolio() -> None:
     chain = Chain(problem)
     classic = list(classic_partitions(chain, 4))
     assert len(classic) == len(set(classic)) > 2
-    search = Search(problem, Settings(0, 1, True), Clock(10, True), 0.0, lambda row: None)
-    optimise_partitions(search)
+    search = Search(SearchTask(problem, Settings(0, 1, True), 0.0), Clock(10, True))
+    run_until_stopped(search, STEPS[:6])
     assert set(map(search.optimiser.representative, classic)) <= set(search.optimiser.pool)
     assert all(len(partition) <= 2 for partition in classic_partitions(chain, 2))
 
@@ -126,22 +126,22 @@ def shape(partition: Partition) -> list[tuple[int, int, int]]:
 
 def test_even_split_gives_every_device_a_stage_in_file_order() -> None:
     problem = problem_of([layer(f"l{n}", n + 1) for n in range(7)], 3)
-    partition = PLANNERS["even"].plan(Chain(problem))
+    partition = BASELINES["even"].plan(Chain(problem))
     assert shape(partition) == [(0, 3, 1), (3, 5, 1), (5, 7, 1)]
     assert [stage.devices for stage in partition] == [("d0",), ("d1",), ("d2",)]
 
 
 def test_even_split_has_no_more_stages_than_layers() -> None:
     problem = problem_of([layer("a"), layer("b")], 4)
-    assert shape(PLANNERS["even"].plan(Chain(problem))) == [(0, 1, 1), (1, 2, 1)]
+    assert shape(BASELINES["even"].plan(Chain(problem))) == [(0, 1, 1), (1, 2, 1)]
 
 
 def test_replicated_even_split_takes_as_few_stages_as_fit() -> None:
     """Weights and gradients of a layer are 8 GB, with two stages of 512 GiB each 64 layers fit."""
     ample = problem_of([layer(f"l{n}", parameters=[f"p{n}"]) for n in range(100)], 4)
-    assert shape(PLANNERS["even-replicated"].plan(Chain(ample))) == [(0, 100, 4)]
+    assert shape(BASELINES["even-replicated"].plan(Chain(ample))) == [(0, 100, 4)]
     tight = problem_of([layer(f"l{n}", parameters=[f"p{n}"]) for n in range(200)], 4)
-    assert shape(PLANNERS["even-replicated"].plan(Chain(tight))) == [(0, 100, 2), (100, 200, 2)]
+    assert shape(BASELINES["even-replicated"].plan(Chain(tight))) == [(0, 100, 2), (100, 200, 2)]
     tighter = problem_of([layer(f"l{n}", parameters=[f"p{n}"]) for n in range(600)], 4)
     with pytest.raises(InfeasibleError, match="even-replicated"):
-        PLANNERS["even-replicated"].plan(Chain(tighter))
+        BASELINES["even-replicated"].plan(Chain(tighter))

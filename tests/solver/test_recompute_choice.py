@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import layer_graphs
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.job import Job
-from planner.artifacts.layer_graph import LayerGraph
-from planner.artifacts.problem import Problem
+from planner.cluster.cluster import Cluster
 from planner.costs.placement import PlacedStage, StageSpec, place
-from planner.partition.chain import Chain
-from planner.partition.memory.knapsack import TOLERANCE, cheapest_cover
-from planner.partition.memory.recompute import Holding, Recomputation, RecomputeChooser
+from planner.job import Job
+from planner.model.layer_graph import LayerGraph
+from planner.plan.problem import Problem
+from planner.search.partition.chain import Chain
+from planner.search.partition.memory.knapsack import TOLERANCE, cheapest_cover
+from planner.search.partition.memory.recompute import Holding, Recomputation, RecomputeChooser
 
 TYPES = ("fast", "slow")
 

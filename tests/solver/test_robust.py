@@ -9,26 +9,26 @@ from builders import cluster as cluster_of
 from tiny_problems import tiny_problem
 
 from planner import Cluster, Job, Noise, PipeplanError, Problem, Result, simulate, solve, verify
-from planner.partition.chain import StageChoice
-from planner.portfolio.robust import MARGIN, SLOWER, choose_robust
-from planner.portfolio.search import Search
-from planner.robustness import sample_times_s
-from planner.schedule.heuristic import Schedule, fits_memory, quick_schedules
-from planner.simulator import Timeline
-from planner.solver_settings import Clock, Settings
+from planner.search.budget import Clock, Settings
+from planner.search.partition.chain import StageChoice
+from planner.search.robust import MARGIN, SLOWER, choose_robust
+from planner.search.schedule.heuristic import Schedule, fits_memory, quick_schedules
+from planner.search.state import Search, SearchTask
+from planner.simulation.noise import sample_times_s
+from planner.simulation.timeline import Timeline
 
 NOISE = Noise(jitter=0.2, samples=400)
 
 
 def search_of(problem: Problem) -> Search:
-    return Search(problem, Settings(0, 1, True), Clock(500, True), 0.0, lambda row: None)
+    return Search(SearchTask(problem, Settings(0, 1, True), 0.0), Clock(500, True))
 
 
 def chain_search(stages: int, microbatches: int) -> Search:
     """A search that has scheduled one partition: equal layers, one a device."""
     names = [f"l{index}" for index in range(stages)]
     the_graph = graph([layer(name) for name in names])
-    job = Job.model_validate({"optimizer": "sgd", "microbatches": microbatches})
+    job = Job(optimizer="sgd", microbatches=microbatches, backward="whole")
     search = search_of(Problem(the_graph, star(stages, gb_per_s=2), job))
     search.consider(tuple(StageChoice(i, i + 1, (f"d{i}",)) for i in range(stages)))
     return search
@@ -136,7 +136,7 @@ def one_or_two_devices() -> Problem:
         [],
         {"early": device_type(), "late": device_type()},
     )
-    job = Job.model_validate({"optimizer": "sgd", "microbatches": 1})
+    job = Job(optimizer="sgd", microbatches=1, backward="whole")
     return Problem(graph(layers, [boundary("a", "b", bytes_=0)]), cluster, job)
 
 

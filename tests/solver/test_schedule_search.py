@@ -12,19 +12,21 @@ from strategies import orders_for, partitions, problems
 from tiny_pipelines import SHAPES, TinyPipeline, draw_tiny
 
 from planner import InfeasibleError, PipeplanError
-from planner.artifacts.operations import Operation
-from planner.assemble import plan_by_hand
+from planner.assembly import plan_by_hand
 from planner.costs.placement import PlacedPipeline, StageSpec, place
-from planner.schedule.classics import one_by_one, split_backwards
-from planner.schedule.heuristic import Schedule
-from planner.schedule.measure import Measure, measure_bound_s, measured_s
-from planner.schedule.model import ScheduleModel
-from planner.schedule.search import schedule_pipeline, search_schedule
-from planner.schedule.solve import improve_schedule
-from planner.schedule.ticks import in_ticks
-from planner.simulator import Timeline, simulate
-from planner.solver_settings import Clock, Settings
-from planner.verifier import verify
+from planner.plan.operations import Operation
+from planner.search.budget import Clock, Settings
+from planner.search.schedule.classics import one_by_one, split_backwards
+from planner.search.schedule.cp_sat.model import ScheduleModel
+from planner.search.schedule.heuristic import Schedule
+from planner.search.schedule.measure import Measure, measure_bound_s, measured_s
+from planner.search.schedule.search import schedule_pipeline, search_schedule
+from planner.search.schedule.solve import improve_schedule
+from planner.search.schedule.ticks import in_ticks
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
+from planner.space import Backward
+from planner.verification import verify
 
 MEASURES: tuple[Measure, ...] = ("makespan", "longest_stage_span")
 SETTINGS = Settings(seed=0, workers=1, deterministic=True)
@@ -33,9 +35,9 @@ OWNER = {(0, 0): "d0", (0, 1): "d1"}
 """Two replicas in turn."""
 
 
-def searched(tiny: TinyPipeline, measure: Measure, split: bool) -> Schedule:
+def searched(tiny: TinyPipeline, measure: Measure, backward: Backward) -> Schedule:
     clock = Clock(10, deterministic=True)
-    return schedule_pipeline(tiny.placed, SETTINGS, clock, split, measure)
+    return schedule_pipeline(tiny.placed, SETTINGS, clock, backward, measure)
 
 
 def starts(timeline: Timeline) -> dict[tuple, float]:
@@ -46,13 +48,14 @@ def check(tiny: TinyPipeline, split: bool) -> list[bool]:
     """Bound, lower bound, least and value in this order; of each value whether it was proved."""
     proved = []
     best = brute_force(tiny, split=split)
+    backward: Backward = "split" if split else "whole"
     for measure, least in zip(MEASURES, (best.makespan, best.longest_span), strict=True):
         assert measure_bound_s(tiny.placed, measure, split=split) <= least * A_LITTLE
         if least == float("inf"):
             with pytest.raises(InfeasibleError):
-                searched(tiny, measure, split)
+                searched(tiny, measure, backward)
             continue
-        found = searched(tiny, measure, split)
+        found = searched(tiny, measure, backward)
         value = measured_s(found.timeline, measure)
         assert found.lower_bound_s <= least * A_LITTLE
         assert least <= value * A_LITTLE
@@ -65,6 +68,7 @@ def check(tiny: TinyPipeline, split: bool) -> list[bool]:
     return proved
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_bound_and_value_enclose_the_best_of_all_orders(shape):
     device, microbatches, split = shape
@@ -94,7 +98,7 @@ def test_bound_and_value_enclose_the_best_choice_of_halves(device, microbatches)
             assert measure_bound_s(tiny.placed, measure, split=True) <= least * A_LITTLE
             if least == float("inf"):
                 continue
-            found = searched(tiny, measure, split=True)
+            found = searched(tiny, measure, "any")
             value = measured_s(found.timeline, measure)
             assert found.lower_bound_s <= least * A_LITTLE
             assert least <= value * A_LITTLE
@@ -108,6 +112,7 @@ def _gradients(tiny: TinyPipeline) -> tuple[list[int], list[int]]:
     return [*tiny.input_gradient], [*tiny.weight_gradient]
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_bound_and_value_enclose_the_best_with_tensors_on_their_way(shape):
     device, microbatches, split = shape
@@ -115,6 +120,7 @@ def test_bound_and_value_enclose_the_best_with_tensors_on_their_way(shape):
         check(draw_tiny(random.Random(100 + seed), device, microbatches, buffers=True), split)
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_bound_and_value_enclose_the_best_where_operations_may_take_no_time(shape):
     device, microbatches, split = shape
@@ -144,7 +150,10 @@ def test_bounds_hold_for_microbatches_out_of_order(seed, shape):
         assert measure_bound_s(tiny.placed, measure, split=split) <= least * A_LITTLE
         if least < float("inf"):
             try:
-                assert searched(tiny, measure, split).lower_bound_s <= least * A_LITTLE
+                assert (
+                    searched(tiny, measure, "split" if split else "whole").lower_bound_s
+                    <= least * A_LITTLE
+                )
             except InfeasibleError:
                 assert brute_force(tiny, split=split).makespan == float("inf")
 
@@ -159,7 +168,7 @@ def test_more_memory_never_worsens_a_proved_optimum(measure, seed):
     least = float("inf")
     for more in range(0, 12, 2):
         roomy = replace(tiny, room=[room + more for room in tiny.room])
-        found = searched(roomy, measure, split=True)
+        found = searched(roomy, measure, "any")
         value = measured_s(found.timeline, measure)
         if value <= found.lower_bound_s * A_LITTLE:
             assert value <= least * A_LITTLE
@@ -201,7 +210,7 @@ NO_LENGTH = [
 @pytest.mark.parametrize("tiny", NO_LENGTH)
 def test_operations_of_no_length_run_in_an_order_that_can_be_replayed(tiny):
     best = brute_force(tiny, split=False)
-    found = searched(tiny, "makespan", split=False)
+    found = searched(tiny, "makespan", "whole")
     assert found.iteration_time_s == best.makespan == found.lower_bound_s
 
 
@@ -253,7 +262,7 @@ def test_spans_are_searched_where_transfers_and_gradients_are_shorter_than_a_tic
     stages = [((f"l{s}",), (f"d{s}",)) for s in range(4)]
     placed = pipeline(graph(layers, cuts), star(4, duplex="half"), stages, microbatches=3)
     clock = Clock(5, True)
-    found = schedule_pipeline(placed, SETTINGS, clock, True, "longest_stage_span")
+    found = schedule_pipeline(placed, SETTINGS, clock, "any", "longest_stage_span")
     assert found.lower_bound_s <= measured_s(found.timeline, "longest_stage_span")
 
 
@@ -330,7 +339,7 @@ def test_replicas_whose_whole_backward_is_quicker_prove_nothing_split(backward_s
     placed = pipeline(graph([row]), star(2), [(["a"], ["d0", "d1"])], microbatches=2)
     ticks = in_ticks(placed)
     split = {d: split_backwards(order) for d, order in one_by_one(placed, OWNER).items()}
-    model = ScheduleModel(ticks, simulate(ticks, split), OWNER, free=True, split=True)
+    model = ScheduleModel(ticks, simulate(ticks, split), OWNER, free=True, backward="any")
     assert model.is_exact is is_exact
 
 

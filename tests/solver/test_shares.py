@@ -6,14 +6,15 @@ import pytest
 from test_split_rules import run_each_once
 from tiny_pipelines import TinyPipeline, draw_tiny
 
-from benchmarks.schedule_instances import chunks
-from planner.schedule.heuristic import fits_memory, quick_schedules
-from planner.schedule.model import ScheduleModel
-from planner.schedule.shares import SharedSchedule, divides_memory, search_shares
-from planner.schedule.solve import improve_schedule
-from planner.schedule.ticks import in_ticks
-from planner.simulator import owners, simulate
-from planner.solver_settings import Clock, Settings
+from benchmarks.schedule.instances import chunks
+from planner.plan.operations import owners
+from planner.search.budget import Clock, Settings
+from planner.search.schedule.cp_sat.model import ScheduleModel
+from planner.search.schedule.heuristic import fits_memory, quick_schedules
+from planner.search.schedule.memory_shares import SharedSchedule, divides_memory, search_shares
+from planner.search.schedule.solve import improve_schedule
+from planner.search.schedule.ticks import in_ticks
+from planner.simulation.simulator import simulate
 
 SHAPES = [(0, 0), (0, 1, 0), (0, 1, 1, 0), (0, 1, 0, 1), (0, 0, 1)]
 
@@ -86,9 +87,11 @@ def test_the_divided_model_takes_its_schedule_as_a_solution_and_proves_nothing(s
     ("placement", "whole"), [("v", True), ("v", False), ("interleaved", False)]
 )
 def test_dividing_memory_beats_competing_for_it(placement: str, whole: bool) -> None:
+    """With the same priorities; list schedules in an even rhythm have one of their own."""
     placed = chunks(4, 12, placement, 1, whole=whole, tapered=whole).pipeline()
-    quick = quick_schedules(placed, split=not whole)
-    best_s = min(s.iteration_time_s for s in quick if fits_memory(s.timeline))
+    quick = quick_schedules(placed, backward="whole" if whole else "split")
+    rivals = [s for s in quick if s.method != "list, even rhythm" and fits_memory(s.timeline)]
+    best_s = min(s.iteration_time_s for s in rivals)
     found = searched(placed, split=not whole, lists=150)
     assert found is not None
     assert found.schedule.iteration_time_s < best_s

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 from builders import graph, layer, parameter, star
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.job import Job
-from planner.artifacts.plan import Sync
-from planner.artifacts.problem import Problem
+from planner.cluster.cluster import Cluster
 from planner.errors import InfeasibleError
-from planner.side_by_side import solve_side_by_side
-from planner.solver import solve
-from planner.sync.lanes import lanes_of
-from planner.verifier import verify
+from planner.job import Job
+from planner.plan.plan import Sync
+from planner.plan.problem import Problem
+from planner.search.data_parallel import solve_data_parallel
+from planner.search.solve import solve
+from planner.sync.pipeline_replicas import pipeline_replicas_of
+from planner.verification import verify
 
 GRAPH = graph(
     [layer(name, parameters=[f"w{name}"]) for name in "abc"],
@@ -44,23 +44,23 @@ def uneven(**fast: float) -> Problem:
 
 @pytest.mark.parametrize("devices", [2, 3, 5, 6])
 def test_there_are_pipelines_whatever_the_number_of_devices(devices: int) -> None:
-    result = solve_side_by_side(problem(devices, 4), time_limit_s=2, workers=1)
-    lanes = lanes_of(result.plan)
+    result = solve_data_parallel(problem(devices, 4), time_limit_s=2, deterministic=True)
+    lanes = pipeline_replicas_of(result.plan)
     assert len(lanes) > 1
     assert 4 % len(lanes) == 0
     assert verify(result.plan.model_copy(update={"sync": Sync(strategy="ad_psgd")})) == []
 
 
 def test_devices_of_several_kinds_make_pipelines() -> None:
-    result = solve_side_by_side(uneven(), time_limit_s=2, workers=1)
-    assert len(lanes_of(result.plan)) > 1
+    result = solve_data_parallel(uneven(), time_limit_s=2, deterministic=True)
+    assert len(pipeline_replicas_of(result.plan)) > 1
     assert verify(result.plan) == []
 
 
 def test_the_bound_is_one_of_all_plans() -> None:
     asked = problem(4, 4)
-    result = solve_side_by_side(asked, time_limit_s=4, workers=1)
-    fastest = solve(asked, time_limit_s=2, workers=1)
+    result = solve_data_parallel(asked, time_limit_s=4, deterministic=True)
+    fastest = solve(asked, time_limit_s=2, deterministic=True)
     assert 0 < result.lower_bound_s <= fastest.iteration_time_s * (1 + 1e-9)
     assert fastest.lower_bound_s <= result.iteration_time_s * (1 + 1e-9)
     assert result.plan.provenance.problem_digest == asked.digest
@@ -68,8 +68,11 @@ def test_the_bound_is_one_of_all_plans() -> None:
 
 def test_progress_tells_of_plans_with_pipelines_only() -> None:
     rows: list[str] = []
-    solve_side_by_side(
-        problem(4, 4), time_limit_s=2, workers=1, progress=lambda row: rows.append(row.event)
+    solve_data_parallel(
+        problem(4, 4),
+        time_limit_s=2,
+        deterministic=True,
+        progress=lambda row: rows.append(row.event),
     )
     assert all("pipelines" in row or row.startswith("bound") for row in rows)
 
@@ -84,7 +87,7 @@ IMPOSSIBLE = {
 @pytest.mark.parametrize("said", IMPOSSIBLE)
 def test_what_is_in_the_way_is_named_before_any_search(said: str) -> None:
     with pytest.raises(InfeasibleError) as raised:
-        solve_side_by_side(IMPOSSIBLE[said], time_limit_s=60)
+        solve_data_parallel(IMPOSSIBLE[said], time_limit_s=60)
     assert str(raised.value).startswith(said)
     assert "one of all_reduce, fused" in str(raised.value)
 
@@ -98,6 +101,6 @@ def test_where_only_one_pipeline_fits_the_memory_is_in_the_way() -> None:
     for kind in data["device_types"].values():
         kind["memory_gib"] = 20
     tight = Problem(heavy, Cluster.from_data(data), Job(microbatches=2))
-    solve(replace(tight), time_limit_s=2, workers=1)
+    solve(replace(tight), time_limit_s=2, deterministic=True)
     with pytest.raises(InfeasibleError, match="no plan of several pipelines was found"):
-        solve_side_by_side(tight, time_limit_s=2, workers=1)
+        solve_data_parallel(tight, time_limit_s=2, deterministic=True)

@@ -6,20 +6,21 @@ from collections import Counter
 import pytest
 from tiny_pipelines import TinyPipeline, draw_tiny
 
-from benchmarks.schedule_instances import ZERO_BUBBLE_FIELDS, zero_bubble
-from planner.artifacts.operations import Operation
+from benchmarks.schedule.instances import ZERO_BUBBLE_FIELDS, zero_bubble
 from planner.costs.placement import PlacedPipeline
-from planner.schedule.assignment import balanced_assignment
-from planner.schedule.classics import DoesNotApplyError, zb_auto, zero_bubble_orders
-from planner.schedule.heuristic import fits_memory, quick_schedules
-from planner.schedule.list_scheduler import (
+from planner.plan.operations import Operation
+from planner.search.schedule.assignment import balanced_assignment
+from planner.search.schedule.classics import DoesNotApplyError, zb_auto, zero_bubble_orders
+from planner.search.schedule.heuristic import fits_memory, quick_schedules
+from planner.search.schedule.list_scheduler import (
     backward_first,
     forward_first,
     in_flight_limits,
     list_schedule,
 )
-from planner.schedule.measure import measured_s
-from planner.simulator import Timeline, simulate
+from planner.search.schedule.measure import measured_s
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
 
 SHAPES = [(0,), (0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 0), (0, 1, 0), (0, 1, 1, 0), (0, 1, 0, 1)]
 
@@ -59,7 +60,7 @@ def forwards_fit(timeline: Timeline) -> bool:
 @pytest.mark.parametrize("seed", range(60))
 def test_quick_schedules_take_the_times_of_their_orders(seed):
     placed = drawn(seed).placed
-    for schedule in quick_schedules(placed, split=True):
+    for schedule in quick_schedules(placed, backward="any"):
         replay = simulate(placed, schedule.orders)
         assert replay.operations == schedule.timeline.operations
         assert replay.end_s == schedule.timeline.end_s

@@ -7,7 +7,7 @@ import pytest
 from tiny_problems import tiny_problem
 
 from planner.costs.placement import PlacedPipeline, StageSpec, place
-from planner.partition.memory.steady_state import best_in_flight
+from planner.search.partition.memory.steady_state import best_in_flight
 
 Costs = list[list[float | None]]
 

@@ -4,12 +4,14 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.schedule_instances import chunks, uneven
-from planner.schedule.heuristic import best_heuristic_schedule, fits_memory
-from planner.schedule.search import schedule_pipeline
-from planner.schedule.solve import MAX_OPERATIONS
-from planner.schedule.stretch import shortened, stretched
-from planner.solver_settings import Clock, Settings
+from benchmarks.schedule.instances import chunks, uneven
+from planner.search.budget import Clock, Settings
+from planner.search.schedule.heuristic import best_heuristic_schedule, fits_memory
+from planner.search.schedule.periodic import periodic_schedules, with_few_microbatches
+from planner.search.schedule.search import schedule_pipeline
+from planner.search.schedule.solve import MAX_OPERATIONS
+
+pytestmark = pytest.mark.extensive
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -18,10 +20,10 @@ def test_every_operation_is_run_once_and_a_steady_schedule_stays_steady(
     count: int, split: bool
 ) -> None:
     pipeline = uneven(4, count, "double", 1, whole=not split).pipeline()
-    short = shortened(pipeline)
+    short = with_few_microbatches(pipeline)
     assert short is not None
     assert (count - short.microbatches) % 8 == 0
-    found = best_heuristic_schedule(short, split=split)
+    found = best_heuristic_schedule(short, backward="any" if split else "whole")
     assert found is not None
     wanted = Counter(
         (stage, kind, m)
@@ -30,17 +32,17 @@ def test_every_operation_is_run_once_and_a_steady_schedule_stays_steady(
         for m in range(count)
     )
     times = []
-    for schedule in stretched(pipeline, found):
+    for schedule in periodic_schedules(pipeline, found):
         assert Counter(event.operation for event in schedule.timeline.operations) == wanted
         if fits_memory(schedule.timeline):
             times.append(schedule.iteration_time_s)
-    whole = best_heuristic_schedule(pipeline, split=split)
+    whole = best_heuristic_schedule(pipeline, backward="any" if split else "whole")
     assert whole is not None
     assert min(times) <= 1.02 * whole.iteration_time_s
 
 
-def test_few_microbatches_are_not_shortened() -> None:
-    assert shortened(uneven(4, 64, "loose", 1).pipeline()) is None
+def test_few_microbatches_are_not_with_few_microbatches() -> None:
+    assert with_few_microbatches(uneven(4, 64, "loose", 1).pipeline()) is None
 
 
 def test_a_search_of_many_microbatches_is_no_worse_and_keeps_its_bound() -> None:

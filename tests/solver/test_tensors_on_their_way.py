@@ -7,12 +7,12 @@ import pytest
 from builders import boundary, cluster, device_type, graph, layer, link, pipeline
 
 from planner.costs.placement import PlacedPipeline
-from planner.schedule.assignment import balanced_assignment
-from planner.schedule.classics import one_by_one
-from planner.schedule.heuristic import Schedule, best_heuristic_schedule, fits_memory
-from planner.schedule.solve import improve_schedule
-from planner.simulator import simulate
-from planner.solver_settings import Clock, Settings
+from planner.search.budget import Clock, Settings
+from planner.search.schedule.assignment import balanced_assignment
+from planner.search.schedule.classics import one_by_one
+from planner.search.schedule.heuristic import Schedule, best_heuristic_schedule, fits_memory
+from planner.search.schedule.solve import improve_schedule
+from planner.simulation.simulator import simulate
 
 GIB = 2**30
 

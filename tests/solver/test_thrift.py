@@ -8,14 +8,16 @@ from builders import cluster as cluster_of
 from tiny_problems import tiny_problem
 
 from planner import Problem, solve
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.job import Job
+from planner.cluster.cluster import Cluster
 from planner.costs.placement import StageSpec, place
-from planner.partition.chain import StageChoice
-from planner.portfolio.search import Search
-from planner.portfolio.thrift import leave_out_replicas
-from planner.schedule.heuristic import best_heuristic_schedule
-from planner.solver_settings import Clock, Settings
+from planner.job import Job
+from planner.search.budget import Clock, Settings, Share
+from planner.search.partition.chain import StageChoice
+from planner.search.schedule.heuristic import best_heuristic_schedule
+from planner.search.state import Search, SearchTask
+from planner.search.steps import prune_replicas
+
+pytestmark = pytest.mark.extensive
 
 HEAVY_AND_LIGHT = graph(
     [layer("heavy", 2, 4), layer("light", 0.25, 0.25)], [boundary("heavy", "light", bytes_=0)]
@@ -26,18 +28,20 @@ WASTEFUL = (StageChoice(0, 1, ("d0", "d1")), StageChoice(1, 2, ("d2", "d3", "d4"
 def search_of(cluster: Cluster, limit_s: float = 5.0) -> Search:
     job = Job.model_validate({"optimizer": "sgd", "microbatches": 4})
     problem = Problem(HEAVY_AND_LIGHT, cluster, job)
-    return Search(problem, Settings(0, 1, True), Clock(limit_s, True), 0.0, lambda row: None)
+    return Search(SearchTask(problem, Settings(0, 1, True), 0.0), Clock(limit_s, True))
 
 
 def test_hidden_replicas_are_left_out_and_the_time_stays() -> None:
     search = search_of(star(6))
     search.consider(WASTEFUL)
     time_s = search.best_s
-    leave_out_replicas(search)
+    prune_replicas(search, Share(0.02, "beyond").slice_of(search.clock))
     assert search.best is not None
     assert search.best_s == time_s
     assert [len(stage.devices) for stage in search.best.partition] == [2, 1]
-    assert [row.iteration_time_s for row in search.history] == [time_s] * len(search.history)
+    assert [row.iteration_time_s for row in search.found.history] == [time_s] * len(
+        search.found.history
+    )
 
 
 def test_the_busiest_replicas_are_kept() -> None:
@@ -47,7 +51,7 @@ def test_the_busiest_replicas_are_kept() -> None:
     search = search_of(cluster_of(kinds, links, ["hub"], types))
     search.consider((StageChoice(0, 1, ("d3", "d4", "d5")), StageChoice(1, 2, ("d2",))))
     time_s = search.best_s
-    leave_out_replicas(search)
+    prune_replicas(search, Share(0.02, "beyond").slice_of(search.clock))
     assert search.best is not None
     assert search.best_s == time_s
     assert "d5" in search.best.partition[0].devices
@@ -57,7 +61,7 @@ def test_nothing_is_left_out_after_an_interruption() -> None:
     search = search_of(star(6))
     search.consider(WASTEFUL)
     search.clock.stop()
-    leave_out_replicas(search)
+    prune_replicas(search, Share(0.02, "beyond").slice_of(search.clock))
     assert search.best is not None
     assert search.best.partition == WASTEFUL
 

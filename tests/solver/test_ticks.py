@@ -3,15 +3,16 @@
 from fractions import Fraction
 from itertools import pairwise
 
+import pytest
 from builders import boundary, graph, layer, pipeline, star
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.costs.placement import PlacedPipeline
-from planner.schedule.measure import measure_bound_s, measured_s
-from planner.schedule.search import schedule_pipeline
-from planner.schedule.ticks import in_ticks
-from planner.solver_settings import Clock, Settings
+from planner.search.budget import Clock, Settings
+from planner.search.schedule.measure import measure_bound_s, measured_s
+from planner.search.schedule.search import schedule_pipeline
+from planner.search.schedule.ticks import in_ticks
 
 KINDS = "FIWB"
 
@@ -82,11 +83,13 @@ def test_hairs_above_a_multiple_do_not_add_up_to_a_tick():
     assert ticks.least_ticks(bound_s) * ticks.tick_s <= bound_s * (1 + 1e-9)
 
 
+@pytest.mark.extensive
+@settings(max_examples=20)
 @given(st.lists(st.tuples(ugly, ugly, ugly), min_size=2, max_size=2), st.floats(0, 1e5))
 def test_bound_in_ticks_stays_below_the_real_value(rows, latency_us):
     placed = measured(rows, latency_us)
     for measure in ("makespan", "longest_stage_span"):
         clock = Clock(1, deterministic=True)
-        found = schedule_pipeline(placed, Settings(0, 1, True), clock, True, measure)
+        found = schedule_pipeline(placed, Settings(0, 1, True), clock, "any", measure)
         assert found.lower_bound_s <= measured_s(found.timeline, measure)
         assert measure_bound_s(placed, measure, split=True) <= found.lower_bound_s * (1 + 1e-9)

@@ -8,11 +8,12 @@ from builders import boundary, graph, layer, star
 
 from planner import Job, Problem
 from planner.costs.placement import StageSpec, place
-from planner.partition.chain import Chain
-from planner.partition.device_orders import device_orders
-from planner.partition.ordered.search import OrderSearch
-from planner.partition.search.optimise import PartitionOptimiser
-from planner.solver_settings import Clock
+from planner.search.budget import Clock
+from planner.search.partition.chain import Chain
+from planner.search.partition.dynamic_programs import core
+from planner.search.partition.dynamic_programs.device_orders import device_orders
+from planner.search.partition.local_search.searches import OrderSearch
+from planner.search.partition.optimiser import PartitionOptimiser
 
 
 def long_chain(layers: int, devices: int) -> Problem:
@@ -49,7 +50,9 @@ def test_orders_are_worked_out_when_they_are_asked_for(monkeypatch: pytest.Monke
     def too_long(*_: object) -> None:
         raise AssertionError("minimum cuts take seconds on large clusters")
 
-    monkeypatch.setattr("planner.partition.device_orders.recursive_minimum_cut", too_long)
+    monkeypatch.setattr(
+        "planner.search.partition.dynamic_programs.device_orders.recursive_minimum_cut", too_long
+    )
     cluster = star(8)
     assert next(device_orders(cluster, {"unit": 1.0})) == cluster.device_names
     chain = Chain(long_chain(20, 8))
@@ -58,13 +61,15 @@ def test_orders_are_worked_out_when_they_are_asked_for(monkeypatch: pytest.Monke
     assert optimiser.best is not None
 
 
-def test_a_start_along_an_order_ends_when_the_time_is_up() -> None:
+def test_a_start_along_an_order_ends_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = Chain(long_chain(20, 4))
     optimiser = PartitionOptimiser(chain, 4, Clock(1.0, deterministic=True), seed=0)
     order = tuple((number,) for number in range(4))
     tried: list[float] = []
-    keeps = optimiser._program.keeps
-    optimiser._program.keeps = lambda order, limit_s: tried.append(limit_s) or keeps(order, limit_s)
+    keeps = core.keeps_limit
+    monkeypatch.setattr(
+        core, "keeps_limit", lambda space: tried.append(space.limit_s) or keeps(space)
+    )
     search = OrderSearch(optimiser._program, order, 0.0, optimiser.clock, 0)
     partition = search.start(10.0, may_go_on=lambda: len(tried) < 3)
     assert len(tried) == 3

@@ -1,9 +1,10 @@
 """Earlier plans as a start."""
 
+import pytest
 from tiny_problems import tiny_problem
 
 from planner import Cluster, Problem, solve
-from planner.partition.chain import Chain
+from planner.search.partition.chain import Chain
 
 
 def test_the_search_is_never_slower_than_its_warm_start() -> None:
@@ -16,6 +17,7 @@ def test_the_search_is_never_slower_than_its_warm_start() -> None:
     assert after.iteration_time_s <= best
 
 
+@pytest.mark.extensive
 def test_a_warm_start_survives_the_loss_of_a_device() -> None:
     problem = tiny_problem(1, layers=6, devices=4, microbatches=6, link_scale=50.0)
     plan = solve(problem, time_limit_s=1, deterministic=True).plan

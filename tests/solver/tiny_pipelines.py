@@ -14,9 +14,9 @@ from itertools import pairwise
 
 from builders import boundary, cluster, device_type, graph, link
 
-from planner.artifacts.job import Job
-from planner.artifacts.problem import Problem
 from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.job import Job
+from planner.plan.problem import Problem
 
 Step = tuple[int, str, int]
 """Stage, kind (F, B, I or W) and microbatch."""

@@ -1,11 +1,14 @@
 """Random problems small enough to try every plan of."""
 
+import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 from typing import Any
 
 from planner import Cluster, Job, LayerGraph, Problem
+from planner.space import Backward
 
 MIB = 2**20
 
@@ -25,6 +28,9 @@ def tiny_problem(
     cut_mib: float = 7.5,
     link_scale: float = 1.0,
     recompute: bool = False,
+    backward: Backward = "whole",
+    overlap: bool = False,
+    largest_mib: int = 8,
 ) -> Problem:
     """Layers with measured times of milliseconds on devices joined in some way.
 
@@ -42,10 +48,13 @@ def tiny_problem(
         cut_mib: the most one layer hands to the next.
         link_scale: multiplies bandwidths.
         recompute: of the job.
+        backward: kinds of backward that the job allows.
+        overlap: whether the job lets reductions overlap with backwards.
+        largest_mib: size of the largest parameter; buckets hold 25 MiB.
     """
     rng = random.Random(seed)
     kinds = [f"type{k}" for k in range(types)]
-    graph = _graph(rng, layers, kinds, cut_mib, tied)
+    graph = _graph(rng, layers, kinds, cut_mib, tied, largest_mib)
     cluster = {
         "format": "pipeplan-cluster/1",
         "device_types": {kind: _device_type(memory_mib) for kind in kinds},
@@ -58,8 +67,18 @@ def tiny_problem(
         replication=replication,
         max_stages_per_device=max_stages_per_device,
         recompute=recompute,
+        backward=backward,
+        overlap_reduction=overlap,
     )
     return Problem(LayerGraph.parse(graph), Cluster.from_data(cluster), job)
+
+
+def renamed(problem: Problem, names: Sequence[str]) -> Problem:
+    """The same problem with other names of its layers."""
+    text = json.dumps(problem.graph.record.model_dump(mode="json"))
+    for number, name in enumerate(names):
+        text = text.replace(f'"layer{number}"', json.dumps(name))
+    return replace(problem, graph=LayerGraph.parse(json.loads(text)))
 
 
 def _device_type(memory_mib: float) -> dict[str, Any]:
@@ -91,7 +110,12 @@ def _links(
 
 
 def _graph(
-    rng: random.Random, count: int, kinds: Sequence[str], cut_mib: float, tied: bool
+    rng: random.Random,
+    count: int,
+    kinds: Sequence[str],
+    cut_mib: float,
+    tied: bool,
+    largest_mib: int,
 ) -> dict[str, Any]:
     names = [f"layer{i}" for i in range(count)]
     held = [[f"p{i}"] for i in range(count)]
@@ -124,7 +148,11 @@ def _graph(
         ],
         "boundaries": boundaries,
         "parameters": [
-            {"name": name, "elements": (n := rng.randint(1, 8) * MIB // 4), "bytes": 4 * n}
+            {
+                "name": name,
+                "elements": (n := rng.randint(1, largest_mib) * MIB // 4),
+                "bytes": 4 * n,
+            }
             for name in parameters
         ],
     }

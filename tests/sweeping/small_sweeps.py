@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 
 from builders import boundary, cluster, device_type, graph, layer, link, parameter
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.job import Job
-from planner.artifacts.layer_graph import LayerGraph
-from planner.artifacts.sweep import Point
-from planner.sweeping.engines import InTurn
-from planner.sweeping.work import Outcome, Task
+from planner.analysis.sweep.engines import InTurn
+from planner.analysis.sweep.work import PointOutcome, Task
+from planner.cluster.cluster import Cluster
+from planner.job import Job
+from planner.model.layer_graph import LayerGraph
+from planner.plan.sweep_index import Point
 
-JOB = Job(microbatches=2, replication=False, optimizer="sgd")
+JOB = Job(microbatches=2, backward="whole", replication=False, optimizer="sgd")
 QUICK = {"deterministic": True, "time_limit_s": 0.2}
 
 
@@ -46,9 +46,9 @@ class Counting:
     asked: list[Point] = field(default_factory=list)
     closed: int = 0
     workers: int = 1
-    solve: Callable[[Sequence[Task]], Generator[Outcome, None, None]] = InTurn().run
+    solve: Callable[[Sequence[Task]], Generator[PointOutcome, None, None]] = InTurn().run
 
-    def run(self, tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
+    def run(self, tasks: Sequence[Task]) -> Generator[PointOutcome, None, None]:
         try:
             for number, task in enumerate(tasks):
                 if number == self.stop_after:

@@ -1,18 +1,17 @@
 """Which devices a point of fewer devices gets."""
 
-from dataclasses import replace
 from itertools import combinations
 
 import pytest
 from builders import boundary, cluster, device_type, graph, layer, link, parameter
 from small_sweeps import JOB, QUICK, chain, ring
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.problem import Problem
-from planner.artifacts.sweep import Point, SweepSettings
-from planner.solver import solve
-from planner.sweeping.devices import device_choices, part_of
-from planner.sweeping.work import Task, solve_task
+from planner.analysis.sweep.work import Task, device_choices, solve_task
+from planner.cluster.cluster import Cluster
+from planner.plan.problem import Problem
+from planner.plan.sweep_index import Point, SweepSettings
+from planner.search.solve import solve
+from planner.variants.problems import restricted_to
 
 TYPES = {
     "slow": device_type(),
@@ -55,7 +54,7 @@ def test_equal_devices_give_one_choice_the_first_in_the_file() -> None:
 
 def test_a_part_of_a_cluster_keeps_the_routes_among_its_devices() -> None:
     whole = islands()
-    part = part_of(whole, ("s0", "s1", "f1"))
+    part = restricted_to(problem(whole), ("s0", "s1", "f1")).cluster
     assert part.device_names == ("s0", "s1", "f1")
     for first, second in combinations(part.device_names, 2):
         old, new = whole.route(first, second), part.route(first, second)
@@ -66,14 +65,13 @@ def test_a_part_of_a_cluster_keeps_the_routes_among_its_devices() -> None:
     assert Cluster.from_data(part.model_dump(mode="json")) == part
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize("bytes_", [1, 10**7])
 def test_the_devices_chosen_are_the_best_of_all_sets(bytes_: int) -> None:
     """With small tensors the fast devices win, with large ones those that are joined well."""
     whole = problem(islands(), bytes_)
     best_s = min(
-        solve(
-            replace(whole, cluster=part_of(whole.cluster, names)), deterministic=True
-        ).iteration_time_s
+        solve(restricted_to(whole, names), deterministic=True).iteration_time_s
         for names in combinations(whole.cluster.device_names, 2)
     )
     task = Task(Point("islands", 2, 1, 2), whole, SweepSettings(**QUICK), 1)

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 from planner.cli import app
 
+pytestmark = pytest.mark.extensive
+
 DOCUMENT = ROOT / "docs" / "sweep.md"
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.sweeping.front import pareto_front
+from planner.analysis.sweep.rows import pareto_front
 
 rows = st.integers(1, 4).flatmap(
     lambda width: st.lists(st.tuples(*[st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0])] * width))

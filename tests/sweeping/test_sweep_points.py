@@ -3,10 +3,10 @@
 import pytest
 from small_sweeps import JOB, ring
 
-from planner.artifacts.job import Job
-from planner.artifacts.sweep import Point
+from planner.analysis.sweep.points import batches_of, points_of
 from planner.errors import PipeplanError
-from planner.sweeping.points import batches_of, points_of
+from planner.job import Job
+from planner.plan.sweep_index import Point
 
 
 def test_every_combination_is_a_point_once() -> None:

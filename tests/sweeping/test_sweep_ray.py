@@ -8,9 +8,9 @@ import pytest
 from small_sweeps import JOB, QUICK, chain, ring
 
 from planner import sweep
+from planner.analysis.sweep import InTurn
+from planner.analysis.sweep.ray_engine import RayEngine
 from planner.errors import PipeplanError
-from planner.sweeping import InTurn
-from planner.sweeping.ray_engine import RayEngine
 
 ray = pytest.importorskip("ray")
 

@@ -3,10 +3,10 @@
 import pytest
 from builders import cluster, device_type, link
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.sweep import SweptPoint
+from planner.analysis.sweep.rows import currency_of, has_costs, require_bill, rows_of
+from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.sweeping.rows import currency_of, has_costs, require_bill, rows_of
+from planner.plan.sweep_index import SweptPoint
 
 NAMES = ["n0/gpu0", "n0/gpu1", "n1/gpu0", "desk"]
 

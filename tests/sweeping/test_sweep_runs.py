@@ -12,11 +12,11 @@ import pytest
 from small_sweeps import JOB, QUICK, Counting, chain, ring
 
 from planner import Plan, sweep, verify
-from planner.artifacts.sweep import INDEX_NAME, Point, SweepIndex
+from planner.analysis.sweep import InTurn, Processes, SweepResult
+from planner.analysis.sweep.run import SweepProgress
+from planner.analysis.sweep.work import PointOutcome, Task, solve_task
 from planner.errors import PipeplanError
-from planner.sweeping import InTurn, Processes, SweepResult
-from planner.sweeping.run import SweepProgress
-from planner.sweeping.work import Outcome, Task, solve_task
+from planner.plan.sweep_index import INDEX_NAME, Point, SweepIndex
 
 
 def swept(folder: Path, **changes: Any) -> SweepResult:
@@ -92,12 +92,12 @@ def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
 def test_a_search_that_was_cut_short_counts_for_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from planner.solver import solve
+    from planner.search.solve import solve
 
     def cut(*args: Any, **settings: Any) -> Any:
         return replace(solve(*args, **settings), ended="interrupted")
 
-    monkeypatch.setattr("planner.sweeping.work.solve", cut)
+    monkeypatch.setattr("planner.analysis.sweep.work.solve", cut)
     result = swept(tmp_path / "s")
     assert result.rows == ()
     assert len(result.open) == 4
@@ -140,13 +140,13 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
 def test_a_killed_process_is_told_and_what_was_found_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("planner.sweeping.engines.solve_task", kills_the_third)
+    monkeypatch.setattr("planner.analysis.sweep.engines.solve_task", kills_the_third)
     with pytest.raises(PipeplanError, match="a process of the sweep was killed"):
         swept(tmp_path / "s", engine=Processes(1))
     assert 1 <= len(SweepIndex.load(tmp_path / "s" / INDEX_NAME).points) <= 2
 
 
-def kills_the_third(task: Task) -> Outcome:
+def kills_the_third(task: Task) -> PointOutcome:
     if task.point == Point("ring", 2, 1, 2):
         os.kill(os.getpid(), signal.SIGKILL)
     return solve_task(task)
@@ -177,7 +177,7 @@ class Slow:
     def __init__(self, engine: Processes) -> None:
         self._engine = engine
 
-    def run(self, tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
+    def run(self, tasks: Sequence[Task]) -> Generator[PointOutcome, None, None]:
         settings = tasks[0].settings.model_copy(
             update={"time_limit_s": 600.0, "deterministic": False, "gap_limit": 0.0}
         )
@@ -186,7 +186,7 @@ class Slow:
 
 
 def hard_problem(task: Task) -> Any:
-    from planner.artifacts.problem import Problem
+    from planner.plan.problem import Problem
 
     job = task.problem.job.model_copy(update={"microbatches": 40})
     return Problem(chain(1, 30), ring(9), job)

@@ -17,9 +17,9 @@ from planner.sync.groups.events import (
     Event,
     Finished,
     Group,
+    GroupRequest,
     Joined,
     Left,
-    Request,
     Scheduler,
     Tick,
 )
@@ -127,7 +127,10 @@ class World:
         if deadline_s is not None and deadline_s != self.tick_s:
             self.tick_s = deadline_s
             self._at(max(self.now_s, deadline_s), self._tick)
-        if isinstance(event, Request | Finished) and self.random.random() < self.setting.repeats:
+        if (
+            isinstance(event, GroupRequest | Finished)
+            and self.random.random() < self.setting.repeats
+        ):
             seconds = self.random.choice([0, 1, 5])
             self._soon(event.worker, seconds, lambda: self._repeat(event))
 
@@ -168,7 +171,7 @@ class World:
         self.asked[worker][key] += 1
         self.waits[worker, key] = self.asked[worker][key], self.now_s
         self._go_on(worker)
-        self._tell(Request(worker, key, self.asked[worker][key]))
+        self._tell(GroupRequest(worker, key, self.asked[worker][key]))
 
     def _begin(self, group: Group) -> None:
         assert group.number == len(self.groups)
@@ -222,7 +225,7 @@ class World:
             self._forget(worker)
             self._tell(Left(worker))
             # A message that was on its way when it was given up for lost.
-            self._repeat(Request(worker, 0, max(1, self.asked[worker][0])))
+            self._repeat(GroupRequest(worker, 0, max(1, self.asked[worker][0])))
         if back is not None:
             self._soon(worker, back, lambda: self._return(worker))
 

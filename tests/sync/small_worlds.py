@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from planner.sync.simulation.run import Run, Scenario, simulate_sync
+from planner.sync.simulation.run import Scenario, SimulatedRun, simulate_sync
 from planner.sync.simulation.slowness import parse_slowness
 from planner.sync.simulation.training import Learning
-from planner.sync.simulation.world import LinkCost, Place, World, uniform_world
+from planner.sync.simulation.world import LinkCost, PipelineRank, World, uniform_world
 from planner.sync.strategies import parse_sync
 
 LINK = LinkCost(latency_s=1e-3, bandwidth_gb_per_s=1.0)
@@ -21,9 +21,9 @@ def small_world(workers: int = 8, **fields: object) -> World:
 
 def pipeline_world(workers: int = 4) -> World:
     """Pipelines of two places: the second begins later and ends sooner."""
-    first = Place(0.0, 0.1, 0.01, 0.02, 0.0, BYTES, 0)
-    second = Place(0.01, 0.08, 0.01, 0.02, 0.0, 3 * BYTES, 1)
-    return replace(small_world(workers), places=(first, second))
+    first = PipelineRank(0.0, 0.1, 0.01, 0.02, 0.0, BYTES, 0)
+    second = PipelineRank(0.01, 0.08, 0.01, 0.02, 0.0, 3 * BYTES, 1)
+    return replace(small_world(workers), ranks=(first, second))
 
 
 def run_of(
@@ -32,7 +32,7 @@ def run_of(
     slowness: str = "steady",
     iterations: int = 50,
     seed: int = 0,
-) -> Run:
+) -> SimulatedRun:
     trace, faults = parse_slowness(slowness)
     scenario = Scenario(world or small_world(), iterations, trace, faults, Learning(seed=seed))
     return simulate_sync(scenario, parse_sync(strategy))

@@ -10,11 +10,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from planner.sync.groups import scheduler_of
-from planner.sync.groups.events import Finished, Request
-from planner.sync.groups.generator import Division, InterIntra, RandomGroups
-from planner.sync.groups.levels import Levels
-from planner.sync.groups.matching import halves, passive_partner
-from planner.sync.groups.nodes import nodes_of
+from planner.sync.groups.events import Finished, GroupRequest
+from planner.sync.groups.generator import GroupDivision, InterIntra, RandomGroups
+from planner.sync.groups.levels import Levels, nodes_of
+from planner.sync.groups.matching import bipartition, passive_partner
 from planner.sync.strategies import AdPsgdOptions, PartialAllReduceOptions, group_size_of
 
 reached = st.dictionaries(st.integers(1, 30), st.integers(0, 12), max_size=20)
@@ -33,7 +32,7 @@ def levels_of(iterations: dict[int, int]) -> Levels:
 def test_a_division_draws_all_who_are_near_at_most_once(
     others: dict[int, int], threshold: int | None, iteration: int, size: int, seed: int
 ) -> None:
-    division = Division(size, threshold, Random(seed))
+    division = GroupDivision(size, threshold, Random(seed))
     groups = list(division.draw(INITIATOR, iteration, levels_of(others)))
     drawn = Counter(worker for group in groups for worker in group)
     assert max(drawn.values()) == 1
@@ -51,7 +50,7 @@ def test_nobody_is_drawn_by_or_beside_someone_far_ahead(
     others: dict[int, int], threshold: int, iteration: int, seed: int
 ) -> None:
     drawers = [
-        Division(3, threshold, Random(seed)),
+        GroupDivision(3, threshold, Random(seed)),
         InterIntra(nodes_of(31, 4), threshold, Random(seed)),
     ]
     for drawer in drawers:
@@ -148,7 +147,7 @@ def test_levels_know_who_is_where(steps: list[tuple[int, int | None]]) -> None:
 
 @given(st.integers(2, 30), st.integers(1, 9), st.integers(0, 9))
 def test_the_passive_partner_is_of_the_other_half(workers: int, iteration: int, seed: int) -> None:
-    active, passive = halves(workers)
+    active, passive = bipartition(workers)
     assert sorted(active + passive) == list(range(workers))
     for worker in active:
         partner = passive_partner(worker, iteration, workers, seed)
@@ -174,9 +173,9 @@ def test_who_is_drawn_for_a_second_phase_is_not_drawn_before_it(seed: int) -> No
     scheduler = scheduler_of(options, 4, 1)
     for iteration, workers in ((1, range(4)), (2, (0, 1))):
         for worker in workers:
-            for group in scheduler.handle(Request(worker, 0, iteration), 0):
+            for group in scheduler.handle(GroupRequest(worker, 0, iteration), 0):
                 for member in group.members:
                     scheduler.handle(Finished(member, group.number), 0)
     # Workers 2 and 3 have their node's group before them, so 0 has nobody on another node.
-    (group,) = scheduler.handle(Request(0, 0, 3), 0)
+    (group,) = scheduler.handle(GroupRequest(0, 0, 3), 0)
     assert group.members == (0,)

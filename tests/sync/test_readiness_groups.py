@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.sync.groups import scheduler_of
-from planner.sync.groups.events import Finished, Joined, Left, Request, Scheduler, Tick
-from planner.sync.groups.sync_graph import SyncGraph
+from planner.sync.groups.events import Finished, GroupRequest, Joined, Left, Scheduler, Tick
+from planner.sync.groups.readiness import SyncGraph
 from planner.sync.strategies import SemiDecentralizedOptions
 
 PLAIN = SemiDecentralizedOptions(
@@ -22,7 +22,7 @@ GUARANTEED = PLAIN.model_copy(update={"guarantee_period": 1})
 def ask(
     scheduler: Scheduler, worker: int, iteration: int, now_s: float = 0, key: int = 0
 ) -> list[tuple[int, ...]]:
-    return [g.members for g in scheduler.handle(Request(worker, key, iteration), now_s)]
+    return [g.members for g in scheduler.handle(GroupRequest(worker, key, iteration), now_s)]
 
 
 def alone(scheduler: Scheduler, worker: int, iteration: int, key: int = 0) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from planner.errors import PipeplanError
 from planner.sync.groups import scheduler_of
-from planner.sync.groups.events import Event, Finished, Joined, Left, Request
+from planner.sync.groups.events import Event, Finished, GroupRequest, Joined, Left
 from planner.sync.strategies import (
     AdPsgdOptions,
     AllReduceOptions,
@@ -32,40 +32,40 @@ def test_every_wrong_number_is_named() -> None:
 
 def test_groups_larger_than_all_are_of_all() -> None:
     scheduler = scheduler_of(PartialAllReduceOptions(group_size=9), 2, 1)
-    assert scheduler.handle(Request(0, 0, 1), 0) == []
-    (group,) = scheduler.handle(Request(1, 0, 1), 0)
+    assert scheduler.handle(GroupRequest(0, 0, 1), 0) == []
+    (group,) = scheduler.handle(GroupRequest(1, 0, 1), 0)
     assert group.members == (0, 1)
     scheduler = scheduler_of(SemiDecentralizedOptions(most_members=9), 2, 1)
-    assert scheduler.handle(Request(0, 0, 1), 0) == []
-    assert len(scheduler.handle(Request(1, 0, 1), 0)) == 1
+    assert scheduler.handle(GroupRequest(0, 0, 1), 0) == []
+    assert len(scheduler.handle(GroupRequest(1, 0, 1), 0)) == 1
 
 
 def test_an_iteration_that_was_left_out_is_an_error() -> None:
     scheduler = scheduler_of(SemiDecentralizedOptions(), 2, 1)
     with pytest.raises(PipeplanError, match="worker 1 asks at key 0 for iteration 2, where it"):
-        scheduler.handle(Request(1, 0, 2), 0)
+        scheduler.handle(GroupRequest(1, 0, 2), 0)
     scheduler.handle(Joined(1, 2), 0)
-    assert scheduler.handle(Request(1, 0, 2), 0) == []
+    assert scheduler.handle(GroupRequest(1, 0, 2), 0) == []
     with pytest.raises(PipeplanError, match="worker 1 asks at key 0 for iteration 3, where it"):
-        scheduler.handle(Request(1, 0, 3), 0)
-    assert len(scheduler.handle(Request(0, 0, 1), 0)) == 1
+        scheduler.handle(GroupRequest(1, 0, 3), 0)
+    assert len(scheduler.handle(GroupRequest(0, 0, 1), 0)) == 1
 
 
 def test_who_has_left_is_not_answered_and_may_leave_again() -> None:
     scheduler = scheduler_of(SemiDecentralizedOptions(), 2, 1)
     assert scheduler.handle(Left(1), 0) == []
     assert scheduler.handle(Left(1), 0) == []
-    assert scheduler.handle(Request(1, 0, 1), 0) == []
+    assert scheduler.handle(GroupRequest(1, 0, 1), 0) == []
     assert scheduler.handle(Finished(1, 7), 0) == []
-    assert len(scheduler.handle(Request(0, 0, 1), 0)) == 1
+    assert len(scheduler.handle(GroupRequest(0, 0, 1), 0)) == 1
 
 
 @pytest.mark.parametrize(
     ("event", "message"),
     [
-        (Request(2, 0, 1), "worker: 2 is not one of 0 to 1"),
-        (Request(-1, 0, 1), "worker: -1 is not"),
-        (Request(0, 3, 1), "key: 3 is not one of 0 to 2"),
+        (GroupRequest(2, 0, 1), "worker: 2 is not one of 0 to 1"),
+        (GroupRequest(-1, 0, 1), "worker: -1 is not"),
+        (GroupRequest(0, 3, 1), "key: 3 is not one of 0 to 2"),
         (Joined(2, 1), "worker: 2 is not"),
     ],
 )

@@ -19,6 +19,7 @@ SLOWNESS = [
 ]
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize("slowness", SLOWNESS)
 @pytest.mark.parametrize("name", NAMES)
 def test_all_iterations_are_done_whoever_leaves(name: str, slowness: str) -> None:
@@ -26,7 +27,7 @@ def test_all_iterations_are_done_whoever_leaves(name: str, slowness: str) -> Non
     for world in (small_world(2), small_world(3), replace(two_places, pipelines_per_node=2)):
         run = run_of(name, world, slowness, ITERATIONS)
         assert sum(run.done) >= ITERATIONS * world.workers
-        assert all(look.loss < 2 for look in run.looks)
+        assert all(observation.loss < 2 for observation in run.observations)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -34,6 +35,7 @@ def test_one_pipeline_trains_by_itself(name: str) -> None:
     assert run_of(name, small_world(1), iterations=ITERATIONS).done == (ITERATIONS,)
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize("leaves_s", [0, 0.05, 1])
 @pytest.mark.parametrize("returns_s", ["short", "long"])
 @pytest.mark.parametrize("name", NAMES)
@@ -62,5 +64,5 @@ def test_a_run_from_which_all_leave_for_good_is_refused() -> None:
 @pytest.mark.parametrize("strategy", ["semi_decentralized", "semi_decentralized:overlap=true"])
 def test_who_returns_begins_on_the_others_weights(strategy: str) -> None:
     run = run_of(strategy, slowness="fault:2:1:30", iterations=400)
-    after = next(look for look in run.looks if look.at_s > 31)
+    after = next(observation for observation in run.observations if observation.at_s > 31)
     assert after.distance < 0.1

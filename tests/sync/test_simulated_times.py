@@ -7,7 +7,7 @@ from small_worlds import BYTES, COMPUTE_S, pipeline_world, run_of, small_world
 
 from planner.errors import PipeplanError
 from planner.sync.simulation.run import Scenario
-from planner.sync.simulation.slowness import BLOCK, Steady, Stretches, parse_slowness
+from planner.sync.simulation.slowness import BLOCK, Slowdowns, Steady, parse_slowness
 from planner.sync.simulation.world import World
 
 MOVING_S = BYTES / 1e9
@@ -52,9 +52,7 @@ def test_a_synchronous_server_takes_all_gradients_in_and_hands_parameters_out() 
 
 
 def test_an_asynchronous_server_is_as_fast_as_its_card() -> None:
-    world = replace(
-        small_world(), places=(replace(small_world().places[0], parameter_bytes=10**8),)
-    )
+    world = replace(small_world(), ranks=(replace(small_world().ranks[0], parameter_bytes=10**8),))
     run = run_of("parameter_server:mode=async", world)
     assert run.iterations_per_s == pytest.approx(1 / 0.1, rel=0.05)
     twice = run_of("parameter_server:mode=async,servers=2", world)
@@ -62,7 +60,7 @@ def test_an_asynchronous_server_is_as_fast_as_its_card() -> None:
 
 
 def test_a_worker_twice_as_slow_halves_all_reduce_and_no_asynchronous_strategy() -> None:
-    world = small_world(places=(replace(small_world().places[0], parameter_bytes=8),))
+    world = small_world(ranks=(replace(small_world().ranks[0], parameter_bytes=8),))
     exact = run_of("all_reduce", world).iterations_per_s
     assert run_of("all_reduce", world, "slow:0x2").iterations_per_s / exact == pytest.approx(
         0.5, rel=0.1
@@ -98,7 +96,7 @@ def test_a_node_by_itself_uses_no_card() -> None:
 
 
 def test_a_scheduler_s_answer_takes_its_round_trip() -> None:
-    world = small_world(2, places=(replace(small_world().places[0], parameter_bytes=0),))
+    world = small_world(2, ranks=(replace(small_world().ranks[0], parameter_bytes=0),))
     quick = run_of("partial_all_reduce", world)
     slow = run_of("partial_all_reduce", replace(world, scheduler_round_trip_s=0.05))
     per_iteration_s = 2 / slow.iterations_per_s - 2 / quick.iterations_per_s
@@ -121,7 +119,7 @@ def test_an_average_behind_the_computation_keeps_nobody_waiting() -> None:
         hidden = run_of("semi_decentralized:overlap=true", slowness=slowness, iterations=200)
         assert hidden.idle_share < 0.02
     assert run_of("semi_decentralized").idle_share > 0.1
-    long = small_world(places=(replace(small_world().places[0], parameter_bytes=20 * BYTES),))
+    long = small_world(ranks=(replace(small_world().ranks[0], parameter_bytes=20 * BYTES),))
     hidden = run_of("semi_decentralized:overlap=true", long, iterations=200)
     assert 0.25 * alone_per_s < hidden.iterations_per_s < 0.6 * alone_per_s
 
@@ -135,17 +133,17 @@ def test_an_asynchronous_strategy_goes_on_without_a_worker(strategy: str) -> Non
 
 def test_slowness_depends_on_seed_worker_and_iteration_alone() -> None:
     trace, _ = parse_slowness("drift:0.2+sleep:0.1:0.3+slow:1x3")
-    first, again = (Stretches(small_world(), trace, 5) for _ in range(2))
+    first, again = (Slowdowns(small_world(), trace, 5) for _ in range(2))
     late = [again.at(worker, 3 * BLOCK) for worker in range(8)]
     assert late == first.of_all(3 * BLOCK).tolist()
     assert [first.at(2, i) for i in range(1, 9)] == [again.at(2, i) for i in range(1, 9)]
-    assert Stretches(small_world(), trace, 6).at(0, 1) != first.at(0, 1)
+    assert Slowdowns(small_world(), trace, 6).at(0, 1) != first.at(0, 1)
 
 
 def test_sleeps_are_as_long_and_as_frequent_as_they_say() -> None:
     trace, _ = parse_slowness("sleep:0.1:0.3")
-    stretches = Stretches(small_world(slots=10), trace, 0)
-    rows = [stretches.of_all(i).mean() for i in range(1, 1001)]
+    slowdowns = Slowdowns(small_world(slots=10), trace, 0)
+    rows = [slowdowns.of_all(i).mean() for i in range(1, 1001)]
     # 10 slots of which each sleeps 0.03 s on average, on top of 0.1 s.
     assert sum(rows) / len(rows) == pytest.approx(1 + 10 * 0.03 / COMPUTE_S, rel=0.05)
 
@@ -201,6 +199,6 @@ def test_a_scenario_names_what_is_wrong() -> None:
 def test_a_world_names_what_is_wrong() -> None:
     world = small_world()
     with pytest.raises(PipeplanError, match="workers: 0"):
-        World(0, world.places, world.within, world.between)
+        World(0, world.ranks, world.within, world.between)
     with pytest.raises(PipeplanError, match="slowdown: 2 factors for 8 workers"):
         replace(world, slowdown=(1.0, 2.0))

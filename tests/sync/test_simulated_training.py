@@ -8,9 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_worlds import run_of, small_world
 
-from planner.sync.simulation.mixing import mixing_matrix, spectral_gap
-from planner.sync.simulation.problem import DIMENSION, SAMPLES, Problem
-from planner.sync.simulation.training import Learning, Training, parts_of
+from planner.sync.simulation.course import mixing_matrix, spectral_gap
+from planner.sync.simulation.training import (
+    DIMENSION,
+    SAMPLES,
+    Learning,
+    LearningProblem,
+    Training,
+    parts_of,
+)
 
 GROUPED = [
     "ad_psgd",
@@ -24,7 +30,7 @@ ALONE = ["parameter_server:mode=async", "eager_parameter_server", "cross_iterati
 
 
 def test_gradients_are_those_of_the_loss() -> None:
-    problem, draw = Problem(3), np.random.default_rng(0)
+    problem, draw = LearningProblem(3), np.random.default_rng(0)
     weights = draw.normal(size=(1, DIMENSION))
     every = np.arange(SAMPLES)[None]
     found = problem.gradients(weights, every)[0]
@@ -36,7 +42,7 @@ def test_gradients_are_those_of_the_loss() -> None:
 
 
 def test_gradients_of_many_workers_are_those_of_each() -> None:
-    problem, draw = Problem(), np.random.default_rng(1)
+    problem, draw = LearningProblem(), np.random.default_rng(1)
     weights = draw.normal(size=(5, DIMENSION))
     samples = problem.samples_of(np.arange(5), np.full(5, 7), 8)
     together = problem.gradients(weights, samples)
@@ -57,15 +63,17 @@ def test_a_gradient_belongs_to_the_weights_it_was_begun_on() -> None:
 
 
 def test_samples_differ_between_workers_iterations_and_seeds() -> None:
-    one = Problem().samples_of(np.arange(50), np.full(50, 1), 8)
+    one = LearningProblem().samples_of(np.arange(50), np.full(50, 1), 8)
     assert len(np.unique(one)) > 350
-    assert not np.array_equal(one, Problem().samples_of(np.arange(50), np.full(50, 2), 8))
-    assert not np.array_equal(one, Problem(1).samples_of(np.arange(50), np.full(50, 1), 8))
+    assert not np.array_equal(one, LearningProblem().samples_of(np.arange(50), np.full(50, 2), 8))
+    assert not np.array_equal(one, LearningProblem(1).samples_of(np.arange(50), np.full(50, 1), 8))
 
 
 def test_exact_strategies_train_alike() -> None:
     exact = ["all_reduce", "all_reduce:overlap=false", "fused", "decoupled", "parameter_server"]
-    losses = {run_of(strategy, slowness="sleep:0.2:0.1").looks[-1].loss for strategy in exact}
+    losses = {
+        run_of(strategy, slowness="sleep:0.2:0.1").observations[-1].loss for strategy in exact
+    }
     assert len(losses) == 1
 
 
@@ -81,8 +89,8 @@ def test_the_same_seed_gives_the_same_run(strategy: str) -> None:
 def test_every_strategy_learns(strategy: str) -> None:
     run = run_of(strategy, slowness="slow:0x2", iterations=300)
     # The loss begins at about log 4 of four classes.
-    assert run.looks[0].loss > 1.3
-    assert run.looks[-1].loss < 0.7
+    assert run.observations[0].loss > 1.3
+    assert run.observations[-1].loss < 0.7
     assert 2400 <= sum(run.done) < 2408
     assert 0 <= run.idle_share < 1
 
@@ -94,9 +102,9 @@ def test_averaging_keeps_the_mean() -> None:
 
     for strategy in GROUPED:
         still = Scenario(small_world(), 20, learning=Learning(learning_rate=1e-300))
-        looks = simulate_sync(still, parse_sync(strategy)).looks
-        assert looks[-1].loss == pytest.approx(looks[0].loss, abs=1e-12)
-        assert looks[-1].distance < 1e-12
+        observations = simulate_sync(still, parse_sync(strategy)).observations
+        assert observations[-1].loss == pytest.approx(observations[0].loss, abs=1e-12)
+        assert observations[-1].distance < 1e-12
 
 
 @given(data=st.data(), workers=st.integers(2, 12))

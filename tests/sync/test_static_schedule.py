@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.sync.groups import scheduler_of
-from planner.sync.groups.events import Finished, Joined, Left, Request
-from planner.sync.groups.nodes import nodes_of
-from planner.sync.groups.static import PERIOD, static_groups
+from planner.sync.groups.events import Finished, GroupRequest, Joined, Left
+from planner.sync.groups.levels import nodes_of
+from planner.sync.groups.ripples import PERIOD, static_groups
 from planner.sync.strategies import PartialAllReduceOptions
 
 STATIC = PartialAllReduceOptions(schedule="static", pipelines_per_node=4)
@@ -73,13 +73,13 @@ def test_who_returns_behind_the_others_is_waited_for_from_its_iteration_on() -> 
     scheduler = scheduler_of(PartialAllReduceOptions(schedule="static"), 2, 1)
     scheduler.handle(Left(1), 0)
     for iteration in (1, 2, 3):
-        (group,) = scheduler.handle(Request(0, 0, iteration), 0)
+        (group,) = scheduler.handle(GroupRequest(0, 0, iteration), 0)
         assert group.members == (0,)
     scheduler.handle(Joined(1, 3), 0)
-    assert scheduler.handle(Request(0, 0, 4), 0) == []
-    (alone,) = scheduler.handle(Request(1, 0, 3), 0)
+    assert scheduler.handle(GroupRequest(0, 0, 4), 0) == []
+    (alone,) = scheduler.handle(GroupRequest(1, 0, 3), 0)
     assert alone.members == (1,)
-    (pair,) = scheduler.handle(Request(1, 0, 4), 0)
+    (pair,) = scheduler.handle(GroupRequest(1, 0, 4), 0)
     assert (pair.members, pair.iterations) == ((0, 1), (4, 4))
 
 
@@ -87,9 +87,9 @@ def test_who_returns_ahead_waits_and_holds_up_nobody() -> None:
     scheduler = scheduler_of(PartialAllReduceOptions(schedule="static"), 2, 1)
     scheduler.handle(Left(1), 0)
     scheduler.handle(Joined(1, 4), 0)
-    assert scheduler.handle(Request(1, 0, 4), 0) == []
+    assert scheduler.handle(GroupRequest(1, 0, 4), 0) == []
     members = [
-        [group.members for group in scheduler.handle(Request(0, 0, iteration), 0)]
+        [group.members for group in scheduler.handle(GroupRequest(0, 0, iteration), 0)]
         for iteration in (1, 2, 3, 4)
     ]
     assert members == [[(0,)], [(0,)], [(0,)], [(0, 1)]]
@@ -98,12 +98,12 @@ def test_who_returns_ahead_waits_and_holds_up_nobody() -> None:
 def test_who_joins_while_its_group_gathers_is_one_more_to_wait_for() -> None:
     scheduler = scheduler_of(STATIC, 8, 1)
     for worker in (0, 1, 2, 4):
-        scheduler.handle(Request(worker, 0, 1), 0)
+        scheduler.handle(GroupRequest(worker, 0, 1), 0)
     scheduler.handle(Finished(0, 1), 0)
     scheduler.handle(Left(3), 0)
-    assert scheduler.handle(Request(1, 0, 2), 0) == []
+    assert scheduler.handle(GroupRequest(1, 0, 2), 0) == []
     scheduler.handle(Joined(3, 2), 0)
-    assert scheduler.handle(Request(3, 0, 2), 0) == []
-    assert scheduler.handle(Request(0, 0, 2), 0) == []
-    (group,) = scheduler.handle(Request(2, 0, 2), 0)
+    assert scheduler.handle(GroupRequest(3, 0, 2), 0) == []
+    assert scheduler.handle(GroupRequest(0, 0, 2), 0) == []
+    (group,) = scheduler.handle(GroupRequest(2, 0, 2), 0)
     assert group.members == (0, 1, 2, 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.sync.groups import scheduler_of
-from planner.sync.groups.events import Finished, Group, Request, Scheduler
+from planner.sync.groups.events import Finished, Group, GroupRequest, Scheduler
 from planner.sync.strategies import options_of, parse_sync
 
 SYNCS = ("partial_all_reduce:group_size=2", "ad_psgd:pairs=matching", "partial_all_reduce")
@@ -21,13 +21,14 @@ class World:
 
     def ask(self, worker: int) -> None:
         self.iteration[worker] += 1
-        self.groups += self.scheduler.handle(Request(worker, 0, self.iteration[worker]), 0.0)
+        self.groups += self.scheduler.handle(GroupRequest(worker, 0, self.iteration[worker]), 0.0)
 
     def finish(self, group: Group, worker: int) -> None:
         if len(group.members) > 1:
             self.groups += self.scheduler.handle(Finished(worker, group.number), 0.0)
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize("sync", SYNCS)
 def test_who_is_in_no_group_with_it_goes_on(sync: str) -> None:
     workers = 5

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from small_worlds import small_world
 
-from planner.artifacts.sync_trace import SyncTrace
 from planner.errors import PipeplanError
+from planner.measured.sync_trace import SyncTrace
 from planner.sync.simulation.calibration import calibrated
 from planner.sync.simulation.run import Scenario, simulate_sync, trace_sync
 from planner.sync.simulation.slowness import parse_slowness
@@ -55,7 +55,7 @@ def test_a_trace_tells_computation_and_slow_workers() -> None:
     world = calibrated(GUESS, traced("partial_all_reduce", "slow:0x2"))
     assert world.iteration_s == pytest.approx(0.1, rel=0.01)
     assert world.slowdown == pytest.approx((2.0, *[1.0] * 7), rel=0.01)
-    assert world.places[0].parameter_bytes == 10_000_000
+    assert world.ranks[0].parameter_bytes == 10_000_000
 
 
 def test_groups_of_two_sizes_tell_latency_from_bandwidth() -> None:
@@ -68,13 +68,13 @@ def test_groups_of_two_sizes_tell_latency_from_bandwidth() -> None:
 
 @pytest.mark.parametrize("strategy", ["all_reduce", "cross_iteration", "parameter_server"])
 def test_a_trace_that_tells_nothing_is_refused(strategy: str) -> None:
-    with pytest.raises(PipeplanError, match=f"trace of {strategy} does not tell"):
+    with pytest.raises(PipeplanError, match=f"trace of {strategy} does not show"):
         calibrated(GUESS, traced(strategy))
 
 
 def test_a_trace_of_other_pipelines_is_refused() -> None:
     data = traced("partial_all_reduce").model_dump(mode="json")
-    with pytest.raises(PipeplanError, match="parameter_bytes: of 2 places"):
+    with pytest.raises(PipeplanError, match="parameter_bytes: of 2 pipeline ranks"):
         calibrated(GUESS, {**data, "parameter_bytes": [1, 2]})
     with pytest.raises(PipeplanError, match="two iterations"):
         calibrated(GUESS, {**data, "workers": [[] for _ in data["workers"]]})
@@ -86,7 +86,7 @@ def test_a_trace_of_other_pipelines_is_refused() -> None:
         ("members", [1, 0], "do not ascend"),
         ("members", [1], "worker 0 itself is missing"),
         ("members", [0, 9], "there is no worker 9"),
-        ("key", 3, r"workers\[0\]\[0\].key: 3"),
+        ("pipeline_rank", 3, r"workers\[0\]\[0\].pipeline_rank: 3"),
         ("compute_s", -1, "compute_s: expected at least 0"),
     ],
 )

@@ -9,14 +9,14 @@ from planner.errors import PipeplanError
 from planner.sync.choice import EXACT, choose
 from planner.sync.simulation.comparison import OVERLAPPED, PLAIN, compare_syncs
 from planner.sync.simulation.run import Scenario
-from planner.sync.simulation.slowness import Sleep, Slow, Trace
+from planner.sync.simulation.slowness import Sleep, SlowWorker, Trace
 from planner.sync.simulation.world import World
 from planner.sync.strategies import parse_sync
 
 
 def quick_network(**fields: object) -> World:
-    place = replace(small_world().places[0], parameter_bytes=1000)
-    world = small_world(**fields, places=(place,))
+    place = replace(small_world().ranks[0], parameter_bytes=1000)
+    world = small_world(**fields, ranks=(place,))
     return replace(world, between=replace(world.between, latency_s=1e-5), within=world.within)
 
 
@@ -36,7 +36,7 @@ def test_steady_pipelines_on_a_quick_network_stay_exact() -> None:
 @pytest.mark.parametrize(
     ("trace", "found"),
     [
-        (Slow(((3, 2.1),)), "worker 3 is 2.10x slower than the median"),
+        (SlowWorker(((3, 2.1),)), "worker 3 is 2.10x slower than the median"),
         (Sleep(0.2, 0.3), "one iteration in 20 takes 4.00x as long as usual"),
     ],
 )
@@ -50,12 +50,12 @@ def test_slow_workers_are_averaged_when_ready(trace: Trace, found: str) -> None:
 
 
 def test_a_loose_strategy_must_gain_as_much_as_asked() -> None:
-    assert choose(quick_network(), Slow(((3, 2.1),)), least_gain=5).sync in EXACT
+    assert choose(quick_network(), SlowWorker(((3, 2.1),)), least_gain=5).sync in EXACT
 
 
 def test_a_slow_network_is_overlapped() -> None:
-    place = replace(small_world().places[0], parameter_bytes=60_000_000)
-    choice = choose(small_world(places=(place,)))
+    place = replace(small_world().ranks[0], parameter_bytes=60_000_000)
+    choice = choose(small_world(ranks=(place,)))
     assert choice.sync.strategy in ("cross_iteration", "partial_all_reduce")
 
 
@@ -66,6 +66,7 @@ def test_choices_that_make_no_sense_are_refused() -> None:
         choose(small_world(), least_gain=-1)
 
 
+@pytest.mark.extensive
 def test_processes_change_nothing() -> None:
     scenario = Scenario(small_world(), 30, Sleep(0.1, 0.3))
     syncs = (parse_sync("semi_decentralized"), parse_sync("ad_psgd"))

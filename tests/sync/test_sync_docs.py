@@ -61,5 +61,5 @@ def test_the_docs_know_whose_traces_tell_something(tells: str) -> None:
         if tells == "yes":
             calibrated(world, trace)
         else:
-            with pytest.raises(PipeplanError, match="does not tell how long"):
+            with pytest.raises(PipeplanError, match="does not show how long"):
                 calibrated(world, trace)

@@ -3,10 +3,10 @@
 import pytest
 from small_worlds import run_of, small_world
 
-from planner.artifacts.plan import Sync
 from planner.errors import PipeplanError
+from planner.plan.plan import Sync
 from planner.sync.groups import scheduler_of
-from planner.sync.groups.events import Request
+from planner.sync.groups.events import GroupRequest
 from planner.sync.strategies import (
     EXAMPLE,
     OPTIONS,
@@ -25,8 +25,8 @@ from planner.sync.strategies import (
     [
         (
             "ad_psgd:mode=sync",
-            "sync.options of ad_psgd: 'mode' is none of its options; they are pairs (bipartite or "
-            "matching)",
+            "sync.options of ad_psgd: 'mode' is not one of its options; they are pairs (bipartite "
+            "or matching)",
         ),
         ("all_reduce:overlap=0", "sync.options of all_reduce: overlap: expected true or false (f"),
         (
@@ -36,25 +36,25 @@ from planner.sync.strategies import (
         ),
         (
             "partial_all_reduce:schedule=static,group_size=4",
-            "sync.options of partial_all_reduce: group_size beside schedule = 'static', which "
+            "sync.options of partial_all_reduce: group_size with schedule = 'static', which "
             "draws no groups; remove it, or use schedule = 'generator'",
         ),
         (
             "partial_all_reduce:schedule=static,seed=1,inter_intra=true",
-            "sync.options of partial_all_reduce: inter_intra, seed beside schedule = 'static', "
+            "sync.options of partial_all_reduce: inter_intra, seed with schedule = 'static', "
             "which draws no groups; remove them",
         ),
         (
             "partial_all_reduce:pipelines_per_node=2",
-            "sync.options of partial_all_reduce: pipelines_per_node beside groups that are drawn",
+            "sync.options of partial_all_reduce: pipelines_per_node with groups drawn",
         ),
         (
             "partial_all_reduce:inter_intra=true,group_size=2",
-            "sync.options of partial_all_reduce: group_size beside inter_intra",
+            "sync.options of partial_all_reduce: group_size with inter_intra",
         ),
         (
             "eager_parameter_server:modulation=inverse,decay=3",
-            "sync.options of eager_parameter_server: decay beside modulation = 'inverse', which",
+            "sync.options of eager_parameter_server: decay with modulation = 'inverse', which",
         ),
         ("ad_psgd:matching", "sync: 'matching' in 'ad_psgd:matching' is not OPTION=VALUE; write "),
     ],
@@ -130,5 +130,5 @@ def test_groups_are_of_three_or_half_of_the_pipelines() -> None:
 
 def test_a_division_of_four_pipelines_leaves_nobody_alone() -> None:
     scheduler = scheduler_of(PartialAllReduceOptions(), 4, 1)
-    groups = [g for worker in range(4) for g in scheduler.handle(Request(worker, 0, 1), 0)]
+    groups = [g for worker in range(4) for g in scheduler.handle(GroupRequest(worker, 0, 1), 0)]
     assert [len(group.members) for group in groups] == [2, 2]

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from planner.artifacts.job import Job
 from planner.errors import PipeplanError
-from planner.tracing.export import export_step
-from planner.tracing.layers import assign_layers
-from planner.tracing.structure import structure_differences
-from planner.tracing.trace import trace
+from planner.job import Job
+from planner.model.tracing.export import export_step
+from planner.model.tracing.layers import assign_layers
+from planner.model.tracing.structure import structure_differences
+from planner.model.tracing.trace import trace
 
 JOB = Job(samples_per_microbatch=5, loss="mse")
 
@@ -44,6 +44,7 @@ MAKES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize("make", MAKES)
 def test_forward_may_make_tensors_without_saying_where(make: str) -> None:
     graph = trace(Chain, JOB, between=MAKES[make])

@@ -14,9 +14,11 @@ from functools import cache
 import pytest
 
 from models import ZOO
-from planner.artifacts.job import Job
-from planner.artifacts.layer_graph import LayerGraph
-from planner.tracing.trace import trace
+from planner.job import Job
+from planner.model.layer_graph import LayerGraph
+from planner.model.tracing.trace import trace
+
+pytestmark = pytest.mark.extensive
 
 TOLERANCE = 0.02
 

@@ -12,14 +12,14 @@ from torch import nn
 from torch.nn import functional
 from transformer_sizes import BLOCKS, TINY
 
-from planner.artifacts.job import Job
-from planner.artifacts.layer_graph import LayerGraph
 from planner.errors import PipeplanError
-from planner.tracing.export import export_step
-from planner.tracing.factory import TrainingStep, example_batch, import_factory
-from planner.tracing.layers import assign_layers
-from planner.tracing.structure import structure_differences
-from planner.tracing.trace import trace
+from planner.job import Job
+from planner.model.layer_graph import LayerGraph
+from planner.model.tracing.export import export_step
+from planner.model.tracing.factory import TrainingStep, example_batch, import_factory
+from planner.model.tracing.layers import assign_layers
+from planner.model.tracing.structure import structure_differences
+from planner.model.tracing.trace import trace
 
 transformers = pytest.importorskip("transformers")
 
@@ -78,6 +78,7 @@ def test_parameters_have_the_names_of_the_librarys_own_model(name: str) -> None:
     assert found == expected
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_model_on_the_cpu_is_the_planned_one(name: str, precision: str) -> None:
@@ -123,6 +124,7 @@ def test_a_mixture_does_the_work_of_the_chosen_experts_alone() -> None:
         assert more == 2 * expert, field
 
 
+@pytest.mark.extensive
 def test_published_sizes_need_no_memory() -> None:
     sizes = {"GPT2LMHeadModel": 124_439_808, "MixtralForCausalLM": 46_702_792_704}
     for name, expected in sizes.items():

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.artifacts.job import Job
 from planner.errors import PipeplanError
-from planner.tracing.trace import trace
+from planner.job import Job
+from planner.model.tracing.trace import trace
 
 OWN = """
     import torch

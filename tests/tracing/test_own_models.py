@@ -5,11 +5,11 @@ import torch
 from classifiers import Classifier, mlp, smooth_mlp
 from torch import Tensor, nn
 
-from planner.artifacts.job import Job
-from planner.tracing.export import export_step
-from planner.tracing.layers import assign_layers
-from planner.tracing.structure import structure_differences
-from planner.tracing.trace import graph_record, trace
+from planner.job import Job
+from planner.model.tracing.export import export_step
+from planner.model.tracing.layers import assign_layers
+from planner.model.tracing.structure import structure_differences
+from planner.model.tracing.trace import graph_record, trace
 
 
 def test_layers_inside_a_wrapper_are_layers() -> None:

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from models import ZOO
-from planner.artifacts.job import Job
-from planner.artifacts.layer_graph import LayerGraph
-from planner.tracing.factory import import_factory
-from planner.tracing.trace import trace
+from planner.job import Job
+from planner.model.layer_graph import LayerGraph
+from planner.model.tracing.factory import import_factory
+from planner.model.tracing.trace import trace
+
+pytestmark = pytest.mark.extensive
 
 TINY = [key for key in ZOO if key.endswith("_tiny")]
 

@@ -10,9 +10,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
 from models import ZOO
-from planner.artifacts.job import Job
-from planner.tracing.factory import import_factory
-from planner.tracing.trace import trace
+from planner.job import Job
+from planner.model.tracing.factory import import_factory
+from planner.model.tracing.trace import trace
 
 
 def kept_by_autograd(model: nn.Module, batch: dict[str, Tensor]) -> int:
@@ -42,6 +42,7 @@ ZOO_FACTORIES = [
 ]
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize("factory", [mlp, smooth_mlp, convolutions, *ZOO_FACTORIES])
 @pytest.mark.parametrize("samples", [2, 5])
 def test_the_stash_is_what_autograd_keeps(factory: Callable[[], nn.Module], samples: int) -> None:

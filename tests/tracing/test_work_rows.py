@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from planner.artifacts.graph_record import Layer
-from planner.artifacts.job import Job
-from planner.tracing.trace import trace
+from planner.job import Job
+from planner.model.graph_record import Layer
+from planner.model.tracing.trace import trace
 
 SAMPLES, TOKENS, WIDTH, HEADS = 2, 8, 16, 4
 ELEMENT = 4

@@ -5,11 +5,11 @@ import json
 import pytest
 from builders import cluster, device_type, graph, layer, link, orders, pipeline
 
-from planner.artifacts.layer_graph import LayerGraph
-from planner.artifacts.problem import Problem
-from planner.assemble import plan_by_hand
+from planner.assembly import plan_by_hand
 from planner.errors import PipeplanError
-from planner.verifier import verify
+from planner.model.layer_graph import LayerGraph
+from planner.plan.problem import Problem
+from planner.verification import verify
 
 TYPES = {"gpu": device_type(), "cpu": device_type()}
 CLUSTER = cluster({"g": "gpu", "c": "cpu"}, [link("g", "c")], types=TYPES)
@@ -48,3 +48,14 @@ def test_a_rule_survives_saving_and_no_rule_leaves_files_as_they_were() -> None:
     assert copy.digest == bound.digest != free.digest
     assert "device_types" not in free.record.model_dump_json()
     assert (free.nodes["a"]["device_types"], bound.nodes["a"]["device_types"]) == ((), ("cpu",))
+
+
+def test_a_stage_recomputes_only_where_the_job_allows_it() -> None:
+    def problems_under(job_allows: bool) -> list[str]:
+        stages = [(["a"], ["g"], ["a"]), (["b"], ["c"])]
+        placed = pipeline(bound_graph(), CLUSTER, stages, microbatches=1, recompute=job_allows)
+        return verify(plan_by_hand(placed, orders(g="0F0 0B0", c="1F0 1B0")))
+
+    assert problems_under(True) == []
+    (problem,) = problems_under(False)
+    assert problem.startswith("stages[0].recompute: 1 layer, but job.recompute is false; ")

@@ -5,9 +5,9 @@ Forward 1 s and backward 2 s unless told otherwise, 10**9 bytes take a second.
 
 from chains import ALTERNATING, ONE_F_ONE_B, PAIR, chain, crowded
 
-from planner.artifacts.plan import Plan
-from planner.assemble import plan_by_hand
-from planner.what_if import Value, parse_change, what_if
+from planner.analysis.what_if import Value, parse_change, what_if
+from planner.assembly import plan_by_hand
+from planner.plan.plan import Plan
 
 
 def chain_plan(*seconds: tuple[float, float], order: dict | None = None, **fields: object) -> Plan:

@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import plans
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.layer_graph import LayerGraph
-from planner.artifacts.plan import Plan
-from planner.artifacts.problem import Problem
-from planner.assemble import plan_by_hand
+from planner.analysis.what_if import parse_change
+from planner.analysis.what_if.altered import Altered, alter, unaltered
+from planner.assembly import plan_by_hand
+from planner.cluster.cluster import Cluster
 from planner.costs.placement import place
 from planner.errors import PipeplanError
-from planner.simulator import simulate
-from planner.what_if import parse_change
-from planner.what_if.altered import Altered, alter, unaltered
-from planner.what_if.samples import with_samples
+from planner.model.layer_graph import LayerGraph
+from planner.plan.plan import Plan
+from planner.plan.problem import Problem
+from planner.simulation.simulator import simulate
+from planner.variants.microbatches import with_samples
 
 MEASURED = {"forward_s": 1.0, "input_gradient_s": 1.0, "weight_gradient_s": 1.0}
 
@@ -300,6 +300,30 @@ def test_smaller_microbatches_are_in_proportion_but_for_weights() -> None:
     assert (found.problem.job.samples_per_microbatch, found.problem.job.microbatches) == (2, 4)
     assert [str(word) for word in found.orders["d0"]] == ("0F0 0F1 0B0 0B1 0F2 0F3 0B2 0B3".split())
     assert found.assumes is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value"),
+    [
+        ("with split", "backward", "any"),
+        ("with chunks", "max_stages_per_device", 2),
+        ("without replicas", "replication", False),
+        ("without recompute", "recompute", False),
+        ("without overlap", "overlap_reduction", False),
+    ],
+)
+def test_a_freedom_is_a_field_of_the_job(text: str, field: str, value: object) -> None:
+    plan = small_plan()
+    assert changed(plan, text).problem.job == plan.job.model_copy(update={field: value})
+    assert str(parse_change(text)) == text
+    opposite = text.replace("with ", "without ") if "with " in text else text.replace("out", "")
+    with pytest.raises(PipeplanError, match=rf"job\.{field} is .* already"):
+        changed(plan, opposite)
+
+
+def test_an_unknown_freedom_is_named() -> None:
+    with pytest.raises(PipeplanError, match="'wings' is no freedom of plans; write one of split"):
+        parse_change("with wings")
 
 
 def work_row(phase: str, kind: str, flops: int, bytes_: int) -> dict[str, object]:

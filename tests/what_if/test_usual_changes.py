@@ -1,20 +1,22 @@
 """The changes that are valued unless told otherwise can be made and are about what binds."""
 
+import pytest
 from builders import GIGA
 from hypothesis import given
 from plans_by_hand import chain_plan, crowded_plan, slow_second_stage
 from strategies import plans
 
-from planner.artifacts.plan import Plan
-from planner.explain import explain
-from planner.simulator import simulate_plan
-from planner.what_if import default_changes, parse_change
-from planner.what_if.altered import alter, unaltered
+from planner.analysis.explain import explain
+from planner.analysis.what_if import default_changes, parse_change
+from planner.analysis.what_if.altered import alter, unaltered
+from planner.plan.plan import Plan
+from planner.simulation.simulator import simulate_plan
 
 
+@pytest.mark.extensive
 @given(plans())
 def test_the_usual_changes_can_all_be_made(plan: Plan) -> None:
-    changes = default_changes(plan, explain(simulate_plan(plan)), devices=True)
+    changes = default_changes(plan, explain(simulate_plan(plan)), solve_anew=True)
     assert len(set(changes)) == len(changes)
     for change in changes:
         alter(unaltered(plan), change)

@@ -3,18 +3,21 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from builders import cluster, link
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans_by_hand import values
 from strategies import plans
 
-from planner.artifacts.plan import Plan
-from planner.assemble import plan_by_hand
+from planner.analysis.what_if import parse_change, what_if
+from planner.analysis.what_if.altered import alter, unaltered
+from planner.assembly import plan_by_hand
 from planner.costs.placement import place
-from planner.simulator import simulate
-from planner.what_if import parse_change, what_if
-from planner.what_if.altered import alter, unaltered
+from planner.plan.plan import Plan
+from planner.simulation.simulator import simulate
+
+pytestmark = pytest.mark.extensive
 
 
 @given(plans(), st.data(), st.sampled_from(["x0.5", "x2", "x8"]))

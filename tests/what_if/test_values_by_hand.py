@@ -4,12 +4,23 @@ Forward 1 s and backward 2 s unless told otherwise, 10**9 bytes take a second.
 """
 
 import pytest
-from builders import GIGA, boundary, cluster, graph, layer, link, orders, pipeline, star
+from builders import (
+    GIGA,
+    boundary,
+    cluster,
+    graph,
+    layer,
+    link,
+    orders,
+    parameter,
+    pipeline,
+    star,
+)
 from plans_by_hand import chain_plan, crowded_plan, slow_second_stage, value, values
 
-from planner.assemble import plan_by_hand
-from planner.simulator import simulate_plan
-from planner.what_if import parse_change, what_if
+from planner.analysis.what_if import parse_change, what_if
+from planner.assembly import plan_by_hand
+from planner.simulation.simulator import simulate_plan
 
 
 def test_a_faster_bottleneck_shortens_the_iteration() -> None:
@@ -126,6 +137,34 @@ def test_another_device_is_valued_by_solving_anew() -> None:
     assert "every plan" in found.bound_covers
 
 
+def test_split_backwards_shorten_the_drain() -> None:
+    """Forward 1 s, backward 2 s, two stages: 9 s whole, 7 s if messages go before."""
+    plan = chain_plan((1, 2), (1, 2))
+    assert simulate_plan(plan).iteration_time_s == 9
+    found = value(plan, "with split")
+    assert found.replay_s == 9
+    assert found.iteration_time_s == found.stages_bound_s == 7
+    order = orders(d0="0F0 0F1 0I0 0W0 0I1 0W1", d1="1F0 1I0 1F1 1I1 1W0 1W1")
+    split = chain_plan((1, 2), (1, 2), order=order)
+    back = value(split, "without split")
+    assert back.iteration_time_s == 9
+    assert back.replay_s is None
+
+
+def test_a_freedom_that_the_plan_needs_is_valued_by_solving_without_it() -> None:
+    """Two replicas take two microbatches of 3 s each; one device takes four."""
+    placed = pipeline(graph([layer("a")], []), star(2), [(["a"], ["d0", "d1"])], microbatches=4)
+    plan = plan_by_hand(placed, orders(d0="0F0 0B0 0F1 0B1", d1="0F2 0B2 0F3 0B3"))
+    quick = value(plan, "without replicas")
+    assert (quick.iteration_time_s, quick.why_not) == (
+        None,
+        "the plan uses what the change takes away",
+    )
+    found = value(plan, "without replicas", solve_anew=True, deterministic=True, time_limit_s=2)
+    assert (found.compared_with_s, found.iteration_time_s) == (6, 12)
+    assert "no replicas" in found.bound_covers
+
+
 def test_what_no_plan_can_use_is_proved_useless() -> None:
     """One layer on one device: no link matters, whatever the plan."""
     placed = pipeline(
@@ -146,3 +185,17 @@ def test_a_gain_of_the_search_alone_is_not_the_changes() -> None:
     assert (found.plan_s, found.base_s) == (12, 9)
     assert found.base_found_by == "same stages, scheduled anew"
     assert (found.values[0].compared_with_s, found.values[0].gain) == (9, 0)
+
+
+def test_overlap_is_worth_what_the_last_backward_hides() -> None:
+    """Two buckets of 4 s on two replicas: the first sets off 2 s before the last backward ends."""
+    layers = graph(
+        [layer("a", parameters=["wa"]), layer("b", parameters=["wb"])],
+        [boundary("a", "b", bytes_=0)],
+        [parameter("wa", elements=GIGA), parameter("wb", elements=GIGA)],
+    )
+    placed = pipeline(layers, star(2), [(["a", "b"], ["d0", "d1"])], microbatches=3)
+    plan = plan_by_hand(placed, orders(d0="0F0 0B0 0F1 0B1", d1="0F2 0B2"))
+    found = value(plan, "without overlap")
+    assert plan.predicted.iteration_time_s == pytest.approx(18.024)
+    assert found.replay_s == pytest.approx(20.024)

@@ -3,9 +3,9 @@
 import pytest
 from plans_by_hand import crowded_plan, slow_second_stage
 
-import planner.what_if.search as what_if_search
+import planner.analysis.what_if.search as what_if_search
+from planner.analysis.what_if import WhatIf, parse_change, what_if
 from planner.errors import PipeplanError
-from planner.what_if import WhatIf, parse_change, what_if
 
 
 def test_a_plan_beyond_memory_has_nothing_to_compare_with() -> None:

@@ -6,10 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from builders import device_type
 
-from planner.artifacts.cluster import Cluster
-from planner.artifacts.hardware import DeviceType
-from planner.wiring.measured import Ends, Measurements, Member, Reduction, Together
-from planner.wiring.message_fit import OneWay
+from planner.cluster.cluster import Cluster
+from planner.cluster.hardware import DeviceType
+from planner.topology.measurements import (
+    ConcurrentMessages,
+    Ends,
+    MeasuredRank,
+    Measurements,
+    TimedReduction,
+)
+from planner.topology.message_fit import OneWay
 
 TYPES = {"unit": DeviceType.model_validate(device_type())}
 SIZES = (8, 10**6, 4 * 10**6)
@@ -20,8 +26,8 @@ Figures = Mapping[Ends, tuple[float, float]]
 def measurements(
     hosts: Mapping[str, str],
     figures: Figures,
-    together: Sequence[Together] = (),
-    reductions: Sequence[Reduction] = (),
+    together: Sequence[ConcurrentMessages] = (),
+    reductions: Sequence[TimedReduction] = (),
     spread: float = 0.0,
 ) -> Measurements:
     """Both ways of every pair with the same figures.
@@ -33,7 +39,7 @@ def measurements(
         reductions: all-reduces.
         spread: of all bandwidths.
     """
-    members = tuple(Member(name, host, "unit") for name, host in hosts.items())
+    members = tuple(MeasuredRank(name, host, "unit") for name, host in hosts.items())
     ways = {}
     for (a, b), (latency_s, width) in figures.items():
         for source, target in ((a, b), (b, a)):
@@ -54,9 +60,9 @@ def figures_of(cluster: Cluster) -> dict[Ends, tuple[float, float]]:
     return found
 
 
-def flows(kind: str, *rows: tuple[str, str, float], bytes_: int = 10**7) -> Together:
+def flows(kind: str, *rows: tuple[str, str, float], bytes_: int = 10**7) -> ConcurrentMessages:
     """Flows at the same time by source, target and GB/s, with messages of equal size."""
-    return Together(
+    return ConcurrentMessages(
         kind,
         tuple((source, target) for source, target, _ in rows),
         (bytes_,) * len(rows),

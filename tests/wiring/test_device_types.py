@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from planner.artifacts.presets import DEVICES
-from planner.wiring.device_types import cpu_type, gpu_type
+from planner.cluster.device_types import cpu_type, gpu_type
+from planner.cluster.presets import DEVICES
 
 # Names as `nvidia-smi -L` and torch.cuda.get_device_name print them; memory as torch tells it.
 KNOWN = {

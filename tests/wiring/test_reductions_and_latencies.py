@@ -6,10 +6,10 @@ import pytest
 from builders import star
 from figures import figures_of, measurements
 
-from planner.artifacts.cluster import Cluster
+from planner.cluster.cluster import Cluster
 from planner.costs.collectives import all_reduce_s
-from planner.wiring.measured import Measurements, Reduction
-from planner.wiring.reductions import reduction_errors, suited_latencies
+from planner.topology.choice import reduction_errors, suited_latencies
+from planner.topology.measurements import Measurements, TimedReduction
 
 NAMES = ("d0", "d1", "d2", "d3")
 
@@ -21,7 +21,7 @@ def known(latency_us: float = 50.0) -> Cluster:
 def found(messages: Cluster, reductions: Cluster) -> Measurements:
     """Messages of one cluster and all-reduces of another."""
     rows = [
-        Reduction(NAMES[:count], bytes_, all_reduce_s(reductions, NAMES[:count], bytes_))
+        TimedReduction(NAMES[:count], bytes_, all_reduce_s(reductions, NAMES[:count], bytes_))
         for count in (2, 3, 4)
         for bytes_ in (4096, 10**6)
     ]
@@ -30,7 +30,7 @@ def found(messages: Cluster, reductions: Cluster) -> Measurements:
 
 def test_two_ranks_exchange_halves_twice() -> None:
     """By hand: 2 steps of 5 * 10**5 bytes at 1 GB/s with 100 us each; measured 3 ms."""
-    row = Reduction(("d0", "d1"), 10**6, 3e-3)
+    row = TimedReduction(("d0", "d1"), 10**6, 3e-3)
     (error,) = reduction_errors(known(), [row])
     assert error.predicted_s == pytest.approx(2 * (1e-4 + 5e-4))
     assert error.ratio == pytest.approx(2.5)
@@ -64,5 +64,5 @@ def test_without_all_reduces_latencies_are_those_of_messages() -> None:
 
 def test_all_reduces_among_devices_without_a_path_are_left_out() -> None:
     apart = known().model_copy(update={"links": known().links[:3]})
-    rows = [Reduction(NAMES, 10**6, 1e-3), Reduction(NAMES[:2], 10**6, 1e-3)]
+    rows = [TimedReduction(NAMES, 10**6, 1e-3), TimedReduction(NAMES[:2], 10**6, 1e-3)]
     assert [error.reduction for error in reduction_errors(apart, rows)] == rows[1:]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import sqrt
 
-from planner.report.palette import (
+from planner.report.figures import (
     ACTIVATION_COLOUR,
     ALL_REDUCE_COLOUR,
     GRADIENT_COLOUR,

@@ -1,4 +1,4 @@
-"""The page: sections in a template, with styles, scripts and data inside, and no way out."""
+"""The HTML page: sections in a template, with styles, scripts and data embedded."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from planner.artifacts.document import write_atomically
-from planner.artifacts.measured import MeasuredTimeline
-from planner.artifacts.plan import Plan
-from planner.deviation import compare_with_measured
-from planner.explain import Explanation, explain
+from planner.analysis.deviation import compare_with_measured
+from planner.analysis.explain import Explanation, explain
+from planner.analysis.what_if import WhatIf, default_changes, what_if
+from planner.measured.timeline import MeasuredTimeline
+from planner.plan.plan import Plan
+from planner.prediction import replay
+from planner.records.document import write_atomically
 from planner.report.html.colours import style_sheet
-from planner.report.html.costs import costs_section
 from planner.report.html.markup import markup
-from planner.report.html.measured_data import measured_data
-from planner.report.html.overview import header, navigation
 from planner.report.html.sections import (
     comparison_section,
     explanation_section,
+    header,
     measured_section,
+    navigation,
     run_section,
+    what_if_section,
 )
-from planner.report.html.stages import stages_section
-from planner.report.html.timeline_data import timeline_data
+from planner.report.html.stages import costs_section, stages_section
+from planner.report.html.timeline_data import measured_data, timeline_data
 from planner.report.html.topology import topology_section
-from planner.report.html.what_if import what_if_section
-from planner.schedule.heuristic import fits_memory
-from planner.simulator import Timeline
-from planner.verifier import replay, verify
-from planner.what_if import WhatIf, default_changes, what_if
+from planner.search.schedule.heuristic import fits_memory
+from planner.simulation.timeline import Timeline
+from planner.verification import verify
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
-    from planner.comparison import Row
+    from planner.analysis.comparison import ComparisonRow
 
 SCRIPTS = "format view model density chart gantt path memory find controls table main".split()
 """Files in ``static``, in the order in which they are joined to one module."""
@@ -51,7 +51,7 @@ def save_report(
     path: str | Path,
     *,
     measured: MeasuredTimeline | None = None,
-    comparison: Sequence[Row] | None = None,
+    comparison: Sequence[ComparisonRow] | None = None,
     values: WhatIf | None = None,
     plan_path: str | Path = "plan.json",
 ) -> None:
@@ -71,11 +71,11 @@ def report_html(
     plan: Plan,
     *,
     measured: MeasuredTimeline | None = None,
-    comparison: Sequence[Row] | None = None,
+    comparison: Sequence[ComparisonRow] | None = None,
     values: WhatIf | None = None,
     plan_path: str | Path = "plan.json",
 ) -> str:
-    """A plan as one HTML page, the same for the same arguments.
+    """Return a plan as one HTML page, the same for the same arguments.
 
     All figures come from a fresh simulation. A plan that does not hold is shown too, with what is
     wrong with it and without its bound.
@@ -83,8 +83,9 @@ def report_html(
     Args:
         plan: to show.
         measured: a run of the plan, shown beneath its simulation.
-        comparison: rows of :func:`planner.comparison.compare_plan`.
-        values: of changes, by :func:`planner.what_if.what_if`; the usual changes' quick ones
+        comparison: rows of :func:`planner.analysis.comparison.compare_plan`.
+        values: of changes, by :func:`planner.analysis.what_if.what_if`; the usual changes' quick
+        ones
             unless given, which take a second or two.
         plan_path: the plan's file, for the command that runs it.
 
@@ -117,7 +118,7 @@ def report_html(
 
 
 def _quick_values(plan: Plan, timeline: Timeline, explanation: Explanation) -> WhatIf | None:
-    """What the usual changes would give; None if the plan overflows memory."""
+    """Evaluate the usual changes quickly; None if the plan exceeds memory."""
     if not fits_memory(timeline):
         return None
     return what_if(plan, default_changes(plan, explanation))
@@ -140,7 +141,7 @@ def _filled(plan: Plan, top: Element, sections: list[Element], data: dict[str, A
 
 
 def _policy(styles: str, script: str) -> str:
-    """What the page may do: run and apply what is in it, and nothing else; no network."""
+    """Return the page's content security policy: only embedded code and styles, no network."""
     return (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(styles)}'; "
         "base-uri 'none'; form-action 'none'"
@@ -153,13 +154,13 @@ def _digest(text: str) -> str:
 
 
 def _script_data(data: dict[str, Any]) -> str:
-    """JSON that ends no script element and opens no comment in one."""
+    """Return JSON that cannot end the script element or open a comment in it."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
 
 
 def _readable(path: str | Path) -> Path:
-    """A path with question marks for what is no text in its name: a file's may be any bytes."""
+    """Return a path whose undecodable bytes are replaced by question marks."""
     return Path(str(path).encode(errors="replace").decode())
 
 

@@ -1,4 +1,4 @@
-"""The smaller sections: the measurement, the comparison, the explanation, and how to run it."""
+"""The page's header and its sections on measurement, comparison, explanation and changes."""
 
 from __future__ import annotations
 
@@ -7,31 +7,54 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
-from planner.artifacts.measured import MeasuredTimeline
-from planner.artifacts.plan import Plan
-from planner.deviation import Comparison
-from planner.explain import Explanation
+from planner.analysis.deviation import Comparison
+from planner.analysis.explain import Explanation
+from planner.analysis.what_if import Value, WhatIf
+from planner.measured.timeline import MeasuredTimeline
+from planner.plan.plan import Plan, gap
+from planner.plan.run_command import run_command
 from planner.report.comparison import HEADINGS, row_cells
 from planner.report.deviation import comparison_data, comparison_line
 from planner.report.explanation import explanation_data, explanation_lines
-from planner.report.html.markup import Child, Column, code, node, section, table
-from planner.report.html.measured_data import typical_step
-from planner.report.html.plain_data import data_blocks
-from planner.run_command import run_command
+from planner.report.html.markup import (
+    Child,
+    Column,
+    code,
+    data_blocks,
+    data_table,
+    data_terms,
+    details,
+    node,
+    section,
+    table,
+)
+from planner.report.html.timeline_data import typical_step
+from planner.report.what_if import (
+    LEAST_SHARE,
+    NUMBERS,
+    WORDS,
+    most_saved,
+    value_cells,
+    what_if_data,
+    what_if_lines,
+)
+from planner.simulation.timeline import Timeline
+from planner.units import format_seconds, plural
 
 if TYPE_CHECKING:
-    from planner.comparison import Row
+    from planner.analysis.comparison import ComparisonRow
+
 
 _WORDS = ("planner", "schedule")
 
 
 def measured_section(deviation: Comparison, measured: MeasuredTimeline) -> Element:
-    """Predicted against measured."""
+    """Return the section of predicted against measured times."""
     hardware = ", ".join(dict.fromkeys(device.hardware for device in measured.devices))
     shown = (
         f"Measured on {hardware} over {measured.backend}. The timeline above shows step "
-        f"{typical_step(measured)}, the one of median length; the figures here are medians over "
-        "the steps that count."
+        f"{typical_step(measured)}, which has the median duration; the figures are medians over "
+        f"the steps after warm-up."
     )
     return section(
         "measured",
@@ -42,8 +65,8 @@ def measured_section(deviation: Comparison, measured: MeasuredTimeline) -> Eleme
     )
 
 
-def comparison_section(rows: Sequence[Row]) -> Element:
-    """The plan beside the classic planners'."""
+def comparison_section(rows: Sequence[ComparisonRow]) -> Element:
+    """Return the section that compares the plan with the baselines."""
     columns = [Column(heading, heading not in _WORDS) for heading in HEADINGS]
     cells: list[list[Child]] = [list(row_cells(row)) for row in rows]
     sources = [
@@ -51,14 +74,14 @@ def comparison_section(rows: Sequence[Row]) -> Element:
     ]
     return section(
         "comparison",
-        "Beside the classic planners",
-        table("All scored in one simulator", columns, cells),
+        "Comparison with baselines",
+        table("All evaluated in one simulator", columns, cells),
         node("ul", *sources, class_="note"),
     )
 
 
 def explanation_section(explanation: Explanation) -> Element:
-    """What binds, in words and then with every figure."""
+    """Return the section on what limits the plan: sentences, then every figure."""
     return section(
         "explanation",
         "What binds",
@@ -68,14 +91,172 @@ def explanation_section(explanation: Explanation) -> Element:
 
 
 def run_section(plan: Plan, plan_path: Path) -> Element:
-    """The command that runs the plan, and those that read it."""
+    """Return the section with the command that runs the plan."""
     command = run_command(plan, plan_path)
     if command is None:
-        first = node("p", "The plan is of an imported graph: there is no model to run.")
+        first = node("p", "This plan is for an imported graph; there is no model to run.")
     else:
         count = len(plan.ranks)
         hosts = "on one host" if count > 1 else "on this machine"
         first = node(
-            "div", node("p", f"One process a device, {hosts}:"), node("pre", code(command))
+            "div", node("p", f"One process per device, {hosts}:"), node("pre", code(command))
         )
     return section("run", "Run it", first)
+
+
+def header(
+    plan: Plan, timeline: Timeline, problems: Sequence[str], deviation: Comparison | None
+) -> Element:
+    """Return the title, the main figures, and the problems if there are any.
+
+    Args:
+        plan: to show.
+        timeline: its simulation.
+        problems: what :func:`planner.verification.verify` found.
+        deviation: from a measurement, if any.
+    """
+    title = node(
+        "h1",
+        node("span", plan.model.name, class_="name"),
+        " on ",
+        node("span", plan.cluster.name, class_="name"),
+    )
+    figures = [
+        node("div", node("dt", name), node("dd", value), node("dd", note, class_="note"))
+        for name, value, note in _figures(plan, timeline, not problems, deviation)
+    ]
+    return node("header", title, node("dl", *figures, class_="figures"), *_verdict(problems))
+
+
+def _figures(
+    plan: Plan, timeline: Timeline, holds: bool, deviation: Comparison | None
+) -> list[tuple[str, str, str]]:
+    """Return name, value and note of each figure."""
+    pipeline, time_s = timeline.pipeline, timeline.iteration_time_s
+    bound_s = plan.predicted.lower_bound_s if holds else 0.0
+    above = gap(time_s, bound_s)
+    rows = [
+        ("Iteration", format_seconds(time_s), "predicted"),
+        (
+            "Lower bound",
+            "none" if above is None else format_seconds(bound_s),
+            "not proved" if above is None else "proved for the plans described below",
+        ),
+        ("Gap", "-" if above is None else f"{above:.2%}", "iteration time above the bound"),
+        ("Bubble", f"{timeline.bubble:.1%}", "idle fraction of device time"),
+        (
+            "Stages",
+            f"{len(pipeline.stages):,}",
+            f"on {len(pipeline.devices)} of {plural(len(plan.cluster.devices), 'device')}",
+        ),
+        (
+            "Microbatches",
+            f"{pipeline.microbatches:,}",
+            f"of {plural(plan.model.graph.samples_per_microbatch, 'sample')}",
+        ),
+    ]
+    if deviation is not None:
+        rows.append(_measured(deviation))
+    return rows
+
+
+def _measured(deviation: Comparison) -> tuple[str, str, str]:
+    error = deviation.error
+    off = "" if error is None else f", prediction {error:+.1%}"
+    steps = plural(len(deviation.steps), "step")
+    return "Measured", format_seconds(deviation.iteration.measured_s or 0.0), f"{steps}{off}"
+
+
+def _verdict(problems: Sequence[str]) -> list[Child]:
+    if not problems:
+        return [node("p", "✓ The plan is valid.", class_="verdict")]
+    return [
+        node(
+            "div",
+            node("p", "✗ The plan is not valid; its bound is not shown."),
+            node("ul", *(node("li", problem) for problem in problems)),
+            class_="verdict alert",
+            role="note",
+        )
+    ]
+
+
+def navigation(sections: Sequence[Element]) -> Element:
+    """Return links to all sections, the charts of the template first."""
+    charts = [("timeline", "Timeline"), ("memory", "Memory")]
+    others = [(found.get("id") or "", found[0].text or "") for found in sections]
+    links = [
+        node("li", node("a", heading, href=f"#{identifier}"))
+        for identifier, heading in [*charts, *others]
+    ]
+    return node("nav", node("ul", *links), aria_label="Sections")
+
+
+_BAR, _HIGH = 160, 12
+"""Pixels of a bar: its width if it is the longest, and its height."""
+_COLUMNS = (
+    *(Column(word) for word in WORDS),
+    *(Column(number, True) for number in NUMBERS),
+    Column("filled: time saved; outlined: most that could be saved"),
+)
+
+
+def what_if_section(found: WhatIf | None) -> Element:
+    """Return the section on changes and their effect, the largest first.
+
+    Args:
+        found: None if the plan overflows memory, so that there is nothing to compare with.
+    """
+    return section("what-if", "What changes would give", *_contents(found))
+
+
+def _contents(found: WhatIf | None) -> list[Child]:
+    if found is None:
+        return [node("p", "The plan overflows memory, so no change can be compared with it.")]
+    if not found.values:
+        return [node("p", "There are no changes to evaluate.")]
+    scale = max(max(_saved(value), _at_best(value)) for value in found.values)
+    rows: list[list[Child]] = [[*value_cells(value), _bar(value, scale)] for value in found.values]
+    caption = f"Against {format_seconds(found.base_s)} without any change"
+    return [
+        table(caption, _COLUMNS, rows),
+        node("ul", *(node("li", line) for line in what_if_lines(found)), class_="note"),
+        _every_figure(found),
+    ]
+
+
+def _every_figure(found: WhatIf) -> Element:
+    data = what_if_data(found)
+    rows = data.pop("values")
+    return details("Every figure", data_terms(data), data_table("values of changes", rows))
+
+
+def _bar(value: Value, scale: float) -> Element:
+    """Return a bar: filled for the time saved, outlined for the most that could be saved."""
+    return node(
+        "svg",
+        _box("at-best", _at_best(value), scale),
+        _box("saved", _saved(value), scale),
+        class_="bar",
+        width=_BAR + 2,
+        height=_HIGH + 2,
+        aria_hidden="true",
+    )
+
+
+def _box(kind: str, share: float, scale: float) -> Element | None:
+    if share < LEAST_SHARE:
+        return None
+    width = round(_BAR * share / scale, 2)
+    return node("rect", class_=kind, x=1, y=1, width=width, height=_HIGH)
+
+
+def _saved(value: Value) -> float:
+    """The share that was found; none by a change that costs or does not fit."""
+    return max(0.0, value.gain or 0.0)
+
+
+def _at_best(value: Value) -> float:
+    """The share that it can save at most, where that is proved."""
+    most = most_saved(value)
+    return 0.0 if most is None else most[0]

@@ -1,8 +1,8 @@
-"""A timeline as the page's scripts read it: columns of whole ticks, small enough to be embedded.
+"""Simulated and measured timelines as the page's scripts read them: columns of whole ticks.
 
 A tick is a power of ten seconds that divides the iteration into 10**8 to 10**9 parts, so that
-lengths of every order of magnitude keep eight digits. Starts are told as the gap to the end before,
-which is nothing most of the time.
+lengths of every order of magnitude keep eight digits. Starts are given as the gap to the previous
+end, which is 0 most of the time.
 """
 
 from __future__ import annotations
@@ -13,10 +13,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from planner.artifacts.operations import Operation
-from planner.artifacts.trace_events import lanes
-from planner.critical_path import Event, OptimizerEvent, PathStep
-from planner.simulator import OperationEvent, SynchronisationEvent, Timeline, TransferEvent
+from planner.measured.timeline import MeasuredTimeline
+from planner.measured.trace_events import lanes
+from planner.plan.operations import Operation
+from planner.simulation.critical_path import Event, OptimizerEvent, PathStep
+from planner.simulation.timeline import (
+    OperationEvent,
+    SynchronisationEvent,
+    Timeline,
+    TransferEvent,
+)
 
 _DIGITS = 8
 # A smaller tick would be no normal float.
@@ -254,3 +260,52 @@ def _finder(
         return None if index is None else ("transfer", 0, index)
 
     return find
+
+
+def typical_step(measured: MeasuredTimeline) -> int:
+    """The step that is shown: of those that count the one of median length, the earlier of two."""
+    lengths = {row.step: row.iteration_time_s for row in measured.steps}
+    ranked = sorted(measured.counted_steps, key=lambda step: (lengths[step], step))
+    return ranked[(len(ranked) - 1) // 2]
+
+
+def measured_data(
+    measured: MeasuredTimeline, devices: Sequence[str], tick_s: float
+) -> dict[str, Any]:
+    """One step of a measurement.
+
+    Args:
+        measured: of the plan shown.
+        devices: of the plan in the order of the chart's rows.
+        tick_s: of the simulation's data.
+    """
+    step, ticks = typical_step(measured), Ticks(tick_s)
+
+    def rows(events: Iterable[Any], end: str = "device") -> list[list[Any]]:
+        """Events of the step by the device at one end."""
+        found: dict[str, list[Any]] = {device: [] for device in devices}
+        for event in events:
+            if event.step == step:
+                found[getattr(event, end)].append(event)
+        return list(found.values())
+
+    def columns(events: Iterable[Any]) -> Spans:
+        return spans((event.what, *ticks.span(event.start_s, event.end_s)) for event in events)
+
+    return {
+        "step": step,
+        "end": ticks.of(measured.lengths_s[step]),
+        "operations": [columns(row) for row in rows(measured.operations)],
+        "sends": [columns(row) for row in rows(measured.transfers, "source")],
+        "reductions": [
+            [
+                {"stages": list(event.stages), "span": ticks.span(event.start_s, event.end_s)}
+                for event in row
+            ]
+            for row in rows(measured.reductions)
+        ],
+        "optimizer": [
+            [ticks.span(event.start_s, event.end_s) for event in row]
+            for row in rows(measured.optimizer_steps)
+        ],
+    }

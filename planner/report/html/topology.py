@@ -1,4 +1,4 @@
-"""The cluster as a picture, with the stages on its devices, and as tables."""
+"""The cluster as a picture with the stages on its devices, and as tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from xml.etree.ElementTree import Element
 
-from planner.artifacts.cluster import Cluster, Link
+from planner.cluster.cluster import Cluster, Link
+from planner.plan.operations import compress_devices, stages_label
 from planner.report.html.colours import stage_colours
 from planner.report.html.markup import Child, Column, code, details, node, section, table
 from planner.report.html.topology_layout import (
@@ -18,8 +19,7 @@ from planner.report.html.topology_layout import (
     Layout,
     layout,
 )
-from planner.report.names import compress_devices, stages_label
-from planner.simulator import Timeline
+from planner.simulation.timeline import Timeline
 from planner.units import plural
 
 _MARGIN = 12.0
@@ -40,7 +40,7 @@ Point = tuple[float, float]
 
 
 def topology_section(timeline: Timeline) -> Element:
-    """The picture in a frame that scrolls, and its links as a table to open."""
+    """Return the picture in a scrolling frame, and a table of its links."""
     cluster = timeline.pipeline.problem.cluster
     found = layout(cluster)
     picture = node(
@@ -53,9 +53,8 @@ def topology_section(timeline: Timeline) -> Element:
     )
     usual = _usual_bandwidth(cluster, found)
     note = (
-        "A box is a switch with the devices that hang on it, s3 in a device is stage 3; paler "
-        "stages come first in the pipeline. Dashed devices hold nothing."
-        + (f" Lines without a figure carry {usual}." if usual else "")
+        "A box is a switch with its devices; s3 in a device is stage 3; earlier stages are paler. "
+        "Dashed devices hold no stage." + (f" Lines without a label have {usual}." if usual else "")
     )
     links = details(
         f"Table of {plural(len(cluster.links), 'link')}",
@@ -116,7 +115,7 @@ def _frame(cluster: Cluster, card: Card) -> Element:
 
 
 def _inside(cluster: Cluster, card: Card) -> str:
-    """What joins the card's devices to its switch, and to each other if that is not drawn."""
+    """Return what joins the card's devices to its switch, and to each other."""
     inside = [link for link in cluster.links if all(end in _members(card) for end in link.between)]
     own = [link for link in inside if card.name in link.between]
     arcs = [link for link in inside if card.name not in link.between]
@@ -158,10 +157,10 @@ def _stage_word(stages: Sequence[int]) -> str:
 
 def _lines(cluster: Cluster, found: Layout) -> Iterator[Element]:
     """Links between cards, parallel ones as one line; then their bandwidths, over all lines."""
-    home, usual = _homes(found.cards), _usual_bandwidth(cluster, found)
+    card_of, usual = _homes(found.cards), _usual_bandwidth(cluster, found)
     labels: list[Element] = []
     for first, second, links in _between(cluster, found):
-        ends = sorted((_end(first, home), _end(second, home)), key=lambda end: end[1][0])
+        ends = sorted((_end(first, card_of), _end(second, card_of)), key=lambda end: end[1][0])
         text = _bandwidths(links)
         drawn, at, place = (_elbow if found.is_forest else _straight)(*ends)
         yield _link(drawn, links)
@@ -171,26 +170,26 @@ def _lines(cluster: Cluster, found: Layout) -> Iterator[Element]:
 
 
 def _usual_bandwidth(cluster: Cluster, found: Layout) -> str | None:
-    """What most lines between cards carry, where these are too many to say so at each."""
+    """Return the bandwidth of most lines, if there are too many lines to label all."""
     texts = Counter(_bandwidths(links) for _, _, links in _between(cluster, found))
     return texts.most_common(1)[0][0] if texts.total() > _MOST_LABELS else None
 
 
 def _between(cluster: Cluster, found: Layout) -> Iterator[tuple[str, str, list[Link]]]:
-    home = _homes(found.cards)
+    card_of = _homes(found.cards)
     for (first, second), links in _pairs(cluster).items():
-        if home[first] is not home[second]:
+        if card_of[first] is not card_of[second]:
             yield first, second, links
 
 
 def _arcs(cluster: Cluster, cards: Mapping[str, Card]) -> Iterator[Element]:
     """Links among the devices of a card, where they are few."""
-    home = _homes(cards)
+    card_of = _homes(cards)
     inside: dict[str, list[tuple[Point, Point, list[Link]]]] = {}
     for (first, second), links in _pairs(cluster).items():
-        if home[first] is home[second] and not {first, second} & set(cards):
-            ends = _end(first, home)[1], _end(second, home)[1]
-            inside.setdefault(home[first].name, []).append((*ends, links))
+        if card_of[first] is card_of[second] and not {first, second} & set(cards):
+            ends = _end(first, card_of)[1], _end(second, card_of)[1]
+            inside.setdefault(card_of[first].name, []).append((*ends, links))
     for arcs in inside.values():
         if len(arcs) <= MOST_ARCS:
             yield from (_arc(*arc) for arc in arcs)
@@ -210,9 +209,9 @@ def _homes(cards: Mapping[str, Card]) -> dict[str, Card]:
     return {**cells, **cards}
 
 
-def _end(name: str, home: Mapping[str, Card]) -> tuple[Card, Point]:
+def _end(name: str, card_of: Mapping[str, Card]) -> tuple[Card, Point]:
     """The card of an end of a link, and the middle of its cell, or of the card for a switch."""
-    card = home[name]
+    card = card_of[name]
     if name in card.devices:
         x, y = card.cell(card.devices.index(name))
         return card, (x + CELL_WIDTH / 2, y + CELL_HEIGHT / 2)
@@ -220,7 +219,7 @@ def _end(name: str, home: Mapping[str, Card]) -> tuple[Card, Point]:
 
 
 def _elbow(left: tuple[Card, Point], right: tuple[Card, Point]) -> tuple[str, Point, str]:
-    """From edge to edge, sideways and upright, where there is room.
+    """Return a path from edge to edge with right angles, where there is room.
 
     Returns:
         What to draw, where its label stands, and how that is aligned.
@@ -233,7 +232,7 @@ def _elbow(left: tuple[Card, Point], right: tuple[Card, Point]) -> tuple[str, Po
 
 
 def _straight(left: tuple[Card, Point], right: tuple[Card, Point]) -> tuple[str, Point, str]:
-    """From edge to edge where there is room, else from middle to middle, behind the cards."""
+    """Return a path from edge to edge where there is room, else from middle to middle."""
     a, b = left[1], right[1]
     if right[0].x - left[0].x - left[0].width > _ROOM:
         a, b = (left[0].x + left[0].width, a[1]), (right[0].x, b[1])

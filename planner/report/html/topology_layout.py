@@ -1,4 +1,4 @@
-"""Where devices and switches stand in the picture of a cluster.
+"""Positions of devices and switches in the picture of a cluster.
 
 A device whose only switch is S stands in the card of S. What is left, switches and devices between
 several of them, is laid out with networkx: in columns from its centre where every link joins two
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import networkx as nx
 
-from planner.artifacts.cluster import Cluster
+from planner.cluster.cluster import Cluster
 
 CELL_WIDTH, CELL_HEIGHT, CELL_GAP = 74.0, 34.0, 6.0
 HEAD_HEIGHT, PADDING, FOOT = 34.0, 8.0, 20.0
@@ -49,7 +49,7 @@ class Card:
 
     @property
     def is_switch(self) -> bool:
-        """Whether it stands for a switch."""
+        """Whether it is a switch."""
         return self.devices != (self.name,)
 
     @property
@@ -59,7 +59,7 @@ class Card:
 
     @property
     def width(self) -> float:
-        """Of the whole card."""
+        """The width of the whole card."""
         cells = self.columns * (CELL_WIDTH + CELL_GAP) - CELL_GAP
         if not self.is_switch:
             return cells
@@ -68,7 +68,7 @@ class Card:
 
     @property
     def height(self) -> float:
-        """Of the whole card."""
+        """The height of the whole card."""
         rows = -(-len(self.devices) // self.columns)
         cells = rows * (CELL_HEIGHT + CELL_GAP) - CELL_GAP if rows else 0.0
         return self.head + cells + self.foot + (PADDING if self.is_switch and rows else 0.0)
@@ -82,7 +82,7 @@ class Card:
         )
 
     def at(self, x: float, y: float) -> Card:
-        """The same card with another corner, on whole pixels."""
+        """Return the same card with another corner, on whole pixels."""
         return replace(self, x=float(round(x)), y=float(round(y)))
 
 
@@ -127,21 +127,21 @@ def _part(core: nx.Graph, names: set[str]) -> nx.Graph:
 
 def _cards(cluster: Cluster) -> dict[str, Card]:
     switches = set(cluster.switches)
-    home = {}
+    switch_of = {}
     for device in cluster.device_names:
         near = {end for end in cluster.graph[device] if end in switches}
         if len(near) == 1:
-            home[device] = near.pop()
+            switch_of[device] = near.pop()
     rows: dict[str, list[str]] = {switch: [] for switch in cluster.switches}
-    for device, switch in home.items():
+    for device, switch in switch_of.items():
         rows[switch].append(device)
-    alone = {device: [device] for device in cluster.device_names if device not in home}
+    alone = {device: [device] for device in cluster.device_names if device not in switch_of}
     among = Counter(
-        home[first]
+        switch_of[first]
         for first, second in {
             frozenset(link.between): link.between for link in cluster.links
         }.values()
-        if first in home and home[first] == home.get(second)
+        if first in switch_of and switch_of[first] == switch_of.get(second)
     )
     return {
         name: Card(
@@ -182,7 +182,7 @@ def _columns_of(part: nx.Graph, cards: Mapping[str, Card]) -> list[list[str]]:
 def _in_columns(
     part: nx.Graph, columns: Sequence[Sequence[str]], cards: Mapping[str, Card]
 ) -> list[Card]:
-    """What ends a branch one below the other, all else at the middle of what follows it."""
+    """Place leaves below each other, and all else at the middle of what follows it."""
     number = {name: place for place, column in enumerate(columns) for name in column}
     after = {name: [n for n in part[name] if number[n] > number[name]] for name in part}
     roots = [name for name in part if all(number[n] > number[name] for n in part[name])]
@@ -235,7 +235,7 @@ def _apart(wanted: Mapping[str, float], cards: Mapping[str, Card]) -> dict[str, 
 
 
 def _by_forces(part: nx.Graph, cards: Mapping[str, Card]) -> list[Card]:
-    """By forces (Fruchterman and Reingold 1991), from a circle, drawn apart until none overlap."""
+    """Place cards by forces (Fruchterman and Reingold 1991), then spread overlapping ones."""
     circle = nx.circular_layout(part)
     few = len(part) < _MOST_BY_FORCES
     points = nx.spring_layout(part, pos=circle, iterations=200, seed=0) if few else circle

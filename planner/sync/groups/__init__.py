@@ -1,6 +1,6 @@
-"""Who averages with whom: schedulers of groups as pure state machines.
+"""Schedulers that decide which workers average their weights together, as pure state machines.
 
-:func:`scheduler_of` makes the one that a strategy's options ask for.
+:func:`scheduler_of` makes the scheduler for a strategy's options.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 from random import Random
 
 from planner.errors import PipeplanError
-from planner.sync.groups.draws import Drawer, Draws
 from planner.sync.groups.events import Scheduler
-from planner.sync.groups.generator import Division, InterIntra, RandomGroups
-from planner.sync.groups.machine import Machine, Rules, WaitingRoom
+from planner.sync.groups.generator import GroupDivision, InterIntra, RandomGroups
+from planner.sync.groups.levels import nodes_of
 from planner.sync.groups.matching import random_pairs
-from planner.sync.groups.nodes import nodes_of
-from planner.sync.groups.readiness import Readiness
-from planner.sync.groups.static import StaticSchedule
+from planner.sync.groups.readiness import ReadyGroups
+from planner.sync.groups.ripples import Drawer, Draws, StaticSchedule
+from planner.sync.groups.scheduler import GroupRules, RuleBasedScheduler, WaitingRoom
 from planner.sync.strategies import (
     AdPsgdOptions,
     Options,
@@ -30,18 +29,18 @@ __all__ = ["scheduler_of"]
 def scheduler_of(
     options: Options, workers: int, keys: int, pipelines_per_node: int | None = None
 ) -> Scheduler:
-    """The scheduler of a strategy's groups.
+    """Make the scheduler of a strategy's groups.
 
     Args:
-        options: of ``partial_all_reduce``, ``semi_decentralized`` or ``ad_psgd:pairs=matching``.
-        workers: how many pipelines there are. A ``group_size`` or ``most_members`` above that
-            means all of them.
-        keys: how many places a pipeline has.
-        pipelines_per_node: what the cluster says, where the options say nothing; None: unknown, see
-            :func:`planner.sync.groups.nodes.nodes_of`.
+        options: options of ``partial_all_reduce``, ``semi_decentralized`` or
+            ``ad_psgd:pairs=matching``.
+        workers: number of pipelines. A ``group_size`` or ``most_members`` above it means all.
+        keys: number of pipeline ranks.
+        pipelines_per_node: the cluster's number, used if the options have none; None: unknown, see
+            :func:`planner.sync.groups.levels.nodes_of`.
 
     Raises:
-        PipeplanError: if the strategy has no groups to schedule, or there is nobody to schedule.
+        PipeplanError: if the strategy has no groups to schedule, or there are no workers.
     """
     problems = [
         f"{name}: {value}; expected a whole number of 1 or more"
@@ -55,15 +54,15 @@ def scheduler_of(
     if problems:
         raise PipeplanError(problems)
     room = WaitingRoom(workers, keys)
-    return Machine(room, _rules(options, room, pipelines_per_node))
+    return RuleBasedScheduler(room, _rules(options, room, pipelines_per_node))
 
 
-def _rules(options: Options, room: WaitingRoom, pipelines_per_node: int | None) -> Rules:
+def _rules(options: Options, room: WaitingRoom, pipelines_per_node: int | None) -> GroupRules:
     match options:
         case PartialAllReduceOptions():
             return _partial(options, room, options.pipelines_per_node or pipelines_per_node)
         case SemiDecentralizedOptions():
-            return Readiness(room, options)
+            return ReadyGroups(room, options)
         case AdPsgdOptions(pairs="matching"):
             return Draws(room, random_pairs(Random(0)))
     raise PipeplanError(
@@ -74,7 +73,7 @@ def _rules(options: Options, room: WaitingRoom, pipelines_per_node: int | None) 
 
 def _partial(
     options: PartialAllReduceOptions, room: WaitingRoom, pipelines_per_node: int | None
-) -> Rules:
+) -> GroupRules:
     nodes = nodes_of(room.workers, pipelines_per_node)
     if options.schedule == "static":
         return StaticSchedule(room, nodes)
@@ -84,7 +83,7 @@ def _partial(
     if options.inter_intra:
         drawer = InterIntra(nodes, behind, random)
     elif options.group_division:
-        drawer = Division(size, behind, random)
+        drawer = GroupDivision(size, behind, random)
     else:
         drawer = RandomGroups(size, behind, options.group_buffer, random)
     return Draws(room, drawer)

@@ -1,9 +1,9 @@
-"""What a scheduler of groups is told and what it decides.
+"""Events and decisions of group schedulers.
 
-A scheduler is a pure state machine: events in, decisions out. It has no clock, socket or thread;
-the same code decides behind the control channel of real workers, in the simulator, and under the
-property tests. A worker is a pipeline, numbered from 0. A key is a place in the pipeline whose
-ranks form groups of their own: the ranks that hold the same stages.
+A scheduler is a pure state machine from events to decisions. It has no clock, socket or thread; the
+same code runs behind the control channel of real workers, in the simulator, and in the property
+tests. A worker is a pipeline, numbered from 0. A key is a pipeline rank: the ranks of all pipelines
+that hold the same stages form groups of their own.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Protocol
 
 
 @dataclass(frozen=True)
-class Request:
+class GroupRequest:
     """A worker has done its local step and waits at a key for a group.
 
-    A worker asks once an iteration and key, with iterations 1, 2, … in order, and asks again only
-    after it has read its answer; it may do so before it has told that its group has ended. A
-    request that comes twice is not answered twice: whoever drives the scheduler keeps the answer.
-    One of a worker that has left is not answered at all: it has to join first.
+    A worker asks once per iteration and key, with iterations 1, 2, … in order, and asks again only
+    after it has read its answer; it may do so before it has reported the end of its group. A
+    repeated request is not answered again: the caller keeps the answer. A request of a worker that
+    has left is not answered: it has to join first.
     """
 
     worker: int
@@ -31,7 +31,7 @@ class Request:
 class Finished:
     """A member is done with a group, whether its reduction succeeded or not.
 
-    Of a group of one, none is needed.
+    Groups of one need no such event.
     """
 
     worker: int
@@ -40,9 +40,9 @@ class Finished:
 
 @dataclass(frozen=True)
 class Left:
-    """A worker is gone, or finished: no group waits for it any more.
+    """A worker has failed or finished: no group waits for it any more.
 
-    One that finishes has read its last answers before. One that has left already may leave again.
+    A worker that finishes has read its last answers before. A worker that has left may leave again.
     """
 
     worker: int
@@ -50,10 +50,10 @@ class Left:
 
 @dataclass(frozen=True)
 class Joined:
-    """A worker is there (again); its next request is for ``iteration``, at all keys.
+    """A worker is present (again); its next request is for ``iteration``, at all keys.
 
-    That is its donor's next iteration, but any other does. One that is back before it was missed
-    need not leave first.
+    That is its donor's next iteration, but any other is allowed. A worker that returns before it
+    was missed need not leave first.
     """
 
     worker: int
@@ -62,21 +62,21 @@ class Joined:
 
 @dataclass(frozen=True)
 class Tick:
-    """The moment that :attr:`Scheduler.deadline_s` named has come."""
+    """The time :attr:`Scheduler.deadline_s` has come."""
 
 
-Event = Request | Finished | Left | Joined | Tick
+Event = GroupRequest | Finished | Left | Joined | Tick
 
 
 @dataclass(frozen=True)
 class Group:
-    """A decision: these workers, which all wait at the key, average what they hold there.
+    """A decision: these workers, which all wait at the key, average their weights of this key.
 
     Attributes:
-        number: in the one global order of groups, from 0.
-        key: where.
-        members: ascending. A group of one has nothing to do but to go on.
-        iterations: of each member's request.
+        number: number in the one global order of groups, from 0.
+        key: the pipeline rank.
+        members: the workers, ascending. A group of one just continues.
+        iterations: iteration of each member's request.
     """
 
     number: int
@@ -86,27 +86,27 @@ class Group:
 
 
 class Scheduler(Protocol):
-    """Decides which workers average with which.
+    """Decides which workers average with each other.
 
-    Every worker is there from the beginning, with iteration 1 next, until it leaves.
+    All workers are present at the beginning, with iteration 1 next, until they leave.
     """
 
     @property
     def deadline_s(self) -> float | None:
-        """When it wants a :class:`Tick`, if nothing else happens before."""
+        """Time of the next :class:`Tick`, if nothing else happens before."""
 
     def handle(self, event: Event, now_s: float) -> list[Group]:
-        """Take in an event.
+        """Handle an event.
 
         Args:
-            event: what happened; events come in order of time.
-            now_s: when, on any clock that never goes back.
+            event: the event; events come in order of time.
+            now_s: its time, on any clock that never goes back.
 
         Returns:
             The groups that begin now, in their global order. All members of a group wait for it,
-            and none is in another group of the same key whose end it has not told.
+            and none is in another group of the same key whose end it has not reported.
 
         Raises:
-            PipeplanError: if a worker or key does not exist, or a request comes before its turn;
-                the scheduler is as before.
+            PipeplanError: if a worker or key does not exist, or a request comes too early; the
+                scheduler is unchanged.
         """

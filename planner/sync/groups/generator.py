@@ -1,4 +1,4 @@
-"""Which groups Ripples' Group Generator draws: at random, all at once, within and across nodes.
+"""Ripples' Group Generator: groups drawn at random, all at once, or within and across nodes.
 
 Luo et al. 2019, "Heterogeneity-Aware Asynchronous Decentralized Training"; Prague, ASPLOS 2020.
 """
@@ -8,19 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from planner.sync.groups.levels import Levels
-from planner.sync.groups.nodes import Nodes, node_by_worker
+from planner.sync.groups.levels import Levels, Nodes, node_by_worker
 
 
 class RandomGroups:
-    """One group at a time, of the initiator and whom it draws.
+    """Draws one group at a time, of the initiator and random others.
 
     Args:
-        group_size: of a group; smaller if there are not so many to draw.
-        slowdown_filter: the initiator leaves out those so many iterations behind it or more.
-        takes_promised: draw those too that have a group already, which is then their next but one;
-            Ripples' conflicts. Otherwise only those without are drawn.
-        random: draws.
+        group_size: size of a group; smaller if there are not enough workers to draw.
+        slowdown_filter: the initiator leaves out workers this many iterations behind it or more.
+        takes_promised: whether to draw workers that already have a group and then queue (Ripples'
+            conflicts).
+        random: random number generator.
     """
 
     def __init__(
@@ -32,27 +31,27 @@ class RandomGroups:
         self._random = random
 
     def draw(self, initiator: int, iteration: int, eligible: Levels) -> list[list[int]]:
-        """The one group."""
+        """Return the one group."""
         lowest = lowest_level(iteration, self._slowdown_filter)
         return [[initiator, *eligible.sample(self._others, lowest, self._random)]]
 
 
-class Division:
-    """Disjoint groups of all who have none, at once.
+class GroupDivision:
+    """Divides all workers without a group into disjoint groups at once.
 
-    The slowdown filter does more than in Ripples. There, it is the initiator's: a slow one would
-    divide all, and so tie others that are as slow to fast ones. Here those that are drawn are first
-    parted into bands whose members are fewer iterations apart than the filter's threshold, and each
-    band is divided by itself. The initiator, who waits already and keeps nobody waiting, goes into
-    any band, so the slow and the fast still meet. If all are about as far there is one band, and
-    all is as in Ripples.
+    The slowdown filter does more than in Ripples. There, it is the initiator's: a slow initiator
+    would divide all workers and so tie other slow ones to fast ones. Here the drawn workers are
+    first split into bands whose members are fewer iterations apart than the filter's threshold, and
+    each band is divided separately. The initiator, who waits already and delays nobody, goes into
+    any band, so slow and fast workers still meet. If all have about the same progress there is one
+    band, as in Ripples.
 
     Args:
-        group_size: of a group; the last of a band may be smaller. One who is left over alone, and
-            is not the initiator, is not drawn.
-        slowdown_filter: leaves out those so many iterations or more behind the initiator, and is
-            the width of the bands; None: nobody is left out, and there is one band.
-        random: draws.
+        group_size: size of a group; the last of a band may be smaller. A single worker that is left
+            over, and is not the initiator, is not drawn.
+        slowdown_filter: leaves out workers this many iterations or more behind the initiator, and
+            is the width of the bands; None: nobody is left out, and there is one band.
+        random: random number generator.
     """
 
     takes_promised = False
@@ -63,7 +62,7 @@ class Division:
         self._random = random
 
     def draw(self, initiator: int, iteration: int, eligible: Levels) -> Iterator[Sequence[int]]:
-        """The groups of all bands."""
+        """Return the groups of all bands."""
         for band in drawn_bands(
             initiator, iteration, eligible, self._slowdown_filter, self._random
         ):
@@ -74,15 +73,15 @@ class Division:
 
 
 class InterIntra:
-    """Groups in two phases, of all who have none, at once: Ripples' inter-intra scheduling.
+    """Divides all workers without a group in two phases: Ripples' inter-intra scheduling.
 
-    First one worker of each node are a group across nodes and the rest of each node is a group,
-    then all of a node are a group.
+    First one worker of each node form a group across nodes and the rest of each node forms a group;
+    then all of a node form a group.
 
     Args:
-        nodes: the workers of each.
-        slowdown_filter: as of :class:`Division`.
-        random: draws.
+        nodes: the workers of each node.
+        slowdown_filter: as in :class:`GroupDivision`.
+        random: random number generator.
     """
 
     takes_promised = False
@@ -93,7 +92,7 @@ class InterIntra:
         self._random = random
 
     def draw(self, initiator: int, iteration: int, eligible: Levels) -> Iterator[Sequence[int]]:
-        """The groups of both phases, of all bands."""
+        """Return the groups of both phases, of all bands."""
         for band in drawn_bands(
             initiator, iteration, eligible, self._slowdown_filter, self._random
         ):
@@ -111,7 +110,7 @@ class InterIntra:
 
 
 def lowest_level(iteration: int, slowdown_filter: int | None) -> int:
-    """How far one must be for a worker that asks for ``iteration`` to draw it."""
+    """Return the least progress of a worker that can be drawn by one asking for ``iteration``."""
     return -1 if slowdown_filter is None else iteration - slowdown_filter + 1
 
 
@@ -122,14 +121,14 @@ def drawn_bands(
     slowdown_filter: int | None,
     random: Random,
 ) -> list[list[int]]:
-    """All whom an initiator may draw, by how far they are, each band in random order.
+    """Return all workers that an initiator may draw, by progress, each band in random order.
 
     Args:
-        initiator: is put into one of them, likelier into a larger one.
-        iteration: that it asks for.
-        eligible: those that have no group.
-        slowdown_filter: how many iterations apart two of a band are not; None: one band.
-        random: draws.
+        initiator: the worker that asked; it is put into one band, more likely a larger one.
+        iteration: its requested iteration.
+        eligible: workers without a group.
+        slowdown_filter: two workers of a band are fewer iterations apart; None: one band.
+        random: random number generator.
     """
     bands: list[list[int]] = []
     end = 0

@@ -1,8 +1,8 @@
 """AD-PSGD's pairs (Lian et al. 2018, "Asynchronous Decentralized Parallel SGD").
 
-The paper avoids the circle in which A waits for B, B for C and C for A by a bipartite graph: half
+The paper avoids the deadlock in which A waits for B, B for C and C for A by a bipartite graph: half
 of the workers ask, the other half answers at any time. That needs no scheduler. With a scheduler
-pairs may be of any two: they are drawn at random and disjoint, in one order for all.
+any two workers can form a pair: pairs are drawn at random and disjoint, in one order for all.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from planner.sync.groups.generator import RandomGroups
 
 
 def random_pairs(random: Random) -> RandomGroups:
-    """Pairs of any two workers: who has none draws one among those that have none.
+    """Return a drawer of pairs: a worker without a group draws one among those without.
 
-    If all others are drawn already, it goes on by itself. Every two workers can meet, so any two
-    are connected before long, though there is no bound.
+    If all others are already drawn, it continues alone. Every two workers can meet, so any two are
+    connected before long, though there is no bound.
     """
     return RandomGroups(2, slowdown_filter=None, takes_promised=False, random=random)
 
 
-def halves(workers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Those who ask (even numbers) and those who answer (odd numbers)."""
+def bipartition(workers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the workers that ask (even numbers) and those that answer (odd numbers)."""
     return tuple(range(0, workers, 2)), tuple(range(1, workers, 2))
 
 
 def passive_partner(worker: int, iteration: int, workers: int, seed: int = 0) -> int | None:
-    """Who answers a worker of the asking half in an iteration.
+    """Return the worker that answers an asking worker in an iteration.
 
-    The same for all keys and on every machine; evenly drawn, and independent from one iteration
-    and one worker to the next.
+    The partner is the same for all keys and on every machine, uniformly drawn, and independent
+    between iterations and workers.
 
     Returns:
-        None if there is nobody who could.
+        None if there is no other worker.
 
     Raises:
         ValueError: if the worker is not one that asks.

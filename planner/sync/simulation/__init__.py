@@ -1,4 +1,4 @@
-"""Synchronisation between pipelines in virtual time, with real training of a small problem.
+"""Simulation of synchronisation strategies in virtual time, with real training of a small problem.
 
 :func:`from_plan` makes the :class:`World` of a plan, :func:`calibrated` fits one to a measured
 trace; :func:`compare_syncs` runs strategies in a :class:`Scenario`.
@@ -12,17 +12,17 @@ from planner.sync.simulation.comparison import (
     compare_syncs,
 )
 from planner.sync.simulation.planned import from_plan
-from planner.sync.simulation.run import Run, Scenario, simulate_sync, trace_sync
-from planner.sync.simulation.slowness import Fault, Trace, parse_slowness
-from planner.sync.simulation.world import LinkCost, Place, World, uniform_world
+from planner.sync.simulation.run import Scenario, SimulatedRun, simulate_sync, trace_sync
+from planner.sync.simulation.slowness import SimulatedFault, Trace, parse_slowness
+from planner.sync.simulation.world import LinkCost, PipelineRank, World, uniform_world
 
 __all__ = [
     "ALL_STRATEGIES",
-    "Fault",
     "LinkCost",
-    "Place",
-    "Run",
+    "PipelineRank",
     "Scenario",
+    "SimulatedFault",
+    "SimulatedRun",
     "SyncComparison",
     "SyncResult",
     "Trace",

@@ -1,9 +1,9 @@
-"""A world from measured synchronisation: compute times, links and overheads of a trace.
+"""Calibration of a simulated world: compute times, links and overheads from a measured trace.
 
-Of a group the last member's arrival is known, and when all went on; what lies between is the
-scheduler's round trip, the collective's overhead, its latency and its bytes. Groups of one have
-the round trip only; groups of several sizes tell the rest apart by linear least squares, none of
-them negative.
+For each group, the trace has the last member's arrival and the time at which all continued. Between
+them are the scheduler's round trip, the collective's overhead, its latency and its bytes. Groups of
+one have only the round trip; groups of several sizes separate the rest by non-negative linear least
+squares.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from planner.artifacts.link_table import FloatArray
-from planner.artifacts.sync_trace import SyncStep, SyncTrace
+from planner.cluster.link_table import FloatArray
 from planner.errors import PipeplanError
+from planner.measured.sync_trace import SyncStep, SyncTrace
 from planner.sync.simulation.world import LinkCost, World
 from planner.sync.strategies import (
     AdPsgdOptions,
@@ -32,30 +32,30 @@ from planner.sync.strategies import (
 WARM_UP = 1
 """Iterations of each worker that are left out."""
 FEWEST = 5
-"""Collectives of a shape that count, where some have so many."""
+"""Least number of collectives of a shape that count, if some shape has this many."""
 _Shape = tuple[int, int, bool]
-"""Of a collective: its bytes, its members, and whether these are on several nodes."""
+"""A shape of collective: its bytes, its members, and whether these are on several nodes."""
 
 
 def calibrated(world: World, measured: SyncTrace | Mapping[str, Any]) -> World:
-    """The world with what a run measured in place of what was predicted.
+    """Return the world with measured figures instead of predicted ones.
 
-    Compute times: each worker's median, as a factor of the places' times, which keep their
-    proportions. Links: of ring all-reduces as the trace has them; links that no group crossed stay
-    in proportion to those that were.
+    Compute times: each worker's median, as a factor on the times of the pipeline ranks, which keep
+    their proportions. Links: those of ring all-reduces in the trace; links that no group crossed
+    stay in proportion to the others.
 
     Args:
-        world: predicted; its places are kept up to a factor.
+        world: predicted; its pipeline ranks are scaled by a factor.
         measured: a trace, or the plain data of one.
 
     Raises:
         PipeplanError: if the trace is of other pipelines, or of a strategy whose communication
-            hides behind computation, so that nothing can be told of it.
+            overlaps computation, so that it cannot be measured.
     """
     trace = measured if isinstance(measured, SyncTrace) else SyncTrace.parse(measured)
     options = options_of(trace.sync)
-    _require_telling(options, trace.sync.strategy)
-    _require_same_places(world, trace)
+    _require_measurable(options, trace.sync.strategy)
+    _require_same_ranks(world, trace)
     has_scheduler = not isinstance(options, AllReduceOptions)
     scaled = _with_compute_times(world, trace, steps_inside=has_scheduler)
     found = _durations(scaled, trace)
@@ -63,92 +63,92 @@ def calibrated(world: World, measured: SyncTrace | Mapping[str, Any]) -> World:
         return _with_links(scaled, found, 0.0, median)
     if isinstance(options, SemiDecentralizedOptions):
         # A group may stay open after its last member has come: the quickest ones did not.
-        return _with_links(scaled, found, scaled.scheduler_round_trip_s, _quick)
+        return _with_links(scaled, found, scaled.scheduler_round_trip_s, _tenth_percentile)
     alone = [seconds for shape, rows in found.items() if shape[1] == 1 for seconds in rows]
     if alone:
         scaled = replace(scaled, scheduler_round_trip_s=median(alone))
     return _with_links(scaled, found, scaled.scheduler_round_trip_s, median)
 
 
-def _quick(seconds: Sequence[float]) -> float:
-    """The time that one in ten stays below."""
+def _tenth_percentile(seconds: Sequence[float]) -> float:
+    """Return the 10th percentile."""
     return float(np.quantile(np.array(seconds), 0.1))
 
 
-def _require_telling(options: Options, name: str) -> None:
-    """Only where a collective begins when its last member has asked can its time be told."""
+def _require_measurable(options: Options, name: str) -> None:
+    """Refuse traces of strategies whose collectives do not begin when their last member asks."""
     match options:
         case AllReduceOptions(overlap=False) | AdPsgdOptions(pairs="matching"):
             return
         case PartialAllReduceOptions() | SemiDecentralizedOptions(overlap=False):
             return
     raise PipeplanError(
-        f"sync.strategy: a trace of {name} does not tell how long its communication takes, which "
-        "hides behind computation or queues at servers; measure all_reduce:overlap=false, "
+        f"sync.strategy: a trace of {name} does not show how long its communication takes, which "
+        "overlaps computation or queues at servers; measure all_reduce:overlap=false, "
         "partial_all_reduce or semi_decentralized"
     )
 
 
-def _require_same_places(world: World, trace: SyncTrace) -> None:
-    if len(trace.parameter_bytes) != len(world.places):
+def _require_same_ranks(world: World, trace: SyncTrace) -> None:
+    if len(trace.parameter_bytes) != len(world.ranks):
         raise PipeplanError(
-            f"parameter_bytes: of {len(trace.parameter_bytes)} places, the plan's pipelines have "
-            f"{len(world.places)}; give the trace of a run of this plan"
+            f"parameter_bytes: of {len(trace.parameter_bytes)} pipeline ranks, the plan's "
+            f"pipelines have {len(world.ranks)}; give the trace of a run of this plan"
         )
     if not any(len(rows) > WARM_UP for rows in trace.workers):
         raise PipeplanError("workers: no worker has done two iterations; measure more of them")
 
 
 def _with_compute_times(world: World, trace: SyncTrace, *, steps_inside: bool) -> World:
-    """Places scaled to the median worker, and a factor of each worker's own."""
+    """Scale the pipeline ranks to the median worker, and set a factor for each worker."""
     factors = [_factor(world, rows, steps_inside) for rows in trace.workers]
     known = [factor for factor in factors if factor is not None]
     usual = median(known)
-    places = tuple(
+    ranks = tuple(
         replace(
-            place,
-            first_forward_s=place.first_forward_s * usual,
-            last_backward_s=place.last_backward_s * usual,
-            forward_s=place.forward_s * usual,
-            backward_s=place.backward_s * usual,
-            optimizer_s=place.optimizer_s * usual,
+            rank,
+            first_forward_s=rank.first_forward_s * usual,
+            last_backward_s=rank.last_backward_s * usual,
+            forward_s=rank.forward_s * usual,
+            backward_s=rank.backward_s * usual,
+            optimizer_s=rank.optimizer_s * usual,
             parameter_bytes=bytes_,
         )
-        for place, bytes_ in zip(world.places, trace.parameter_bytes, strict=True)
+        for rank, bytes_ in zip(world.ranks, trace.parameter_bytes, strict=True)
     )
     return replace(
         world,
         workers=len(trace.workers),
-        places=places,
+        ranks=ranks,
         pipelines_per_node=trace.pipelines_per_node,
         slowdown=tuple((factor or usual) / usual for factor in factors),
     )
 
 
 def _factor(world: World, rows: Sequence[SyncStep], steps_inside: bool) -> float | None:
-    """By which a worker's iterations take longer than the places say; median over rows."""
+    """Return the median factor of a worker's measured times over the predicted ones."""
     found = []
     for row in rows:
-        place = world.places[row.key]
-        expected_s = place.last_backward_s + (place.optimizer_s if steps_inside else 0.0)
+        rank = world.ranks[row.pipeline_rank]
+        expected_s = rank.last_backward_s + (rank.optimizer_s if steps_inside else 0.0)
         if row.iteration > WARM_UP and row.compute_s > 0:
             found.append(row.compute_s / expected_s)
     return median(found) if found else None
 
 
 def _durations(world: World, trace: SyncTrace) -> dict[_Shape, list[float]]:
-    """Seconds from the last member's asking until they went on, by shape of the collective."""
+    """Return the seconds from the last member's request to the end, by shape of the collective."""
     meetings: dict[tuple[int, tuple[int, ...], float], list[SyncStep]] = defaultdict(list)
     for rows in trace.workers:
         for row in rows:
             if row.iteration > WARM_UP:
                 # Members go on at one moment; real clocks agree to about a millisecond.
-                meetings[row.key, row.members, round(row.end_s, 2)].append(row)
+                meetings[row.pipeline_rank, row.members, round(row.end_s, 2)].append(row)
     found: dict[_Shape, list[float]] = defaultdict(list)
     for (key, members, _), met in meetings.items():
         if len(met) == len(members):
             asked_s = max(row.asked_s for row in met)
-            bytes_, crosses = world.places[key].parameter_bytes, world.crosses(members)
+            bytes_, crosses = world.ranks[key].parameter_bytes, world.crosses(members)
             shape = (bytes_, len(members), crosses)
             found[shape].append(max(row.end_s for row in met) - asked_s)
     return found
@@ -156,7 +156,7 @@ def _durations(world: World, trace: SyncTrace) -> dict[_Shape, list[float]]:
 
 @dataclass(frozen=True)
 class _Fit:
-    """Latency and seconds a byte of one kind of link, and the overhead of each collective."""
+    """Latency and seconds per byte of one kind of link, and the overhead of each collective."""
 
     overhead_s: float
     latency_s: float
@@ -196,10 +196,10 @@ def _with_links(
 
 
 def _fitted(rows: Mapping[_Shape, float], link: LinkCost, overhead_s: float) -> _Fit:
-    """The ring's seconds as a line in overhead, steps and bytes moved.
+    """Fit the ring's seconds as a linear function of overhead, steps and bytes moved.
 
-    As many of these three are fitted as there are different shapes: bytes first, then latency.
-    The others stay as they were.
+    As many of these three are fitted as there are different shapes: bytes first, then latency. The
+    others stay as they were.
     """
     steps = np.array([2.0 * (count - 1) for _, count, _ in rows])
     moved = np.array([2.0 * (count - 1) / count * bytes_ for bytes_, count, _ in rows])
@@ -215,7 +215,7 @@ def _fitted(rows: Mapping[_Shape, float], link: LinkCost, overhead_s: float) -> 
 
 
 def _not_negative(columns: FloatArray, target: FloatArray) -> FloatArray:
-    """Least squares of the relative error with no negative value: whichever is drops out."""
+    """Return the least squares of the relative error, without terms that would be negative."""
     weights = 1 / np.maximum(target, 1e-9)
     scale = np.abs(columns).max(axis=0) + 1e-300
     kept = list(range(columns.shape[1]))

@@ -1,4 +1,4 @@
-"""Several strategies in the same scenario, against all-reduce; a process for each of some."""
+"""Comparison of several strategies in one scenario against all-reduce, in parallel processes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
 
-from planner.artifacts.plan import Sync
 from planner.errors import PipeplanError
-from planner.sync.simulation.run import Run, Scenario, simulate_sync
+from planner.plan.plan import Sync
+from planner.sync.simulation.run import Scenario, SimulatedRun, simulate_sync
 from planner.sync.strategies import parse_sync, require_fit
 
 PLAIN = parse_sync("all_reduce:overlap=false")
@@ -44,31 +44,31 @@ ALL_STRATEGIES: tuple[Sync, ...] = (
 MOST_SEEDS = 1000
 MOST_JOBS = 256
 Progress = Callable[[Sync, int], None]
-"""Told of every strategy and seed when it is done."""
+"""Called when a strategy and seed is done."""
 _Task = tuple[Scenario, Sync, int, int]
 
 
 @dataclass(frozen=True)
 class SyncResult:
-    """A strategy's figures, means over the seeds.
+    """Results of a strategy, means over the seeds.
 
     Attributes:
         sync: the strategy.
         iterations_per_s: of all workers together.
-        throughput_ratio: against all-reduce that begins after the backward.
-        overlapped_ratio: against all-reduce behind the backward.
-        target_s: virtual time until the mean model reached the target; None: in some seed it never
-            did.
-        target_speedup: all-reduce's time (behind the backward) over this one; above 1 is faster.
-        final_loss: of the mean model after as many samples as everybody.
+        throughput_ratio: relative to all-reduce that begins after the backward.
+        overlapped_ratio: relative to all-reduce overlapped with the backward.
+        target_s: virtual time until the mean model reached the target; None: not in every seed.
+        target_speedup: overlapped all-reduce's time over this one; above 1 is faster.
+        final_loss: loss of the mean model after the same number of samples for all strategies.
         consensus_distance: root mean square distance of the workers' weights from their mean, as a
-            share of the mean's norm, over the second half of the run.
-        spectral_gap: 1 less the second eigenvalue of a round's mean mixing matrix; None where
-            workers average with nobody.
-        sent_bytes: by all workers and servers.
-        idle_share: of the workers' time.
-        staleness: see :class:`planner.sync.simulation.run.Run`; the largest over the seeds.
-        steps: of each worker, with the first seed.
+            fraction of the mean's norm, over the second half of the run.
+        spectral_gap: 1 less the second eigenvalue of a round's mean mixing matrix; None if workers
+            do not average.
+        sent_bytes: bytes sent by all workers and servers.
+        idle_share: idle fraction of the workers' time.
+        staleness: see :class:`planner.sync.simulation.run.SimulatedRun`; the largest over the
+            seeds.
+        steps: iterations of each worker, with the first seed.
     """
 
     sync: Sync
@@ -88,15 +88,15 @@ class SyncResult:
 
 @dataclass(frozen=True)
 class SyncComparison:
-    """What :func:`compare_syncs` found.
+    """The result of :func:`compare_syncs`.
 
     Attributes:
-        scenario: of all of them, with the first seed.
-        seeds: that were run.
-        target_loss: of the mean model: what all-reduce reaches after ``target_share`` of its
+        scenario: the scenario, with the first seed.
+        seeds: number of seeds.
+        target_loss: loss of the mean model that all-reduce reaches after ``target_share`` of its
             iterations; a mean over the seeds, each of which has its own.
-        results: in the order asked for.
-        interrupted: some strategies are missing, since the user did not wait.
+        results: in the order of the arguments.
+        interrupted: whether strategies are missing because the user interrupted the run.
     """
 
     scenario: Scenario
@@ -115,18 +115,18 @@ def compare_syncs(
     target_share: float = 0.5,
     progress: Progress | None = None,
 ) -> SyncComparison:
-    """Simulate strategies, and all-reduce in both forms to compare them with.
+    """Simulate strategies, and all-reduce in both forms for comparison.
 
-    The results depend on the arguments alone, whatever the number of jobs. On Ctrl-C what is done
-    is returned, if all-reduce is among it.
+    The results depend only on the arguments, not on the number of jobs. On Ctrl-C the finished
+    results are returned, if all-reduce is among them.
 
     Args:
-        scenario: of all of them.
-        syncs: strategies.
-        seeds: how many to average over; the scenario's and those that follow it.
-        jobs: processes to run them in.
-        target_share: of all-reduce's iterations, whose loss is the target.
-        progress: told of every run.
+        scenario: the scenario of all strategies.
+        syncs: the strategies.
+        seeds: number of seeds to average over: the scenario's and those that follow it.
+        jobs: number of processes.
+        target_share: fraction of all-reduce's iterations whose loss is the target.
+        progress: called after every run.
 
     Raises:
         PipeplanError: if an argument is out of range, or a strategy or an option is wrong.
@@ -140,7 +140,7 @@ def compare_syncs(
         for index, sync in enumerate(wanted)
         for seed in range(seeds)
     ]
-    found: dict[int, list[Run]] = {}
+    found: dict[int, list[SimulatedRun]] = {}
     interrupted = False
     try:
         for index, run in _finished(tasks, jobs):
@@ -162,7 +162,7 @@ def _check(seeds: int, jobs: int, target_share: float) -> None:
     if not 1 <= jobs <= MOST_JOBS:
         problems.append(f"jobs: {jobs} is not a whole number from 1 to {MOST_JOBS}")
     if not 0 < target_share <= 1:
-        problems.append(f"target_share: {target_share:g} is not a share above 0, up to 1")
+        problems.append(f"target_share: {target_share:g} is not a fraction above 0, up to 1")
     if problems:
         raise PipeplanError(problems)
 
@@ -171,8 +171,8 @@ def _name(sync: Sync) -> str:
     return sync.model_dump_json()
 
 
-def _finished(tasks: list[_Task], jobs: int) -> Iterator[tuple[int, Run]]:
-    """Runs in the order of tasks."""
+def _finished(tasks: list[_Task], jobs: int) -> Iterator[tuple[int, SimulatedRun]]:
+    """Yield runs in the order of tasks."""
     jobs = min(jobs, len(tasks))
     if jobs == 1:
         yield from map(_run, tasks)
@@ -185,8 +185,8 @@ def _finished(tasks: list[_Task], jobs: int) -> Iterator[tuple[int, Run]]:
 
 @contextmanager
 def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that end when they are not needed any more, whatever they are doing."""
-    # Started anew, not forked: threads of libraries do not survive a fork.
+    """Yield a pool of processes that is terminated at the end, whatever they are doing."""
+    # Started afresh, not forked: threads of libraries do not survive a fork.
     context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
     with ProcessPoolExecutor(jobs, context, _leave_interrupts) as pool:
         try:
@@ -202,19 +202,19 @@ def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
             raise
 
 
-def _run(task: _Task) -> tuple[int, Run]:
+def _run(task: _Task) -> tuple[int, SimulatedRun]:
     scenario, sync, index, seed = task
     return index, simulate_sync(scenario.with_seed(seed), sync)
 
 
 def _leave_interrupts() -> None:
-    """Ctrl-C is the parent's to hear; it ends the others."""
+    """Ignore Ctrl-C, which the parent handles by ending the other processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager
 def _single_threaded() -> Iterator[None]:
-    """Processes started meanwhile use one thread each for linear algebra."""
+    """Limit processes started meanwhile to one thread each for linear algebra."""
     names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, "1"))
@@ -231,7 +231,7 @@ def _single_threaded() -> Iterator[None]:
 def _comparison(
     scenario: Scenario,
     syncs: Sequence[Sync],
-    runs: dict[str, list[Run]],
+    runs: dict[str, list[SimulatedRun]],
     target_share: float,
     interrupted: bool,
 ) -> SyncComparison:
@@ -247,13 +247,13 @@ def _comparison(
 
 
 def _result(
-    runs: Sequence[Run],
-    plain: Sequence[Run],
-    overlapped: Sequence[Run],
+    runs: Sequence[SimulatedRun],
+    plain: Sequence[SimulatedRun],
+    overlapped: Sequence[SimulatedRun],
     targets: Sequence[float],
     total: int,
 ) -> SyncResult:
-    def ratio(others: Sequence[Run]) -> float:
+    def ratio(others: Sequence[SimulatedRun]) -> float:
         pairs = zip(runs, others, strict=True)
         return fmean(run.iterations_per_s / other.iterations_per_s for run, other in pairs)
 

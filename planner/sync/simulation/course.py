@@ -1,14 +1,96 @@
-"""What a simulated run goes through, whichever loop plays it."""
+"""The state of a simulated run: its workers, weights, observations and recorded trace."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from planner.sync.simulation.observer import Observer
-from planner.sync.simulation.recording import Recorder
-from planner.sync.simulation.slowness import Fault, Stretches
-from planner.sync.simulation.training import Training
+import numpy as np
+
+from planner.cluster.link_table import FloatArray
+from planner.measured.sync_trace import SyncStep
+from planner.sync.simulation.slowness import SimulatedFault, Slowdowns
+from planner.sync.simulation.training import LearningProblem, Training
 from planner.sync.simulation.world import World
+
+
+class TraceRecorder:
+    """Records the iterations of every worker."""
+
+    def __init__(self, workers: int) -> None:
+        self.rows: list[list[SyncStep]] = [[] for _ in range(workers)]
+        self._open: dict[tuple[int, int], tuple[int, float, float]] = {}
+
+    def begin(self, worker: int, key: int, iteration: int, start_s: float, ended_s: float) -> None:
+        """Record that a pipeline rank computes from ``start_s`` until ``ended_s``."""
+        self._open[worker, key] = (iteration, start_s, ended_s)
+
+    def free(self, worker: int, key: int, now_s: float, members: tuple[int, ...]) -> None:
+        """Record that a pipeline rank has synchronised with these workers."""
+        iteration, start_s, ended_s = self._open.pop((worker, key))
+        self.rows[worker].append(
+            SyncStep(
+                iteration=iteration,
+                pipeline_rank=key,
+                start_s=max(start_s, 0.0),
+                compute_s=ended_s - start_s,
+                sync_wait_s=max(now_s - ended_s, 0.0),
+                members=members or (worker,),
+            )
+        )
+
+
+OBSERVATIONS = 100
+"""Number of observations in the time that the iterations take without waiting."""
+MOST_OBSERVATIONS = 4 * OBSERVATIONS
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The state at a virtual time.
+
+    Attributes:
+        at_s: the time.
+        iterations: done by all workers together.
+        loss: loss of the mean of the workers' weights, over the whole data set.
+        distance: root mean square distance of the workers' weights from their mean, as a fraction
+            of the mean's norm.
+    """
+
+    at_s: float
+    iterations: int
+    loss: float
+    distance: float
+
+
+@dataclass
+class Observer:
+    """Observes the weights at regular virtual times.
+
+    Attributes:
+        problem: the problem whose loss is evaluated.
+        interval_s: time between observations, doubled after each :data:`MOST_OBSERVATIONS`.
+    """
+
+    problem: LearningProblem
+    interval_s: float
+    observations: list[Observation] = field(default_factory=list)
+    next_s: float = 0.0
+
+    def until(self, now_s: float, weights: FloatArray, iterations: int) -> None:
+        """Observe weights that did not change since the last event until now."""
+        while self.next_s <= now_s:
+            self.observe(self.next_s, weights, iterations)
+            self.next_s += self.interval_s
+            if len(self.observations) % MOST_OBSERVATIONS == 0:
+                self.interval_s *= 2
+
+    def observe(self, at_s: float, weights: FloatArray, iterations: int) -> None:
+        """Evaluate the workers' weights, one row each; a single row is a model that all share."""
+        mean = weights.mean(axis=0)
+        squares = ((weights - mean) ** 2).sum(axis=1).mean()
+        distance = float(np.sqrt(squares) / (np.linalg.norm(mean) or 1.0))
+        self.observations.append(Observation(at_s, iterations, self.problem.loss(mean), distance))
 
 
 @dataclass(frozen=True)
@@ -17,18 +99,74 @@ class Course:
 
     Attributes:
         world: pipelines and links.
-        stretches: of iterations.
+        slowdowns: slowdowns of iterations.
         training: the problem and the weights.
-        observer: looks at them.
-        iterations: after how many, of all workers together, to end.
+        observer: observes the weights.
+        iterations: total number of iterations of all workers, after which the run ends.
         faults: workers that leave.
-        recorder: takes down what happens, if wanted.
+        recorder: records a trace, if wanted.
     """
 
     world: World
-    stretches: Stretches
+    slowdowns: Slowdowns
     training: Training
     observer: Observer
     iterations: int
-    faults: tuple[Fault, ...] = ()
-    recorder: Recorder | None = None
+    faults: tuple[SimulatedFault, ...] = ()
+    recorder: TraceRecorder | None = None
+
+
+LARGE = 64
+"""Members from which a group's square of pairs is added separately."""
+
+
+def mixing_matrix(groups: Sequence[tuple[int, ...]], workers: int) -> FloatArray:
+    """Return the mean effect of a round of groups on the workers' weights.
+
+    A group replaces its members' weights by their mean: a projection, equal to its own square, so
+    that E[W] is E[W^T W]. A round consists of consecutive groups that have as many members together
+    as there are workers; the product is taken to first order, exact if the groups of a round are
+    disjoint.
+
+    Returns:
+        A matrix whose rows and columns sum to 1; diagonal entries may be negative if some workers
+        meet far more often than others.
+    """
+    members = sum(map(len, groups))
+    if not members:
+        return np.eye(workers)
+    pairs = np.zeros(workers * workers)
+    by_size: dict[int, list[tuple[int, ...]]] = {}
+    for group in groups:
+        by_size.setdefault(len(group), []).append(group)
+    for size, rows in by_size.items():
+        step = max(1, 2**22 // size**2)
+        for begin in range(0, len(rows), step):
+            pairs += _pairs(np.array(rows[begin : begin + step]), workers) / size
+    met = pairs.reshape(workers, workers)
+    away = np.diag(met.sum(axis=1)) - met
+    matrix: FloatArray = np.eye(workers) - away * (workers / members)
+    return matrix
+
+
+def _pairs(rows: np.ndarray[tuple[int, int], np.dtype[np.int64]], workers: int) -> FloatArray:
+    """Return how often each two workers are together, including each with itself."""
+    if len(rows) == 1 or rows.shape[1] >= LARGE:
+        found = np.zeros((workers, workers))
+        for row in rows:
+            found[np.ix_(row, row)] += 1
+        return found.ravel()
+    numbers = rows[:, :, None] * workers + rows[:, None, :]
+    return np.bincount(numbers.ravel(), minlength=workers * workers).astype(float)
+
+
+def spectral_gap(groups: Sequence[tuple[int, ...]], workers: int) -> float:
+    """Return 1 less the second largest eigenvalue of :func:`mixing_matrix`.
+
+    It is 1 if every round averages all workers, 0 if some workers are never connected; the squared
+    disagreement falls by about this fraction per round.
+    """
+    if workers == 1:
+        return 1.0
+    eigenvalues = np.linalg.eigvalsh(mixing_matrix(groups, workers))
+    return float(min(max(1 - eigenvalues[-2], 0.0), 1.0))

@@ -1,4 +1,4 @@
-"""The event loop for strategies whose workers do not march in step."""
+"""The event loop of decentralized strategies, whose workers have no common iterations."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from planner.artifacts.link_table import FloatArray
+from planner.cluster.link_table import FloatArray
 from planner.sync.simulation.course import Course
 from planner.sync.simulation.training import parts_of
-from planner.sync.simulation.world import Reduction
+from planner.sync.simulation.world import StageReduction
 
 Handler = Callable[[float, Any, Any], None]
 
 
 class Behaviour(Protocol):
-    """What a strategy does when a place of a worker has ended its backward.
+    """The reaction of a strategy to the end of a pipeline rank's backward.
 
     Attributes:
-        delay_s: from the optimizer step until :meth:`ready`, such as a request's way.
+        delay_s: time from the optimizer step until :meth:`ready`, such as that of a request.
         staleness: the largest so far.
     """
 
@@ -30,47 +30,49 @@ class Behaviour(Protocol):
 
     @property
     def sent_bytes(self) -> float:
-        """So far, by all workers."""
+        """Bytes sent so far by all workers."""
 
     def begun(self, worker: int, now_s: float) -> None:
-        """The worker has begun an iteration."""
+        """Handle a worker that has begun an iteration."""
 
     def ready(self, now_s: float, worker: int, key: int) -> None:
-        """A place wants to synchronise; the behaviour calls :meth:`Engine.free` when it may go on.
+        """Handle a rank that wants to synchronise.
+
+        It calls :meth:`EventLoop.free` when the rank may continue.
 
         Args:
             now_s: virtual time.
-            worker: whose.
-            key: the place.
+            worker: the worker.
+            key: its pipeline rank.
         """
 
     def left(self, worker: int, now_s: float) -> None:
-        """The worker is gone."""
+        """Handle a worker that has left."""
 
     def joined(self, worker: int, iteration: int, now_s: float) -> None:
-        """The worker is back, with a peer's weights; its next iteration is this one."""
+        """Handle a worker that is back with a peer's weights; its next iteration is this one."""
 
     def models(self) -> FloatArray:
-        """What is looked at: weights of all workers, or the one row that counts."""
+        """Return the weights to observe: of all workers, or one row that counts."""
 
     def memberships(self) -> list[list[tuple[int, ...]]]:
-        """By place, the groups that averaged what they held there, in order."""
+        """Return the groups that averaged, in order, by pipeline rank."""
 
 
-class Engine:
-    """Runs workers and their behaviour until so many iterations are done.
+class EventLoop:
+    """Runs workers and their behaviour until all iterations are done.
 
     Args:
-        course: what it goes through.
+        course: the state of the run.
     """
 
     def __init__(self, course: Course) -> None:
         world, training = course.world, course.training
         self.world, self.training = world, training
         self.parts = parts_of(
-            tuple(p.parameter_bytes for p in world.places), training.problem.dimension
+            tuple(p.parameter_bytes for p in world.ranks), training.problem.dimension
         )
-        self.keys = range(len(world.places))
+        self.keys = range(len(world.ranks))
         self.alive = [True] * world.workers
         self.iteration = [0] * world.workers
         self.done = [0] * world.workers
@@ -78,11 +80,11 @@ class Engine:
         self.busy_s = 0.0
         self.now_s = 0.0
         self.recorder = course.recorder
-        self._stretches, self._observer = course.stretches, course.observer
+        self._slowdowns, self._observer = course.slowdowns, course.observer
         self._limit, self._faults = course.iterations, course.faults
         self._heap: list[tuple[float, int, Handler, Any, Any]] = []
         self._order = count()
-        self._free_s = [[0.0] * len(world.places) for _ in range(world.workers)]
+        self._free_s = [[0.0] * len(world.ranks) for _ in range(world.workers)]
         self._waiting = [0] * world.workers
         nodes = world.node(world.workers - 1) + 1
         self._card_free_s = [[0.0] * world.cards for _ in range(nodes)]
@@ -108,7 +110,7 @@ class Engine:
                 observer.until(now_s, behaviour.models(), self.total)
             self.now_s = now_s
             handler(now_s, first, second)
-        observer.look(self.now_s, behaviour.models(), self.total)
+        observer.observe(self.now_s, behaviour.models(), self.total)
         return self.now_s
 
     def at(self, time_s: float, handler: Handler, first: Any, second: Any) -> None:
@@ -116,7 +118,7 @@ class Engine:
         heapq.heappush(self._heap, (time_s, next(self._order), handler, first, second))
 
     def free(self, worker: int, key: int, now_s: float, members: tuple[int, ...] = ()) -> None:
-        """A place may run its next iteration; the worker begins it once all places may."""
+        """Let a pipeline rank run its next iteration; the worker begins it once all ranks may."""
         if self.recorder is not None:
             self.recorder.free(worker, key, now_s, members)
         self._free_s[worker][key] = now_s
@@ -128,16 +130,16 @@ class Engine:
 
     def _begin(self, worker: int) -> None:
         self.iteration[worker] = iteration = self.iteration[worker] + 1
-        stretch = self._stretches.at(worker, iteration)
-        free_s, places = self._free_s[worker], self.world.places
-        start_s = max(free_s[key] - places[key].first_forward_s * stretch for key in self.keys)
+        slowdown = self._slowdowns.at(worker, iteration)
+        free_s, ranks = self._free_s[worker], self.world.ranks
+        start_s = max(free_s[key] - ranks[key].first_forward_s * slowdown for key in self.keys)
         self.training.begin(worker, iteration)
-        self.busy_s += stretch * self.world.iteration_s
-        self._waiting[worker] = len(places)
+        self.busy_s += slowdown * self.world.iteration_s
+        self._waiting[worker] = len(ranks)
         delay_s, push = self.behaviour.delay_s, heapq.heappush
         for key in self.keys:
-            place = places[key]
-            ended_s = start_s + (place.last_backward_s + place.optimizer_s) * stretch
+            rank = ranks[key]
+            ended_s = start_s + (rank.last_backward_s + rank.optimizer_s) * slowdown
             event = (ended_s + delay_s, next(self._order), self._ready, (worker, key), iteration)
             push(self._heap, event)
             if self.recorder is not None:
@@ -150,12 +152,12 @@ class Engine:
             self.behaviour.ready(now_s, worker, key)
 
     def reserve(
-        self, now_s: float, members: tuple[int, ...], key: int, reduction: Reduction
+        self, now_s: float, members: tuple[int, ...], key: int, reduction: StageReduction
     ) -> float:
-        """When a collective that is asked for now ends; cards serve in the order of asking."""
+        """Return the end of a collective requested now; cards serve in the order of requests."""
         if not reduction.card_s:
             return now_s + reduction.seconds
-        card, per_node = self.world.places[key].network_card, self.world.pipelines_per_node
+        card, per_node = self.world.ranks[key].network_card, self.world.pipelines_per_node
         nodes = members if per_node == 1 else sorted({m // per_node for m in members})
         start_s = now_s
         for node in nodes:
@@ -165,14 +167,14 @@ class Engine:
         return start_s + reduction.seconds
 
     def card_s(self, now_s: float, worker: int, key: int, moving_s: float) -> float:
-        """When a worker's card has moved bytes that take so long, after all it has to move."""
+        """Return when a worker's card has moved bytes after everything it has to move before."""
         free_s = self._card_free_s[self.world.node(worker)]
-        card = self.world.places[key].network_card
+        card = self.world.ranks[key].network_card
         free_s[card] = max(now_s, free_s[card]) + moving_s
         return free_s[card]
 
     def living(self) -> FloatArray:
-        """Weights of the workers that are there; of all while nobody is."""
+        """Return the weights of active workers; of all if none is active."""
         weights = self.training.weights
         if all(self.alive) or not any(self.alive):
             return weights
@@ -188,6 +190,6 @@ class Engine:
         if not self.alive[worker]:
             self.training.heal(worker, self.alive)
             self.alive[worker] = True
-            self._free_s[worker] = [now_s] * len(self.world.places)
+            self._free_s[worker] = [now_s] * len(self.world.ranks)
             self.behaviour.joined(worker, self.iteration[worker] + 1, now_s)
             self._begin(worker)

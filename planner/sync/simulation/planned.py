@@ -1,4 +1,4 @@
-"""The world of a plan: its pipelines, replayed, and the links of its cluster."""
+"""The simulated world of a plan: its pipelines' times from a replay, and its cluster's links."""
 
 from __future__ import annotations
 
@@ -7,55 +7,64 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.artifacts.link_table import FloatArray
-from planner.artifacts.plan import Plan
+from planner.cluster.link_table import FloatArray
 from planner.errors import PipeplanError
-from planner.simulator import OperationEvent, Timeline, simulate_plan
-from planner.sync.lanes import Lane, lanes_of, node_of, pipelines_per_node
-from planner.sync.simulation.world import LinkCost, Place, World
+from planner.plan.plan import Plan
+from planner.simulation.simulator import simulate_plan
+from planner.simulation.timeline import OperationEvent, Timeline
+from planner.sync.pipeline_replicas import (
+    PipelineReplica,
+    node_of,
+    pipeline_replicas_of,
+    pipelines_per_node,
+)
+from planner.sync.simulation.world import LinkCost, PipelineRank, World
 
 
 def from_plan(plan: Plan, workers: int | None = None) -> World:
-    """What synchronisation sees of a plan.
+    """Return the world of a plan.
 
-    The times are those of the first pipeline in the simulator's replay; the links join devices at
-    the same place of different pipelines, or any two of the cluster where a plan has one pipeline.
+    The times are those of the first pipeline in the simulator's replay; the links join devices of
+    the same pipeline rank, or any two of the cluster if the plan has one pipeline.
 
     Args:
-        plan: whose replicas form pipelines (:func:`planner.sync.lanes.lanes_of`).
-        workers: copies of its first pipeline; None: the pipelines that it has, each as fast as it
-            is in the plan.
+        plan: the plan, whose replicas form pipelines
+            (:func:`planner.sync.pipeline_replicas.pipeline_replicas_of`).
+        workers: number of copies of its first pipeline; None: the pipelines of the plan, each with
+            its own speed.
 
     Raises:
         PipeplanError: if the replicas form no pipelines, or no link joins devices.
     """
     # Whatever strategy is simulated, it is pipelines that it is simulated of.
-    lanes, timeline = lanes_of(plan, otherwise=""), simulate_plan(plan)
-    places = _places(plan, lanes[0], timeline)
-    within, between = _links(plan, lanes)
+    replicas, timeline = pipeline_replicas_of(plan, otherwise=""), simulate_plan(plan)
+    ranks = _ranks(plan, replicas[0], timeline)
+    within, between = _links(plan, replicas)
     first = World(
         workers=1,
-        places=places,
+        ranks=ranks,
         within=within,
         between=between,
-        pipelines_per_node=pipelines_per_node(lanes),
-        slots=2 * (len(lanes[0].microbatches) + len(places) - 1),
+        pipelines_per_node=pipelines_per_node(replicas),
+        slots=2 * (len(replicas[0].microbatches) + len(ranks) - 1),
     )
     if workers is not None:
         return replace(first, workers=workers)
-    return replace(first, workers=len(lanes), slowdown=_slowdown(plan, lanes, timeline, first))
+    return replace(
+        first, workers=len(replicas), slowdown=_slowdown(plan, replicas, timeline, first)
+    )
 
 
-def _places(plan: Plan, lane: Lane, timeline: Timeline) -> tuple[Place, ...]:
-    rows = {device: [] for device in lane.devices}  # type: dict[str, list[OperationEvent]]
+def _ranks(plan: Plan, replica: PipelineReplica, timeline: Timeline) -> tuple[PipelineRank, ...]:
+    rows = {device: [] for device in replica.devices}  # type: dict[str, list[OperationEvent]]
     for event in timeline.operations:
         if event.device in rows:
             rows[event.device].append(event)
     start_s = min(event.start_s for events in rows.values() for event in events)
-    bytes_ = _parameter_bytes(plan, lane)
-    nodes = list(dict.fromkeys(map(node_of, lane.devices)))
+    bytes_ = _parameter_bytes(plan, replica)
+    nodes = list(dict.fromkeys(map(node_of, replica.devices)))
     return tuple(
-        _place(
+        _rank(
             events,
             start_s,
             timeline.pipeline.optimizer_s[device],
@@ -66,12 +75,12 @@ def _places(plan: Plan, lane: Lane, timeline: Timeline) -> tuple[Place, ...]:
     )
 
 
-def _place(
+def _rank(
     events: Sequence[OperationEvent], start_s: float, optimizer_s: float, bytes_: int, card: int
-) -> Place:
+) -> PipelineRank:
     first = min(events, key=lambda event: event.start_s)
     last = max(events, key=lambda event: event.end_s)
-    return Place(
+    return PipelineRank(
         first_forward_s=first.start_s - start_s,
         last_backward_s=last.end_s - start_s,
         forward_s=first.end_s - first.start_s,
@@ -82,12 +91,12 @@ def _place(
     )
 
 
-def _parameter_bytes(plan: Plan, lane: Lane) -> dict[str, int]:
-    """Trainable bytes by device; what several places share counts at the first of them."""
+def _parameter_bytes(plan: Plan, replica: PipelineReplica) -> dict[str, int]:
+    """Return trainable bytes by device; parameters of several ranks count at the first one."""
     graph, seen = plan.problem.graph, set[str]()
-    found = dict.fromkeys(lane.devices, 0)
+    found = dict.fromkeys(replica.devices, 0)
     for stage in plan.stages:
-        device = next(d for d in lane.devices if d in stage.devices)
+        device = next(d for d in replica.devices if d in stage.devices)
         for parameter in graph.parameters_of(stage.layers):
             if parameter.trainable and parameter.name not in seen:
                 seen.add(parameter.name)
@@ -96,21 +105,21 @@ def _parameter_bytes(plan: Plan, lane: Lane) -> dict[str, int]:
 
 
 def _slowdown(
-    plan: Plan, lanes: Sequence[Lane], timeline: Timeline, first: World
+    plan: Plan, replicas: Sequence[PipelineReplica], timeline: Timeline, first: World
 ) -> tuple[float, ...]:
-    """How much longer each pipeline's iterations take than the first one's."""
+    """Return the ratios of the pipelines' iteration times to the first one's."""
     lengths_s = []
-    for lane in lanes:
-        places = _places(plan, lane, timeline)
-        lengths_s.append(max(place.occupied_s for place in places))
+    for replica in replicas:
+        ranks = _ranks(plan, replica, timeline)
+        lengths_s.append(max(rank.occupied_s for rank in ranks))
     return tuple(length_s / first.iteration_s for length_s in lengths_s)
 
 
-def _links(plan: Plan, lanes: Sequence[Lane]) -> tuple[LinkCost, LinkCost]:
-    """Medians of the pairs within nodes and between nodes; where one has none, the other's."""
+def _links(plan: Plan, replicas: Sequence[PipelineReplica]) -> tuple[LinkCost, LinkCost]:
+    """Return medians of pairs within and between nodes; if one has none, both are equal."""
     names = plan.cluster.device_names
-    columns = list(zip(*(lane.devices for lane in lanes), strict=True))
-    rows = columns if len(lanes) > 1 else [names]
+    columns = list(zip(*(replica.devices for replica in replicas), strict=True))
+    rows = columns if len(replicas) > 1 else [names]
     pairs = [(a, b) for row in rows for a in row for b in row if a != b]
     inside = [pair for pair in pairs if node_of(pair[0]) == node_of(pair[1])]
     outside = [pair for pair in pairs if node_of(pair[0]) != node_of(pair[1])]
@@ -124,7 +133,7 @@ def _links(plan: Plan, lanes: Sequence[Lane]) -> tuple[LinkCost, LinkCost]:
 
 
 def _cost(plan: Plan, pairs: Sequence[tuple[str, str]]) -> LinkCost | None:
-    """Medians over pairs that have a path."""
+    """Return medians over pairs that have a path."""
     table, numbers = plan.cluster.link_table, plan.cluster.numbers
     sides = [np.array([numbers[pair[side]] for pair in pairs], dtype=int) for side in (0, 1)]
     latency_s: FloatArray = np.asarray(table.latency_s)[sides[0], sides[1]]

@@ -1,4 +1,4 @@
-"""Simulating one strategy: from its options to what became of its run."""
+"""The simulation of one strategy, from its options to the results of its run."""
 
 from __future__ import annotations
 
@@ -7,29 +7,36 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from planner.artifacts.plan import Sync
-from planner.artifacts.sync_trace import SyncTrace
 from planner.errors import PipeplanError
+from planner.measured.sync_trace import SyncTrace
+from planner.plan.plan import Sync
 from planner.sync.groups import scheduler_of
-from planner.sync.simulation.course import Course
-from planner.sync.simulation.engine import Behaviour, Engine
-from planner.sync.simulation.groups import GroupAveraging
-from planner.sync.simulation.groups_behind import GroupAveragingBehind
-from planner.sync.simulation.mixing import spectral_gap
-from planner.sync.simulation.observer import LOOKS, Look, Observer
-from planner.sync.simulation.pairs import BipartitePairs
-from planner.sync.simulation.recording import Recorder
-from planner.sync.simulation.rounds import Rounds, Timing, Update
+from planner.sync.simulation.averaging import (
+    BipartitePairs,
+    GroupAveraging,
+    OverlappedGroupAveraging,
+)
+from planner.sync.simulation.course import (
+    OBSERVATIONS,
+    Course,
+    Observation,
+    Observer,
+    TraceRecorder,
+    spectral_gap,
+)
+from planner.sync.simulation.engine import Behaviour, EventLoop
+from planner.sync.simulation.rounds import Rounds, RoundTiming, Update
 from planner.sync.simulation.servers import AsynchronousServer, EagerServer
-from planner.sync.simulation.slowness import Fault, Steady, Stretches, Trace
+from planner.sync.simulation.slowness import SimulatedFault, Slowdowns, Steady, Trace
 from planner.sync.simulation.timings import (
     AllReduceTiming,
     CrossIterationTiming,
+    CrossIterationUpdate,
     DecoupledTiming,
+    ExactUpdate,
     SynchronousServerTiming,
 )
 from planner.sync.simulation.training import Learning, Training
-from planner.sync.simulation.updates import CrossIterationUpdate, ExactUpdate
 from planner.sync.simulation.world import World
 from planner.sync.strategies import (
     AdPsgdOptions,
@@ -50,15 +57,15 @@ MOST_ITERATIONS = 10**6
 
 @dataclass(frozen=True)
 class Scenario:
-    """What happens to every strategy alike.
+    """The conditions that are the same for every strategy.
 
     Attributes:
         world: pipelines and links.
-        iterations: of a worker on average; a strategy runs until all workers together have done so
-            many each.
-        trace: how iterations vary.
+        iterations: iterations per worker on average; a strategy runs until all workers together
+            have done this many each.
+        trace: slowdowns of iterations.
         faults: workers that leave.
-        learning: what is learned, and the seed.
+        learning: the training problem, and the seed.
 
     Raises:
         PipeplanError: naming every field that is out of range.
@@ -67,7 +74,7 @@ class Scenario:
     world: World
     iterations: int = 200
     trace: Trace = field(default_factory=Steady)
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[SimulatedFault, ...] = ()
     learning: Learning = field(default_factory=Learning)
 
     def __post_init__(self) -> None:
@@ -91,26 +98,26 @@ class Scenario:
             raise PipeplanError(problems)
 
     def with_seed(self, seed: int) -> Scenario:
-        """The same with another seed of the trace, the data and the initial weights."""
+        """Return the scenario with another seed of the trace, the data and the initial weights."""
         return replace(self, learning=replace(self.learning, seed=seed))
 
 
 @dataclass(frozen=True)
-class Run:
-    """What became of a strategy, in virtual time.
+class SimulatedRun:
+    """The result of a strategy, in virtual time.
 
     Attributes:
         sync: the strategy.
-        time_s: until all iterations were done.
+        time_s: time until all iterations were done.
         done: iterations of each worker.
         busy_s: seconds in which workers computed, all together.
-        sent_bytes: by all workers and servers.
-        staleness: the largest: of strategies with groups in iterations, between the newest and the
-            oldest member of a group; of servers in updates, between a read and the gradient of
-            what was read.
-        spectral_gap: of the groups (:func:`planner.sync.simulation.mixing.spectral_gap`); None
-            where workers average with nobody.
-        looks: at the model, in order of time.
+        sent_bytes: bytes sent by all workers and servers.
+        staleness: the largest: for strategies with groups in iterations, between the newest and the
+            oldest member of a group; for servers in updates, between a read and the gradient
+            computed from it.
+        spectral_gap: of the groups (:func:`planner.sync.simulation.course.spectral_gap`); None if
+            workers do not average.
+        observations: states of the model, in order of time.
     """
 
     sync: Sync
@@ -120,100 +127,106 @@ class Run:
     sent_bytes: float
     staleness: int
     spectral_gap: float | None
-    looks: tuple[Look, ...]
+    observations: tuple[Observation, ...]
 
     @property
     def iterations_per_s(self) -> float:
-        """Of all workers together."""
+        """Iterations per second of all workers together."""
         return sum(self.done) / self.time_s
 
     @property
     def idle_share(self) -> float:
-        """Of the workers' time."""
+        """Idle fraction of the workers' time."""
         return max(0.0, 1 - self.busy_s / (len(self.done) * self.time_s))
 
     @property
     def consensus_distance(self) -> float:
-        """Mean over the second half of the looks."""
-        half = self.looks[len(self.looks) // 2 :]
-        return float(np.mean([look.distance for look in half]))
+        """Mean distance over the second half of the observations."""
+        half = self.observations[len(self.observations) // 2 :]
+        return float(np.mean([observation.distance for observation in half]))
 
     def loss_after(self, iterations: float) -> float:
-        """Between two looks, by their numbers of iterations."""
-        counts = [look.iterations for look in self.looks]
-        return float(np.interp(iterations, counts, [look.loss for look in self.looks]))
+        """Return the loss after a number of iterations, interpolated between observations."""
+        counts = [observation.iterations for observation in self.observations]
+        return float(
+            np.interp(iterations, counts, [observation.loss for observation in self.observations])
+        )
 
     def time_to_s(self, loss: float) -> float | None:
-        """When the loss was first reached, between two looks; None: it was not."""
-        before = self.looks[0]
-        for look in self.looks:
-            if look.loss <= loss:
-                fall = before.loss - look.loss
+        """Return when the loss was first reached, interpolated; None if it was not."""
+        before = self.observations[0]
+        for observation in self.observations:
+            if observation.loss <= loss:
+                fall = before.loss - observation.loss
                 share = (before.loss - loss) / fall if fall > 0 else 1.0
-                return before.at_s + (look.at_s - before.at_s) * min(max(share, 0.0), 1.0)
-            before = look
+                return before.at_s + (observation.at_s - before.at_s) * min(max(share, 0.0), 1.0)
+            before = observation
         return None
 
 
-def simulate_sync(scenario: Scenario, sync: Sync) -> Run:
+def simulate_sync(scenario: Scenario, sync: Sync) -> SimulatedRun:
     """Run a strategy in virtual time.
 
     Raises:
-        PipeplanError: if the strategy or an option of it is wrong.
+        PipeplanError: if the strategy or an option is wrong.
     """
     return _simulate(scenario, sync, None)
 
 
-def trace_sync(scenario: Scenario, sync: Sync) -> tuple[Run, SyncTrace]:
-    """The same, with every iteration as a real run would have measured it."""
-    recorder = Recorder(scenario.world.workers)
+def trace_sync(scenario: Scenario, sync: Sync) -> tuple[SimulatedRun, SyncTrace]:
+    """Run a strategy and return its trace, as a real run would have measured it."""
+    recorder = TraceRecorder(scenario.world.workers)
     run = _simulate(scenario, sync, recorder)
     world = scenario.world
     return run, SyncTrace(
         sync=sync,
         pipelines_per_node=world.pipelines_per_node,
-        parameter_bytes=tuple(place.parameter_bytes for place in world.places),
+        parameter_bytes=tuple(rank.parameter_bytes for rank in world.ranks),
         workers=tuple(map(tuple, recorder.rows)),
     )
 
 
-def _simulate(scenario: Scenario, sync: Sync, recorder: Recorder | None) -> Run:
+def _simulate(scenario: Scenario, sync: Sync, recorder: TraceRecorder | None) -> SimulatedRun:
     require_fit(sync, scenario.world.workers)
     options = options_of(sync)
     course = _course(scenario, recorder)
-    together = _in_step(options, scenario.world, course.training)
+    together = _synchronous(options, scenario.world, course.training)
     if together is not None:
         return _run_rounds(course, sync, together)
     return _run_events(course, sync, _behaviour(options, scenario))
 
 
-def _course(scenario: Scenario, recorder: Recorder | None) -> Course:
+def _course(scenario: Scenario, recorder: TraceRecorder | None) -> Course:
     world = scenario.world
     training = Training(world.workers, scenario.learning)
     length_s = world.iteration_s * scenario.iterations
     return Course(
         world,
-        Stretches(world, scenario.trace, scenario.learning.seed),
+        Slowdowns(world, scenario.trace, scenario.learning.seed),
         training,
-        Observer(training.problem, length_s / min(LOOKS, scenario.iterations)),
+        Observer(training.problem, length_s / min(OBSERVATIONS, scenario.iterations)),
         scenario.iterations * world.workers,
         scenario.faults,
         recorder,
     )
 
 
-def _run_rounds(course: Course, sync: Sync, together: tuple[Timing, Update]) -> Run:
+def _run_rounds(course: Course, sync: Sync, together: tuple[RoundTiming, Update]) -> SimulatedRun:
     run = Rounds(course).run(*together)
-    looks, staleness = tuple(course.observer.looks), together[1].staleness
-    return Run(sync, run.time_s, tuple(run.done), run.busy_s, run.sent_bytes, staleness, 1.0, looks)
+    observations, staleness = tuple(course.observer.observations), together[1].staleness
+    return SimulatedRun(
+        sync, run.time_s, tuple(run.done), run.busy_s, run.sent_bytes, staleness, 1.0, observations
+    )
 
 
-def _run_events(course: Course, sync: Sync, behaviour_of: Callable[[Engine], Behaviour]) -> Run:
-    engine = Engine(course)
+def _run_events(
+    course: Course, sync: Sync, behaviour_of: Callable[[EventLoop], Behaviour]
+) -> SimulatedRun:
+    engine = EventLoop(course)
     behaviour = behaviour_of(engine)
     time_s = engine.run(behaviour)
     gaps = [spectral_gap(groups, course.world.workers) for groups in behaviour.memberships()]
-    return Run(
+    return SimulatedRun(
         sync,
         time_s,
         tuple(engine.done),
@@ -221,15 +234,19 @@ def _run_events(course: Course, sync: Sync, behaviour_of: Callable[[Engine], Beh
         behaviour.sent_bytes,
         behaviour.staleness,
         min(gaps, default=None),
-        tuple(course.observer.looks),
+        tuple(course.observer.observations),
     )
 
 
-def _in_step(options: Options, world: World, training: Training) -> tuple[Timing, Update] | None:
-    """What plays strategies whose workers march in step; None for any other."""
+def _synchronous(
+    options: Options, world: World, training: Training
+) -> tuple[RoundTiming, Update] | None:
+    """Return timing and update of a synchronous strategy; None for any other."""
     match options:
         case AllReduceOptions():
-            timing: Timing = AllReduceTiming(world, options.bucket_mib, overlap=options.overlap)
+            timing: RoundTiming = AllReduceTiming(
+                world, options.bucket_mib, overlap=options.overlap
+            )
         case FusedOptions():
             timing = AllReduceTiming(world, options.fusion_mib)
         case DecoupledOptions():
@@ -244,8 +261,8 @@ def _in_step(options: Options, world: World, training: Training) -> tuple[Timing
     return timing, ExactUpdate(training)
 
 
-def _behaviour(options: Options, scenario: Scenario) -> Callable[[Engine], Behaviour]:
-    """What plays any other strategy."""
+def _behaviour(options: Options, scenario: Scenario) -> Callable[[EventLoop], Behaviour]:
+    """Return the behaviour of a decentralized strategy."""
     world, seed = scenario.world, scenario.learning.seed
     match options:
         case ParameterServerOptions():
@@ -256,7 +273,7 @@ def _behaviour(options: Options, scenario: Scenario) -> Callable[[Engine], Behav
             return lambda engine: EagerServer(engine, eager)
         case AdPsgdOptions(pairs="bipartite"):
             return lambda engine: BipartitePairs(engine, seed)
-    scheduler = scheduler_of(options, world.workers, len(world.places), world.pipelines_per_node)
+    scheduler = scheduler_of(options, world.workers, len(world.ranks), world.pipelines_per_node)
     if isinstance(options, SemiDecentralizedOptions) and options.overlap:
-        return lambda engine: GroupAveragingBehind(engine, scheduler)
+        return lambda engine: OverlappedGroupAveraging(engine, scheduler)
     return lambda engine: GroupAveraging(engine, scheduler)

@@ -1,8 +1,8 @@
-"""Parameter servers whose workers do not wait for each other.
+"""Asynchronous parameter servers, whose workers do not wait for each other.
 
-A server takes gradients in and hands parameters out over one card each way, in the order in which
-they come; ``servers`` of them share the parameters evenly and are as one that is so many times as
-wide. A worker's own card is one queue for both ways.
+A server receives gradients and sends parameters over one card each way, in the order in which they
+come; several servers share the parameters evenly and count as one with that many times the
+bandwidth. A worker's own card is one queue for both directions.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import math
 
 import numpy as np
 
-from planner.artifacts.link_table import FloatArray
-from planner.sync.simulation.engine import Engine
+from planner.cluster.link_table import FloatArray
+from planner.sync.simulation.engine import EventLoop
 from planner.sync.strategies import EagerParameterServerOptions
 
 
 class Server:
-    """The parameters, their momentum, and the two ways of the server's card.
+    """The parameters, their momentum, and both directions of the server's card.
 
-    A gradient moves the parameters by the learning rate over the number of workers, so that as
+    A gradient changes the parameters by the learning rate over the number of workers, so that as
     many gradients move them as far as one step on their mean.
     """
 
-    def __init__(self, engine: Engine, servers: int) -> None:
+    def __init__(self, engine: EventLoop, servers: int) -> None:
         self._engine = engine
         world = engine.world
         self.link = world.link((0, world.workers - 1))
@@ -37,21 +37,21 @@ class Server:
         self.sent_bytes = 0.0
 
     def push_s(self, now_s: float, worker: int, key: int) -> float:
-        """When a gradient that is sent now has come in."""
-        bytes_ = self._engine.world.places[key].parameter_bytes
+        """Return when a gradient that is sent now has arrived."""
+        bytes_ = self._engine.world.ranks[key].parameter_bytes
         self._in_s, end_s = self._move(now_s, worker, key, bytes_, self._in_s)
         return end_s
 
     def pull_s(self, now_s: float, worker: int, key: int) -> float:
-        """When parameters that are asked for now have come."""
-        bytes_ = self._engine.world.places[key].parameter_bytes
+        """Return when parameters that are requested now have arrived."""
+        bytes_ = self._engine.world.ranks[key].parameter_bytes
         self._out_s, end_s = self._move(now_s, worker, key, bytes_, self._out_s)
         return end_s
 
     def _move(
         self, now_s: float, worker: int, key: int, bytes_: int, free_s: float
     ) -> tuple[float, float]:
-        """When the server's way is free again, and when the message has arrived."""
+        """Return when the server's direction is free again, and when the message has arrived."""
         self.sent_bytes += bytes_
         moving_s = self.link.moving_s(bytes_)
         served_s = max(now_s, free_s) + moving_s / self._servers
@@ -60,7 +60,7 @@ class Server:
         return served_s, max(served_s, card_s) + fixed_s
 
     def apply(self, gradient: FloatArray, key: int, modulation: float = 1.0) -> None:
-        """Move a place's parameters by a worker's gradient."""
+        """Update the parameters of a pipeline rank by a worker's gradient."""
         part = self._engine.parts[key]
         velocity = self._velocity[part]
         velocity *= self._momentum
@@ -70,25 +70,25 @@ class Server:
 
 
 class AsynchronousServer:
-    """A worker pushes its gradient, which is applied as it comes, pulls, and goes on."""
+    """A worker pushes its gradient, which is applied as it arrives, pulls, and continues."""
 
     delay_s = 0.0
 
-    def __init__(self, engine: Engine, servers: int) -> None:
+    def __init__(self, engine: EventLoop, servers: int) -> None:
         self._engine, self._server = engine, Server(engine, servers)
         self._read = [0] * engine.world.workers
         self.staleness = 0
 
     @property
     def sent_bytes(self) -> float:
-        """By workers and servers."""
+        """Bytes sent by workers and servers."""
         return self._server.sent_bytes
 
     def begun(self, worker: int, now_s: float) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def ready(self, now_s: float, worker: int, key: int) -> None:
-        """The gradient sets off."""
+        """Send the gradient."""
         end_s = self._server.push_s(now_s, worker, key)
         self._engine.at(end_s, self._come, (worker, key), self._engine.iteration[worker])
 
@@ -111,36 +111,36 @@ class AsynchronousServer:
         engine.free(worker, key, now_s)
 
     def left(self, worker: int, now_s: float) -> None:
-        """The server does not mind."""
+        """Do nothing: the server does not depend on the worker."""
 
     def joined(self, worker: int, iteration: int, now_s: float) -> None:
-        """It begins on the server's parameters."""
+        """Start the worker with the server's parameters."""
         self._engine.training.weights[worker] = self._server.weights
         self._read[worker] = self._server.updates
 
     def models(self) -> FloatArray:
-        """The server's parameters."""
+        """Return the server's parameters."""
         return self._server.weights[None]
 
     def memberships(self) -> list[list[tuple[int, ...]]]:
-        """Workers average with nobody."""
+        """Return no groups, since workers do not average."""
         return []
 
 
 class EagerServer:
-    """PS+ of Jin's thesis (HKU 2023), as we rebuild it.
+    """PS+ of Jin's thesis (HKU 2023), as reconstructed here.
 
-    On starting to compute a worker pulls the parameters for the iteration after; with its gradient
-    done it pushes and goes on with the copy that has come. The gradient is modulated by its
-    staleness: how many versions newer the newest copy is that the worker has seen, where as many
-    updates as there are workers make a version, less the one that pulling ahead always costs. At
-    most one push and one pull of a worker are on their way: who is faster than its network waits
-    for it.
+    When it begins to compute, a worker pulls the parameters for the next iteration; when its
+    gradient is done, it pushes and continues with the copy that has arrived. The gradient is
+    modulated by its staleness: the number of versions between its parameters and the newest copy
+    that the worker has seen, where as many updates as there are workers make a version, less the
+    one that pulling ahead always costs. At most one push and one pull of a worker are in transfer:
+    a worker that is faster than its network waits for it.
     """
 
     delay_s = 0.0
 
-    def __init__(self, engine: Engine, options: EagerParameterServerOptions) -> None:
+    def __init__(self, engine: EventLoop, options: EagerParameterServerOptions) -> None:
         self._engine, self._options = engine, options
         self._server = Server(engine, options.servers or 1)
         workers = engine.world.workers
@@ -152,11 +152,11 @@ class EagerServer:
 
     @property
     def sent_bytes(self) -> float:
-        """By workers and servers."""
+        """Bytes sent by workers and servers."""
         return self._server.sent_bytes
 
     def begun(self, worker: int, now_s: float) -> None:
-        """The pull for the next iteration sets off."""
+        """Send the pull for the next iteration."""
         self._used[worker] = self._known[worker]
         if not self._is_pulling[worker]:
             self._is_pulling[worker] = True
@@ -169,7 +169,7 @@ class EagerServer:
         self._known[worker] = self._server.updates
 
     def ready(self, now_s: float, worker: int, key: int) -> None:
-        """The gradient sets off, and the worker goes on once the last one has come."""
+        """Send the gradient; the worker continues once the last one has arrived."""
         engine, before_s = self._engine, self._pushed_s[worker][key]
         who, iteration = (worker, key), engine.iteration[worker]
         newer = self._known[worker] - self._used[worker]
@@ -205,18 +205,18 @@ class EagerServer:
         engine.free(worker, key, now_s)
 
     def left(self, worker: int, now_s: float) -> None:
-        """The server does not mind."""
+        """Do nothing: the server does not depend on the worker."""
 
     def joined(self, worker: int, iteration: int, now_s: float) -> None:
-        """It begins on the server's parameters."""
+        """Start the worker with the server's parameters."""
         self._engine.training.weights[worker] = self._server.weights
         self._copies[worker] = self._server.weights
         self._known[worker] = self._server.updates
 
     def models(self) -> FloatArray:
-        """The server's parameters."""
+        """Return the server's parameters."""
         return self._server.weights[None]
 
     def memberships(self) -> list[list[tuple[int, ...]]]:
-        """Workers average with nobody."""
+        """Return no groups, since workers do not average."""
         return []

@@ -1,4 +1,4 @@
-"""How iterations differ from worker to worker and from time to time, whatever the strategy."""
+"""Slowdowns of iterations by worker and over time, independent of the strategy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from planner.artifacts.link_table import FloatArray
+from planner.cluster.link_table import FloatArray
 from planner.errors import PipeplanError, shorten
 from planner.sync.simulation.world import World
 
@@ -24,41 +24,45 @@ _FORMS = {
     "fault": "fault:WORKER:LEAVES_S[:RETURNS_S]",
 }
 _VALUES = {"steady": (0, 0), "slow": (1, 1), "sleep": (2, 2), "drift": (0, 1), "fault": (2, 3)}
-"""Fewest and most of each."""
+"""Least and largest number of values of each kind."""
 Block = tuple[FloatArray, FloatArray]
 """A factor and extra seconds for each (worker, iteration) of a block."""
 
 
 class Trace(Protocol):
-    """By what iterations take longer: a function of seed, worker and iteration alone."""
+    """Slowdowns of iterations: a function of seed, worker and iteration alone."""
 
     def blocks(self, world: World, seed: int) -> Iterator[Block]:
-        """Endless blocks of :data:`BLOCK` iterations each, from iteration 1."""
+        """Yield endless blocks of :data:`BLOCK` iterations each, from iteration 1."""
 
 
 @dataclass(frozen=True)
 class Steady:
-    """Every iteration as the world says."""
+    """No slowdown."""
 
     def blocks(self, world: World, seed: int) -> Iterator[Block]:
-        """Factors 1, no extra seconds."""
+        """Yield factors 1 and no extra seconds."""
         shape = (world.workers, BLOCK)
         while True:
             yield np.ones(shape), np.zeros(shape)
 
 
 @dataclass(frozen=True)
-class Slow:
-    """Workers that are slow all the time.
+class SlowWorker:
+    """Workers that are always slow.
 
     Attributes:
-        factors: of their iterations, by worker.
+        factors: factors of their iterations, by worker.
     """
 
     factors: tuple[tuple[int, float], ...]
 
     def blocks(self, world: World, seed: int) -> Iterator[Block]:
-        """Raises PipeplanError if there is no such worker."""
+        """Yield the factors.
+
+        Raises:
+            PipeplanError: if there is no such worker.
+        """
         shape = (world.workers, BLOCK)
         for worker, factor in self.factors:
             if not (0 <= worker < world.workers and LEAST_FACTOR <= factor <= MOST_FACTOR):
@@ -75,21 +79,21 @@ class Slow:
 
 @dataclass(frozen=True)
 class Sleep:
-    """SDPipe's test (Miao et al., VLDB 2023): now and then a slot begins late.
+    """SDPipe's test (Miao et al., VLDB 2023): random delays of single operations.
 
-    Forwards and backwards of different places that sleep at the same time are counted one after
-    the other, along the slots of the pipeline's critical path (:attr:`World.slots`).
+    Forwards and backwards of different pipeline ranks that sleep at the same time are counted one
+    after the other, along the slots of the pipeline's critical path (:attr:`World.slots`).
 
     Attributes:
-        probability: that a forward or backward sleeps before.
-        seconds: for which it does.
+        probability: probability that a forward or backward is delayed.
+        seconds: length of the delay.
     """
 
     probability: float
     seconds: float
 
     def blocks(self, world: World, seed: int) -> Iterator[Block]:
-        """Binomial numbers of sleeps an iteration."""
+        """Yield binomial numbers of delays per iteration."""
         draw = np.random.default_rng((seed, 1))
         shape = (world.workers, BLOCK)
         while True:
@@ -99,20 +103,20 @@ class Sleep:
 
 @dataclass(frozen=True)
 class Drift:
-    """Speeds that wander, as those of shared cloud machines.
+    """Speeds that drift, as those of shared cloud machines.
 
     The logarithm of the factor is an Ornstein-Uhlenbeck walk (standard deviation ``spread``, a
-    memory of 50 iterations) around a level that now and then (0.2 % of the iterations) jumps to
-    another one, drawn with twice that spread and kept from a third to three times.
+    memory of 50 iterations) around a level that occasionally (0.2 % of the iterations) jumps to
+    another one, drawn with twice that spread and limited to a third to three times.
 
     Attributes:
-        spread: standard deviation of the walk, as a share of the iteration.
+        spread: standard deviation of the walk, as a fraction of the iteration.
     """
 
     spread: float = 0.1
 
     def blocks(self, world: World, seed: int) -> Iterator[Block]:
-        """The walk goes on from block to block."""
+        """Yield blocks; the walk continues from block to block."""
         draw = np.random.default_rng((seed, 2))
         level = np.zeros(world.workers)
         walk = draw.normal(0, self.spread, world.workers)
@@ -129,13 +133,13 @@ class Drift:
 
 
 @dataclass(frozen=True)
-class Together:
-    """Several at once: factors multiply, extra seconds add up."""
+class CombinedSlowness:
+    """Several slowdowns at once: factors multiply, extra seconds add up."""
 
     traces: tuple[Trace, ...]
 
     def blocks(self, world: World, seed: int) -> Iterator[Block]:
-        """Of all of them."""
+        """Yield the combined blocks."""
         rows = zip(*(trace.blocks(world, seed) for trace in self.traces), strict=True)
         for row in rows:
             factors, extra_s = zip(*row, strict=True)
@@ -143,12 +147,12 @@ class Together:
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A worker that is gone for a while.
+class SimulatedFault:
+    """A worker that is absent for a while.
 
     Attributes:
         worker: its number.
-        leaves_s, returns_s: virtual times; infinity: it stays away.
+        leaves_s, returns_s: virtual times; infinity: it does not return.
     """
 
     worker: int
@@ -156,8 +160,8 @@ class Fault:
     returns_s: float
 
 
-class Stretches:
-    """How much longer than the world says each iteration takes, as one factor."""
+class Slowdowns:
+    """The slowdown of each iteration as one factor, from the world's and the trace's."""
 
     def __init__(self, world: World, trace: Trace, seed: int) -> None:
         self._world = world
@@ -167,18 +171,18 @@ class Stretches:
         self._rows: list[list[list[float]]] = []
 
     def at(self, worker: int, iteration: int) -> float:
-        """Of a worker's iteration; iterations count from 1."""
-        block, place = divmod(iteration - 1, BLOCK)
+        """Return the factor of a worker's iteration; iterations count from 1."""
+        block, rank = divmod(iteration - 1, BLOCK)
         while block >= len(self._rows):
             self._extend()
-        return self._rows[block][worker][place]
+        return self._rows[block][worker][rank]
 
     def of_all(self, iteration: int) -> FloatArray:
-        """Of one iteration, by worker."""
-        block, place = divmod(iteration - 1, BLOCK)
+        """Return the factors of one iteration, by worker."""
+        block, rank = divmod(iteration - 1, BLOCK)
         while block >= len(self._columns):
             self._extend()
-        return self._columns[block][:, place]
+        return self._columns[block][:, rank]
 
     def _extend(self) -> None:
         factors, extra_s = next(self._source)
@@ -187,25 +191,25 @@ class Stretches:
         self._rows.append(found.tolist())
 
 
-def parse_slowness(text: str) -> tuple[Trace, tuple[Fault, ...]]:
-    """Read ``slow:0x2,3x1.5+sleep:0.1:0.3+drift:0.1+fault:2:10:20``.
+def parse_slowness(text: str) -> tuple[Trace, tuple[SimulatedFault, ...]]:
+    """Parse ``slow:0x2,3x1.5+sleep:0.1:0.3+drift:0.1+fault:2:10:20``.
 
     Raises:
         PipeplanError: naming what cannot be read, or a value and its range.
     """
     parts = [_part(part.strip(), text) for part in text.split("+")]
-    faults = tuple(part for part in parts if isinstance(part, Fault))
-    traces = tuple(part for part in parts if not isinstance(part, Fault))
+    faults = tuple(part for part in parts if isinstance(part, SimulatedFault))
+    traces = tuple(part for part in parts if not isinstance(part, SimulatedFault))
     _require_slow_once(traces)
     if not traces:
         return Steady(), faults
-    return (traces[0] if len(traces) == 1 else Together(traces)), faults
+    return (traces[0] if len(traces) == 1 else CombinedSlowness(traces)), faults
 
 
 def _require_slow_once(traces: Sequence[Trace]) -> None:
-    """Each worker has one factor; that two would multiply is nothing to guess."""
+    """Refuse several factors of one worker, which would be ambiguous."""
     given: dict[int, float] = {}
-    rows = (row for trace in traces if isinstance(trace, Slow) for row in trace.factors)
+    rows = (row for trace in traces if isinstance(trace, SlowWorker) for row in trace.factors)
     for worker, factor in rows:
         if worker in given:
             raise PipeplanError(
@@ -215,7 +219,7 @@ def _require_slow_once(traces: Sequence[Trace]) -> None:
         given[worker] = factor
 
 
-def _part(text: str, whole: str) -> Trace | Fault:
+def _part(text: str, whole: str) -> Trace | SimulatedFault:
     name, *values = text.split(":")
     if name not in _FORMS:
         found = shorten(text)
@@ -231,7 +235,7 @@ def _part(text: str, whole: str) -> Trace | Fault:
         )
     match name:
         case "slow":
-            return Slow(tuple(_slow_worker(item, text) for item in values[0].split(",")))
+            return SlowWorker(tuple(_slow_worker(item, text) for item in values[0].split(",")))
         case "sleep":
             probability = _number("probability", values[0], text, 0, 1)
             return Sleep(probability, _number("seconds", values[1], text, 0, MOST_S))
@@ -252,7 +256,7 @@ def _slow_worker(item: str, text: str) -> tuple[int, float]:
     return _worker(worker, text), _number("factor", factor, text, LEAST_FACTOR, MOST_FACTOR)
 
 
-def _fault(text: str, worker: str, leaves: str, returns: str = "inf") -> Fault:
+def _fault(text: str, worker: str, leaves: str, returns: str = "inf") -> SimulatedFault:
     leaves_s = _number("leaves_s", leaves, text, 0, MOST_S)
     returns_s = _number("returns_s", returns, text, 0, float("inf"))
     if returns_s <= leaves_s:
@@ -260,7 +264,7 @@ def _fault(text: str, worker: str, leaves: str, returns: str = "inf") -> Fault:
             f"slowness: returns_s {returns} of {shorten(text)} is not after leaves_s {leaves}; "
             "give a later one, or none for a worker that stays away"
         )
-    return Fault(_worker(worker, text), leaves_s, returns_s)
+    return SimulatedFault(_worker(worker, text), leaves_s, returns_s)
 
 
 def _worker(value: str, text: str) -> int:

@@ -1,4 +1,4 @@
-"""When workers in step may go on: all-reduce in its forms."""
+"""Timing of synchronous strategies: all-reduce in its forms, and the synchronous server."""
 
 from __future__ import annotations
 
@@ -7,34 +7,36 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from planner.artifacts.link_table import FloatArray
+from planner.cluster.link_table import FloatArray, IntArray
 from planner.sync.simulation.rounds import Round, Rounded
-from planner.sync.simulation.world import Place, Reduction, World
+from planner.sync.simulation.training import Training
+from planner.sync.simulation.world import PipelineRank, StageReduction, World
+from planner.sync.strategies import CrossIterationOptions
 
 MOST_BUCKETS = 256
-"""Of a place; larger models are divided into so many equal ones."""
+"""Most buckets of a pipeline rank; larger models are divided into this many equal ones."""
 
 
-def bucket_count(place: Place, bucket_mib: float) -> int:
-    """Collectives for a place's gradients: at least one."""
-    wanted = math.ceil(place.parameter_bytes / (bucket_mib * 2**20))
+def bucket_count(rank: PipelineRank, bucket_mib: float) -> int:
+    """Return the number of collectives for a rank's gradients: at least one."""
+    wanted = math.ceil(rank.parameter_bytes / (bucket_mib * 2**20))
     return min(max(wanted, 1), MOST_BUCKETS)
 
 
 class Network:
-    """What collectives of everybody wait for: their place's last one, and the card.
+    """The resources of collectives of all workers: their rank's last collective, and the card.
 
-    All workers take part in each, so that their cards are busy at the same times.
+    All workers take part in each, so their cards are busy at the same times.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._place_free_s = [0.0] * len(world.places)
+        self._place_free_s = [0.0] * len(world.ranks)
         self._card_free_s = [0.0] * world.cards
 
-    def run(self, ready_s: float, key: int, reduction: Reduction) -> float:
-        """When a collective ends that is asked for at ``ready_s``; ask in order of time."""
-        card = self._world.places[key].network_card
+    def run(self, ready_s: float, key: int, reduction: StageReduction) -> float:
+        """Return the end of a collective requested at ``ready_s``; requests are in time order."""
+        card = self._world.ranks[key].network_card
         begin_s = max(ready_s, self._place_free_s[key])
         if reduction.card_s:
             begin_s = max(begin_s, self._card_free_s[card])
@@ -43,27 +45,27 @@ class Network:
         return self._place_free_s[key]
 
 
-Collective = Callable[[tuple[int, ...], float], Reduction]
+Collective = Callable[[tuple[int, ...], float], StageReduction]
 
 
 class _Buckets:
-    """Gradients of every place in equal buckets, the last layers' first."""
+    """Gradients of every pipeline rank in equal buckets, the last layers' first."""
 
     def __init__(self, world: World, bucket_mib: float, *, overlap: bool) -> None:
         self.world = world
         self.network = Network(world)
-        self.counts = [bucket_count(place, bucket_mib) for place in world.places]
+        self.counts = [bucket_count(rank, bucket_mib) for rank in world.ranks]
         self._ready_s = [
-            _bucket_ready_s(place, count, overlap=overlap)
-            for place, count in zip(world.places, self.counts, strict=True)
+            _bucket_ready_s(rank, count, overlap=overlap)
+            for rank, count in zip(world.ranks, self.counts, strict=True)
         ]
 
     def bytes(self, key: int) -> float:
-        """Of a bucket of a place."""
-        return self.world.places[key].parameter_bytes / self.counts[key]
+        """Return the bytes of a bucket of a pipeline rank."""
+        return self.world.ranks[key].parameter_bytes / self.counts[key]
 
     def reduce(self, round_: Round, collective: Collective) -> tuple[list[list[float]], float]:
-        """Ends of all buckets' collectives by place, and bytes sent."""
+        """Return the ends of all buckets' collectives by pipeline rank, and the bytes sent."""
         asked = sorted(self._asked(round_))
         costs = [collective(round_.workers, self.bytes(key)) for key in range(len(self.counts))]
         ends_s: list[list[float]] = [[] for _ in self.counts]
@@ -73,61 +75,61 @@ class _Buckets:
         return ends_s, sum(sent)
 
     def _asked(self, round_: Round) -> Iterator[tuple[float, int, int]]:
-        """A bucket is asked for when the last worker has its gradients."""
+        """Return when each bucket is requested: when the last worker has its gradients."""
         for key, offsets_s in enumerate(self._ready_s):
-            times_s = round_.start_s[:, None] + round_.stretch[:, None] * offsets_s
+            times_s = round_.start_s[:, None] + round_.slowdown[:, None] * offsets_s
             for index, ready_s in enumerate(times_s.max(axis=0).tolist()):
                 yield ready_s, key, index
 
 
-def _bucket_ready_s(place: Place, count: int, *, overlap: bool) -> FloatArray:
-    """Seconds from the iteration's start until each bucket has its gradients."""
+def _bucket_ready_s(rank: PipelineRank, count: int, *, overlap: bool) -> FloatArray:
+    """Return the seconds from the iteration's start until each bucket has its gradients."""
     if not overlap:
-        return np.full(count, place.last_backward_s)
+        return np.full(count, rank.last_backward_s)
     left = 1 - np.arange(1, count + 1) / count
-    return place.last_backward_s - place.backward_s * left
+    return rank.last_backward_s - rank.backward_s * left
 
 
-def next_starts_s(round_: Round, places: Iterable[Place], free_s: FloatArray) -> FloatArray:
-    """As soon as every place is free when its turn comes.
+def next_starts_s(round_: Round, ranks: Iterable[PipelineRank], free_s: FloatArray) -> FloatArray:
+    """Return the earliest starts at which every pipeline rank is free when it is needed.
 
     Args:
-        round_: whose workers they are.
-        places: of a pipeline.
-        free_s: by worker and place.
+        round_: the round of the workers.
+        ranks: the pipeline ranks.
+        free_s: when they are free, by worker and pipeline rank.
     """
-    needed_s = np.array([place.first_forward_s for place in places])
-    starts: FloatArray = (free_s - needed_s * round_.next_stretch[:, None]).max(axis=1)
+    needed_s = np.array([rank.first_forward_s for rank in ranks])
+    starts: FloatArray = (free_s - needed_s * round_.next_slowdown[:, None]).max(axis=1)
     return starts
 
 
-def own_ends_s(round_: Round, places: Iterable[Place]) -> FloatArray:
-    """When each place's last backward ends, by worker and place."""
-    ends_s = np.array([place.last_backward_s for place in places])
-    found: FloatArray = round_.start_s[:, None] + ends_s * round_.stretch[:, None]
+def own_ends_s(round_: Round, ranks: Iterable[PipelineRank]) -> FloatArray:
+    """Return the end of each pipeline rank's last backward, by worker and rank."""
+    ends_s = np.array([rank.last_backward_s for rank in ranks])
+    found: FloatArray = round_.start_s[:, None] + ends_s * round_.slowdown[:, None]
     return found
 
 
 class AllReduceTiming:
-    """Buckets are reduced behind the backward (or after it), then comes the optimizer step."""
+    """Buckets are reduced during the backward (or after it), then the optimizer step follows."""
 
     def __init__(self, world: World, bucket_mib: float, *, overlap: bool = True) -> None:
         self._world = world
         self._buckets = _Buckets(world, bucket_mib, overlap=overlap)
 
     def run(self, round_: Round) -> Rounded:
-        """Nobody goes on before the last bucket."""
+        """Run a round: no worker continues before the last bucket."""
         ends_s, sent_bytes = self._buckets.reduce(round_, self._world.all_reduce)
         reduced_s = np.array([max(row) for row in ends_s])
-        steps_s = np.array([place.optimizer_s for place in self._world.places])
-        free_s = reduced_s + steps_s * round_.stretch[:, None]
-        starts_s = next_starts_s(round_, self._world.places, free_s)
+        steps_s = np.array([rank.optimizer_s for rank in self._world.ranks])
+        free_s = reduced_s + steps_s * round_.slowdown[:, None]
+        starts_s = next_starts_s(round_, self._world.ranks, free_s)
         every = np.broadcast_to(reduced_s, free_s.shape)
         return Rounded(starts_s, every, float(free_s.max()), sent_bytes)
 
 
 class DecoupledTiming:
-    """DeAR (Zhang et al. 2023): reduce-scatter behind the backward, all-gather behind the forward.
+    """DeAR (Zhang et al. 2023): reduce-scatter overlaps the backward, all-gather the forward.
 
     The all-gathers run in the order of the layers; a layer's optimizer step comes right before its
     first forward.
@@ -138,44 +140,44 @@ class DecoupledTiming:
         self._buckets = _Buckets(world, bucket_mib, overlap=True)
 
     def run(self, round_: Round) -> Rounded:
-        """The next iteration begins when no layer's parameters will come too late."""
+        """Run a round: the next iteration begins when no layer's parameters will come too late."""
         world, buckets = self._world, self._buckets
         scattered_s, sent_bytes = buckets.reduce(round_, world.half)
-        starts_s = next_starts_s(round_, world.places, own_ends_s(round_, world.places))
-        gathered_s = np.zeros(len(world.places))
-        for key, place in enumerate(world.places):
+        starts_s = next_starts_s(round_, world.ranks, own_ends_s(round_, world.ranks))
+        gathered_s = np.zeros(len(world.ranks))
+        for key, rank in enumerate(world.ranks):
             cost = world.half(round_.workers, buckets.bytes(key))
             sent_bytes += cost.sent_bytes * buckets.counts[key]
             for index in range(buckets.counts[key]):
                 end_s = buckets.network.run(scattered_s[key][-1], key, cost)
-                before_s = _until_layer_s(place, index, buckets.counts[key])
-                starts_s = np.maximum(starts_s, end_s - before_s * round_.next_stretch)
+                before_s = _until_layer_s(rank, index, buckets.counts[key])
+                starts_s = np.maximum(starts_s, end_s - before_s * round_.next_slowdown)
                 gathered_s[key] = end_s
-        every = np.broadcast_to(gathered_s, (len(round_.workers), len(world.places)))
+        every = np.broadcast_to(gathered_s, (len(round_.workers), len(world.ranks)))
         return Rounded(starts_s, every, float(gathered_s.max()), sent_bytes)
 
 
-def _until_layer_s(place: Place, index: int, count: int) -> float:
-    """From the iteration's start until the optimizer step of the ``index``-th layers' bucket."""
+def _until_layer_s(rank: PipelineRank, index: int, count: int) -> float:
+    """Return the time from the iteration's start to the optimizer step of a layer's bucket."""
     before = index / count
-    steps_s = place.optimizer_s * (index + 1) / count
-    return place.first_forward_s + before * place.forward_s - steps_s
+    steps_s = rank.optimizer_s * (index + 1) / count
+    return rank.first_forward_s + before * rank.forward_s - steps_s
 
 
 class CrossIterationTiming:
-    """The all-reduce of an iteration runs behind the next one, which does not wait for it."""
+    """The all-reduce of an iteration overlaps the next one, which does not wait for it."""
 
     def __init__(self, world: World, fusion_mib: float) -> None:
         self._world = world
         self._buckets = _Buckets(world, fusion_mib, overlap=True)
-        self._last_s: FloatArray = np.zeros(len(world.places))
+        self._last_s: FloatArray = np.zeros(len(world.ranks))
 
     def run(self, round_: Round) -> Rounded:
-        """The iteration after the next needs this one's mean."""
+        """Run a round: the iteration after the next needs this one's mean."""
         ends_s, sent_bytes = self._buckets.reduce(round_, self._world.all_reduce)
-        steps_s = np.array([place.optimizer_s for place in self._world.places])
-        own_s = own_ends_s(round_, self._world.places) + steps_s * round_.stretch[:, None]
-        starts_s = next_starts_s(round_, self._world.places, np.maximum(own_s, self._last_s))
+        steps_s = np.array([rank.optimizer_s for rank in self._world.ranks])
+        own_s = own_ends_s(round_, self._world.ranks) + steps_s * round_.slowdown[:, None]
+        starts_s = next_starts_s(round_, self._world.ranks, np.maximum(own_s, self._last_s))
         updated_s = float(own_s.max())
         self._last_s = np.array([max(row) for row in ends_s])
         every = np.broadcast_to(self._last_s, own_s.shape)
@@ -183,37 +185,37 @@ class CrossIterationTiming:
 
 
 class SynchronousServerTiming:
-    """Gradients queue at the servers; after the last one, parameters queue on their way out.
+    """Gradients queue at the servers; after the last one, the parameters are sent back.
 
-    Servers share the parameters evenly, and are as one that is so many times as wide. Only the
-    servers' cards are queues; a worker's takes its own messages' time.
+    Servers share the parameters evenly and count as one with that many times the bandwidth. Only
+    the servers' cards are queues; a worker's card takes the time of its own messages.
     """
 
     def __init__(self, world: World, servers: int) -> None:
         self._world, self._servers = world, servers
-        self._bytes = np.array([place.parameter_bytes for place in world.places], dtype=float)
+        self._bytes = np.array([rank.parameter_bytes for rank in world.ranks], dtype=float)
 
     def run(self, round_: Round) -> Rounded:
-        """Who has its parameters back goes on."""
+        """Run a round: a worker continues when it has its parameters back."""
         world, count = self._world, len(round_.workers)
         link = world.link((0, world.workers - 1))
         moving_s = np.tile(self._bytes / (link.bandwidth_gb_per_s * 1e9), (count, 1))
         fixed_s = link.latency_s + world.collective_overhead_s
-        asked_s = own_ends_s(round_, world.places)
+        asked_s = own_ends_s(round_, world.ranks)
         come_s = np.maximum(_queue_s(asked_s, moving_s / self._servers), asked_s + moving_s)
-        steps_s = np.array([place.optimizer_s for place in world.places])
+        steps_s = np.array([rank.optimizer_s for rank in world.ranks])
         moved_s = np.broadcast_to(come_s.max(axis=0) + fixed_s + steps_s, asked_s.shape)
         # Who came first is served first.
         order_s = moved_s + 1e-12 * come_s.argsort(axis=0).argsort(axis=0)
         back_s = np.maximum(_queue_s(order_s, moving_s / self._servers), moved_s + moving_s)
         back_s = back_s + fixed_s
-        starts_s = next_starts_s(round_, world.places, back_s)
+        starts_s = next_starts_s(round_, world.ranks, back_s)
         sent_bytes = 2 * count * float(self._bytes.sum())
         return Rounded(starts_s, back_s, float(moved_s.max()), sent_bytes)
 
 
 def _queue_s(asked_s: FloatArray, service_s: FloatArray) -> FloatArray:
-    """When each request has been served, one after the other in the order of asking."""
+    """Return when each request has been served, one after the other in order of arrival."""
     order = np.argsort(asked_s, axis=None, kind="stable")
     asked, service = asked_s.ravel()[order], service_s.ravel()[order]
     served = np.cumsum(service)
@@ -222,3 +224,69 @@ def _queue_s(asked_s: FloatArray, service_s: FloatArray) -> FloatArray:
     found = np.empty_like(ends)
     found[order] = ends
     return found.reshape(asked_s.shape)
+
+
+class ExactUpdate:
+    """One step of SGD with momentum on the mean of all workers' gradients.
+
+    All-reduce, its fused and decoupled forms and the synchronous parameter server compute this.
+    """
+
+    staleness = 0
+
+    def __init__(self, training: Training) -> None:
+        self._weights: FloatArray = training.weights[0].copy()
+        self._velocity = np.zeros_like(self._weights)
+
+    def run(self, training: Training, workers: IntArray, iteration: int) -> None:
+        """Update the equal weights of all workers, with their batches as one large batch."""
+        gradient = training.mean_gradient(self._weights, workers, iteration)
+        self._velocity = training.learning.momentum * self._velocity + gradient
+        self._weights = self._weights - training.learning.learning_rate * self._velocity
+
+    def models(self) -> FloatArray:
+        """Return the parameters."""
+        return self._weights[None]
+
+
+class CrossIterationUpdate:
+    """Gradients at an approximation of the parameters, while the last mean is in transfer.
+
+    With w and v the parameters and momentum that contain the means of all iterations but the last,
+    an iteration begins on w - rate * (momentum * v + u): u is the worker's own last gradient, or
+    the last mean that has arrived.
+    """
+
+    staleness = 1
+
+    def __init__(self, training: Training, options: CrossIterationOptions) -> None:
+        self._weights: FloatArray = training.weights[0].copy()
+        self._velocity = np.zeros_like(self._weights)
+        self._own = np.zeros_like(training.weights)
+        self._on_its_way = np.zeros_like(self._weights)
+        self._arrived = np.zeros_like(self._weights)
+        self._uses_own = options.approximation == "own_gradient"
+
+    def run(self, training: Training, workers: IntArray, iteration: int) -> None:
+        """Compute gradients of this iteration; then apply the mean of the last one."""
+        learning = training.learning
+        at_hand = self._own[workers] if self._uses_own else self._arrived
+        ahead = learning.momentum * self._velocity + at_hand
+        begun = np.broadcast_to(
+            self._weights - learning.learning_rate * ahead if iteration > 1 else self._weights,
+            (len(workers), len(self._weights)),
+        )
+        found = training.own_gradients(np.ascontiguousarray(begun), workers, iteration)
+        if iteration > 1:
+            self._arrive(training)
+        self._own[workers] = found
+        self._on_its_way = found.mean(axis=0)
+
+    def _arrive(self, training: Training) -> None:
+        self._arrived = self._on_its_way
+        self._velocity = training.learning.momentum * self._velocity + self._arrived
+        self._weights = self._weights - training.learning.learning_rate * self._velocity
+
+    def models(self) -> FloatArray:
+        """Return the parameters with all means that have arrived."""
+        return self._weights[None]

@@ -1,30 +1,131 @@
-"""Training in virtual time: every worker's weights, and gradients computed many at once.
+"""Training of a small problem in virtual time, with the gradients of many workers in batches.
 
-A gradient depends on nothing but the weights a worker began its iteration on and its samples, so
-it is only registered then. When the first of them is needed, all that are registered are computed
-in one batch; with N workers that is one batch for about N gradients.
+A gradient depends only on the weights with which a worker began its iteration and on its samples,
+so it is registered first. When one of the registered gradients is needed, all are computed in one
+batch; with N workers that is one batch for about N gradients.
+
+The problem is classification by a network of two layers, not convex, on a fixed data set with wrong
+labels; real enough that staleness and disagreement have their cost, small enough for millions of
+steps.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
-from planner.artifacts.link_table import FloatArray, IntArray
-from planner.sync.simulation.problem import Problem
+from planner.cluster.link_table import FloatArray, IntArray
+
+Bits = NDArray[np.uint64]
+INPUTS, HIDDEN, CLASSES = 8, 8, 4
+SAMPLES = 4096
+PIECE = 64
+WRONG_LABELS = 0.1
+DIMENSION = (INPUTS + 1) * HIDDEN + (HIDDEN + 1) * CLASSES
+"""Number of parameters, including both biases."""
+_SPLIT = (INPUTS + 1) * HIDDEN
+
+
+class LearningProblem:
+    """The data set, the loss and its gradients. Labels come from a network of the same form.
+
+    Args:
+        seed: seed of the data and of the initial weights.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        draw = np.random.default_rng((seed, 3))
+        self.inputs: FloatArray = draw.normal(size=(SAMPLES, INPUTS + 1))
+        self.inputs[:, INPUTS] = 1.0
+        teacher = draw.normal(size=DIMENSION) * 2
+        labels = self._outputs(teacher[None], self.inputs[None])[1][0].argmax(axis=-1)
+        wrong = draw.random(SAMPLES) < WRONG_LABELS
+        labels = np.where(wrong, draw.integers(CLASSES, size=SAMPLES), labels)
+        self.targets: FloatArray = np.eye(CLASSES)[labels]
+        self.start: FloatArray = draw.normal(size=DIMENSION) * 0.3
+        self._salt = np.array([seed * int(_ODD) % 2**64], dtype=np.uint64)
+
+    def samples_of(
+        self, workers: NDArray[np.int64], iterations: NDArray[np.int64], batch: int
+    ) -> NDArray[np.int64]:
+        """Return the samples of workers' iterations: one row for each (worker, iteration)."""
+        key = workers.astype(np.uint64) << np.uint64(32) | iterations.astype(np.uint64)
+        offsets: Bits = np.arange(batch, dtype=np.uint64)
+        each: Bits = np.add(key[:, None] * np.uint64(batch), offsets, dtype=np.uint64)
+        return (_mixed(each ^ self._salt) % np.uint64(SAMPLES)).astype(np.int64)
+
+    def gradients(self, weights: FloatArray, samples: NDArray[np.int64]) -> FloatArray:
+        """Return the gradients of the mean loss over batches.
+
+        Args:
+            weights: one row of parameters for each batch.
+            samples: one row of sample numbers for each batch.
+        """
+        inputs = self.inputs[samples]
+        hidden, scores = self._outputs(weights, inputs)
+        scores -= scores.max(axis=-1, keepdims=True)
+        np.exp(scores, out=scores)
+        scores /= scores.sum(axis=-1, keepdims=True)
+        scores -= self.targets[samples]
+        scores /= samples.shape[1]
+        found = np.empty_like(weights)
+        count, second = len(weights), weights[:, _SPLIT:].reshape(-1, HIDDEN + 1, CLASSES)
+        found[:, _SPLIT:] = (hidden.transpose(0, 2, 1) @ scores).reshape(count, -1)
+        back = scores @ second[:, :HIDDEN].transpose(0, 2, 1)
+        back *= 1 - hidden[..., :HIDDEN] ** 2
+        found[:, :_SPLIT] = (inputs.transpose(0, 2, 1) @ back).reshape(count, -1)
+        return found
+
+    def loss(self, weights: FloatArray) -> float:
+        """Return the mean cross entropy of one model over the whole data set."""
+        # In pieces too small for the linear algebra's own threads, which only disturb here.
+        pieces = self.inputs.reshape(-1, PIECE, INPUTS + 1)
+        scores = self._outputs(weights[None], pieces)[1].reshape(SAMPLES, CLASSES)
+        most = scores.max(axis=-1, keepdims=True)
+        logs = scores - most - np.log(np.exp(scores - most).sum(axis=-1, keepdims=True))
+        return float(-(logs * self.targets).sum() / SAMPLES)
+
+    @staticmethod
+    def _outputs(weights: FloatArray, inputs: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return hidden values with a 1 for the bias, and scores of the classes."""
+        first = weights[:, :_SPLIT].reshape(-1, INPUTS + 1, HIDDEN)
+        second = weights[:, _SPLIT:].reshape(-1, HIDDEN + 1, CLASSES)
+        hidden = np.empty((*inputs.shape[:2], HIDDEN + 1))
+        hidden[..., HIDDEN] = 1.0
+        np.tanh(inputs @ first, out=hidden[..., :HIDDEN])
+        return hidden, hidden @ second
+
+    @cached_property
+    def dimension(self) -> int:
+        """Number of parameters."""
+        return DIMENSION
+
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mixed(bits: Bits) -> Bits:
+    """SplitMix64 (Steele et al. 2014): maps neighbouring numbers to unrelated ones."""
+    with np.errstate(over="ignore"):
+        bits = bits * _ODD
+        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
 
 
 @dataclass(frozen=True)
 class Learning:
-    """How the problem is learned.
+    """Hyperparameters of the simulated training.
 
     Attributes:
-        learning_rate: of stochastic gradient descent.
+        learning_rate: learning rate of stochastic gradient descent.
         momentum: heavy ball, of each worker or of the server.
         batch: samples of a worker's iteration.
-        seed: of the data, the initial weights and the traces.
+        seed: seed of the data, the initial weights and the traces.
     """
 
     learning_rate: float = 0.05
@@ -37,12 +138,12 @@ class Training:
     """The weights of all workers, one row each.
 
     Args:
-        workers: number of them.
+        workers: number of workers.
         learning: rates and seed.
     """
 
     def __init__(self, workers: int, learning: Learning) -> None:
-        self.problem = Problem(learning.seed)
+        self.problem = LearningProblem(learning.seed)
         self.learning = learning
         self.weights: FloatArray = np.tile(self.problem.start, (workers, 1))
         self._begun = self.weights.copy()
@@ -54,7 +155,7 @@ class Training:
         self._iterations = np.zeros(workers, dtype=np.int64)
 
     def begin(self, worker: int, iteration: int) -> None:
-        """The worker starts an iteration on the weights it has now."""
+        """Start an iteration of a worker with its current weights."""
         self._begun[worker] = self.weights[worker]
         self._iterations[worker] = iteration
         if not self._is_pending[worker]:
@@ -62,7 +163,7 @@ class Training:
             self._pending.append(worker)
 
     def gradient(self, worker: int) -> FloatArray:
-        """Of the iteration that the worker began last."""
+        """Return the gradient of the worker's last iteration."""
         if self._is_pending[worker]:
             self._compute()
         row: FloatArray = self._gradients[worker]
@@ -76,7 +177,7 @@ class Training:
         row -= self._updates[worker, part]
 
     def _compute(self) -> None:
-        """All registered gradients, and the steps that their workers' momentum makes of them."""
+        """Compute all registered gradients and the steps with their workers' momentum."""
         rows = np.array(self._pending)
         samples = self.problem.samples_of(rows, self._iterations[rows], self.learning.batch)
         gradients = self.problem.gradients(self._begun[rows], samples)
@@ -89,31 +190,31 @@ class Training:
         self._pending.clear()
 
     def mean_gradient(self, weights: FloatArray, workers: IntArray, iteration: int) -> FloatArray:
-        """Of one model over the samples of several workers' iterations.
+        """Return the gradient of one model over the samples of several workers' iterations.
 
         Args:
-            weights: of the model.
-            workers: their numbers.
-            iteration: of all of them.
+            weights: the model.
+            workers: numbers of the workers.
+            iteration: iteration of all of them.
         """
         every = np.broadcast_to(weights, (len(workers), len(weights)))
         return np.asarray(self.own_gradients(every, workers, iteration).mean(axis=0))
 
     def own_gradients(self, weights: FloatArray, workers: IntArray, iteration: int) -> FloatArray:
-        """Of a model of its own for each of several workers."""
+        """Return the gradients of several workers, each with its own model."""
         iterations = np.full(len(workers), iteration)
         samples = self.problem.samples_of(workers, iterations, self.learning.batch)
         return self.problem.gradients(weights, samples)
 
     def heal(self, worker: int, alive: list[bool]) -> None:
-        """A worker that comes back copies a peer's weights and begins without momentum."""
+        """Copy a peer's weights to a returning worker, which begins without momentum."""
         donor = next((peer for peer, there in enumerate(alive) if there and peer != worker), worker)
         self.weights[worker] = self.weights[donor]
         self._velocity[worker] = 0.0
 
 
 def parts_of(bytes_by_place: tuple[int, ...], dimension: int) -> tuple[slice, ...]:
-    """The problem's parameters divided among the places as the model's bytes are."""
+    """Divide the problem's parameters among ranks in proportion to the model's bytes."""
     total = sum(bytes_by_place) or 1
     ends = np.cumsum(bytes_by_place) / total * dimension
     edges = [0, *np.round(ends).astype(int).tolist()]

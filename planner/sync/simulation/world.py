@@ -1,4 +1,4 @@
-"""The cluster as synchronisation sees it: what an iteration of a pipeline takes, and its links."""
+"""The simulated world of synchronisation: times of a pipeline's iteration, and its links."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ class LinkCost:
 
     Attributes:
         latency_s: seconds before the first byte arrives.
-        bandwidth_gb_per_s: in decimal gigabytes a second.
+        bandwidth_gb_per_s: in decimal gigabytes per second.
     """
 
     latency_s: float
     bandwidth_gb_per_s: float
 
     def moving_s(self, bytes_: float) -> float:
-        """Seconds that the bytes alone take."""
+        """Return the seconds of the bytes alone."""
         return bytes_ / (self.bandwidth_gb_per_s * 1e9)
 
     def seconds(self, bytes_: float) -> float:
-        """Seconds of a message."""
+        """Return the seconds of a message."""
         return self.latency_s + self.moving_s(bytes_)
 
 
 @dataclass(frozen=True)
-class Place:
-    """What one iteration is at a place of a pipeline; times are from the iteration's start.
+class PipelineRank:
+    """One iteration of a pipeline rank; times count from the start of the iteration.
 
     Attributes:
-        first_forward_s: when it is needed for the first time.
-        last_backward_s: when its last backward ends.
-        forward_s: of its first forward, behind which parameters can still arrive.
-        backward_s: of its last backward, behind which gradients can already leave.
-        optimizer_s: of its optimizer step.
-        parameter_bytes: that it synchronises.
-        network_card: which of the pipeline's cards it uses; places on one node share one.
+        first_forward_s: start of its first forward.
+        last_backward_s: end of its last backward.
+        forward_s: duration of its first forward, during which parameters can still arrive.
+        backward_s: duration of its last backward, during which gradients can already be sent.
+        optimizer_s: duration of its optimizer step.
+        parameter_bytes: bytes that it synchronises.
+        network_card: its network card among those of the pipeline; ranks on one node share one.
     """
 
     first_forward_s: float
@@ -57,18 +57,18 @@ class Place:
 
     @property
     def occupied_s(self) -> float:
-        """From the first forward to the end of the optimizer step."""
+        """Time from the first forward to the end of the optimizer step."""
         return self.last_backward_s + self.optimizer_s - self.first_forward_s
 
 
 @dataclass(frozen=True)
-class Reduction:
-    """An all-reduce, or any other collective.
+class StageReduction:
+    """An all-reduce or other collective of one pipeline rank.
 
     Attributes:
-        seconds: from its start to its end.
-        card_s: for which it holds the members' network cards.
-        sent_bytes: of all members together.
+        seconds: duration.
+        card_s: time for which it holds the members' network cards.
+        sent_bytes: bytes of all members together.
     """
 
     seconds: float
@@ -81,26 +81,26 @@ class World:
     """Pipelines that train replicas of one model, and the links between them.
 
     A pipeline is rigid: the operations of an iteration keep their distances, a slow iteration is
-    stretched as a whole, and the next one begins as soon as every place is free when its turn
-    comes.
+    stretched as a whole, and the next one begins as soon as every pipeline rank is free when it is
+    needed.
 
     Attributes:
         workers: number of pipelines.
-        pipelines_per_node: that share a node, and so a network card; pipelines are numbered node
-            by node.
-        places: of a pipeline.
+        pipelines_per_node: pipelines that share a node, and so a network card; pipelines are
+            numbered node by node.
+        ranks: pipeline ranks.
         within, between: links between pipelines of a node, and of different nodes.
-        collective_overhead_s: that every collective takes, whatever its size.
-        scheduler_round_trip_s: from a request until the answer, if nothing else delays it.
-        slots: forwards and backwards one after the other in an iteration.
-        slowdown: by which each pipeline's iterations take longer than ``places`` says; empty: 1.
+        collective_overhead_s: overhead of every collective, whatever its size.
+        scheduler_round_trip_s: time from a request until the answer, if nothing else delays it.
+        slots: consecutive forwards and backwards in an iteration.
+        slowdown: factors of the pipelines' iteration times over those of ``ranks``; empty: 1.
 
     Raises:
         PipeplanError: naming every field that is out of range.
     """
 
     workers: int
-    places: tuple[Place, ...]
+    ranks: tuple[PipelineRank, ...]
     within: LinkCost
     between: LinkCost
     pipelines_per_node: int = 1
@@ -119,8 +119,8 @@ class World:
             yield f"workers: {self.workers} is not a whole number from 1 to {MOST_WORKERS}"
         if self.pipelines_per_node < 1:
             yield f"pipelines_per_node: {self.pipelines_per_node} is not a number from 1"
-        if not self.places or any(not p.occupied_s > 0 for p in self.places):
-            yield "places: a pipeline needs places, and an iteration some time at each of them"
+        if not self.ranks or any(not p.occupied_s > 0 for p in self.ranks):
+            yield "ranks: a pipeline needs a rank, and each takes some time per iteration"
         for name, link in (("within", self.within), ("between", self.between)):
             if not (link.latency_s >= 0 and link.bandwidth_gb_per_s > 0):
                 yield f"{name}: {link} needs a latency from 0 and a bandwidth above 0"
@@ -133,54 +133,55 @@ class World:
     @cached_property
     def iteration_s(self) -> float:
         """Seconds between iterations of a pipeline that waits for nobody."""
-        return max(place.occupied_s for place in self.places)
+        return max(rank.occupied_s for rank in self.ranks)
 
     @cached_property
     def parameter_bytes(self) -> int:
-        """Of all places."""
-        return sum(place.parameter_bytes for place in self.places)
+        """Bytes of all pipeline ranks."""
+        return sum(rank.parameter_bytes for rank in self.ranks)
 
     @cached_property
     def cards(self) -> int:
-        """Network cards of a pipeline."""
-        return max(place.network_card for place in self.places) + 1
+        """Number of network cards of a pipeline."""
+        return max(rank.network_card for rank in self.ranks) + 1
 
     def node(self, worker: int) -> int:
-        """The node a pipeline is on."""
+        """Return the node of a pipeline."""
         return worker // self.pipelines_per_node
 
     def link(self, members: tuple[int, ...]) -> LinkCost:
-        """The slowest link that ascending members need."""
+        """Return the slowest link that ascending members need."""
         return self.between if self.crosses(members) else self.within
 
     def crosses(self, members: tuple[int, ...]) -> bool:
-        """Whether ascending members are on several nodes."""
+        """Return whether ascending members are on several nodes."""
         return self.node(members[0]) != self.node(members[-1])
 
-    def all_reduce(self, members: tuple[int, ...], bytes_: float) -> Reduction:
-        """The better of ring and tree, as :mod:`planner.costs.collectives`, on these two links.
+    def all_reduce(self, members: tuple[int, ...], bytes_: float) -> StageReduction:
+        """Return the faster of ring and tree on these two links.
 
-        Nodes follow each other in the ring, so that each card carries it once each way.
+        The costs are those of :mod:`planner.costs.collectives`. Nodes follow each other in the
+        ring, so that each card carries it once each way.
         """
         link, count = self.link(members), len(members)
         if count == 1:
-            return Reduction(0.0, 0.0, 0.0)
+            return StageReduction(0.0, 0.0, 0.0)
         ring = _steps(link, 2 * (count - 1), bytes_ / count)
         tree = _steps(link, 2 * math.ceil(math.log2(count)), bytes_)
         seconds, card_s = min(ring, tree)
-        return Reduction(
+        return StageReduction(
             self.collective_overhead_s + seconds,
             card_s if self.crosses(members) else 0.0,
             2 * (count - 1) * bytes_,
         )
 
-    def half(self, members: tuple[int, ...], bytes_: float) -> Reduction:
-        """A reduce-scatter or an all-gather: one half of a ring."""
+    def half(self, members: tuple[int, ...], bytes_: float) -> StageReduction:
+        """Return a reduce-scatter or an all-gather: one half of a ring."""
         link, count = self.link(members), len(members)
         if count == 1:
-            return Reduction(0.0, 0.0, 0.0)
+            return StageReduction(0.0, 0.0, 0.0)
         seconds, card_s = _steps(link, count - 1, bytes_ / count)
-        return Reduction(
+        return StageReduction(
             self.collective_overhead_s + seconds,
             card_s if self.crosses(members) else 0.0,
             (count - 1) * bytes_,
@@ -188,7 +189,7 @@ class World:
 
 
 def _steps(link: LinkCost, steps: int, bytes_: float) -> tuple[float, float]:
-    """Seconds of equal steps one after the other, and of their bytes alone."""
+    """Return the seconds of equal consecutive steps, and of their bytes alone."""
     moving_s = steps * link.moving_s(bytes_)
     return steps * link.latency_s + moving_s, moving_s
 
@@ -204,19 +205,19 @@ def uniform_world(
     pipelines_per_node: int = 1,
     slots: int = 1,
 ) -> World:
-    """Pipelines of one place on nodes with equal links: the world of data parallel training.
+    """Return pipelines of one rank on nodes with equal links: data-parallel training.
 
     Args:
-        workers: number of them.
-        compute_s: of forward and backward together.
-        parameter_bytes: that each holds.
-        link: between any two.
-        backward_share: of ``compute_s``, behind which gradients can be sent.
-        optimizer_s: of the optimizer step.
-        pipelines_per_node: that share a network card.
-        slots: of an iteration, see :class:`World`.
+        workers: number of workers.
+        compute_s: time of forward and backward together.
+        parameter_bytes: bytes that each holds.
+        link: link between any two.
+        backward_share: fraction of ``compute_s`` during which gradients can be sent.
+        optimizer_s: time of the optimizer step.
+        pipelines_per_node: pipelines that share a network card.
+        slots: slots of an iteration, see :class:`World`.
     """
-    place = Place(
+    rank = PipelineRank(
         first_forward_s=0.0,
         last_backward_s=compute_s,
         forward_s=compute_s * (1 - backward_share),
@@ -224,4 +225,4 @@ def uniform_world(
         optimizer_s=optimizer_s,
         parameter_bytes=parameter_bytes,
     )
-    return World(workers, (place,), link, link, pipelines_per_node=pipelines_per_node, slots=slots)
+    return World(workers, (rank,), link, link, pipelines_per_node=pipelines_per_node, slots=slots)

@@ -1,0 +1,1 @@
+"""The executor: parity with one process, overhead, peers, and predictions on shaped links."""

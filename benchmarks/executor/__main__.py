@@ -1,0 +1,167 @@
+"""The executor: whether plans train as a single process does, and what running them costs.
+
+Usage:
+    python -m benchmarks.executor [--rows NAMES] [--plans N] [--seed S] [--output FILE]
+    python -m benchmarks.executor --parity N [--seed S] --json
+
+    python -m benchmarks.executor --short [--json] [--claims FILE]
+
+Without --parity it runs the whole table and writes Markdown. With --parity it draws N plans,
+compares each with a single process, prints one JSON object, and ends with status 1 if any differs.
+With --short it checks the same bars on a few plans and schedules and prints claims.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.executor import compare_peers as executor_peers
+from benchmarks.executor import on_testbed as executor_testbed
+from benchmarks.executor import overhead as executor_overhead
+from benchmarks.executor import parity as executor_parity
+from benchmarks.executor import short
+from benchmarks.reporting.claims import add_short_options, is_short, tell
+from benchmarks.reporting.report import chosen_sections, heading, table, write_table
+from planner import PipeplanError
+
+Rows = Sequence[Sequence[object]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of the report.
+
+    Attributes:
+        title: over it.
+        about: what its figures are, in a sentence or two.
+        columns: their names.
+        rows: makes them, from the command line's options.
+    """
+
+    title: str
+    about: str
+    columns: Sequence[str]
+    rows: Callable[[argparse.Namespace], Rows]
+
+
+SECTIONS: dict[str, Section] = {
+    "parity": Section(
+        "Against a single process",
+        "Random verified plans of the zoo: stages cut anywhere, one to three replicas with uneven "
+        "microbatches, whole and split backwards, recomputation, dropout and frozen parameters, on "
+        "two to six ranks, each for two iterations. Largest relative errors in the Euclidean "
+        "norm: of the loss, of the gradient of a tensor (relative to a thousandth of the largest "
+        "gradient if that is more), of all gradients as one vector, of a buffer, and of a "
+        "parameter after the optimizer's step by the gradients found. Where the "
+        "gradient of a tensor is beyond the bar in float32, the single process's own error against "
+        "float64 is told: the tensor passes if it is within twice that.",
+        executor_parity.COLUMNS,
+        lambda options: executor_parity.parity_rows(options.plans, options.seed),
+    ),
+    "peers": Section(
+        "Beside torch's own pipeline runtime",
+        "The same order of the same work in the same processes, turn by turn, forwards and "
+        "backwards of all microbatches; torch with the faster (for memory: the leaner) of modules "
+        "split by hand and of the executor's own cuts. Medians of ratios, ours over torch's, over "
+        "the rounds of two launches.",
+        executor_peers.COLUMNS,
+        lambda options: executor_peers.rows(),
+    ),
+    "overhead": Section(
+        "Over the simulator's iteration",
+        "Four processes, operations of 5 ms and more that only take their time, messages of "
+        "262 kB over loopback, every published schedule. Medians of the steps.",
+        executor_overhead.COLUMNS,
+        lambda options: executor_overhead.overhead_rows(options.steps),
+    ),
+    "prediction": Section(
+        "Predicted against measured on the testbed",
+        "Emulated compute, real messages and all-reduces over shaped links between network "
+        "namespaces (TESTBED.md), plans of Pipeplan and of classic planners. Medians of the steps, "
+        "and the spread of their middle half.",
+        executor_testbed.PREDICTION_COLUMNS,
+        lambda options: executor_testbed.prediction_rows(_testbed(options)),
+    ),
+    "speed_up": Section(
+        "What our plans are worth on the testbed",
+        "From the same runs: a rival's iteration over ours, predicted and measured.",
+        executor_testbed.SPEED_UP_COLUMNS,
+        lambda options: executor_testbed.speed_up_rows(_testbed(options)),
+    ),
+}
+
+
+def _testbed(options: argparse.Namespace) -> Sequence[executor_testbed.Row]:
+    return executor_testbed.measured_rows(options.steps, options.time_limit)
+
+
+def run_table(options: argparse.Namespace) -> str:
+    """All sections asked for, as Markdown."""
+    parts = [heading("The executor", "python -m benchmarks.executor")]
+    for name in chosen_sections(options.rows, SECTIONS):
+        section = SECTIONS[name]
+        rows = section.rows(options)
+        parts.append(f"## {section.title}\n\n{section.about}\n\n{table(section.columns, rows)}")
+    return "\n".join(parts)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(
+        prog="python -m benchmarks.executor",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    found.add_argument("--parity", type=_count, metavar="N", help="run that many random plans only")
+    found.add_argument("--json", action="store_true", help="print JSON")
+    add_short_options(found)
+    found.add_argument(
+        "--plans", type=_count, default=executor_parity.PLANS, metavar="N", help="of the table"
+    )
+    found.add_argument("--seed", type=int, default=0, help="of the random plans")
+    found.add_argument("--steps", type=_count, default=16, help="of each emulated run")
+    found.add_argument(
+        "--time-limit", type=float, default=20.0, metavar="S", help="of each search of a plan"
+    )
+    found.add_argument("--rows", help="sections to run: " + ", ".join(SECTIONS))
+    found.add_argument("--output", type=Path, help="write the table to this file")
+    return found
+
+
+def _count(word: str) -> int:
+    count = int(word)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{word} is not above 0")
+    return count
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for."""
+    options = parser().parse_args(words)
+    if options.short and options.parity is not None:
+        parser().error("--short and --parity are two forms; give one of them")
+    if not options.short and options.json != (options.parity is not None):
+        parser().error("--parity N and --json go together")
+    if options.parity is not None:
+        found = executor_parity.run_parity(options.parity, options.seed)
+        print(json.dumps(found))
+        return 1 if found["failures"] else 0
+    try:
+        if is_short(parser(), options):
+            tell(short.entries(options.seed), options.claims, as_json=options.json)
+            return 0
+        text = run_table(options)
+    except PipeplanError as error:
+        print("\n".join(error.problems), file=sys.stderr)
+        return 1
+    write_table(text, options.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Tiny problems whose best plan is found by trying every partition, against ``solve``."""

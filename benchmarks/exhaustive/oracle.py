@@ -1,0 +1,303 @@
+"""The least iteration time of a tiny problem: every partition, each scheduled exactly.
+
+The schedule of a partition is a model of its own, written from docs/cost_model.md and sharing
+nothing with the planner's but the seconds and bytes of stages and messages. It is a relaxation in
+two respects: a link may carry its messages in any order, where a replay serves them in the order of
+requests, and messages take no memory before and after the operations that use and make them. Its
+optimum is therefore never above the best plan's time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise, product
+
+from ortools.sat.python import cp_model
+
+from planner import Problem
+from planner.costs.placement import (
+    GradientReduction,
+    PlacedPipeline,
+    StageSpec,
+    Transfer,
+    is_connected,
+    place,
+    static_with_workspace,
+)
+
+TICK_S = 1e-9
+"""Durations are rounded down to it, so that the optimum is not above the real one."""
+Key = tuple[int, int]
+_Held = tuple[cp_model.IntervalVar, int]
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The result of trying every partition.
+
+    Attributes:
+        time_s: no plan is faster; rounded down to ticks.
+        partitions: how many were tried.
+        best: the stages that reach it; None if none is faster than what was known.
+    """
+
+    time_s: float
+    partitions: int
+    best: tuple[StageSpec, ...] | None
+
+
+def optimum_below(problem: Problem, known_s: float) -> Optimum:
+    """Return the least time of all plans, or a known one where none is faster.
+
+    Args:
+        problem: the tiny problem.
+        known_s: iteration time of some plan, in seconds.
+    """
+    least, best, tried = int(known_s / TICK_S), None, 0
+    for specs in partitions_of(problem):
+        if not is_connected(place(problem, specs)):
+            continue
+        tried += 1
+        for pipeline in _ways_to_reduce(problem, specs):
+            found = _Schedule(pipeline, problem.job.backward, least).solve()
+            if found is not None:
+                least, best = found, specs
+    return Optimum(least * TICK_S, tried, best)
+
+
+def _ways_to_reduce(problem: Problem, specs: Sequence[StageSpec]) -> Iterator[PlacedPipeline]:
+    """Yield the stages with reductions after the last backwards, and in buckets if allowed."""
+    job = problem.job.model_copy(update={"overlap_reduction": False})
+    yield place(replace(problem, job=job), specs)
+    if problem.job.overlap_reduction and any(len(spec.devices) > 1 for spec in specs):
+        yield place(problem, specs)
+
+
+def partitions_of(problem: Problem) -> Iterator[tuple[StageSpec, ...]]:
+    """Yield every cut of the chain with every choice of device sets and recomputed layers."""
+    names = list(problem.graph.layers) if problem.job.recompute else []
+    for specs in _cuts_of(problem):
+        for again in (x for n in range(len(names) + 1) for x in combinations(names, n)):
+            yield tuple(
+                replace(spec, recompute=tuple(x for x in spec.layers if x in again))
+                for spec in specs
+            )
+
+
+def _cuts_of(problem: Problem) -> Iterator[tuple[StageSpec, ...]]:
+    names, job = list(problem.graph.layers), problem.job
+    most = min(len(names), len(problem.cluster.devices) * job.max_stages_per_device)
+    for count in range(1, most + 1):
+        for cuts in combinations(range(1, len(names)), count - 1):
+            edges = [0, *cuts, len(names)]
+            for sets in _device_sets(problem, count):
+                yield tuple(
+                    StageSpec(tuple(names[edges[j] : edges[j + 1]]), sets[j]) for j in range(count)
+                )
+
+
+def _device_sets(problem: Problem, count: int) -> Iterator[tuple[tuple[str, ...], ...]]:
+    devices, job = problem.cluster.device_names, problem.job
+    largest = len(devices) if job.replication else 1
+    sets = [chosen for n in range(1, largest + 1) for chosen in combinations(devices, n)]
+    for choice in product(sets, repeat=count):
+        held = Counter(device for chosen in choice for device in chosen)
+        if max(held.values()) <= job.max_stages_per_device:
+            yield choice
+
+
+class _Schedule:
+    """All orders of one partition's operations, with the replica of each microbatch free.
+
+    Args:
+        pipeline: the stages.
+        backward: kinds of backward that may be used.
+        known: only less than so many ticks is of interest.
+    """
+
+    def __init__(self, pipeline: PlacedPipeline, backward: str, known: int) -> None:
+        self._pipeline, self._backward, self._known = pipeline, backward, known
+        self._model = cp_model.CpModel()
+        self._on_device: defaultdict[str, list[cp_model.IntervalVar]] = defaultdict(list)
+        self._on_link: defaultdict[object, list[cp_model.IntervalVar]] = defaultdict(list)
+        self._in_memory: defaultdict[str, list[_Held]] = defaultdict(list)
+        self._start: dict[tuple[str, Key], cp_model.IntVar] = {}
+        self._end: dict[tuple[str, Key], cp_model.IntVar] = {}
+        self._runs: dict[tuple[Key, str], cp_model.BoolVarT] = {}
+        self._whole: dict[Key, cp_model.IntVar] = {}
+        self._total = self._model.new_int_var(0, max(known - 1, 0), "total")
+
+    def solve(self) -> int | None:
+        """Return the least ticks below what is known; None if there are none."""
+        pipeline = self._pipeline
+        keys = list(product(range(len(pipeline.stages)), range(pipeline.microbatches)))
+        for key in keys:
+            self._add_microbatch(key)
+        for key in keys:
+            self._connect(key)
+        for intervals in (*self._on_device.values(), *self._on_link.values()):
+            self._model.add_no_overlap(intervals)
+        for device in pipeline.devices:
+            if not self._keep_memory(device):
+                return None
+        self._add_ends(keys)
+        self._model.minimize(self._total)
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        status = solver.solve(self._model)
+        if status == cp_model.INFEASIBLE:
+            return None
+        assert status == cp_model.OPTIMAL, solver.status_name(status)
+        return round(solver.objective_value)
+
+    def _time(self, name: str) -> cp_model.IntVar:
+        return self._model.new_int_var(0, self._known, name)
+
+    def _add_microbatch(self, key: Key) -> None:
+        """Add a stage's operations on a microbatch: F, and B or I and W, on one replica.
+
+        A whole backward is an input gradient that takes its time and a weight gradient that takes
+        none, right after it.
+        """
+        stage, microbatch = key
+        devices = self._pipeline.stages[stage].spec.devices
+        for kind in "FIW":
+            self._start[kind, key], self._end[kind, key] = self._time(kind), self._time(kind)
+        whole = self._model.new_bool_var("whole")
+        if self._backward != "any":
+            self._model.add(whole == (self._backward == "whole"))
+        self._whole[key] = whole
+        runs = [self._model.new_bool_var(f"{key}@{device}") for device in devices]
+        self._model.add_exactly_one(runs)
+        for device, literal in zip(devices, runs, strict=True):
+            self._runs[key, device] = literal
+            self._hold(key, device, literal)
+            for is_whole in (False, True):
+                self._run_on(key, device, literal, whole, is_whole)
+        self._model.add(self._start["W", key] >= self._end["I", key])
+        self._model.add(self._start["I", key] >= self._end["F", key])
+        if stage == 0 and microbatch:
+            # Equal microbatches may be renumbered.
+            before = self._start["F", (0, microbatch - 1)]
+            self._model.add(before <= self._start["F", key])
+
+    def _hold(self, key: Key, device: str, runs: cp_model.BoolVarT) -> None:
+        """Keep a stash until the input gradient has ended, a weight stash from then on."""
+        stage = self._pipeline.stages[key[0]]
+        times = (self._start["F", key], self._end["I", key], self._end["W", key])
+        for (start, end), bytes_ in zip(
+            pairwise(times), (stage.stash_bytes, stage.weight_stash_bytes), strict=True
+        ):
+            size = self._time("held")
+            interval = self._model.new_optional_interval_var(start, size, end, runs, "")
+            self._in_memory[device].append((interval, bytes_))
+
+    def _messages_bytes(self, stage: int, name: str) -> int:
+        """Return what an operation is given and makes, beside the stash that it becomes."""
+        placed = self._pipeline.stages[stage]
+        if name == "F":
+            return placed.output_bytes
+        return placed.input_gradient_bytes + placed.output_gradient_bytes if name == "I" else 0
+
+    def _keep_memory(self, device: str) -> bool:
+        """Require that the stashes fit at any time; return whether the state alone does."""
+        stages = [self._pipeline.stages[stage] for stage in self._pipeline.stages_on[device]]
+        room = self._pipeline.capacity_bytes(device) - static_with_workspace(stages)
+        held = self._in_memory[device]
+        if room >= 0 and sum(bytes_ for _, bytes_ in held) > room:
+            self._model.add_cumulative([x for x, _ in held], [b for _, b in held], room)
+        return room >= 0
+
+    def _run_on(
+        self,
+        key: Key,
+        device: str,
+        runs: cp_model.BoolVarT,
+        whole: cp_model.IntVar,
+        is_whole: bool,
+    ) -> None:
+        model, both = self._model, self._model.new_bool_var("")
+        kind = whole if is_whole else ~whole
+        model.add_bool_or([both, ~runs, ~kind])
+        model.add_implication(both, runs)
+        model.add_implication(both, kind)
+        for name, letter in zip("FIW", "FB " if is_whole else "FIW", strict=True):
+            ticks = 0 if letter == " " else self._ticks(self._seconds(key[0], letter, device))
+            start, end = self._start[name, key], self._end[name, key]
+            interval = model.new_optional_interval_var(start, ticks, end, both, "")
+            if ticks:
+                self._on_device[device].append(interval)
+                self._in_memory[device].append((interval, self._messages_bytes(key[0], name)))
+
+    def _seconds(self, stage: int, letter: str, device: str) -> float:
+        return self._pipeline.seconds(stage, letter, device)
+
+    def _ticks(self, seconds: float) -> int:
+        return int(seconds / TICK_S)
+
+    def _connect(self, key: Key) -> None:
+        """Send activations to the next stage and gradients back, over the links between."""
+        stage, microbatch = key
+        if stage + 1 == len(self._pipeline.stages):
+            return
+        after = (stage + 1, microbatch)
+        here, there = (self._pipeline.stages[s].spec.devices for s in (stage, stage + 1))
+        for u, v in product(here, there):
+            both = self._model.new_bool_var("")
+            first, second = self._runs[key, u], self._runs[after, v]
+            self._model.add_bool_or([both, ~first, ~second])
+            self._model.add_implication(both, first)
+            self._model.add_implication(both, second)
+            self._send(key, "F", after, self._pipeline.forward_transfer(stage, u, v), both)
+            self._send(after, "I", key, self._pipeline.backward_transfer(stage + 1, v, u), both)
+
+    def _send(
+        self, key: Key, kind: str, to: Key, transfer: Transfer, both: cp_model.BoolVarT
+    ) -> None:
+        ticks = self._ticks(transfer.seconds)
+        start, end = self._time("send"), self._time("sent")
+        interval = self._model.new_optional_interval_var(start, ticks, end, both, "")
+        for link in transfer.links if ticks else ():
+            self._on_link[link].append(interval)
+        self._model.add(start >= self._end[kind, key]).only_enforce_if(both)
+        self._model.add(self._start[kind, to] >= end).only_enforce_if(both)
+
+    def _add_ends(self, keys: list[Key]) -> None:
+        """Reduce gradients after the last backwards, then step the optimizer on every device.
+
+        Every backward may be the last: what is left of others is over before it ends. A bucket
+        begins when each has run its layers.
+        """
+        pipeline = self._pipeline
+        done = {device: self._time(f"done {device}") for device in pipeline.devices}
+        for key, device in self._runs:
+            literal = self._runs[key, device]
+            self._model.add(done[device] >= self._end["W", key]).only_enforce_if(literal)
+        on_network: defaultdict[str, list[cp_model.IntervalVar]] = defaultdict(list)
+        for reduction in pipeline.synchronisations:
+            ticks = self._ticks(reduction.seconds)
+            start, end = self._time("reduce"), self._time("reduced")
+            interval = self._model.new_interval_var(start, ticks, end, "")
+            for key, device in self._runs:
+                if key[0] in reduction.stages:
+                    self._reduce_after(key, device, reduction, start)
+            for device in reduction.devices:
+                on_network[device].append(interval)
+                self._model.add(done[device] >= end)
+        for intervals in on_network.values():
+            self._model.add_no_overlap(intervals)
+        for device, time in done.items():
+            self._model.add(self._total >= time + self._ticks(pipeline.optimizer_s[device]))
+
+    def _reduce_after(
+        self, key: Key, device: str, reduction: GradientReduction, start: cp_model.IntVar
+    ) -> None:
+        """Start a reduction once a backward has run all but the layers ahead of it."""
+        runs, whole = self._runs[key, device], self._whole[key]
+        for letter, kind in (("B", whole), ("W", ~whole)):
+            ahead = math.ceil(reduction.ahead_s(letter, device) / TICK_S)
+            after = self._end["W", key] - ahead
+            self._model.add(start >= after).only_enforce_if([runs, kind])

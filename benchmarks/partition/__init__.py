@@ -1,0 +1,1 @@
+"""Stage partition and device mapping against bounds."""

@@ -1,0 +1,1 @@
+"""Replanning after a change of the machines, against planning again."""

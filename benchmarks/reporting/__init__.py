@@ -1,0 +1,1 @@
+"""What all benchmarks share: claims, tables, running and the page of results."""

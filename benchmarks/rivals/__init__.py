@@ -1,0 +1,1 @@
+"""Pipeplan against published planners and schedules on public profiles."""

@@ -1,0 +1,1 @@
+"""How far predicted layer times are off where nothing is measured."""

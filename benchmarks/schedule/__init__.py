@@ -1,0 +1,1 @@
+"""Microbatch schedules against bounds and published schedules."""

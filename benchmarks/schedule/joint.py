@@ -1,0 +1,136 @@
+"""Whole plans of traced models on the sample clusters: how far from the best can they be?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks import SAMPLE_CLUSTERS
+from planner import Cluster, Job, Problem, solve, trace
+from planner.search.budget import Settings
+from planner.units import plural
+
+CLUSTERS = ("single_node", "irregular", "two_nodes", "dapple_testbed", "eight_nodes")
+COLUMNS = ("model", "cluster", "devices", "plan", "iteration, ms", "bound, ms", "gap", "s", "")
+MOST_ON_FEW = 16
+"""Devices up to which 32 microbatches keep a pipeline busy; beyond it 256 are planned."""
+LIMIT_S = 57.0
+"""For a row that is to end within a minute."""
+
+
+@dataclass(frozen=True)
+class JointRow:
+    """A model planned for a cluster; times in milliseconds."""
+
+    model: str
+    cluster: str
+    devices: int
+    plan: str
+    iteration_ms: float
+    bound_ms: float
+    seconds: float
+
+    @property
+    def gap(self) -> float:
+        """Iteration time / bound - 1."""
+        return self.iteration_ms / self.bound_ms - 1
+
+    @property
+    def bar(self) -> float:
+        """The bar for the gap."""
+        return 0.03 if self.devices <= MOST_ON_FEW else 0.05
+
+    @property
+    def cells(self) -> list[object]:
+        """The row's cells, without a verdict."""
+        return [
+            self.model,
+            self.cluster,
+            self.devices,
+            self.plan,
+            f"{self.iteration_ms:.2f}",
+            f"{self.bound_ms:.2f}",
+            f"{self.gap:.2%}",
+            round(self.seconds, 1),
+        ]
+
+
+def joint_rows(
+    settings: Settings,
+    limit_s: float = LIMIT_S,
+    models: Sequence[str] | None = None,
+    clusters: Sequence[str] = CLUSTERS,
+) -> Iterator[JointRow]:
+    """Models, by default every one, on clusters."""
+    for model, job in jobs():
+        if models is not None and model not in models:
+            continue
+        graph = trace(model, job)
+        for name in clusters:
+            cluster = _cluster(name)
+            many = len(cluster.devices) > MOST_ON_FEW
+            problem = Problem(
+                graph, cluster, job.model_copy(update={"microbatches": 256}) if many else job
+            )
+            begin = time.perf_counter()
+            found = solve(
+                problem, time_limit_s=limit_s, seed=settings.seed, workers=settings.workers
+            )
+            stages = found.plan.stages
+            replicas = "-".join(str(len(stage.devices)) for stage in stages)
+            yield JointRow(
+                model.partition(":")[2],
+                name,
+                len(problem.cluster.devices),
+                f"{plural(len(stages), 'stage')}, replicas {replicas}",
+                found.iteration_time_s * 1e3,
+                found.lower_bound_s * 1e3,
+                time.perf_counter() - begin,
+            )
+
+
+def jobs() -> Iterator[tuple[str, Job]]:
+    """Models and their jobs of 32 microbatches.
+
+    Language models are in half precision, which every sample device has.
+    """
+    for model, samples, length in (
+        ("models.gpt:gpt2_small", 4, 1024),
+        ("models.gpt:gpt2_xl", 4, 1024),
+        ("models.llama:llama2_7b", 1, 2048),
+    ):
+        yield (
+            model,
+            Job(
+                microbatches=32,
+                samples_per_microbatch=samples,
+                precision="float16",
+                model_arguments={"sequence_length": length},
+            ),
+        )
+    for model, samples in (
+        ("models.vgg:vgg19", 16),
+        ("models.resnet:resnet50", 16),
+        ("models.unet:unet", 4),
+    ):
+        yield model, Job(microbatches=32, samples_per_microbatch=samples, precision="float32")
+
+
+def _cluster(name: str) -> Cluster:
+    """A sample, or eight machines like those of ``two_nodes``."""
+    if name != "eight_nodes":
+        return Cluster.load(SAMPLE_CLUSTERS / f"{name}.toml")
+    nodes = [f"n{i}" for i in range(8)]
+    return Cluster.from_data(
+        {
+            "format": "pipeplan-cluster/1",
+            "name": name,
+            "switches": ["network"],
+            "nodes": [
+                {"name": node, "devices": 8, "type": "A100-80GB", "link": "NVLink3"}
+                for node in nodes
+            ],
+            "links": [{"between": [node, "network"], "preset": "InfiniBand-HDR"} for node in nodes],
+        }
+    )

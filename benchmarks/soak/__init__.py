@@ -1,0 +1,1 @@
+"""Training under failures: what continues, and how long others wait."""

@@ -1,0 +1,202 @@
+"""Strategies of synchronisation, side by side: the papers' tables again, real and simulated.
+
+Usage:
+    python -m benchmarks.sync [--rows NAME ...] [--seeds N] [--steps N] [--report PATH]
+    python -m benchmarks.sync --short --json
+    python -m benchmarks.sync --short --rows loopback --settings homogeneous one_4x_slow \
+        --claims FILE
+
+Real rows are processes over gloo whose computation is emulated: a training step takes 100 ms by
+the clock, whatever the machine, and the model learns for real. The rows ``shaped`` need root on
+Linux and are told as skipped elsewhere; --short leaves them and ``pipelines`` out unless --rows
+names them. Progress goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.reporting.claims import add_claims_option, append, begin
+from benchmarks.reporting.report import heading
+from benchmarks.sync import pipelines as sync_pipelines
+from benchmarks.sync import sections
+from benchmarks.sync import servers as sync_servers
+from benchmarks.sync import shaped as sync_shaped
+from benchmarks.sync import short as claims
+from benchmarks.sync.claims import Outcome
+from benchmarks.sync.loopback import SETTINGS, Loopback, accuracy_section, loopback_section
+from planner import PipeplanError
+
+SHORT_STEPS, STEPS = 30, 100
+ONLY_LONG = ("shaped", "pipelines")
+ABOUT = """\
+A share is what one pipeline does in one iteration. Throughput is shares a second in steady state,
+without each pipeline's first steps and without what follows the first pipeline's last step; of
+all-reduce it is pipelines times steps a second. The time to the loss is from the first step until
+the smoothed training loss (simulated: the loss of the mean model) is what overlapped all-reduce has
+after half of its work; ratios above 1 are faster. Ratios are taken seed by seed and told as mean
+(min..max); "best" and "worst" claims name the regime they were found in. All-reduces over
+shaped links have buckets of 0.1 MiB, so that there is something to overlap; on loopback one bucket
+of the whole model is faster, and is the rival. An asynchronous parameter server steps at the
+learning rate over the number of pipelines (the simulator's eager one too); everything else is the
+same for all strategies. With 30 or 100 iterations the pauses that a seed happens to draw move
+all-reduce's figure: the regime tells how many there were and how many were to be expected.
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the report.
+
+    Attributes:
+        title: over it.
+        about: what it is.
+        run: makes it.
+    """
+
+    title: str
+    about: str
+    run: Callable[[], Outcome]
+
+
+def sections_of(options: argparse.Namespace) -> dict[str, Section]:
+    """All of them, by the names that ``--rows`` takes."""
+    short, seeds = options.short, options.seeds
+    loopback = Loopback(1 if short else seeds, options.steps, short=short, only=options.settings)
+    return {
+        "loopback": Section(
+            "Eight real pipelines on loopback",
+            "8 processes under one torchrun, an MLP of 85,002 parameters on a teacher's labels, "
+            "100 ms of emulated compute an iteration.",
+            lambda: loopback_section(loopback),
+        ),
+        "accuracy": Section(
+            "The simulator against reality",
+            "The same trainings; the simulated world is the plan's, with what one trace measured.",
+            lambda: accuracy_section(loopback),
+        ),
+        "shaped": Section(
+            "Real pipelines on shaped links",
+            "Network namespaces with token buckets (TESTBED.md); real messages.",
+            lambda: sync_shaped.shaped_section(seeds, options.given_steps, short=short),
+        ),
+        "pipelines": Section(
+            "SDPipe's random sleeps, really",
+            "16 processes on loopback: four pipelines of four places.",
+            lambda: sync_pipelines.pipelines_section(seeds, options.given_steps, short=short),
+        ),
+        "links": Section(
+            "Equal workers and their links",
+            "Simulated.",
+            lambda: sections.links_section(seeds, short=short),
+        ),
+        "slow": Section(
+            "One slow worker among sixteen",
+            "Simulated.",
+            lambda: sections.slow_section(seeds, short=short),
+        ),
+        "sleeps": Section(
+            "SDPipe's random sleeps",
+            "Simulated: pipelines of four places.",
+            lambda: sections.sleeps_section(seeds, short=short),
+        ),
+        "servers": Section(
+            "PS+ against parameter servers",
+            "Simulated. `against`: ratios are over the synchronous server.",
+            lambda: sync_servers.servers_section(seeds, short=short),
+        ),
+        "overlap": Section(
+            "Behind the next iteration",
+            "Simulated: cross_iteration and decoupled against buckets behind the backward, which "
+            "takes twice as long as a forward: were each half of decoupled's all-reduce hidden as "
+            "far as it can be, it would gain at most 1.25, where the all-reduce takes 4/3 of the "
+            "computation.",
+            lambda: sections.overlap_section(seeds, short=short),
+        ),
+        "scale": Section(
+            "The simulator's own speed",
+            "One process, one core.",
+            lambda: sections.scale_section(short=short),
+        ),
+    }
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(
+        prog="python -m benchmarks.sync",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    found.add_argument("--rows", nargs="+", metavar="NAME", help="sections; default all")
+    found.add_argument(
+        "--settings", nargs="+", metavar="NAME", choices=sorted(SETTINGS), help="on loopback, only"
+    )
+    found.add_argument("--seeds", type=int, metavar="N", help="default 3, with --short 1")
+    found.add_argument("--steps", type=int, metavar="N", help="of each real training")
+    found.add_argument("--short", action="store_true", help="fewer of everything: ten minutes")
+    found.add_argument("--json", action="store_true", help="a line a strategy and setting")
+    add_claims_option(found)
+    found.add_argument("--report", type=Path, metavar="PATH", help="write Markdown to this file")
+    return found
+
+
+def options_of(words: Sequence[str] | None) -> argparse.Namespace:
+    """The command line, with its defaults filled in."""
+    options = parser().parse_args(words)
+    options.seeds = options.seeds or (1 if options.short else 3)
+    options.given_steps = options.steps
+    options.steps = options.steps or (SHORT_STEPS if options.short else STEPS)
+    return options
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for."""
+    options = options_of(words)
+    known = sections_of(options)
+    names = options.rows or [n for n in known if not (options.short and n in ONLY_LONG)]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        told = f"--rows: {', '.join(unknown)} is not known; choose from {', '.join(known)}"
+        print(told, file=sys.stderr)
+        return 1
+    given = [f" --{word}" for word in ("short", "json") if getattr(options, word)]
+    rows = f" --rows {' '.join(options.rows)}" if options.rows else ""
+    rows += f" --settings {' '.join(options.settings)}" if options.settings else ""
+    steps = f" --steps {options.given_steps}" if options.given_steps else ""
+    command = f"python -m benchmarks.sync{rows} --seeds {options.seeds}{steps}{''.join(given)}"
+    parts = [heading("Synchronisation between pipelines", command), ABOUT]
+    if options.claims:
+        begin(options.claims)
+    for name in names:
+        begin_s = time.monotonic()
+        try:
+            outcome = known[name].run()
+        except PipeplanError as error:
+            print("\n".join(error.problems), file=sys.stderr)
+            return 1
+        print(f"{name}: {time.monotonic() - begin_s:.0f} s", file=sys.stderr, flush=True)
+        if options.json:
+            for line in outcome.lines:
+                print(json.dumps(line), flush=True)
+        if options.claims:
+            append(claims.entries(name, known[name].title, outcome), options.claims)
+        parts.append(f"## {known[name].title}\n\n{known[name].about}\n\n{outcome.markdown()}")
+        if options.report:
+            # After each section: what took an hour is not lost with what comes after it.
+            options.report.write_text("\n".join(parts))
+    if options.claims:
+        append(claims.left_out(known, names, options), options.claims)
+    if not (options.json or options.report or options.claims):
+        print("\n".join(parts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""Bars, what was measured against them, and the tables of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.reporting.report import table
+from benchmarks.sync.figures import Compared, Runs, Spread, compare, json_line
+from benchmarks.sync.settings import OVERLAPPED, PLAIN, SEMI, WAITING
+
+CLAIM_COLUMNS = ("claim", "regime", "runs", "bar", "measured (min..max)", "verdict")
+RUN_COLUMNS = (
+    *("setting", "strategy", "shares/s", "against all-reduce", "against overlapped"),
+    *("to the loss, against overlapped", "held-out loss, over overlapped's"),
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A figure of a paper, and ours.
+
+    Attributes:
+        text: what is claimed.
+        regime: model, links and slowness for which it was measured.
+        is_real: processes over gloo; otherwise the simulator.
+        bar: what has to be reached.
+        found: over the seeds; None: not known, since a run did not get there.
+        at_most: the bar is an upper one.
+        note: why it was not reached, or what reached it.
+    """
+
+    text: str
+    regime: str
+    is_real: bool
+    bar: float
+    found: Spread | None
+    at_most: bool = False
+    note: str = ""
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the mean over the seeds reaches the bar."""
+        if self.found is None:
+            return False
+        mean = self.found.mean
+        return mean <= self.bar if self.at_most else mean >= self.bar
+
+    def row(self) -> list[str]:
+        """The row of the table."""
+        sign = "<=" if self.at_most else ">="
+        verdict = "reached" if self.is_reached else "**not reached**"
+        found = "no run got there" if self.found is None else str(self.found)
+        runs = "real" if self.is_real else "simulated"
+        note = f" {self.note}" if self.note else ""
+        return [self.text, self.regime, runs, f"{sign} {self.bar:g}", found, verdict + note]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The results of a section of the report.
+
+    Attributes:
+        claims: in order.
+        columns, rows: of its table, below the claims.
+        lines: for ``--json``.
+    """
+
+    claims: Sequence[Claim] = ()
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    lines: Sequence[Mapping[str, Any]] = field(default=())
+
+    def markdown(self) -> str:
+        """Both tables."""
+        parts = []
+        if self.claims:
+            parts.append(table(CLAIM_COLUMNS, [claim.row() for claim in self.claims]))
+        if self.rows:
+            parts.append(table(self.columns, self.rows))
+        return "\n".join(parts)
+
+
+def run_rows(setting: str, runs: Runs) -> list[list[str]]:
+    """Every strategy of a setting, in :data:`RUN_COLUMNS`."""
+    rows = []
+    for strategy, mine in runs.items():
+        plain, over = compare(runs, strategy, PLAIN), compare(runs, strategy, OVERLAPPED)
+        rate = Spread(tuple(run.shares_per_s for run in mine))
+        rows.append(
+            [
+                *(setting, f"`{strategy}`", f"{rate.mean:.1f}"),
+                *(str(plain.throughput), str(over.throughput)),
+                "not there" if over.time_to_loss is None else str(over.time_to_loss),
+                f"{over.final_loss.mean:.4f}",
+            ]
+        )
+    return rows
+
+
+def run_lines(setting: str, runs: Runs, *, is_real: bool) -> list[dict[str, Any]]:
+    """Every strategy of a setting against all-reduce that does not overlap."""
+    kind = "real" if is_real else "simulated"
+    lines = []
+    for strategy in runs:
+        over = compare(runs, strategy, OVERLAPPED).throughput.mean
+        more = {"runs": kind, "overlapped_ratio": round(over, 4)}
+        lines.append(json_line(strategy, setting, compare(runs, strategy, PLAIN), **more))
+    return lines
+
+
+def best(runs: Runs, strategies: Sequence[str], rival: str) -> tuple[str, Compared]:
+    """The strategy that commits most shares a second, against a rival."""
+    there = [strategy for strategy in strategies if strategy in runs]
+    found = {strategy: compare(runs, strategy, rival) for strategy in there}
+    return max(found.items(), key=lambda item: item[1].throughput.mean)
+
+
+def extremes(
+    text: str,
+    regimes: Sequence[str],
+    found: Sequence[Spread | None],
+    bar: float,
+    least: float = 0.0,
+) -> list[Claim]:
+    """The best regime against the bar, and the worst against ``least``."""
+    known = [(f, s) for f, s in zip(found, regimes, strict=True) if f is not None]
+    if not known:
+        return [Claim(text, "all of them", False, bar, None)]
+    high = max(known, key=lambda pair: pair[0].mean)
+    low = min(known, key=lambda pair: pair[0].mean)
+    missing = len(found) - len(known)
+    note = f"({missing} more where no run got there)" if missing else ""
+    return [
+        Claim(f"{text}: best", high[1], False, bar, high[0]),
+        Claim(f"{text}: worst", low[1], False, least, low[0], note=note),
+    ]
+
+
+def against_all(runs: Runs, ours: str, regime: str, *, is_real: bool) -> Iterator[Claim]:
+    """A form of semi_decentralized against every other strategy, and its final loss."""
+    others = [name for name in runs if not name.startswith(SEMI)]
+    waiting = [name for name in WAITING if name in runs]
+    for told, rivals in (
+        ("any other strategy", others),
+        ("those whose workers wait for each other", waiting),
+    ):
+        found = {name: compare(runs, ours, name, OVERLAPPED).time_to_loss for name in rivals}
+        known = {name: spread for name, spread in found.items() if spread is not None}
+        fastest = min(known, key=lambda name: known[name].mean, default="")
+        told = f"time to the loss, `{ours}` over the fastest of {told}"
+        note = f"({fastest})" if fastest else ""
+        yield Claim(told, regime, is_real, 1.0, known.get(fastest), note=note)
+    values = compare(runs, ours, OVERLAPPED).final_loss.values
+    off = Spread(tuple(abs(value - 1) for value in values))
+    told = f"distance of `{ours}`'s final loss from all-reduce's"
+    yield Claim(told, regime, is_real, 0.01, off, at_most=True)

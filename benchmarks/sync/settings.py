@@ -1,0 +1,138 @@
+"""Real trainings of several strategies in several settings, in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.sync.figures import Measured, Runs
+from benchmarks.sync.real import Training, learning_rate_of, train_all
+from benchmarks.testbed.network import Testbed
+from executor.emulation.pace import Pace
+from planner.measured.sync_trace import SyncTrace
+from planner.plan.plan import Plan
+from planner.sync.pipeline_replicas import pipeline_replicas_of
+from planner.sync.simulation.comparison import ALL_STRATEGIES
+from planner.sync.strategies import sync_name
+
+PLAIN, OVERLAPPED = "all_reduce:overlap=false", "all_reduce"
+STATIC, DRAWN = "partial_all_reduce:schedule=static", "partial_all_reduce"
+SEMI, SEMI_BEHIND = "semi_decentralized", "semi_decentralized:overlap=true"
+PAIRS, MATCHING = "ad_psgd", "ad_psgd:pairs=matching"
+SERVER, ASYNC, EAGER = (
+    "parameter_server",
+    "parameter_server:mode=async",
+    "eager_parameter_server",
+)
+PARTIAL = (DRAWN, SEMI, SEMI_BEHIND, PAIRS)
+WAITING = (OVERLAPPED, SERVER, MATCHING, DRAWN)
+"""One strategy of each kind whose workers wait for each other. Which form of AD-PSGD SDPipe's
+authors ran we do not know; the bar itself is against every strategy."""
+SHORT_STRATEGIES = (PLAIN, OVERLAPPED, SERVER, PAIRS, STATIC, DRAWN, SEMI, SEMI_BEHIND)
+
+
+def strategies_of(*, short: bool) -> tuple[str, ...]:
+    """Names of the strategies that are run."""
+    return SHORT_STRATEGIES if short else tuple(sync_name(sync) for sync in ALL_STRATEGIES)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The differences between the ranks.
+
+    Attributes:
+        regime: in words.
+        slow: by rank.
+        sleep_probability, sleep_s: of an iteration.
+    """
+
+    regime: str
+    slow: Mapping[str, float] = field(default_factory=dict)
+    sleep_probability: float = 0.0
+    sleep_s: float = 0.0
+
+    @property
+    def pace(self) -> Pace:
+        """Return the trainings' delays; each seed has its own pauses."""
+        slow = {int(rank): factor for rank, factor in self.slow.items()}
+        return Pace(slow, self.sleep_probability, self.sleep_s)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The results of trainings.
+
+    Attributes:
+        runs: by setting.
+        traces: by setting, of the first seed; none if no strategy is traced.
+    """
+
+    runs: Mapping[str, Runs]
+    traces: Mapping[str, SyncTrace]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Every strategy in every setting, with every seed.
+
+    Attributes:
+        plan: that all train by.
+        settings: by name.
+        strategies: their names.
+        seeds: how many.
+        steps: of all pipelines on average.
+        syncs: by strategy, what it is if that is not its name.
+        traced: the strategy that writes traces, if any.
+    """
+
+    plan: Plan
+    settings: Mapping[str, Setting]
+    strategies: Sequence[str]
+    seeds: int
+    steps: int
+    syncs: Mapping[str, str] = field(default_factory=dict)
+    traced: str | None = None
+
+    @property
+    def trainings(self) -> dict[tuple[str, str, int], Training]:
+        """Return the trainings by setting, strategy and seed."""
+        return {
+            (setting, strategy, seed): self._training(setting, strategy, seed)
+            for seed in range(self.seeds)
+            for setting in self.settings
+            for strategy in self.strategies
+        }
+
+    def _training(self, setting: str, strategy: str, seed: int) -> Training:
+        paced = self.settings[setting]
+        return Training(
+            name=f"{setting}.{self.strategies.index(strategy)}.{seed}",
+            plan="plan",
+            sync=self.syncs.get(strategy, strategy),
+            steps=self.steps,
+            seed=seed,
+            slow=paced.slow,
+            sleep_probability=paced.sleep_probability,
+            sleep_s=paced.sleep_s,
+            learning_rate=learning_rate_of(strategy, len(pipeline_replicas_of(self.plan))),
+            sync_trace=strategy == self.traced,
+        )
+
+    def train(self, testbed: Testbed | None = None) -> Trained:
+        """Run them all, one after the other.
+
+        Args:
+            testbed: whose shaped links data goes over; None: loopback.
+        """
+        trainings = self.trainings
+        found = train_all({"plan": self.plan}, list(trainings.values()), testbed)
+        runs: dict[str, dict[str, list[Measured]]] = {}
+        for (setting, strategy, _), training in trainings.items():
+            of_setting = runs.setdefault(setting, {})
+            of_setting.setdefault(strategy, []).append(found.runs[training.name])
+        traces = {
+            setting: found.traces[training.name]
+            for (setting, _, seed), training in trainings.items()
+            if training.sync_trace and seed == 0
+        }
+        return Trained(runs, traces)

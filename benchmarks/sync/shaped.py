@@ -1,0 +1,97 @@
+"""Eight real pipelines on hosts of their own, whose links are shaped: two nodes of four."""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks.sync.claims import RUN_COLUMNS, Claim, Outcome, run_lines, run_rows
+from benchmarks.sync.figures import Runs, Spread, compare
+from benchmarks.sync.loopback import ITERATION_S, PIPELINES
+from benchmarks.sync.plans import pipelines_plan
+from benchmarks.sync.real import BUCKETS
+from benchmarks.sync.settings import (
+    ASYNC,
+    DRAWN,
+    EAGER,
+    MATCHING,
+    OVERLAPPED,
+    PAIRS,
+    PLAIN,
+    SEMI,
+    SEMI_BEHIND,
+    SERVER,
+    STATIC,
+    Grid,
+    Setting,
+)
+from benchmarks.testbed.network import Testbed, why_not
+
+WITHIN_GB_PER_S, PER_NODE = 0.05, 4
+BETWEEN_GB_PER_S = (0.002, 0.006)
+"""An all-reduce of 340 kB takes 3 times and as long as 100 ms of computation."""
+STEPS = 80
+HIDDEN = ("decoupled", "cross_iteration")
+STRATEGIES = (
+    *(PLAIN, OVERLAPPED, *HIDDEN, SERVER, ASYNC, EAGER),
+    *(PAIRS, MATCHING, STATIC, DRAWN, SEMI, SEMI_BEHIND),
+)
+SHORT_STRATEGIES = (PLAIN, OVERLAPPED, "cross_iteration", SERVER, PAIRS, STATIC)
+
+
+def shaped_section(seeds: int, steps: int | None, *, short: bool) -> Outcome:
+    """Strategies where links are slow, really; nothing where there can be no such links.
+
+    Args:
+        seeds: how many.
+        steps: of each training; None: 80, a quarter of them in the short form.
+        short: one bandwidth and fewer strategies.
+    """
+    reason = why_not()
+    if reason is not None:
+        print(f"shaped: left out: {reason}", file=sys.stderr)
+        return Outcome()
+    claims, rows, lines = [], [], []
+    for gb_per_s in BETWEEN_GB_PER_S[:1] if short else BETWEEN_GB_PER_S:
+        runs = _train(gb_per_s, seeds, steps or (STEPS // 4 if short else STEPS), short=short)
+        name = f"shaped_{1000 * gb_per_s:g}MB_per_s"
+        claims += _claims(runs, gb_per_s)
+        rows += run_rows(name, runs)
+        lines += run_lines(name, runs, is_real=True)
+    return Outcome(claims, RUN_COLUMNS, rows, lines)
+
+
+def _train(gb_per_s: float, seeds: int, steps: int, *, short: bool) -> Runs:
+    plan = pipelines_plan(
+        PIPELINES,
+        ITERATION_S,
+        per_node=PER_NODE,
+        within_gb_per_s=WITHIN_GB_PER_S,
+        between_gb_per_s=gb_per_s,
+    )
+    strategies = SHORT_STRATEGIES if short else STRATEGIES
+    grid = Grid(plan, {"shaped": Setting("equal")}, strategies, seeds, steps, syncs=BUCKETS)
+    with Testbed(plan.cluster) as testbed:
+        return grid.train(testbed).runs["shaped"]
+
+
+def _claims(runs: Runs, gb_per_s: float) -> list[Claim]:
+    regime = (
+        "8 pipelines of one place on hosts of their own, 85k parameters, 100 ms of emulated "
+        f"compute; 2 nodes of 4, {1000 * gb_per_s:g} MB/s between them"
+    )
+    claims = []
+    if gb_per_s == BETWEEN_GB_PER_S[0]:
+        for rival, bar in ((OVERLAPPED, 1.1), (SERVER, 5.1), (MATCHING, 4.3), (PAIRS, 4.3)):
+            if rival in runs:
+                told = f"time to the loss, static partial all-reduce over `{rival}`"
+                found = compare(runs, STATIC, rival).time_to_loss
+                claims.append(Claim(told, regime, True, bar, found))
+    for strategy in HIDDEN:
+        if strategy in runs:
+            found = compare(runs, strategy, OVERLAPPED)
+            told = f"throughput of {strategy} over overlapped all-reduce"
+            claims.append(Claim(told, regime, True, 1.292, found.throughput))
+            off = Spread(tuple(abs(value - 1) for value in found.final_loss.values))
+            told = f"distance of {strategy}'s held-out loss from all-reduce's"
+            claims.append(Claim(told, regime, True, 0.01, off, at_most=True))
+    return claims

@@ -1,4 +1,0 @@
-"""Cutting the exported training step into the stages of a plan.
-
-Hands out :func:`executor.cutting.cut.cut`.
-"""

@@ -1,0 +1,1 @@
+"""Processes that work together: process groups, failures, signals."""

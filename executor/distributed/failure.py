@@ -1,0 +1,229 @@
+"""One rank fails and all end: the one that failed first says why, the others that it did.
+
+The first to fail leaves a note in the store that the ranks met at, before its connections close. A
+rank whose connection closes, or that waited for too long, looks there: it failed because another
+did. If there is no note, a rank was lost without a word: killed, stopped, or its host is gone. Each
+rank counts up in the store as long as it lives, which tells who that was. See
+:class:`~executor.distributed.watch.Watch` for ranks that are busy meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+import torch
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from planner.errors import PipeplanError, shorten
+
+BEAT_S = 0.5
+"""From one sign of life to the next."""
+_SILENT_BEATS = 4
+_FIRST = "first failure"
+_ORIGIN = re.compile(r"^\[\S+:\d+\] ")
+
+
+class LostRankError(PipeplanError):
+    """Another rank could not be talked to."""
+
+
+class FollowedError(LostRankError):
+    """This rank ends because another one failed, which says why."""
+
+
+def absent(ranks: Sequence[int], timeout_s: float) -> LostRankError:
+    """Return the error about ranks that did not come before any training."""
+    return LostRankError(
+        f"{_ranks(ranks)} did not come within {timeout_s:.0f} s; start all processes of the plan, "
+        "with the same rendezvous address"
+    )
+
+
+@contextmanager
+def talking_to(whom: str) -> Iterator[None]:
+    """Tell who could not be talked to inside.
+
+    Args:
+        whom: such as ``rank 3, which was to send 1F0``.
+
+    Raises:
+        LostRankError: with the reason, in place of what torch raises.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ConnectionError) as error:
+        raise LostRankError(f"could not talk to {whom}; torch says: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return torch's message on one line, without places in its sources."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return _ORIGIN.sub("", lines[0]).partition(". This is typically")[0]
+
+
+class Failures:
+    """The notes about failures that the ranks of a run leave in their store.
+
+    Args:
+        store: a part of it of its own.
+        rank: this one.
+        world_size: number of ranks.
+    """
+
+    def __init__(self, store: Store, rank: int, world_size: int) -> None:
+        self._store = store
+        self.rank = rank
+        self.world_size = world_size
+
+    def for_a_thread(self) -> Failures:
+        """Return a copy with a connection of its own: a store serves one thread at a time."""
+        store = self._store.clone()  # type: ignore[attr-defined]
+        return Failures(store, self.rank, self.world_size)
+
+    def meet(self, timeout_s: float) -> None:
+        """Wait until all ranks are here.
+
+        Raises:
+            LostRankError: naming those who are not.
+        """
+        self._store.set(_here(self.rank), f"{socket.gethostname()} {os.getpid()}")
+        end = time.monotonic() + timeout_s
+        while missing := [r for r in range(self.world_size) if not self._store.check([_here(r)])]:
+            if time.monotonic() > end:
+                raise absent(missing, timeout_s)
+            time.sleep(BEAT_S / 5)
+
+    def beat(self) -> None:
+        """A sign of life."""
+        self._store.add(_beats(self.rank), 1)
+
+    def raise_first(self) -> None:
+        """Tell what failed first, if anything did.
+
+        Raises:
+            FollowedError: it was another rank.
+            LostRankError: it was this one, whose other thread has told the others.
+        """
+        if self._store.check([_FIRST]):
+            raise self._ended_by(self._store.get(_FIRST).decode())
+
+    def _ended_by(self, note: str) -> LostRankError:
+        """Return this rank's error about a note in the store."""
+        mine = f"rank {self.rank} "
+        if note.startswith(mine):
+            return LostRankError(note.removeprefix(mine))
+        return FollowedError(f"stopped, because {_brief(note)}")
+
+    def note(self, words: str) -> str | None:
+        """Leave the note, unless there is one.
+
+        Returns:
+            What failed first: ``words``, or another's; None if the store is gone with its host.
+        """
+        try:
+            return str(self._store.compare_set(_FIRST, "", words).decode())
+        except (RuntimeError, ConnectionError):
+            return None
+
+    def silent(self) -> list[int]:
+        """The ranks that give no sign of life, after some beats; this one gives its own."""
+        before = self._counts()
+        for _ in range(_SILENT_BEATS):
+            self.beat()
+            time.sleep(BEAT_S)
+        pairs = zip(before, self._counts(), strict=True)
+        return [rank for rank, (a, b) in enumerate(pairs) if a == b]
+
+    def _counts(self) -> list[int]:
+        return [self._store.add(_beats(rank), 0) for rank in range(self.world_size)]
+
+    def raise_lost(self, noticed: str, happened: str) -> NoReturn:
+        """Find out who was lost, and leave a note of it.
+
+        Args:
+            noticed: how this rank noticed, for its user.
+            happened: to this rank, if nobody was lost; for the note.
+
+        Raises:
+            FollowedError: if another rank has left a note meanwhile.
+            LostRankError: what to tell the user.
+        """
+        silent = self.silent()
+        words = happened
+        if silent:
+            words = f"lost {_ranks(silent)}: killed, stopped, or its host is gone; {noticed}"
+        mine = f"rank {self.rank} {words}"
+        first = self.note(mine)
+        self._let_them_end(silent)
+        if first is not None and first != mine:
+            raise self._ended_by(first)
+        raise LostRankError(words if silent else noticed)
+
+    def _let_them_end(self, ranks: Sequence[int]) -> None:
+        """Let processes of this host that were stopped go on, so that they can end."""
+        for rank in ranks:
+            host, pid = self._store.get(_here(rank)).decode().rsplit(" ", 1)
+            if host == socket.gethostname():
+                try:
+                    os.kill(int(pid), signal.SIGCONT)
+                except (ProcessLookupError, PermissionError):
+                    continue
+
+
+def _here(rank: int) -> str:
+    return f"here/{rank}"
+
+
+def _beats(rank: int) -> str:
+    return f"beats/{rank}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    word = "ranks" if len(ranks) > 1 else "rank"
+    return f"{word} {', '.join(map(str, ranks))}"
+
+
+@contextmanager
+def followed(failures: Failures) -> Iterator[None]:
+    """Leave a note of a failure inside, and tell a failure from one that followed another.
+
+    Raises:
+        FollowedError: if another rank failed first.
+        LostRankError: if a rank was lost; it names which.
+    """
+    try:
+        yield
+    except LostRankError as error:
+        raise _followed_or_lost(failures, error) from None
+    except BaseException as error:
+        cause = shorten(str(error), 300)
+        words = f"rank {failures.rank} failed"
+        first = failures.note(f"{words}: {cause}")
+        # All ranks may find the same fault; then one tells it.
+        if first is not None and not first.startswith(words) and first.endswith(cause):
+            raise FollowedError(f"stopped, because {_brief(first)}") from None
+        raise
+
+
+def _brief(note: str) -> str:
+    return note.partition(":")[0]
+
+
+def _followed_or_lost(failures: Failures, error: LostRankError) -> LostRankError:
+    noticed = error.problems[0]
+    try:
+        failures.raise_first()
+        failures.raise_lost(noticed, "lost a connection")
+    except LostRankError as known:
+        return known
+    except (RuntimeError, ConnectionError):
+        return LostRankError(f"{noticed}; the ranks' store on the first host is gone too")

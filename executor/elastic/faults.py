@@ -1,0 +1,223 @@
+"""Faults on purpose: a pipeline that dies, stops or hangs at a step, to see that others go on.
+
+They are written as calls, several with spaces between: ``fail_at(2,5) stop_in(1,9,3)``. The first
+argument is the pipeline, from 0, the second its step, from 1. ``_at`` happens as the step begins,
+``_in`` while its averages are under way:
+
+- ``fail_at``, ``fail_in``: the process is killed (SIGKILL).
+- ``stop_at``, ``stop_in``: it is stopped (SIGSTOP) for so many seconds, the third argument.
+- ``hang_at``, ``hang_in``: it does nothing for so many seconds, and still gives signs of life.
+- ``return_at(PIPELINE,SECONDS)``: when it is started again, it waits for so long first.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from executor.elastic.rank_assignment import RankAssignment
+from planner.errors import PipeplanError
+
+_CALL = re.compile(r"([a-z_]+)\(([^()]*)\)")
+_STEP, _TIMED = ("PIPELINE", "STEP"), ("PIPELINE", "STEP", "SECONDS")
+_ARGUMENTS = {
+    "fail_at": _STEP,
+    "fail_in": _STEP,
+    "stop_at": _TIMED,
+    "stop_in": _TIMED,
+    "hang_at": _TIMED,
+    "hang_in": _TIMED,
+    "return_at": ("PIPELINE", "SECONDS"),
+}
+_EXAMPLES = {_STEP: "2,5", _TIMED: "1,9,3", ("PIPELINE", "SECONDS"): "2,10"}
+_LEAST = {"PIPELINE": 0, "STEP": 1, "SECONDS": 0}
+_MOST_S = 1e6
+
+
+@dataclass(frozen=True)
+class InjectedFault:
+    """One of them.
+
+    Attributes:
+        kind: ``fail``, ``stop``, ``hang`` or ``return``.
+        moment: ``at`` or ``in``.
+        pipeline: that it happens to.
+        step: when; 0 of a return.
+        seconds: how long, where that has a meaning.
+    """
+
+    kind: str
+    moment: Literal["at", "in"]
+    pipeline: int
+    step: int
+    seconds: float
+
+    @property
+    def word(self) -> str:
+        """The fault as a call."""
+        arguments = [str(self.pipeline)]
+        arguments += [] if self.kind == "return" else [str(self.step)]
+        arguments += [] if self.kind == "fail" else [f"{self.seconds:g}"]
+        return f"{self.kind}_{self.moment}({','.join(arguments)})"
+
+
+def parse_faults(text: str, pipelines: int | None = None) -> tuple[InjectedFault, ...]:
+    """Read faults.
+
+    Args:
+        text: calls with spaces between.
+        pipelines: how many there are; None: it is not known.
+
+    Raises:
+        PipeplanError: naming the word that is none, or happens to a pipeline that there is not.
+    """
+    found = []
+    for word in text.split():
+        call = _CALL.fullmatch(word)
+        name = call.group(1) if call else ""
+        numbers = call.group(2).split(",") if call else []
+        if name not in _ARGUMENTS:
+            known = ", ".join(f"{n}({','.join(names)})" for n, names in _ARGUMENTS.items())
+            raise PipeplanError(
+                f"inject: {word!r} is no fault; write a call without spaces, such as fail_at(2,5), "
+                f"one of {known}"
+            )
+        if len(numbers) != len(_ARGUMENTS[name]):
+            raise PipeplanError(f"inject: {word!r} is no fault; {_form(name)}")
+        fault = _fault(word, name, numbers)
+        if pipelines is not None and fault.pipeline >= pipelines:
+            raise PipeplanError(
+                f"inject: {word!r}: there is no pipeline {fault.pipeline}; the plan has pipelines "
+                f"0 to {pipelines - 1}"
+            )
+        found.append(fault)
+    return tuple(found)
+
+
+def _form(name: str) -> str:
+    """Return the form of a call."""
+    names = _ARGUMENTS[name]
+    return f"write {name}({','.join(names)}), such as {name}({_EXAMPLES[names]})"
+
+
+def _fault(word: str, name: str, numbers: Sequence[str]) -> InjectedFault:
+    values = {
+        argument: _number(word, name, argument, number)
+        for argument, number in zip(_ARGUMENTS[name], numbers, strict=True)
+    }
+    kind, _, moment = name.partition("_")
+    return InjectedFault(
+        kind,
+        "in" if moment == "in" else "at",
+        int(values["PIPELINE"]),
+        int(values.get("STEP", 0)),
+        float(values.get("SECONDS", 0.0)),
+    )
+
+
+def _number(word: str, name: str, argument: str, text: str) -> int | float:
+    is_whole = argument != "SECONDS"
+    try:
+        value = int(text) if is_whole else float(text)
+    except ValueError:
+        wanted = "a whole number" if is_whole else "a number"
+        raise PipeplanError(
+            f"inject: {word!r}: {argument} is {text!r}, not {wanted}; {_form(name)}"
+        ) from None
+    most = math.inf if is_whole else _MOST_S
+    if not _LEAST[argument] <= value < most:
+        wanted = f"{_LEAST[argument]} or more" + ("" if is_whole else f" and less than {_MOST_S:g}")
+        raise PipeplanError(
+            f"inject: {word!r}: {argument} is {text}, expected {wanted}; {_form(name)}"
+        )
+    return value
+
+
+class Faults:
+    """Lets the faults of one pipeline happen at their steps.
+
+    Args:
+        faults: of all pipelines.
+        pipeline: this one.
+        note: called with every fault that is about to happen.
+    """
+
+    def __init__(
+        self,
+        faults: Sequence[InjectedFault],
+        pipeline: int,
+        note: Callable[[InjectedFault], object],
+    ) -> None:
+        self._faults = [fault for fault in faults if fault.pipeline == pipeline]
+        self._note = note
+        self._step = 0
+
+    def before_hello(self, is_back: bool) -> None:
+        """The pipeline is about to take part, perhaps again."""
+        for fault in self._faults:
+            if fault.kind == "return" and is_back:
+                self._note(fault)
+                time.sleep(fault.seconds)
+
+    def at(self, step: int) -> None:
+        """A step begins."""
+        self._step = step
+        self._happen("at")
+
+    def inside(self) -> None:
+        """The averages of the step are under way."""
+        self._happen("in")
+
+    def _happen(self, moment: str) -> None:
+        for fault in self._faults:
+            if fault.moment == moment and fault.step == self._step and fault.kind != "return":
+                self._note(fault)
+                _happen(fault)
+
+
+def _happen(fault: InjectedFault) -> None:
+    if fault.kind == "fail":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault.kind == "hang":
+        time.sleep(fault.seconds)
+    else:
+        # A stopped process cannot wake itself.
+        wake = f"sleep {fault.seconds}; kill -CONT {os.getpid()}"
+        subprocess.Popen(["sh", "-c", wake], start_new_session=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def note_fault(store: Store, fault: InjectedFault) -> None:
+    """Say that one happens now."""
+    store.set(_key(fault), "1")
+
+
+def missed_faults(
+    store: Store, faults: Iterable[InjectedFault], assignment: RankAssignment
+) -> list[InjectedFault]:
+    """Return the faults that never happened, of those that this process reports.
+
+    Args:
+        store: that all meet at.
+        faults: of all pipelines.
+        assignment: of this process.
+    """
+    mine = None if assignment.hosts_coordinator else assignment.pipeline
+    return [
+        fault
+        for fault in faults
+        if mine in (None, fault.pipeline) and not store.check([_key(fault)])
+    ]
+
+
+def _key(fault: InjectedFault) -> str:
+    return f"fault {fault.word}"

@@ -1,0 +1,204 @@
+"""Step times that ranks measure of their synchronisation, gathered into one trace."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from executor.runtime.recorder import StepRecord
+from executor.training.loop import StepMetrics
+from executor.training.optimisation import Factor
+from planner.measured.sync_trace import SyncStep, SyncTrace
+from planner.plan.plan import Plan, Sync
+from planner.sync.pipeline_replicas import PipelineReplica, pipeline_replicas_of
+from planner.sync.simulation.planned import from_plan
+
+_GATHER_S = 10.0
+"""All ranks end at about the same time."""
+
+
+class PipelineStepTimes:
+    """Notes one rank's iterations.
+
+    Args:
+        pipeline, place: of the rank.
+        store: that all ranks meet at.
+    """
+
+    def __init__(self, pipeline: int, place: int, store: Store) -> None:
+        self._pipeline = pipeline
+        self._place = place
+        self._origin_s = float(store.compare_set("trace/origin", "", str(time.time())).decode())
+        self._rows: list[dict[str, object]] = []
+        self._start_s = self._asked_s = 0.0
+        self._members: tuple[int, ...] = ()
+        self._iteration = 0
+
+    def begin(self, iteration: int) -> None:
+        """An iteration begins; the one before has ended."""
+        self.end()
+        self._iteration = iteration
+        self._start_s = self._asked_s = self._now_s()
+        self._members = (self._pipeline,)
+
+    def asks(self) -> None:
+        """The local step is done."""
+        self._asked_s = self._now_s()
+
+    def met(self, members: tuple[int, ...]) -> None:
+        """These synchronised together."""
+        if members:
+            self._members = members
+
+    def end(self) -> None:
+        """The iteration is over."""
+        if not self._iteration:
+            return
+        row = SyncStep(
+            iteration=self._iteration,
+            pipeline_rank=self._place,
+            start_s=self._start_s,
+            compute_s=max(0.0, self._asked_s - self._start_s),
+            sync_wait_s=max(0.0, self._now_s() - self._asked_s),
+            members=self._members,
+        )
+        self._rows.append(row.model_dump(mode="json"))
+        self._iteration = 0
+
+    def _now_s(self) -> float:
+        """On the clocks of the hosts, since the first rank was here."""
+        return max(0.0, time.time() - self._origin_s)
+
+    def publish(self, store: Store, parameter_bytes: int) -> None:
+        """Put what was noted where the trace is gathered."""
+        data = {"rows": self._rows, "parameter_bytes": parameter_bytes}
+        store.set(_key(self._pipeline, self._place), json.dumps(data))
+
+
+def save_trace(
+    path: Path, store: Store, sync: Sync, pipelines: int, places: int, pipelines_per_node: int
+) -> None:
+    """Gather what all ranks published, and write it; those who are gone have no rows."""
+    rows: list[list[dict[str, object]]] = []
+    sizes = [0] * places
+    for pipeline in range(pipelines):
+        mine = []
+        for place in range(places):
+            key = _key(pipeline, place)
+            if _has_come(store, key):
+                data = json.loads(store.get(key))
+                sizes[place] = data["parameter_bytes"]
+                mine += data["rows"]
+        rows.append(sorted(mine, key=lambda row: (row["iteration"], row["pipeline_rank"])))
+    SyncTrace.parse(
+        {
+            "format": "pipeplan-sync-trace/2",
+            "sync": sync.model_dump(mode="json"),
+            "pipelines_per_node": pipelines_per_node,
+            "parameter_bytes": sizes,
+            "workers": rows,
+        }
+    ).save(path)
+
+
+def _key(pipeline: int, place: int) -> str:
+    return f"trace/{pipeline}.{place}"
+
+
+def _has_come(store: Store, key: str) -> bool:
+    until_s = time.monotonic() + _GATHER_S
+    while not store.check([key]):
+        if time.monotonic() > until_s:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+class SynchronousStepTimes:
+    """Notes this rank's iterations; start times of ranks on several hosts are on their own clocks.
+
+    Args:
+        plan: that runs, whose replicas form pipelines.
+        rank: of this process.
+        path: of the trace.
+
+    Raises:
+        PipeplanError: if they do not.
+    """
+
+    def __init__(self, plan: Plan, rank: int, path: str) -> None:
+        self._plan = plan
+        self._rank = rank
+        self._path = Path(path)
+        self._replicas = pipeline_replicas_of(plan)
+        self._rows: list[tuple[float, float, float, float]] = []
+
+    def add(self, metrics: StepMetrics, record: StepRecord) -> None:
+        """Note an iteration of this rank."""
+        asked_s = max([record.begin_s, *(span.end_s for span in record.operations)])
+        self._rows.append((metrics.step, record.begin_s, asked_s, max(asked_s, record.end_s)))
+
+    def save(self) -> None:
+        """Gather all ranks' rows; the first rank writes them."""
+        mine = torch.tensor(self._rows, dtype=torch.float64).reshape(-1, 4)
+        found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(found, mine)
+        if self._rank == 0:
+            self._trace(found).save(self._path)
+
+    def _trace(self, found: Sequence[Tensor]) -> SyncTrace:
+        origin_s = min(float(rows[:, 1].min()) for rows in found if len(rows))
+        workers = [list(self._worker(replica, found, origin_s)) for replica in self._replicas]
+        world = from_plan(self._plan)
+        return SyncTrace.parse(
+            {
+                "format": "pipeplan-sync-trace/2",
+                "sync": self._plan.sync.model_dump(mode="json"),
+                "pipelines_per_node": world.pipelines_per_node,
+                "parameter_bytes": [place.parameter_bytes for place in world.ranks],
+                "workers": workers,
+            }
+        )
+
+    def _worker(
+        self, replica: PipelineReplica, found: Sequence[Tensor], origin_s: float
+    ) -> Iterator[dict[str, object]]:
+        for pipeline_rank, device in enumerate(replica.devices):
+            for step, begin_s, asked_s, end_s in found[self._plan.ranks.index(device)].tolist():
+                yield {
+                    "iteration": int(step),
+                    "pipeline_rank": pipeline_rank,
+                    "start_s": begin_s - origin_s,
+                    "compute_s": asked_s - begin_s,
+                    "sync_wait_s": end_s - asked_s,
+                    "members": list(range(len(self._replicas))),
+                }
+
+
+@dataclass(frozen=True)
+class WholeSteps:
+    """Steps of the whole training: each is as many shares as there are pipelines.
+
+    Attributes:
+        before: that it resumes after.
+        pipelines: how many there are.
+    """
+
+    before: int
+    pipelines: int
+
+    def done_after(self, share: int) -> int:
+        """Return how many steps are done once all work units up to this one are, counted from 0."""
+        return self.before + (share + 1) // self.pipelines
+
+    def by_share(self, factor: Factor) -> Factor:
+        """The rate moves by steps of the whole, where a pipeline counts shares from 1."""
+        return lambda share: factor(self.before + (share - 1) // self.pipelines + 1)

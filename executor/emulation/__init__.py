@@ -1,0 +1,1 @@
+"""Emulated devices: operations that take the time of another machine."""

@@ -1,0 +1,126 @@
+"""Emulation: operations take their predicted time and compute nothing, messages are real.
+
+It runs schedules and networks of machines one does not have. An operation starts when its input is
+there and the operation before it has ended, and ends its predicted duration later; the wait for
+that moment absorbs how late the previous sleep woke, so that lateness does not add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from executor.emulation.pace import Pace
+from executor.launch.run import PlanRank
+from executor.runtime.lowering import lower
+from executor.runtime.worker import TensorSpec
+from executor.sync.shared_parameters import shared_parameters
+from executor.training.optimisation import Optimisation, StepOutcome
+from executor.training.optimizer import job_optimizer
+from executor.training.trainer import StagePart, Trainer
+from planner.costs.placement import PlacedPipeline, place_plan
+from planner.model.graph_record import Boundary
+from planner.plan.plan import Plan
+
+
+class EmulatedWorker:
+    """A stage that computes nothing and hands on tensors of the right shapes.
+
+    Args:
+        pipeline: the placed plan.
+        part: the stage, which a pacer gives its time.
+    """
+
+    def __init__(self, pipeline: PlacedPipeline, part: StagePart) -> None:
+        index = part.index
+        assert part.pacer is not None
+        self.is_last = index == len(pipeline.stages) - 1
+        received = _crossing(pipeline, index)
+        sent = [] if self.is_last else _crossing(pipeline, index + 1)
+        self.incoming: Sequence[TensorSpec] = [_spec(tensor) for tensor in received]
+        self.returning: Sequence[TensorSpec] = [_spec(t) for t in sent if t.requires_grad]
+        self.statistics = None
+        self._needed = list(part.pacer.moments[index].needed)
+        self._before_use = part.before_use
+        self._outputs = tuple(_empty(_spec(tensor)) for tensor in sent)
+        self._gradients = tuple(_empty(_spec(t)) for t in received if t.requires_grad)
+
+    def begin(self, step: int, loss_scale: float) -> None:
+        """Nothing is kept from one iteration to the next."""
+
+    def forward(self, microbatch: int, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return tensors for the next stage, or a loss of zero."""
+        if self._before_use is not None:
+            for name in self._needed:
+                self._before_use([name])
+        return (torch.zeros(()),) if self.is_last else self._outputs
+
+    def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return gradients for the previous stage."""
+        return self._gradients
+
+    def weight_gradients(self, microbatch: int) -> None:
+        """Compute nothing."""
+
+    def end(self) -> None:
+        """Nothing is kept from one iteration to the next."""
+
+
+def _crossing(pipeline: PlacedPipeline, index: int) -> list[Boundary]:
+    """Return the tensors that a stage receives, as the layer graph says."""
+    before = [layer for stage in pipeline.stages[:index] for layer in stage.spec.layers]
+    return list(pipeline.problem.graph.crossing(before)) if index else []
+
+
+def _spec(tensor: Boundary) -> TensorSpec:
+    return TensorSpec(tensor.shape, getattr(torch, tensor.dtype))
+
+
+def _empty(spec: TensorSpec) -> Tensor:
+    return torch.zeros(spec.shape, dtype=spec.dtype)
+
+
+def emulating_trainer(
+    plan: Plan,
+    place: PlanRank,
+    timeout: timedelta | None = None,
+    *,
+    watch: bool = False,
+    pace: Pace | None = None,
+) -> Trainer:
+    """Return this rank's part of a plan, emulated; the process group exists.
+
+    Its parameters have no values, their gradients are zeros.
+
+    Args:
+        plan: verified.
+        place: this process's rank.
+        timeout: of collectives.
+        watch: whether arrivals of messages are noted, for a timeline.
+        pace: how operations differ from their predicted time.
+    """
+    return Trainer(
+        plan,
+        place,
+        torch.device("cpu"),
+        lower(plan)[place.rank],
+        _empty_parameters(plan, place.rank),
+        Optimisation({}, frozenset(), partial(job_optimizer, plan.job)),
+        partial(EmulatedWorker, place_plan(plan)),
+        optimise=lambda step: StepOutcome(None, None, skipped=False),
+        timeout=timeout,
+        watch=watch,
+        pace=pace or Pace(),
+        emulates=True,
+    )
+
+
+def _empty_parameters(plan: Plan, rank: int) -> dict[str, nn.Parameter]:
+    """Return the parameters that a rank shares, which take up no memory."""
+    bytes_of = {parameter.name: parameter.bytes for parameter in plan.model.graph.parameters}
+    names = [name for row in shared_parameters(plan) if rank in row.ranks for name in row.names]
+    return {n: nn.Parameter(torch.zeros(1).expand(-(-bytes_of[n] // 4))) for n in names}

@@ -1,1 +1,0 @@
-"""What ranks of different pipelines exchange: averages of weights, and calls that carry tensors."""

@@ -1,0 +1,1 @@
+"""Set-up of a run from its command line, checked before ranks talk to each other."""

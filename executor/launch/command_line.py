@@ -1,0 +1,231 @@
+"""The options of ``python -m executor``."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from executor.launch.rank_options import Add, RankParser, add_rank_options, timeout_seconds
+from planner.errors import PipeplanError
+
+if TYPE_CHECKING:
+    from executor.emulation.pace import Pace
+    from executor.launch.config import TrainingConfig
+    from executor.launch.run import RunSettings
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """The options that the user typed; None where nothing was."""
+
+    plan: str
+    config_path: str | None
+    steps: int | None
+    seed: int | None
+    data: str | None
+    timeline: str | None
+    metrics: Path | None
+    model: str | None
+    loss: str | None
+    device: str | None
+    backend: str | None
+    resume: Path | None
+    timeout_s: float
+    emulate: bool
+    sync: str | None
+    pipeline: int | None
+    coordinator: str | None
+    group_timeout_s: float | None
+    sync_trace: str | None
+    inject: str
+    emulate_speed: bool
+    slow: str | None
+    sleep: str | None
+
+    def config(self) -> TrainingConfig:
+        """The training file with the options over it.
+
+        Raises:
+            PipeplanError: naming every wrong field.
+        """
+        from executor.launch.config import TrainingConfig
+
+        loaded = TrainingConfig.load(self.config_path) if self.config_path else TrainingConfig()
+        given = {
+            name: getattr(self, name)
+            for name in ("steps", "seed", "data", "timeline")
+            if getattr(self, name) is not None
+        }
+        return TrainingConfig.parse({**loaded.model_dump(exclude_unset=True), **given}, "options")
+
+    def run(self) -> RunSettings:
+        """Return how the plan is run."""
+        from executor.launch.run import RunSettings
+
+        return RunSettings(
+            model=self.model,
+            loss=self.loss,
+            device=self.device,
+            backend=self.backend,
+            resume=self.resume,
+            timeout_s=self.timeout_s,
+            sync=self.sync,
+            pipeline=self.pipeline,
+            coordinator=self.coordinator,
+            group_timeout_s=self.group_timeout_s,
+            sync_trace=self.sync_trace,
+            inject=self.inject,
+            pace=self._pace(),
+        )
+
+    def _pace(self) -> Pace | None:
+        from executor.emulation.pace import Pace
+
+        if self.emulate or self.emulate_speed:
+            return Pace.parse(self.slow, self.sleep, self.seed or 0)
+        if self.slow or self.sleep:
+            raise PipeplanError(
+                "slow, sleep: they are of emulated machines; add --emulate-speed, or --emulate"
+            )
+        return None
+
+
+def parse_options() -> TrainingOptions:
+    """Read the command line; wrong usage ends the process with status 2.
+
+    Raises:
+        WrongUsageError: for wrong usage among several ranks.
+    """
+    return TrainingOptions(**vars(parser().parse_args()))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every option with its help."""
+    found = RankParser(
+        "executor",
+        "Train a model by a plan, one process a device of the plan.",
+    )
+    add: Add = found.add_argument
+    add("plan", help="plan file written by `pipeplan plan`")
+    add("--config", dest="config_path", metavar="FILE", help="training file (TOML)")
+    add("--steps", type=_positive, help="total iterations (default: the training file's, or 20)")
+    add(
+        "--data",
+        metavar="DATA",
+        help="text: bytes of the Python standard library's sources (default), for models of 256 "
+        "tokens or more; random: the model's example_batch, or the job's [inputs], drawn anew for "
+        "every microbatch; "
+        "module:factory: a map-style data set of your own",
+    )
+    add(
+        "--model",
+        metavar="MODULE:FACTORY",
+        help="allow importing this factory, for a plan whose model is not in the zoo",
+    )
+    add(
+        "--loss",
+        metavar="MODULE:FUNCTION",
+        help="allow importing this function, for a plan whose loss is your own",
+    )
+    add(
+        "--seed",
+        type=_natural,
+        help="seed of weights, data and dropout (default: the training file's, or 0)",
+    )
+    add(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="resume from a checkpoint, or from the latest one in DIR",
+    )
+    add("--timeline", metavar="FILE", help="write the measured timeline as a Chrome trace")
+    add(
+        "--metrics",
+        type=Path,
+        metavar="FILE",
+        help="write the metrics of each step as a line of JSON",
+    )
+    add_rank_options(add)
+    _add_emulation(found.add_argument_group("emulation").add_argument)
+    _add_synchronisation(found.add_argument_group("synchronisation").add_argument)
+    return found
+
+
+def _add_emulation(add: Add) -> None:
+    add(
+        "--emulate",
+        action="store_true",
+        help="replace compute by waits of the predicted time; messages are real",
+    )
+    add(
+        "--emulate-speed",
+        action="store_true",
+        help="compute, then wait until the predicted time of the operation has passed",
+    )
+    add(
+        "--slow",
+        metavar="RANK=FACTOR[,...]",
+        help="with either of these: slow the operations of some ranks down by a factor",
+    )
+    add(
+        "--sleep",
+        metavar="PROBABILITY:SECONDS",
+        help="with either of these: random pauses of a rank at the start of an iteration",
+    )
+
+
+def _add_synchronisation(add: Add) -> None:
+    add(
+        "--sync",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="synchronisation strategy, overrides the plan's, such as all_reduce:bucket_mib=10",
+    )
+    add(
+        "--pipeline",
+        type=_natural,
+        metavar="I",
+        help="these processes are one pipeline of the plan; give --coordinator too",
+    )
+    add(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="where python -m executor.coordinator listens",
+    )
+    add(
+        "--group-timeout",
+        dest="group_timeout_s",
+        type=timeout_seconds,
+        metavar="SECONDS",
+        help="leave out a pipeline for which its group has waited this long (default: 30)",
+    )
+    add("--sync-trace", metavar="FILE", help="write the measured synchronisation trace")
+    add(
+        "--inject",
+        default="",
+        metavar="FAULTS",
+        help='inject faults, such as "fail_at(2,5) stop_in(1,9,3)": pipeline 2 dies at its '
+        "step 5, pipeline 1 stops for 3 s within the averages of its step 9",
+    )
+
+
+def _positive(text: str) -> int:
+    value = _whole(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
+    return value
+
+
+def _natural(text: str) -> int:
+    value = _whole(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative")
+    return value
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None

@@ -1,0 +1,84 @@
+"""Console output of the executor's commands: lines on stdout, warnings on stderr.
+
+The library itself prints nothing: whoever calls :func:`executor.train` decides what is shown.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+from planner.errors import PipeplanError
+
+
+class _Console(logging.Handler):
+    """Writes each line in one piece, where several ranks write."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one record."""
+        text = record.getMessage()
+        is_warning = record.levelno >= logging.WARNING
+        stream = sys.stderr if is_warning else sys.stdout
+        stream.write(f"warning: {text}\n" if is_warning else f"{text}\n")
+        stream.flush()
+
+
+def show_log(rank: int = 0) -> None:
+    """Show what the executor logs, and on the first rank the planner's warnings.
+
+    Args:
+        rank: of this process; what is wrong with a file all ranks find, and the first says it.
+    """
+    for name, level in (("executor", logging.INFO), ("planner", logging.WARNING)):
+        logger = logging.getLogger(name)
+        if not any(isinstance(handler, _Console) for handler in logger.handlers):
+            logger.addHandler(_Console())
+        logger.setLevel(level if name == "executor" or rank == 0 else logging.ERROR)
+
+
+def print_error(problem: str) -> None:
+    """``error:`` and the problem, in one write.
+
+    Torchrun's Python has no buffer: of a line and its end, which are two writes of ``print``, the
+    second may come after another rank's.
+    """
+    print(f"error: {problem}\n", end="", file=sys.stderr, flush=True)
+
+
+_PATH = "TORCHELASTIC_ERROR_FILE"
+
+
+def record_for_torchrun(error: Exception) -> None:
+    """Write it to the file torchrun asks for; its last lines are of the rank that failed first.
+
+    An error that names what the user can mend is told without its traceback. The form is that of
+    ``torch.distributed.elastic.multiprocessing.errors``.
+    """
+    path = os.environ.get(_PATH)
+    if path is None or _is_followed(error):
+        return
+    told = (
+        "\n".join(f"error: {problem}" for problem in error.problems)
+        if isinstance(error, PipeplanError)
+        else "".join(traceback.format_exception(error))
+    )
+    extra = {"py_callstack": told, "timestamp": str(int(time.time()))}
+    # It has been told on stderr already.
+    with suppress(OSError):
+        Path(path).write_text(json.dumps({"message": {"message": told, "extraInfo": extra}}))
+
+
+def _is_followed(error: Exception) -> bool:
+    """Return whether an error follows from another rank's, and could be taken for the first."""
+    # Loading it takes seconds, while other ranks wait for the first to end with wrong usage.
+    if "executor.distributed.failure" not in sys.modules:
+        return False
+    from executor.distributed.failure import FollowedError
+
+    return isinstance(error, FollowedError)

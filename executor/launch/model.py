@@ -1,0 +1,139 @@
+"""Building the plan's model, if the user allows it, and checking that it is the planned one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from planner.errors import PipeplanError
+from planner.job import LOSSES
+from planner.model.tracing.export import ExportedStep, export_step
+from planner.model.tracing.factory import Loss, build, example_batch, import_factory, import_loss
+from planner.model.tracing.hugging_face import is_configuration_file
+from planner.model.tracing.layers import LayerAssignment, assign_layers
+from planner.model.tracing.structure import structure_differences
+from planner.plan.plan import Plan
+
+Factory = Callable[..., nn.Module]
+
+
+def allowed_factory(plan: Plan, named: str | Factory | None) -> Factory:
+    """The factory to build the model with.
+
+    A plan is data: its factory is imported only if it is one of the zoo's or the user named the
+    same one. That holds for ``hf:`` models too: what their configuration can make the library do
+    is its authors' to say. A configuration file may lie elsewhere than when the plan was made; its
+    layers are compared with the plan's like any model's.
+
+    Raises:
+        PipeplanError: if the plan names a factory that nobody allowed.
+    """
+    if callable(named):
+        return named
+    recorded = plan.model.factory
+    if named is None:
+        if recorded is None:
+            raise PipeplanError(
+                "the plan does not say how its model is built; name it: --model module:factory"
+            )
+        if recorded not in _zoo().values():
+            raise PipeplanError(
+                f"the plan's model is {recorded!r}, which is not in Pipeplan's own package models "
+                "(models.ZOO, of a checkout: installations have none); plans are data and import "
+                f"nothing by themselves: if you trust it, add --model {recorded}"
+            )
+        named = recorded
+    elif recorded is not None and not _same_source(named, recorded):
+        raise PipeplanError(f"--model {named}: the plan was made for {recorded!r}")
+    return import_factory(named)
+
+
+def _same_source(named: str, recorded: str) -> bool:
+    return named == recorded or (is_configuration_file(named) and is_configuration_file(recorded))
+
+
+def _zoo() -> Mapping[str, str]:
+    """The zoo that came with this executor; empty where another package bears its name."""
+    ours = Path(__file__).resolve().parents[2] / "models" / "__init__.py"
+    found = find_spec("models")
+    if found is None or found.origin is None or Path(found.origin).resolve() != ours:
+        return {}
+    return import_module("models").ZOO  # type: ignore[no-any-return]
+
+
+def build_model(plan: Plan, factory: Factory, seed: int) -> nn.Module:
+    """The model on the CPU with its initial weights, the same on every rank."""
+    torch.manual_seed(seed)
+    model = build(factory, plan.model.arguments).train()
+    return model.to(getattr(torch, plan.job.precision))
+
+
+def export_planned_model(
+    plan: Plan,
+    model: nn.Module,
+    own_loss: Loss | None = None,
+    autocast: torch.dtype | None = None,
+) -> tuple[ExportedStep, LayerAssignment]:
+    """Export the model and make sure that its layers are the planned ones.
+
+    Args:
+        plan: the model's layers, boundaries and parameters.
+        model: built by the plan's factory, with its weights on the CPU.
+        own_loss: of :func:`executor.launch.model.allowed_loss`.
+        autocast: what torch's autocast lowers operations to when it is trained. Boundaries may
+            then be of that type; a plan knows the type without.
+
+    Raises:
+        PipeplanError: naming the first differences.
+    """
+    batch: Mapping[str, Tensor] = example_batch(model, plan.job)
+    exported = export_step(model, batch, plan.job, own_loss)
+    layers = assign_layers(exported)
+    differences = structure_differences(plan.model.graph, exported, layers)
+    if differences:
+        raise PipeplanError(
+            [f"the model is not the one the plan was made for: {line}" for line in differences]
+        )
+    if autocast is not None:
+        with torch.autocast("cpu", autocast, cache_enabled=False):
+            exported = export_step(model, batch, plan.job, own_loss)
+        layers = assign_layers(exported)
+    return exported, layers
+
+
+def allowed_loss(plan: Plan, named: str | Loss | None) -> Loss | None:
+    """The function that the plan's loss names, or None where Pipeplan knows the loss itself.
+
+    A plan is data: a ``module:function`` that it holds is imported only if the user names the same
+    one, or gives the function.
+
+    Raises:
+        PipeplanError: if the plan names a function that nobody allowed, or another one.
+    """
+    recorded = plan.job.loss
+    if recorded in LOSSES:
+        if named not in (None, recorded):
+            raise PipeplanError(
+                f"--loss {_shown(named)}: the plan was made for {recorded!r}; plan again with this "
+                "loss in the job file"
+            )
+        return None
+    if named is None:
+        raise PipeplanError(
+            f"the plan's loss is {recorded!r}; plans are data and import nothing by themselves: if "
+            f"you trust it, add --loss {recorded}"
+        )
+    if callable(named):
+        return named
+    if named != recorded:
+        raise PipeplanError(f"--loss {named}: the plan was made for {recorded!r}")
+    return import_loss(plan.job)
+
+
+def _shown(named: str | Loss | None) -> str:
+    return named if isinstance(named, str) else getattr(named, "__name__", repr(named))

@@ -1,0 +1,222 @@
+"""Everything that can be done, and refused, before any rank talks to another."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from executor.launch.config import TrainingConfig
+from executor.launch.model import (
+    Factory,
+    allowed_factory,
+    allowed_loss,
+    build_model,
+    export_planned_model,
+)
+from executor.launch.run import PlanRank, RunSettings
+from executor.runtime.lowering import Action, lower
+from executor.split.in_place_writes import require_order
+from executor.split.model_split import cut
+from executor.split.stage_module import StageModule
+from planner.errors import PipeplanError
+from planner.model.tracing.export import ExportedStep
+from planner.model.tracing.factory import Loss
+from planner.model.tracing.lookups import lookups, too_small_for_text
+from planner.model.tracing.torch_private import require_supported
+from planner.plan.plan import Plan
+from planner.records.document import require_file_path
+from planner.sync.strategies import OPTIONS, SYNCHRONOUS
+from planner.verification import require_valid
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """This rank's part of a plan, ready to run.
+
+    Attributes:
+        plan: verified.
+        place: of this process.
+        device: of its tensors.
+        model: the whole model, of which only the stages' tensors keep their data.
+        unused: parameters that no layer uses, by name; they keep theirs on the first rank.
+        stages: this rank's.
+        program: its lowered program.
+        too_small_for_text: why the model has no room for bytes, if it has none.
+    """
+
+    plan: Plan
+    place: PlanRank
+    device: torch.device
+    model: nn.Module
+    unused: dict[str, nn.Parameter]
+    stages: tuple[StageModule, ...]
+    program: tuple[Action, ...]
+    too_small_for_text: str | None = None
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters this rank holds, by the model's own names (FQNs), in order of name."""
+        held = {name: p for stage in self.stages for name, p in stage.parameters.items()}
+        return dict(sorted(held.items()))
+
+
+def prepare(
+    plan: Plan,
+    model: str | Factory | None = None,
+    *,
+    loss: str | Loss | None = None,
+    seed: int = 0,
+    device: torch.device | None = None,
+    autocast: torch.dtype | None = None,
+    place: PlanRank | None = None,
+) -> Prepared:
+    """Build the model, check that it is the planned one, and cut out this rank's stages.
+
+    Args:
+        plan: to be verified.
+        model: ``module:factory`` or the factory, if it is not one of the zoo.
+        loss: ``module:function`` or the function, if the plan's loss is the user's own.
+        seed: of the initial weights, the same on every rank.
+        device: of tensors, default the CPU.
+        autocast: what torch's autocast lowers operations to.
+        place: of this process; default what torchrun or the process group says.
+
+    Raises:
+        PipeplanError: if the plan does not hold, is for another number of processes or for
+            another model.
+    """
+    place = place or PlanRank.of_this_process()
+    device = device or torch.device("cpu")
+    require_supported()
+    require_runnable(plan, place.world_size)
+    built = build_model(plan, allowed_factory(plan, model), seed)
+    own_loss = allowed_loss(plan, loss)
+    exported, layers = export_planned_model(plan, built, own_loss, autocast)
+    too_small = too_small_for_text(lookups(exported))
+    mine = [s.index for s in plan.stages if plan.ranks[place.rank] in s.devices]
+    stages = tuple(cut(exported, layers, plan, mine, device))
+    require_order(plan, stages)
+    unused = _unused(built, exported) if place.rank == 0 else {}
+    _release_others(built, stages, unused)
+    _move(stages, device)
+    # NCCL runs all messages of two ranks in one order.
+    program = tuple(lower(plan, paired=device.type == "cuda")[place.rank])
+    return Prepared(plan, place, device, built, unused, stages, program, too_small)
+
+
+def require_runnable(plan: Plan, world_size: int) -> None:
+    """Refuse plans that do not hold or are for other processes.
+
+    Raises:
+        PipeplanError: naming the field and the remedy.
+    """
+    require_valid(plan)
+    if world_size != len(plan.ranks):
+        count = len(plan.ranks)
+        raise PipeplanError(
+            f"the plan has {count} ranks, {world_size} processes were started; run it with "
+            f"torchrun --nproc-per-node {count} -m executor PLAN"
+        )
+
+
+def _unused(model: nn.Module, exported: ExportedStep) -> dict[str, nn.Parameter]:
+    used = {id(exported.attribute(n)) for n in exported.graph.find_nodes(op="get_attr") if n.users}
+    return {name: p for name, p in model.named_parameters() if id(p) not in used}
+
+
+def _release_others(
+    model: nn.Module, stages: tuple[StageModule, ...], kept: dict[str, nn.Parameter]
+) -> None:
+    """Free the weights that other ranks hold; the model stays to describe its batches."""
+    held = [p for stage in stages for p in stage.parameters.values()]
+    mine = {id(parameter) for parameter in (*held, *kept.values())}
+    for parameter in model.parameters():
+        if id(parameter) not in mine:
+            parameter.data = parameter.data.new_empty(0)
+
+
+def _move(stages: tuple[StageModule, ...], device: torch.device) -> None:
+    """Move what this rank holds; a tied parameter stays one."""
+    for stage in stages:
+        for tensor in (*stage.parameters.values(), *stage.buffers.values()):
+            tensor.data = tensor.data.to(device)
+
+
+def require_fitting(plan: Plan, config: TrainingConfig) -> None:
+    """Refuse a training file that does not fit the plan's precision.
+
+    Raises:
+        PipeplanError: naming the field and the remedy.
+    """
+    precision = plan.job.precision
+    problems = []
+    if config.autocast is not None and precision != "float32":
+        problems.append(
+            f"autocast: {config.autocast!r}, but the plan's weights are in {precision}; plan with "
+            'precision = "float32" to use it, or leave it out'
+        )
+    if config.loss_scale is not None and precision != "float16":
+        problems.append(
+            f"loss_scale: the plan trains in {precision}, where gradients need no scaling; "
+            'plan with precision = "float16" to use it, or leave it out'
+        )
+    if problems:
+        raise PipeplanError(problems)
+
+
+def require_effect(plan: Plan, run: RunSettings) -> None:
+    """Refuse options of pipelines side by side where all ranks run in step.
+
+    Raises:
+        PipeplanError: naming each field, its value and the remedy.
+    """
+    name = plan.sync.strategy
+    if name not in SYNCHRONOUS:
+        return
+    between = ", ".join(other for other in OPTIONS if other not in SYNCHRONOUS)
+    problems = []
+    if run.pipeline is not None or run.coordinator is not None:
+        given = [f"--pipeline {run.pipeline}"] if run.pipeline is not None else []
+        given += [f"--coordinator {run.coordinator}"] if run.coordinator is not None else []
+        count = len(plan.ranks)
+        problems.append(
+            f"{' '.join(given)}: {name} runs all pipelines in step, as one job that needs no "
+            f"coordinator; leave it out and start torchrun --nproc-per-node {count} -m executor "
+            f"PLAN, or use --sync with one of {between}"
+        )
+    others = {"inject": run.inject or None, "group-timeout": run.group_timeout_s}
+    for option, value in others.items():
+        if value is not None:
+            problems.append(
+                f"--{option} {value}: it has no effect with {name}, whose ranks run in step; leave "
+                f"it out, or use --sync with one of {between}"
+            )
+    if problems:
+        raise PipeplanError(problems)
+
+
+def require_writable(config: TrainingConfig) -> None:
+    """Make the folder of checkpoints, and refuse paths that cannot be written once all is trained.
+
+    Raises:
+        PipeplanError: naming the field and the remedy.
+    """
+    if config.timeline is not None:
+        require_file_path(config.timeline)
+    if config.checkpoint is not None:
+        folder = Path(config.checkpoint.folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PipeplanError(
+                f"checkpoint.folder: {folder} cannot be made: {error.strerror}; name a folder "
+                "that can be written"
+            ) from None
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PipeplanError(
+                f"checkpoint.folder: no permission to write in {folder}; name another folder"
+            )

@@ -1,0 +1,274 @@
+"""The step loop: one rank runs its lowered program of computations, messages and reductions.
+
+Messages travel between neighbouring stages over whatever the process group can carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from executor.distributed.failure import talking_to
+from executor.runtime.lowering import Action, Compute, Message, Reduce
+from executor.runtime.recorder import Recorder
+from executor.runtime.worker import OperationObserver, TensorSpec, Worker
+from planner.plan.operations import Operation
+
+
+class Sending(Protocol):
+    """A send under way; it keeps its tensor alive."""
+
+    def wait(self) -> None:
+        """Wait until the tensor may be freed."""
+
+
+class Receiving(Protocol):
+    """A receive under way.
+
+    Attributes:
+        arrived_s: when it ended, in :func:`time.perf_counter` seconds; None if it is not watched.
+    """
+
+    arrived_s: float | None
+
+    def wait(self) -> Tensor:
+        """Wait for the tensor and return it."""
+
+
+class Transport(Protocol):
+    """Sends and receives tensors; those between two ranks arrive in the order they were sent."""
+
+    def send(self, tensor: Tensor, peer: int) -> Sending:
+        """Start to send a tensor."""
+
+    def receive(self, spec: TensorSpec, peer: int) -> Receiving:
+        """Start to receive the next tensor of a rank."""
+
+
+class _Sending:
+    def __init__(self, work: Any, tensor: Tensor) -> None:
+        self._work = work
+        self._tensor = tensor
+
+    def wait(self) -> None:
+        self._work.wait()
+
+
+class _Receiving:
+    def __init__(self, work: Any, buffer: Tensor, device: torch.device) -> None:
+        self._work = work
+        self._buffer = buffer
+        self._device = device
+        self.arrived_s: float | None = None
+
+    def wait(self) -> Tensor:
+        self._work.wait()
+        return self._buffer.to(self._device)
+
+
+class DirectTransport:
+    """The process group reads and writes the device's memory itself."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def send(self, tensor: Tensor, peer: int) -> Sending:
+        """Start to send a tensor."""
+        whole = tensor.contiguous()
+        return _Sending(dist.isend(whole, peer), whole)
+
+    def receive(self, spec: TensorSpec, peer: int) -> Receiving:
+        """Start to receive the next tensor of a rank."""
+        buffer = torch.empty(spec.shape, dtype=spec.dtype, device=self._device)
+        return _Receiving(dist.irecv(buffer, peer), buffer, self._device)
+
+
+class HostTransport:
+    """Messages travel through the CPU's memory, since gloo sends and receives no GPU tensor."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def send(self, tensor: Tensor, peer: int) -> Sending:
+        """Copy it to the CPU, which waits for the GPU, and start to send it."""
+        copy = tensor.cpu().contiguous()
+        return _Sending(dist.isend(copy, peer), copy)
+
+    def receive(self, spec: TensorSpec, peer: int) -> Receiving:
+        """Start to receive the next tensor of a rank; it moves to the GPU when it is waited for."""
+        buffer = torch.empty(spec.shape, dtype=spec.dtype)
+        return _Receiving(dist.irecv(buffer, peer), buffer, self._device)
+
+
+def transport_of(device: torch.device, backend: str) -> Transport:
+    """Return the transport for tensors of a device over a backend."""
+    if device.type == "cuda" and backend == "gloo":
+        return HostTransport(device)
+    return DirectTransport(device)
+
+
+@dataclass(frozen=True)
+class _Receive:
+    """A posted receive, and the sends that are over once it has ended."""
+
+    tensors: Sequence[Receiving]
+    source: int
+    sends_over: Sequence[Operation]
+
+
+@dataclass(frozen=True)
+class _Send:
+    """Sends under way."""
+
+    tensors: Sequence[Sending]
+    target: int
+
+
+class PipelineRuntime:
+    """Runs the stages of one rank.
+
+    Args:
+        workers: this rank's stages by index.
+        program: its lowered program.
+        reduce: starts the all-reduce of what some stages share.
+        transport: sends and receives messages.
+        recorder: notes the times of operations and messages.
+        observers: called around each operation, the first one outermost.
+        waited: called with the marks of the recorder's clock between which an operation waited for
+            its input.
+    """
+
+    def __init__(
+        self,
+        workers: Mapping[int, Worker],
+        program: Sequence[Action],
+        reduce: Callable[[Reduce], None],
+        transport: Transport,
+        recorder: Recorder,
+        observers: Sequence[OperationObserver] = (),
+        waited: Callable[[Any, Any], None] | None = None,
+    ) -> None:
+        self.workers = workers
+        self.program = program
+        self.transport = transport
+        self.recorder = recorder
+        self._reduce = reduce
+        self._observers = observers
+        self._waited = waited
+        # By the operation that makes the tensors: what waits to be used or sent, what is under way.
+        self._results: dict[Operation, tuple[Tensor, ...]] = {}
+        self._receiving: dict[Operation, _Receive] = {}
+        self._sending: dict[Operation, _Send] = {}
+        self._losses: list[Tensor] = []
+
+    def step(self) -> float:
+        """Run one iteration's forwards and backwards; gradients are in the parameters after it.
+
+        Returns:
+            The sum of the losses of this rank's microbatches; zero without the last stage.
+        """
+        for action in self.program:
+            match action:
+                case Compute(operation):
+                    self._await_input(operation)
+                    start = self.recorder.mark()
+                    for observer in self._observers:
+                        observer.before(operation)
+                    self._compute(operation)
+                    for observer in reversed(self._observers):
+                        observer.after(operation)
+                    self.recorder.note("operations", operation, start)
+                case Message("receive"):
+                    self._receive(action)
+                case Message("send"):
+                    self._send(action)
+                case Reduce():
+                    self._reduce(action)
+        self._finish_sends(list(self._sending))
+        assert not self._results, f"results that nobody used: {list(self._results)}"
+        for worker in self.workers.values():
+            worker.end()
+        losses, self._losses = self._losses, []
+        return float(torch.stack(losses).double().sum()) if losses else 0.0
+
+    # --- computation -------------------------------------------------------------------------
+
+    def _source(self, operation: Operation) -> Operation | None:
+        """Return the operation of the neighbouring stage whose result this one needs, if any."""
+        stage, kind, microbatch = operation
+        if kind == "F":
+            return Operation(stage - 1, "F", microbatch) if stage else None
+        if kind == "W" or self.workers[stage].is_last:
+            return None
+        return Operation(stage + 1, "B", microbatch)
+
+    def _await_input(self, operation: Operation) -> None:
+        source = self._source(operation)
+        receive = None if source is None else self._receiving.pop(source, None)
+        if source is not None and receive is not None:
+            start = self.recorder.mark()
+            with talking_to(f"rank {receive.source}, which was to send {source}"):
+                self._results[source] = tuple(tensor.wait() for tensor in receive.tensors)
+            end = self.recorder.mark()
+            arrived = max((t.arrived_s for t in receive.tensors if t.arrived_s), default=end)
+            self.recorder.note("receives", (source, receive.source), start, arrived)
+            if self._waited is not None:
+                self._waited(start, end)
+            self._finish_sends(receive.sends_over)
+
+    def _compute(self, operation: Operation) -> None:
+        """Run the operation and keep its result for the neighbour."""
+        stage, kind, microbatch = operation
+        worker = self.workers[stage]
+        source = self._source(operation)
+        received = () if source is None else self._results.pop(source)
+        if kind == "W":
+            worker.weight_gradients(microbatch)
+        elif kind == "F":
+            outputs = worker.forward(microbatch, received)
+            if worker.is_last:
+                self._losses.append(outputs[0])
+            else:
+                self._results[operation] = outputs
+        else:
+            gradients = worker.backward(microbatch, received)
+            if stage > 0:
+                self._results[Operation(stage, "B", microbatch)] = gradients
+
+    # --- messages ----------------------------------------------------------------------------
+
+    def _send(self, message: Message) -> None:
+        tensors = self._results.pop(message.operation)
+        start = self.recorder.mark()
+        with talking_to(_receiver(message.peer, message.operation)):
+            sends = [self.transport.send(tensor, message.peer) for tensor in tensors]
+        self._sending[message.operation] = _Send(sends, message.peer)
+        self.recorder.note("sends", (message.operation, message.peer), start)
+
+    def _receive(self, message: Message) -> None:
+        specs = self._expected(message.operation)
+        with talking_to(f"rank {message.peer}, which was to send {message.operation}"):
+            tensors = [self.transport.receive(spec, message.peer) for spec in specs]
+        self._receiving[message.operation] = _Receive(tensors, message.peer, message.arrived)
+
+    def _expected(self, operation: Operation) -> Sequence[TensorSpec]:
+        if operation.kind == "F":
+            return self.workers[operation.stage + 1].incoming
+        return self.workers[operation.stage - 1].returning
+
+    def _finish_sends(self, operations: Sequence[Operation]) -> None:
+        for operation in operations:
+            send = self._sending.pop(operation, None)
+            if send is not None:
+                with talking_to(_receiver(send.target, operation)):
+                    for tensor in send.tensors:
+                        tensor.wait()
+
+
+def _receiver(rank: int, operation: Operation) -> str:
+    return f"rank {rank}, which was to receive {operation}"

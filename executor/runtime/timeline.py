@@ -1,0 +1,329 @@
+"""The measured timeline of all ranks, and the transport that notes when messages arrive."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import platform
+import queue
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from executor.checkpoint import Ranks
+from executor.distributed.failure import talking_to
+from executor.runtime.lowering import Reduce
+from executor.runtime.recorder import Span, StepRecord
+from executor.runtime.runtime import Receiving, Sending, Transport
+from executor.runtime.worker import TensorSpec
+from executor.training.loop import StepMetrics, peak_memory_bytes
+from planner.costs.placement import PlacedPipeline, place_plan
+from planner.measured.timeline import MeasuredTimeline
+from planner.plan.operations import parse_operation
+from planner.plan.plan import Plan
+
+_PINGS = 20
+
+
+def clock_offset_s() -> float:
+    """Return the offset of rank 0's :func:`time.perf_counter` from this rank's; all ranks call it.
+
+    Ranks of one host share a clock. The others answer a few pings of rank 0, of which the quickest
+    counts (Cristian 1989, "Probabilistic clock synchronization").
+    """
+    names: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(names, socket.gethostname())
+    offset_s = 0.0
+    for rank, name in enumerate(names):
+        if name == names[0]:
+            continue
+        if dist.get_rank() == 0:
+            _answer_pings(rank)
+        elif dist.get_rank() == rank:
+            offset_s = min(_ping() for _ in range(_PINGS))[1]
+    return offset_s
+
+
+def _ping() -> tuple[float, float]:
+    """Round trip in seconds, and rank 0's clock less this one's."""
+    moment = torch.zeros(1, dtype=torch.float64)
+    begin = time.perf_counter()
+    dist.send(moment, 0)
+    dist.recv(moment, 0)
+    end = time.perf_counter()
+    return end - begin, float(moment[0]) - (begin + end) / 2
+
+
+def _answer_pings(rank: int) -> None:
+    moment = torch.zeros(1, dtype=torch.float64)
+    for _ in range(_PINGS):
+        dist.recv(moment, rank)
+        moment[0] = time.perf_counter()
+        dist.send(moment, rank)
+
+
+class TimelineWriter:
+    """Collects the iterations of all ranks and writes them at the end.
+
+    Args:
+        plan: that runs.
+        rank: of this process.
+        device: of its tensors.
+        path: of the file.
+        emulated: whether operations only took their time.
+    """
+
+    def __init__(
+        self, plan: Plan, rank: int, device: torch.device, path: str, *, emulated: bool
+    ) -> None:
+        self.plan = plan
+        self.rank = rank
+        self.device = device
+        self.emulated = emulated
+        self._path = path
+        self._ranks = Ranks.of_process_group()
+        with talking_to("the other ranks, to compare clocks"):
+            self._offset_s = clock_offset_s()
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, metrics: StepMetrics, record: StepRecord) -> None:
+        """Note an iteration of this rank."""
+        self._rows.append(
+            {
+                "step": metrics.step,
+                "iteration_time_s": metrics.step_time_s,
+                "peak_memory_bytes": peak_memory_bytes(self.device),
+                "begin_s": record.begin_s + self._offset_s,
+                "own_s": record.begin_s,
+                "operations": _spans(record.operations),
+                "sends": _spans(record.sends),
+                "receives": _spans(record.receives),
+                "reductions": _spans(record.reductions),
+                "optimizer": _spans(record.optimizer),
+            }
+        )
+
+    def save(self) -> None:
+        """Write what all ranks did; all ranks call it, the first writes.
+
+        Raises:
+            PipeplanError: on every rank, if the file cannot be written.
+        """
+        mine = {"hardware": _hardware(self.device), "steps": self._rows}
+        parts = [json.loads(text) for text in self._ranks.gather(json.dumps(mine))]
+        self._ranks.on_first(lambda: self._timeline(parts).save(self._path))
+
+    def _timeline(self, parts: Sequence[dict[str, Any]]) -> MeasuredTimeline:
+        pipeline = place_plan(self.plan)
+        rows = [part["steps"] for part in parts]
+        steps = [_Step(self.plan, pipeline, row) for row in zip(*rows, strict=True)]
+        devices = [
+            {"name": name, "rank": rank, "hardware": parts[rank]["hardware"]}
+            for rank, name in enumerate(self.plan.ranks)
+        ]
+        return MeasuredTimeline.parse(
+            {
+                "plan_digest": self.plan.execution_digest,
+                "model": self.plan.model.name,
+                "cluster": self.plan.cluster.name,
+                "emulated": self.emulated,
+                "backend": "nccl" if "nccl" in str(dist.get_backend(None)) else "gloo",
+                "devices": devices,
+                "steps": [step.summary() for step in steps],
+                "operations": [row for step in steps for row in step.operations()],
+                "transfers": [row for step in steps for row in step.transfers()],
+                "reductions": [row for step in steps for row in step.reductions()],
+                "optimizer_steps": [row for step in steps for row in step.optimizer_steps()],
+            },
+            "timeline",
+        )
+
+
+def _spans(spans: Sequence[Span]) -> list[list[Any]]:
+    return [[_plain(span.what), span.start_s, span.end_s] for span in spans]
+
+
+def _plain(what: Any) -> Any:
+    """An operation by its name, a message by its operation and peer, a reduction by its stages."""
+    if isinstance(what, Reduce):
+        return list(what.stages)
+    if isinstance(what, tuple) and len(what) == 2:
+        return [str(what[0]), what[1]]
+    return None if what is None else str(what)
+
+
+def _hardware(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+class _Step:
+    """One iteration of all ranks, in seconds since the first of them began."""
+
+    def __init__(
+        self, plan: Plan, pipeline: PlacedPipeline, rows: Sequence[dict[str, Any]]
+    ) -> None:
+        self.plan = plan
+        self.pipeline = pipeline
+        self.rows = rows
+        self.number: int = rows[0]["step"]
+        origin_s = min(row["begin_s"] for row in rows)
+        self.late_s = [row["begin_s"] - origin_s for row in rows]
+
+    def summary(self) -> dict[str, Any]:
+        peaks = {self.plan.ranks[k]: row["peak_memory_bytes"] for k, row in enumerate(self.rows)}
+        time_s = self.rows[0]["iteration_time_s"]
+        return {"step": self.number, "iteration_time_s": time_s, "peak_memory_bytes": peaks}
+
+    def _events(self, kind: str) -> Iterator[tuple[int, Any, float, float]]:
+        for rank, row in enumerate(self.rows):
+            origin_s = row["own_s"] - self.late_s[rank]
+            for what, start_s, end_s in row[kind]:
+                yield rank, what, max(0.0, start_s - origin_s), max(0.0, end_s - origin_s)
+
+    def operations(self) -> Iterator[dict[str, Any]]:
+        for rank, what, start_s, end_s in self._events("operations"):
+            yield self._on(rank, start_s, end_s, operation=what)
+
+    def transfers(self) -> Iterator[dict[str, Any]]:
+        """From the moment a send was posted to that of its arrival."""
+        posted = {
+            (rank, what[1], what[0]): start_s for rank, what, start_s, _ in self._events("sends")
+        }
+        for target, (operation, source), _, end_s in self._events("receives"):
+            start_s = posted[source, target, operation]
+            yield {
+                "step": self.number,
+                "source": self.plan.ranks[source],
+                "target": self.plan.ranks[target],
+                "operation": operation,
+                "bytes": self._bytes(operation),
+                "start_s": start_s,
+                "end_s": max(start_s, end_s),
+            }
+
+    def _bytes(self, operation: str) -> int:
+        what = parse_operation(operation)
+        assert what is not None
+        stage = self.pipeline.stages[what.stage]
+        return stage.output_bytes if what.kind == "F" else stage.input_gradient_bytes
+
+    def reductions(self) -> Iterator[dict[str, Any]]:
+        size: Counter[tuple[int, ...]] = Counter()
+        for sync in self.pipeline.synchronisations:
+            size[sync.stages] += sync.bytes
+        for rank, stages, start_s, end_s in self._events("reductions"):
+            bytes_ = size[tuple(stages)]
+            yield self._on(rank, start_s, end_s, stages=stages, bytes=bytes_)
+
+    def optimizer_steps(self) -> Iterator[dict[str, Any]]:
+        for rank, _, start_s, end_s in self._events("optimizer"):
+            yield self._on(rank, start_s, end_s)
+
+    def _on(self, rank: int, start_s: float, end_s: float, **fields: Any) -> dict[str, Any]:
+        device = self.plan.ranks[rank]
+        return {"step": self.number, "device": device, "start_s": start_s, "end_s": end_s, **fields}
+
+
+_waiting: set[WatchedReceiving] = set()
+"""The receives that threads wait for now, inside torch."""
+
+
+class WatchedReceiving:
+    """A receive whose arrival is noted.
+
+    Attributes:
+        arrived_s: when it ended, in :func:`time.perf_counter` seconds, once :meth:`wait` returned.
+    """
+
+    def __init__(self, receiving: Receiving) -> None:
+        self.arrived_s: float | None = None
+        self._receiving = receiving
+        self._tensor: Tensor | None = None
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+
+    def watch(self) -> None:
+        """Wait for the receive, on the thread of its peer."""
+        _waiting.add(self)
+        try:
+            self._tensor = self._receiving.wait()
+        except BaseException as error:
+            self._error = error
+        _waiting.discard(self)
+        self.arrived_s = time.perf_counter()
+        self._done.set()
+
+    def wait(self) -> Tensor:
+        """Wait for the tensor and return it."""
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._tensor is not None
+        return self._tensor
+
+
+_Queue = queue.SimpleQueue[WatchedReceiving | None]
+
+
+class WatchedTransport:
+    """A transport whose receives note when they ended."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._queues: dict[int, _Queue] = {}
+        self._threads: list[threading.Thread] = []
+        self._finalizer = weakref.finalize(self, _end_threads, self._queues, self._threads)
+
+    def send(self, tensor: Tensor, peer: int) -> Sending:
+        """Start to send a tensor."""
+        return self._transport.send(tensor, peer)
+
+    def receive(self, spec: TensorSpec, peer: int) -> WatchedReceiving:
+        """Start to receive the next tensor of a rank."""
+        receiving = WatchedReceiving(self._transport.receive(spec, peer))
+        if peer not in self._queues:
+            self._queues[peer] = queue.SimpleQueue()
+            thread = threading.Thread(target=_watch, args=(self._queues[peer],), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._queues[peer].put(receiving)
+        return receiving
+
+
+def _watch(receives: _Queue) -> None:
+    while (receiving := receives.get()) is not None:
+        receiving.watch()
+        # Torch's objects are to be gone before the thread idles: see below.
+        del receiving
+
+
+def _end_threads(queues: dict[int, _Queue], threads: list[threading.Thread]) -> None:
+    for receives in queues.values():
+        receives.put(None)
+    for thread in threads:
+        if not _waiting and thread is not threading.current_thread():
+            thread.join()
+
+
+@atexit.register
+def _end_hard_if_any_waits() -> None:
+    """A thread that wakes inside torch while the interpreter is taken down aborts the process.
+
+    Threads wait at the end only if the training has failed: the status is 1.
+    """
+    if _waiting:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(1)

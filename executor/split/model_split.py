@@ -1,0 +1,256 @@
+"""Cutting the exported training step into stages that keep the model's parameter names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+
+import torch
+from torch import Tensor, fx
+
+from executor.split.in_place_writes import InPlaceWrites, is_noted
+from executor.split.piece_graph import Filled, HeldAttributes, PieceGraph
+from executor.split.stage_module import BoundaryTensor, Piece, StageModule, memory_order
+from planner.costs.stage_bytes import StageLayers
+from planner.errors import PipeplanError
+from planner.model.tracing.export import ExportedStep
+from planner.model.tracing.layers import LayerAssignment
+from planner.model.tracing.sharing import is_random, written_by
+from planner.plan.plan import Plan
+
+CPU = torch.device("cpu")
+
+
+def cut(
+    exported: ExportedStep,
+    layers: LayerAssignment,
+    plan: Plan,
+    indices: Sequence[int],
+    device: torch.device = CPU,
+) -> list[StageModule]:
+    """Cut out the stages with the given indices.
+
+    A value made at or before a boundary and used after it crosses it; skips are handed on stage
+    by stage, so that only neighbours talk. Static operations are computed wherever needed. Tensors
+    that operations make are made on ``device``.
+
+    Raises:
+        PipeplanError: if something other than a tensor would cross a boundary, another stage
+            would miss what an operation writes in place, or stages would draw random numbers in
+            another order than the model. All stages are checked, so that all ranks raise it.
+    """
+    takes_gradient = {t.name for t in plan.model.graph.boundaries if t.requires_grad}
+    cutter = _Cutter(exported, layers, plan.stages, takes_gradient, device)
+    return [cutter.stage(index) for index in indices]
+
+
+def cut_layer(
+    exported: ExportedStep,
+    layers: LayerAssignment,
+    name: str,
+    takes_gradient: Set[str],
+    filled: Filled,
+    device: torch.device = CPU,
+) -> StageModule:
+    """Cut out one layer as a stage that receives what it reads and sends what it makes.
+
+    Args:
+        exported: the whole training step.
+        layers: of its operations.
+        name: of the layer.
+        takes_gradient: names of the tensors between layers that take one.
+        filled: gives the layer parameters and buffers in place of the model's own, so that the
+            model may be on the meta device.
+        device: of the tensors that operations make.
+
+    Raises:
+        PipeplanError: if something other than a tensor would cross its boundaries.
+    """
+    place = layers.names.index(name)
+    parts = (layers.names[:place], (name,), layers.names[place + 1 :])
+    stages = [_LayerRun(part) for part in parts if part]
+    cutter = _Cutter(exported, layers, stages, takes_gradient, device, filled)
+    stage = cutter.stage(min(place, 1))
+    piece = stage.pieces[0]
+    sends = () if stage.is_last else piece.makes
+    return replace(stage, receives=piece.reads, sends=sends, draws_before=False, draws_after=False)
+
+
+@dataclass(frozen=True)
+class _LayerRun:
+    """Layers that a single layer is cut from, or itself."""
+
+    layers: tuple[str, ...]
+    recompute: tuple[str, ...] = ()
+
+
+class _Cutter:
+    """The whole step, its operations numbered by stage and by piece.
+
+    Pieces are numbered through all stages: a stage is a run of them.
+    """
+
+    def __init__(
+        self,
+        exported: ExportedStep,
+        layers: LayerAssignment,
+        stages: Sequence[StageLayers],
+        takes_gradient: Set[str],
+        device: torch.device,
+        filled: Filled | None = None,
+    ) -> None:
+        self.device = device
+        self.filled = filled
+        self.exported = exported
+        self.layers = layers
+        self.stage_count = len(stages)
+        output = next(n for n in exported.graph.nodes if n.op == "output")
+        self.loss = output.all_input_nodes[0]
+        self.takes_gradient = takes_gradient
+        self.pieces = _pieces(stages, layers.names)
+        stage_of = {layer: index for index, stage in enumerate(stages) for layer in stage.layers}
+        piece_of = {name: k for k, piece in enumerate(self.pieces) for name in piece.layers}
+        self.node_stage = {n: stage_of[layer] for n, layer in layers.layer_of.items()}
+        self.node_piece = {n: piece_of[layer] for n, layer in layers.layer_of.items()}
+        self.crossing = _crossing(self.node_stage, self.stage_count)
+        between = _crossing(self.node_piece, len(self.pieces))
+        self.written = InPlaceWrites(
+            exported, self.node_piece, between, self.node_stage
+        ).into_received()
+        self.draws = self._draws()
+
+    def _draws(self) -> frozenset[int]:
+        """The stages that draw random numbers, one after the other as the model does."""
+        drawing = [node for node in self.node_stage if is_random(node)]
+        for first, second in pairwise(drawing):
+            before, after = self.node_stage[first], self.node_stage[second]
+            if before > after:
+                raise PipeplanError(
+                    f"layer {self.layers.layer_of[first]!r} in stage {before} draws random numbers "
+                    f"before layer {self.layers.layer_of[second]!r} in stage {after}, and would "
+                    "draw them after it; put these layers in stages in the order of the model"
+                )
+        return frozenset(self.node_stage[node] for node in drawing)
+
+    def stage(self, index: int) -> StageModule:
+        """Build one stage."""
+        is_last = index == self.stage_count - 1
+        root = HeldAttributes(self.exported, self.filled)
+        numbers = [k for k, piece in enumerate(self.pieces) if piece.stage == index]
+        return StageModule(
+            index=index,
+            loss=self.boundary(self.loss) if is_last else None,
+            pieces=tuple(self._piece(number, root) for number in numbers),
+            receives=tuple(map(self.boundary, self.crossing[index - 1] if index else ())),
+            sends=() if is_last else tuple(map(self.boundary, self.crossing[index])),
+            model_inputs=tuple(str(n.target) for n in self._inputs(self.node_stage, index)),
+            parameters=root.parameters,
+            buffers=root.buffers,
+            draws_before=any(drawing < index for drawing in self.draws),
+            draws=index in self.draws,
+            draws_after=any(drawing > index for drawing in self.draws),
+        )
+
+    def boundary(self, node: fx.Node) -> BoundaryTensor:
+        """Return the description of a tensor that leaves its piece."""
+        value = node.meta["val"]
+        requires_grad = node is self.loss or node.name in self.takes_gradient
+        order = memory_order(value)
+        return BoundaryTensor(node.name, tuple(value.shape), value.dtype, requires_grad, order)
+
+    def _inputs(self, place_of: Mapping[fx.Node, int], place: int) -> list[fx.Node]:
+        """The batch's entries that the operations of a stage or a piece read."""
+        return [
+            node
+            for node in self.layers.inputs
+            if any(place_of.get(user) == place for user in node.users)
+        ]
+
+    def _piece(self, number: int, root: HeldAttributes) -> Piece:
+        nodes = [n for n, piece in self.node_piece.items() if piece == number]
+        inside = set(nodes)
+        reads = self._reads(nodes, number)
+        inputs = self._inputs(self.node_piece, number)
+        is_end = number == len(self.pieces) - 1
+        leaving = [self.loss] if is_end else [n for n in nodes if _leaves(n, inside)]
+        if self.pieces[number].recompute:
+            leaving += [n for n in reads if self._is_changed(n, number)]
+        graph = PieceGraph(root, self.layers.static, [*reads, *inputs], self.device)
+        written = [value for node in nodes if not is_noted(node) for value in written_by(node)]
+        return Piece(
+            recompute=self.pieces[number].recompute,
+            graph=graph.build(nodes, leaving),
+            reads=tuple(map(self.boundary, reads)),
+            makes=tuple(map(self.boundary, leaving)),
+            model_inputs=tuple(str(node.target) for node in inputs),
+            written=self.written[number],
+            written_buffers=frozenset(root.name_of(n) for n in written if n.op == "get_attr"),
+            is_random=any(map(is_random, nodes)),
+            last_reads=frozenset(n.name for n in reads if self._is_last_use(n, number)),
+        )
+
+    def _reads(self, nodes: Sequence[fx.Node], number: int) -> list[fx.Node]:
+        """Values of earlier pieces, in graph order."""
+        used = {value for node in nodes for value in node.all_input_nodes}
+        return [n for n, piece in self.node_piece.items() if piece < number and n in used]
+
+    def _is_changed(self, node: fx.Node, number: int) -> bool:
+        """Return whether a piece writes into what it reads and later ones use that."""
+        return node.name in self.written[number] and not self._is_last_use(node, number)
+
+    def _is_last_use(self, node: fx.Node, number: int) -> bool:
+        """Return whether no later piece uses it, of this stage or one it would be sent to."""
+        return _last_use(node, self.node_piece, len(self.pieces)) <= number
+
+
+def _leaves(node: fx.Node, inside: set[fx.Node]) -> bool:
+    """Return whether a tensor is used outside its piece; the caller uses the loss."""
+    return isinstance(node.meta.get("val"), Tensor) and not inside.issuperset(node.users)
+
+
+@dataclass(frozen=True)
+class _PieceLayers:
+    """Which layers a piece is of."""
+
+    stage: int
+    recompute: bool
+    layers: tuple[str, ...]
+
+
+def _pieces(stages: Sequence[StageLayers], names: Sequence[str]) -> list[_PieceLayers]:
+    """Each recomputed layer is a piece of its own, what lies between them another."""
+    position = {name: place for place, name in enumerate(names)}
+    found = []
+    for index, stage in enumerate(stages):
+        again = set(stage.recompute)
+        # A number for each recomputed layer, None for the others: neighbours alike join.
+        marks = {name: k for k, name in enumerate(stage.layers) if name in again}
+        ordered = sorted(stage.layers, key=position.__getitem__)
+        for mark, run in groupby(ordered, key=marks.get):
+            found.append(_PieceLayers(index, mark is not None, tuple(run)))
+    return found
+
+
+def _crossing(place_of: Mapping[fx.Node, int], count: int) -> list[list[fx.Node]]:
+    """Values alive at the boundary after each place but the last, in graph order."""
+    return [_alive_after(index, place_of, count) for index in range(count - 1)]
+
+
+def _last_use(node: fx.Node, place_of: Mapping[fx.Node, int], count: int) -> int:
+    """The last place that uses a value; the loss is handed out by the last of all."""
+    places = [count - 1 if u.op == "output" else place_of.get(u, -1) for u in node.users]
+    return max(places, default=-1)
+
+
+def _alive_after(index: int, place_of: Mapping[fx.Node, int], count: int) -> list[fx.Node]:
+    nodes = []
+    for node, made in place_of.items():
+        if made <= index < _last_use(node, place_of, count):
+            if not isinstance(node.meta.get("val"), Tensor):
+                raise PipeplanError(
+                    f"{node.name} ({node.target}) is not a tensor and would leave its stage or "
+                    "recomputed layer; move the boundary"
+                )
+            nodes.append(node)
+    return nodes

@@ -1,0 +1,248 @@
+"""The gradients that ranks share: when each is complete, and the buckets they are summed in."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from executor.runtime.lowering import Reduce
+from planner.errors import PipeplanError
+from planner.plan.operations import Operation
+
+Announce = Callable[[str], None]
+
+
+def last_backwards(
+    order: Sequence[Operation], users: Mapping[str, Iterable[int]]
+) -> dict[Operation, list[str]]:
+    """Return the parameters by the last operation of a rank that adds to their gradients.
+
+    Args:
+        order: of the rank.
+        users: by name, the stages that use the parameter.
+    """
+    last = {op.stage: op for op in order if op.kind in "BW"}
+    place = {op: k for k, op in enumerate(order)}
+    found: dict[Operation, list[str]] = {}
+    for name, stages in users.items():
+        candidates = [last[stage] for stage in stages if stage in last]
+        if candidates:
+            found.setdefault(max(candidates, key=place.__getitem__), []).append(name)
+    return found
+
+
+class GradientReadiness:
+    """Announces each parameter's gradient within the operation that adds the last part to it.
+
+    How many parts an operation adds depends on the graph: recomputed pieces that share a parameter
+    add one each, split backwards one for each use. The graph is the same in every iteration, so
+    the first one counts and announces when the operation ends; from the second on a gradient is
+    announced with its last part.
+
+    Args:
+        parameters: those to be announced, by name.
+        last: their last operations, of :func:`last_backwards`; a parameter of none gets no
+            gradient here.
+        announce: called with the name of each.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        last: Mapping[Operation, Sequence[str]],
+        announce: Announce,
+    ) -> None:
+        self._parameters = parameters
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
+        self._last = last
+        self._announce = announce
+        with_last = {name for names in last.values() for name in names}
+        self._without = [name for name in parameters if name not in with_last]
+        self._expected: dict[str, int] = {}
+        self._seen: Counter[str] = Counter()
+        self._now: frozenset[str] = frozenset()
+        self._hooks: list[RemovableHandle] = []
+
+    def begin_iteration(self) -> None:
+        """Announce the parameters that get no gradient on this rank."""
+        for name in self._without:
+            self._announce(name)
+
+    def before(self, operation: Operation) -> None:
+        """Watch the gradients that get their last part in an operation."""
+        self._seen.clear()
+        self._now = frozenset(self._last.get(operation, ()))
+        for name in self._last.get(operation, ()):
+            hook = partial(self._added, name)
+            parameter = self._parameters[name]
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+            if self._expected.get(name) == 0:
+                self._announce(name)
+
+    def added(self, parameter: Tensor) -> None:
+        """Count a part that something other than autograd has added to a gradient."""
+        name = self._names.get(id(parameter))
+        if name in self._now and name is not None:
+            self._added(name)
+
+    def _added(self, name: str, parameter: Tensor | None = None) -> None:
+        self._seen[name] += 1
+        expected = self._expected.get(name)
+        if expected is not None and self._seen[name] > expected:
+            raise PipeplanError(
+                f"the gradient of {name!r} came in more parts than in the first iteration, after "
+                "its sum over the ranks had begun: the model's graph changes; train with sync "
+                "all_reduce:overlap=false"
+            )
+        if self._seen[name] == expected:
+            self._announce(name)
+
+    def after(self, operation: Operation) -> None:
+        """Announce the gradients that have not been announced within the operation."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        for name in self._last.get(operation, ()):
+            if self._seen[name] != self._expected.get(name):
+                self._announce(name)
+            self._expected.setdefault(name, self._seen[name])
+        self._now = frozenset()
+
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class SharedGradients:
+    """The gradients that one reduction sums on this rank.
+
+    Attributes:
+        reduce: the reduction.
+        parameters: by name, in the order in which a backward completes their gradients.
+    """
+
+    reduce: Reduce
+    parameters: Mapping[str, nn.Parameter]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients of one type that the same ranks reduce at once.
+
+    Attributes:
+        parameters: by name, in the order in which a backward completes their gradients.
+        reduces: the reductions that the parameters belong to, all of the same ranks.
+    """
+
+    parameters: Mapping[str, nn.Parameter]
+    reduces: tuple[Reduce, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that reduce it."""
+        return self.reduces[0].ranks
+
+    @property
+    def partners(self) -> str:
+        """The partners' name in messages about lost ranks."""
+        stages = sorted({stage for reduce in self.reduces for stage in reduce.stages})
+        told = (", ".join(map(str, row)) for row in (self.ranks, stages))
+        return "ranks {}, which sum the gradients of stages {}".format(*told)
+
+
+class Buffer:
+    """The gradients of a bucket, one after the other in a flat tensor.
+
+    Backwards add into views of it and reductions change it in place, without a copy. A rank
+    without a microbatch adds zeros.
+
+    Args:
+        bucket: whose gradients it holds.
+        multiple: the tensor is filled up with zeros to a multiple of so many elements.
+    """
+
+    def __init__(self, bucket: Bucket, multiple: int = 1) -> None:
+        parameters = list(bucket.parameters.values())
+        sizes = [parameter.numel() for parameter in parameters]
+        length = math.ceil(sum(sizes) / multiple) * multiple
+        like = parameters[0]
+        self.flat = torch.zeros(length, dtype=like.dtype, device=like.device)
+        parts = torch.split(self.flat, [*sizes, length - sum(sizes)])
+        self.views: dict[str, Tensor] = {
+            name: part.view(parameter.shape)
+            for (name, parameter), part in zip(bucket.parameters.items(), parts, strict=False)
+        }
+        self._parameters = parameters
+
+    def clear(self) -> None:
+        """All gradients are zero."""
+        self.flat.zero_()
+
+    def attach(self) -> None:
+        """The parameters' gradients are those in the buffer."""
+        for parameter, view in zip(self._parameters, self.views.values(), strict=True):
+            parameter.grad = view
+
+
+def buckets_by_reduction(shared: Sequence[SharedGradients], mib: float) -> list[Bucket]:
+    """Buckets of at most so many MiB, each of one reduction; in the order of :func:`_packed`."""
+    return _packed(shared, mib, lambda reduce: reduce)
+
+
+def buckets_by_ranks(shared: Sequence[SharedGradients], mib: float) -> list[Bucket]:
+    """Buckets of at most so many MiB, over all reductions of the same ranks."""
+    return _packed(shared, mib, lambda reduce: reduce.ranks)
+
+
+@dataclass
+class _Filling:
+    """A bucket that is being filled, and the place of the last gradient in it."""
+
+    rows: list[tuple[Reduce, str, nn.Parameter]]
+    bytes: int = 0
+    last: int = 0
+
+    def add(self, row: tuple[Reduce, str, nn.Parameter], bytes_: int, place: int) -> None:
+        """Add a gradient of so many bytes, at a place in the order of all."""
+        self.rows.append(row)
+        self.bytes += bytes_
+        self.last = place
+
+    def closed(self) -> Bucket:
+        reduces = tuple(dict.fromkeys(reduce for reduce, _, _ in self.rows))
+        return Bucket({name: parameter for _, name, parameter in self.rows}, reduces)
+
+
+def _packed(
+    shared: Sequence[SharedGradients], mib: float, key: Callable[[Reduce], Hashable]
+) -> list[Bucket]:
+    """Gradients in their order, those with another key or of another type in other buckets.
+
+    Buckets are in the order of their last gradients. All ranks have one order of reductions, so
+    any two buckets are in one order on all ranks that have both.
+    """
+    filling: dict[Hashable, _Filling] = {}
+    full: list[_Filling] = []
+    for place, (reduce, name, parameter) in enumerate(_rows(shared)):
+        kind = (key(reduce), parameter.dtype)
+        bytes_ = parameter.numel() * parameter.element_size()
+        bucket = filling.setdefault(kind, _Filling([]))
+        if bucket.rows and bucket.bytes + bytes_ > mib * MIB:
+            full.append(bucket)
+            bucket = filling[kind] = _Filling([])
+        bucket.add((reduce, name, parameter), bytes_, place)
+    ordered = sorted([*full, *filling.values()], key=lambda bucket: bucket.last)
+    return [bucket.closed() for bucket in ordered]
+
+
+def _rows(shared: Sequence[SharedGradients]) -> Iterator[tuple[Reduce, str, nn.Parameter]]:
+    for row in shared:
+        for name, parameter in row.parameters.items():
+            yield row.reduce, name, parameter

@@ -1,0 +1,116 @@
+"""The ranks that hold the same parameters: replicas of a stage, stages that share a tied one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from executor.distributed.failure import talking_to
+from executor.distributed.host_tuning import let_others_finish
+from executor.runtime.lowering import Reduce
+from planner.plan.operations import owners
+from planner.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class ParameterOwners:
+    """The ranks that hold each parameter and buffer, by the model's own names (FQNs)."""
+
+    ranks: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> ParameterOwners:
+        """Find ranks by the stages' layers; a tied parameter has the holders of all its stages."""
+        rank_of = {device: rank for rank, device in enumerate(plan.ranks)}
+        used = {layer.name: layer.parameters for layer in plan.model.graph.layers}
+        found: dict[str, set[int]] = {}
+        for stage in plan.stages:
+            for name in dict.fromkeys(name for layer in stage.layers for name in used[layer]):
+                found.setdefault(name, set()).update(rank_of[d] for d in stage.devices)
+        return cls({name: tuple(sorted(ranks)) for name, ranks in found.items()})
+
+    def first_held(self, rank: int) -> frozenset[str]:
+        """Return the tensors that this rank is the first to hold: it counts and writes them."""
+        return frozenset(name for name, ranks in self.ranks.items() if ranks[0] == rank)
+
+
+@dataclass(frozen=True)
+class SharedParameters:
+    """Trainable parameters that these stages have in common and exactly these ranks hold.
+
+    Attributes:
+        stages: that use them.
+        ranks: that hold these stages.
+        names: of the parameters, in the order in which a backward completes their gradients: those
+            that a forward uses last come first.
+    """
+
+    stages: tuple[int, ...]
+    ranks: tuple[int, ...]
+    names: tuple[str, ...]
+
+    @property
+    def reduce(self) -> Reduce:
+        """The action that sums their gradients."""
+        return Reduce(self.stages, self.ranks)
+
+
+def shared_parameters(plan: Plan) -> list[SharedParameters]:
+    """All parameters that several ranks hold, by the stages that use them, in stage order."""
+    rank_of = {device: rank for rank, device in enumerate(plan.ranks)}
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for name, stages in users_of_parameters(plan).items():
+        groups.setdefault(stages, []).append(name)
+    rows = []
+    for stages, names in sorted(groups.items()):
+        ranks = tuple(sorted({rank_of[d] for index in stages for d in plan.stages[index].devices}))
+        if len(ranks) > 1:
+            rows.append(SharedParameters(stages, ranks, tuple(reversed(names))))
+    return rows
+
+
+def users_of_parameters(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """The stages that use each trainable parameter, in the order of the layers that run first."""
+    trainable = {p.name for p in plan.model.graph.parameters if p.trainable}
+    used = {layer.name: layer.parameters for layer in plan.model.graph.layers}
+    stages: dict[str, dict[int, None]] = {}
+    place = {layer.name: k for k, layer in enumerate(plan.model.graph.layers)}
+    for stage in plan.stages:
+        for layer in sorted(stage.layers, key=place.__getitem__):
+            for name in used[layer]:
+                if name in trainable:
+                    stages.setdefault(name, {})[stage.index] = None
+    return {name: tuple(indices) for name, indices in stages.items()}
+
+
+def own_shares(plan: Plan, rank: int) -> dict[str, float]:
+    """Return the share, 0 to 1, of each parameter's gradient that a rank's microbatches make.
+
+    All uses of a tied parameter count alike; of those in stages that the rank does not hold it
+    knows nothing, and its share is of the others.
+    """
+    device, owner = plan.ranks[rank], owners(plan.parsed_orders())
+    run = Counter(stage for (stage, _), where in owner.items() if where == device)
+    mine = {stage.index for stage in plan.stages if device in stage.devices}
+    shares = {}
+    for name, stages in users_of_parameters(plan).items():
+        held = mine.intersection(stages)
+        if held:
+            shares[name] = sum(run[s] for s in held) / (plan.microbatches * len(held))
+    return shares
+
+
+def make_process_groups(
+    sets: Iterable[tuple[int, ...]], timeout: timedelta | None = None
+) -> dict[tuple[int, ...], Any]:
+    """A process group for each set of ranks; every rank must call this with the same sets."""
+    with talking_to("the other ranks, to make process groups"):
+        made = {ranks: dist.new_group(list(ranks), timeout=timeout) for ranks in sorted(set(sets))}
+    # One of the default group, and one of each that this rank is in.
+    let_others_finish(1 + sum(dist.get_rank() in ranks for ranks in made))
+    return made

@@ -1,0 +1,168 @@
+"""Batches of microbatches, and the random numbers that training draws for them."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from planner.errors import PipeplanError
+from planner.job import TARGET, Job, text_problem, token_input
+from planner.model.tracing.factory import Form, example_batch
+
+_STEPS = 1_000_003
+
+
+def microbatch_seed(seed: int, step: int, microbatch: int) -> int:
+    """The seed of a microbatch; torch takes seeds below 2**64."""
+    return ((seed * _STEPS + step) * _STEPS + microbatch) % 2**63
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """The state of a device's generator, as a tensor of bytes on the CPU."""
+
+    device: torch.device
+    state: Tensor
+
+    @staticmethod
+    def now(device: torch.device) -> RandomState:
+        """The state at this moment."""
+        if device.type == "cuda":
+            return RandomState(device, torch.cuda.get_rng_state(device))
+        return RandomState(device, torch.get_rng_state())
+
+    def restore(self) -> None:
+        """Go on from here."""
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(self.state, self.device)
+        else:
+            torch.set_rng_state(self.state)
+
+    @staticmethod
+    @contextmanager
+    def borrowed(state: RandomState | None) -> Iterator[None]:
+        """Go on from ``state`` inside, and from where one was before after it; None: as it is."""
+        if state is None:
+            yield
+            return
+        before = RandomState.now(state.device)
+        state.restore()
+        try:
+            yield
+        finally:
+            before.restore()
+
+
+def seed_generator(device: torch.device, seed: int) -> None:
+    """Seed the generator of one device."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+def state_bytes(device: torch.device) -> int:
+    """Size of a generator's state."""
+    return RandomState.now(device).state.numel()
+
+
+Source = Literal["text", "random"]
+BatchOf = Callable[[int, int], Mapping[str, Tensor]]
+MAX_TEXT_BYTES = 16 * 2**20
+
+
+def batches(
+    source: Source, model: nn.Module, job: Job, seed: int, too_small: str | None = None
+) -> BatchOf:
+    """A function ``(step, microbatch) -> batch``; equal arguments give equal batches everywhere.
+
+    Args:
+        source: ``text``: byte-level language modelling over the Python standard library's own
+            sources; ``random``: the model's example batch (``example_batch`` or the job's
+            ``inputs``), drawn anew under a seed of its own for every microbatch.
+        model: whose example batch says which entries there are.
+        job: microbatch size.
+        seed: of the order of samples.
+        too_small: why the model has no room for bytes
+            (:func:`planner.model.tracing.lookups.too_small_for_text`), if it has none.
+
+    Raises:
+        PipeplanError: if ``text`` is asked for and the model does not read sequences of tokens
+            with room for 256 values.
+    """
+    if source == "random":
+        return lambda step, microbatch: _random(model, job, microbatch_seed(seed, step, microbatch))
+    example = example_batch(model, job)
+    name, shape = _token_input(example, job, too_small)
+    text = standard_library_text()
+
+    def batch(step: int, microbatch: int) -> Mapping[str, Tensor]:
+        generator = torch.Generator().manual_seed(microbatch_seed(seed, step, microbatch))
+        starts = torch.randint(0, len(text) - shape[1] - 1, (shape[0],), generator=generator)
+        rows = torch.stack([text[s : s + shape[1] + 1] for s in starts.tolist()]).long()
+        return {name: rows[:, :-1].contiguous(), TARGET: rows[:, 1:].contiguous()}
+
+    return batch
+
+
+def _random(model: nn.Module, job: Job, seed: int) -> Mapping[str, Tensor]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return example_batch(model, job)
+
+
+def _token_input(
+    example: Mapping[str, Tensor], job: Job, too_small: str | None
+) -> tuple[str, torch.Size]:
+    forms = {
+        name: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        for name, tensor in example.items()
+    }
+    problem, name = text_problem(forms, job) or too_small, token_input(forms)
+    if name is None:
+        raise PipeplanError(f"{problem}; use --data random")
+    if problem is not None:
+        raise PipeplanError(f"{problem}; give the model a larger vocabulary or use --data random")
+    return name, example[name].shape
+
+
+def is_always_the_same(batch_of: BatchOf, step: int, microbatches: int) -> bool:
+    """Return whether a step has several microbatches that are all equal bit by bit."""
+    if microbatches < 2:
+        return False
+    first = batch_of(step, 0)
+    return all(_equal(first, batch_of(step, microbatch)) for microbatch in range(1, microbatches))
+
+
+def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        Form.of(value) == Form.of(other[name]) and _bytes(value).equal(_bytes(other[name]))
+        for name, value in one.items()
+    )
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def standard_library_text() -> Tensor:
+    """The standard library's sources as one uint8 tensor, in a fixed order."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    parts, size = [], 0
+    for path in sorted(folder.glob("*.py")) + sorted(folder.glob("*/*.py")):
+        if "site-packages" in path.parts or "test" in path.parts:
+            continue
+        content = path.read_bytes()
+        parts.append(content)
+        size += len(content)
+        if size >= MAX_TEXT_BYTES:
+            break
+    return torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8)

@@ -1,0 +1,272 @@
+"""The loop over iterations: their metrics over all ranks, and what is reported of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import resource
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from executor.distributed.failure import talking_to
+from executor.runtime.recorder import StepRecord
+from executor.training.optimisation import StepOutcome
+from planner.cluster.hardware import GIB
+from planner.errors import PipeplanError
+from planner.plan.plan import Plan
+from planner.records.document import read_text, require_file_path, write_atomically
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One iteration, over all ranks.
+
+    Attributes:
+        step: its number, from 1.
+        loss: mean over all microbatches.
+        step_time_s: of the slowest rank, the optimizer step included.
+        predicted_time_s: what the plan says.
+        bubble: mean share of the iteration that ranks did not compute.
+        peak_memory_bytes: the most any rank has held so far: of a GPU what tensors took, on a CPU
+            the whole process.
+        learning_rate: of this step; None where nothing is trained.
+        gradient_norm: of the whole model before clipping; None if nobody asked for it.
+        skipped: whether the optimizer step was left out, gradients having overflowed in float16.
+    """
+
+    step: int
+    loss: float
+    step_time_s: float
+    predicted_time_s: float
+    bubble: float
+    peak_memory_bytes: int
+    learning_rate: float | None = None
+    gradient_norm: float | None = None
+    skipped: bool = False
+
+    def line(self) -> str:
+        """One line for people."""
+        norm = "" if self.gradient_norm is None else f"  norm {self.gradient_norm:.3f}"
+        skipped = "  overflow: step skipped" if self.skipped else ""
+        return (
+            f"step {self.step:4d}  loss {self.loss:8.4f}  {self.step_time_s:7.3f} s "
+            f"(predicted {self.predicted_time_s:.3f} s)  bubble {100 * self.bubble:3.0f}%  "
+            f"memory {self.peak_memory_bytes / GIB:.2f} GiB{norm}{skipped}"
+        )
+
+
+class Gathering:
+    """Each rank's part of an iteration's metrics, on its way to all the others.
+
+    Args:
+        plan: that runs.
+        step: its number.
+        loss: this rank's share of the mean loss.
+        record: what this rank did.
+        device: of its tensors.
+        outcome: of the optimizer step, the same on all ranks.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        step: int,
+        loss: float,
+        record: StepRecord,
+        device: torch.device,
+        outcome: StepOutcome,
+    ) -> None:
+        self.record = record
+        self._plan = plan
+        self._step = step
+        self._outcome = outcome
+        elapsed_s = record.end_s - record.begin_s
+        peak = float(peak_memory_bytes(device))
+        mine = torch.tensor([loss, record.busy_s, elapsed_s, peak], dtype=torch.float64)
+        self._rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        with talking_to(f"the other ranks, at the end of step {step}"):
+            self._work = dist.all_gather(self._rows, mine, async_op=True)
+
+    def metrics(self) -> StepMetrics:
+        """Wait for all ranks, and return the iteration's metrics, the same on all."""
+        with talking_to(f"the other ranks, at the end of step {self._step}"):
+            self._work.wait()
+        rows = [row.tolist() for row in self._rows]
+        losses, busy_s, times_s, peaks = zip(*rows, strict=True)
+        step_time_s = max(times_s)
+        return StepMetrics(
+            step=self._step,
+            loss=sum(losses),
+            step_time_s=step_time_s,
+            predicted_time_s=self._plan.predicted.iteration_time_s,
+            bubble=min(1.0, max(0.0, 1 - sum(busy_s) / (len(rows) * step_time_s))),
+            peak_memory_bytes=int(max(peaks)),
+            learning_rate=self._outcome.learning_rate,
+            gradient_norm=self._outcome.gradient_norm,
+            skipped=self._outcome.skipped,
+        )
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most bytes that this process has held."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+logger = logging.getLogger(__name__)
+
+
+class StepReport:
+    """Logs every step, and writes it to a file if there is one.
+
+    The file is begun with the first step; a training that goes on from a checkpoint keeps
+    the lines of the steps before it.
+
+    Args:
+        path: of the file, or None.
+        resumes: whether steps before the first one that is reported may be in the file.
+
+    Raises:
+        PipeplanError: if the file cannot be written, or holds something else that would be lost.
+    """
+
+    def __init__(self, path: Path | None, *, resumes: bool) -> None:
+        self._path = path
+        self._lines: list[dict[str, Any]] = []
+        self._has_begun = False
+        self._has_warned = False
+        if path is not None:
+            require_file_path(path)
+            if resumes and path.exists():
+                self._lines = _lines_of(path)
+
+    def __call__(self, metrics: StepMetrics) -> None:
+        """Report one step."""
+        logger.info("%s", metrics.line())
+        if not math.isfinite(metrics.loss) and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the loss of step %d is %s; training goes on", metrics.step, metrics.loss
+            )
+        if self._path is not None:
+            self._write(self._path, metrics)
+
+    def _write(self, path: Path, metrics: StepMetrics) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            kept = [line for line in self._lines if line["step"] < metrics.step]
+            write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
+        with path.open("a") as file:
+            file.write(json.dumps(_plain(metrics), allow_nan=False) + "\n")
+
+
+def _plain(metrics: StepMetrics) -> dict[str, Any]:
+    """JSON has no word for what is not finite: it becomes null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in asdict(metrics).items()
+    }
+
+
+def _lines_of(path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = [json.loads(text) for text in read_text(path).splitlines()]
+        if not all(isinstance(line["step"], int) for line in lines):
+            raise ValueError("a step that is no number")
+    except (ValueError, TypeError, KeyError) as error:
+        raise PipeplanError(
+            f"{path}: not the metrics of a training ({error}), and resuming would add to it; give "
+            "another --metrics file"
+        ) from None
+    return lines
+
+
+Report = Callable[[StepMetrics], None]
+
+
+class Stepper(Protocol):
+    """Something that runs iterations."""
+
+    def iterate(self, step: int) -> Gathering:
+        """Run one iteration; ranks wait for each other only if their strategy does."""
+
+
+class StepObserver(Protocol):
+    """Something that notes what iterations were, and writes it at the end."""
+
+    def add(self, metrics: StepMetrics, record: StepRecord) -> None:
+        """Note an iteration of this rank."""
+
+    def save(self) -> None:
+        """Write what all ranks have noted; all ranks call it."""
+
+
+class Loop:
+    """Runs iterations of synchronous or decentralized training, or of an emulation.
+
+    Args:
+        report: called on every rank with the metrics of every iteration.
+        observers: note every iteration on every rank.
+        lag: iterations that ranks may be apart; their metrics are waited for so much later.
+
+    Attributes:
+        history: the metrics of the iterations so far.
+    """
+
+    def __init__(
+        self, report: Report | None, observers: Sequence[StepObserver] = (), *, lag: int = 0
+    ) -> None:
+        self.history: list[StepMetrics] = []
+        self._report = report
+        self._observers = observers
+        self._lag = lag
+        self._gathering: list[Gathering] = []
+
+    def run(
+        self,
+        stepper: Stepper,
+        steps: Iterable[int],
+        after: Callable[[int], None] = lambda step: None,
+        *,
+        first: int = 1,
+    ) -> list[StepMetrics]:
+        """Run iterations.
+
+        Args:
+            stepper: runs one.
+            steps: their numbers in the whole training.
+            after: called with the number of each once it is done.
+            first: number of the first one in the metrics, which count on from there.
+
+        Returns:
+            The metrics of every iteration.
+        """
+        for step in steps:
+            self._gathering.append(stepper.iterate(step))
+            self._report_all_but(self._lag, first)
+            after(step)
+        self._report_all_but(0, first)
+        if self.history:
+            for observer in self._observers:
+                observer.save()
+        return self.history
+
+    def _report_all_but(self, left: int, first: int) -> None:
+        """Report all iterations but the last ``left``."""
+        while len(self._gathering) > left:
+            gathering = self._gathering.pop(0)
+            metrics = replace(gathering.metrics(), step=first + len(self.history))
+            self.history.append(metrics)
+            for observer in self._observers:
+                observer.add(metrics, gathering.record)
+            if self._report is not None:
+                self._report(metrics)

@@ -1,0 +1,235 @@
+"""The weights that the optimizer trains, and the norm and clipping of their gradients.
+
+Low-precision weights are trained with float32 masters (Micikevicius et al. 2018, section 3.1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from planner.errors import PipeplanError
+
+LOW_PRECISION = (torch.float16, torch.bfloat16)
+MakeOptimizer = Callable[[Mapping[str, nn.Parameter]], torch.optim.Optimizer]
+
+
+class MasterWeights:
+    """Float32 copies of low-precision parameters, which the optimizer trains in their place.
+
+    An iteration is :meth:`unscale` after the last backward, then clipping of :attr:`masters` if
+    wanted, then :meth:`step`, or :meth:`skip` after an overflow.
+
+    Args:
+        parameters: by the model's own names (FQNs). Those of 32 bits or more are their own masters.
+        make_optimizer: makes the optimizer of the masters, which it gets by the same names.
+
+    Attributes:
+        masters: what the optimizer trains, by name.
+        optimizer: made by ``make_optimizer``.
+        make_optimizer: as it was given.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], make_optimizer: MakeOptimizer
+    ) -> None:
+        self.parameters = dict(parameters)
+        self.make_optimizer = make_optimizer
+        self.masters = {name: _master(parameter) for name, parameter in parameters.items()}
+        self.optimizer = make_optimizer(self.masters)
+
+    def unscale(self, scale: float = 1.0, names: Iterable[str] | None = None) -> None:
+        """Move the gradients to the masters, in their type and divided by the loss scale.
+
+        Args:
+            scale: of the loss.
+            names: of the parameters; None: all.
+        """
+        for name in self.parameters if names is None else names:
+            parameter = self.parameters[name]
+            gradient = parameter.grad
+            if gradient is not None:
+                gradient = gradient.to(self.masters[name].dtype)
+            if gradient is not None and scale != 1.0:
+                gradient = gradient / scale
+            if self.masters[name] is not parameter:
+                parameter.grad = None
+            self.masters[name].grad = gradient
+
+    def step(self) -> None:
+        """Let the optimizer step, round the masters into the parameters, drop the gradients."""
+        self.optimizer.step()
+        self.copy_back()
+        self.skip()
+
+    def step_only(self, names: Iterable[str]) -> None:
+        """Step on some parameters: torch's optimizers leave out those without gradients."""
+        mine = set(names)
+        with self._hidden([master for name, master in self.masters.items() if name not in mine]):
+            self.optimizer.step()
+        self.copy_back(mine)
+        for name in mine:
+            self.masters[name].grad = self.parameters[name].grad = None
+
+    @contextmanager
+    def _hidden(self, parameters: list[nn.Parameter]) -> Iterator[None]:
+        gradients = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        yield
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+    def skip(self) -> None:
+        """Drop the gradients and leave the weights as they are."""
+        for parameter in (*self.masters.values(), *self.parameters.values()):
+            parameter.grad = None
+
+    def state(self) -> dict[str, Tensor]:
+        """The masters that are copies, by name, for a checkpoint; the others are parameters."""
+        return {
+            name: master.detach()
+            for name, master in self.masters.items()
+            if master is not self.parameters[name]
+        }
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take the masters from a checkpoint, and round the parameters from them.
+
+        Raises:
+            PipeplanError: listing the masters that are missing or of another form.
+        """
+        own = self.state()
+        wrong = [name for name, master in own.items() if not _is_like(state.get(name), master)]
+        if wrong:
+            raise PipeplanError(
+                f"master weights missing or of another shape: {', '.join(wrong[:10])}; resume from "
+                "a checkpoint of the same model and precision"
+            )
+        for name, master in own.items():
+            master.copy_(state[name])
+        self.copy_back()
+
+    @torch.no_grad()
+    def copy_back(self, names: Iterable[str] | None = None) -> None:
+        """Round the masters into the parameters of these names; None: all."""
+        for name in self.parameters if names is None else names:
+            parameter = self.parameters[name]
+            if self.masters[name] is not parameter:
+                parameter.copy_(self.masters[name])
+
+
+def _is_like(found: Tensor | None, master: Tensor) -> bool:
+    return found is not None and found.shape == master.shape and found.dtype == master.dtype
+
+
+def _master(parameter: nn.Parameter) -> nn.Parameter:
+    """A float32 copy of a low-precision parameter; any other is its own master."""
+    if parameter.dtype not in LOW_PRECISION:
+        return parameter
+    return nn.Parameter(parameter.detach().float(), requires_grad=parameter.requires_grad)
+
+
+SumOverRanks = Callable[[Tensor], object]
+"""Adds a tensor up over all ranks in place, as ``torch.distributed.all_reduce`` does."""
+CHUNK = 4096
+"""Elements whose norm float32 holds to its last digits."""
+
+
+@dataclass(frozen=True)
+class HeldParameter:
+    """A parameter that this rank holds.
+
+    Attributes:
+        parameter: with its gradient, the same on every rank that holds it.
+        counted: whether this rank counts it; exactly one of the ranks that hold it does.
+    """
+
+    parameter: nn.Parameter
+    counted: bool
+
+
+def gradient_norm(held: Iterable[HeldParameter], sum_over_ranks: SumOverRanks) -> float:
+    """The Euclidean norm of the whole model's gradient; all ranks return the same number.
+
+    Norms of :data:`CHUNK` elements are taken in float32, their squares added in float64, on each
+    device and then over the ranks; torch's own norm of a large float32 tensor loses digits on a
+    CPU. Not finite if any rank's gradient is not.
+
+    Args:
+        held: this rank's parameters; those without a gradient add nothing.
+        sum_over_ranks: for a float64 tensor of one element, on the gradients' device.
+    """
+    rows = list(held)
+    gradients = [
+        row.parameter.grad for row in rows if row.counted and row.parameter.grad is not None
+    ]
+    device = gradients[0].device if gradients else _device(rows)
+    return norm_of(((gradient, 1.0) for gradient in gradients), device, sum_over_ranks)
+
+
+def norm_of(
+    pieces: Iterable[tuple[Tensor, float]], device: torch.device, sum_over_ranks: SumOverRanks
+) -> float:
+    """The Euclidean norm of pieces on all ranks; see :func:`gradient_norm`.
+
+    Args:
+        pieces: of this rank, each with what it is to be multiplied by.
+        device: of the pieces.
+        sum_over_ranks: as of :func:`gradient_norm`.
+    """
+    total = torch.zeros(1, dtype=torch.float64, device=device)
+    for piece, factor in pieces:
+        total += _sum_of_squares(piece) * factor**2
+    sum_over_ranks(total)
+    return math.sqrt(total.item())
+
+
+def _sum_of_squares(gradient: Tensor) -> Tensor:
+    dtype = torch.promote_types(gradient.dtype, torch.float32)
+    flat = gradient.detach().reshape(-1)
+    whole = flat.numel() // CHUNK * CHUNK
+    norms = torch.linalg.vector_norm(flat[:whole].view(-1, CHUNK), dim=1, dtype=dtype)
+    rest = torch.linalg.vector_norm(flat[whole:], dtype=dtype)
+    total: Tensor = norms.double().square().sum() + rest.double().square()
+    return total
+
+
+def _device(held: Iterable[HeldParameter]) -> torch.device:
+    return next((row.parameter.device for row in held), torch.device("cpu"))
+
+
+def require_finite(norm: float) -> None:
+    """Refuse to go on with a gradient of which nothing is left.
+
+    Raises:
+        PipeplanError: on all ranks, which have the same norm.
+    """
+    if not math.isfinite(norm):
+        raise PipeplanError(
+            f"the gradient's norm is {norm}: training diverges; lower the learning rate, warm it "
+            "up longer, or train in float32"
+        )
+
+
+def clip_factor(norm: float, max_norm: float) -> float:
+    """Return the factor that clips gradients of that norm.
+
+    As ``torch.nn.utils.clip_grad_norm_`` on one process: max_norm / (norm + 1e-6), at most 1.
+    """
+    return min(1.0, max_norm / (norm + 1e-6))
+
+
+@torch.no_grad()
+def scale_gradients(held: Iterable[HeldParameter], factor: float) -> None:
+    """Multiply this rank's gradients in place, unless the factor is 1."""
+    if factor == 1.0:
+        return
+    for row in held:
+        if row.parameter.grad is not None:
+            row.parameter.grad.mul_(factor)

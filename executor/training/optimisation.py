@@ -1,0 +1,261 @@
+"""The optimizer's part of an iteration: learning rate, unscaling, clipping and the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from executor.distributed.failure import talking_to
+from executor.training.loss_scale import LossScale
+from executor.training.master_weights import (
+    HeldParameter,
+    MakeOptimizer,
+    MasterWeights,
+    clip_factor,
+    gradient_norm,
+    norm_of,
+    require_finite,
+    scale_gradients,
+)
+from planner.errors import PipeplanError, shorten
+from planner.model.tracing.user_code import FAILURES, import_callable, one_line
+
+Kind = Literal["constant", "linear", "cosine"]
+KINDS: dict[str, Kind] = {kind: kind for kind in get_args(Kind)}
+Factor = Callable[[int], float]
+"""Returns the factor of the learning rate in a step; steps count from 1."""
+
+
+@dataclass(frozen=True)
+class LearningRateSchedule:
+    """A warm-up and then a constant, linear or cosine course.
+
+    In the warm-up's step s the factor is s / ``warmup_steps``. Then it goes from 1 to
+    ``final_factor``, which it has in step ``steps`` and after it: along a line, or along half a
+    cosine (Loshchilov and Hutter 2017, "SGDR", equation 5, without restarts).
+
+    Attributes:
+        kind: ``constant`` keeps 1 after the warm-up.
+        steps: of the whole training.
+        warmup_steps: at most ``steps``.
+        final_factor: of the last step, from 0 to 1.
+    """
+
+    kind: Kind
+    steps: int
+    warmup_steps: int = 0
+    final_factor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup_steps <= self.steps:
+            raise PipeplanError(
+                f"schedule.warmup_steps: {self.warmup_steps} of {self.steps} steps; expected 0 to "
+                f"{self.steps}"
+            )
+
+    def __call__(self, step: int) -> float:
+        """The factor of a step from 1."""
+        if step <= self.warmup_steps:
+            return step / self.warmup_steps
+        if self.kind == "constant":
+            return 1.0
+        # The whole course when the warm-up ends in the last step: there is nothing to divide.
+        done = min(1.0, (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
+        left = 1 - done if self.kind == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.final_factor + (1 - self.final_factor) * left
+
+
+def custom_schedule(name: str) -> Factor:
+    """The user's own ``module:function``, called with the step from 1; returns the factor.
+
+    Only call this with a name the user typed: importing runs code.
+
+    Raises:
+        PipeplanError: if it cannot be imported; later, in a step, if it fails or returns something
+            else than a finite number from 0.
+    """
+    function = import_callable(name, "schedule.kind", "lib.rates:triangle")
+
+    def factor(step: int) -> float:
+        try:
+            found: object = function(step)
+        except FAILURES as error:
+            raise PipeplanError(
+                f"schedule {name!r} failed in step {step}: {one_line(error)}"
+            ) from error
+        is_number = isinstance(found, int | float) and not isinstance(found, bool)
+        if not is_number or not 0 <= found < math.inf:  # type: ignore[operator]
+            raise PipeplanError(
+                f"schedule {name!r} returned {shorten(found)} for step {step}; expected a finite "
+                "number of at least 0"
+            )
+        return float(found)  # type: ignore[arg-type]
+
+    return factor
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Set every group's rate to its own first rate times the factor.
+
+    The first rate is kept as ``initial_lr`` of the group, as torch's schedulers keep it.
+    """
+    for group in optimizer.param_groups:
+        rate = group.setdefault("initial_lr", group["lr"])
+        if isinstance(group["lr"], torch.Tensor):
+            group["initial_lr"] = rate = float(rate)
+            group["lr"].fill_(rate * factor)
+        else:
+            group["lr"] = rate * factor
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """The outcome of an optimizer step; in an emulation nothing is trained."""
+
+    learning_rate: float | None
+    gradient_norm: float | None
+    skipped: bool
+
+
+class Optimisation:
+    """Trains this rank's parameters.
+
+    Args:
+        parameters: by name; gradients agree among the ranks that hold them.
+        counted: names that this rank counts in the model's norm: each on one rank.
+        optimizer_of: makes the optimizer of parameters by name.
+        clip_norm: the whole model's gradient is clipped to it.
+        factor: of the learning rate, by step.
+        loss_scale: where gradients may overflow; None where they cannot.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        counted: frozenset[str],
+        optimizer_of: MakeOptimizer,
+        *,
+        clip_norm: float | None = None,
+        factor: Factor | None = None,
+        loss_scale: LossScale | None = None,
+    ) -> None:
+        trained = {name: p for name, p in parameters.items() if p.requires_grad}
+        self.weights = MasterWeights(trained, optimizer_of)
+        self.clip_norm = clip_norm
+        self.factor = factor
+        self.loss_scale = loss_scale
+        self._held = {n: HeldParameter(p, n in counted) for n, p in self.weights.masters.items()}
+        self._device = next((p.device for p in trained.values()), torch.device("cpu"))
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer of the weights, or of their float32 masters."""
+        return self.weights.optimizer
+
+    @property
+    def scale(self) -> float:
+        """The factor of the next iteration's loss."""
+        return 1.0 if self.loss_scale is None else self.loss_scale.scale
+
+    def resume_scale(self, loss_scale: LossScale) -> None:
+        """Go on with a loss scale of a checkpoint or another pipeline."""
+        self.loss_scale = loss_scale
+
+    def zero_gradients(self) -> None:
+        """Before the first backward of an iteration."""
+        self.weights.skip()
+
+    def step(self, step: int) -> StepOutcome:
+        """Unscale and clip the gradients and let the optimizer step; all ranks do the same."""
+        rate = self.set_rate(step)
+        self.weights.unscale(self.scale)
+        norm = gradient_norm(self._held.values(), _sum) if self.needs_norm else None
+        factor = self.judge(norm)
+        if factor is None:
+            self.weights.skip()
+        else:
+            scale_gradients(self._held.values(), factor)
+            self._train(step, None)
+        return self.outcome(rate, norm, factor)
+
+    # --- the same in parts, for strategies that let the optimizer step on some parameters first ---
+
+    def set_rate(self, step: int) -> float:
+        """Set and return the learning rate of a step."""
+        if self.factor is not None:
+            set_learning_rate(self.optimizer, self.factor(step))
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    @property
+    def needs_norm(self) -> bool:
+        """Whether a step depends on the norm of the whole gradient."""
+        return self.clip_norm is not None or self.loss_scale is not None
+
+    def norm(self, pieces: Iterable[tuple[Tensor, float]]) -> float:
+        """The norm of all ranks' pieces of gradients, each times a factor; all ranks call it."""
+        return norm_of(pieces, self._device, _sum)
+
+    def is_counted(self, name: str) -> bool:
+        """Return whether this rank counts a parameter in the model's norm."""
+        return name in self._held and self._held[name].counted
+
+    def judge(self, norm: float | None) -> float | None:
+        """Return the factor for gradients of this norm; None: the step is to be skipped.
+
+        Moves the loss scale on. All ranks pass the same norm.
+
+        Raises:
+            PipeplanError: if the norm is not finite, and no loss scale explains it.
+        """
+        if norm is None:
+            return 1.0
+        if self.loss_scale is None:
+            require_finite(norm)
+        else:
+            self.loss_scale = self.loss_scale.after(overflowed=not math.isfinite(norm))
+        if not math.isfinite(norm):
+            return None
+        return 1.0 if self.clip_norm is None else clip_factor(norm, self.clip_norm)
+
+    def outcome(self, rate: float, norm: float | None, factor: float | None) -> StepOutcome:
+        """Return the outcome of a step, from its norm and the factor of :meth:`judge`."""
+        return StepOutcome(rate, None if self.clip_norm is None else norm, skipped=factor is None)
+
+    def train(
+        self, step: int, names: Iterable[str], scale: float = 1.0, factor: float = 1.0
+    ) -> None:
+        """Let the optimizer step on some parameters by the gradients they hold.
+
+        The optimizer must treat each parameter by itself, as torch's AdamW and SGD do.
+
+        Args:
+            step: for a message.
+            names: of the parameters; those that are not trained here do not matter.
+            scale: of the loss that the gradients are of.
+            factor: what :meth:`judge` said.
+        """
+        mine = [name for name in names if name in self._held]
+        self.weights.unscale(scale, mine)
+        scale_gradients((self._held[name] for name in mine), factor)
+        self._train(step, mine)
+
+    def _train(self, step: int, names: Iterable[str] | None) -> None:
+        try:
+            if names is None:
+                self.weights.step()
+            else:
+                self.weights.step_only(names)
+        except FAILURES as error:
+            kind = type(self.optimizer).__name__
+            raise PipeplanError(f"{kind}.step failed in step {step}: {one_line(error)}") from error
+
+
+def _sum(tensor: Tensor) -> None:
+    with talking_to("the other ranks, for the gradient's norm"):
+        dist.all_reduce(tensor)

@@ -1,0 +1,167 @@
+"""Writes and resumes a training's checkpoint, by the model's own names."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from executor.checkpoint import Checkpoint, Ranks, save_checkpoint
+from executor.launch.prepare import Prepared
+from executor.sync.shared_parameters import ParameterOwners
+from executor.training.loss_scale import LossScale
+from executor.training.optimisation import Optimisation
+from executor.training.optimizer import export_state, import_state, optimizer_name
+from planner.errors import PipeplanError
+from planner.plan.plan import Plan
+from planner.records.document import digest_of_data
+
+logger = logging.getLogger(__name__)
+
+
+class SavedState:
+    """Writes and reads this rank's part of a training.
+
+    Every tensor is written by the first rank that holds it and read by all that do, whatever plan
+    wrote it.
+
+    Args:
+        prepared: this rank's stages.
+        seed: of the training.
+    """
+
+    def __init__(self, prepared: Prepared, seed: int) -> None:
+        self.prepared = prepared
+        self.seed = seed
+        names = set(prepared.model.state_dict())
+        self.buffers = {
+            name: buffer
+            for stage in prepared.stages
+            for name, buffer in stage.buffers.items()
+            if name in names
+        }
+        self._first = ParameterOwners.of_plan(prepared.plan).first_held(prepared.place.rank)
+
+    def save(
+        self,
+        folder: str | Path,
+        step: int,
+        optimisation: Optimisation,
+        samples_seen: int,
+        keep: int | None,
+    ) -> Path:
+        """Write a checkpoint; all ranks call it."""
+        plan = self.prepared.plan
+        scale = optimisation.loss_scale
+        facts: dict[str, Any] = {
+            "seed": self.seed,
+            "samples_seen": samples_seen,
+            "model": plan.model.name,
+            "model_digest": _model_digest(plan),
+            "plan_digest": plan.execution_digest,
+            "precision": plan.job.precision,
+            "optimizer": optimizer_name(optimisation.optimizer),
+            "loss_scale": None if scale is None else scale.facts(),
+        }
+        tensors = self._tensors(optimisation)
+        ranks = Ranks.of_process_group()
+        written = save_checkpoint(folder, step, tensors, facts, ranks=ranks, keep=keep)
+        if self.prepared.place.rank == 0:
+            logger.info("wrote %s", written)
+        return written
+
+    def _tensors(self, optimisation: Optimisation) -> dict[str, Tensor]:
+        weights = optimisation.weights
+        state = export_state(weights.optimizer, weights.masters)
+        found = {
+            **{f"parameters/{n}": p.detach() for n, p in self.prepared.parameters.items()},
+            **{f"buffers/{name}": buffer for name, buffer in self.buffers.items()},
+            **{f"master/{name}": master for name, master in weights.state().items()},
+            **{f"optimizer/{name}": tensor for name, tensor in state.items()},
+        }
+        mine = {name: t for name, t in found.items() if self._is_first(name)}
+        unused = {f"parameters/{n}": p.detach() for n, p in self.prepared.unused.items()}
+        return {**mine, **unused}
+
+    def _is_first(self, name: str) -> bool:
+        return _parameter_of(name) in self._first
+
+    def require_fits(self, checkpoint: Checkpoint) -> int:
+        """Refuse a checkpoint of another training.
+
+        Returns:
+            The step it was written after.
+
+        Raises:
+            PipeplanError: naming each difference and its remedy.
+        """
+        plan, facts, where = self.prepared.plan, checkpoint.facts, checkpoint.folder
+        expected = {
+            "model_digest": _model_digest(plan),
+            "precision": plan.job.precision,
+            "seed": self.seed,
+        }
+        remedies = {
+            "model_digest": f"it is of {facts.get('model')!r}, the plan of {plan.model.name!r}; "
+            "plan the model it was trained with, with the same model_arguments",
+            "precision": "plan in the precision it was trained in",
+            "seed": "train with its seed, or the order of samples changes",
+        }
+        problems = [
+            f"{where}: {name} is {facts.get(name)!r}, here it is {value!r}; {remedies[name]}"
+            for name, value in expected.items()
+            if facts.get(name) != value
+        ]
+        seen = facts.get("samples_seen")
+        if not isinstance(seen, int) or isinstance(seen, bool) or seen < 0:
+            problems.append(
+                f"{where}: samples_seen is {seen!r}, which is no count of samples; take another "
+                "checkpoint"
+            )
+        if problems:
+            raise PipeplanError(problems)
+        return checkpoint.step
+
+    def load(self, checkpoint: Checkpoint, optimisation: Optimisation) -> None:
+        """Take up this rank's part.
+
+        Raises:
+            PipeplanError: if tensors are missing or of another form.
+        """
+        kind = optimizer_name(optimisation.optimizer)
+        if checkpoint.facts.get("optimizer") != kind:
+            raise PipeplanError(
+                f"{checkpoint.folder}: it was trained by {checkpoint.facts.get('optimizer')}, "
+                f"here it is {kind}; use the same optimizer"
+            )
+        weights = optimisation.weights
+        targets: dict[str, Tensor] = {
+            **{f"parameters/{name}": p for name, p in self.prepared.parameters.items()},
+            **{f"parameters/{name}": p for name, p in self.prepared.unused.items()},
+            **{f"buffers/{name}": buffer for name, buffer in self.buffers.items()},
+        }
+        with torch.no_grad():
+            checkpoint.read_into(targets)
+        masters = checkpoint.read([f"master/{name}" for name in weights.state()])
+        weights.load({name.removeprefix("master/"): t for name, t in masters.items()})
+        names = [n for n in checkpoint.names("optimizer/") if _parameter_of(n) in weights.masters]
+        state = {n.removeprefix("optimizer/"): t for n, t in checkpoint.read(names).items()}
+        import_state(weights.optimizer, weights.masters, state)
+        if optimisation.loss_scale is not None:
+            facts = checkpoint.facts["loss_scale"]
+            optimisation.resume_scale(LossScale.from_facts(facts, str(checkpoint.folder)))
+
+
+def _parameter_of(name: str) -> str:
+    """The parameter or buffer that a checkpoint's tensor belongs to."""
+    kind, _, rest = name.partition("/")
+    # An optimizer's state has its own name after the parameter's.
+    return rest.rpartition("/")[0] if kind == "optimizer" else rest
+
+
+def _model_digest(plan: Plan) -> str:
+    """Return the digest of the parameters and buffers, whatever the microbatches and stages."""
+    return digest_of_data({p.name: p.elements for p in plan.model.graph.parameters})

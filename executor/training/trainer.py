@@ -1,0 +1,335 @@
+"""One rank's iterations: computation, synchronisation of gradients, and the optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from executor.distributed.failure import talking_to
+from executor.distributed.host_tuning import keep_freed_memory
+from executor.emulation.pace import Pace, Pacer
+from executor.launch.prepare import Prepared
+from executor.launch.run import PlanRank
+from executor.runtime.lowering import Action, Reduce
+from executor.runtime.recorder import Recorder, StepRecord, clock_of
+from executor.runtime.runtime import PipelineRuntime, transport_of
+from executor.runtime.timeline import WatchedTransport
+from executor.runtime.worker import OperationObserver, Worker
+from executor.stage.recompute import BeforeUse
+from executor.stage.runner import StageRunner, TrainingWorker
+from executor.stage.statistics import Statistics
+from executor.stage.weight_gradients import Added, ignore
+from executor.sync import Setting, Synchronisation, make_strategy
+from executor.sync.gradients import GradientReadiness, SharedGradients, last_backwards
+from executor.sync.shared_parameters import (
+    ParameterOwners,
+    make_process_groups,
+    own_shares,
+    shared_parameters,
+)
+from executor.training.data import BatchOf
+from executor.training.loop import Gathering, StepMetrics
+from executor.training.master_weights import MakeOptimizer
+from executor.training.optimisation import Optimisation, StepOutcome
+from executor.training.optimizer import job_optimizer
+from planner.plan.plan import Plan
+from planner.sync.strategies import options_of
+
+
+class StageWorker(Worker, Protocol):
+    """A worker whose stage may write running statistics."""
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """What the microbatches of the iteration observed; None without running statistics."""
+
+
+@dataclass(frozen=True)
+class StagePart:
+    """A stage as a rank is to run it.
+
+    Attributes:
+        index: its number.
+        split: the microbatches whose backward is split on this rank.
+        before_use: called before a forward uses parameters; None: no one waits for them.
+        added: called with each parameter whose gradient something other than autograd has added to.
+        pacer: the rank's; None if operations take their own time.
+    """
+
+    index: int
+    split: frozenset[int]
+    before_use: BeforeUse | None
+    added: Added
+    pacer: Pacer | None
+
+
+MakeWorker = Callable[[StagePart], StageWorker]
+
+
+def optimisation_of(
+    prepared: Prepared, make_optimizer: MakeOptimizer | None = None, **settings: Any
+) -> Optimisation:
+    """Return the optimisation of this rank's parameters.
+
+    Args:
+        prepared: what this rank runs.
+        make_optimizer: makes the optimizer of parameters by name; default the job's.
+        **settings: see :class:`Optimisation`.
+    """
+    return Optimisation(
+        prepared.parameters,
+        ParameterOwners.of_plan(prepared.plan).first_held(prepared.place.rank),
+        make_optimizer or partial(job_optimizer, prepared.plan.job),
+        **settings,
+    )
+
+
+class Trainer:
+    """This rank's part of a plan, trained or emulated, in a process group that exists.
+
+    Args:
+        plan: verified.
+        place: this process's rank.
+        device: where the rank's tensors are.
+        program: the rank's lowered program.
+        parameters: those this rank holds, by the model's own names (FQNs).
+        optimisation: the optimizer of these parameters.
+        make_worker: makes what runs a stage.
+        optimise: the optimizer's part of a step; default ``optimisation.step``.
+        timeout: of collectives.
+        watch: whether arrivals of messages are noted, for a timeline.
+        pace: operations take the time that the plan's costs and it say; None: their own.
+        emulates: whether nothing is computed, and the optimizer step is timed as well.
+
+    Attributes:
+        record: what this rank did in the last iteration.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        place: PlanRank,
+        device: torch.device,
+        program: Sequence[Action],
+        parameters: Mapping[str, nn.Parameter],
+        optimisation: Optimisation,
+        make_worker: MakeWorker,
+        *,
+        optimise: Callable[[int], StepOutcome] | None = None,
+        timeout: timedelta | None = None,
+        watch: bool = False,
+        pace: Pace | None = None,
+        emulates: bool = False,
+    ) -> None:
+        self.plan = plan
+        self.parameters = parameters
+        self.optimisation = optimisation
+        self.record = StepRecord()
+        self._place = place
+        self._device = device
+        self._optimise = optimise or optimisation.step
+        self._recorder = Recorder(clock_of(device))
+        shared = self._connect(program, timeout)
+        self._synchronisation = self._strategy(shared)
+        self._pacer = None
+        if pace is not None:
+            self._pacer = Pacer.of_plan(
+                plan, place.rank, pace, parameters, self._synchronisation, emulates=emulates
+            )
+        self._readiness = self._make_readiness(shared)
+        self._workers = {part.index: make_worker(part) for part in self._parts()}
+        transport = transport_of(device, dist.get_backend())
+        observers: list[OperationObserver] = [
+            observer for observer in (self._pacer, self._readiness) if observer is not None
+        ]
+        self._runtime = PipelineRuntime(
+            self._workers,
+            program,
+            self._synchronisation.start,
+            WatchedTransport(transport) if watch else transport,
+            self._recorder,
+            observers,
+            None if self._pacer is None else self._pacer.clock.waited,
+        )
+
+    @classmethod
+    def of_model(
+        cls,
+        prepared: Prepared,
+        batch_of: BatchOf,
+        *,
+        seed: int = 0,
+        optimisation: Optimisation | None = None,
+        autocast: torch.dtype | None = None,
+        optimise: Callable[[int], StepOutcome] | None = None,
+        timeout: timedelta | None = None,
+        watch: bool = False,
+        pace: Pace | None = None,
+    ) -> Trainer:
+        """Train this rank's stages of a model.
+
+        Args:
+            prepared: what this rank runs.
+            batch_of: returns the batch of a step and microbatch; called only for what this rank's
+                stages read.
+            seed: of the training's random numbers.
+            optimisation: default the job's optimizer.
+            autocast: what torch's autocast lowers operations to; as the model was prepared with.
+            optimise: see :class:`Trainer`.
+            timeout: see :class:`Trainer`.
+            watch: see :class:`Trainer`.
+            pace: see :class:`Trainer`.
+        """
+        if prepared.device.type == "cpu":
+            keep_freed_memory()
+        stages = {stage.index: stage for stage in prepared.stages}
+        plan, device = prepared.plan, prepared.device
+
+        def make_worker(part: StagePart) -> StageWorker:
+            runner = StageRunner(
+                stages[part.index],
+                plan.microbatches,
+                part.split,
+                device,
+                autocast,
+                part.before_use,
+                part.added,
+            )
+            return TrainingWorker(runner, batch_of, seed)
+
+        return cls(
+            plan,
+            prepared.place,
+            device,
+            prepared.program,
+            prepared.parameters,
+            optimisation or optimisation_of(prepared),
+            make_worker,
+            optimise=optimise,
+            timeout=timeout,
+            watch=watch,
+            pace=pace,
+        )
+
+    def _connect(
+        self, program: Sequence[Action], timeout: timedelta | None
+    ) -> list[SharedGradients]:
+        """Make process groups, all ranks together; return what this rank shares, in their order."""
+        rank_of = {device: rank for rank, device in enumerate(self.plan.ranks)}
+        shared = shared_parameters(self.plan)
+        self._replicas = {
+            stage.index: tuple(sorted(rank_of[d] for d in stage.devices))
+            for stage in self.plan.stages
+        }
+        sets = [row.ranks for row in shared] + [r for r in self._replicas.values() if len(r) > 1]
+        self._process_groups = make_process_groups(sets, timeout)
+        names = {row.reduce: row.names for row in shared}
+        return [
+            SharedGradients(action, {name: self.parameters[name] for name in names[action]})
+            for action in program
+            if isinstance(action, Reduce)
+        ]
+
+    def _strategy(self, shared: Sequence[SharedGradients]) -> Synchronisation:
+        setting = Setting(
+            options_of(self.plan.sync),
+            shared,
+            self._process_groups,
+            self._recorder,
+            self.optimisation,
+            own_shares(self.plan, self._place.rank),
+        )
+        return make_strategy(self.plan, setting)
+
+    def _make_readiness(self, shared: Sequence[SharedGradients]) -> GradientReadiness | None:
+        if not self._synchronisation.announced:
+            return None
+        parameters = {name: p for row in shared for name, p in row.parameters.items()}
+        users = {name: row.reduce.stages for row in shared for name in row.parameters}
+        order = self.plan.parsed_orders()[self.plan.ranks[self._place.rank]]
+        announce = (self._pacer or self._synchronisation).ready
+        return GradientReadiness(parameters, last_backwards(order, users), announce)
+
+    def _parts(self) -> list[StagePart]:
+        """Return the stages of this rank, with what they call."""
+        device = self.plan.ranks[self._place.rank]
+        order = self.plan.parsed_orders()[device]
+        synchronisation = self._synchronisation
+        before_use = (self._pacer or synchronisation).before_use if synchronisation.gated else None
+        added = ignore if self._readiness is None else self._readiness.added
+        return [
+            StagePart(
+                stage.index,
+                frozenset(o.microbatch for o in order if o.stage == stage.index and o.kind == "W"),
+                before_use,
+                added,
+                self._pacer,
+            )
+            for stage in self.plan.stages
+            if device in stage.devices
+        ]
+
+    def forward_backward(self, step: int) -> float:
+        """Run all microbatches of one iteration, and synchronise their gradients.
+
+        Returns:
+            This rank's part of the mean loss.
+        """
+        self._recorder.begin()
+        if self._pacer is not None:
+            self._pacer.begin_iteration()
+        self.optimisation.zero_gradients()
+        self._synchronisation.begin(step)
+        if self._readiness is not None:
+            self._readiness.begin_iteration()
+        for worker in self._workers.values():
+            worker.begin(step, self.optimisation.scale)
+        loss = self._runtime.step() / self.plan.microbatches
+        self._synchronisation.finish()
+        self._synchronise_statistics()
+        return loss
+
+    def _synchronise_statistics(self) -> None:
+        """Give all replicas the buffers that one process would have written."""
+        for index, worker in sorted(self._workers.items()):
+            if worker.statistics is None:
+                continue
+            observed = worker.statistics.observed()
+            if observed is not None and len(self._replicas[index]) > 1:
+                with talking_to(f"the other ranks of stage {index}, to share what they observed"):
+                    dist.all_reduce(observed, group=self._process_groups[self._replicas[index]])
+            worker.statistics.apply(observed)
+
+    def step(self, step: int) -> StepMetrics:
+        """Run one iteration with its optimizer step, and wait for all ranks' metrics."""
+        return self.iterate(step).metrics()
+
+    def iterate(self, step: int) -> Gathering:
+        """Run one iteration; ranks wait for each other only if their strategy does."""
+        loss = self.forward_backward(step)
+        start = self._recorder.mark()
+        outcome = self._synchronisation.update(lambda: self._optimise(step))
+        if self._pacer is not None:
+            self._pacer.after_update()
+        self._recorder.note("optimizer", None, start)
+        self.record = self._recorder.record()
+        return Gathering(self.plan, step, loss, self.record, self._device, outcome)
+
+    def settle(self) -> None:
+        """Bring to an end what is under way: the weights are those after the last iteration.
+
+        All ranks call it together, before anybody reads the weights.
+        """
+        self._synchronisation.settle()
+
+    def close(self) -> None:
+        """End the training; all ranks call it."""
+        self._synchronisation.settle()
+        self._synchronisation.close()

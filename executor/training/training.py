@@ -1,0 +1,275 @@
+"""Training from beginning to end: data, iterations, checkpoints, the measured timeline."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from executor.checkpoint import Checkpoint
+from executor.distributed.process_group import (
+    device_of_this_process,
+    process_group,
+    require_backend,
+)
+from executor.elastic.run import PipelineRun
+from executor.elastic.trace import SynchronousStepTimes
+from executor.emulation.emulation import emulating_trainer
+from executor.launch.config import TrainingConfig
+from executor.launch.model import Factory
+from executor.launch.prepare import (
+    Prepared,
+    prepare,
+    require_effect,
+    require_fitting,
+    require_runnable,
+    require_writable,
+)
+from executor.launch.rank_options import DEFAULT_TIMEOUT_S, require_timeout
+from executor.launch.run import (
+    PlanRank,
+    RunSettings,
+    autocast_of,
+    loss_scale_of,
+    optimizer_of,
+    sync_of,
+)
+from executor.runtime.timeline import TimelineWriter
+from executor.sync import require_strategy
+from executor.training.data import BatchOf
+from executor.training.dataset import Dataset
+from executor.training.feed import Feed
+from executor.training.loop import Loop, Report, StepMetrics, StepObserver
+from executor.training.optimizer import OptimizerFactory
+from executor.training.saved_state import SavedState
+from executor.training.trainer import Trainer, optimisation_of
+from planner.errors import PipeplanError, shorten
+from planner.model.tracing.factory import Loss
+from planner.plan.plan import Plan
+from planner.prediction import with_strategy
+from planner.records.document import require_file_path
+from planner.sync.pipeline_replicas import ONE_OF_SYNCHRONOUS
+from planner.sync.strategies import STALE, SYNCHRONOUS
+
+
+def train(
+    plan: Plan,
+    model: str | Factory | None = None,
+    data: str | Dataset | BatchOf | None = None,
+    *,
+    loss: str | Loss | None = None,
+    optimizer: OptimizerFactory | None = None,
+    device: str | None = None,
+    resume: str | Path | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    sync: str | None = None,
+    config: TrainingConfig | None = None,
+    report: Report | None = None,
+    **settings: Any,
+) -> list[StepMetrics]:
+    """Train by a plan in the processes that torchrun started.
+
+    Args:
+        plan: what to run; one rank a device of ``plan.ranks``.
+        model: ``module:factory`` or the factory, if it is not one of the zoo.
+        data: ``text``, ``random``, ``module:factory``, a map-style data set, or a function
+            ``(step, microbatch) -> batch``.
+        loss: ``module:function`` or the function, if the plan's loss is the user's own.
+        optimizer: called with (name, parameter) pairs of this rank, as ``torch.optim.AdamW`` can
+            be, and with ``optimizer_arguments``; default the plan's.
+        device: ``cpu`` or ``cuda``; default a GPU if there is one.
+        resume: a checkpoint, or a folder of them, to go on from.
+        timeout_s: a rank that lets others wait for so long counts as lost.
+        sync: strategy of synchronisation over the plan's, such as ``decoupled`` or
+            ``all_reduce:bucket_mib=10``.
+        config: a training file's contents; default made of ``settings``.
+        report: called on every rank after every iteration.
+        **settings: fields of :class:`~executor.launch.config.TrainingConfig`, such as
+        ``steps=100``,
+            ``clip_norm=1.0`` or ``checkpoint={"folder": "checkpoints", "every": 10}``.
+
+    Returns:
+        The metrics of every iteration, the same on all ranks.
+
+    Raises:
+        PipeplanError: if the plan cannot be run so; before any process group is made where one
+            rank can tell.
+    """
+    if config is not None and settings:
+        raise PipeplanError(
+            f"config and {', '.join(sorted(settings))} are given; put all into one of them"
+        )
+    config = config or TrainingConfig.parse(settings, "train()")
+    run = RunSettings(
+        model, loss, data, optimizer, device, resume=resume, timeout_s=timeout_s, sync=sync
+    )
+    return run_training(plan, config, run, report)
+
+
+def run_training(
+    plan: Plan, config: TrainingConfig, run: RunSettings, report: Report | None = None
+) -> list[StepMetrics]:
+    """Train as :func:`train` does."""
+    plan = _planned(plan, run)
+    _require_possible(plan, config, run)
+    if plan.sync.strategy not in SYNCHRONOUS:
+        return PipelineRun(plan, config, run).train(report)
+    require_strategy(plan)
+    place = PlanRank.of_this_process()
+    checkpoint = None if run.resume is None else Checkpoint.open(run.resume)
+    prepared = _prepared(plan, config, run, place)
+    saved = SavedState(prepared, config.seed)
+    first_step = 1 if checkpoint is None else saved.require_fits(checkpoint) + 1
+    feed = Feed(prepared, config, run.data, checkpoint, first_step)
+    if place.rank == 0:
+        feed.warn_if_nothing_is_drawn()
+    settings = {
+        "clip_norm": config.clip_norm,
+        "factor": config.rate_factor(),
+        "loss_scale": loss_scale_of(plan, config),
+    }
+    with process_group(prepared.device, run.timeout_s, run.backend):
+        make_optimizer = optimizer_of(plan, config, run.optimizer)
+        optimisation = optimisation_of(prepared, make_optimizer, **settings)
+        if checkpoint is not None:
+            saved.load(checkpoint, optimisation)
+        trainer = Trainer.of_model(
+            prepared,
+            feed.batch_of,
+            seed=config.seed,
+            optimisation=optimisation,
+            autocast=autocast_of(config),
+            timeout=timedelta(seconds=run.timeout_s),
+            watch=config.timeline is not None,
+            pace=run.pace,
+        )
+        observers = _observers(plan, place, prepared.device, run, config.timeline, emulated=False)
+        loop = Loop(report, observers, lag=_lag(plan))
+        save = partial(_save, trainer, saved, feed, config)
+        steps = range(first_step, config.steps + 1)
+        history = loop.run(trainer, steps, save, first=first_step)
+        trainer.close()
+        return history
+
+
+def _require_possible(plan: Plan, config: TrainingConfig, run: RunSettings) -> None:
+    """Refuse what any rank can refuse by itself, before the model is built."""
+    require_effect(plan, run)
+    require_timeout(run.timeout_s)
+    if run.pace is not None:
+        run.pace.require_ranks(len(plan.ranks))
+    require_fitting(plan, config)
+    require_writable(config)
+
+
+def _prepared(plan: Plan, config: TrainingConfig, run: RunSettings, place: PlanRank) -> Prepared:
+    """This rank's part of the plan."""
+    device = device_of_this_process(run.device)
+    require_backend(run.backend, device)
+    return prepare(
+        plan,
+        run.model,
+        loss=run.loss,
+        seed=config.seed,
+        device=device,
+        autocast=autocast_of(config),
+        place=place,
+    )
+
+
+def _save(
+    trainer: Trainer, saved: SavedState, feed: Feed, config: TrainingConfig, step: int
+) -> None:
+    """Write a checkpoint after a step that is to have one."""
+    table = config.checkpoint
+    if table is not None and (step % table.every == 0 or step == config.steps):
+        trainer.settle()
+        seen = feed.samples_seen_after(step)
+        saved.save(table.folder, step, trainer.optimisation, seen, table.keep)
+
+
+def run_emulation(
+    plan: Plan,
+    steps: int,
+    run: RunSettings,
+    timeline: str | None = None,
+    report: Report | None = None,
+) -> list[StepMetrics]:
+    """Run a plan whose operations only take their predicted time, with real messages.
+
+    No model is built and nothing is computed: a plan of any graph can be emulated.
+
+    Args:
+        plan: what to run.
+        steps: iterations.
+        run: its ``timeout_s``, ``sync`` and ``pace`` count.
+        timeline: file for what really happened.
+        report: called on every rank after every iteration.
+    """
+    plan = _planned(plan, run)
+    if plan.sync.strategy not in SYNCHRONOUS:
+        raise PipeplanError(
+            f"--emulate with sync.strategy {plan.sync.strategy!r}: it emulates ranks in step only; "
+            "use --emulate-speed in its place, which computes and then waits, or --sync with "
+            f"{ONE_OF_SYNCHRONOUS}"
+        )
+    require_effect(plan, run)
+    require_strategy(plan)
+    place = PlanRank.of_this_process()
+    if run.pace is not None:
+        run.pace.require_ranks(len(plan.ranks))
+    require_runnable(plan, place.world_size)
+    if timeline is not None:
+        require_file_path(timeline)
+    device = torch.device("cpu")
+    with process_group(device, run.timeout_s):
+        trainer = emulating_trainer(
+            plan,
+            place,
+            timedelta(seconds=run.timeout_s),
+            watch=timeline is not None,
+            pace=run.pace,
+        )
+        observers = _observers(plan, place, device, run, timeline, emulated=True)
+        loop = Loop(report, observers, lag=_lag(plan))
+        history = loop.run(trainer, range(1, steps + 1))
+        trainer.close()
+        return history
+
+
+def _observers(
+    plan: Plan,
+    place: PlanRank,
+    device: torch.device,
+    run: RunSettings,
+    timeline: str | None,
+    *,
+    emulated: bool,
+) -> list[StepObserver]:
+    """Return what writes the timeline and the trace of synchronisation, where they are wanted."""
+    found: list[StepObserver] = []
+    if timeline is not None:
+        found.append(TimelineWriter(plan, place.rank, device, timeline, emulated=emulated))
+    if run.sync_trace is not None:
+        found.append(SynchronousStepTimes(plan, place.rank, run.sync_trace))
+    return found
+
+
+def _lag(plan: Plan) -> int:
+    """Return how many iterations ranks may be apart, which waiting for metrics would undo."""
+    return int(plan.sync.strategy in STALE)
+
+
+def _planned(plan: object, run: RunSettings) -> Plan:
+    """The plan, with what the run says over it."""
+    if not isinstance(plan, Plan):
+        raise PipeplanError(
+            f"plan: {shorten(plan)} is of type {type(plan).__name__}, no plan; load one "
+            "with Plan.load(path)"
+        )
+    sync = sync_of(plan, run)
+    # What a plan predicts depends on its strategy.
+    return plan if sync == plan.sync else with_strategy(plan, sync)

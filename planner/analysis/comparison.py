@@ -1,0 +1,286 @@
+"""All planners on one problem, re-scored in one simulator."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from planner.assembly import plan_by_hand
+from planner.costs.placement import StageSpec, place, place_plan
+from planner.errors import InfeasibleError, PipeplanError
+from planner.plan.operations import Orders
+from planner.plan.plan import Plan, gap
+from planner.plan.problem import Problem
+from planner.prediction import replay
+from planner.search.baseline_schedules import BaselineSchedules, UnscheduledError
+from planner.search.budget import DEFAULT_WORKERS
+from planner.search.partition.baselines import BASELINES, Baseline
+from planner.search.partition.chain import Chain
+from planner.search.result import Result
+from planner.search.solve import solve
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
+from planner.verification import verify
+
+OURS = "pipeplan"
+"""The name of our own row."""
+GIVEN = "this plan"
+"""The name of a given plan's row."""
+
+
+class Figures(NamedTuple):
+    """The simulated figures of a plan.
+
+    Attributes:
+        iteration_time_s: of one iteration.
+        bubble: idle share of the devices used.
+        peak_memory_bytes: the most any device holds at any moment.
+        peak_memory_share: the largest share any device uses of its capacity.
+    """
+
+    iteration_time_s: float
+    bubble: float
+    peak_memory_bytes: int
+    peak_memory_share: float
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One planner's answer.
+
+    Attributes:
+        planner: its name.
+        source: where it was published.
+        stages: what it chose, cut into two chunks a device where that is faster; None if it found
+            nothing.
+        schedule: the method that made the fastest schedule of these stages that fits memory.
+        orders: that schedule; None without figures.
+        figures: of that schedule; None if the planner found nothing or no schedule fits.
+        reason: why there are no figures.
+        ratio: iteration time over ours; None without either.
+        gap: iteration time / proven lower bound - 1; None where no bound is known.
+        planning_s: seconds it took, the choice of the schedule included.
+    """
+
+    planner: str
+    source: str
+    stages: tuple[StageSpec, ...] | None
+    schedule: str | None
+    orders: Orders | None
+    figures: Figures | None
+    reason: str | None
+    ratio: float | None
+    gap: float | None
+    planning_s: float
+
+    @property
+    def time_s(self) -> float:
+        """Iteration time; infinity without figures."""
+        return math.inf if self.figures is None else self.figures.iteration_time_s
+
+    @property
+    def devices(self) -> int | None:
+        """Number of devices in use."""
+        if self.stages is None:
+            return None
+        return len({device for stage in self.stages for device in stage.devices})
+
+
+class _Answer(NamedTuple):
+    stages: tuple[StageSpec, ...] | None
+    schedule: str | None = None
+    orders: Orders | None = None
+    timeline: Timeline | None = None
+    reason: str | None = None
+    lower_bound_s: float = 0.0
+
+
+def compare(
+    problem: Problem,
+    planners: Sequence[str] | None = None,
+    *,
+    time_limit_s: float = 30.0,
+    seed: int = 0,
+    workers: int = DEFAULT_WORKERS,
+    deterministic: bool = False,
+    progress: Callable[[ComparisonRow], None] | None = None,
+) -> tuple[ComparisonRow, ...]:
+    """Plan a problem with Pipeplan and with classic planners.
+
+    Every classic planner's stages get the fastest published schedule: with whole and split
+    backwards, and with two chunks a device, where the job allows them. Where memory is short,
+    layers are recomputed and microbatches in flight limited as in our own plans. All are simulated
+    alike.
+
+    Args:
+        problem: the model, cluster and job.
+        planners: names in :data:`BASELINES`; all by default.
+        time_limit_s: of Pipeplan's search; the classic planners take the time they take.
+        seed: of the search.
+        workers: its threads.
+        deterministic: the same rows on every machine, but for ``planning_s``.
+        progress: called with every row as it is known.
+
+    Returns:
+        Our row, then the classic planners' in the order asked for.
+
+    Raises:
+        PipeplanError: naming every planner that is not known, or a setting out of range.
+    """
+    chosen = find_planners(planners)
+    schedules = BaselineSchedules(Chain(problem))
+    classic = [_timed(partial(_classic, schedules, planner)) for planner in chosen]
+    # Ours starts from theirs, so that it is slower than none of them however short its time.
+    search = partial(
+        solve,
+        problem,
+        time_limit_s=time_limit_s,
+        seed=seed,
+        workers=workers,
+        deterministic=deterministic,
+        warm_starts=[row.stages for row, _ in classic if row.stages and row.timeline],
+    )
+    show = progress or (lambda row: None)
+    ours, seconds = _timed(lambda: _found(search()))
+    rows = [_row(OURS, "this project", ours, ours, seconds)]
+    for planner, (answer, seconds) in zip(chosen, classic, strict=True):
+        rows.append(_row(planner.name, planner.source, answer, ours, seconds))
+    for row in rows:
+        show(row)
+    return tuple(rows)
+
+
+def _found(result: Result) -> _Answer:
+    """Return the row of our own plan."""
+    pipeline, orders = place_plan(result.plan), result.plan.parsed_orders()
+    timeline = simulate(pipeline, orders)
+    method = result.plan.provenance.solver.rpartition("schedule by ")[2]
+    if result.status == "interrupted":
+        method += " (search interrupted)"
+    return _answer(timeline, orders, method, result.lower_bound_s)
+
+
+def compare_plan(
+    plan: Plan,
+    planners: Sequence[str] | None = None,
+    *,
+    progress: Callable[[ComparisonRow], None] | None = None,
+) -> tuple[ComparisonRow, ...]:
+    """Compare a plan that exists already with the baselines', without another search.
+
+    Args:
+        plan: ratios are over its time, gaps over its bound; there are none if it does not hold.
+        planners: names in :data:`BASELINES`; all by default.
+        progress: called with every classic planner's row as it is known.
+
+    Returns:
+        The plan's row, then the classic planners' in the order asked for.
+
+    Raises:
+        PipeplanError: naming every planner that is not known, or what no simulation can be made of.
+    """
+    chosen, show = find_planners(planners), progress or (lambda row: None)
+    timeline = replay(plan)
+    bound_s = 0.0 if verify(plan) else plan.predicted.lower_bound_s
+    method = plan.provenance.solver.rpartition("schedule by ")[2]
+    ours = _answer(timeline, plan.parsed_orders(), method, bound_s)
+    rows = [_row(GIVEN, plan.provenance.solver, ours, ours, 0.0)]
+    schedules = BaselineSchedules(Chain(plan.problem))
+    for planner in chosen:
+        answer, seconds = _timed(partial(_classic, schedules, planner))
+        rows.append(_row(planner.name, planner.source, answer, ours, seconds))
+        show(rows[-1])
+    return tuple(rows)
+
+
+def find_planners(names: Sequence[str] | None) -> tuple[Baseline, ...]:
+    """Return the baselines of these names, each once; all if no names are given.
+
+    Raises:
+        PipeplanError: naming every unknown one, and the known ones.
+    """
+    if names is None:
+        return tuple(BASELINES.values())
+    unknown = [name for name in dict.fromkeys(names) if name not in BASELINES]
+    if unknown or not names:
+        known = ", ".join(BASELINES)
+        raise PipeplanError(
+            [f"planners: {name!r} is not known; choose from {known}" for name in unknown]
+            or f"planners: none named; choose from {known}"
+        )
+    return tuple(BASELINES[name] for name in dict.fromkeys(names))
+
+
+def _timed(plan: Callable[[], _Answer]) -> tuple[_Answer, float]:
+    """Return an answer, or why there is none, and the seconds it took."""
+    start = time.perf_counter()
+    try:
+        answer = plan()
+    except InfeasibleError as error:
+        answer = _Answer(None, reason="; ".join(error.problems))
+    return answer, time.perf_counter() - start
+
+
+def _classic(schedules: BaselineSchedules, planner: Baseline) -> _Answer:
+    try:
+        schedule = schedules.best(planner)
+    except UnscheduledError as error:
+        return _Answer(error.stages, reason="; ".join(error.problems))
+    return _answer(schedule.timeline, schedule.orders, schedule.method, 0.0)
+
+
+def _answer(timeline: Timeline, orders: Orders, method: str, lower_bound_s: float) -> _Answer:
+    specs = tuple(stage.spec for stage in timeline.pipeline.stages)
+    return _Answer(specs, method, orders, timeline, None, lower_bound_s)
+
+
+def best_baseline(rows: Sequence[ComparisonRow]) -> ComparisonRow | None:
+    """Return the fastest row of a baseline; None if none has a plan."""
+    found = [row for row in rows if row.planner in BASELINES and row.figures is not None]
+    return min(found, key=lambda row: row.time_s, default=None)
+
+
+def plan_of_row(problem: Problem, row: ComparisonRow) -> Plan:
+    """Return a row's stages and schedule as a plan without a bound.
+
+    Raises:
+        PipeplanError: if the row has none.
+    """
+    if row.stages is None or row.orders is None:
+        raise PipeplanError(f"{row.planner} has no plan: {row.reason}")
+    solver = f"{row.planner}, schedule by {row.schedule}"
+    return plan_by_hand(place(problem, row.stages), row.orders, solver)
+
+
+def _row(name: str, source: str, found: _Answer, ours: _Answer, planning_s: float) -> ComparisonRow:
+    figures = None if found.timeline is None else _figures(found.timeline)
+    ratio = None
+    if figures is not None and ours.timeline is not None and ours.timeline.iteration_time_s > 0:
+        ratio = figures.iteration_time_s / ours.timeline.iteration_time_s
+    return ComparisonRow(
+        planner=name,
+        source=source,
+        stages=found.stages,
+        schedule=found.schedule,
+        orders=found.orders,
+        figures=figures,
+        reason=found.reason,
+        ratio=ratio,
+        gap=None if figures is None else gap(figures.iteration_time_s, ours.lower_bound_s),
+        planning_s=planning_s,
+    )
+
+
+def _figures(timeline: Timeline) -> Figures:
+    peaks = timeline.peak_memory_bytes
+    capacity = timeline.pipeline.capacity_bytes
+    return Figures(
+        timeline.iteration_time_s,
+        timeline.bubble,
+        max(peaks.values()),
+        max(peak / capacity(device) for device, peak in peaks.items()),
+    )

@@ -1,0 +1,264 @@
+"""Deviation of a measured timeline from the simulated one: medians of the same events.
+
+The simulator's times stand for every step; the measured ones are medians over the steps that count
+(:attr:`planner.measured.timeline.MeasuredTimeline.counted_steps`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import TypeVar
+
+from planner.errors import PipeplanError
+from planner.measured.timeline import MeasuredTimeline
+from planner.plan.operations import KIND_LABELS, Kind, Operation
+from planner.plan.plan import Plan
+from planner.simulation.timeline import Timeline, reduction_spans
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Samples = dict[_Key, list[float]]
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Predicted and measured median seconds of the same thing.
+
+    Attributes:
+        count: how often it happens in one iteration.
+        predicted_s: None if the simulator has no such event.
+        measured_s: None if none was measured.
+    """
+
+    count: int
+    predicted_s: float | None
+    measured_s: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured over predicted; None where either is missing or the prediction is 0."""
+        if self.measured_s is None or not self.predicted_s:
+            return None
+        return self.measured_s / self.predicted_s
+
+    @property
+    def factor(self) -> float:
+        """How many times too long or too short the prediction is: 1 if exact, infinite at 0."""
+        if self.measured_s == self.predicted_s:
+            return 1.0
+        ratio = self.ratio
+        return max(ratio, 1 / ratio) if ratio else float("inf")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A simulated and a measured timeline of one plan.
+
+    Attributes:
+        kinds: of operations by their kind.
+        operations: by stage, device and kind.
+        transfers: by source and target, from ready to received, waiting for the link included.
+        reductions: all-reduces by their stages, from the last device's start to the last one's end.
+        optimizer: optimizer steps by device.
+        waiting: by device: iteration time less operations and optimizer step.
+        iteration: the whole iteration.
+        steps: the measured steps that count.
+        emulated: whether the measured operations were slept, not computed.
+    """
+
+    kinds: Mapping[Kind, Deviation]
+    operations: Mapping[tuple[int, str, Kind], Deviation]
+    transfers: Mapping[tuple[str, str], Deviation]
+    reductions: Mapping[tuple[int, ...], Deviation]
+    optimizer: Mapping[str, Deviation]
+    waiting: Mapping[str, Deviation]
+    iteration: Deviation
+    steps: tuple[int, ...]
+    emulated: bool
+
+    @property
+    def error(self) -> float | None:
+        """Error of the predicted iteration time as a share of the measured: -0.1 if 10 % short."""
+        if self.iteration.predicted_s is None or not self.iteration.measured_s:
+            return None
+        return self.iteration.predicted_s / self.iteration.measured_s - 1
+
+
+def compare_with_measured(plan: Plan, timeline: Timeline, measured: MeasuredTimeline) -> Comparison:
+    """Compare a plan's simulation with a measurement of the same plan.
+
+    Args:
+        plan: what ran.
+        timeline: its simulation.
+        measured: its measurement.
+
+    Raises:
+        PipeplanError: if the measurement is of another plan.
+    """
+    require_timeline_of(plan, measured)
+    found, expected = _Measured(measured), _Predicted(timeline)
+    steps = measured.counted_steps
+    times = [row.iteration_time_s for row in measured.steps if row.step in steps]
+    return Comparison(
+        kinds=_by_kind(expected.operations, found.operations, len(steps)),
+        operations=_deviations(expected.operations, found.operations, len(steps)),
+        transfers=_deviations(expected.transfers, found.transfers, len(steps)),
+        reductions=_deviations(expected.reductions, found.reductions, len(steps)),
+        optimizer=_deviations(expected.optimizer, found.optimizer, len(steps)),
+        waiting=_deviations(expected.waiting, found.waiting, len(steps)),
+        iteration=Deviation(1, timeline.iteration_time_s, median(times)),
+        steps=steps,
+        emulated=measured.emulated,
+    )
+
+
+def require_timeline_of(plan: Plan, measured: MeasuredTimeline) -> None:
+    """Refuse a measurement that is not of this plan, or not of all its operations.
+
+    Raises:
+        PipeplanError: saying what differs.
+    """
+    if measured.plan_digest != plan.execution_digest:
+        raise PipeplanError(
+            f"plan_digest: the timeline was measured with {measured.plan_digest[:19]}… "
+            f"({measured.model} on {measured.cluster}), this plan has "
+            f"{plan.execution_digest[:19]}…: its layers, stages, orders or ranks differ; give the "
+            "plan that ran, or run this one with --timeline"
+        )
+    problems = list(_different_devices(plan, measured)) or list(_missing_operations(plan, measured))
+    if problems:
+        raise PipeplanError(problems)
+
+
+def _different_devices(plan: Plan, measured: MeasuredTimeline) -> Iterator[str]:
+    names = tuple(device.name for device in measured.devices)
+    if names != plan.ranks:
+        yield f"devices: the timeline has {', '.join(names)}, the plan {', '.join(plan.ranks)}"
+
+
+def _missing_operations(plan: Plan, measured: MeasuredTimeline) -> Iterator[str]:
+    """Describe operations of the plan that a step lacks; equal counts mean equal sets."""
+    planned = {
+        (device, str(operation))
+        for device, order in plan.parsed_orders().items()
+        for operation in order
+    }
+    for event in measured.operations:
+        if (event.device, event.operation) not in planned:
+            yield (
+                f"operations: {event.operation} ran on {event.device!r} in step {event.step}, "
+                "where the plan has it not; measure again"
+            )
+    counts = Counter(event.step for event in measured.operations)
+    for row in measured.steps:
+        if counts[row.step] < len(planned):
+            yield (
+                f"operations: step {row.step} has {counts[row.step]} of the plan's {len(planned)}; "
+                "the timeline is not complete, measure again"
+            )
+
+
+class _Predicted:
+    """Seconds of a simulation's events."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.operations: _Samples[tuple[int, str, Kind]] = defaultdict(list)
+        ready_s: dict[Operation, float] = {}
+        for event in timeline.operations:
+            stage, kind, microbatch = event.operation
+            self.operations[stage, event.device, kind].append(event.end_s - event.start_s)
+            # A gradient is sent after a whole backward or after its first half.
+            sender = Operation(stage, "B" if kind == "I" else kind, microbatch)
+            ready_s[sender] = event.end_s
+        self.transfers: _Samples[tuple[str, str]] = defaultdict(list)
+        for sent in timeline.transfers:
+            if sent.end_s > sent.start_s:
+                self.transfers[sent.source, sent.target].append(
+                    sent.end_s - ready_s[sent.operation]
+                )
+        # As it is measured: from the first bucket of a stage to its last.
+        spans_s = reduction_spans(timeline)
+        self.reductions = {
+            stages: [end_s - start_s] for stages, (start_s, end_s) in spans_s.items()
+        }
+        self.optimizer = {d: [s] for d, s in timeline.pipeline.optimizer_s.items()}
+        self.waiting = {
+            d: [max(0.0, timeline.iteration_time_s - s)] for d, s in timeline.busy_s.items()
+        }
+
+
+class _Measured:
+    """Seconds of a measurement's events in the steps that count."""
+
+    def __init__(self, measured: MeasuredTimeline) -> None:
+        counted = frozenset(measured.counted_steps)
+        self.operations: _Samples[tuple[int, str, Kind]] = defaultdict(list)
+        self.transfers: _Samples[tuple[str, str]] = defaultdict(list)
+        self.optimizer: _Samples[str] = defaultdict(list)
+        busy_s: dict[tuple[int, str], float] = defaultdict(float)
+        for event in measured.operations:
+            if event.step in counted:
+                self.operations[event.what.stage, event.device, event.what.kind].append(
+                    event.seconds
+                )
+                busy_s[event.step, event.device] += event.seconds
+        for sent in measured.transfers:
+            if sent.step in counted:
+                self.transfers[sent.source, sent.target].append(sent.seconds)
+        for update in measured.optimizer_steps:
+            if update.step in counted:
+                self.optimizer[update.device].append(update.seconds)
+                busy_s[update.step, update.device] += update.seconds
+        self.reductions = _reductions(measured, counted)
+        time_s = {row.step: row.iteration_time_s for row in measured.steps}
+        self.waiting: _Samples[str] = defaultdict(list)
+        for (step, device), seconds in busy_s.items():
+            self.waiting[device].append(max(0.0, time_s[step] - seconds))
+
+
+def _reductions(measured: MeasuredTimeline, counted: frozenset[int]) -> _Samples[tuple[int, ...]]:
+    """Measure reductions from when the last device joins: those that come early wait for it."""
+    spans: dict[tuple[int, tuple[int, ...]], list[tuple[float, float]]] = defaultdict(list)
+    for event in measured.reductions:
+        if event.step in counted:
+            spans[event.step, event.stages].append((event.start_s, event.end_s))
+    found: _Samples[tuple[int, ...]] = defaultdict(list)
+    for (_, stages), rows in spans.items():
+        starts, ends = zip(*rows, strict=True)
+        found[stages].append(max(0.0, max(ends) - max(starts)))
+    return found
+
+
+def _deviations(
+    predicted: Mapping[_Key, list[float]], measured: Mapping[_Key, list[float]], steps: int
+) -> dict[_Key, Deviation]:
+    """Return deviations by key, in the order of the prediction."""
+    return {
+        key: _deviation(predicted.get(key, ()), measured.get(key, ()), steps)
+        for key in dict.fromkeys([*predicted, *measured])
+    }
+
+
+def _deviation(predicted: Iterable[float], measured: Iterable[float], steps: int) -> Deviation:
+    expected, found = list(predicted), list(measured)
+    return Deviation(
+        len(expected) or -(-len(found) // steps),
+        median(expected) if expected else None,
+        median(found) if found else None,
+    )
+
+
+def _by_kind(
+    predicted: Mapping[tuple[int, str, Kind], list[float]],
+    measured: Mapping[tuple[int, str, Kind], list[float]],
+    steps: int,
+) -> dict[Kind, Deviation]:
+    def of(rows: Mapping[tuple[int, str, Kind], list[float]], wanted: Kind) -> list[float]:
+        return [
+            value for (_, _, kind), values in rows.items() if kind == wanted for value in values
+        ]
+
+    kinds = [kind for kind in KIND_LABELS if of(predicted, kind)]
+    return {kind: _deviation(of(predicted, kind), of(measured, kind), steps) for kind in kinds}

@@ -1,0 +1,132 @@
+"""Lower bounds of single devices and links: no order of the same operations is faster.
+
+The replica of every microbatch is taken as it is. A device or link has to wait for its first
+work (head), to do all of it (load), and what follows its last work takes time as well (tail).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.costs.path_bounds import PathBounds
+from planner.costs.placement import PlacedPipeline
+from planner.plan.operations import Kind
+from planner.simulation.timeline import Timeline, TransferEvent
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A device or a link, and the least time in which it can do its part; seconds.
+
+    Attributes:
+        kind: whether it computes or carries.
+        name: of the device or the link.
+        stages: a device holds.
+        head_s: until its first work can be there, at least.
+        load_s: its work: operations, or transfers that hold the link. Of a link all its transfers,
+            or those of one tensor if these, between a later head and tail, give a higher bound.
+        tail_s: from the end of its work to the end of the iteration, at least.
+    """
+
+    kind: Literal["device", "link"]
+    name: str
+    stages: tuple[int, ...]
+    head_s: float
+    load_s: float
+    tail_s: float
+
+    @property
+    def bound_s(self) -> float:
+        """No order of the same operations on the same devices takes less."""
+        return self.head_s + self.load_s + self.tail_s
+
+
+def resource_bounds(timeline: Timeline) -> tuple[Resource, ...]:
+    """Return bounds of all devices and of all links in use, the highest first."""
+    found = [*_devices(timeline), *_links(timeline)]
+    return tuple(sorted(found, key=lambda row: (-row.bound_s, row.kind, row.name)))
+
+
+def _devices(timeline: Timeline) -> list[Resource]:
+    pipeline = timeline.pipeline
+    load_s = {d: timeline.busy_s[d] - pipeline.optimizer_s[d] for d in pipeline.devices}
+    weights_s: defaultdict[str, float] = defaultdict(float)
+    for event in timeline.operations:
+        if event.operation.kind == "W":
+            weights_s[event.device] += event.end_s - event.start_s
+    ways = _ways(timeline)
+    return [
+        _device(pipeline, device, load_s[device], weights_s[device], ways)
+        for device in pipeline.devices
+    ]
+
+
+def _ways(timeline: Timeline) -> PathBounds:
+    """Return path bounds with the shortest backwards that send gradients on."""
+    split = any(event.operation.kind == "I" for event in timeline.operations)
+    return PathBounds(timeline.pipeline, split)
+
+
+def _device(
+    pipeline: PlacedPipeline,
+    device: str,
+    load_s: float,
+    weights_s: float,
+    ways: PathBounds,
+) -> Resource:
+    stages, step_s = pipeline.stages_on[device], pipeline.optimizer_s[device]
+    if load_s == 0:
+        return Resource("device", device, stages, 0.0, 0.0, step_s)
+    if len(stages) > 1:
+        return Resource("device", device, stages, ways.head[stages[0]], load_s, step_s)
+    (stage,) = stages
+    # Weight gradients can be put off until the last gradient is on its way back.
+    tail_s = max(pipeline.tail_s(stage, device), ways.gradients_drain[stage] - weights_s)
+    return Resource("device", device, stages, ways.head[stage], load_s, tail_s)
+
+
+def _links(timeline: Timeline) -> list[Resource]:
+    crossing: defaultdict[tuple[int, int], list[TransferEvent]] = defaultdict(list)
+    for event in timeline.transfers:
+        for link in event.links:
+            crossing[link].append(event)
+    ways = _ways(timeline)
+    name = timeline.pipeline.problem.cluster.link_name
+    return [_link(name(link), events, ways) for link, events in crossing.items()]
+
+
+def _link(name: str, events: list[TransferEvent], ways: PathBounds) -> Resource:
+    """Bound a link by all its transfers, or by those of one tensor alone where that is higher."""
+    load_s: defaultdict[tuple[int, Kind], float] = defaultdict(float)
+    for event in events:
+        load_s[event.operation.stage, event.operation.kind] += event.end_s - event.start_s
+    parts = [load_s, *({tensor: seconds} for tensor, seconds in load_s.items())]
+    found = (_carried(name, part, ways) for part in parts)
+    return max(found, key=lambda resource: resource.bound_s)
+
+
+def _carried(name: str, load_s: Mapping[tuple[int, Kind], float], ways: PathBounds) -> Resource:
+    return Resource(
+        kind="link",
+        name=name,
+        stages=(),
+        head_s=min(_before_s(ways, *tensor) for tensor in load_s),
+        load_s=sum(load_s.values()),
+        tail_s=min(_after_s(ways, *tensor) for tensor in load_s),
+    )
+
+
+def _before_s(ways: PathBounds, stage: int, kind: Kind) -> float:
+    """Return the least time until the stage's activations (F) or gradients (B) can be sent."""
+    made_s = ways.forward[stage] if kind == "F" else ways.round_trip[stage]
+    return ways.head[stage] + made_s
+
+
+def _after_s(ways: PathBounds, stage: int, kind: Kind) -> float:
+    """Return the least time from their arrival to the end of the iteration."""
+    if kind == "F":
+        return ways.round_trip[stage + 1] + ways.gradients_drain[stage + 1]
+    return ways.gradient[stage - 1] + ways.gradients_drain[stage - 1]

@@ -1,1 +1,0 @@
-"""The artifacts people read, write and exchange: layer graph, cluster, job, problem and plan."""

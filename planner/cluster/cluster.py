@@ -1,0 +1,225 @@
+"""The cluster: devices, switches and links in any topology."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import networkx as nx
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from planner.cluster.cluster_file import FORMAT as FILE_FORMAT
+from planner.cluster.cluster_file import ClusterFile, Currency, Name, cluster_toml
+from planner.cluster.hardware import DeviceType, LinkType, Price
+from planner.cluster.link_table import LinkTable
+from planner.cluster.routing import Route, Routing
+from planner.records.document import Record, read_json, read_toml, write_atomically
+from planner.records.formats import check_format
+
+FORMAT = FILE_FORMAT
+
+
+class Device(Record):
+    """One accelerator.
+
+    Attributes:
+        name: Name of the device, such as ``n0/gpu3``.
+        type: Its device type.
+        price_per_hour: Price of this device, instead of its type's.
+    """
+
+    name: Name
+    type: str
+    price_per_hour: Price | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_missing_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave a missing price out, so that digests of clusters without prices do not change."""
+        return _without_missing(dump(self), "price_per_hour")
+
+
+class Link(LinkType):
+    """A link between two vertices.
+
+    Attributes:
+        between: The two ends: devices or switches.
+    """
+
+    between: tuple[Name, Name]
+
+
+class Cluster(Record):
+    """Devices, switches and links, all written out; :meth:`load` expands nodes.
+
+    Attributes:
+        format: ``pipeplan-cluster/1``.
+        name: Name of the cluster, for people.
+        currency: Currency of all prices.
+        device_types: Figures of every device type, by name.
+        devices: All devices.
+        switches: Names of switches, which only forward.
+        links: All links.
+    """
+
+    format: Literal["pipeplan-cluster/1"] = "pipeplan-cluster/1"
+    name: str = "cluster"
+    currency: Currency | None = None
+    device_types: dict[str, DeviceType]
+    devices: Annotated[tuple[Device, ...], Field(min_length=1)]
+    switches: tuple[Name, ...] = ()
+    links: tuple[Link, ...] = ()
+
+    @classmethod
+    def load(cls, path: str | Path) -> Cluster:
+        """Read a cluster file: TOML as people write it, or JSON as in a plan.
+
+        Raises:
+            PipeplanError: naming every wrong field.
+        """
+        source = str(path)
+        data = read_json(path) if source.endswith(".json") else read_toml(path)
+        return cls.from_data(data, source)
+
+    def save(self, path: str | Path) -> None:
+        """Write the cluster, all written out, atomically; :meth:`load` reads it.
+
+        The file is JSON if its name ends in ``.json``, else TOML.
+        """
+        is_json = str(path).endswith(".json")
+        write_atomically(
+            path, self.model_dump_json(indent=1) + "\n" if is_json else cluster_toml(self)
+        )
+
+    @classmethod
+    def from_data(cls, data: Any, source: str = "cluster") -> Cluster:
+        """Expand plain data of a cluster file; an expanded cluster stays as it is."""
+        data = check_format(data, FORMAT, source)
+        return cls.parse(ClusterFile.parse(data, source).expanded(source), source)
+
+    @model_serializer(mode="wrap")
+    def _without_missing_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without_missing(dump(self), "currency")
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        vertices = [device.name for device in self.devices] + list(self.switches)
+        for name, count in Counter(vertices).items():
+            if count > 1:
+                raise ValueError(
+                    f"devices: name {name!r} is used twice; give every device and switch its own"
+                )
+        for device in self.devices:
+            if device.type not in self.device_types:
+                raise ValueError(
+                    f"devices: {device.name!r} has unknown type {device.type!r}; add it to "
+                    "device_types"
+                )
+        known = set(vertices)
+        for link in self.links:
+            for end in link.between:
+                if end not in known:
+                    first, second = link.between
+                    raise ValueError(
+                        f"links: the link between {first!r} and {second!r} ends at unknown device "
+                        f"or switch {end!r}; correct the name or add it to switches"
+                    )
+            if link.between[0] == link.between[1]:
+                raise ValueError(
+                    f"links: one joins {link.between[0]!r} to itself; name its other end"
+                )
+        return self
+
+    @cached_property
+    def device_names(self) -> tuple[str, ...]:
+        """Names of all devices, in file order."""
+        return tuple(device.name for device in self.devices)
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Positions of the devices in file order, by name."""
+        return {name: number for number, name in enumerate(self.device_names)}
+
+    @cached_property
+    def _types(self) -> dict[str, str]:
+        return {device.name: device.type for device in self.devices}
+
+    def type_of(self, device: str) -> str:
+        """Return the name of a device's type."""
+        return self._types[device]
+
+    def device_type(self, device: str) -> DeviceType:
+        """Return the type of a device."""
+        return self.device_types[self._types[device]]
+
+    @cached_property
+    def prices_per_hour(self) -> dict[str, float | None]:
+        """Price of each device, by name; None if neither it nor its type has one."""
+        return {
+            device.name: self.device_types[device.type].price_per_hour
+            if device.price_per_hour is None
+            else device.price_per_hour
+            for device in self.devices
+        }
+
+    @cached_property
+    def graph(self) -> nx.Graph:
+        """The cluster as a networkx graph of devices and switches.
+
+        Edges carry ``index`` into ``links``. Of parallel links the one with the most bandwidth is
+        kept, then the one with the least latency.
+        """
+        graph = nx.Graph(name=self.name)
+        graph.add_nodes_from(self.device_names, kind="device")
+        graph.add_nodes_from(self.switches, kind="switch")
+        for index, link in enumerate(self.links):
+            old = graph.get_edge_data(*link.between)
+            if old is None or _is_better(link, self.links[old["index"]]):
+                graph.add_edge(*link.between, index=index)
+        return graph
+
+    @cached_property
+    def _routing(self) -> Routing:
+        return Routing(self)
+
+    def route(self, source: str, target: str) -> Route | None:
+        """Return the widest path, of these the one of least latency; None if there is none.
+
+        Devices do not forward.
+        """
+        return self._routing.route(source, target)
+
+    def attachment(self, device: str) -> Hashable:
+        """Return a key of a device's attachment to the network.
+
+        It is equal for two devices only if their routes to any third have equal figures.
+        """
+        return self._routing.attachment(device)
+
+    @cached_property
+    def link_table(self) -> LinkTable:
+        """Latency and bandwidth between all pairs of devices."""
+        return LinkTable(self)
+
+    def link_name(self, resource: tuple[int, int]) -> str:
+        """Return a readable name of a link resource: ``n0>tor``, or ``a-b`` if half duplex."""
+        first, second = self.links[resource[0]].between
+        return {0: f"{first}-{second}", 1: f"{first}>{second}", -1: f"{second}>{first}"}[
+            resource[1]
+        ]
+
+
+def _without_missing(data: dict[str, Any], name: str) -> dict[str, Any]:
+    """Remove a field that has no value, if the caller's dump has not done so."""
+    if data.get(name) is None:
+        data.pop(name, None)
+    return data
+
+
+def _is_better(link: Link, other: Link) -> bool:
+    return (link.bandwidth_gb_per_s, -link.latency_us) > (
+        other.bandwidth_gb_per_s,
+        -other.latency_us,
+    )

@@ -1,0 +1,237 @@
+"""The cluster file as people write it: presets by name, and nodes as shorthand for many links."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from planner.cluster.hardware import DeviceType, LinkType, NonNegative, Positive, Price, Source
+from planner.cluster.presets import DEVICES, LINKS
+from planner.errors import PipeplanError
+from planner.records.document import Record
+
+if TYPE_CHECKING:
+    from planner.cluster.cluster import Cluster
+
+
+FORMAT = "pipeplan-cluster/1"
+Text = Annotated[str, Field(min_length=1)]
+Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_./:-]{1,120}$")]
+NodeName = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_./:-]{1,110}$")]
+"""A name that is still valid with ``/gpu0`` appended."""
+DeviceTypeName = Annotated[Text, Field(json_schema_extra={"examples": list(DEVICES)})]
+LinkTypeName = Annotated[Text, Field(json_schema_extra={"examples": list(LINKS)})]
+"""Examples for editors; types defined in the file are names as well."""
+Currency = Annotated[str, Field(min_length=1, max_length=20, pattern=r"^\S+$")]
+"""A currency, such as EUR."""
+
+
+class DeviceEntry(Record):
+    """A single device.
+
+    Attributes:
+        name: Name of the device.
+        type: Preset, or a name in ``device_types``.
+        price_per_hour: Price of this device, instead of its type's.
+    """
+
+    name: Name
+    type: DeviceTypeName
+    price_per_hour: Price | None = None
+
+
+class NodeEntry(Record):
+    """Equal devices around an inner switch: shorthand for devices, a switch and links.
+
+    Attributes:
+        name: Name of the node and its inner switch, where links to other machines end; its devices
+            are NAME/gpu0, NAME/gpu1, …
+        devices: Number of devices.
+        type: Device type of all its devices.
+        link: Link from each device to the inner switch: a preset, a name in ``link_types``, or a
+            table.
+        price_per_hour: Price of the whole node, instead of the sum of its devices.
+    """
+
+    name: NodeName
+    devices: Annotated[int, Field(ge=1, le=4096)]
+    type: DeviceTypeName
+    link: LinkTypeName | LinkType
+    price_per_hour: Price | None = None
+
+    @property
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """The node's devices, each with an equal part of the price."""
+        price = {}
+        if self.price_per_hour is not None:
+            price = {"price_per_hour": self.price_per_hour / self.devices}
+        for index in range(self.devices):
+            yield {"name": f"{self.name}/gpu{index}", "type": self.type, **price}
+
+
+class LinkEntry(Record):
+    """A link: a preset, its own figures, or a preset with some figures replaced.
+
+    Attributes:
+        between: The two ends: devices, switches or nodes.
+        preset: Preset, or a name in ``link_types``.
+        bandwidth_gb_per_s: Bandwidth per direction; required without a preset.
+        latency_us: Latency of a message; 0 without a preset.
+        duplex: ``full``: one transfer per direction at a time; ``half``: one in total.
+        shared: Whether any number of transfers run at full bandwidth each.
+        source: Source of the figures.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [{"required": ["preset"]}, {"required": ["bandwidth_gb_per_s"]}]
+        }
+    )
+
+    between: tuple[Name, Name]
+    preset: LinkTypeName | None = None
+    bandwidth_gb_per_s: Positive | None = None
+    latency_us: NonNegative | None = None
+    duplex: Literal["full", "half"] | None = None
+    shared: bool | None = None
+    source: Source | None = None
+
+
+class ClusterFile(Record):
+    """The contents of a cluster file: devices, nodes (shorthand for devices), switches and links.
+
+    Attributes:
+        format: ``pipeplan-cluster/1``.
+        name: Name of the cluster, for people.
+        currency: Currency of all prices, such as EUR.
+        device_types: Your own device types by name; they override presets of the same name.
+        devices: Single devices.
+        nodes: Machines of several equal devices.
+        switches: Names of switches, which only forward.
+        link_types: Your own link types by name; they override presets of the same name.
+        links: Links between devices, switches and nodes.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": [name], "properties": {name: {"minItems": 1}}}
+                for name in ("nodes", "devices")
+            ]
+        }
+    )
+
+    format: Literal["pipeplan-cluster/1"]
+    name: Text = "cluster"
+    currency: Currency | None = None
+    device_types: dict[str, DeviceType] = Field(default_factory=dict)
+    devices: tuple[DeviceEntry, ...] = ()
+    nodes: tuple[NodeEntry, ...] = ()
+    switches: tuple[Name, ...] = ()
+    link_types: dict[str, LinkType] = Field(default_factory=dict)
+    links: tuple[LinkEntry, ...] = ()
+
+    def expanded(self, source: str) -> dict[str, Any]:
+        """Return the data of a Cluster, with every device, switch and link written out.
+
+        Raises:
+            PipeplanError: naming every unknown preset and every link without a bandwidth.
+        """
+        problems: list[str] = []
+        devices = [device.model_dump(exclude_none=True) for device in self.devices]
+        devices += [entry for node in self.nodes for entry in node.entries]
+        links = [*self._node_links(problems), *self._own_links(problems)]
+        types = {}
+        for name in dict.fromkeys([*(device["type"] for device in devices), *self.device_types]):
+            types[name] = self._device_type(name, problems)
+        if not devices:
+            problems.append("devices: the cluster has none; add [[nodes]] or [[devices]]")
+        if problems:
+            raise PipeplanError(f"{source}: {problem}" for problem in problems)
+        return {
+            "format": self.format,
+            "name": self.name,
+            "currency": self.currency,
+            "device_types": types,
+            "devices": devices,
+            "switches": [*self.switches, *(node.name for node in self.nodes)],
+            "links": links,
+        }
+
+    def _device_type(self, name: str, problems: list[str]) -> dict[str, Any]:
+        known = {**DEVICES, **self.device_types}
+        if name not in known:
+            problems.append(
+                f'device type {name!r} is unknown; define [device_types."{name}"] or use one of '
+                + ", ".join(sorted(known))
+            )
+            return {}
+        return known[name].model_dump()
+
+    def _link_type(self, name: str, field: str, problems: list[str]) -> dict[str, Any]:
+        known = {**LINKS, **self.link_types}
+        if name not in known:
+            problems.append(
+                f'{field}: link preset {name!r} is unknown; define [link_types."{name}"] or use '
+                "one of " + ", ".join(sorted(known))
+            )
+            return {}
+        return known[name].model_dump()
+
+    def _node_links(self, problems: list[str]) -> Iterator[dict[str, Any]]:
+        for position, node in enumerate(self.nodes):
+            if isinstance(node.link, LinkType):
+                kind = node.link.model_dump()
+            else:
+                kind = self._link_type(node.link, f"nodes[{position}].link", problems)
+            for index in range(node.devices):
+                yield {"between": [f"{node.name}/gpu{index}", node.name], **kind}
+
+    def _own_links(self, problems: list[str]) -> Iterator[dict[str, Any]]:
+        for position, entry in enumerate(self.links):
+            field = f"links[{position}]"
+            own = entry.model_dump(exclude={"between", "preset"}, exclude_none=True)
+            kind = {} if entry.preset is None else self._link_type(entry.preset, field, problems)
+            if entry.preset is None and entry.bandwidth_gb_per_s is None:
+                problems.append(
+                    f"{field}: give bandwidth_gb_per_s or a preset for the link between "
+                    f"{entry.between[0]!r} and {entry.between[1]!r}"
+                )
+            yield {"between": list(entry.between), **kind, **own}
+
+
+def cluster_toml(cluster: Cluster) -> str:
+    """Return a cluster as a TOML file, all written out; reading it gives an equal cluster.
+
+    TOML 1.0 (https://toml.io/en/v1.0.0).
+    """
+    lines = [
+        f"format = {_value(cluster.format)}",
+        f"name = {_value(cluster.name)}",
+        *([] if cluster.currency is None else [f"currency = {_value(cluster.currency)}"]),
+        f"switches = {_value(list(cluster.switches))}",
+    ]
+    for name, kind in cluster.device_types.items():
+        lines += ["", f"[device_types.{_value(name)}]", *_fields(kind.model_dump())]
+    for device in cluster.devices:
+        lines += ["", "[[devices]]", *_fields(device.model_dump())]
+    for link in cluster.links:
+        data = link.model_dump()
+        lines += ["", "[[links]]", *_fields({"between": data.pop("between"), **data})]
+    return "\n".join(lines) + "\n"
+
+
+def _fields(data: dict[str, Any]) -> list[str]:
+    return [f"{name} = {_value(value)}" for name, value in data.items()]
+
+
+def _value(value: Any) -> str:
+    """Write a value; strings, numbers, booleans and lists are alike in TOML and JSON."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_value(k)} = {_value(v)}" for k, v in value.items()) + " }"
+    text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+    # The one control character that JSON leaves as it is and TOML does not allow.
+    return text.replace("\x7f", "\\u007f")

@@ -1,0 +1,132 @@
+"""Figures of one type of device and of one type of link."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from planner.model.graph_record import EfficiencyClass
+from planner.records.document import Record
+
+GIB = 2**30
+# Far beyond any machine, and near enough for every product and quotient of figures to be finite.
+LEAST, MOST = 1e-9, 1e15
+Positive = Annotated[float, Field(ge=LEAST, le=MOST)]
+NonNegative = Annotated[float, Field(ge=0, le=MOST)]
+Share = Annotated[float, Field(ge=LEAST, le=1)]
+Price = Annotated[float, Field(ge=0, le=MOST)]
+"""Price per hour in the cluster's currency."""
+Source = Literal["measured", "datasheet", "assumed"]
+"""Source of figures."""
+TF32 = "tf32"
+"""The key of ``peak_tflop_per_s`` for float32 convolutions, which use TF32 by torch's defaults."""
+
+
+class ClassEfficiency(Record):
+    """Figures of one class of operations, where they differ from the other classes.
+
+    The fields are those of :class:`DeviceType`, whose values apply to fields without a value here.
+
+    Attributes:
+        efficiency: Fraction of peak throughput.
+        bandwidth_efficiency: Fraction of memory bandwidth.
+        ramp_up_us: Extra time of each product.
+    """
+
+    efficiency: Share | None = None
+    bandwidth_efficiency: Positive | None = None
+    ramp_up_us: NonNegative | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_missing_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in dump(self).items() if value is not None}
+
+
+class DeviceType(Record):
+    """One type of device.
+
+    :mod:`planner.costs.roofline` computes times from the figures.
+
+    Attributes:
+        memory_gib: Memory of one device.
+        memory_bandwidth_gb_per_s: Memory bandwidth, in 10^9 bytes/s.
+        peak_tflop_per_s: Peak throughput by precision (float32, float16, bfloat16, float64), and
+            ``tf32`` for float32 convolutions.
+        efficiency: Fraction of peak throughput that operations reach.
+        bandwidth_efficiency: Fraction of memory bandwidth that they reach; above 1 if a cache
+            serves part of the counted traffic.
+        ramp_up_us: Extra time of each matrix product, which matters for small products that do not
+            fill the device.
+        operation_overhead_us: Extra time of each operation.
+        by_class: Figures per class of operation.
+        reserved_gib: Memory used by driver and framework before the model.
+        source: Source of the figures; with ``datasheet``, efficiencies and overheads still count as
+            assumed.
+        price_per_hour: Price of one device in the cluster's ``currency``; does not change plans.
+    """
+
+    memory_gib: Positive
+    memory_bandwidth_gb_per_s: Positive
+    peak_tflop_per_s: Annotated[dict[str, Positive], Field(min_length=1)]
+    efficiency: Share = 0.5
+    bandwidth_efficiency: Positive = 1.0
+    ramp_up_us: NonNegative = 0.0
+    operation_overhead_us: NonNegative = 0.0
+    by_class: dict[EfficiencyClass, ClassEfficiency] = Field(default_factory=dict)
+    reserved_gib: NonNegative = 1.0
+    source: Source = "datasheet"
+    price_per_hour: Price | None = None
+
+    @model_validator(mode="after")
+    def _leaves_memory(self) -> Self:
+        if self.reserved_gib >= self.memory_gib:
+            raise ValueError(
+                f"reserved_gib {self.reserved_gib:g} leaves nothing of memory_gib "
+                f"{self.memory_gib:g}; lower the one or raise the other"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_defaults_of_later_fields(
+        self, dump: SerializerFunctionWrapHandler
+    ) -> dict[str, Any]:
+        """Leave defaults of newer fields out, so that digests of older clusters do not change."""
+        data: dict[str, Any] = dump(self)
+        later = ("bandwidth_efficiency", "ramp_up_us", "operation_overhead_us")
+        for name in (*later, "source", "price_per_hour"):
+            if getattr(self, name) == type(self).model_fields[name].default:
+                data.pop(name, None)
+        if not self.by_class:
+            data.pop("by_class", None)
+        return data
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes that a plan may use."""
+        return int((self.memory_gib - self.reserved_gib) * GIB)
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The precisions that a job may choose, sorted."""
+        return tuple(sorted(set(self.peak_tflop_per_s) - {TF32}))
+
+
+class LinkType(Record):
+    """One type of link, per direction, in decimal gigabytes per second.
+
+    A ``full`` duplex link carries one transfer per direction at a time, a ``half`` duplex link one
+    in total; a ``shared`` link carries any number at full bandwidth each (a fabric that is never
+    the bottleneck).
+
+    Attributes:
+        bandwidth_gb_per_s: Bandwidth per direction.
+        latency_us: Latency of a message.
+        duplex: ``full`` or ``half``.
+        shared: Whether any number of transfers run at full bandwidth each.
+        source: Source of the figures.
+    """
+
+    bandwidth_gb_per_s: Positive
+    latency_us: NonNegative = 0.0
+    duplex: Literal["full", "half"] = "full"
+    shared: bool = False
+    source: Source = "datasheet"

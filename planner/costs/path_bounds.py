@@ -1,0 +1,161 @@
+"""Lower bounds on the time of a microbatch's path through the stages of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from planner.costs.placement import PlacedPipeline
+from planner.costs.roofline import OperationTimes
+
+
+@dataclass(frozen=True)
+class PathBounds:
+    """Least seconds by stage, over its replicas.
+
+    Args:
+        pipeline: the stages.
+        split: whether backwards may be split into input and weight gradients (I/W); then a gradient
+            is sent to the stage before without waiting for the weight gradient.
+    """
+
+    pipeline: PlacedPipeline
+    split: bool
+
+    @cached_property
+    def forward(self) -> list[float]:
+        """Time of a forward, by stage."""
+        return self._least("F")
+
+    @cached_property
+    def gradient(self) -> list[float]:
+        """Time from receiving a stage's gradient to sending the one of its input."""
+        return self._over_replicas(self.gradient_s)
+
+    @cached_property
+    def weight(self) -> list[float]:
+        """Remaining time of a backward, whether split or not; 0 if all are whole."""
+        return self._over_replicas(self.weight_s)
+
+    @cached_property
+    def send(self) -> list[float]:
+        """Time of sending activations from a stage to the next; 0 after the last."""
+        return [self._transfer(index, forward=True) for index in range(len(self.forward))]
+
+    @cached_property
+    def send_back(self) -> list[float]:
+        """Time of sending gradients from the next stage; 0 after the last."""
+        return [self._transfer(index, forward=False) for index in range(len(self.forward))]
+
+    @cached_property
+    def head(self) -> list[float]:
+        """Time from the start of the iteration to a stage's first forward."""
+        times_s = [0.0]
+        for forward, send in zip(self.forward, self.send, strict=True):
+            times_s.append(times_s[-1] + forward + send)
+        return times_s[:-1]
+
+    @cached_property
+    def back(self) -> list[float]:
+        """Time from the end of a stage's gradient to the end of the first stage's."""
+        times_s = [0.0]
+        for gradient, send_back in zip(self.gradient, self.send_back, strict=True):
+            times_s.append(times_s[-1] + gradient + send_back)
+        return times_s[:-1]
+
+    @cached_property
+    def round_trip(self) -> list[float]:
+        """Time from the start of a stage's forward to the end of its gradient, by stage."""
+        trips: list[float] = []
+        time_s = 0.0
+        for index in reversed(range(len(self.forward))):
+            time_s += self.forward[index] + self.gradient[index]
+            time_s += self.send[index]
+            time_s += self.send_back[index]
+            trips.append(time_s)
+        return trips[::-1]
+
+    @cached_property
+    def beyond(self) -> list[float]:
+        """Time from the end of a stage's forward to the start of its gradient, by stage."""
+        later = [*self.round_trip[1:], 0.0]
+        ways = zip(self.send, later, self.send_back, strict=True)
+        return [send + trip + send_back for send, trip, send_back in ways]
+
+    @cached_property
+    def tail(self) -> list[float]:
+        """Time of reduction and optimizer step after a stage's last backward, in any order.
+
+        Of a reduction that overlaps with it, what cannot be over before its end.
+        """
+        return [
+            min(self.pipeline.least_tail_s(index, device) for device in stage.spec.devices)
+            for index, stage in enumerate(self.pipeline.stages)
+        ]
+
+    @cached_property
+    def drain(self) -> list[float]:
+        """Time from the end of a stage's last gradient to the end of the iteration.
+
+        This is its own weight gradient and tail, or the path to an earlier stage and what remains
+        there.
+        """
+        return self._drain(self.weight)
+
+    @cached_property
+    def gradients_drain(self) -> list[float]:
+        """The same if weight gradients may already be done, since only some are split."""
+        return self._drain([0.0] * len(self.weight))
+
+    def _drain(self, weight: list[float]) -> list[float]:
+        longest_ways: list[float] = []
+        for index in range(len(self.tail)):
+            longest, time_s = weight[index] + self.tail[index], 0.0
+            for before in reversed(range(index)):
+                time_s += self.send_back[before] + self.gradient[before]
+                longest = max(longest, time_s + weight[before] + self.tail[before])
+            longest_ways.append(longest)
+        return longest_ways
+
+    @cached_property
+    def most_in_flight(self) -> list[int]:
+        """Most microbatches between the start of a forward and the end of its gradient, by stage.
+
+        The number is for all replicas of the stage together. A replay does not count what is held
+        for no time, such as the output of a forward without duration; the limit is then the number
+        of microbatches.
+        """
+        pipeline = self.pipeline
+        limits = [
+            sum(
+                pipeline.stash_limit(index, device, whole_backwards=not self.split)
+                for device in stage.spec.devices
+            )
+            for index, stage in enumerate(pipeline.stages)
+        ]
+        return [
+            min(limit, pipeline.microbatches) if forward else pipeline.microbatches
+            for limit, forward in zip(limits, self.forward, strict=True)
+        ]
+
+    def gradient_s(self, times: OperationTimes) -> float:
+        """Return a replica's least time from its gradient to the one it sends back."""
+        return min(times.input_gradient_s, times.backward_s) if self.split else times.backward_s
+
+    def weight_s(self, times: OperationTimes) -> float:
+        """Return the least remaining time of a replica's backward."""
+        left_s = times.backward_s - self.gradient_s(times)
+        return min(left_s, times.weight_gradient_s) if self.split else 0.0
+
+    def _over_replicas(self, seconds: Callable[[OperationTimes], float]) -> list[float]:
+        return [min(map(seconds, stage.times.values())) for stage in self.pipeline.stages]
+
+    def _least(self, kind: str) -> list[float]:
+        return [stage.least_s(kind) for stage in self.pipeline.stages]
+
+    def _transfer(self, index: int, *, forward: bool) -> float:
+        """Return the time between a stage and the next, over the best pair of their devices."""
+        if index + 1 == len(self.pipeline.stages):
+            return 0.0
+        return float(self.pipeline.transfers_s(index, forward=forward).min())

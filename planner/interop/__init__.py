@@ -1,0 +1,1 @@
+"""Files of other tools: import, export, adoption of running setups, and calibration."""

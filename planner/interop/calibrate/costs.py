@@ -1,0 +1,165 @@
+"""Measured times for a traced graph, from a calibrated graph of the same model or from profiles."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from planner.cluster.cluster import Cluster
+from planner.errors import PipeplanError, shorten
+from planner.model.graph_record import MEASURED, GraphRecord, Layer
+from planner.model.layer_graph import LayerGraph
+from planner.model.measured_costs import FORMAT as COSTS_FORMAT
+from planner.model.measured_costs import Costs
+from planner.records.document import read_json
+
+
+def with_costs(graph: LayerGraph, cluster: Cluster, path: str | Path, option: str) -> LayerGraph:
+    """A graph with the measured times of a file.
+
+    Args:
+        graph: as traced.
+        cluster: whose device types they are for.
+        path: of a costs file, or of a calibrated graph of the same model.
+        option: by which the file was named, for messages.
+
+    Raises:
+        PipeplanError: if it is none, or of another model, precision or cluster, or has no times.
+    """
+    data: Any = read_json(path)
+    source = f"{option} {path}"
+    if isinstance(data, dict) and data.get("format") == COSTS_FORMAT:
+        return with_profile(graph, cluster, Costs.parse(data, source), source)
+    costs = LayerGraph.parse(data, source)
+    if not any(layer.measured for layer in costs.record.layers):
+        raise PipeplanError(
+            f"{source}: layers: none has measured times; give what `pipeplan profile` wrote, or "
+            "the graph of `pipeplan calibrate --graph`"
+        )
+    return with_measured_times(graph, costs, source)
+
+
+def with_profile(graph: LayerGraph, cluster: Cluster, costs: Costs, source: str) -> LayerGraph:
+    """A graph with profiled times of one device type; those of other types stay.
+
+    What a layer keeps for its backward grows to what was measured, where that is more: some
+    kernels need more there than the trace can know. What it holds while it runs is as measured.
+    Both are the largest of all profiled types.
+
+    Args:
+        graph: as traced, at any size that was profiled or lies between two.
+        cluster: which has the type.
+        costs: of the same model.
+        source: where ``costs`` comes from, for messages.
+
+    Raises:
+        PipeplanError: if they are of another model, precision or cluster.
+    """
+    problems = list(_misfits(graph.record, cluster, costs))
+    if problems:
+        raise PipeplanError(f"{source}: {problem}" for problem in problems)
+    samples = graph.record.samples_per_microbatch
+    try:
+        given = _Given(graph)
+        layers = tuple(_profiled(layer, costs, samples, given) for layer in graph.record.layers)
+    except PipeplanError as error:
+        raise PipeplanError(f"{source}: {problem}" for problem in error.problems) from None
+    return LayerGraph.from_record(graph.record.model_copy(update={"layers": layers}))
+
+
+class _Given:
+    """Bytes that layers are given, and did not make while they were measured."""
+
+    def __init__(self, graph: LayerGraph) -> None:
+        # In each layer's stash; for what it makes; what its weight gradients alone may keep.
+        self.inputs: Counter[str] = Counter()
+        self.gradients: Counter[str] = Counter()
+        self.late_inputs: Counter[str] = Counter()
+        for tensor in graph.record.boundaries:
+            if tensor.saved_by == tensor.producer:  # Its own backward is done before these.
+                self.late_inputs.update(dict.fromkeys(tensor.users, tensor.bytes))
+            if tensor.saved_by is not None and tensor.saved_by != tensor.producer:
+                self.inputs[tensor.saved_by] += tensor.bytes
+            if tensor.requires_grad:
+                self.gradients[tensor.producer] += tensor.bytes
+
+
+def _profiled(layer: Layer, costs: Costs, samples: int, given: _Given) -> Layer:
+    name, inputs = layer.name, given.inputs[layer.name]
+    more_bytes = max(0, costs.stash_bytes(name, samples) - (layer.stash_bytes - inputs))
+    backward_bytes = costs.backward_bytes(name, samples) + given.gradients[name]
+    peak_bytes = inputs + max(costs.forward_bytes(name, samples), backward_bytes)
+    stash_bytes = layer.stash_bytes + more_bytes
+    late_bytes = inputs + given.late_inputs[name] + given.gradients[name]
+    late_bytes += costs.weight_stash_bytes(name, samples)
+    return layer.model_copy(
+        update={
+            "measured": {**layer.measured, costs.device_type: costs.at(name, samples)},
+            "stash_bytes": stash_bytes,
+            # Of what it was given, the weight gradients may keep all or nothing.
+            "weight_stash_bytes": min(layer.kept_for_weights_bytes + more_bytes, late_bytes),
+            "peak_bytes": max(peak_bytes, stash_bytes, layer.peak_bytes or 0),
+        }
+    )
+
+
+def _misfits(record: GraphRecord, cluster: Cluster, costs: Costs) -> Iterator[str]:
+    if costs.precision != record.precision:
+        yield (
+            f"precision: {costs.precision!r}, the job's is {record.precision!r}; profile the model "
+            "with this job"
+        )
+    if costs.device_type not in cluster.device_types:
+        known = ", ".join(cluster.device_types)
+        yield (
+            f"device_type: {costs.device_type!r} is not a device type of the cluster ({known}); "
+            f"profile "
+            "with --type and the name that the cluster file has for this device"
+        )
+    samples, layers = record.samples_per_microbatch, {row.name: row for row in record.layers}
+    for kind in costs.kinds:
+        row, layer = kind.at(samples), layers.get(kind.layers[0])
+        if row is not None and layer is not None and row.forward_flops != layer.forward_flops:
+            yield (
+                f"kinds: layer {layer.name!r} had {row.forward_flops} forward FLOPs when it was "
+                f"profiled, the model has {layer.forward_flops}; these are the costs of another "
+                "model, profile this one"
+            )
+
+
+def with_measured_times(graph: LayerGraph, costs: LayerGraph, source: str) -> LayerGraph:
+    """A graph with the measured times of a calibrated one.
+
+    Args:
+        graph: as traced.
+        costs: gives the measured times; equal in all else.
+        source: where ``costs`` comes from, for messages.
+
+    Raises:
+        PipeplanError: if the two differ in more than measured times.
+    """
+    problems = list(_differences(graph.record, costs.record))
+    if problems:
+        raise PipeplanError(f"{source}: {problem}" for problem in problems)
+    return costs
+
+
+def _differences(traced: GraphRecord, costs: GraphRecord) -> Iterator[str]:
+    remedy = "these are the costs of another model or job; calibrate again"
+    ours, theirs = ([layer.name for layer in record.layers] for record in (traced, costs))
+    if ours != theirs:
+        yield f"layers: {len(theirs)}, the model has {len(ours)} or others; {remedy}"
+        return
+    for index, (own, other) in enumerate(zip(traced.layers, costs.layers, strict=True)):
+        # Graphs traced by earlier versions do not tell the work; their totals are compared.
+        leave_out = MEASURED if other.work else MEASURED | {"work"}
+        left, right = own.model_dump(exclude=leave_out), other.model_dump(exclude=leave_out)
+        for name in left.keys() | right.keys():
+            if left.get(name) != right.get(name):
+                yield (
+                    f"layers[{index}].{name}: {shorten(right.get(name))}, the model has "
+                    f"{shorten(left.get(name))} in layer {own.name!r}; {remedy}"
+                )
+    for name in type(traced).model_fields.keys() - {"layers"}:
+        if getattr(traced, name) != getattr(costs, name):
+            yield f"{name}: not that of the model; {remedy}"

@@ -1,0 +1,230 @@
+"""Times of messages without waits for others, and the latency and bandwidth that fit them.
+
+A message takes latency plus bytes over bandwidth (Hockney 1994). Messages of several sizes separate
+the two; messages of one size do not. An error in one of them spoils predictions of other sizes: a
+wrong latency by the same few milliseconds for every message, a wrong bandwidth by a factor, which
+matters most for large all-reduces. Hence the rule for messages of one size: an all-reduce over the
+same links counts as the second size, so that bandwidth is at least what its time proves and latency
+takes the rest. Without an all-reduce, the error of a short message's prediction counts as latency,
+that of a long one as bandwidth (:func:`is_short`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from planner.cluster.cluster import Cluster
+from planner.cluster.routing import Route
+from planner.measured.events import MeasuredTransfer
+from planner.measured.timeline import MeasuredTimeline
+
+Ends = tuple[str, str]
+"""Two devices, in the order of the cluster file."""
+TransferSamples = dict[int, list[float]]
+"""Seconds of messages by their bytes."""
+_Resource = tuple[int, int]
+
+
+def transfer_samples(cluster: Cluster, measured: MeasuredTimeline) -> dict[Ends, TransferSamples]:
+    """Seconds of messages between each two devices, both directions together, by bytes.
+
+    Only the steps that count; of pairs with messages that had their links to themselves only
+    these. Else a message is taken to start when the one before it has left their links.
+    """
+    alone: dict[Ends, TransferSamples] = {}
+    delayed: dict[Ends, TransferSamples] = {}
+    for event, seconds, is_alone in _served(cluster, measured):
+        if event.bytes and seconds > 0:
+            place = alone if is_alone else delayed
+            rows = place.setdefault(_ends(cluster, event), defaultdict(list))
+            rows[event.bytes].append(seconds)
+    return {ends: alone.get(ends) or delayed[ends] for ends in dict.fromkeys([*alone, *delayed])}
+
+
+def _ends(cluster: Cluster, event: MeasuredTransfer) -> Ends:
+    first, second = sorted((event.source, event.target), key=cluster.numbers.__getitem__)
+    return first, second
+
+
+def _served(
+    cluster: Cluster, measured: MeasuredTimeline
+) -> Iterator[tuple[MeasuredTransfer, float, bool]]:
+    """Each transfer with its time on its links, and whether it had them to itself."""
+    for step in measured.counted_steps:
+        events = [event for event in measured.transfers if event.step == step]
+        routes = [_resources(cluster, event) for event in events]
+        yield from _served_in_step(events, routes)
+
+
+def _resources(cluster: Cluster, event: MeasuredTransfer) -> tuple[_Resource, ...]:
+    route = cluster.route(event.source, event.target)
+    return () if route is None else route.links
+
+
+def _served_in_step(
+    events: Sequence[MeasuredTransfer], routes: Sequence[tuple[_Resource, ...]]
+) -> Iterator[tuple[MeasuredTransfer, float, bool]]:
+    crowded = _crowded(events, routes)
+    free_at: dict[_Resource, float] = defaultdict(float)
+    for index, (event, route) in enumerate(zip(events, routes, strict=True)):
+        start_s = max([event.start_s, *(free_at[link] for link in route)])
+        # One that ended before those ahead of it did not wait for them.
+        seconds = event.end_s - (start_s if start_s < event.end_s else event.start_s)
+        for link in route:
+            free_at[link] = max(free_at[link], event.end_s)
+        yield event, seconds, index not in crowded
+
+
+def _crowded(
+    events: Sequence[MeasuredTransfer], routes: Sequence[tuple[_Resource, ...]]
+) -> set[int]:
+    """The transfers that overlap another on one of their links."""
+    found: set[int] = set()
+    last: dict[_Resource, int] = {}
+    for index, (event, route) in enumerate(zip(events, routes, strict=True)):
+        for link in route:
+            other = last.get(link)
+            if other is not None and events[other].end_s > event.start_s:
+                found |= {index, other}
+            if other is None or events[other].end_s <= event.end_s:
+                last[link] = index
+    return found
+
+
+def without_sharing(cluster: Cluster) -> Cluster:
+    """Return the same cluster, with shared links counted among the links of its routes."""
+    links = tuple(link.model_copy(update={"shared": False}) for link in cluster.links)
+    return cluster.model_copy(update={"links": links})
+
+
+def route_of(cluster: Cluster, ends: Ends) -> Route:
+    """The route between two devices of a replayed plan that exchange data."""
+    route = cluster.route(*ends)
+    assert route is not None  # Replayed before: all devices that exchange data are joined.
+    return route
+
+
+AGREEMENT = 1e-3
+"""A share of a time below which measured and predicted count as equal."""
+SPREAD_OF_SIZES = 1.25
+"""Between the largest and the smallest message, to tell latency from bandwidth."""
+LEAST_SHARE = 0.1
+"""Fraction of a message's predicted time without latency; below it the latency is wrong too."""
+SHORT_S = 1e-3
+"""What posting, waking up and copying may cost a message, whatever its size."""
+UNTOLD = frozenset({"scaled", "latency", "all-reduce"})
+"""Methods of pairs whose messages did not tell latency from bandwidth."""
+
+
+@dataclass(frozen=True)
+class PairFit:
+    """Latency and bandwidth that fit the transfers between two devices, in both directions.
+
+    ``method`` is "agrees", "fitted" (latency and bandwidth, from several sizes), or for one size
+    "scaled" (bandwidth, or both where that is too little), "latency" (all of the difference) or
+    "all-reduce" (bandwidth from an all-reduce, the rest is latency).
+    """
+
+    ends: Ends
+    latency_s: float
+    bandwidth_gb_per_s: float
+    method: str
+    samples: int
+
+
+def fit_pair(
+    ends: Ends, route: Route, samples: TransferSamples, least_gb_per_s: float = 0.0
+) -> PairFit:
+    """Latency and bandwidth between two devices.
+
+    Args:
+        ends: the devices.
+        route: between them, before.
+        samples: seconds of messages by their bytes; none of 0 bytes, none of 0 s.
+        least_gb_per_s: what all-reduces prove that every link of the route carries; 0 if none
+            does. It counts where the messages are of one size.
+    """
+    count = sum(map(len, samples.values()))
+    points = {bytes_: median(seconds) for bytes_, seconds in samples.items()}
+    if all(_agrees(s, route.seconds(bytes_)) for bytes_, s in points.items()):
+        return PairFit(ends, route.latency_s, route.bandwidth_gb_per_s, "agrees", count)
+    line = _line(points, {bytes_: len(seconds) for bytes_, seconds in samples.items()})
+    if line is not None:
+        return PairFit(ends, line[0], 1e-9 / line[1], "fitted", count)
+    return PairFit(ends, *_of_one_size(route, points, least_gb_per_s), count)
+
+
+def is_short(moving_s: float, latency_s: float) -> bool:
+    """Return whether a message or all-reduce depends more on latency than on bandwidth.
+
+    Its bytes alone should take less than the latency (it is below Hockney's half-performance
+    length) or less than what software costs a message.
+    """
+    return moving_s < max(latency_s, SHORT_S)
+
+
+def _agrees(found_s: float, expected_s: float) -> bool:
+    return abs(found_s - expected_s) <= AGREEMENT * expected_s
+
+
+def _moving_s(bytes_: float, width_gb_per_s: float) -> float:
+    return bytes_ / (width_gb_per_s * 1e9)
+
+
+def _latency_s(points: Mapping[int, float], width_gb_per_s: float) -> float:
+    """Return the rest of the messages' times after the time that a bandwidth takes."""
+    return median(s - _moving_s(bytes_, width_gb_per_s) for bytes_, s in points.items())
+
+
+def _line(points: Mapping[int, float], weights: Mapping[int, int]) -> tuple[float, float] | None:
+    """Latency in seconds and seconds a byte by weighted least squares, neither negative.
+
+    None where the sizes are too alike to tell them apart, or larger messages took no longer.
+    """
+    if max(points) < SPREAD_OF_SIZES * min(points):
+        return None
+    total = sum(weights.values())
+    mean_bytes = sum(weights[x] * x for x in points) / total
+    mean_s = sum(weights[x] * s for x, s in points.items()) / total
+    spread = sum(weights[x] * (x - mean_bytes) ** 2 for x in points)
+    slope = sum(weights[x] * (x - mean_bytes) * (s - mean_s) for x, s in points.items()) / spread
+    latency_s = mean_s - slope * mean_bytes
+    if latency_s < 0:
+        squares = sum(weights[x] * x * x for x in points)
+        latency_s = 0.0
+        slope = sum(weights[x] * x * s for x, s in points.items()) / squares
+    return (latency_s, slope) if slope > 0 else None
+
+
+def _of_one_size(
+    route: Route, points: Mapping[int, float], least_gb_per_s: float
+) -> tuple[float, float, str]:
+    """Latency in seconds, bandwidth in GB/s and the method; the rule is the module's."""
+    latency_s, width = _scaled(route, points)
+    method = "scaled"
+    given = route.bandwidth_gb_per_s
+    # Short messages that were slow may mean a narrow link after all if an all-reduce was slow too.
+    if is_short(_moving_s(max(points), given), route.latency_s) and (
+        not least_gb_per_s or width > given
+    ):
+        kept_s = _latency_s(points, given)
+        if kept_s >= 0:
+            latency_s, width, method = kept_s, given, "latency"
+    if least_gb_per_s > width:
+        return max(0.0, _latency_s(points, least_gb_per_s)), least_gb_per_s, "all-reduce"
+    return latency_s, width, method
+
+
+def _scaled(route: Route, points: Mapping[int, float]) -> tuple[float, float]:
+    """Latency as it is, bandwidth as the messages say; both scaled where that is too little."""
+    scales = []
+    for bytes_, found_s in points.items():
+        moving_s = _moving_s(bytes_, route.bandwidth_gb_per_s)
+        if found_s - route.latency_s < LEAST_SHARE * moving_s:
+            factor = median(s / route.seconds(x) for x, s in points.items())
+            return route.latency_s * factor, route.bandwidth_gb_per_s / factor
+        scales.append((found_s - route.latency_s) / moving_s)
+    return route.latency_s, route.bandwidth_gb_per_s / median(scales)

@@ -1,0 +1,328 @@
+"""Links and all-reduces: latency and bandwidth from transfers, and bounds from all-reduces."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from planner.analysis.deviation import Comparison, Deviation
+from planner.cluster.cluster import Cluster, Link
+from planner.cluster.routing import Route
+from planner.costs.collectives import Algorithm, all_reduce_algorithms, all_reduce_s
+from planner.costs.placement import GradientReduction, PlacedPipeline
+from planner.interop.calibrate.fits import (
+    AGREEMENT,
+    UNTOLD,
+    Ends,
+    PairFit,
+    TransferSamples,
+    fit_pair,
+    is_short,
+    route_of,
+    without_sharing,
+)
+from planner.measured.timeline import MeasuredTimeline
+from planner.plan.operations import stages_label
+from planner.units import format_seconds
+
+_FIGURES = ("bandwidth_gb_per_s", "latency_us", "duplex", "shared")
+
+
+@dataclass(frozen=True)
+class CalibratedLink:
+    """A link before and after; ``method`` as of its pair, or "as its like" where none used it."""
+
+    index: int
+    name: str
+    before: Link
+    after: Link
+    method: str
+
+
+def calibrated_cluster(
+    pipeline: PlacedPipeline,
+    samples: Mapping[Ends, TransferSamples],
+    least_gb_per_s: Mapping[int, float],
+) -> tuple[Cluster, tuple[CalibratedLink, ...], tuple[str, ...]]:
+    """The cluster with links as measured, what changed, and what people should know of it.
+
+    A pair's bandwidth goes to the narrowest links of its route; the others keep theirs unless it
+    is less. Where several pairs use a link, its bandwidth is the most that any of them reached. A
+    link that no transfer used changes as the measured links of equal figures do.
+
+    Args:
+        pipeline: what ran, on the cluster before.
+        samples: seconds of messages by pair and bytes.
+        least_gb_per_s: what all-reduces prove that links carry, by index; it counts on links whose
+            messages did not tell latency from bandwidth.
+    """
+    cluster = pipeline.problem.cluster
+    visible = without_sharing(cluster)
+    fits = [_fit(visible, ends, rows, least_gb_per_s) for ends, rows in samples.items()]
+    links = _measured_links(visible, fits, least_gb_per_s)
+    every = {**links, **_like_links(cluster, links)}
+    changes = tuple(_changes(cluster, every))
+    if not changes:
+        return cluster, (), ()
+    after = {change.index: change.after for change in changes}
+    rows = [after.get(index, link) for index, link in enumerate(cluster.links)]
+    data = {**cluster.model_dump(mode="json"), "links": [row.model_dump() for row in rows]}
+    calibrated = Cluster.parse(data, "calibrated cluster")
+    notes = (*_one_size_notes(fits), *_route_notes(visible, calibrated, samples))
+    return calibrated, changes, notes
+
+
+def _fit(
+    cluster: Cluster,
+    ends: Ends,
+    samples: TransferSamples,
+    least_gb_per_s: Mapping[int, float],
+) -> PairFit:
+    route = route_of(cluster, ends)
+    least = min(_least(cluster, route, index, least_gb_per_s) for index, _ in route.links)
+    return fit_pair(ends, route, samples, least)
+
+
+def _least(
+    cluster: Cluster, route: Route, index: int, least_gb_per_s: Mapping[int, float]
+) -> float:
+    """Return the least bandwidth of a link on a route; only the narrowest links are limited."""
+    width = cluster.links[index].bandwidth_gb_per_s
+    return max(least_gb_per_s.get(index, 0.0), width if width > route.bandwidth_gb_per_s else 0.0)
+
+
+@dataclass(frozen=True)
+class _Figures:
+    bandwidth_gb_per_s: float
+    latency_us: float
+    method: str
+
+
+def _measured_links(
+    cluster: Cluster, fits: Sequence[PairFit], least_gb_per_s: Mapping[int, float]
+) -> dict[int, _Figures]:
+    """New figures of every link that a transfer used."""
+    users: dict[int, list[PairFit]] = {}
+    for fit in fits:
+        for index, _ in route_of(cluster, fit.ends).links:
+            users.setdefault(index, []).append(fit)
+    return {
+        index: _figures(cluster, index, rows, least_gb_per_s.get(index, 0.0))
+        for index, rows in sorted(users.items())
+    }
+
+
+def _figures(
+    cluster: Cluster, index: int, users: Sequence[PairFit], least_gb_per_s: float
+) -> _Figures:
+    link = cluster.links[index]
+    widths = [fit.bandwidth_gb_per_s for fit in users]
+    routes = [route_of(cluster, fit.ends) for fit in users]
+    if all(route.bandwidth_gb_per_s < link.bandwidth_gb_per_s for route in routes):
+        widths.append(link.bandwidth_gb_per_s)
+    if all(fit.method in UNTOLD for fit in users):
+        widths.append(least_gb_per_s)
+    latency_us = median(
+        _latency_us(link, route, fit) for route, fit in zip(routes, users, strict=True)
+    )
+    methods = {fit.method for fit in users} - {"agrees"}
+    return _Figures(max(widths), latency_us, ", ".join(sorted(methods)) or "agrees")
+
+
+def _latency_us(link: Link, route: Route, fit: PairFit) -> float:
+    """A link's share of its pair's latency: in proportion, equal where there was none."""
+    if fit.latency_s == route.latency_s:
+        return link.latency_us
+    if route.latency_s == 0:
+        return fit.latency_s * 1e6 / len(route.links)
+    return link.latency_us * (fit.latency_s / route.latency_s)
+
+
+def _like_links(cluster: Cluster, measured: Mapping[int, _Figures]) -> dict[int, _Figures]:
+    """New figures of links that no transfer used, from those that had equal figures."""
+    alike: dict[tuple[object, ...], list[_Figures]] = {}
+    for index, figures in measured.items():
+        alike.setdefault(_kind(cluster.links[index]), []).append(figures)
+    found = {}
+    for index, link in enumerate(cluster.links):
+        rows = alike.get(_kind(link), [])
+        if index not in measured and rows:
+            width = median(row.bandwidth_gb_per_s for row in rows)
+            latency_us = median(row.latency_us for row in rows)
+            found[index] = _Figures(width, latency_us, "as its like")
+    return found
+
+
+def _kind(link: Link) -> tuple[object, ...]:
+    return tuple(getattr(link, name) for name in _FIGURES)
+
+
+def _changes(cluster: Cluster, figures: Mapping[int, _Figures]) -> Iterator[CalibratedLink]:
+    for index, row in sorted(figures.items()):
+        before = cluster.links[index]
+        update = {"bandwidth_gb_per_s": row.bandwidth_gb_per_s, "latency_us": row.latency_us}
+        if all(getattr(before, name) == value for name, value in update.items()):
+            continue
+        source = "assumed" if row.method == "as its like" else "measured"
+        after = before.model_copy(update={**update, "source": source})
+        name = "-".join(before.between)
+        yield CalibratedLink(index, name, before, after, row.method)
+
+
+def _one_size_notes(fits: Sequence[PairFit]) -> Iterator[str]:
+    unclear = [fit.method for fit in fits if fit.method in UNTOLD]
+    if unclear:
+        meanings = {
+            "latency": "the difference counts as latency (short messages)",
+            "all-reduce": "bandwidth is the least that an all-reduce proves, the rest is latency",
+            "scaled": "the difference counts as bandwidth",
+        }
+        counts = "; ".join(
+            f"{unclear.count(m)}: {way}" for m, way in meanings.items() if m in unclear
+        )
+        yield (
+            f"messages of {len(unclear)} of {len(fits)} device pairs cannot separate latency from "
+            f"bandwidth: all are of about one size, or larger ones took no longer "
+            f"({counts}); calibrate with a plan that sends messages of several sizes"
+        )
+
+
+def _route_notes(
+    before: Cluster, after: Cluster, samples: Mapping[Ends, TransferSamples]
+) -> Iterator[str]:
+    visible = without_sharing(after)
+    for ends in samples:
+        if route_of(before, ends).links != route_of(visible, ends).links:
+            yield (
+                f"with the new bandwidths data between {ends[0]} and {ends[1]} takes another "
+                "route, over links that were not measured, so its prediction may be wrong"
+            )
+
+
+NOTICEABLE_FACTOR = 1.2
+"""A prediction that far off is told."""
+
+
+@dataclass(frozen=True)
+class ReductionChange:
+    """The all-reduce of some stages' gradients, against its prediction before and after."""
+
+    stages: tuple[int, ...]
+    before: Deviation
+    after: Deviation
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the calibration made the prediction noticeably worse."""
+        return (
+            self.after.factor > NOTICEABLE_FACTOR
+            and self.after.factor > (1 + AGREEMENT) * self.before.factor
+        )
+
+    def __str__(self) -> str:
+        before_s, after_s = self.before.predicted_s or 0.0, self.after.predicted_s or 0.0
+        return _before_and_after(before_s, after_s, self.before.measured_s or 0.0)
+
+
+def reduction_changes(before: Comparison, after: Comparison) -> tuple[ReductionChange, ...]:
+    """Return the all-reduces that the run measured, in the plan's order, before and after."""
+    return tuple(
+        ReductionChange(stages, row, after.reductions[stages])
+        for stages, row in before.reductions.items()
+        if row.predicted_s is not None and row.measured_s is not None
+    )
+
+
+def reduction_notes(changes: Sequence[ReductionChange]) -> Iterator[str]:
+    """Yield notes on all-reduces that are far off after the calibration."""
+    worse = [change for change in changes if change.is_worse]
+    if worse:
+        worst = max(worse, key=lambda change: change.after.factor)
+        yield (
+            f"calibration made the prediction of {len(worse)} of {len(changes)} all-reduces worse, "
+            f"most that of {stages_label(worst.stages)}: {worst}; correct bandwidth_gb_per_s and "
+            "latency_us of its links manually, or measure larger messages"
+        )
+    elif changes and median(change.after.factor for change in changes) > NOTICEABLE_FACTOR:
+        before_s = median(change.before.predicted_s or 0.0 for change in changes)
+        after_s = median(change.after.predicted_s or 0.0 for change in changes)
+        found_s = median(change.after.measured_s or 0.0 for change in changes)
+        yield (
+            "all-reduces are predicted from the links, and the prediction is off: "
+            f"{_before_and_after(before_s, after_s, found_s)} (medians)"
+        )
+
+
+def _before_and_after(before_s: float, after_s: float, found_s: float) -> str:
+    return (
+        f"{format_seconds(before_s)} predicted before, {format_seconds(after_s)} after, "
+        f"{format_seconds(found_s)} measured"
+    )
+
+
+def least_bandwidths_gb_per_s(
+    pipeline: PlacedPipeline, measured: MeasuredTimeline, before: Comparison
+) -> dict[int, float]:
+    """Return the least bandwidth of each link that explains the measured all-reduces, by index.
+
+    Lower bounds under the cost model: even without any latency, all the bytes that cross a link in
+    the ring, or in the tree if these are fewer, had to cross it in the time measured. All-reduces
+    that are short (:func:`planner.interop.calibrate.fits.is_short`) prove next to nothing and are
+    left
+    out, and so are those of other devices than the plan's.
+    """
+    cluster = pipeline.problem.cluster
+    visible = without_sharing(cluster)
+    found: dict[int, float] = {}
+    for synchronisation in pipeline.synchronisations:
+        row = before.reductions[synchronisation.stages]
+        bytes_ = _bytes(synchronisation, measured)
+        if not row.measured_s or not _is_long(cluster, synchronisation.devices, bytes_):
+            continue
+        ring, tree = (
+            _crossing_bytes(visible, cluster, algorithm)
+            for algorithm in all_reduce_algorithms(synchronisation.devices, bytes_)
+        )
+        for link in ring.keys() & tree.keys():
+            least = min(ring[link], tree[link]) / row.measured_s * 1e-9
+            found[link] = max(found.get(link, 0.0), least)
+    return found
+
+
+def _bytes(synchronisation: GradientReduction, measured: MeasuredTimeline) -> int:
+    """Bytes of an all-reduce as it ran; 0 if it did not run on the plan's devices."""
+    events = [
+        event
+        for event in measured.reductions
+        if event.stages == synchronisation.stages and event.step in measured.counted_steps
+    ]
+    if {event.device for event in events} != set(synchronisation.devices):
+        return 0
+    return min(event.bytes for event in events)
+
+
+def _is_long(cluster: Cluster, devices: Sequence[str], bytes_: int) -> bool:
+    latency_s = all_reduce_s(cluster, devices, 1)
+    return bytes_ > 0 and not is_short(
+        all_reduce_s(cluster, devices, bytes_) - latency_s, latency_s
+    )
+
+
+def _crossing_bytes(visible: Cluster, cluster: Cluster, algorithm: Algorithm) -> dict[int, float]:
+    """Bytes through the busier direction of each link.
+
+    Args:
+        visible: the cluster, with shared links on its routes.
+        cluster: as it is.
+        algorithm: what sends them.
+    """
+    uses = Counter(link for edge in algorithm.edges for link in route_of(visible, edge).links)
+    found: dict[int, float] = {}
+    for (index, _), count in uses.items():
+        # A shared link carries each message at its full bandwidth.
+        messages = 1 if cluster.links[index].shared else count
+        moved = algorithm.steps * algorithm.bytes_ * messages
+        found[index] = max(found.get(index, 0.0), moved)
+    return found

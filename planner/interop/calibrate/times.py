@@ -1,0 +1,267 @@
+"""Times of layers from the times of their stages' operations."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from planner.costs.placement import PlacedPipeline, PlacedStage
+from planner.costs.roofline import OperationTimes, layer_times
+from planner.measured.timeline import MeasuredTimeline
+from planner.model.graph_record import GraphRecord, Layer, MeasuredTimes
+from planner.plan.operations import KIND_LABELS, Kind
+
+NOTICEABLE_SPREAD = 1.05
+"""Devices of one type that differ by more are told."""
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """An operation of a stage on a device type: predicted before, and the median measured.
+
+    Attributes:
+        stage, device_type, kind: which.
+        predicted_s: before the calibration.
+        measured_s: median over all samples.
+        samples: how many there are.
+        device_s: the median of each device.
+    """
+
+    stage: int
+    device_type: str
+    kind: Kind
+    predicted_s: float
+    measured_s: float
+    samples: int
+    device_s: Mapping[str, float]
+
+    @property
+    def spread(self) -> float:
+        """The slowest device's median over the fastest one's."""
+        least, most = min(self.device_s.values()), max(self.device_s.values())
+        return 1.0 if least == most else most / least if least else float("inf")
+
+
+def stage_times(pipeline: PlacedPipeline, measured: MeasuredTimeline) -> tuple[StageTime, ...]:
+    """The operations of a measurement, in the steps that count, by stage, device type and kind."""
+    cluster, counted = pipeline.problem.cluster, frozenset(measured.counted_steps)
+    samples: dict[tuple[int, str, Kind], dict[str, list[float]]] = {}
+    for event in measured.operations:
+        if event.step in counted:
+            key = (event.what.stage, cluster.type_of(event.device), event.what.kind)
+            by_device = samples.setdefault(key, defaultdict(list))
+            by_device[event.device].append(event.seconds)
+    return tuple(
+        _stage_time(pipeline, key, by_device)
+        for key, by_device in sorted(samples.items(), key=_in_order)
+    )
+
+
+def _in_order(item: tuple[tuple[int, str, Kind], object]) -> tuple[int, str, int]:
+    (stage, device_type, kind), _ = item
+    return stage, device_type, list(KIND_LABELS).index(kind)
+
+
+def _stage_time(
+    pipeline: PlacedPipeline, key: tuple[int, str, Kind], by_device: Mapping[str, list[float]]
+) -> StageTime:
+    stage, _, kind = key
+    every = [value for values in by_device.values() for value in values]
+    return StageTime(
+        *key,
+        predicted_s=pipeline.seconds(stage, kind, next(iter(by_device))),
+        measured_s=median(every),
+        samples=len(every),
+        device_s={device: median(values) for device, values in by_device.items()},
+    )
+
+
+def calibrated_graph(
+    pipeline: PlacedPipeline, rows: Sequence[StageTime]
+) -> tuple[GraphRecord, tuple[str, ...]]:
+    """The layer graph with measured times, and what people should know of them.
+
+    A stage's median is divided among its layers in proportion to their predicted times. Layers
+    that did not run on a device type are scaled as those that did, all together; types that ran
+    nothing keep their costs.
+    """
+    found: dict[str, dict[str, OperationTimes]] = defaultdict(dict)
+    notes = []
+    medians: dict[tuple[int, str], dict[str, float]] = defaultdict(dict)
+    for row in rows:
+        medians[row.stage, row.device_type][row.kind] = row.measured_s
+        notes += list(_spread_notes(row))
+    for (stage, kind), by_kind in medians.items():
+        notes += list(_short_notes(pipeline, (stage, kind), by_kind))
+        placed = pipeline.stages[stage]
+        found[kind].update(_layers_of_stage(pipeline, placed, kind, by_kind))
+    for kind, by_layer in found.items():
+        notes += list(_other_notes(pipeline, kind, by_layer))
+        found[kind] = {**_others(pipeline, kind, by_layer), **by_layer}
+    record = pipeline.problem.graph.record
+    layers = tuple(_with_times(layer, found) for layer in record.layers)
+    return record.model_copy(update={"layers": layers}), tuple(notes)
+
+
+def _with_times(layer: Layer, found: Mapping[str, Mapping[str, OperationTimes]]) -> Layer:
+    own = {kind: rows[layer.name] for kind, rows in found.items() if layer.name in rows}
+    entries = {kind: _entry(times) for kind, times in own.items()}
+    return layer.model_copy(update={"measured": {**layer.measured, **entries}})
+
+
+def _entry(times: OperationTimes) -> MeasuredTimes:
+    apart_s = times.input_gradient_s + times.weight_gradient_s
+    return MeasuredTimes(
+        forward_s=times.forward_s,
+        input_gradient_s=times.input_gradient_s,
+        weight_gradient_s=times.weight_gradient_s,
+        backward_s=None if times.backward_s == apart_s else times.backward_s,
+    )
+
+
+def _layers_of_stage(
+    pipeline: PlacedPipeline, placed: PlacedStage, kind: str, medians: Mapping[str, float]
+) -> dict[str, OperationTimes]:
+    """New times of a stage's layers on a device type that ran it."""
+    layers = pipeline.problem.graph.layers
+    before = [_times(pipeline, layers[name], kind) for name in placed.spec.layers]
+    forward = _forward(pipeline, placed, kind, medians)
+    gradients = _gradients(medians, _rerun_s(placed, forward), before)
+    return {
+        name: OperationTimes(forward_s, *row)
+        for (name, forward_s), row in zip(forward.items(), gradients, strict=True)
+    }
+
+
+def _forward(
+    pipeline: PlacedPipeline, placed: PlacedStage, kind: str, medians: Mapping[str, float]
+) -> dict[str, float]:
+    """Seconds of the forward of each layer of a stage."""
+    names = placed.spec.layers
+    rows = [_times(pipeline, pipeline.problem.graph.layers[name], kind) for name in names]
+    divided = _divided(medians["F"], [times.forward_s for times in rows])
+    return dict(zip(names, divided, strict=True))
+
+
+def _rerun_s(placed: PlacedStage, forward: Mapping[str, float]) -> float:
+    """Return the part of a backward that runs the forward of recomputed layers again."""
+    return sum(forward[name] for name in placed.spec.recompute)
+
+
+def _gradients(
+    medians: Mapping[str, float], rerun_s: float, before: Sequence[OperationTimes]
+) -> list[tuple[float, float, float]]:
+    """Input gradient, weight gradient and whole backward of each layer.
+
+    Args:
+        medians: of the stage's operations by kind, in seconds.
+        rerun_s: what of B and of I is the forward of recomputed layers, run again.
+        before: predicted times of the layers.
+    """
+    if "I" not in medians:
+        whole = _divided(max(0.0, medians["B"] - rerun_s), [row.backward_s for row in before])
+        return [_apart(s, row) for s, row in zip(whole, before, strict=True)]
+    input_s = max(0.0, medians["I"] - rerun_s)
+    inputs = _divided(input_s, [row.input_gradient_s for row in before])
+    weights = _divided(medians["W"], [row.weight_gradient_s for row in before])
+    apart = [a + b for a, b in zip(inputs, weights, strict=True)]
+    if "B" in medians:
+        whole = _divided(max(0.0, medians["B"] - rerun_s), [row.backward_s for row in before])
+    else:
+        # No whole backward ran: what it saved before it saves in the same proportion.
+        whole = [s * _whole_share(row) for s, row in zip(apart, before, strict=True)]
+    return list(zip(inputs, weights, whole, strict=True))
+
+
+def _apart(whole_s: float, before: OperationTimes) -> tuple[float, float, float]:
+    """Both halves of a layer's whole backward, scaled as it is."""
+    if before.backward_s == 0:
+        return whole_s / 2, whole_s / 2, whole_s
+    scale = whole_s / before.backward_s
+    return before.input_gradient_s * scale, before.weight_gradient_s * scale, whole_s
+
+
+def _whole_share(before: OperationTimes) -> float:
+    apart_s = before.input_gradient_s + before.weight_gradient_s
+    return before.backward_s / apart_s if apart_s else 1.0
+
+
+def _divided(total_s: float, weights: Sequence[float]) -> list[float]:
+    """A time divided in proportion, equally where there is none."""
+    whole = sum(weights)
+    if whole == 0:
+        return [total_s / len(weights)] * len(weights)
+    return [total_s * (weight / whole) for weight in weights]
+
+
+def _times(pipeline: PlacedPipeline, layer: Layer, kind: str) -> OperationTimes:
+    problem = pipeline.problem
+    return layer_times(layer, kind, problem.cluster.device_types[kind], problem.job.precision)
+
+
+def _others(
+    pipeline: PlacedPipeline, kind: str, measured: Mapping[str, OperationTimes]
+) -> dict[str, OperationTimes]:
+    """The layers that did not run on a type, scaled by what those that did took in all."""
+    layers = pipeline.problem.graph.layers
+    before = [_times(pipeline, layers[name], kind) for name in measured]
+    scales = [
+        sum(new) / sum(old) if sum(old) else 1.0
+        for new, old in zip(
+            zip(*measured.values(), strict=True), zip(*before, strict=True), strict=True
+        )
+    ]
+    return {
+        name: OperationTimes(
+            *(s * x for s, x in zip(_times(pipeline, layers[name], kind), scales, strict=True))
+        )
+        for name in _unmeasured(pipeline, kind, measured)
+    }
+
+
+def _unmeasured(
+    pipeline: PlacedPipeline, kind: str, measured: Mapping[str, OperationTimes]
+) -> list[str]:
+    layers = pipeline.problem.graph.layers
+    return [
+        name for name, layer in layers.items() if name not in measured and layer.may_run_on(kind)
+    ]
+
+
+def _spread_notes(row: StageTime) -> Iterator[str]:
+    if row.spread > NOTICEABLE_SPREAD:
+        slow = max(row.device_s, key=lambda device: row.device_s[device])
+        fast = min(row.device_s, key=lambda device: row.device_s[device])
+        yield (
+            f"{row.kind} of stage {row.stage} takes {row.spread:.2f} times as long on {slow} as on "
+            f"{fast}, both of type {row.device_type}; the median is used for the type: give the "
+            f"slow device its own type"
+        )
+
+
+def _short_notes(
+    pipeline: PlacedPipeline, key: tuple[int, str], medians: Mapping[str, float]
+) -> Iterator[str]:
+    """Yield a note if a backward is shorter than the forward it should recompute."""
+    stage, kind = key
+    placed = pipeline.stages[stage]
+    rerun_s = _rerun_s(placed, _forward(pipeline, placed, kind, medians))
+    for name in ("B", "I"):
+        if name in medians and medians[name] < rerun_s:
+            yield (
+                f"{name} of stage {stage} on {kind} took less than the forward that it runs again; "
+                "its gradients count as 0 s"
+            )
+
+
+def _other_notes(
+    pipeline: PlacedPipeline, kind: str, measured: Mapping[str, OperationTimes]
+) -> Iterator[str]:
+    others = _unmeasured(pipeline, kind, measured)
+    if others:
+        yield (
+            f"{len(others)} of {len(pipeline.problem.graph.layers)} layers did not run on {kind}; "
+            "their times there are scaled as those of the layers that did"
+        )

@@ -1,0 +1,1 @@
+"""Plans as files of other training tools: torch, torchtitan, Megatron-LM and DeepSpeed."""

@@ -1,0 +1,333 @@
+"""Export to DeepSpeed: a PipelineModule with the plan's partition, and a configuration.
+
+Checked against DeepSpeed 0.19.8, ``deepspeed/runtime/pipe``. Its order is its own: 1F1B
+(``TrainSchedule``) with one stage a device and as many replicas of each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise, takewhile
+from typing import Any
+
+from planner.costs.placement import place_plan
+from planner.errors import PipeplanError
+from planner.interop.export.cuts import (
+    StageDevices,
+    crossing,
+    layers_in_order,
+    loss_problems,
+    stage_devices_by_replica,
+    tied_across_stages,
+)
+from planner.interop.export.exported import Exported, stage_table
+from planner.interop.export.notes import order_notes, overfull, reduction_notes
+from planner.model.blocks import LOSS, block_name
+from planner.model.graph_record import Boundary, Layer
+from planner.plan.plan import Plan
+from planner.search.schedule.classics import one_forward_one_backward
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
+from planner.units import and_more
+
+_TEXT = '''\
+"""A pipeline partition for DeepSpeed, written by `pipeplan export`."""
+
+from deepspeed.pipe import PipelineModule
+
+MODEL = {model}
+LAYERS = [{layers}]
+"""What each entry of the list of layers is, in its order; the loss is none of them."""
+PARTS = {parts}
+"""Stage s holds layers PARTS[s] to PARTS[s + 1] - 1."""
+RECOMPUTE = frozenset({recompute})
+"""Indices of the layers that run again in the backward; ds_config.json switches that on."""
+
+
+class PlannedPipelineModule(PipelineModule):
+    """A PipelineModule with the stages of the plan.
+
+    Args:
+        layers: layers or LayerSpecs, one for each of LAYERS.
+        options: of PipelineModule, such as loss_fn; not num_stages, topology, partition_method.
+    """
+
+    def __init__(self, layers, **options):
+        layers = list(layers)
+        if len(layers) != len(LAYERS):
+            raise ValueError(
+                f"the plan of {{MODEL!r}} has {{len(LAYERS)}} layers (LAYERS says which), "
+                f"got {{len(layers)}}; give one entry for each"
+            )
+        super().__init__(layers, num_stages=len(PARTS) - 1, **options)
+
+    def _partition_layers(self, method="uniform"):
+        stage = self._topo.get_coord(self.global_rank).pipe
+        self.parts = list(PARTS)
+        self._set_bounds(start=PARTS[stage], stop=PARTS[stage + 1])
+
+    def _is_checkpointable(self, funcs):
+        mine = range(self._local_start, self._local_start + len(self.forward_funcs))
+        here = {{i for i, func in zip(mine, self.forward_funcs) if any(func is f for f in funcs)}}
+        return not RECOMPUTE.isdisjoint(here)
+'''
+
+
+def module_text(
+    model: str, layers: Sequence[str], parts: Sequence[int], recompute: Sequence[int]
+) -> str:
+    """Return the text of a Python module that needs only DeepSpeed.
+
+    Names come from a plan, which anyone may have written: each stands in the text as an escaped
+    literal of ASCII, never as code.
+
+    Args:
+        model: its name.
+        layers: of all stages.
+        parts: where each stage begins, and the number of layers.
+        recompute: indices of layers.
+    """
+    rows = "".join(f"\n    {name!a}," for name in layers)
+    return _TEXT.format(
+        model=ascii(model),
+        layers=f"{rows}\n",
+        parts=[int(part) for part in parts],
+        recompute=[int(index) for index in recompute],
+    )
+
+
+MOST_NAMED = 4
+
+
+def entry_notes(plan: Plan) -> Iterator[str]:
+    """Yield notes on layers that need more than the previous output, or may be lookup tables.
+
+    Args:
+        plan: whose layers, in its order of execution, are the entries of a list.
+    """
+    order = [name for held in layers_in_order(plan) for name in held]
+    given = _given(plan)
+    taken = [
+        _taken(name, before, given[name])
+        for before, name in pairwise(order)
+        if any(tensor.producer != before for tensor in given[name]) or not given[name]
+    ]
+    if taken:
+        yield (
+            f"{_some(taken, '; ')}: an entry of `layers`, as loss_fn, is given only what the one "
+            "before it returns, so those before it return tuples to hand on what it needs"
+        )
+    tables = _tables(plan, order, given)
+    if tables:
+        yield (
+            f"{_some(list(map(repr, tables)), ', ')}: in the plan's graph such a layer is its "
+            "module and the operations that follow it in the model's forward; if it is a lookup "
+            "table (positions, token types), its entry must add the looked-up values to its input"
+        )
+
+
+def _given(plan: Plan) -> dict[str, list[Boundary]]:
+    """Return the tensors that each layer uses from others."""
+    graph = plan.model.graph
+    given: dict[str, list[Boundary]] = {layer.name: [] for layer in graph.layers}
+    for tensor in graph.boundaries:
+        for user in tensor.users:
+            given[user].append(tensor)
+    return given
+
+
+def _taken(name: str, before: str, tensors: Sequence[Boundary]) -> str:
+    if not tensors:
+        return f"{name!r} takes nothing of {before!r} before it"
+    makers = dict.fromkeys(tensor.producer for tensor in tensors if tensor.producer != before)
+    how = "together with" if any(tensor.producer == before for tensor in tensors) else "instead of"
+    names = _some([repr(maker) for maker in makers], ", ")
+    return f"{name!r} takes what {names} made, {how} the output of {before!r}"
+
+
+def _tables(plan: Plan, order: Sequence[str], given: Mapping[str, Sequence[Boundary]]) -> list[str]:
+    """Return later layers of the embedding that may be lookup tables.
+
+    They have weights but multiply nothing, and run more than one operation: a lookup and a sum.
+    """
+    layers = {layer.name: layer for layer in plan.model.graph.layers}
+    before_blocks = list(takewhile(lambda name: block_name(name) is None, order))
+    if len(before_blocks) == len(order):
+        return []
+    return [name for name in before_blocks[1:] if given[name] and _may_be_table(layers[name])]
+
+
+def _may_be_table(layer: Layer) -> bool:
+    forwards = [row for row in layer.work if row.phase == "forward"]
+    is_one = bool(forwards) and sum(row.operations for row in forwards) == 1
+    return bool(layer.parameters) and not layer.forward_flops and not is_one
+
+
+def _some(phrases: Sequence[str], between: str) -> str:
+    more = f"{between}and {len(phrases) - MOST_NAMED} more" if len(phrases) > MOST_NAMED else ""
+    return between.join(phrases[:MOST_NAMED]) + more
+
+
+TOOL = "DeepSpeed"
+DTYPES = {
+    "float32": {},
+    "float16": {"fp16": {"enabled": True}},
+    "bfloat16": {"bf16": {"enabled": True}},
+}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    # torch's own AdamW: the one that the plan counts, and it needs no compiler.
+    "adamw": {"type": "AdamW", "params": {"torch_adam": True}},
+    "sgd": {"type": "SGD", "params": {}},
+    "sgd_momentum": {"type": "SGD", "params": {"momentum": 0.9}},
+}
+USE = """\
+in your script, with one entry of `layers` for each name of LAYERS in FOLDER/pipeline_module.py:
+  folder = "FOLDER"
+  sys.path.insert(0, folder)
+  from pipeline_module import PlannedPipelineModule
+  model = PlannedPipelineModule(layers, loss_fn=loss_fn)
+  engine, *_ = deepspeed.initialize(model=model, config=folder + "/ds_config.json")
+  engine.train_batch(data_iterator)
+start {ranks} processes; rank 0, 1, … must be the devices of "ranks" in FOLDER/stages.json"""
+
+
+def export(plan: Plan) -> Exported:
+    """Return a plan as ``pipeline_module.py``, ``ds_config.json`` and ``stages.json``.
+
+    Args:
+        plan: verified.
+
+    Raises:
+        PipeplanError: if DeepSpeed cannot run it: every reason.
+    """
+    problems = [
+        *loss_problems(plan, TOOL),
+        *_placement_problems(plan),
+        *_cut_problems(plan),
+        *_precision_problems(plan),
+    ]
+    try:
+        by_pipeline = stage_devices_by_replica(plan)
+    except PipeplanError as error:
+        raise PipeplanError([*error.problems, *problems]) from None
+    problems += _share_problems(plan, by_pipeline)
+    if problems:
+        raise PipeplanError(problems)
+    timeline = _one_forward_one_backward(plan, by_pipeline)
+    if full := overfull(timeline):
+        raise PipeplanError(
+            f"orders: {TOOL} runs 1F1B, and then {row}; reduce memory: smaller microbatches, or "
+            f"recompute = true"
+            for row in full
+        )
+    layers = [[name for name in held if name != LOSS] for held in layers_in_order(plan)]
+    ranks = [device for place in zip(*by_pipeline, strict=True) for device in place]
+    return Exported(
+        files={
+            "pipeline_module.py": _module(plan, layers),
+            "ds_config.json": json.dumps(_config(plan, len(by_pipeline)), indent=1) + "\n",
+            "stages.json": stage_table(plan, ranks),
+        },
+        use=tuple(USE.format(ranks=len(ranks)).splitlines()),
+        notes=tuple(_notes(plan, timeline, len(by_pipeline))),
+    )
+
+
+def _placement_problems(plan: Plan) -> Iterator[str]:
+    held: dict[str, list[int]] = {}
+    for stage in plan.stages:
+        for device in stage.devices:
+            held.setdefault(device, []).append(stage.index)
+    several = [(device, stages) for device, stages in held.items() if len(stages) > 1]
+    if several:
+        device, stages = several[0]
+        more = and_more(len(several) - 1, "device")
+        yield (
+            f"stages[{stages[0]}].devices: {device!r} holds the stages "
+            f"{', '.join(map(str, stages))}{more}, but {TOOL} has one stage per rank; plan again "
+            "with max_stages_per_device = 1 in the job"
+        )
+
+
+def _cut_problems(plan: Plan) -> Iterator[str]:
+    """Yield tensors that skip layers; DeepSpeed passes a layer's output to the next layer only."""
+    held = layers_in_order(plan)
+    for cut, tensors in enumerate(crossing(plan)):
+        last, first = held[cut][-1], held[cut + 1][0]
+        for tensor in tensors:
+            if tensor.producer != last or tensor.users != (first,):
+                yield (
+                    f"stages[{cut}].layers: tensor {tensor.name!r} goes from layer "
+                    f"{tensor.producer!r} to {', '.join(map(repr, tensor.users[:3]))} across the "
+                    f"cut between {last!r} and {first!r}, but a {TOOL} layer receives only the "
+                    f"output of the previous one; cut where only neighbouring layers are connected"
+                )
+
+
+def _precision_problems(plan: Plan) -> Iterator[str]:
+    if plan.job.precision not in DTYPES:
+        yield (
+            f"job.precision: {plan.job.precision!r}, but {TOOL} trains in {', '.join(DTYPES)}; "
+            "plan again with one of these"
+        )
+
+
+def _share_problems(plan: Plan, by_pipeline: Sequence[StageDevices]) -> Iterator[str]:
+    if plan.microbatches % len(by_pipeline):
+        yield (
+            f"microbatches: {plan.microbatches} cannot be divided equally among {len(by_pipeline)} "
+            f"pipelines, as {TOOL} requires; plan again with a multiple of {len(by_pipeline)}"
+        )
+
+
+def _one_forward_one_backward(plan: Plan, by_pipeline: Sequence[StageDevices]) -> Timeline:
+    """Simulate the stages in DeepSpeed's order, with microbatches dealt to pipelines in turn."""
+    pipeline = place_plan(plan)
+    owner = {
+        (stage.index, microbatch): by_pipeline[microbatch % len(by_pipeline)][stage.index]
+        for stage in plan.stages
+        for microbatch in range(plan.microbatches)
+    }
+    return simulate(pipeline, one_forward_one_backward(pipeline, owner))
+
+
+def _module(plan: Plan, layers: list[list[str]]) -> str:
+    recomputed = {name for stage in plan.stages for name in stage.recompute}
+    flat = [name for stage in layers for name in stage]
+    return module_text(
+        model=plan.model.name,
+        layers=flat,
+        parts=[0, *accumulate(map(len, layers))],
+        recompute=[index for index, name in enumerate(flat) if name in recomputed],
+    )
+
+
+def _config(plan: Plan, pipelines: int) -> dict[str, Any]:
+    job = plan.job
+    optimizer = OPTIMIZERS[job.optimizer]
+    config = {
+        "train_batch_size": plan.microbatches * job.samples_per_microbatch,
+        "train_micro_batch_size_per_gpu": job.samples_per_microbatch,
+        "gradient_accumulation_steps": plan.microbatches // pipelines,
+        "optimizer": {
+            "type": optimizer["type"],
+            "params": {"lr": job.learning_rate, **optimizer["params"]},
+        },
+        **DTYPES[job.precision],
+    }
+    if any(stage.recompute for stage in plan.stages):
+        config["pipeline"] = {"activation_checkpoint_interval": 1, "use_reentrant": False}
+    return config
+
+
+def _notes(plan: Plan, timeline: Timeline, pipelines: int) -> Iterator[str]:
+    yield from order_notes(TOOL, "1F1B", plan, timeline)
+    if any(LOSS in stage.layers for stage in plan.stages):
+        yield f"the layer {LOSS!r} is no entry of `layers`: give it as loss_fn"
+    for name in tied_across_stages(plan):
+        yield f"parameter {name!r} is used by several stages: use TiedLayerSpec for its layers"
+    yield from entry_notes(plan)
+    yield from reduction_notes(plan, f"{TOOL} reduces them after all backwards")
+    if pipelines > 1 and plan.sync.strategy != "all_reduce":
+        yield f"sync: {plan.sync.strategy!r} is not exported; {TOOL} averages gradients every step"

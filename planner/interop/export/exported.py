@@ -1,0 +1,119 @@
+"""The tools that plans can be exported to, and what an exporter returns."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from planner.errors import PipeplanError
+from planner.interop.export.cuts import crossing
+from planner.model.graph_record import Boundary
+from planner.plan.plan import Plan, Stage
+
+FOLDER = "FOLDER"
+"""Stands in lines of use for the folder that the files are written into."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A plan as files of another tool.
+
+    Attributes:
+        files: contents by name, to be written into one folder.
+        use: how to run it there, lines for the user; ``FOLDER`` stands for the files' folder, also
+            as the Python literal ``"FOLDER"``.
+        notes: what of the plan the target does not carry or does otherwise, one line each, with
+            its cost as far as it can be predicted.
+    """
+
+    files: Mapping[str, str]
+    use: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def use_in(self, folder: Path) -> tuple[str, ...]:
+        """Return the lines of use for files in a folder, valid from any working directory.
+
+        Args:
+            folder: that holds the files; its absolute path is told.
+        """
+        path = str(folder.absolute())
+        forms = {FOLDER: shlex.quote(path), f'"{FOLDER}"': json.dumps(path, ensure_ascii=False)}
+        return tuple(
+            re.sub(f'"{FOLDER}"|{FOLDER}', lambda found: forms[found[0]], row) for row in self.use
+        )
+
+
+FORMAT = "pipeplan-stages/1"
+
+
+def stage_table(plan: Plan, ranks: Sequence[str], **fields: Any) -> str:
+    """Return ``stages.json``: each stage's layers, ranks, and tensors received and sent.
+
+    Args:
+        plan: any.
+        ranks: the device of rank 0, rank 1, ….
+        fields: more of the file, under names of their own.
+    """
+    rank_of = {device: rank for rank, device in enumerate(ranks)}
+    sent = [[_tensor(tensor) for tensor in tensors] for tensors in crossing(plan)]
+    data = {
+        "format": FORMAT,
+        "model": plan.model.name,
+        "ranks": list(ranks),
+        "microbatches": plan.microbatches,
+        "samples_per_microbatch": plan.job.samples_per_microbatch,
+        **fields,
+        "stages": [
+            _row(plan, stage, rank_of) | {"receives": receives, "sends": sends}
+            for stage, receives, sends in zip(plan.stages, [[], *sent], [*sent, []], strict=True)
+        ],
+    }
+    return json.dumps(data, indent=1) + "\n"
+
+
+def _row(plan: Plan, stage: Stage, rank_of: dict[str, int]) -> dict[str, Any]:
+    held = set(stage.layers)
+    used = [name for row in plan.model.graph.layers if row.name in held for name in row.parameters]
+    return {
+        "stage": stage.index,
+        "ranks": [rank_of[device] for device in stage.devices],
+        "devices": list(stage.devices),
+        "layers": list(stage.layers),
+        "parameters": list(dict.fromkeys(used)),
+        "recompute": list(stage.recompute),
+    }
+
+
+def _tensor(tensor: Boundary) -> dict[str, Any]:
+    return {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
+
+
+TARGETS = {
+    "torch-csv": "planner.interop.export.torch_csv",
+    "torchtitan": "planner.interop.export.torchtitan",
+    "megatron": "planner.interop.export.megatron",
+    "deepspeed": "planner.interop.export.deepspeed",
+}
+"""Modules with a function ``export(plan) -> Exported``."""
+
+
+def export_plan(plan: Plan, target: str) -> Exported:
+    """Return a plan as files of another tool.
+
+    Args:
+        plan: verified.
+        target: a name of :data:`TARGETS`.
+
+    Raises:
+        PipeplanError: if there is no such target, or it cannot express the plan: every reason.
+    """
+    if target not in TARGETS:
+        raise PipeplanError(f"--to {target}: no such target; choose from {', '.join(TARGETS)}")
+    exported: Exported = import_module(TARGETS[target]).export(plan)
+    return exported

@@ -1,0 +1,259 @@
+"""Export to Megatron-LM: a pipeline layout and its flags, and the time of its own schedule.
+
+Megatron-LM takes stages, not orders: it runs 1F1B, or interleaved 1F1B where a rank holds several
+stages. Its ranks count data-parallel neighbours first, then pipeline ranks (its default order
+``tp-cp-ep-dp-pp``, without tensor, context and expert parallelism here).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from planner.costs.placement import StageSpec, place
+from planner.errors import shorten
+from planner.interop.export.exported import Exported
+from planner.interop.export.megatron_form import MegatronForm, megatron_form
+from planner.interop.export.notes import order_notes, reduction_notes
+from planner.interop.importing.megatron_layout import render_layout
+from planner.model.blocks import BlockStack
+from planner.plan.operations import compress_devices
+from planner.plan.plan import Plan, Stage
+from planner.search.schedule.classics import WHOLE
+from planner.search.schedule.equal_pipelines import orders_of_pipelines
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
+from planner.sync.pipeline_replicas import node_of
+from planner.sync.strategies import SYNCHRONOUS
+from planner.units import format_bytes, plural
+
+
+def has_untied_head(plan: Plan, stack: BlockStack) -> bool:
+    """Return whether the last projection and the embedding have weights but share none.
+
+    The last projection is the last layer behind the blocks that has weights and multiplies. A model
+    without one, or a graph that names no parameters, says nothing about it.
+
+    Args:
+        plan: whose graph names each layer's parameters.
+        stack: its blocks.
+    """
+    layers = {layer.name: layer for layer in plan.model.graph.layers}
+    after = [layers[name] for name in stack.after]
+    heads = [layer for layer in after if layer.parameters and layer.forward_flops]
+    embedding = {name for layer in stack.before for name in layers[layer].parameters}
+    return bool(heads and embedding) and embedding.isdisjoint(
+        name for layer in after for name in layer.parameters
+    )
+
+
+FULL = "--recompute-granularity full"
+
+
+@dataclass(frozen=True)
+class RecomputedBlocks:
+    """The blocks that Megatron-LM recomputes for a plan.
+
+    Attributes:
+        flags: that make it so.
+        layers: of each stage, as Megatron recomputes them.
+        notes: where that is not what the plan says.
+    """
+
+    flags: tuple[str, ...]
+    layers: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+
+
+def recomputed(plan: Plan, stack: BlockStack) -> RecomputedBlocks:
+    """Return the fewest blocks per stage that cover the blocks that the plan recomputes.
+
+    ``--recompute-method uniform`` recomputes all blocks, ``block`` the first N of every stage,
+    virtual ones too. Neither knows embedding and head.
+
+    Args:
+        plan: whose stages hold whole blocks.
+        stack: its blocks.
+    """
+    held = [_blocks_in(stage, stack) for stage in plan.stages]
+    again = [_touched(row, stage) for row, stage in zip(held, plan.stages, strict=True)]
+    number = max(map(len, again))
+    layers = tuple(tuple(layer for block in row[:number] for layer in block) for row in held)
+    return RecomputedBlocks(
+        _recompute_flags(held, number), layers, tuple(_notes(plan, stack, layers, number))
+    )
+
+
+def _blocks_in(stage: Stage, stack: BlockStack) -> list[tuple[str, ...]]:
+    held = set(stage.layers)
+    return [block.layers for block in stack.blocks if held.issuperset(block.layers)]
+
+
+def _touched(blocks: Sequence[tuple[str, ...]], stage: Stage) -> list[tuple[str, ...]]:
+    """Return the blocks in which the plan recomputes a layer."""
+    return [block for block in blocks if not set(stage.recompute).isdisjoint(block)]
+
+
+def _recompute_flags(held: Sequence[Sequence[tuple[str, ...]]], number: int) -> tuple[str, ...]:
+    if number == 0:
+        return ()
+    if all(len(row) <= number for row in held):
+        return (FULL, "--recompute-method uniform", "--recompute-num-layers 1")
+    return (FULL, "--recompute-method block", f"--recompute-num-layers {number}")
+
+
+def _notes(
+    plan: Plan, stack: BlockStack, layers: Sequence[tuple[str, ...]], number: int
+) -> Iterator[str]:
+    ends = {*stack.before, *stack.after}
+    left_out = [name for stage in plan.stages for name in stage.recompute if name in ends]
+    if left_out:
+        yield f"Megatron recomputes blocks only: {', '.join(left_out)} keep what they need"
+    same = all(
+        set(stage.recompute) - ends == set(row)
+        for stage, row in zip(plan.stages, layers, strict=True)
+    )
+    if not same:
+        yield (
+            f"Megatron recomputes the first {plural(number, 'block')} of every stage, where the "
+            "plan chooses its layers one by one; the predicted time and memory count that"
+        )
+
+
+FILE = "megatron.sh"
+
+
+def export(plan: Plan) -> Exported:
+    """Return the layout of a plan's stages, with its flags.
+
+    Args:
+        plan: verified.
+
+    Raises:
+        PipeplanError: with every reason why Megatron-LM cannot run its stages.
+    """
+    form = megatron_form(plan)
+    again = recomputed(plan, form.stack)
+    theirs = _as_megatron_runs_it(plan, form, again)
+    notes = (
+        *order_notes("Megatron", _order_name(form), plan, theirs),
+        *again.notes,
+        *_memory_notes(theirs),
+        *_sync_notes(plan),
+        *_node_notes(form),
+    )
+    return Exported({FILE: _script(plan, form, again)}, _use(form), notes)
+
+
+def _script(plan: Plan, form: MegatronForm, again: RecomputedBlocks) -> str:
+    lines = (*_flags(plan, form), *_overlap(plan, form), *again.flags, *_untied(plan, form))
+    flags = "".join(f"    {line}\n" for line in lines)
+    ranks = "".join(
+        f"#   rank {i}: {_in_a_comment(device)}\n" for i, device in enumerate(form.ranks)
+    )
+    return (
+        f"# {shorten(plan.model.name)} on {shorten(plan.cluster.name)}, written by Pipeplan for "
+        "Megatron-LM.\n"
+        "# Source this in the script that starts Megatron-LM and add these arguments to its own:\n"
+        '#   torchrun … pretrain_gpt.py "${PIPEPLAN_ARGS[@]}" …\n'
+        "# The plan's devices, in Megatron's order of ranks (tp-cp-ep-dp-pp):\n"
+        f"{ranks}"
+        f"PIPEPLAN_ARGS=(\n{flags})\n"
+    )
+
+
+def _in_a_comment(name: str) -> str:
+    """Return a name that cannot end the comment line."""
+    return name if name.isprintable() else json.dumps(name)
+
+
+def _flags(plan: Plan, form: MegatronForm) -> tuple[str, ...]:
+    samples = plan.job.samples_per_microbatch
+    return (
+        f"--num-layers {len(form.stack.blocks)}",
+        f"--pipeline-model-parallel-size {form.pipeline_size}",
+        f'--pipeline-model-parallel-layout "{render_layout(form.stages)}"',
+        f"--micro-batch-size {samples}",
+        f"--global-batch-size {samples * plan.microbatches}",
+    )
+
+
+def _overlap(plan: Plan, form: MegatronForm) -> tuple[str, ...]:
+    """Return the flag with which replicas reduce gradients while the last backward runs."""
+    return ("--overlap-grad-reduce",) if plan.overlaps and len(form.pipelines) > 1 else ()
+
+
+def _untied(plan: Plan, form: MegatronForm) -> tuple[str, ...]:
+    """Return the flag, with its reason, for an untied head; Megatron-LM ties weights by default."""
+    if not has_untied_head(plan, form.stack):
+        return ()
+    return (
+        "# Output weights of the plan's model are not its embedding's; Megatron-LM would tie them.",
+        "--untie-embeddings-and-output-weights",
+    )
+
+
+def _use(form: MegatronForm) -> tuple[str, ...]:
+    pipelines = len(form.pipelines)
+    data = f" (pipeline {form.pipeline_size} x data {pipelines})" if pipelines > 1 else ""
+    return (
+        f"in the script that starts Megatron-LM on {len(form.ranks)} ranks{data}: "
+        f'source FOLDER/{FILE}, then add "${{PIPEPLAN_ARGS[@]}}" to its arguments',
+        "model, sequence length, precision, optimizer and data remain your own arguments; remove "
+        "other flags that divide the pipeline",
+    )
+
+
+def _as_megatron_runs_it(plan: Plan, form: MegatronForm, again: RecomputedBlocks) -> Timeline:
+    """Simulate the same stages in Megatron-LM's own order."""
+    specs = [
+        StageSpec(stage.layers, form.devices_of(stage.index), row)
+        for stage, row in zip(plan.stages, again.layers, strict=True)
+    ]
+    pipeline = place(plan.problem, specs)
+    by_stage = [form.devices_of(stage.index) for stage in plan.stages]
+    generator = WHOLE[_order_name(form).lower()]
+    return simulate(
+        pipeline,
+        orders_of_pipelines(pipeline, list(zip(*by_stage, strict=True)), generator),
+    )
+
+
+def _order_name(form: MegatronForm) -> str:
+    return "interleaved 1F1B" if form.is_interleaved else "1F1B"
+
+
+def _memory_notes(theirs: Timeline) -> Iterator[str]:
+    for device in theirs.overflow_bytes:
+        yield (
+            f"Megatron's order holds {format_bytes(theirs.peak_memory_bytes[device])} on {device}, "
+            f"which has {format_bytes(theirs.pipeline.capacity_bytes(device))}: expect it to run "
+            "out of memory; recompute more, use smaller microbatches, or shard the optimizer "
+            "(--use-distributed-optimizer)"
+        )
+
+
+def _sync_notes(plan: Plan) -> Iterator[str]:
+    yield from reduction_notes(
+        plan,
+        "with --overlap-grad-reduce Megatron-LM reduces buckets during the last backward on the "
+        "first stage alone, on others all gradients after it",
+    )
+    if plan.sync.strategy not in SYNCHRONOUS:
+        yield (
+            f"Megatron-LM reduces gradients synchronously over all replicas; {plan.sync.strategy} "
+            f"is not exported"
+        )
+
+
+def _node_notes(form: MegatronForm) -> Iterator[str]:
+    """Yield a note if ranks of one node are not consecutive, as torchrun numbers them."""
+    nodes = [node for node, _ in groupby(form.ranks, node_of)]
+    if len(set(nodes)) < len(nodes):
+        yield (
+            f"in Megatron-LM's order the ranks are on {compress_devices(form.ranks)}: they are not "
+            f"grouped by node, so use a launcher that can place each rank (a rankfile, or one "
+            f"torchrun per device)"
+        )

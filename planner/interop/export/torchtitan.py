@@ -1,0 +1,335 @@
+"""Export to torchtitan: the modules of each model part, and the schedule file.
+
+Checked against torchtitan 0.3.0, ``torchtitan/distributed/pipeline_parallel.py``. It places stage s
+on pipeline rank s mod D, or as a V with two stages a rank if the schedule's name is that of a V;
+the schedule file then says the order, whatever the name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from planner.costs.placement import PlacedPipeline, place_plan
+from planner.errors import PipeplanError
+from planner.interop.export.cuts import (
+    StageDevices,
+    crossing,
+    loss_problems,
+    stage_devices_of,
+    style_of,
+    tied_across_stages,
+)
+from planner.interop.export.exported import Exported, stage_table
+from planner.interop.export.notes import (
+    against,
+    overfull,
+    receive_buffer_notes,
+    recompute_notes,
+    reduction_notes,
+)
+from planner.interop.export.torch_csv import last_forward_problems, schedule_csv
+from planner.model.blocks import LOSS, module_of
+from planner.plan.operations import Operation, Orders
+from planner.plan.plan import Plan
+from planner.simulation.simulator import simulate
+from planner.sync.pipeline_replicas import PipelineReplica, pipeline_replicas_of
+
+
+def modules_of_stages(plan: Plan, tool: str) -> tuple[list[list[str]], list[str]]:
+    """Return the modules of each stage, and the modules that the plan's cuts divide.
+
+    Args:
+        plan: whose layers are named as its model's modules.
+        tool: as the lines name it.
+    """
+    stages: dict[str, list[int]] = {}
+    inside: dict[str, list[str]] = {}
+    for stage in plan.stages:
+        for layer in stage.layers:
+            if layer != LOSS:
+                stages.setdefault(module_of(layer), []).append(stage.index)
+                inside.setdefault(module_of(layer), []).append(layer)
+    problems = [
+        _cut_inside(module, inside[module], found, tool)
+        for module, found in stages.items()
+        if len(set(found)) > 1
+    ]
+    modules = [
+        list(dict.fromkeys(module_of(layer) for layer in stage.layers if layer != LOSS))
+        for stage in plan.stages
+    ]
+    return modules, problems
+
+
+def lists_of(modules: list[list[str]]) -> list[str]:
+    """Return top-level modules that are cut entry by entry."""
+    found = (name.partition(".") for stage in modules for name in stage)
+    return list(dict.fromkeys(first for first, dot, _ in found if dot))
+
+
+def _cut_inside(module: str, layers: list[str], stages: list[int], tool: str) -> str:
+    found = sorted(set(stages))
+    shown = ", ".join(map(repr, layers[:4])) + (", …" if len(layers) > 4 else "")
+    which = " and ".join(map(str, found)) if len(found) < 3 else f"{found[0]} to {found[-1]}"
+    return (
+        f"stages: the module {module!r} (layers {shown}) lies in stages {which}, but {tool} cuts "
+        "only at top-level modules and at the entries of a top-level ModuleList or ModuleDict; "
+        f"move the layers of {module!r} to one stage, or plan the model that has its blocks at "
+        "the top level"
+    )
+
+
+MOST_TRIED = 16
+"""Pipelines whose order is tried for all."""
+
+
+@dataclass(frozen=True)
+class OneOrder:
+    """The order that all pipelines run.
+
+    Attributes:
+        orders: by device of every pipeline, microbatches numbered from 0 in each.
+        name: the order as a message names it.
+        notes: its predicted cost, if it is not that of every pipeline.
+        overfull: devices that need more memory than they have with it.
+    """
+
+    orders: Orders
+    name: str
+    notes: tuple[str, ...]
+    overfull: tuple[str, ...]
+
+
+def one_order(plan: Plan, replicas: Sequence[PipelineReplica]) -> OneOrder:
+    """Return the order of the pipeline that is fastest if all pipelines run it.
+
+    Args:
+        plan: whose pipelines these are.
+        replicas: with as many microbatches each.
+    """
+    numbered = [_numbered(plan, replica) for replica in replicas]
+    first = numbered[0]
+    if all(orders == first for orders in numbered):
+        return OneOrder(_on_all(first, replicas), "the plan's order", (), ())
+    return min(_tried(plan, replicas, numbered), key=lambda found: found[0])[1]
+
+
+def _tried(
+    plan: Plan, replicas: Sequence[PipelineReplica], numbered: Sequence[list[list[Operation]]]
+) -> Iterator[tuple[tuple[bool, float], OneOrder]]:
+    pipeline = place_plan(plan)
+    for replica, orders in list(zip(replicas, numbered, strict=True))[:MOST_TRIED]:
+        timeline = simulate(pipeline, _on_plan(pipeline, orders, replicas))
+        seconds = timeline.iteration_time_s
+        name = f"the order of pipeline {replica.index} in all pipelines"
+        note = f"{name}: {against(seconds, plan.predicted.iteration_time_s)}"
+        full = tuple(overfull(timeline))
+        yield (bool(full), seconds), OneOrder(_on_all(orders, replicas), name, (note,), full)
+
+
+def _numbered(plan: Plan, replica: PipelineReplica) -> list[list[Operation]]:
+    """Return the orders of a pipeline's devices, with its microbatches numbered from 0."""
+    number = {microbatch: index for index, microbatch in enumerate(replica.microbatches)}
+    orders = plan.parsed_orders()
+    return [[Operation(s, k, number[m]) for s, k, m in orders[place]] for place in replica.devices]
+
+
+def _on_all(orders: list[list[Operation]], replicas: Sequence[PipelineReplica]) -> Orders:
+    return {
+        device: order
+        for replica in replicas
+        for device, order in zip(replica.devices, orders, strict=True)
+    }
+
+
+def _on_plan(
+    pipeline: PlacedPipeline, orders: list[list[Operation]], replicas: Sequence[PipelineReplica]
+) -> Orders:
+    """Return the same orders with the plan's own microbatch numbers."""
+    found = {
+        device: [Operation(s, k, replica.microbatches[m]) for s, k, m in order]
+        for replica in replicas
+        for device, order in zip(replica.devices, orders, strict=True)
+    }
+    return {device: found[device] for device in pipeline.devices}
+
+
+TOOL = "torchtitan"
+PLACEMENTS = {"loop": "PipelineScheduleMulti", "v": "ZBVZeroBubble"}
+"""Names of schedules that stand for a placement of stages."""
+DTYPES = ("float32", "bfloat16")
+"""Types of computation: torchtitan's weights stay in float32, as a plan's masters do."""
+USE = """\
+in a config of yours (torchtitan 0.3):
+  folder = "FOLDER"
+  keys = json.load(open(folder + "/torchtitan.json"))
+  keys["parallelism"]["pipeline_parallel_schedule_csv"] = folder + "/schedule.csv"
+  config.parallelism = dataclasses.replace(config.parallelism, **keys["parallelism"])
+  config.training = dataclasses.replace(config.training, **keys["training"])
+start {ranks} processes; rank 0, 1, … must be the devices of "ranks" in FOLDER/stages.json"""
+
+
+def export(plan: Plan) -> Exported:
+    """Return a plan as ``torchtitan.json``, ``schedule.csv`` and ``stages.json``.
+
+    Args:
+        plan: verified.
+
+    Raises:
+        PipeplanError: if torchtitan cannot run it: every reason.
+    """
+    modules, problems = modules_of_stages(plan, TOOL)
+    problems += [*loss_problems(plan, TOOL), *_cut_problems(plan), *_job_problems(plan)]
+    problems += _one_stage_problems(plan)
+    try:
+        replicas = pipeline_replicas_of(plan, otherwise="set replication = false in the job")
+    except PipeplanError as error:
+        raise PipeplanError([*error.problems, *problems]) from None
+    by_pipeline, order = stage_devices_of(plan, replicas), one_order(plan, replicas)
+    problems += [*_placement_problems(by_pipeline), *_order_problems(plan, by_pipeline[0], order)]
+    if problems:
+        raise PipeplanError(problems)
+    ranks = _ranks(by_pipeline)
+    table = stage_table(plan, ranks, module_fqns_per_model_part=modules)
+    return Exported(
+        files={
+            "torchtitan.json": json.dumps(_keys(plan, by_pipeline, modules), indent=1) + "\n",
+            "schedule.csv": schedule_csv(
+                order.orders[place] for place in dict.fromkeys(by_pipeline[0])
+            ),
+            "stages.json": table,
+        },
+        use=tuple(USE.format(ranks=len(ranks)).splitlines()),
+        notes=tuple(_notes(plan, by_pipeline, modules, order)),
+    )
+
+
+def _cut_problems(plan: Plan) -> Iterator[str]:
+    for cut, tensors in enumerate(crossing(plan)):
+        if len(tensors) > 1:
+            names = ", ".join(repr(tensor.name) for tensor in tensors[:4])
+            yield (
+                f"stages[{cut}].layers: {len(tensors)} tensors cross the cut after stage {cut} "
+                f"({names}{', …' if len(tensors) > 4 else ''}), but a {TOOL} model part passes on "
+                f"only one; cut where a single tensor crosses (`pipeplan trace` shows the tensors)"
+            )
+    for name, stages in tied_across_stages(plan).items():
+        held_by = " and ".join(map(str, stages))
+        yield (
+            f"stages: the parameter {name!r} is used by stages {held_by}, but {TOOL} ties no "
+            "weights across stages; untie it in the model, or move its layers to one stage"
+        )
+
+
+def _job_problems(plan: Plan) -> Iterator[str]:
+    if plan.job.precision not in DTYPES:
+        yield (
+            f"job.precision: {plan.job.precision!r}, but {TOOL} trains in "
+            f"{' or '.join(DTYPES)}; plan again with one of these"
+        )
+
+
+def _one_stage_problems(plan: Plan) -> Iterator[str]:
+    if len(plan.stages) > 1:
+        return
+    devices = plan.stages[0].devices
+    if len(devices) > 1:
+        yield (
+            f"stages: one stage with {len(devices)} replicas ({_shown(devices)}), so there is "
+            f"nothing to pipeline; {TOOL} pipelines over two stages and more: set replication = "
+            "false in the job and plan again, or adopt a layout of two stages or more "
+            "(`pipeplan adopt`)"
+        )
+    else:
+        yield (
+            f"stages: one stage on one device ({devices[0]!r}), so there is nothing to pipeline; "
+            f"{TOOL} pipelines over two ranks and more: plan for more devices, or adopt a layout "
+            "of two stages or more (`pipeplan adopt`)"
+        )
+
+
+def _placement_problems(by_pipeline: tuple[StageDevices, ...]) -> Iterator[str]:
+    by_stage = by_pipeline[0]
+    if len(by_stage) == 1:
+        return  # Told already.
+    if len(set(by_stage)) == 1:
+        where, remedy = f"({by_stage[0]!r})", "plan for more devices"
+        if len(by_pipeline) > 1:
+            first = _shown([devices[0] for devices in by_pipeline])
+            where = f"in each of {len(by_pipeline)} pipelines ({first})"
+            remedy = "set replication = false in the job and plan again"
+        yield (
+            f"stages: all on one device {where}; {TOOL} pipelines over two ranks and more: {remedy}"
+        )
+    elif style_of(by_stage) is None:
+        yield (
+            f"stages: are on devices {_shown(by_stage)}, but {TOOL} supports only a loop (stage s "
+            f"on "
+            f"rank s mod D) or a V with two stages per rank; plan again with "
+            "max_stages_per_device = 1 in the job, or move stages to other devices"
+        )
+
+
+def _shown(devices: Sequence[str]) -> str:
+    return ", ".join(devices[:12]) + (", …" if len(devices) > 12 else "")
+
+
+def _order_problems(plan: Plan, by_stage: StageDevices, order: OneOrder) -> list[str]:
+    mine = {place: order.orders[place] for place in dict.fromkeys(by_stage)}
+    return [
+        *last_forward_problems(mine, len(plan.stages) - 1, TOOL),
+        *(f"orders: with {order.name}, {full}" for full in order.overfull),
+    ]
+
+
+def _ranks(by_pipeline: tuple[StageDevices, ...]) -> list[str]:
+    """The device of each rank: the pipeline's place counts first, its number next."""
+    places = [list(dict.fromkeys(by_stage)) for by_stage in by_pipeline]
+    return [device for row in zip(*places, strict=True) for device in row]
+
+
+def _keys(
+    plan: Plan, by_pipeline: tuple[StageDevices, ...], modules: list[list[str]]
+) -> dict[str, Any]:
+    style = style_of(by_pipeline[0])
+    assert style is not None
+    samples = plan.job.samples_per_microbatch
+    return {
+        "parallelism": {
+            "pipeline_parallel_degree": len(set(by_pipeline[0])),
+            "data_parallel_replicate_degree": len(by_pipeline),
+            "data_parallel_shard_degree": 1,
+            "pipeline_parallel_schedule": PLACEMENTS[style],
+            "pipeline_parallel_schedule_csv": "schedule.csv",
+            "pipeline_parallel_microbatch_size": samples,
+            "module_fqns_per_model_part": modules,
+        },
+        "training": {
+            "local_batch_size": plan.microbatches // len(by_pipeline) * samples,
+            "global_batch_size": plan.microbatches * samples,
+            "dtype": "float32",
+            "mixed_precision_param": plan.job.precision,
+            "mixed_precision_reduce": "float32",
+        },
+    }
+
+
+def _notes(
+    plan: Plan, by_pipeline: tuple[StageDevices, ...], modules: list[list[str]], order: OneOrder
+) -> Iterator[str]:
+    yield from order.notes
+    for name in lists_of(modules):
+        yield (
+            f"{name!r} is assumed to be a ModuleList or ModuleDict; {TOOL} would drop the contents "
+            f"of other containers, such as Sequential"
+        )
+    if len(by_pipeline) > 1 and plan.sync.strategy != "all_reduce":
+        yield f"sync: {plan.sync.strategy!r} is not exported; {TOOL} averages gradients every step"
+    yield from reduction_notes(plan, f"{TOOL} reduces those of a stage after its last backward")
+    yield from recompute_notes(plan, "config.activation_checkpoint = FullAC.Config()")
+    if not any(stage.recompute for stage in plan.stages):
+        yield "the plan recomputes nothing: set config.activation_checkpoint = None"
+    yield from receive_buffer_notes(plan, plan.microbatches // len(by_pipeline))

@@ -1,0 +1,267 @@
+"""The formats that can be imported, by name, and the detection of a file's format.
+
+Profiles become layer graphs, what other tools tell of links becomes clusters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.errors import PipeplanError, shorten
+from planner.interop.importing.dnn_partitioning import looks_like_dnn_partitioning
+from planner.interop.importing.dnn_partitioning_graph import read_dnn_partitioning
+from planner.interop.importing.imported import (
+    MOST_SAMPLES,
+    Imported,
+    ImportedCluster,
+    ImportOptions,
+)
+from planner.interop.importing.nccl_cluster import read_nccl_cluster
+from planner.interop.importing.nccl_tests import looks_like_nccl_tests
+from planner.interop.importing.nvidia_topology import looks_like_topology, read_topology_cluster
+from planner.interop.importing.profile_graph import PRECISION, ProfileGraph
+from planner.interop.importing.profile_text import Profile, parse_profile
+from planner.job import Job
+from planner.records.document import read_text
+from planner.units import plural
+
+_BATCH = re.compile(r"(?:^|[-_.])pbs[-_]?(\d{1,9})(?=[-_.]|$)", re.IGNORECASE)
+_NODE_LINE = re.compile(r"^\s*\S+ -- .* -- .*forward_compute_time=", re.MULTILINE)
+_ROUND_BYTES = 1000
+
+
+def read_profile(path: Path, options: ImportOptions) -> Imported:
+    """Read a profile of either tool; the syntax is the same.
+
+    Raises:
+        PipeplanError: naming line, field, value and remedy of all that cannot be read.
+    """
+    profile = parse_profile(read_text(path), str(path))
+    draft = ProfileGraph(profile, options)
+    samples, source = _samples(path, options)
+    name = _model_name(path)
+    return Imported(
+        graph=draft.layer_graph(name, samples),
+        cluster=None,
+        # The profile does not say how a backward divides into input and weight gradient.
+        job=Job(name=name, samples_per_microbatch=samples, precision=PRECISION, backward="whole"),
+        notes=(source, *profile.notes, *draft.notes(), *_assumptions(profile, options)),
+    )
+
+
+def looks_like_profile(head: str) -> bool:
+    """Return whether the beginning of a file has a node line."""
+    return _NODE_LINE.search(head) is not None
+
+
+def profile_batch(path: Path) -> int | None:
+    """The batch size that the name of a DAPPLE profile holds as ``pbs-N``; None if it has none."""
+    match = _BATCH.search(path.stem)
+    return int(match[1]) if match and 1 <= int(match[1]) <= MOST_SAMPLES else None
+
+
+def _samples(path: Path, options: ImportOptions) -> tuple[int, str]:
+    """Return the samples per microbatch, and where the figure comes from."""
+    given, named = options.samples_per_microbatch, profile_batch(path)
+    if given is not None and named not in (None, given):
+        return (
+            given,
+            f"{plural(given, 'sample')} per microbatch, as given; the file's name says {named}",
+        )
+    if given is not None:
+        return given, f"{plural(given, 'sample')} per microbatch, as given"
+    if named is not None:
+        samples = plural(named, "sample")
+        return named, f"{samples} per microbatch, from the file's name (pbs-{named})"
+    return 1, (
+        "the file does not say of how many samples its batch is; it counts as one sample, "
+        "--samples-per-microbatch says otherwise"
+    )
+
+
+def _model_name(path: Path) -> str:
+    """The file's name; PipeDream calls every file ``graph.txt`` and the folder by the model."""
+    name = path.resolve().parent.name if path.stem == "graph" else path.stem
+    return name[:100] or path.stem
+
+
+def _assumptions(profile: Profile, options: ImportOptions) -> Iterator[str]:
+    yield (
+        f"times are those of {options.device_type} for the whole batch; other device types scale "
+        f"by their {PRECISION} peak times efficiency"
+    )
+    yield (
+        "backward is split half and half into input and weight gradient where a layer has both; "
+        "a layer keeps its output for its backward"
+    )
+    sizes = [size for node in profile.nodes.values() for size in node.activation_bytes if size]
+    if sizes and not any(size % _ROUND_BYTES for size in sizes):
+        yield (
+            f"every activation size is a multiple of {_ROUND_BYTES}: read as bytes, but they may "
+            "be rounded, or be MiB times a million (up to 4.9% too small)"
+        )
+
+
+AUTO = "auto"
+MOST_BYTES = 2**28
+_HEAD_BYTES = 2**16
+
+
+@dataclass(frozen=True)
+class Format:
+    """One kind of file.
+
+    Attributes:
+        title: what it is, for messages.
+        recognises: whether a file with this path and this beginning is one.
+        read: the reader; raises PipeplanError.
+    """
+
+    title: str
+    recognises: Callable[[Path, str], bool]
+    read: Callable[[Path, ImportOptions], Imported]
+
+
+FORMATS: dict[str, Format] = {
+    "dapple": Format(
+        "a profile of DAPPLE, NAME-pbs-N.txt",
+        lambda path, head: looks_like_profile(head) and profile_batch(path) is not None,
+        read_profile,
+    ),
+    "pipedream": Format(
+        "a profile of PipeDream, graph.txt",
+        lambda path, head: looks_like_profile(head),
+        read_profile,
+    ),
+    "dnn-partitioning": Format(
+        "a placement instance of dnn-partitioning, JSON",
+        lambda path, head: looks_like_dnn_partitioning(head),
+        lambda path, options: read_dnn_partitioning(path),
+    ),
+}
+"""By name. A file is of the first format that recognises it."""
+
+
+@dataclass(frozen=True)
+class ClusterFormat:
+    """One kind of file that tells of links; as :class:`Format`.
+
+    ``read`` takes the path and the device preset of the user, or None.
+    """
+
+    title: str
+    recognises: Callable[[Path, str], bool]
+    read: Callable[[Path, str | None], ImportedCluster]
+
+
+CLUSTER_FORMATS: dict[str, ClusterFormat] = {
+    "nvidia-smi": ClusterFormat(
+        "the table of `nvidia-smi topo -m`",
+        lambda path, head: looks_like_topology(head),
+        read_topology_cluster,
+    ),
+    "nccl-tests": ClusterFormat(
+        "a log of nccl-tests' all_reduce_perf or sendrecv_perf",
+        lambda path, head: looks_like_nccl_tests(head),
+        read_nccl_cluster,
+    ),
+    "nccl-all-reduce": ClusterFormat(
+        "a log of all_reduce_perf that does not name its test",
+        lambda path, head: False,
+        lambda path, device_type: read_nccl_cluster(path, device_type, "all_reduce"),
+    ),
+    "nccl-sendrecv": ClusterFormat(
+        "a log of sendrecv_perf that does not name its test",
+        lambda path, head: False,
+        lambda path, device_type: read_nccl_cluster(path, device_type, "sendrecv"),
+    ),
+}
+"""By name, as :data:`FORMATS`; the last two are never told from a file."""
+
+
+def format_of(path: str | Path, format_name: str = AUTO) -> str:
+    """The name of a file's format: the given one, or the one told from name and contents.
+
+    Raises:
+        PipeplanError: if the file cannot be read, or is of no known format.
+    """
+    path, known = Path(path), (AUTO, *FORMATS, *CLUSTER_FORMATS)
+    if format_name not in known:
+        raise PipeplanError(
+            f"format: {shorten(format_name)} is unknown; use one of {', '.join(known)}"
+        )
+    head = _head(path)
+    return _detect(path, head) if format_name == AUTO else format_name
+
+
+def import_cluster_file(
+    path: str | Path, format_name: str, device_type: str | None = None
+) -> ImportedCluster:
+    """Read what another tool tells of links.
+
+    Args:
+        path: the file.
+        format_name: a name in :data:`CLUSTER_FORMATS`, as :func:`format_of` tells.
+        device_type: preset of the GPUs, where the file does not name them.
+
+    Raises:
+        PipeplanError: naming what cannot be read.
+    """
+    return CLUSTER_FORMATS[format_name].read(Path(path), device_type)
+
+
+def import_file(
+    path: str | Path, format_name: str = AUTO, options: ImportOptions | None = None
+) -> tuple[str, Imported]:
+    """Read a file of another tool.
+
+    Args:
+        path: the file.
+        format_name: a name in :data:`FORMATS`, or ``auto`` to tell it from name and contents.
+        options: what the file does not say.
+
+    Returns:
+        The name of its format, and what it holds.
+
+    Raises:
+        PipeplanError: naming everything that cannot be read.
+    """
+    name = format_of(path, format_name)
+    if name not in FORMATS:
+        raise PipeplanError(f"{path}: is {CLUSTER_FORMATS[name].title}, which holds no layers")
+    return name, FORMATS[name].read(Path(path), options or ImportOptions())
+
+
+def _head(path: Path) -> str:
+    """The beginning of a file that can be read whole."""
+    try:
+        if path.exists() and not path.is_file():
+            raise PipeplanError(f"{path}: is no regular file; give the path of a file")
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise PipeplanError(
+                f"{path}: has {size} bytes, more than the {MOST_BYTES} of any layer graph; is it "
+                "the right file?"
+            )
+        with path.open("rb") as file:
+            return file.read(_HEAD_BYTES).decode(errors="replace")
+    except FileNotFoundError:
+        raise PipeplanError(f"{path}: no such file") from None
+    except OSError as error:
+        raise PipeplanError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _detect(path: Path, head: str) -> str:
+    every: dict[str, Format | ClusterFormat] = {**FORMATS, **CLUSTER_FORMATS}
+    if not head.strip():
+        raise PipeplanError(f"{path}: is empty; give a file of the kinds {', '.join(every)}")
+    for name, kind in every.items():
+        if kind.recognises(path, head):
+            return name
+    titles = "; ".join(f"{name} ({kind.title})" for name, kind in every.items())
+    raise PipeplanError(
+        f"{path}: is no file that can be imported; those are: {titles}; --from NAME reads it as "
+        "one of them and shows what is wrong"
+    )

@@ -1,0 +1,137 @@
+"""The results and options of importers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from planner.cluster.cluster import Cluster
+from planner.cluster.hardware import DeviceType, LinkType
+from planner.cluster.presets import DEVICES
+from planner.errors import PipeplanError, shorten
+from planner.job import Job
+from planner.model.layer_graph import LayerGraph
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A file of another tool in Pipeplan's own artifacts.
+
+    Attributes:
+        graph: the layers.
+        cluster: the devices the file speaks of; None if it speaks of none.
+        job: what the file says of the job; the samples per microbatch are those of the profile.
+        notes: what could not be read or had to be assumed, one line each, for the user.
+    """
+
+    graph: LayerGraph
+    cluster: Cluster | None
+    job: Job
+    notes: tuple[str, ...]
+
+
+MOST_SAMPLES = 2**20
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """Options for reading a file.
+
+    Attributes:
+        device_type: the preset of the device that the times were measured on.
+        samples_per_microbatch: samples of the batch that was measured; None leaves it to the file.
+        free_inputs: whether ``Input`` nodes of a profile take no time.
+
+    Raises:
+        PipeplanError: if the device type is no preset or the samples are no count.
+    """
+
+    device_type: str = "V100-16GB"
+    samples_per_microbatch: int | None = None
+    free_inputs: bool = False
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.device_type not in DEVICES:
+            problems.append(
+                f"device_type: {shorten(self.device_type)} is unknown; use one of "
+                + ", ".join(DEVICES)
+            )
+        samples = self.samples_per_microbatch
+        if samples is not None and not 1 <= samples <= MOST_SAMPLES:
+            problems.append(
+                f"samples_per_microbatch: expected 1 to {MOST_SAMPLES}, found {shorten(samples)}"
+            )
+        if problems:
+            raise PipeplanError(problems)
+
+    @property
+    def device(self) -> DeviceType:
+        """The figures of the device type."""
+        return DEVICES[self.device_type]
+
+
+@dataclass(frozen=True)
+class ImportedTensor:
+    """A tensor that one node passes to others.
+
+    Attributes:
+        producer: the node that makes it.
+        users: the nodes that read it; at least one, none twice.
+        bytes: its size.
+        elements: its places in the producer's list of outputs.
+    """
+
+    producer: str
+    users: tuple[str, ...]
+    bytes: int
+    elements: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class ImportedCluster:
+    """A file of another tool as a cluster.
+
+    Attributes:
+        cluster: devices and links.
+        notes: what could not be read or had to be assumed, one line each, for the user.
+    """
+
+    cluster: Cluster
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A link to be: its ends and its figures."""
+
+    between: tuple[str, str]
+    kind: LinkType
+
+
+def cluster_of(
+    name: str,
+    devices: Mapping[str, str],
+    types: Mapping[str, Any],
+    switches: Sequence[str],
+    wires: Iterable[Wire],
+) -> Cluster:
+    """A cluster of what was read.
+
+    Args:
+        name: of the cluster.
+        devices: types by device.
+        types: figures of device types, by name.
+        switches: by name.
+        wires: links.
+    """
+    data = {
+        "format": "pipeplan-cluster/1",
+        "name": name,
+        "device_types": {kind: figures.model_dump() for kind, figures in types.items()},
+        "devices": [{"name": device, "type": kind} for device, kind in devices.items()],
+        "switches": list(switches),
+        "links": [{"between": list(wire.between), **wire.kind.model_dump()} for wire in wires],
+    }
+    return Cluster.parse(data, name)

@@ -1,0 +1,188 @@
+"""The job file: batch size, precision, optimizer and loss of a training, for any cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from planner.errors import PipeplanError
+from planner.records.document import Count, Record, read_json, read_toml
+from planner.records.field_docs import known_or_own_schema
+from planner.records.formats import check_format
+from planner.space import Space
+
+FORMAT = "pipeplan-job/1"
+Precision = Literal["float32", "float16", "bfloat16", "float64"]
+LOW_PRECISION = frozenset(("float16", "bfloat16"))
+MAX_MICROBATCHES = 65536
+JsonValue = str | int | float | bool | None | list[str | int | float | bool | None]
+
+
+LOSSES = ("cross_entropy", "mse", "output")
+"""Built-in losses; any other name is the user's own ``module:function``."""
+
+
+def _known_or_own(loss: str) -> str:
+    module, _, function = loss.partition(":")
+    if loss not in LOSSES and not (module and function and ":" not in function):
+        raise ValueError("expected 'cross_entropy', 'mse', 'output' or module:function of your own")
+    return loss
+
+
+Runtime = Literal["pipeplan", "torch", "torchtitan", "megatron", "deepspeed"]
+
+
+class InputSpec(Record):
+    """One model input, for a model that has no ``example_batch`` method.
+
+    Attributes:
+        shape: Shape of one sample, without the batch dimension.
+        dtype: Data type of the elements.
+        below: Upper limit (exclusive) of random integers, such as the vocabulary size.
+    """
+
+    shape: tuple[Count, ...]
+    dtype: Literal["float32", "float16", "bfloat16", "float64", "int64", "int32", "bool"]
+    below: Annotated[int, Field(ge=1, lt=2**63)] = 2
+
+
+class Job(Space):
+    """The settings of a training iteration, and the freedoms of its plans.
+
+    Attributes:
+        format: ``pipeplan-job/1``.
+        name: Name of the job, for people.
+        runtime: What will train: plans keep to what it can express, which narrows the freedoms
+            (:mod:`planner.plan.runtimes`); null: ``pipeplan``, which runs every plan.
+        samples_per_microbatch: Number of samples in a microbatch.
+        microbatches: Microbatches per iteration; their gradients are summed before the optimizer
+            step.
+        precision: Data type of the weights; low precisions have float32 masters in the optimizer.
+        optimizer: Optimizer whose state counts in the plan's memory.
+        learning_rate: Learning rate of the optimizer, unless a training file sets another.
+        loss: ``cross_entropy`` and ``mse`` compare the output with ``target``, ``output`` uses the
+            model's own output as the loss, ``module:function`` is your function, called with output
+            and target.
+        model_arguments: Keyword arguments of the model's factory.
+        inputs: Shapes of a batch by argument of forward, and ``target``, for a model without
+            ``example_batch``.
+    """
+
+    format: Literal["pipeplan-job/1"] = "pipeplan-job/1"
+    name: str = "job"
+    runtime: Runtime | None = None
+    samples_per_microbatch: Annotated[int, Field(ge=1, le=2**20)] = 1
+    microbatches: Annotated[int, Field(ge=1, le=MAX_MICROBATCHES)] = 8
+    precision: Precision = "float32"
+    optimizer: Literal["adamw", "sgd", "sgd_momentum"] = "adamw"
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    loss: Annotated[
+        str, AfterValidator(_known_or_own), Field(json_schema_extra=known_or_own_schema(LOSSES))
+    ] = "cross_entropy"
+    model_arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    inputs: dict[str, InputSpec] = Field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Job:
+        """Read a job file: TOML as people write it, or JSON as ``pipeplan import`` does.
+
+        Raises:
+            PipeplanError: naming every wrong field.
+        """
+        source = str(path)
+        data = read_json(path) if source.endswith(".json") else read_toml(path)
+        return cls.parse(check_format(data, FORMAT, source), source)
+
+    @property
+    def space(self) -> Space:
+        """The freedoms that a plan of this job may use."""
+        return Space(**{name: getattr(self, name) for name in Space.model_fields})
+
+    @property
+    def optimizer_bytes_per_element(self) -> int:
+        """Bytes of optimizer state per parameter element.
+
+        Low-precision weights have a float32 master copy next to the moments (Micikevicius et al.
+        2018, "Mixed precision training").
+        """
+        moments = {"adamw": 2, "sgd": 0, "sgd_momentum": 1}[self.optimizer]
+        masters = 1 if self.precision in LOW_PRECISION else 0
+        return (moments + masters) * (8 if self.precision == "float64" else 4)
+
+
+def job_with(job: Job, settings: Sequence[str]) -> Job:
+    """Return a job whose model arguments are overridden by those of a command line.
+
+    Args:
+        job: the job to change.
+        settings: ``NAME=VALUE`` each; the value is JSON, or text if it is not valid JSON.
+
+    Raises:
+        PipeplanError: for a wrong setting.
+    """
+    if not settings:
+        return job
+    arguments = {**job.model_arguments, **dict(map(_setting, settings))}
+    return job.model_copy(update={"model_arguments": arguments})
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise PipeplanError(f"--set {text}: expected NAME=VALUE, for example --set layers=12")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+KINDS_OF_BYTES = 256
+TARGET = "target"
+Forms = Mapping[str, tuple[str, tuple[int, ...]]]
+"""The entries of a batch: dtype and shape, with samples as the first dimension."""
+
+
+def token_input(forms: Forms) -> str | None:
+    """Return the entry that text fills, next to the target; None if text does not fit."""
+    names = [name for name in forms if name != TARGET]
+    if len(names) != 1 or TARGET not in forms:
+        return None
+    dtype, shape = forms[names[0]]
+    fits = dtype == "int64" and len(shape) == 2 and forms[TARGET][1] == shape
+    return names[0] if fits else None
+
+
+def text_problem(forms: Forms, job: Job) -> str | None:
+    """Return the reason why text cannot fill such a batch, without a remedy; None if it can.
+
+    Args:
+        forms: entries of the batch.
+        job: the job, whose ``inputs`` may limit the tokens.
+    """
+    tokens = token_input(forms)
+    if tokens is None:
+        shapes = ", ".join(f"{name} {tuple(shape)}" for name, (_, shape) in forms.items())
+        return (
+            "--data text needs a model that reads one int64 input of shape [samples, tokens] and "
+            f"has a target of the same shape; this one's batch is {shapes}"
+        )
+    for name in (tokens, TARGET):
+        if name in job.inputs and job.inputs[name].below < KINDS_OF_BYTES:
+            return (
+                f"inputs.{name}.below: {job.inputs[name].below}, but --data text has "
+                f"{KINDS_OF_BYTES} kinds of bytes"
+            )
+    return None
+
+
+def text_problem_of_inputs(job: Job) -> str | None:
+    """Return the same reason for the inputs that a job lists; None if it lists none."""
+    if not job.inputs:
+        return None
+    samples = job.samples_per_microbatch
+    forms = {name: (spec.dtype, (samples, *spec.shape)) for name, spec in job.inputs.items()}
+    return text_problem(forms, job)

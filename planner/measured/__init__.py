@@ -1,0 +1,1 @@
+"""Measured runs: timelines of operations and messages, synchronisation traces, and their files."""

@@ -1,0 +1,273 @@
+"""The layer graph as data: layers in an executable order, and the tensors between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from planner.records.document import Count, Record, digest_of_data
+
+Phase = Literal["forward", "input_gradient", "weight_gradient"]
+PHASES: tuple[Phase, ...] = ("forward", "input_gradient", "weight_gradient")
+OperationClass = Literal["product", "convolution", "attention", "causal_attention", "memory"]
+EfficiencyClass = Literal["product", "convolution", "attention", "memory"]
+"""Classes that a device type has figures for; causal attention uses those of attention."""
+
+
+class Work(Record):
+    """Equal operations of one phase of a layer, for one microbatch.
+
+    Attributes:
+        phase: Phase of the layer.
+        operation_class: Class that selects the efficiency; ``memory`` is everything without matrix
+            products, and its operations may share a row even with different traffic.
+        operations: Number of operations.
+        flops: FLOPs of all of them; a multiply-add counts as two, causal attention as if unmasked
+            (as in published formulas).
+        traffic_bytes: Bytes they read and write.
+    """
+
+    phase: Phase
+    operation_class: OperationClass
+    operations: Annotated[int, Field(ge=1, lt=2**63)]
+    flops: Count
+    traffic_bytes: Count
+
+
+def totals(work: Sequence[Work], phase: Phase) -> tuple[int, int]:
+    """Return the FLOPs and the traffic in bytes of a phase."""
+    rows = [row for row in work if row.phase == phase]
+    return sum(row.flops for row in rows), sum(row.traffic_bytes for row in rows)
+
+
+MEASURED = {"measured", "stash_bytes", "weight_stash_bytes", "peak_bytes"}
+"""Fields of a layer that depend on the device and that measuring replaces; all others are
+structure."""
+
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+Name = Annotated[str, Field(min_length=1, max_length=400)]
+
+
+class MeasuredTimes(Record):
+    """Measured times of one layer and one microbatch on one device type.
+
+    Attributes:
+        forward_s: Time of the forward.
+        input_gradient_s: Time of the input gradient of a split backward.
+        weight_gradient_s: Time of the weight gradient of a split backward.
+        backward_s: Time of a whole backward; null: the sum of both gradients.
+    """
+
+    forward_s: Seconds
+    input_gradient_s: Seconds
+    weight_gradient_s: Seconds
+    backward_s: Seconds | None = None
+
+    @property
+    def whole_backward_s(self) -> float:
+        """Seconds of a whole backward."""
+        split_s = self.input_gradient_s + self.weight_gradient_s
+        return split_s if self.backward_s is None else self.backward_s
+
+    @model_serializer(mode="wrap")
+    def _without_missing_fields(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = serialise(self)
+        if self.backward_s is None:
+            data.pop("backward_s", None)
+        return data
+
+
+class Layer(Record):
+    """The smallest unit of a stage; all figures are for one microbatch.
+
+    Attributes:
+        name: Name of the layer.
+        forward_flops: FLOPs of the forward; a multiply-add counts as two.
+        input_gradient_flops: FLOPs of the gradient of its inputs.
+        weight_gradient_flops: FLOPs of the gradient of its parameters.
+        forward_traffic_bytes: Bytes read and written by the forward's operations.
+        input_gradient_traffic_bytes: Bytes read and written by the operations of the input
+            gradient.
+        weight_gradient_traffic_bytes: Bytes read and written by the operations of the weight
+            gradient.
+        stash_bytes: Bytes that autograd keeps from forward to backward, without parameters.
+        weight_stash_bytes: Part of the stash that the weight gradient still needs after a split
+            input gradient; null: all of it.
+        peak_bytes: Most memory held while the layer runs, without parameters and their gradients:
+            stash, inputs, outputs and temporaries; null: see :attr:`LayerGraph.peak_bytes`.
+        parameters: Names (FQNs) of its parameters; a tied parameter appears in several layers.
+        measured: Measured times by device type, used instead of the roofline.
+        device_types: Device types it may run on; empty: all.
+        work: FLOPs and traffic by class of operation; without it the roofline treats the layer as
+            one operation.
+    """
+
+    name: Name
+    forward_flops: Count
+    input_gradient_flops: Count
+    weight_gradient_flops: Count
+    forward_traffic_bytes: Count
+    input_gradient_traffic_bytes: Count
+    weight_gradient_traffic_bytes: Count
+    stash_bytes: Count
+    weight_stash_bytes: Count | None = None
+    peak_bytes: Count | None = None
+    parameters: tuple[Name, ...] = ()
+    measured: dict[Name, MeasuredTimes] = Field(default_factory=dict)
+    device_types: tuple[Name, ...] = ()
+    work: tuple[Work, ...] = ()
+
+    @model_validator(mode="after")
+    def _work_adds_up(self) -> Self:
+        for phase in PHASES if self.work else ():
+            for name, value in zip(
+                ("flops", "traffic_bytes"), totals(self.work, phase), strict=True
+            ):
+                found = getattr(self, f"{phase}_{name}")
+                if found != value:
+                    raise ValueError(
+                        f"{phase}_{name} is {found}, its rows of work add up to {value}; correct "
+                        "the one or the other, or remove work"
+                    )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_empty_rules(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = dump(self)
+        if not self.device_types:
+            del fields["device_types"]
+        if not self.work:
+            fields.pop("work", None)  # Who dumps may have left it out.
+        for name in ("weight_stash_bytes", "peak_bytes"):
+            if getattr(self, name) is None:
+                fields.pop(name, None)
+        return fields
+
+    @property
+    def kept_for_weights_bytes(self) -> int:
+        """Bytes that the weight gradient still needs after the input gradient."""
+        return self.stash_bytes if self.weight_stash_bytes is None else self.weight_stash_bytes
+
+    def may_run_on(self, device_type: str) -> bool:
+        """Return whether a device of this type can run the layer."""
+        return not self.device_types or device_type in self.device_types
+
+
+class Parameter(Record):
+    """One parameter of the model.
+
+    Attributes:
+        name: Fully qualified name.
+        elements: Number of elements.
+        bytes: Bytes of all elements.
+        trainable: Whether it receives a gradient (used and not frozen).
+    """
+
+    name: Name
+    elements: Count
+    bytes: Count
+    trainable: bool = True
+
+
+class Boundary(Record):
+    """A tensor that one layer produces and later layers use: what a cut has to send.
+
+    Attributes:
+        name: Name of the tensor.
+        producer: Layer that produces it.
+        users: Later layers that use it.
+        bytes: Bytes of one microbatch.
+        shape: Shape of one microbatch.
+        dtype: Data type of its elements.
+        requires_grad: Whether a gradient is sent back.
+        saved_by: First layer that keeps it for its backward (its bytes are then part of that
+            layer's ``stash_bytes``); null: none.
+    """
+
+    name: Name
+    producer: Name
+    users: Annotated[tuple[Name, ...], Field(min_length=1)]
+    bytes: Count
+    shape: tuple[Count, ...]
+    dtype: Name
+    requires_grad: bool
+    saved_by: Name | None = None
+
+
+class GraphRecord(Record):
+    """The layer graph as data: layers in an executable order, and the tensors between them.
+
+    Attributes:
+        format: ``pipeplan-graph/1``.
+        name: Name of the model.
+        samples_per_microbatch: Microbatch size of all figures.
+        precision: Data type of the weights.
+        layers: Layers in an executable order.
+        boundaries: Tensors between layers.
+        parameters: All parameters of the model.
+        flop_coverage: Fraction of operators with counted FLOPs.
+        uncounted_operators: Names of the other operators, counted as free.
+    """
+
+    format: Literal["pipeplan-graph/1"] = "pipeplan-graph/1"
+    name: Name
+    samples_per_microbatch: Annotated[int, Field(ge=1)]
+    precision: Name
+    layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
+    boundaries: tuple[Boundary, ...]
+    parameters: tuple[Parameter, ...]
+    flop_coverage: Annotated[float, Field(ge=0, le=1)] = 1.0
+    uncounted_operators: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        position = {layer.name: index for index, layer in enumerate(self.layers)}
+        parameters = {parameter.name for parameter in self.parameters}
+        if len(position) < len(self.layers):
+            raise ValueError(f"layers: {_twice(self.layers)}")
+        if len(parameters) < len(self.parameters):
+            raise ValueError(f"parameters: {_twice(self.parameters)}")
+        if len({boundary.name for boundary in self.boundaries}) < len(self.boundaries):
+            raise ValueError(f"boundaries: {_twice(self.boundaries)}")
+        for index, layer in enumerate(self.layers):
+            for name in layer.parameters:
+                if name not in parameters:
+                    raise ValueError(
+                        f"layers[{index}].parameters: layer {layer.name!r} uses unknown parameter "
+                        f"{name!r}; add it to parameters or leave it out here"
+                    )
+        for index, boundary in enumerate(self.boundaries):
+            _check_boundary(f"boundaries[{index}]", boundary, position)
+        return self
+
+
+def _twice(rows: Sequence[Layer] | Sequence[Parameter] | Sequence[Boundary]) -> str:
+    name, count = Counter(row.name for row in rows).most_common(1)[0]
+    return f"{count} of them have the same name {name!r}; names must be unique"
+
+
+def _check_boundary(field: str, boundary: Boundary, position: dict[str, int]) -> None:
+    saver = [boundary.saved_by] if boundary.saved_by is not None else []
+    for name in (boundary.producer, *boundary.users, *saver):
+        if name not in position:
+            raise ValueError(
+                f"{field}: tensor {boundary.name!r} names unknown layer {name!r}; correct it or "
+                "add the layer"
+            )
+    for user in boundary.users:
+        if position[user] <= position[boundary.producer]:
+            raise ValueError(
+                f"{field}: tensor {boundary.name!r} goes from {boundary.producer!r} back to "
+                f"{user!r}; list the layers in an executable order (a cycle has none)"
+            )
+
+
+def structure_digest(record: GraphRecord) -> str:
+    """Return the SHA-256 of a graph without measured fields.
+
+    It is equal before and after a calibration.
+    """
+    return digest_of_data(record.model_dump(mode="json", exclude={"layers": {"__all__": MEASURED}}))

@@ -1,0 +1,230 @@
+"""The file of measured costs of a model's layers on one type of device, by microbatch size."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from planner.errors import PipeplanError
+from planner.job import Precision
+from planner.model.graph_record import MeasuredTimes, Name, Seconds
+from planner.records.document import Count, Record
+from planner.records.formats import JsonFile
+
+FORMAT = "pipeplan-costs/1"
+Samples = Annotated[int, Field(ge=1, le=2**20)]
+
+
+class Timing(Record):
+    """Repeated measurements of a time.
+
+    Attributes:
+        median_s: Median.
+        low_s: Lower quartile.
+        high_s: Upper quartile.
+        repeats: Number of measurements after warm-up.
+    """
+
+    median_s: Seconds
+    low_s: Seconds
+    high_s: Seconds
+    repeats: Annotated[int, Field(ge=1, lt=2**31)]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if not self.low_s <= self.median_s <= self.high_s:
+            raise ValueError(
+                f"median_s: {self.median_s:g} is not between the quartiles low_s {self.low_s:g} "
+                f"and high_s {self.high_s:g}; measure again"
+            )
+        return self
+
+    @property
+    def spread(self) -> float:
+        """Distance between the quartiles as a fraction of the median."""
+        return (self.high_s - self.low_s) / self.median_s if self.median_s else 0.0
+
+
+class SizedCosts(Record):
+    """Costs of a layer for one microbatch of a given size.
+
+    Attributes:
+        samples_per_microbatch: Microbatch size.
+        forward_flops: FLOPs counted by the trace, to recognise the model.
+        forward: Time of the forward.
+        backward: Time of the whole backward; 0 if nothing takes a gradient.
+        input_gradient: Time of the input gradient of a split backward.
+        weight_gradient: Time of the weight gradient of a split backward.
+        stash_bytes: Memory held from forward to backward, without parameters and input.
+        weight_stash_bytes: Memory held from a split input gradient to the weight gradient: what is
+            still needed of the stash, and output gradients of the layer's products.
+        forward_bytes: Peak memory during the forward, without parameters, their gradients and the
+            layer's inputs; includes stash and outputs.
+        backward_bytes: Peak memory during the backward, without parameters, their gradients and the
+            gradients it is given; includes stash and outputs.
+    """
+
+    samples_per_microbatch: Samples
+    forward_flops: Count
+    forward: Timing
+    backward: Timing
+    input_gradient: Timing
+    weight_gradient: Timing
+    stash_bytes: Count
+    weight_stash_bytes: Count
+    forward_bytes: Count
+    backward_bytes: Count
+
+    @property
+    def times(self) -> MeasuredTimes:
+        """The medians of all times."""
+        return MeasuredTimes(
+            forward_s=self.forward.median_s,
+            input_gradient_s=self.input_gradient.median_s,
+            weight_gradient_s=self.weight_gradient.median_s,
+            backward_s=self.backward.median_s,
+        )
+
+
+class LayerKind(Record):
+    """Layers that do the same work and were measured once.
+
+    Attributes:
+        layers: Names of the layers.
+        sizes: Costs by microbatch size, ascending.
+    """
+
+    layers: Annotated[tuple[Name, ...], Field(min_length=1)]
+    sizes: tuple[SizedCosts, ...] = ()
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        for first, second in pairwise(row.samples_per_microbatch for row in self.sizes):
+            if first >= second:
+                raise ValueError(
+                    f"sizes: {second} samples come after {first}; give each size once, ascending"
+                )
+        return self
+
+    def at(self, samples: int) -> SizedCosts | None:
+        """Return the costs measured at a microbatch size."""
+        return next((row for row in self.sizes if row.samples_per_microbatch == samples), None)
+
+
+class Costs(JsonFile):
+    """Measured costs of a model on one device.
+
+    Attributes:
+        format: ``pipeplan-costs/1``.
+        model: Name of the model.
+        precision: Data type of the weights.
+        device_type: Name of the device type in cluster files.
+        hardware: Hardware description.
+        threads: CPU threads; null on a GPU.
+        made_with: Versions by name.
+        date: Date of the first measurement, ISO 8601.
+        kinds: Groups of layers that do the same work, in model order.
+    """
+
+    format: Literal["pipeplan-costs/1"] = "pipeplan-costs/1"
+    model: Name
+    precision: Precision
+    device_type: Name
+    hardware: Name
+    threads: Annotated[int, Field(ge=1, lt=2**16)] | None = None
+    made_with: dict[Name, Name]
+    date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+    kinds: Annotated[tuple[LayerKind, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _every_layer_once(self) -> Self:
+        names = Counter(name for kind in self.kinds for name in kind.layers)
+        name, count = names.most_common(1)[0]
+        if count > 1:
+            raise ValueError(f"kinds: layer {name!r} appears {count} times; keep one of them")
+        return self
+
+    def stash_bytes(self, layer: str, samples: int) -> int:
+        """Return the bytes that a layer keeps for its backward, without its input.
+
+        Raises:
+            PipeplanError: as :meth:`at`.
+        """
+        low, high = self._around(layer, samples)
+        return round(_between(low, high, samples, low.stash_bytes, high.stash_bytes))
+
+    def weight_stash_bytes(self, layer: str, samples: int) -> int:
+        """Return the bytes kept for a later weight gradient, without input and output.
+
+        Raises:
+            PipeplanError: as :meth:`at`.
+        """
+        low, high = self._around(layer, samples)
+        return round(_between(low, high, samples, low.weight_stash_bytes, high.weight_stash_bytes))
+
+    def forward_bytes(self, layer: str, samples: int) -> int:
+        """Return the peak memory of a layer's forward, without parameters and its input.
+
+        Raises:
+            PipeplanError: as :meth:`at`.
+        """
+        low, high = self._around(layer, samples)
+        return round(_between(low, high, samples, low.forward_bytes, high.forward_bytes))
+
+    def backward_bytes(self, layer: str, samples: int) -> int:
+        """Return the peak memory of a whole backward, without the gradients that it is given.
+
+        Raises:
+            PipeplanError: as :meth:`at`.
+        """
+        low, high = self._around(layer, samples)
+        return round(_between(low, high, samples, low.backward_bytes, high.backward_bytes))
+
+    def at(self, layer: str, samples: int) -> MeasuredTimes:
+        """Return the times of a layer for a microbatch of a given size.
+
+        Sizes that were not measured are interpolated linearly between the nearest sizes below and
+        above.
+
+        Raises:
+            PipeplanError: if the layer is missing, or the size is outside the measured range.
+        """
+        low, high = self._around(layer, samples)
+        first, second = low.times.model_dump(), high.times.model_dump()
+        return MeasuredTimes(
+            **{k: _between(low, high, samples, first[k], second[k]) for k in first}
+        )
+
+    def _around(self, layer: str, samples: int) -> tuple[SizedCosts, SizedCosts]:
+        """Return the nearest measured sizes, the same one twice if the size itself was measured."""
+        sizes = self._kind_of(layer).sizes
+        below = [row for row in sizes if row.samples_per_microbatch <= samples]
+        above = [row for row in sizes if row.samples_per_microbatch >= samples]
+        if not below or not above:
+            measured = ", ".join(str(row.samples_per_microbatch) for row in sizes) or "none"
+            raise PipeplanError(
+                f"kinds: layer {layer!r} has no costs at samples_per_microbatch = {samples} "
+                f"(measured: {measured}); profile the model with --samples {samples} among the "
+                "sizes"
+            )
+        return below[-1], above[0]
+
+    def _kind_of(self, layer: str) -> LayerKind:
+        for kind in self.kinds:
+            if layer in kind.layers:
+                return kind
+        raise PipeplanError(
+            f"kinds: layer {layer!r} is in none of them: these are the costs of another model, or "
+            "of another version of it; profile this one"
+        )
+
+
+def _between(low: SizedCosts, high: SizedCosts, samples: int, first: float, second: float) -> float:
+    """Interpolate linearly between two sizes."""
+    if low is high:
+        return first
+    whole = high.samples_per_microbatch - low.samples_per_microbatch
+    return first + (samples - low.samples_per_microbatch) / whole * (second - first)

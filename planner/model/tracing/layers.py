@@ -1,0 +1,148 @@
+"""Grouping of the exported operations into layers.
+
+A layer is a run of consecutive operations of one module: the module whose path first ends in a
+number (``h.3``, ``layer2.0``), or else the outermost one without such modules inside (``head``,
+``transformer.wte`` next to ``transformer.h.3``). Operations outside these join the run before them.
+Because runs follow the execution order, the layer graph has no cycle.
+"""
+
+import operator
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, fx, nn
+
+from planner.model.blocks import LOSS
+from planner.model.tracing.export import ExportedStep
+from planner.model.tracing.sharing import is_random, memory_of, written_by
+from planner.model.tracing.torch_private import storage_key, tree_leaves
+
+
+@dataclass(frozen=True)
+class LayerAssignment:
+    """The layer of every operation.
+
+    Attributes:
+        names: layers in executable order.
+        layer_of: layer of each operation that has one.
+        static: operations that depend on no input and no parameter (position tables, masks): every
+            stage that needs one computes it itself, so it never crosses a boundary.
+    """
+
+    names: tuple[str, ...]
+    layer_of: Mapping[fx.Node, str]
+    static: frozenset[fx.Node]
+    inputs: tuple[fx.Node, ...] = field(default=())
+
+    def crossing_tensors(self) -> list[tuple[fx.Node, str, tuple[str, ...]]]:
+        """Return values made in one layer and used in later ones: ``(node, producer, users)``."""
+        rank = {name: index for index, name in enumerate(self.names)}
+        found = []
+        for node, layer in self.layer_of.items():
+            users = {self.layer_of[user] for user in node.users if user in self.layer_of}
+            later = tuple(sorted(users - {layer}, key=rank.__getitem__))
+            if later:
+                found.append((node, layer, later))
+        return found
+
+
+def assign_layers(exported: ExportedStep) -> LayerAssignment:
+    """Assign every operation of the exported step to a layer."""
+    static = _static_nodes(exported)
+    outer = _outer_modules(exported)
+    layer_of: dict[fx.Node, str] = {}
+    used: dict[str, int] = {}
+    previous_key, layer = None, ""
+    for node in exported.graph.nodes:
+        if node.op != "call_function" or node in static:
+            continue
+        if node.target is operator.getitem and node.args[0] in layer_of:
+            # The parts of a tuple stay with the operation that makes it.
+            layer_of[node] = layer_of[node.args[0]]
+            continue
+        key = _layer_key(node, outer) or previous_key or ""
+        if key != previous_key:
+            layer = _unique(key, used)
+            previous_key = key
+        layer_of[node] = layer
+    layer_of = _name_leading_run(layer_of)
+    names = tuple(dict.fromkeys(layer_of.values()))
+    inputs = tuple(node for node in exported.graph.nodes if node.op == "placeholder")
+    return LayerAssignment(names, layer_of, static, inputs)
+
+
+def _name_leading_run(layer_of: dict[fx.Node, str]) -> dict[fx.Node, str]:
+    """Assign operations before any layer to the first layer that follows."""
+    following = next((name for name in layer_of.values() if name), "model")
+    return {node: name or following for node, name in layer_of.items()}
+
+
+def _unique(key: str, used: dict[str, int]) -> str:
+    if not key:
+        return key
+    used[key] = used.get(key, 0) + 1
+    return key if used[key] == 1 else f"{key}#{used[key]}"
+
+
+def _layer_key(node: fx.Node, outer: Set[str]) -> str | None:
+    """Return the layer's name by module path; None for operations of a forward around layers."""
+    path = _module_path(node)
+    if path is None:
+        return LOSS
+    for length, part in enumerate(path, start=1):
+        name = ".".join(path[:length])
+        if part.isdigit() or name not in outer:
+            return name
+    return None
+
+
+def _module_path(node: fx.Node) -> list[str] | None:
+    """Return the parts of the module's path in the model; None outside it, in the loss."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = list(stack.values())[-1][0] if stack else ""
+    parts = [part.split("@")[0] for part in path.split(".") if part]
+    return parts[1:] if parts else None  # The first is the wrapper's name for the model.
+
+
+def _outer_modules(exported: ExportedStep) -> frozenset[str]:
+    """Return paths of the modules around numbered ones, each up to its first number."""
+    outer: set[str] = set()
+    for node in exported.graph.nodes:
+        path = _module_path(node) or []
+        numbered = next((i for i, part in enumerate(path) if part.isdigit()), 0)
+        outer.update(".".join(path[:length]) for length in range(1, numbered + 1))
+    return frozenset(outer)
+
+
+def _static_nodes(exported: ExportedStep) -> frozenset[fx.Node]:
+    """Return operations whose value is the same for every input and every trained parameter.
+
+    None of them is random, and nothing writes into their memory or that of a buffer they read: a
+    stage computes its copy when it first needs it.
+    """
+    memory = memory_of(exported.graph)
+    written = {memory.get(value) for node in exported.graph.nodes for value in _changed_by(node)}
+    static: set[fx.Node] = set()
+    for node in exported.graph.nodes:
+        if not written.isdisjoint(_memories(node)):
+            continue
+        if node.op == "get_attr":
+            is_static = not isinstance(exported.attribute(node), nn.Parameter)
+        else:
+            is_static = node.op == "call_function" and not (is_random(node) or _changed_by(node))
+        if is_static and static.issuperset(node.all_input_nodes):
+            static.add(node)
+    return frozenset(node for node in static if node.op == "call_function")
+
+
+def _changed_by(node: fx.Node) -> list[fx.Node]:
+    """Return the values that an operation writes into."""
+    # Every constant made in forward is detached in place, which changes no value.
+    return [] if node.target is torch.ops.aten.detach_.default else written_by(node)
+
+
+def _memories(node: fx.Node) -> set[int]:
+    """Return the memory of the node's tensor, or of all tensors of its tuple."""
+    values = tree_leaves(node.meta.get("val"))
+    return {storage_key(value) for value in values if isinstance(value, Tensor)}

@@ -1,0 +1,130 @@
+"""Shared memory, writes in place and randomness of values in an exported graph."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from planner.model.tracing.torch_private import (
+    HigherOrderOperator,
+    OpOverload,
+    schema_arguments,
+    schema_name,
+    storage_key,
+    tree_leaves,
+)
+
+# With nothing to drop these return their argument itself, but a copy while they are exported.
+_MAY_RETURN_ARGUMENT = frozenset(
+    f"aten::{name}"
+    for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
+)
+# These write their running statistics if the argument named here is true; their schemas do not say.
+_STATISTICS = ("running_mean", "running_var")
+_WRITES_STATISTICS_IF = {"aten::batch_norm": "training", "aten::instance_norm": "use_input_stats"}
+
+
+def written_by(node: fx.Node) -> list[fx.Node]:
+    """Return the values that an operation writes into; empty if it changes no argument.
+
+    A higher-order operator writes what its graphs write into; one with unknown graphs may write
+    into every argument.
+    """
+    if isinstance(node.target, HigherOrderOperator):
+        return _written_inside(node)
+    if not isinstance(node.target, OpOverload):
+        return []
+    given, arguments = _arguments(node), schema_arguments(node.target)
+    names = {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write}
+    if given.get(_WRITES_STATISTICS_IF.get(schema_name(node.target), "")):
+        names.update(_STATISTICS)
+    return _nodes([value for name, value in given.items() if name in names])
+
+
+def is_random(node: fx.Node) -> bool:
+    """Return whether running the operation again may give another result."""
+    if isinstance(node.target, HigherOrderOperator):
+        graphs = _graphs(node)
+        return not graphs or any(is_random(inner) for graph in graphs for inner in graph.nodes)
+    if not isinstance(node.target, OpOverload):
+        return False
+    return torch.Tag.nondeterministic_seeded in node.target.tags and not _drops_nothing(node)
+
+
+def _drops_nothing(node: fx.Node) -> bool:
+    """Return whether an operation with dropout has a dropout of zero."""
+    assert isinstance(node.target, OpOverload)
+    given = _arguments(node)
+    is_dropout = schema_name(node.target) in _MAY_RETURN_ARGUMENT
+    rate = given.get("p") if is_dropout else given.get("dropout_p", given.get("dropout"))
+    return rate == 0 or (rate is not None and given.get("train") is False)
+
+
+def memory_of(graph: fx.Graph) -> Mapping[fx.Node, int]:
+    """Return a number for each tensor; equal numbers may share memory."""
+    memory: dict[fx.Node, int] = {}
+    same: dict[int, int] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor):
+            continue
+        storage = storage_key(value)
+        is_operator = isinstance(node.target, OpOverload)
+        if is_operator and schema_name(node.target) in _MAY_RETURN_ARGUMENT:
+            same[storage] = memory[node.all_input_nodes[0]]
+        memory[node] = same.get(storage, storage)
+    return memory
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """Return the operation's arguments by their names in its schema."""
+    assert isinstance(node.target, OpOverload)
+    arguments = schema_arguments(node.target)
+    names = [argument.name for argument in arguments]
+    defaults = {argument.name: argument.default_value for argument in arguments}
+    return {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def _nodes(values: Any) -> list[fx.Node]:
+    return [value for value in tree_leaves(values) if isinstance(value, fx.Node)]
+
+
+def _graphs(node: fx.Node) -> list[fx.Graph]:
+    """Return the graphs that a higher-order operator runs."""
+    owner = node.graph.owning_module
+    assert owner is not None
+    named = [n for n in node.all_input_nodes if n.op == "get_attr"]
+    modules = [attribute_of(owner, str(n.target)) for n in named]
+    return [module.graph for module in modules if isinstance(module, fx.GraphModule)]
+
+
+def attribute_of(owner: Any, path: str) -> object:
+    """Return the attribute of a dotted path such as ``h.0.weight``."""
+    for part in path.split("."):
+        owner = getattr(owner, part)
+    return owner
+
+
+def _written_inside(node: fx.Node) -> list[fx.Node]:
+    arguments = tree_leaves([node.args, node.kwargs])
+    graphs = _graphs(node)
+    if not graphs:
+        return _nodes(arguments)
+    return _nodes([list(_operands_written(graph, arguments)) for graph in graphs])
+
+
+def _operands_written(graph: fx.Graph, arguments: list[Any]) -> Iterator[Any]:
+    """Return operands that the graph of a higher-order operator writes into; they come last."""
+    memory = memory_of(graph)
+    written = {memory.get(value) for inner in graph.nodes for value in written_by(inner)}
+    if not written:
+        return
+    entrances = graph.find_nodes(op="placeholder")
+    if None in written or len(entrances) > len(arguments):
+        yield from arguments  # Not known which: any.
+        return
+    operands = arguments[len(arguments) - len(entrances) :]
+    for entrance, operand in zip(entrances, operands, strict=True):
+        if memory.get(entrance) in written:
+            yield operand

@@ -1,0 +1,148 @@
+"""Imports of user code, and one-line descriptions of exceptions that it raises."""
+
+import importlib
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from planner.errors import PipeplanError
+from planner.model.tracing.torch_private import EXPORT_MODULES
+
+_PLANNER = str(Path(__file__).parents[2])
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib")})
+
+FAILURES = (Exception, SystemExit)
+"""Exceptions of user code; ``sys.exit`` in it must not end this process silently."""
+
+_MOST_CHARACTERS = 400
+
+
+def one_line(error: BaseException) -> str:
+    """Return ``Type: message (file:line)`` on one line, with the user's line, not a library's.
+
+    The traceback of ``error`` has to begin in this package, where the user's code was called. The
+    place is left out if none of the user's lines took part.
+    """
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    paragraph = message.strip().split("\n\n")[0]  # Torch's hints and graphs come after it.
+    words = " ".join(paragraph.split())
+    if len(words) > _MOST_CHARACTERS:
+        words = words[: _MOST_CHARACTERS - 1] + "…"
+    where = place(error)
+    return f"{type(error).__name__}{': ' if words else ''}{words}{f' ({where})' if where else ''}"
+
+
+def place(error: BaseException) -> str:
+    """Return ``file:line`` of the user's innermost line in a traceback, or the empty string."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return _shown(error.filename, error.lineno)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((_PLANNER, "<"))
+    ]
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    return _shown(own[-1].filename, own[-1].lineno) if own else ""
+
+
+def _shown(filename: str, line: int | None) -> str:
+    path = Path(filename)
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return f"{path}:{line}"
+
+
+def is_exports_own(error: BaseException) -> bool:
+    """Return whether torch.export raised the exception because it cannot trace something.
+
+    The exception's module decides, since the classes are private to torch and have moved.
+    """
+    return type(error).__module__.startswith(EXPORT_MODULES)
+
+
+_ZOO = "models"
+
+
+def import_callable(name: str, what: str, example: str) -> Callable[..., Any]:
+    """Import ``module:callable``, including from the current folder, as ``python -m`` would.
+
+    Only call this with a name that the user typed or the zoo contains: importing runs code.
+
+    Args:
+        name: name of module and callable.
+        what: its purpose in messages, such as ``model``.
+        example: an example of such a name, for messages.
+
+    Raises:
+        PipeplanError: if the name has no such form, the module or callable does not exist, or
+            importing the module fails.
+    """
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not module_name or not attribute:
+        raise PipeplanError(
+            f"{what} {name!r}: expected module:{_kind(what)}, for example {example}"
+        )
+    if "/" in module_name or "\\" in module_name or "" in module_name.split("."):
+        file = example.partition(":")[0].replace(".", "/")
+        raise PipeplanError(
+            f"{what} {name!r}: {module_name!r} is not the name of a module; write folders and file "
+            f"as Python imports them from the current folder, for example {example} for {file}.py"
+        )
+    module = _import_module(module_name, f"{what} {name!r}")
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        known = [key for key, value in vars(module).items() if _is_own(value, module_name)]
+        raise PipeplanError(
+            f"{what} {name!r}: module {module_name!r} has no callable {attribute!r}; "
+            f"it has {', '.join(known) or 'none'}"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _kind(what: str) -> str:
+    return "factory" if what in ("model", "data", "optimizer") else "function"
+
+
+def _import_module(module_name: str, asker: str) -> object:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise PipeplanError(_failed_import(asker, module_name, error)) from error
+        raise PipeplanError(
+            f"{asker}: no module {error.name!r} in {here} or on PYTHONPATH{_about_zoo(error.name)}"
+        ) from error
+    except FAILURES as error:
+        raise PipeplanError(
+            f"{asker}: importing module {module_name!r} failed: {one_line(error)}"
+        ) from error
+
+
+def _about_zoo(module_name: str) -> str:
+    """Explain that the zoo is part of the repository, not of an installation."""
+    if module_name.partition(".")[0] != _ZOO:
+        return ""
+    return (
+        "; the zoo of models is in Pipeplan's repository and is not installed: run in a checkout, "
+        "or name a module:factory of your own in this folder"
+    )
+
+
+def _failed_import(asker: str, module_name: str, error: ModuleNotFoundError) -> str:
+    missing = repr(error.name) if error.name else str(error)
+    where = place(error)
+    return (
+        f"{asker}: importing module {module_name!r} failed: ModuleNotFoundError: "
+        f"the module {missing} that it imports{f' ({where})' if where else ''} is missing; "
+        "install it or correct that import"
+    )
+
+
+def _is_own(value: object, module_name: str) -> bool:
+    return callable(value) and getattr(value, "__module__", None) == module_name

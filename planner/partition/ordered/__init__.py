@@ -1,1 +1,0 @@
-"""Partitions along an order of the devices, and a search over orders."""

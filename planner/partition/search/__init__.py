@@ -1,1 +1,0 @@
-"""Searches over partitions: ``optimise`` combines them, ``best`` adds the exact model's proof."""

@@ -1,0 +1,326 @@
+"""The plan file: stages, devices, orders of operations and predictions. Loading it runs no code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field
+
+from planner.cluster.cluster import Cluster
+from planner.errors import PipeplanError
+from planner.job import MAX_MICROBATCHES, Job, JsonValue
+from planner.model.graph_record import GraphRecord, structure_digest
+from planner.model.layer_graph import LayerGraph
+from planner.plan.certificate import Proof
+from planner.plan.operations import Operation, parse_order
+from planner.plan.problem import ModelSource, Problem
+from planner.records.document import Count, Record, digest_of_data
+from planner.records.formats import JsonFile
+from planner.space import BoundCovers, Space
+
+COST_MODEL = 1
+"""The revision of the cost model and the simulator. It rises whenever either predicts other times
+or bytes for some plan: commands predict figures of another revision again when they read a plan
+(:func:`planner.prediction.load_plan`), and bounds of another revision do not hold."""
+
+BUCKET_MIB = 25.0
+"""Default size of a bucket of gradients, as in torch's DistributedDataParallel."""
+FUSION_MIB = 64.0
+"""Default size of a bucket that is filled with gradients of several stages."""
+_SIZES = {"all_reduce": ("bucket_mib", BUCKET_MIB), "fused": ("fusion_mib", FUSION_MIB)}
+"""Strategies that overlap, with the option for the size of their buckets and its default."""
+NonNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+# A sum over layers and microbatches of counts below 2**63; a float can still represent it.
+TotalBytes = Annotated[int, Field(ge=0, lt=2**120)]
+
+
+class PlannedModel(Record):
+    """The model of a plan.
+
+    Attributes:
+        name: Name of the model.
+        factory: ``module:factory`` or ``hf:NAME`` that builds it; null if unknown.
+        arguments: Keyword arguments of the factory.
+        graph_digest: Digest of the layer graph, ``sha256:…``.
+        graph: The layer graph.
+    """
+
+    name: str
+    factory: str | None
+    arguments: dict[str, JsonValue]
+    graph_digest: str
+    graph: GraphRecord
+
+
+class Stage(Record):
+    """A set of layers on one or more devices.
+
+    Attributes:
+        index: Number of the stage, from 0; edges never lead to an earlier stage.
+        layers: Names of its layers.
+        devices: Devices that hold it (replicas); each microbatch runs on one of them.
+        recompute: Layers that keep only their inputs and run again in the backward.
+    """
+
+    index: Count
+    layers: Annotated[tuple[str, ...], Field(min_length=1)]
+    devices: Annotated[tuple[str, ...], Field(min_length=1)]
+    recompute: tuple[str, ...] = ()
+
+
+class Sync(Record):
+    """The synchronisation strategy of the replicas.
+
+    Attributes:
+        strategy: Name of the strategy; see docs/synchronisation.md.
+        options: Options of the strategy.
+    """
+
+    strategy: str = "all_reduce"
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+def overlaps_reductions(space: Space, sync: Sync) -> bool:
+    """Return whether gradients are reduced in buckets while the last backwards still run.
+
+    The strategies ``all_reduce`` and ``fused`` do so if the freedoms of the job allow it, the first
+    one unless it says otherwise. Times under other strategies are simulated apart
+    (:mod:`planner.sync.simulation`).
+    """
+    said = sync.options.get("overlap", space.overlap_reduction)
+    return sync.strategy in _SIZES and bool(said)
+
+
+def within(space: Space, sync: Sync) -> Sync:
+    """Return a strategy that says not to overlap where it leaves that open and may not."""
+    if sync.strategy != "all_reduce" or "overlap" in sync.options or space.overlap_reduction:
+        return sync
+    return Sync(strategy=sync.strategy, options={**sync.options, "overlap": False})
+
+
+def overlapped_bucket_bytes(space: Space, sync: Sync) -> float | None:
+    """Return the size of the buckets that are reduced while the last backwards still run.
+
+    Args:
+        space: the freedoms of the job.
+        sync: the strategy of synchronisation.
+
+    Returns:
+        Bytes; None if gradients are reduced at once, after the last backward.
+
+    Raises:
+        PipeplanError: if the strategy's size is no number.
+    """
+    if not overlaps_reductions(space, sync):
+        return None
+    option, default = _SIZES[sync.strategy]
+    mib = sync.options.get(option, default)
+    if isinstance(mib, bool) or not isinstance(mib, int | float):
+        raise PipeplanError(f"sync.options.{option}: {mib!r} is not a number of MiB")
+    return mib * 2**20
+
+
+class DevicePrediction(Record):
+    """Simulation results of one device in one iteration.
+
+    Attributes:
+        busy_s: Time spent computing.
+        peak_memory_bytes: Most memory held at any moment.
+    """
+
+    busy_s: NonNegative
+    peak_memory_bytes: TotalBytes
+
+
+class TimeProvenance(Record):
+    """Fractions of a predicted time by the source of the figures behind it; they sum to 1.
+
+    :mod:`planner.simulation.time_provenance` defines what counts as which.
+
+    Attributes:
+        measured: Fraction from measured costs.
+        datasheet: Fraction from vendors' datasheets.
+        assumed: Fraction from assumptions, such as efficiencies.
+    """
+
+    measured: Share
+    datasheet: Share
+    assumed: Share
+
+
+class Predicted(Record):
+    """Simulation results of a plan.
+
+    Attributes:
+        iteration_time_s: Simulated iteration time, including all-reduces and optimizer steps.
+        lower_bound_s: Proved lower bound for all plans named by ``provenance.bound_covers``; 0 if
+            unknown.
+        gap: iteration time / lower bound - 1; null without a bound.
+        bubble: Idle fraction of the devices used.
+        devices: Results per device.
+        time_provenance: Fractions of the time by source; null if nothing takes time, or in plans of
+            versions without it.
+    """
+
+    iteration_time_s: NonNegative
+    lower_bound_s: NonNegative
+    gap: NonNegative | None
+    bubble: Share
+    devices: dict[str, DevicePrediction]
+    time_provenance: TimeProvenance | None = None
+
+
+def gap(iteration_time_s: float, lower_bound_s: float) -> float | None:
+    """Return how far a plan may be from the best one: time / bound - 1; None without a bound.
+
+    A bound so small that the quotient overflows counts as none.
+    """
+    if lower_bound_s <= 0 or not math.isfinite(iteration_time_s / lower_bound_s):
+        return None
+    return max(0.0, iteration_time_s / lower_bound_s - 1)
+
+
+class Provenance(Record):
+    """How a plan was made, in enough detail to make it again.
+
+    Attributes:
+        pipeplan: Version of Pipeplan.
+        ortools: Version of OR-Tools; null if unused.
+        seed: Seed of the search.
+        workers: Number of solver threads.
+        limit: Limit of the search, such as ``wall 30 s``.
+        solver: Method that found the plan.
+        bound_covers: Plans that the lower bound covers.
+        problem_digest: Digest of the problem (:attr:`Problem.digest`) for which the bound was
+            proved; it does not hold for other problems.
+        cost_model: Revision of the cost model (:data:`COST_MODEL`) behind the predictions and the
+            bound.
+    """
+
+    pipeplan: str
+    ortools: str | None
+    seed: int
+    workers: int
+    limit: str
+    solver: str
+    bound_covers: BoundCovers
+    cost_model: Count
+    problem_digest: str | None = None
+
+
+class Plan(JsonFile):
+    """A complete plan: stages, devices, orders, predictions and the inputs they were made from.
+
+    Attributes:
+        format: ``pipeplan/4``.
+        model: The model.
+        cluster: The cluster it was planned for.
+        job: The job it was planned for.
+        stages: Stages in order.
+        microbatches: Microbatches per iteration.
+        orders: Operations of each device in order, such as ``2F0`` (stage 2, forward, microbatch
+            0), separated by spaces; F forward, B whole backward, I and W input and weight gradient
+            of a split backward.
+        ranks: Device of each rank.
+        sync: Synchronisation strategy of the replicas.
+        predicted: Simulation results.
+        provenance: How the plan was made.
+        proof: What shows that the lower bound holds; null without a bound, and in plans of older
+            versions.
+    """
+
+    format: Literal["pipeplan/4"] = "pipeplan/4"
+    model: PlannedModel
+    cluster: Cluster
+    job: Job
+    stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
+    microbatches: Annotated[int, Field(ge=1, le=MAX_MICROBATCHES)]
+    orders: dict[str, str]
+    ranks: tuple[str, ...]
+    sync: Sync = Field(default_factory=Sync)
+    predicted: Predicted
+    provenance: Provenance
+    proof: Proof | None = None
+
+    @classmethod
+    def parse(cls, data: Any, source: str = "") -> Self:
+        """Check the form of plain JSON data; see :meth:`JsonFile.parse`."""
+        return super().parse(_without_overlap(data), source)
+
+    @property
+    def problem(self) -> Problem:
+        """The problem that the plan solves."""
+        return Problem(
+            graph=LayerGraph.from_record(self.model.graph),
+            cluster=self.cluster,
+            job=self.job,
+            source=ModelSource(self.model.factory, dict(self.model.arguments)),
+        )
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the model's layers, in executable order."""
+        return tuple(layer.name for layer in self.model.graph.layers)
+
+    @property
+    def overlaps(self) -> bool:
+        """As :func:`overlaps_reductions` of its job and strategy."""
+        return overlaps_reductions(self.job.space, self.sync)
+
+    @property
+    def bucket_bytes(self) -> float | None:
+        """As :func:`overlapped_bucket_bytes` of its job and strategy."""
+        return overlapped_bucket_bytes(self.job.space, self.sync)
+
+    @cached_property
+    def execution_digest(self) -> str:
+        """SHA-256 of what the executor runs: layers, stages, orders and ranks.
+
+        Costs are left out, so that a plan and its calibrated copy, which run the same, have the
+        same digest; only timelines of equal digests can be compared.
+        """
+        return digest_of_data(
+            {
+                "graph": structure_digest(self.model.graph),
+                "stages": [stage.model_dump(mode="json") for stage in self.stages],
+                "microbatches": self.microbatches,
+                "orders": {device: text.split() for device, text in self.orders.items()},
+                "ranks": self.ranks,
+            }
+        )
+
+    def parsed_orders(self) -> dict[str, tuple[Operation, ...]]:
+        """Return the order of operations of every device.
+
+        Raises:
+            PipeplanError: naming each word that is not an operation.
+        """
+        return {
+            device: parse_order(text, f"orders[{device!r}]") for device, text in self.orders.items()
+        }
+
+
+def _without_overlap(data: Any) -> Any:
+    """Return plain data in which job and bound do without overlap where they do not speak of it.
+
+    Plans of ``pipeplan/4`` from before reductions could overlap were predicted, and their bounds
+    proved, without.
+    """
+    if not isinstance(data, Mapping) or data.get("format") != "pipeplan/4":
+        return data
+    found = _without_field(data, ("job",))
+    return _without_field(found, ("provenance", "bound_covers", "space"))
+
+
+def _without_field(data: Mapping[str, Any], way: tuple[str, ...]) -> Mapping[str, Any]:
+    """Set the freedom to false in a table, by the way to it, if it is there and lacks it."""
+    if not way:
+        return {"overlap_reduction": False, **data}
+    table = data.get(way[0])
+    if not isinstance(table, Mapping):
+        return data
+    return {**data, way[0]: _without_field(table, way[1:])}

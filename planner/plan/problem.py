@@ -1,0 +1,148 @@
+"""The planning problem: one model, one cluster, one job."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner.cluster.cluster import Cluster
+from planner.errors import PipeplanError, near
+from planner.job import Job, JsonValue
+from planner.model.layer_graph import LayerGraph, require_samples
+from planner.records.document import digest_of_data
+from planner.space import Space
+
+JOB_FIELDS_WITHOUT_COST = {
+    "name",
+    "learning_rate",
+    "loss",
+    "model_arguments",
+    "inputs",
+    "runtime",
+}
+"""Job fields that do not change a traced model's costs; a bound still holds after an edit of these.
+"""
+_CLUSTER_FIELDS_WITHOUT_COST: dict[str, Any] = {
+    "currency": True,
+    "device_types": {"__all__": {"source", "price_per_hour"}},
+    "devices": {"__all__": {"price_per_hour"}},
+}
+"""Fields left out of the digest: prices do not change a plan's time, and plans from before device
+types had a source keep their digest."""
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """The origin of a model: ``module:factory`` or ``hf:NAME``, and its keyword arguments."""
+
+    factory: str | None = None
+    arguments: dict[str, JsonValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The input of ``solve``.
+
+    Attributes:
+        graph: the traced model.
+        cluster: devices and links.
+        job: microbatches, precision, optimizer.
+        source: how the executor can build the model again; optional for studies.
+
+    Raises:
+        PipeplanError: if the three do not fit together.
+    """
+
+    graph: LayerGraph
+    cluster: Cluster
+    job: Job = field(default_factory=Job)
+    source: ModelSource = field(default_factory=ModelSource)
+
+    def __post_init__(self) -> None:
+        require_samples(self.graph, self.job.samples_per_microbatch)
+        if self.graph.record.precision != self.job.precision:
+            raise PipeplanError(
+                f"layer graph {self.graph.name!r} was traced in {self.graph.record.precision}, "
+                f"the job says precision = {self.job.precision!r}; trace it again"
+            )
+        _require_known_cuts(self.graph, self.job)
+        types = {device.type for device in self.cluster.devices}
+        homeless = [
+            layer for layer in self.graph.record.layers if not any(map(layer.may_run_on, types))
+        ]
+        if homeless:
+            raise PipeplanError(
+                f"layer {layer.name!r} runs on device types {', '.join(layer.device_types)} only, "
+                f"the cluster has {', '.join(sorted(types))}; add such a device or change the "
+                "layer's device_types"
+                for layer in homeless
+            )
+        for name in sorted(types):
+            kind = self.cluster.device_types[name]
+            measured = all(name in layer.measured for layer in self.graph.record.layers)
+            if not measured and self.job.precision not in kind.precisions:
+                known = ", ".join(kind.precisions)
+                raise PipeplanError(
+                    f"device type {name!r} has no peak_tflop_per_s for precision "
+                    f"{self.job.precision!r} (it has {known}); choose one of these in the job or "
+                    f"add peak_tflop_per_s.{self.job.precision} to the cluster file"
+                )
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything a bound on the job's space depends on."""
+        return self.digest_in(self.job.space)
+
+    def digest_in(self, space: Space) -> str:
+        """Return the SHA-256 of what a bound on a space depends on.
+
+        This is the layer graph, the cluster, the job's costs and the freedoms of the space.
+        """
+        return digest_of_data(
+            {
+                "graph": self.graph.digest,
+                "cluster": _costs_of(self.cluster),
+                "job": _job_data(self.job.model_copy(update=dict(space))),
+            }
+        )
+
+
+def _require_known_cuts(graph: LayerGraph, job: Job) -> None:
+    unknown = [name for name in job.cuts or () if name not in graph.layers]
+    if unknown:
+        raise PipeplanError(
+            f"job.cuts: the model has no layer {name!r}; {near(name, graph.layers)}"
+            for name in unknown
+        )
+
+
+def cluster_digest(cluster: Cluster) -> str:
+    """Return the SHA-256 of everything a plan's time depends on, without prices and sources."""
+    return digest_of_data(_costs_of(cluster))
+
+
+def _job_data(job: Job) -> dict[str, Any]:
+    """Return the fields of a job that a bound depends on.
+
+    A freedom that older versions did not have is left out where it is not used, so that their
+    plans keep their digest.
+    """
+    data = job.model_dump(mode="json", exclude=JOB_FIELDS_WITHOUT_COST)
+    for name, older in _OLDER_FREEDOMS.items():
+        if data[name] == older:
+            del data[name]
+    return data
+
+
+_OLDER_FREEDOMS = {
+    "backward": "whole",
+    "overlap_reduction": False,
+    "min_stages": 1,
+    "cuts": None,
+    "placement": "any",
+    "order": "any",
+    "equal_pipelines": False,
+}
+"""Freedoms that older versions did not have, with their values there."""
+
+
+def _costs_of(cluster: Cluster) -> dict[str, Any]:
+    return cluster.model_dump(mode="json", exclude=_CLUSTER_FIELDS_WITHOUT_COST)

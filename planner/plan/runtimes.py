@@ -1,0 +1,220 @@
+"""What each runtime can express of a plan: a job's freedoms, narrowed to that.
+
+The exporters in :mod:`planner.interop.export` say which plan a tool cannot run and why. Here the
+same is said of all plans at once, as a :class:`planner.space.Space`, so that a search finds no
+others. ``pipeplan`` is the executor of this project, which runs them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from planner.errors import PipeplanError, shorten
+from planner.job import Job, Runtime
+from planner.model.blocks import LOSS, block_stack, module_of
+from planner.model.layer_graph import LayerGraph
+from planner.plan.problem import Problem
+
+RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
+EXPORTS: Mapping[Runtime, str] = {
+    "torch": "torch-csv",
+    "torchtitan": "torchtitan",
+    "megatron": "megatron",
+    "deepspeed": "deepspeed",
+}
+"""The export of each runtime, a name of :data:`planner.interop.export.exported.TARGETS`."""
+LOSSES_IN_ORDER: frozenset[Runtime | None] = frozenset(("torch", "torchtitan"))
+"""Runtimes that take the m-th loss to be that of microbatch m."""
+Cuts = Callable[[LayerGraph], Iterator[int]]
+"""Positions in the chain at which a stage may not begin."""
+
+
+@dataclass(frozen=True)
+class Expressible:
+    """What a runtime can express.
+
+    Attributes:
+        freedoms: fields of a job that it narrows, with the values it allows.
+        forbidden_cuts: see :data:`Cuts`.
+        precisions: it trains in; none: all.
+    """
+
+    freedoms: Mapping[str, Any]
+    forbidden_cuts: Cuts
+    precisions: tuple[str, ...] = ()
+
+
+def for_runtime(problem: Problem, runtime: Runtime | None = None) -> Problem:
+    """Return a problem whose plans a runtime can run as they are planned.
+
+    Args:
+        problem: the model, cluster and job.
+        runtime: that will train; by default the job's.
+
+    Raises:
+        PipeplanError: if the runtime cannot run any plan of the model, or of such a job.
+    """
+    runtime = runtime or problem.job.runtime
+    if runtime is None:
+        return problem
+    runtime = runtime_of(runtime)
+    fields: dict[str, Any] = {"runtime": runtime}
+    if runtime in _EXPRESSIBLE:
+        fields |= _narrowed(problem, runtime, _EXPRESSIBLE[runtime])
+    return replace(problem, job=problem.job.model_copy(update=fields))
+
+
+def is_expressible(problem: Problem) -> bool:
+    """Return whether the job gives no freedom that its runtime cannot express."""
+    return for_runtime(problem).job == problem.job
+
+
+def runtime_of(name: str) -> Runtime:
+    """Return the runtime of a name.
+
+    Raises:
+        PipeplanError: listing the known ones, if it is none.
+    """
+    found = next((runtime for runtime in RUNTIMES if runtime == name), None)
+    if found is None:
+        known = ", ".join(RUNTIMES)
+        raise PipeplanError(f"runtime: {shorten(name)} is unknown; choose from {known}")
+    return found
+
+
+def narrowed_by(runtime: Runtime | None) -> frozenset[str]:
+    """Return the fields of a job that a runtime narrows."""
+    able = None if runtime is None else _EXPRESSIBLE.get(runtime)
+    return frozenset() if able is None else frozenset({"cuts", *able.freedoms})
+
+
+def _narrowed(problem: Problem, runtime: Runtime, able: Expressible) -> dict[str, Any]:
+    """Return the fields of the job that are narrower for a runtime."""
+    job = problem.job
+    if able.precisions and job.precision not in able.precisions:
+        raise PipeplanError(
+            f"job.precision: {job.precision!r}, but {runtime} trains in "
+            f"{', '.join(able.precisions)}; set one of these in the job"
+        )
+    fields = {name: _narrower(job, name, value) for name, value in able.freedoms.items()}
+    if fields.get("order") == "1f1b" and job.backward == "split":
+        raise PipeplanError(
+            f'job.backward: "split", but {runtime} runs whole backwards; set it to "any"'
+        )
+    fields["cuts"] = _cuts(problem, able)
+    return fields
+
+
+def _narrower(job: Job, name: str, value: Any) -> Any:
+    """Return the narrower of a job's value and a runtime's."""
+    own = getattr(job, name)
+    if name == "min_stages":
+        return max(own, value)
+    if name == "recompute":
+        return value if own is True else own and value and own
+    if name == "max_stages_per_device":
+        return min(own, value)
+    if name == "placement":
+        return min(own, value, key=("loop", "loop_or_v", "any").index)
+    return value
+
+
+def _cuts(problem: Problem, able: Expressible) -> tuple[str, ...]:
+    """Return the layers before which a stage may begin, of those that the job allows."""
+    names, own = tuple(problem.graph.layers), problem.job.cuts
+    forbidden = set(able.forbidden_cuts(problem.graph))
+    return tuple(
+        name
+        for position, name in enumerate(names)
+        if position and position not in forbidden and (own is None or name in own)
+    )
+
+
+# --- where a stage may not begin ------------------------------------------------------------------
+
+
+def _apart_from_loss(graph: LayerGraph) -> Iterator[int]:
+    """Yield cuts that leave the loss outside the last stage, or alone in it."""
+    names = tuple(graph.layers)
+    if LOSS in names:
+        first = names.index(LOSS)
+        yield from range(first if first == len(names) - 1 else first + 1, len(names))
+
+
+def _torchtitan_cuts(graph: LayerGraph) -> Iterator[int]:
+    """Yield cuts inside a module, across several tensors, or between tied weights."""
+    yield from _apart_from_loss(graph)
+    modules: dict[str, list[int]] = {}
+    tied: dict[str, list[int]] = {}
+    for position, layer in enumerate(graph.record.layers):
+        if layer.name != LOSS:
+            modules.setdefault(module_of(layer.name), []).append(position)
+        for name in layer.parameters:
+            if graph.parameters[name].trainable:
+                tied.setdefault(name, []).append(position)
+    for held in (*modules.values(), *tied.values()):
+        yield from range(held[0] + 1, held[-1] + 1)
+    crossing = [0] * (len(graph.layers) + 1)
+    for first, last in _spans(graph):
+        for cut in range(first + 1, last + 1):
+            crossing[cut] += 1
+    yield from (cut for cut, tensors in enumerate(crossing) if tensors > 1)
+
+
+def _deepspeed_cuts(graph: LayerGraph) -> Iterator[int]:
+    """Yield cuts that a tensor crosses which does not go to the next layer alone."""
+    yield from _apart_from_loss(graph)
+    for first, last in _spans(graph):
+        if last - first > 1:
+            yield from range(first + 1, last + 1)
+
+
+def _megatron_cuts(graph: LayerGraph) -> Iterator[int]:
+    """Yield cuts inside the embedding, a block or the head."""
+    stack = block_stack(graph)
+    parts = (stack.before, *(block.layers for block in stack.blocks), stack.after)
+    begin = 0
+    for layers in parts:
+        yield from range(begin + 1, begin + len(layers))
+        begin += len(layers)
+
+
+def _spans(graph: LayerGraph) -> Iterator[tuple[int, int]]:
+    """Yield the positions of each tensor's producer and of its last user."""
+    position = {name: index for index, name in enumerate(graph.layers)}
+    for tensor in graph.record.boundaries:
+        yield position[tensor.producer], max(position[user] for user in tensor.users)
+
+
+_OF_ITS_OWN_ORDER = {
+    "order": "1f1b",
+    "backward": "whole",
+    "equal_pipelines": True,
+    "overlap_reduction": False,
+}
+_EXPRESSIBLE: Mapping[Runtime, Expressible] = {
+    "torch": Expressible(
+        {"replication": False, "recompute": False, "overlap_reduction": False}, _apart_from_loss
+    ),
+    "torchtitan": Expressible(
+        {
+            "min_stages": 2,
+            "placement": "loop_or_v",
+            "equal_pipelines": True,
+            "recompute": False,
+            "overlap_reduction": False,
+        },
+        _torchtitan_cuts,
+        ("float32", "bfloat16"),
+    ),
+    "megatron": Expressible(
+        {**_OF_ITS_OWN_ORDER, "placement": "loop", "recompute": "blocks"}, _megatron_cuts
+    ),
+    "deepspeed": Expressible(
+        {**_OF_ITS_OWN_ORDER, "max_stages_per_device": 1},
+        _deepspeed_cuts,
+        ("float32", "float16", "bfloat16"),
+    ),
+}

@@ -1,0 +1,183 @@
+"""The index of a sweep's folder: its settings, and the result of each point."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import Field, model_validator
+
+from planner.errors import shorten
+from planner.job import MAX_MICROBATCHES, Job, JsonValue
+from planner.records.document import Count, Record
+from planner.records.formats import JsonFile
+
+INDEX_NAME = "sweep.json"
+"""File name of the index in its folder."""
+MAX_SAMPLES = 2**20
+SWEPT_JOB_FIELDS = frozenset(("name", "samples_per_microbatch", "microbatches", "model_arguments"))
+"""Job fields that a sweep varies, that change no plan, or that the index stores separately."""
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}$")]
+"""Label of a cluster, used in file names."""
+PlanName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.json$")]
+"""Name of a plan's file in the folder itself."""
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+Devices = Annotated[int, Field(ge=1, lt=2**31)]
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+class Point(NamedTuple):
+    """One combination of a sweep.
+
+    Attributes:
+        cluster: label of the cluster.
+        devices: largest number of devices that a plan may use.
+        samples_per_microbatch: microbatch size.
+        microbatches: microbatches per iteration.
+    """
+
+    cluster: str
+    devices: int
+    samples_per_microbatch: int
+    microbatches: int
+
+    @property
+    def samples(self) -> int:
+        """Samples per iteration."""
+        return self.samples_per_microbatch * self.microbatches
+
+    @property
+    def plan_name(self) -> str:
+        """File name of the point's plan."""
+        batch = f"{self.microbatches}x{self.samples_per_microbatch}"
+        return f"{self.cluster}-{self.devices}-devices-{batch}.json"
+
+    def __str__(self) -> str:
+        noun = "device" if self.devices == 1 else "devices"
+        return (
+            f"{self.cluster}, {self.devices} {noun}, "
+            f"{self.microbatches} x {self.samples_per_microbatch} samples"
+        )
+
+
+class SweepSettings(Record):
+    """Search settings of every point, see :func:`planner.search.solve.solve`.
+
+    Attributes:
+        time_limit_s: Time limit per point, including the choice of devices.
+        gap_limit: Gap at which a point's search ends.
+        seed: Seed of all searches.
+        deterministic: Whether the limit is in CP-SAT's deterministic seconds.
+    """
+
+    time_limit_s: Annotated[float, Field(gt=0)] = 10.0
+    gap_limit: NonNegative = 1e-4
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    deterministic: bool = False
+
+
+class SweptPoint(Record):
+    """The result of a point: a plan, or the reason why there is none.
+
+    Attributes:
+        cluster: Label of the cluster.
+        devices: Largest number of devices.
+        samples_per_microbatch: Microbatch size.
+        microbatches: Microbatches per iteration.
+        plan: File of the plan; null if there is none.
+        iteration_time_s: Iteration time of the plan.
+        lower_bound_s: Lower bound on the chosen devices, for plans named in the plan file.
+        chosen: Devices available to the search.
+        used: Devices that the plan uses.
+        reason: Why there is no plan.
+    """
+
+    cluster: Label
+    devices: Devices
+    samples_per_microbatch: Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
+    microbatches: Annotated[int, Field(ge=1, le=MAX_MICROBATCHES)]
+    plan: PlanName | None = None
+    iteration_time_s: NonNegative | None = None
+    lower_bound_s: NonNegative | None = None
+    chosen: tuple[str, ...] = ()
+    used: tuple[str, ...] = ()
+    reason: str | None = None
+
+    @property
+    def point(self) -> Point:
+        """The combination that was solved."""
+        return Point(self.cluster, self.devices, self.samples_per_microbatch, self.microbatches)
+
+    @model_validator(mode="after")
+    def _has_a_plan_or_a_reason(self) -> Self:
+        figures = (self.plan, self.iteration_time_s, self.lower_bound_s)
+        if self.reason is None and (None in figures or not self.used):
+            raise ValueError(
+                f"the point {self.point} lacks plan, iteration_time_s, lower_bound_s or used and "
+                "gives no reason; remove it, and the sweep solves it again"
+            )
+        if self.reason is not None and (self.used or set(figures) != {None}):
+            raise ValueError(
+                f"the point {self.point} has a plan and a reason why there is none; remove it, and "
+                "the sweep solves it again"
+            )
+        return self
+
+
+class SweepIndex(JsonFile):
+    """The contents of a sweep's folder.
+
+    Attributes:
+        format: ``pipeplan-sweep/2``.
+        model: Name of the model.
+        factory: ``module:factory`` that builds it; null if the graph was read from a file.
+        arguments: Keyword arguments of the factory.
+        graphs: Digests of the layer graphs, by samples per microbatch.
+        clusters: Digests of the clusters without prices, by label.
+        job: The job; fields in :data:`SWEPT_JOB_FIELDS` are ignored.
+        settings: Search settings.
+        cost_model: Revision of the cost model (:data:`planner.plan.plan.COST_MODEL`) of the times.
+        points: Points found so far, unordered.
+    """
+
+    format: Literal["pipeplan-sweep/2"] = "pipeplan-sweep/2"
+    model: str
+    factory: str | None = None
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    graphs: dict[str, Digest]
+    clusters: dict[Label, Digest]
+    job: Job
+    settings: SweepSettings
+    cost_model: Count
+    points: tuple[SweptPoint, ...] = ()
+
+    @model_validator(mode="after")
+    def _has_each_point_once(self) -> Self:
+        for point, count in Counter(row.point for row in self.points).items():
+            if count > 1:
+                raise ValueError(f"points: {point} is there {count} times; keep one")
+        return self
+
+    def differences(self, other: SweepIndex) -> Iterator[str]:
+        """Yield, for each differing field, why points of another sweep cannot join this one."""
+        for field in ("model", "factory", "arguments", "cost_model"):
+            yield from _difference(field, getattr(self, field), getattr(other, field))
+        for field in type(self.job).model_fields.keys() - SWEPT_JOB_FIELDS:
+            yield from _difference(
+                f"job.{field}", getattr(self.job, field), getattr(other.job, field)
+            )
+        for field in type(self.settings).model_fields:
+            mine, theirs = getattr(self.settings, field), getattr(other.settings, field)
+            yield from _difference(f"settings.{field}", mine, theirs)
+        for samples in self.graphs.keys() & other.graphs.keys():
+            if self.graphs[samples] != other.graphs[samples]:
+                yield f"graphs.{samples}: another model, or other costs"
+        for label in self.clusters.keys() & other.clusters.keys():
+            if self.clusters[label] != other.clusters[label]:
+                yield f"clusters.{label}: the cluster is another one (in more than its prices)"
+
+
+def _difference(field: str, mine: Any, theirs: Any) -> Iterator[str]:
+    if mine != theirs:
+        yield f"{field}: {shorten(mine)} there, {shorten(theirs)} now"

@@ -1,0 +1,300 @@
+"""Base class and functions of all files: reading, checking, digests and atomic writing."""
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from planner.errors import PipeplanError, shorten
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+"""A number of bytes, FLOPs or elements that fits 64-bit integers."""
+
+
+_CONSTANT = re.compile("NaN|Infinity")
+
+
+class Record(BaseModel):
+    """Base of all artifact records: immutable, strict, and without unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def parse(cls, data: Any, source: str) -> Self:
+        """Check ``data`` (plain JSON values) against this record.
+
+        Args:
+            data: content of a JSON or TOML file.
+            source: its name in messages, usually the file's.
+
+        Raises:
+            PipeplanError: with one line for every wrong field.
+        """
+        try:
+            return cls.model_validate_json(json.dumps(data))
+        except ValidationError as error:
+            raise PipeplanError(_problem_lines(error, source, data)) from None
+        except (TypeError, ValueError) as error:
+            raise PipeplanError(f"{source}: {error}") from None
+        except RecursionError:
+            raise PipeplanError(f"{source}: nested too deeply") from None
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with some fields changed and without cached values."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in copied.__dict__.keys() - type(copied).model_fields.keys():
+            del copied.__dict__[name]
+        return copied
+
+
+def _problem_lines(error: ValidationError, source: str, data: Any) -> list[str]:
+    return [
+        f"{source}: {_field(item['loc'])}{_explain(item)}{_owner(item['loc'], data)}"
+        for item in error.errors(include_url=False)
+    ]
+
+
+def _field(location: tuple[int | str, ...]) -> str:
+    """Return the field's position; validators of several fields name them in the message."""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return f"{text.lstrip('.')}: " if text else ""
+
+
+def _owner(location: tuple[int | str, ...], data: Any) -> str:
+    """Return the list entry that a field belongs to, by its name or its two ends."""
+    owner = ""
+    for part in location[:-1]:
+        try:
+            data = data[part]
+        except (LookupError, TypeError):
+            return owner
+        if isinstance(part, int) and isinstance(data, Mapping):
+            name, ends = data.get("name"), data.get("between")
+            if isinstance(name, str):
+                owner = f", in the entry {shorten(name)}"
+            elif isinstance(ends, list) and len(ends) == 2:
+                owner = f", in the link between {shorten(ends[0])} and {shorten(ends[1])}"
+    return owner
+
+
+def _explain(item: Any) -> str:
+    found = item.get("input")
+    shown = shorten(found) if isinstance(found, str | int | float | bool | type(None)) else None
+    match item["type"]:
+        case "json_invalid":
+            # The input is the whole file here, and the place one in our own copy of it.
+            reason = item["ctx"]["error"].partition(" at line ")[0]
+            return f"not what a JSON file of Pipeplan can hold: {reason}"
+        case "extra_forbidden":
+            return f"unknown field (value {_json(found)}); {_suggestion(str(item['loc'][-1]))}"
+        case "missing":
+            return "this field is missing; add it"
+        case "value_error":
+            return str(item["ctx"]["error"]) + (f" (found {shown})" if shown else "")
+    return _expected(item) + (f" (found {shown})" if shown else "")
+
+
+def _expected(item: Any) -> str:
+    """Describe the values that a field takes, from pydantic's own message."""
+    context = item.get("ctx", {})
+    match item["type"]:
+        case "greater_than_equal" if 0 < context["ge"] < 1e-6:
+            return "expected a number above 0"
+        case "greater_than_equal":
+            return f"expected at least {context['ge']}"
+        case "greater_than":
+            return f"expected more than {context['gt']}"
+        case "less_than_equal":
+            return f"expected at most {context['le']}"
+        case "bool_type":
+            return "expected true or false"
+        case "too_short":
+            return f"expected {context['min_length']} or more of them, found {_count(context)}"
+        case "too_long":
+            return f"expected {context['max_length']} of them at most, found {_count(context)}"
+    text: str = item["msg"]
+    return f"expected {text.removeprefix('Input should be ')}" if "should be" in text else text
+
+
+def _count(context: Any) -> str:
+    return str(context["actual_length"] or "none")
+
+
+def _suggestion(name: str) -> str:
+    records: list[type[BaseModel]] = [Record]
+    fields: set[str] = set()
+    while records:
+        record = records.pop()
+        records += record.__subclasses__()
+        fields.update(record.model_fields)
+    close = get_close_matches(name, sorted(fields - {name}), n=1)
+    return f"did you mean {close[0]!r}?" if close else "remove it or correct its name"
+
+
+def _json(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def read_json(path: str | Path, *, keeps_nan: bool = False) -> Any:
+    """Read a JSON file; a cut file, a duplicate key or a NaN is an error with its position.
+
+    Args:
+        path: path of the file.
+        keeps_nan: keep NaN and Infinity, for a reader that names their field itself.
+    """
+    path = Path(path)
+    text = read_text(path)
+    if path.suffix.lower() == ".toml":
+        raise PipeplanError(f"{path}: a TOML file where a JSON file is expected, such as a plan")
+    if not text.strip():
+        raise PipeplanError(f"{path}: line 1, column 1: not valid JSON: the file is empty")
+    constant = float if keeps_nan else _NoNumber
+    try:
+        data = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=constant)
+        for field, name in _no_numbers(data, ()) if _CONSTANT.search(text) else ():
+            raise ValueError(f"{field}{name} is not a number a plan can hold; give a finite one")
+        return data
+    except json.JSONDecodeError as error:
+        raise PipeplanError(
+            f"{path}: line {error.lineno}, column {error.colno}: not valid JSON ({error.msg}); "
+            "the file may be cut off or hand-edited wrongly"
+        ) from None
+    except RecursionError:
+        raise PipeplanError(f"{path}: JSON nested too deeply") from None
+    except ValueError as error:
+        raise PipeplanError(f"{path}: {error}") from None
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Read a TOML file; errors name the line."""
+    path = Path(path)
+    text = read_text(path)
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PipeplanError(f"{path}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise PipeplanError(f"{path}: TOML nested too deeply") from None
+    except ValueError as error:  # Such as an integer of thousands of digits.
+        raise PipeplanError(f"{path}: {error}") from None
+
+
+def read_text(path: Path) -> str:
+    """Read a text file.
+
+    Raises:
+        PipeplanError: if there is no file, or it is not text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise PipeplanError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise PipeplanError(f"{path}: cannot be read: it is a folder; name a file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise PipeplanError(f"{path}: cannot be read as UTF-8 text: {error}") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        twice = next(key for key, count in counts.items() if count > 1)
+        raise ValueError(f"key {shorten(twice)} appears twice in one object; keep one")
+    return result
+
+
+class _NoNumber(str):
+    """A placeholder for NaN or an infinity until its field is known."""
+
+
+def _no_numbers(data: Any, place: tuple[int | str, ...]) -> Iterator[tuple[str, str]]:
+    """Yield the fields that contain NaN or an infinity."""
+    if isinstance(data, _NoNumber):
+        yield _field(place), str(data)
+        return
+    rows = data.items() if isinstance(data, dict) else enumerate(data)
+    for part, value in rows:
+        if isinstance(value, dict | list | _NoNumber):
+            yield from _no_numbers(value, (*place, part))
+
+
+def canonical_json(data: Any) -> str:
+    """Return one text for equal values: sorted keys, no spaces."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def digest(record: Record) -> str:
+    """Return the SHA-256 of a record's canonical JSON, as ``sha256:…``."""
+    return digest_of_data(record.model_dump(mode="json"))
+
+
+def digest_of_data(data: Any) -> str:
+    """Return the SHA-256 of the canonical JSON of plain data, as ``sha256:…``."""
+    return "sha256:" + hashlib.sha256(canonical_json(data).encode()).hexdigest()
+
+
+def write_atomically(path: str | Path, content: str | bytes) -> None:
+    """Write a file completely or not at all: to a temporary file in its folder, then rename.
+
+    A symbolic link stays; its target is replaced.
+
+    Raises:
+        PipeplanError: if the folder does not exist or cannot be written, or the path is not a
+            regular file, such as a folder or a device.
+    """
+    require_file_path(path)
+    path = Path(path).resolve()
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
+    except OSError as error:
+        raise PipeplanError(f"{path}: cannot be written: {error.strerror}") from None
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o666 & ~umask())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise PipeplanError(f"{path}: cannot be written: {error.strerror}") from None
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def require_file_path(path: str | Path) -> None:
+    """Refuse a path that cannot be written, before work is lost.
+
+    Raises:
+        PipeplanError: with the reason.
+    """
+    target = Path(path).resolve()
+    if not target.parent.is_dir():
+        raise PipeplanError(
+            f"{path}: cannot be written: there is no folder {target.parent}; create it"
+        )
+    if target.exists() and not target.is_file():
+        kind = "a folder" if target.is_dir() else "no regular file"
+        raise PipeplanError(f"{path}: cannot be written: it is {kind}; give the path of a file")
+    if not os.access(target.parent, os.W_OK):
+        raise PipeplanError(f"{path}: cannot be written: no permission in folder {target.parent}")
+
+
+def umask() -> int:
+    """Return the permissions that new files of this process do not get."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,188 @@
+"""Certificates of a search's bounds: which of them the checker of certificates confirms.
+
+The search proves its bounds with programs of its own, in planner.search.partition. A certificate is
+written only for what the verifier's checker, which shares nothing with these, confirms; where it
+does not confirm a bound, the largest confirmed time below it is looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from planner.errors import PipeplanError
+from planner.plan.certificate import (
+    Argument,
+    BoundSource,
+    Certificate,
+    LayerPrices,
+    LikeDevices,
+    MicrobatchPath,
+    Proof,
+    TypePrices,
+    UncheckedBound,
+    WorkPrices,
+)
+from planner.plan.plan import COST_MODEL
+from planner.search.budget import Clock, SearchWork
+from planner.search.partition.chain import Chain
+from planner.search.partition.symmetry import interchangeable_devices
+from planner.verification.proof import MOST_DEVICES, BoundCheck
+
+Searched = LikeDevices | TypePrices | LayerPrices
+"""Arguments that say whether a time is ruled out; the largest such time is searched for."""
+CONFIRMED = 1 - 1e-6
+"""A bound counts as confirmed if this share of it is: the verifier's tolerance."""
+FIRST_STEP, GROWTH, HALVINGS = 1e-3, 4.0, 3
+"""Where a bound is not confirmed, times below it by this share, four times it and so on are tried;
+then so many times between the last two."""
+DIGITS = 6
+"""Significant digits of prices: any prices prove something."""
+
+
+class Certifier:
+    """Looks for certificates of bounds on all plans of one problem.
+
+    Args:
+        chain: the layers.
+        clock: work is charged to it.
+
+    Attributes:
+        bound_s: the largest time that is confirmed as a bound.
+        argument: why; None where nothing is confirmed.
+    """
+
+    def __init__(self, chain: Chain, clock: Clock) -> None:
+        self._chain, self._clock = chain, clock
+        self._check = BoundCheck(chain.problem, chain.problem.job.space)
+        self._arguments = list(self._own())
+        self._refused_s: dict[str, float] = {}
+        self.bound_s = 0.0
+        self.argument: Argument | None = None
+
+    def offer(self, argument: Searched) -> None:
+        """Try an argument too from now on."""
+        if argument not in self._arguments:
+            self._arguments.append(argument)
+
+    def offer_prices(self, prices: Iterable[float]) -> None:
+        """Try prices of devices by type too from now on."""
+        self.offer(TypePrices(prices=self._by_type(prices)))
+
+    def _own(self) -> Iterator[Searched]:
+        """Yield classes of devices, the finest first, and prices of devices by their work."""
+        chain = self._chain
+        if chain.problem.job.max_stages_per_device > 1:
+            return
+        if len(chain.problem.cluster.devices) <= MOST_DEVICES:
+            yield from dict.fromkeys(self._classes())
+        yield TypePrices(prices=self._by_type(chain.load_prices))
+
+    def _by_type(self, prices: Iterable[float]) -> dict[str, float]:
+        return dict(zip(self._chain.types, map(_rounded, prices), strict=True))
+
+    def _classes(self) -> Iterator[LikeDevices]:
+        cluster = self._chain.problem.cluster
+        groups = interchangeable_devices(cluster)
+        held = {device for group in groups for device in group}
+        alone = [(name,) for name in cluster.device_names if name not in held]
+        yield LikeDevices(classes=(*map(tuple, groups), *alone))
+        types = self._chain.types
+        of_type = (tuple(d.name for d in cluster.devices if d.type == kind) for kind in types)
+        yield LikeDevices(classes=tuple(of_type))
+
+    def _may_be_checked(self, argument: Searched) -> bool:
+        try:
+            self._check.work(argument)
+        except PipeplanError:
+            return False
+        return True
+
+    def certify(
+        self, target_s: float, may_go_on: Callable[[], bool], *, tries_once: bool = False
+    ) -> None:
+        """Look for the largest time up to a bound that is confirmed.
+
+        Args:
+            target_s: a bound that the search proved.
+            may_go_on: whether there is time for another pass of the checker.
+            tries_once: the bound itself with the first argument, whether there is time or not.
+        """
+        self._take_closed_forms(target_s)
+        for argument in self._arguments:
+            if self.bound_s >= target_s or not (tries_once or may_go_on()):
+                return
+            tries_once = False
+            if self._may_be_checked(argument):
+                self._take_largest(argument, target_s, may_go_on)
+
+    def _take_closed_forms(self, target_s: float) -> None:
+        chain, check = self._chain, self._check
+        work = WorkPrices(prices=self._by_type(chain.load_prices))
+        path = MicrobatchPath()
+        self._take(work, min(target_s, check.least_s(work)))
+        self._take(path, min(target_s, check.least_s(path)))
+
+    def _take(self, argument: Argument, bound_s: float) -> None:
+        if bound_s > self.bound_s and self._check.proves(argument, bound_s):
+            self.bound_s, self.argument = bound_s, argument
+
+    def _take_largest(
+        self, argument: Searched, target_s: float, may_go_on: Callable[[], bool]
+    ) -> None:
+        """Try the bound itself, then ever smaller times until one is confirmed, then between."""
+        high_s = min(target_s, self._refused_s.get(argument.model_dump_json(), target_s))
+        if high_s == target_s and self._confirms(argument, target_s):
+            return
+        step = FIRST_STEP
+        low_s = high_s * (1 - step)
+        while may_go_on() and low_s > self.bound_s and not self._confirms(argument, low_s):
+            high_s, step = low_s, GROWTH * step
+            low_s = high_s * (1 - step)
+        for _ in range(HALVINGS):
+            if not may_go_on():
+                return
+            middle_s = (max(low_s, self.bound_s) + high_s) / 2
+            if self._confirms(argument, middle_s):
+                low_s = middle_s
+            else:
+                high_s = middle_s
+
+    def _confirms(self, argument: Searched, bound_s: float) -> bool:
+        self._clock.charge(SearchWork.CERTIFICATE_STAGE, self._check.work(argument))
+        self._take(argument, bound_s)
+        is_confirmed = self.bound_s >= bound_s
+        if not is_confirmed:
+            key = argument.model_dump_json()
+            self._refused_s[key] = min(self._refused_s.get(key, bound_s), bound_s)
+        return is_confirmed
+
+    def proof(self, bound_s: float, source: BoundSource, method: str) -> Proof | None:
+        """Return what stands behind a bound; None if there is none.
+
+        Args:
+            bound_s: that the search proved.
+            source: what proved it.
+            method: in which step.
+        """
+        if bound_s <= 0:
+            return None
+        unchecked = None
+        if self.bound_s < bound_s * CONFIRMED:
+            unchecked = UncheckedBound(bound_s=bound_s, source=source, method=method)
+        return Proof(certificate=self._certificate(), unchecked=unchecked)
+
+    def _certificate(self) -> Certificate | None:
+        if self.argument is None:
+            return None
+        problem = self._chain.problem
+        return Certificate(
+            bound_s=self.bound_s,
+            argument=self.argument,
+            space=problem.job.space,
+            problem_digest=problem.digest,
+            cost_model=COST_MODEL,
+        )
+
+
+def _rounded(price: float) -> float:
+    return float(f"{price:.{DIGITS}g}")

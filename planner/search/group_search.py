@@ -1,0 +1,166 @@
+"""Plans of several equal groups of devices: one group is planned, and the others do the same.
+
+Devices are divided into g groups along nodes; each runs every g-th microbatch. What a stage gets
+are units of g devices, one of each group, in the dynamic program along an order of the units as
+well as in the walk from the best partitions found: so reductions among all replicas count, while
+microbatches stay in their group. Data parallelism is the special case of groups of one device.
+
+Where the job asks for equal pipelines, one pipeline is searched by itself, by all steps of a
+search, and its best partitions are tried on the devices of all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from planner.errors import PipeplanError
+from planner.plan.problem import Problem
+from planner.search.budget import Clock, TimeSlice
+from planner.search.groupings import Grouping, even_groupings, groupings_of, problem_of_one
+from planner.search.local_search import Walk, estimated_s
+from planner.search.partition.chain import Chain, Partition
+from planner.search.partition.dynamic_programs.device_orders import first_orders
+from planner.search.partition.dynamic_programs.order_program import Order
+from planner.search.state import Search, SearchTask
+from planner.variants.problems import restricted_to
+
+MOST_RANKS = 64
+"""Devices of a group beyond which its dynamic program takes too long."""
+MOST_ORDERS = 6
+"""Orders of a group's devices that are tried."""
+SCHEDULED = 6
+"""Partitions that are scheduled, those with the least estimates."""
+WALKS = 2
+"""Numbers of groups from whose best partitions there is a walk."""
+PROGRAM_SHARE = 0.4
+"""Share of the step's time for dynamic programs."""
+BEST = 3
+"""Partitions of one pipeline that are tried on the devices of all."""
+Run = Callable[[Search], None]
+"""Runs the steps of a search."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A partition of equal groups, with the units its stages are made of."""
+
+    estimate_s: float
+    partition: Partition
+    units: Order
+
+
+def plan_groups(search: Search, time: TimeSlice) -> None:
+    """Plan one of several equal groups of devices, for different numbers of groups."""
+    if not search.problem.job.replication:
+        return
+    end_s = time.end_s - (1 - PROGRAM_SHARE) * time.left_s
+    rows = _partitions(search, TimeSlice(search.clock, end_s))
+    found = sorted(rows, key=lambda row: (row.estimate_s, len(row.units[0])))
+    for row in found[:SCHEDULED]:
+        if search.has_time and not search.is_done():
+            search.consider(row.partition)
+    starts = _starts(found)
+    for number, row in enumerate(starts):
+        each_s = time.left_s / (len(starts) - number)
+        Walk(search, row.units, search.settings.seed + number).go(row.partition, each_s)
+
+
+def _starts(found: Sequence[_Found]) -> list[_Found]:
+    """Return the best of the first numbers of groups, with different partitions.
+
+    Args:
+        found: the least estimates first; of equal ones the fewest groups, which leave most to
+            choose.
+    """
+    starts: dict[int, _Found] = {}
+    for row in found:
+        if all(row.partition != other.partition for other in starts.values()):
+            starts.setdefault(len(row.units[0]), row)
+    return list(starts.values())[:WALKS]
+
+
+def _partitions(search: Search, time: TimeSlice) -> Iterator[_Found]:
+    """Yield the best partition along each order of each number of groups, small ones first."""
+    for grouping in reversed(even_groupings(search.problem)):
+        if len(grouping[0]) > MOST_RANKS:
+            continue
+        for units in islice(_orders(search, grouping), MOST_ORDERS):
+            if not time.has_time() or search.is_done():
+                return
+            partition = search.optimiser.along(units, search.best_s, time.has_time)
+            if partition is None:
+                continue
+            estimate_s = estimated_s(search, search.optimiser.representative(partition))
+            if math.isfinite(estimate_s):
+                yield _Found(estimate_s, partition, units)
+
+
+def _orders(search: Search, grouping: Grouping) -> Iterator[Order]:
+    """Yield orders of the units, by orders of the first group's devices that are not alike."""
+    numbers = search.problem.cluster.numbers
+    rows = [[numbers[device] for device in group] for group in grouping]
+    one = Chain(restricted_to(search.problem, grouping[0]))
+    attached = [one.problem.cluster.attachment(device) for device in grouping[0]]
+    seen: set[tuple[tuple[int, Hashable], ...]] = set()
+    for order in first_orders(one):
+        pattern = tuple((one.kinds[rank], attached[rank]) for (rank,) in order)
+        if pattern not in seen:
+            seen.add(pattern)
+            yield tuple(_unit(rows, rank) for (rank,) in order)
+
+
+def _unit(rows: Sequence[Sequence[int]], rank: int) -> tuple[int, ...]:
+    """Return the device of a rank in every group."""
+    return tuple(sorted(row[rank] for row in rows))
+
+
+# --- equal pipelines ------------------------------------------------------------------------------
+
+
+def search_pipelines(search: Search, time: TimeSlice, run: Run) -> None:
+    """Search one pipeline of every grouping of the devices, and schedule its best for all.
+
+    Args:
+        search: of a problem whose replicas must form equal pipelines.
+        time: which all groupings share.
+        run: the steps of the search of one pipeline.
+    """
+    groupings = [(search.problem.cluster.device_names,), *_of_several(search.problem)]
+    for number, grouping in enumerate(groupings):
+        limit_s = time.left_s / (len(groupings) - number)
+        for partition in _best_of_one(search, grouping, max(limit_s, 0.0), run):
+            search.consider(partition)
+        if search.clock.is_stopped or (search.best is not None and search.is_done()):
+            return
+
+
+def _of_several(problem: Problem) -> Iterator[Grouping]:
+    return groupings_of(problem) if problem.job.microbatches > 1 else iter(())
+
+
+def _best_of_one(
+    search: Search, grouping: Grouping, limit_s: float, run: Run
+) -> Iterator[Partition]:
+    """Yield the best partitions of one pipeline, on the devices of all."""
+    try:
+        problem = problem_of_one(search.problem, grouping)
+    except PipeplanError:  # A layer runs on none of its devices.
+        return
+    task = SearchTask(problem, search.settings, search.task.gap_limit)
+    alone = Search(task, Clock(limit_s, search.settings.deterministic))
+    run(alone)
+    search.clock.spend(alone.clock.elapsed_s)
+    if alone.clock.is_stopped:
+        search.clock.stop()
+    place_of = {device: place for place, device in enumerate(grouping[-1])}
+    for candidate in alone.ranked()[:BEST]:
+        yield tuple(
+            replace(
+                stage,
+                devices=tuple(g[place_of[device]] for g in grouping for device in stage.devices),
+            )
+            for stage in candidate.partition
+        )

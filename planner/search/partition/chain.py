@@ -1,0 +1,424 @@
+"""The layer graph as a chain: layers in executable order, with prefix sums for every interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.placement import StageSpec, static_bytes
+from planner.costs.roofline import OperationTimes, layer_times
+from planner.plan.problem import Problem
+from planner.search.partition.stash import StashModel
+
+FloatArray = NDArray[np.float64]
+
+
+def even_load_prices(seconds: FloatArray, counts: FloatArray) -> FloatArray:
+    """Return price of a second on each device type, all devices together costing 1.
+
+    By weak duality any such prices give a valid bound: each layer is paid at least its cheapest
+    price. The dual values of the even-load linear program give the best one; they are made
+    feasible here, so that the solver's tolerances cannot spoil the bound.
+
+    Args:
+        seconds: of each layer, by type: types x layers.
+        counts: devices of each type.
+    """
+    if len(counts) == 1:
+        return 1 / counts
+    from ortools.linear_solver import pywraplp
+
+    solver = pywraplp.Solver.CreateSolver("GLOP")
+    scale = float(seconds.max()) or 1.0
+    load = solver.NumVar(0, solver.infinity(), "load")
+    shares = [[solver.NumVar(0, 1, "") for _ in row] for row in seconds]
+    for layer in zip(*shares, strict=True):
+        solver.Add(sum(layer) == 1)
+    rows = []
+    for row, times, count in zip(shares, seconds, counts, strict=True):
+        work = sum(share * (t / scale) for share, t in zip(row, times, strict=True))
+        rows.append(solver.Add(work <= load * count))
+    solver.Minimize(load)
+    solver.Solve()
+    prices = np.array([max(0.0, -row.dual_value()) for row in rows])
+    total = float((prices * counts).sum())
+    return prices / total if total > 0 else 1 / (counts * len(counts))
+
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class StageChoice:
+    """A stage of the chain: layers ``begin`` to ``end`` (exclusive) on a set of devices.
+
+    ``recompute`` are the positions of the layers that run again in the backward.
+    """
+
+    begin: int
+    end: int
+    devices: tuple[str, ...]
+    recompute: tuple[int, ...] = ()
+
+
+Partition = tuple[StageChoice, ...]
+
+
+def without_recompute(partition: Partition) -> Partition:
+    """Return the same stages on the same devices, nothing recomputed."""
+    return tuple(replace(stage, recompute=()) for stage in partition)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A problem's layers in a row. Position p is the cut before layer p, from 0 to ``length``."""
+
+    problem: Problem
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Layer names."""
+        return tuple(self.problem.graph.layers)
+
+    @property
+    def length(self) -> int:
+        """Number of layers."""
+        return len(self.names)
+
+    @cached_property
+    def cuts(self) -> tuple[int, ...]:
+        """Positions at which stages may begin and end: both ends, and those that the job allows."""
+        allowed = self.problem.job.cuts
+        if allowed is None:
+            return tuple(range(self.length + 1))
+        inside = (p for p, name in enumerate(self.names) if p and name in set(allowed))
+        return (0, *inside, self.length)
+
+    @cached_property
+    def may_cut(self) -> NDArray[np.bool_]:
+        """Whether stages may begin and end at each position, 0 to length."""
+        return np.isin(np.arange(self.length + 1), self.cuts)
+
+    @property
+    def stage_limit(self) -> int:
+        """The most stages that the layers and the job allow, with any number of them a device."""
+        most = len(self.cuts) - 1
+        return min(self.problem.job.max_stages or most, most)
+
+    @property
+    def max_stages(self) -> int:
+        """The most stages with one stage a device."""
+        return min(self.stage_limit, len(self.problem.cluster.devices))
+
+    @cached_property
+    def types(self) -> tuple[str, ...]:
+        """Device types of the cluster, in order of first use."""
+        return tuple(dict.fromkeys(d.type for d in self.problem.cluster.devices))
+
+    @cached_property
+    def layer_times(self) -> dict[str, tuple[OperationTimes, ...]]:
+        """Times of each layer by device type."""
+        problem = self.problem
+        return {
+            name: tuple(
+                layer_times(
+                    problem.graph.layers[layer],
+                    name,
+                    problem.cluster.device_types[name],
+                    problem.job.precision,
+                )
+                for layer in self.names
+            )
+            for name in self.types
+        }
+
+    def forward_s(self, device_type: str) -> FloatArray:
+        """Return forward seconds of each layer."""
+        return np.array([times.forward_s for times in self.layer_times[device_type]])
+
+    def backward_s(self, device_type: str) -> FloatArray:
+        """Return the least backward seconds of each layer, whole or, if allowed, split."""
+        if not self.splits:
+            return np.array([times.backward_s for times in self.layer_times[device_type]])
+        return np.array(
+            [
+                min(times.backward_s, times.input_gradient_s + times.weight_gradient_s)
+                for times in self.layer_times[device_type]
+            ]
+        )
+
+    def last_backward_s(self, device_type: str) -> FloatArray:
+        """Return the most seconds of each layer in the last operation that adds to its gradients.
+
+        This is a whole backward or the weight gradient of a split one.
+        """
+        return np.array(
+            [max(t.backward_s, t.weight_gradient_s) for t in self.layer_times[device_type]]
+        )
+
+    def gradient_s(self, device_type: str) -> FloatArray:
+        """Return the least seconds of each layer from its gradient to the one it sends back.
+
+        This is the whole backward or, if backwards may be split, the input gradient alone.
+        """
+        if not self.splits:
+            return self.backward_s(device_type)
+        return np.array(
+            [
+                min(times.backward_s, times.input_gradient_s)
+                for times in self.layer_times[device_type]
+            ]
+        )
+
+    def weight_s(self, device_type: str) -> FloatArray:
+        """Return the least seconds of each layer's backward after the gradient it sends back."""
+        if not self.splits:
+            return np.zeros(self.length)
+        return np.array(
+            [
+                min(times.backward_s - min(times.backward_s, times.input_gradient_s), w)
+                for times in self.layer_times[device_type]
+                for w in (times.weight_gradient_s,)
+            ]
+        )
+
+    @cached_property
+    def least_path_s(self) -> FloatArray:
+        """Seconds of a microbatch's way forward and back through each layer, on its fastest type.
+
+        Without weight gradients that run apart; read-only.
+        """
+        ways = [self.forward_s(name) + self.gradient_s(name) for name in self.types]
+        return _read_only(np.min(ways, axis=0))
+
+    @property
+    def splits(self) -> bool:
+        """Whether the job allows a backward to run as input and weight gradient."""
+        return self.problem.job.splits
+
+    @cached_property
+    def work_s(self) -> FloatArray:
+        """Forward and backward seconds of each layer, (types, layers); read-only."""
+        return _read_only(np.array([self.forward_s(t) + self.backward_s(t) for t in self.types]))
+
+    @cached_property
+    def least_work_s(self) -> FloatArray:
+        """Forward and backward seconds of each layer on its fastest type; read-only."""
+        return _read_only(self.work_s.min(axis=0))
+
+    @cached_property
+    def least_forward_s(self) -> FloatArray:
+        """Forward seconds of each layer on its fastest type; read-only."""
+        return _read_only(np.min([self.forward_s(t) for t in self.types], axis=0))
+
+    @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """The type of each device of the cluster, by its number in ``types``."""
+        return tuple(self.types.index(device.type) for device in self.problem.cluster.devices)
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """How many devices the cluster has of each type."""
+        return tuple(self.kinds.count(k) for k in range(len(self.types)))
+
+    @cached_property
+    def load_prices(self) -> FloatArray:
+        """Price of a second on each device type: see :mod:`planner.search.partition.chain`."""
+        return even_load_prices(self.work_s, np.array(self.counts, dtype=float))
+
+    @cached_property
+    def cut_bytes(self) -> IntArray:
+        """Activation bytes that cross each position, 0 to length."""
+        return self._crossing(gradients=False)
+
+    @cached_property
+    def cut_gradient_bytes(self) -> IntArray:
+        """Gradient bytes that cross each position backwards."""
+        return self._crossing(gradients=True)
+
+    def _crossing(self, *, gradients: bool) -> IntArray:
+        position = {name: index for index, name in enumerate(self.names)}
+        totals = np.zeros(self.length + 1, dtype=np.int64)
+        for tensor in self.problem.graph.record.boundaries:
+            if gradients and not tensor.requires_grad:
+                continue
+            last = max(position[user] for user in tensor.users)
+            totals[position[tensor.producer] + 1 : last + 1] += tensor.bytes
+        return totals
+
+    @cached_property
+    def static_bytes(self) -> IntArray:
+        """Weights, gradients and optimizer state of each layer; a tied parameter at its first.
+
+        Sums over an interval are therefore never more than the interval's real need.
+        """
+        seen: set[str] = set()
+        rows = []
+        for name in self.names:
+            new = [p for p in self.problem.graph.parameters_of([name]) if p.name not in seen]
+            seen.update(parameter.name for parameter in new)
+            rows.append(static_bytes(self.problem, new))
+        return np.array(rows, dtype=np.int64)
+
+    @cached_property
+    def gradient_bytes(self) -> IntArray:
+        """Gradient bytes each layer adds to its own stage's all-reduce, whatever the stages.
+
+        Tied parameters are left out: which stages reduce them depends on the partition.
+        """
+        used: dict[str, int] = {}
+        for layer in self.problem.graph.record.layers:
+            for name in layer.parameters:
+                used[name] = used.get(name, 0) + 1
+        parameters = self.problem.graph.parameters
+        rows = [
+            sum(
+                parameters[name].bytes
+                for name in layer.parameters
+                if used[name] == 1 and parameters[name].trainable
+            )
+            for layer in self.problem.graph.record.layers
+        ]
+        return np.array(rows, dtype=np.int64)
+
+    @cached_property
+    def tied_parameters(self) -> dict[tuple[int, ...], int]:
+        """Gradient bytes shared by the same set of layers, by the positions of these layers."""
+        position = {name: index for index, name in enumerate(self.names)}
+        holders: dict[str, list[int]] = {}
+        for layer in self.problem.graph.record.layers:
+            for name in layer.parameters:
+                holders.setdefault(name, []).append(position[layer.name])
+        groups: dict[tuple[int, ...], int] = {}
+        for name, held in holders.items():
+            parameter = self.problem.graph.parameters[name]
+            if len(held) > 1 and parameter.trainable:
+                groups[tuple(held)] = groups.get(tuple(held), 0) + parameter.bytes
+        return groups
+
+    @cached_property
+    def optimizer_traffic_bytes(self) -> FloatArray:
+        """What the optimizer step reads and writes for each layer; a tied parameter at its first.
+
+        Weights are read and written, gradients read, the state read and written.
+        """
+        per_element = self.problem.job.optimizer_bytes_per_element
+        seen: set[str] = set()
+        rows = []
+        for name in self.names:
+            held = self.problem.graph.parameters_of([name])
+            new = [p for p in held if p.trainable and p.name not in seen]
+            seen.update(parameter.name for parameter in new)
+            rows.append(sum(3.0 * p.bytes + 2.0 * per_element * p.elements for p in new))
+        return np.array(rows)
+
+    @cached_property
+    def stash_bytes(self) -> IntArray:
+        """Stash of each layer; sums over an interval are never more than a stage's."""
+        return np.array([layer.stash_bytes for layer in self.problem.graph.record.layers])
+
+    @cached_property
+    def peak_bytes(self) -> IntArray:
+        """The most that each layer holds while it runs."""
+        peaks = self.problem.graph.peak_bytes
+        return np.array([peaks[name] for name in self.names])
+
+    @cached_property
+    def stashes(self) -> StashModel:
+        """What any stage keeps, depending on what it recomputes."""
+        return StashModel(self.problem.graph)
+
+    @cached_property
+    def _foreign(self) -> dict[str, IntArray]:
+        """By device type, how many layers before each position may not run on it."""
+        layers = self.problem.graph.record.layers
+        return {
+            name: np.cumsum([0, *(not layer.may_run_on(name) for layer in layers)])
+            for name in self.types
+        }
+
+    def foreign_layers(self, device_type: str) -> FloatArray:
+        """Return 1 for each layer that may not run on a device type, else 0."""
+        return np.diff(self._foreign[device_type]).astype(float)
+
+    def keeps_rules(self, partition: Sequence[StageChoice]) -> bool:
+        """Return whether cuts are allowed, and every layer may run on all devices of its stage."""
+        cluster = self.problem.cluster
+        if not all(self.may_cut[stage.end] for stage in partition):
+            return False
+        return all(
+            self._foreign[name][stage.end] == self._foreign[name][stage.begin]
+            for stage in partition
+            for name in {cluster.type_of(device) for device in stage.devices}
+        )
+
+    @cached_property
+    def least_bytes(self) -> IntArray:
+        """What the layers before each position take at least with one microbatch in flight."""
+        stash = self.stashes.kept_bytes if self.problem.job.recompute else self.stash_bytes
+        return np.concatenate([[0], np.cumsum(self.static_bytes + stash)])
+
+    def may_fit(self, partition: Sequence[StageChoice]) -> bool:
+        """Return whether one microbatch fits each device, as far as sums over layers tell."""
+        cluster, least = self.problem.cluster, self.least_bytes
+        return all(
+            least[stage.end] - least[stage.begin] <= cluster.device_type(device).capacity_bytes
+            for stage in partition
+            for device in stage.devices
+        )
+
+    def at_cuts(self, partition: Partition) -> Partition | None:
+        """Return the partition with each cut at the nearest place that the job allows.
+
+        Returns:
+            None if a stage has no layers left.
+        """
+        if self.problem.job.cuts is None:
+            return partition
+        allowed = np.array(self.cuts)
+        ends = [int(allowed[np.abs(allowed - stage.end).argmin()]) for stage in partition]
+        begins = [0, *ends[:-1]]
+        if any(begin >= end for begin, end in zip(begins, ends, strict=True)):
+            return None
+        return tuple(
+            replace(stage, begin=begin, end=end)
+            for stage, begin, end in zip(partition, begins, ends, strict=True)
+        )
+
+    def partition(self, stages: Sequence[tuple[Sequence[str], Sequence[str]]]) -> Partition | None:
+        """Return stages given by names of layers and devices, less the devices that are gone.
+
+        Returns:
+            None if they do not cut the chain in order, or a stage has no device left.
+        """
+        known = set(self.problem.cluster.device_names)
+        choices, begin = [], 0
+        for layers, devices in stages:
+            end = begin + len(layers)
+            held = tuple(device for device in devices if device in known)
+            if not held or set(self.names[begin:end]) != set(layers):
+                return None
+            choices.append(StageChoice(begin, end, held))
+            begin = end
+        return tuple(choices) if begin == self.length else None
+
+    def specs(self, partition: Sequence[StageChoice]) -> tuple[StageSpec, ...]:
+        """Return the stages by layer names."""
+        return tuple(
+            StageSpec(
+                self.names[stage.begin : stage.end],
+                stage.devices,
+                tuple(self.names[layer] for layer in stage.recompute),
+            )
+            for stage in partition
+        )
+
+
+def _read_only(values: FloatArray) -> FloatArray:
+    """Return the same array, which is kept and handed out again and again."""
+    values.setflags(write=False)
+    return values

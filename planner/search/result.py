@@ -1,0 +1,137 @@
+"""The result of ``solve``, and the rows of its progress."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from planner.plan.plan import Plan, gap
+from planner.simulation.noise import Noise, NoisyTimes
+from planner.units import format_seconds, plural
+
+Status = Literal["optimal", "feasible", "interrupted"]
+Ended = Literal["proved", "gap limit", "time limit", "nothing left to try", "interrupted"]
+
+
+class HistoryRow(NamedTuple):
+    """A new incumbent or bound: when, and what was best then. ``time_s`` counts from the start."""
+
+    time_s: float
+    iteration_time_s: float
+    lower_bound_s: float
+    event: str
+
+    @property
+    def gap(self) -> float | None:
+        """Iteration time / lower bound - 1."""
+        return gap(self.iteration_time_s, self.lower_bound_s)
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """Why a plan was chosen for keeping its time.
+
+    Attributes:
+        noise: that schedules were compared under.
+        times: of the plan.
+        fastest: of the fastest plan found; the same where that keeps its time best.
+        compared: number of schedules.
+    """
+
+    noise: Noise
+    times: NoisyTimes
+    fastest: NoisyTimes
+    compared: int
+
+    @property
+    def is_fastest(self) -> bool:
+        """Whether no plan is known that is faster without noise."""
+        return self.times.predicted_s <= self.fastest.predicted_s
+
+    def summary(self) -> str:
+        """Return a few lines that sum it up."""
+        text = (
+            f"robust: 95th percentile {format_seconds(self.times.percentile_95_s)} under noise "
+            f"({self.noise})"
+        )
+        compared = plural(self.compared, "schedule")
+        if self.times == self.fastest:
+            return f"{text}; of {compared} none keeps its time clearly better than the fastest"
+        return (
+            f"{text}, the least of {compared}; the fastest plan found takes "
+            f"{format_seconds(self.fastest.predicted_s)} without noise, its 95th percentile is "
+            f"{format_seconds(self.fastest.percentile_95_s)}"
+        )
+
+
+def unjoined_devices(plan: Plan) -> tuple[str, ...]:
+    """Return unused devices that no path of links and switches joins to a device in use."""
+    cluster, used = plan.cluster, plan.ranks
+    left = [name for name in cluster.device_names if name not in used]
+    return tuple(name for name in left if all(cluster.route(name, other) is None for other in used))
+
+
+@dataclass(frozen=True)
+class Result:
+    """The best plan found and what is proved about it.
+
+    Attributes:
+        status: ``optimal`` if the gap is at most 1e-4, or the smaller limit that was asked for;
+            ``interrupted`` if the search was stopped by the user before that; else ``feasible``.
+        plan: the plan, verified.
+        lower_bound_s: no plan of the problem's space is faster; ``plan.provenance.bound_covers``
+            says which space that is.
+        history: every new incumbent and bound.
+        tried: number of partitions that were scheduled.
+        ended: why the search ended; ``nothing left to try`` where all its steps were through
+            before the limit and a gap is left that none of them could close.
+        search_s: how long it took, in the seconds of the limit.
+        deterministic: whether those are CP-SAT's deterministic seconds.
+        robustness: of a plan that was chosen for keeping its time, which may take longer than the
+            fastest one found; status, gap and bound are about its time without noise.
+    """
+
+    status: Status
+    plan: Plan
+    lower_bound_s: float
+    history: tuple[HistoryRow, ...]
+    tried: int
+    ended: Ended
+    search_s: float
+    deterministic: bool
+    robustness: Robustness | None = None
+
+    @property
+    def iteration_time_s(self) -> float:
+        """Predicted time of one iteration."""
+        return self.plan.predicted.iteration_time_s
+
+    @property
+    def gap(self) -> float | None:
+        """Iteration time / lower bound - 1."""
+        return gap(self.iteration_time_s, self.lower_bound_s)
+
+    @property
+    def unjoined_devices(self) -> tuple[str, ...]:
+        """Devices left unused that no path of links and switches joins to any device in use."""
+        return unjoined_devices(self.plan)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def summary(self) -> str:
+        """Return a few lines that sum it up."""
+        proved = (
+            "no bound proved"
+            if self.gap is None
+            else f"bound {format_seconds(self.lower_bound_s)}, gap {self.gap:.2%}"
+        )
+        used, devices = len(self.plan.ranks), len(self.plan.cluster.devices)
+        seconds = "deterministic s" if self.deterministic else "s"
+        return (
+            f"{self.status}: {format_seconds(self.iteration_time_s)} an iteration, {proved}; "
+            f"{plural(len(self.plan.stages), 'stage')} on {used} of {plural(devices, 'device')}, "
+            f"{plural(self.tried, 'partition')} scheduled; "
+            f"ended after {self.search_s:.1f} {seconds}: {self.ended}"
+            + (f"\n{self.robustness.summary()}" if self.robustness else "")
+        )

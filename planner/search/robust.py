@@ -1,0 +1,112 @@
+"""Robust plans: of the fastest ones, that with the least 95th percentile under noise.
+
+The fastest partitions are compared, each with the schedule that the search found and with all
+quick ones: where more microbatches are in flight a late one delays the next device less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from planner.search.budget import SearchWork
+from planner.search.result import Robustness
+from planner.search.schedule.heuristic import Schedule, fits_memory, quick_schedules
+from planner.search.state import Candidate, Search
+from planner.simulation.noise import Noise, NoisyTimes, times_under_noise
+
+SLOWER = 0.02
+"""Without noise the plan takes at most this share longer than the fastest."""
+MARGIN = 1e-3
+"""Share by which its 95th percentile must be below the fastest plan's; less may be chance."""
+MOST_PARTITIONS = 8
+SHARE = 0.1
+"""Share of the whole time, kept back from the search."""
+
+
+@dataclass(frozen=True)
+class RobustChoice:
+    """The schedule that was chosen, and what it was compared with."""
+
+    schedule: Schedule
+    robustness: Robustness
+
+
+def choose_robust(search: Search, noise: Noise) -> RobustChoice | None:
+    """Return the plan within :data:`SLOWER` of the fastest that varies least under noise.
+
+    Deterministic in deterministic mode. The clock's limit is taken to be the whole time less
+    :data:`SHARE`; the fastest plan is replayed under noise whatever time is left.
+
+    Returns:
+        None if the search was interrupted or found nothing.
+    """
+    if search.best is None or search.clock.is_stopped:
+        return None
+    stop_s = search.clock.limit_s / (1 - SHARE)
+    _schedule_near(search, (1 + SLOWER) * search.best_s, stop_s)
+    compared = _compared(search, search.best, noise, stop_s)
+    (_, fastest), (schedule, least) = compared[0], min(compared, key=_rank)
+    if least.percentile_95_s > (1 - MARGIN) * fastest.percentile_95_s:
+        schedule, least = compared[0]
+    return RobustChoice(schedule, Robustness(noise, least, fastest, len(compared)))
+
+
+def _compared(
+    search: Search, best: Candidate, noise: Noise, stop_s: float
+) -> list[tuple[Schedule, NoisyTimes]]:
+    """Return schedules with their times under noise, the fastest first, while there is time."""
+    found: dict[object, tuple[Schedule, NoisyTimes]] = {}
+    for schedule in _contenders(search, best, stop_s):
+        if found and search.clock.elapsed_s >= stop_s:
+            break
+        key = _key(schedule)
+        if key not in found:
+            found[key] = schedule, _replay(search, schedule, noise)
+    return list(found.values())
+
+
+def _rank(row: tuple[Schedule, NoisyTimes]) -> tuple[float, int]:
+    """Rank by the 95th percentile; of equal ones the plan on fewer devices is better."""
+    schedule, times = row
+    return times.percentile_95_s, len(schedule.timeline.pipeline.devices)
+
+
+def _schedule_near(search: Search, longest_s: float, stop_s: float) -> None:
+    """Schedule promising partitions that were left out because they cannot be the fastest."""
+    promising = search.optimiser.promising(MOST_PARTITIONS)
+    for partition in dict.fromkeys(map(search.optimiser.representative, promising)):
+        if search.clock.elapsed_s + search.longest_s >= stop_s:
+            return
+        if partition not in search.candidates and search.proved_s(partition) <= longest_s:
+            search.consider(partition)
+
+
+def _replay(search: Search, schedule: Schedule, noise: Noise) -> NoisyTimes:
+    timeline = schedule.timeline
+    events = len(timeline.operations) + len(timeline.transfers)
+    search.clock.charge(SearchWork.NOISY_EVENT, noise.samples * events)
+    return times_under_noise(timeline, noise)
+
+
+def _contenders(search: Search, best: Candidate, stop_s: float) -> Iterator[Schedule]:
+    """Yield schedules that are fast enough and fit memory: those found, then quick ones."""
+    longest_s = (1 + SLOWER) * search.best_s
+    near = [best, *(candidate for candidate in search.ranked() if candidate is not best)]
+    near = [c for c in near if c.schedule.iteration_time_s <= longest_s][:MOST_PARTITIONS]
+    yield from (candidate.schedule for candidate in near)
+    for candidate in near:
+        if search.clock.elapsed_s + search.longest_s >= stop_s:
+            return
+        pipeline = candidate.schedule.timeline.pipeline
+        operations = pipeline.microbatches * len(pipeline.stages)
+        search.clock.charge(SearchWork.SCHEDULED_OPERATION, operations)
+        for schedule in quick_schedules(pipeline, backward=pipeline.problem.job.backward):
+            if schedule.iteration_time_s <= longest_s and fits_memory(schedule.timeline):
+                yield schedule
+
+
+def _key(schedule: Schedule) -> object:
+    """Return the same for the same orders of the same stages."""
+    stages = tuple(stage.spec for stage in schedule.timeline.pipeline.stages)
+    return stages, tuple((device, tuple(order)) for device, order in schedule.orders.items())

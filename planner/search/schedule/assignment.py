@@ -1,0 +1,206 @@
+"""The assignment of microbatches to the replicas of each stage.
+
+A balanced assignment gives a microbatch to whichever replica would finish it first. Where links
+between nodes are slow, a local one keeps it inside a node, or inside a group of devices that is a
+pipeline of its own, from stage to stage.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+from planner.costs.placement import PlacedPipeline, PlacedStage
+
+Islands = Mapping[str, int]
+"""The group of each device, by number, which a microbatch should not leave."""
+Assignment = dict[tuple[int, int], str]
+_Heap = list[tuple[float, int, float]]
+"""When each worker would finish one thing more, its number, and its seconds for each."""
+
+
+def assignments(pipeline: PlacedPipeline) -> list[Assignment]:
+    """Return assignments worth trying: those that are local to nodes, then the balanced one."""
+    found: list[Assignment] = []
+    balanced = balanced_assignment(pipeline)
+    for islands in islands_of(pipeline):
+        found.append(local_assignment(pipeline, islands))
+        found.append(following_assignment(pipeline, islands, balanced))
+    found.append(balanced)
+    return [owner for place, owner in enumerate(found) if owner not in found[:place]]
+
+
+def balanced_assignment(pipeline: PlacedPipeline) -> Assignment:
+    """Give each microbatch to the replica that would finish it first.
+
+    Replicas of different speed take different numbers of microbatches; for one stage alone this
+    greedy rule minimises the slowest replica's load.
+    """
+    return local_assignment(pipeline, dict.fromkeys(pipeline.devices, 0))
+
+
+def local_assignment(pipeline: PlacedPipeline, islands: Islands) -> Assignment:
+    """Give each microbatch an island, and at every stage to a replica there if there is one.
+
+    An island's share is in proportion to the speed of its slowest stage; its replicas share as in
+    :func:`balanced_assignment`.
+
+    Args:
+        pipeline: the stages.
+        islands: of its devices.
+    """
+    homes = _homes(pipeline, islands)
+    owner: Assignment = {}
+    for index, stage in enumerate(pipeline.stages):
+        heaps = _heaps(stage, islands)
+        for microbatch, home in enumerate(homes):
+            heap = heaps.get(home) or min(heaps.values())
+            owner[index, microbatch] = stage.spec.devices[_first_to_finish(heap)]
+    return owner
+
+
+def following_assignment(
+    pipeline: PlacedPipeline, islands: Islands, balanced: Assignment
+) -> Assignment:
+    """Keep each microbatch in its island as far as replicas have as much to do as if balanced.
+
+    Where a stage has more of its speed in another island than the stage before, some move there,
+    spread evenly over the microbatches.
+
+    Args:
+        pipeline: the stages.
+        islands: of its devices.
+        balanced: says how many microbatches each island runs.
+    """
+    owner: Assignment = {}
+    homes = [islands[balanced[0, m]] for m in range(pipeline.microbatches)]
+    for index, stage in enumerate(pipeline.stages):
+        shares = Counter(islands[balanced[index, m]] for m in range(pipeline.microbatches))
+        homes = _moved(homes, shares)
+        heaps = _heaps(stage, islands)
+        for microbatch, home in enumerate(homes):
+            owner[index, microbatch] = stage.spec.devices[_first_to_finish(heaps[home])]
+    return owner
+
+
+def _moved(homes: Sequence[int], shares: Mapping[int, int]) -> list[int]:
+    """Return the next islands of the microbatches, of which each has so many in all.
+
+    None is ahead of its share by more than one at any time, nor behind at the end.
+    """
+    count, used, moved = len(homes), Counter[int](), []
+    for number, home in enumerate(homes):
+        due = {island: share * (number + 1) / count for island, share in shares.items()}
+        if used[home] >= min(shares.get(home, 0), due.get(home, 0.0) + 1):
+            home = max(shares, key=lambda i: (used[i] < shares[i], due[i] - used[i], -i))
+        used[home] += 1
+        moved.append(home)
+    return moved
+
+
+def _heaps(stage: PlacedStage, islands: Islands) -> dict[int, _Heap]:
+    """Return the replicas of each island, by the time they would finish one microbatch."""
+    heaps: dict[int, _Heap] = {}
+    for position, device in enumerate(stage.spec.devices):
+        seconds = _each_s(stage, device)
+        heaps.setdefault(islands[device], []).append((seconds, position, seconds))
+    for heap in heaps.values():
+        heapq.heapify(heap)
+    return heaps
+
+
+def _first_to_finish(heap: _Heap) -> int:
+    """Give one thing more to the worker that would finish it first, and return its number."""
+    finish, number, seconds = heap[0]
+    heapq.heapreplace(heap, (finish + seconds, number, seconds))
+    return number
+
+
+def _each_s(stage: PlacedStage, device: str) -> float:
+    return stage.times[device].forward_s + stage.times[device].backward_s
+
+
+def _homes(pipeline: PlacedPipeline, islands: Islands) -> list[int]:
+    """Return the island of each microbatch."""
+    slowest_s: dict[int, float] = defaultdict(float)
+    for stage in pipeline.stages:
+        for island, seconds in _seconds_by_island(stage, islands).items():
+            slowest_s[island] = max(slowest_s[island], seconds)
+    heap = [(seconds, island, seconds) for island, seconds in slowest_s.items()]
+    heapq.heapify(heap)
+    return [_first_to_finish(heap) for _ in range(pipeline.microbatches)]
+
+
+def _seconds_by_island(stage: PlacedStage, islands: Islands) -> dict[int, float]:
+    """Return the seconds of a microbatch more on each island, whose replicas share the work."""
+    speed: dict[int, float] = defaultdict(float)
+    for device in stage.spec.devices:
+        speed[islands[device]] += 1 / max(_each_s(stage, device), _INSTANT_S)
+    return {island: 1 / total for island, total in speed.items()}
+
+
+_INSTANT_S = 1e-15
+
+
+def islands_of(pipeline: PlacedPipeline) -> list[Islands]:
+    """Return groups of devices that are nearer to each other than to the rest, such as nodes.
+
+    Those joined by wide links, and those at the same switches; none where all devices are one
+    group.
+    """
+    cluster = pipeline.problem.cluster
+    by_links = cluster.link_table.groups
+    found: list[Islands] = []
+    if by_links is not None:
+        found.append({d: int(by_links.of[cluster.numbers[d]]) for d in pipeline.devices})
+    numbers: dict[frozenset[str], int] = {}
+    switches = frozenset(cluster.switches)
+    attached = {d: switches.intersection(cluster.graph[d]) for d in pipeline.devices}
+    found.append({d: numbers.setdefault(attached[d], len(numbers)) for d in pipeline.devices})
+    return [islands for islands in found if len(set(islands.values())) > 1]
+
+
+def busy_s(pipeline: PlacedPipeline, owner: Assignment) -> float:
+    """Return how long the busiest device and the busiest link may take, to compare assignments.
+
+    That is the longer of the two and half of the shorter, as far as whole backwards go: what is
+    sent in bursts is seldom hidden.
+    """
+    device_s, link_s = _devices_s(pipeline, owner), _links_s(pipeline, owner)
+    return max(device_s, link_s) + min(device_s, link_s) / 2
+
+
+def _devices_s(pipeline: PlacedPipeline, owner: Assignment) -> float:
+    """Return the work of the busiest device."""
+    work = Counter((stage, device) for (stage, _), device in owner.items())
+    total_s: dict[str, float] = defaultdict(float)
+    for (stage, device), count in work.items():
+        total_s[device] += count * _each_s(pipeline.stages[stage], device)
+    return max(total_s.values())
+
+
+def _links_s(pipeline: PlacedPipeline, owner: Assignment) -> float:
+    """Return the traffic of the busiest link."""
+    ways = Counter(
+        (stage, device, owner[stage + 1, microbatch])
+        for (stage, microbatch), device in owner.items()
+        if stage + 1 < len(pipeline.stages)
+    )
+    total_s: dict[tuple[int, int], float] = defaultdict(float)
+    for (stage, source, target), count in ways.items():
+        for transfer in (
+            pipeline.forward_transfer(stage, source, target),
+            pipeline.backward_transfer(stage + 1, target, source),
+        ):
+            for link in transfer.links:
+                total_s[link] += count * transfer.seconds
+    return max(total_s.values(), default=0.0)
+
+
+def microbatches_by_replica(owner: Assignment) -> dict[tuple[int, str], tuple[int, ...]]:
+    """Return the microbatches each replica runs, in order; replicas that run none are left out."""
+    rows: dict[tuple[int, str], list[int]] = {}
+    for (stage, microbatch), device in sorted(owner.items()):
+        rows.setdefault((stage, device), []).append(microbatch)
+    return {replica: tuple(row) for replica, row in rows.items()}

@@ -1,0 +1,1 @@
+"""The CP-SAT model of the microbatch schedule; ``model`` puts its parts together."""

@@ -1,0 +1,392 @@
+"""The best of the classic schedules and the list schedules, within memory."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+
+from planner.costs.placement import PlacedPipeline
+from planner.errors import DeadlockError
+from planner.plan.membership import unequal
+from planner.plan.operations import Operation, Orders, one_forward_one_backward, owners
+from planner.search.schedule.assignment import Assignment, balanced_assignment
+from planner.search.schedule.classics import (
+    BREADTH_FIRST,
+    SPLIT,
+    WHOLE,
+    WITHOUT_REPLICAS,
+    DoesNotApplyError,
+    classic_orders,
+    join_split_backwards,
+    one_by_one,
+    split_backwards,
+    zero_bubble_orders,
+)
+from planner.search.schedule.equal_pipelines import (
+    in_all_pipelines,
+    orders_of_pipelines,
+    pipelines_of,
+    slowest_alone,
+)
+from planner.search.schedule.list_scheduler import (
+    ALL,
+    STRETCHES,
+    TARGETS,
+    TWICE,
+    Limits,
+    backward_first,
+    forward_first,
+    in_even_rhythm,
+    in_flight_limits,
+    lifetime_limits,
+    list_schedule,
+    orders_of,
+)
+from planner.search.schedule.measure import Measure, measured_s
+from planner.search.schedule.pipeline_groups import (
+    MANY_OPERATIONS,
+    PipelineGroups,
+    ScheduledForm,
+    operation_count,
+    scheduled_forms,
+)
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
+from planner.space import Backward
+
+BEST_OF_GROUP = 3
+"""Schedules of one of several equal groups that are replayed for all; of many operations one."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Orders and their simulation.
+
+    ``lower_bound_s`` holds for every schedule of the same stages on the same devices; 0 if none
+    was proved. ``method`` says what found it.
+    """
+
+    orders: Orders
+    timeline: Timeline
+    method: str
+    lower_bound_s: float = 0.0
+
+    @property
+    def iteration_time_s(self) -> float:
+        """Simulated time of one iteration."""
+        return self.timeline.iteration_time_s
+
+    @property
+    def gap(self) -> float | None:
+        """Iteration time / lower bound - 1; None if no bound was proved."""
+        if self.lower_bound_s <= 0:
+            return None
+        return max(0.0, self.iteration_time_s / self.lower_bound_s - 1)
+
+
+def fits_memory(timeline: Timeline) -> bool:
+    """Return whether every device stays within its capacity at every moment."""
+    return not timeline.overflow_bytes
+
+
+def best_heuristic_schedule(
+    pipeline: PlacedPipeline, *, backward: Backward = "whole", measure: Measure = "makespan"
+) -> Schedule | None:
+    """Return the best schedule within memory that needs no search; None if none fits.
+
+    Without replicas and with one stage a device, None proves that no schedule fits.
+
+    Args:
+        pipeline: the stages.
+        backward: kinds of backward that schedules may have.
+        measure: what is to be small.
+    """
+    best = _best_that_fits([*quick_schedules(pipeline, backward=backward)], measure)
+    job = pipeline.problem.job
+    if best is not None or job.order == "1f1b" or (job.has_pipelines and pipeline.has_replicas):
+        return best
+    split = backward == "split"
+    least = _least_memory(pipeline, balanced_assignment(pipeline), split=split)
+    if least is None:
+        return None
+    form = scheduled_forms(pipeline)[0]
+    roomier = _roomier_schedules(form.pipeline, form.owner, split=split)
+    found = (_best_that_fits([*_of_all(form, schedules)], measure) for schedules in roomier)
+    return next((schedule for schedule in found if schedule is not None), least)
+
+
+def quick_schedules(
+    pipeline: PlacedPipeline, *, backward: Backward = "whole", listed: bool = True
+) -> Iterator[Schedule]:
+    """Yield all schedules that need no search, whether they fit memory or not.
+
+    Args:
+        pipeline: the stages.
+        backward: kinds of backward that schedules may have. Of ``any``, those that split all
+            backwards are also joined where whole ones are quicker.
+        listed: list schedules besides the published ones.
+    """
+    job = pipeline.problem.job
+    if job.has_pipelines and pipeline.has_replicas:
+        yield from _in_pipelines(pipeline, backward)
+        return
+    if job.order == "1f1b":
+        yield from _one_forward_one_backward(pipeline)
+        return
+    for form in scheduled_forms(pipeline):
+        schedules = _quick_schedules(form.pipeline, form.owner, backward, listed=listed)
+        yield from _of_all(form, schedules)
+
+
+def _of_all(form: ScheduledForm, schedules: Iterable[Schedule]) -> Iterable[Schedule]:
+    """Return schedules of the whole: the best of the first group, carried over to all.
+
+    Groups that share no link run alike, so that no other schedule of one is better for all.
+    """
+    groups = form.groups
+    if groups is None:
+        return schedules
+    ranked = sorted(schedules, key=lambda s: (not fits_memory(s.timeline), s.iteration_time_s))
+    many = operation_count(groups.pipeline) > MANY_OPERATIONS
+    return [carried_over(s, groups) for s in ranked[: 1 if many else BEST_OF_GROUP]]
+
+
+def carried_over(schedule: Schedule, groups: PipelineGroups) -> Schedule:
+    """Return a schedule of the first of equal groups as one of all of them; nothing is proved."""
+    orders = groups.spread(schedule.orders)
+    method = f"{schedule.method}, in {len(groups.counterparts)} equal groups"
+    return Schedule(orders, simulate(groups.pipeline, orders), method)
+
+
+def _quick_schedules(
+    pipeline: PlacedPipeline, owner: Assignment, backward: Backward, *, listed: bool
+) -> Iterator[Schedule]:
+    if backward != "split":
+        yield from _classic_schedules(pipeline, owner)
+        if listed:
+            yield from _list_schedules(pipeline, owner, split=False)
+    if backward == "whole":
+        return
+    lists = _list_schedules(pipeline, owner, split=True) if listed else ()
+    for schedule in chain(_split_schedules(pipeline, owner), lists):
+        yield schedule
+        if backward == "any" and pipeline.has_quicker_wholes:
+            yield _joined(schedule)
+
+
+def _one_forward_one_backward(pipeline: PlacedPipeline) -> Iterator[Schedule]:
+    """Yield 1F1B, or interleaved 1F1B, of one pipeline if it is defined for its stages."""
+    by_stage = [stage.spec.devices[0] for stage in pipeline.stages]
+    loop = list(dict.fromkeys(by_stage))
+    rounds, rest = divmod(len(by_stage), len(loop))
+    if rest or by_stage != loop * rounds or pipeline.has_replicas:
+        return
+    count, microbatches = len(by_stage), range(pipeline.microbatches)
+    ranks = range(len(loop))
+    rows = [one_forward_one_backward(rank, len(loop), count, microbatches) for rank in ranks]
+    orders = {device: row for device, row in zip(loop, rows, strict=True) if row is not None}
+    if len(orders) == len(loop):
+        name = "1f1b" if rounds == 1 else "interleaved 1f1b"
+        yield Schedule(orders, simulate(pipeline, orders), name)
+
+
+def _in_pipelines(pipeline: PlacedPipeline, backward: Backward) -> Iterator[Schedule]:
+    """Yield the quick schedules of one pipeline, each run by all of them."""
+    groups = [frozenset(stage.spec.devices) for stage in pipeline.stages]
+    if unequal(groups) is not None or pipeline.microbatches % len(groups[0]):
+        return
+    replicas = pipelines_of(pipeline)
+    for schedule in quick_schedules(slowest_alone(pipeline, replicas), backward=backward):
+        orders = in_all_pipelines(replicas, schedule.orders)
+        try:
+            yield Schedule(orders, simulate(pipeline, orders), schedule.method)
+        except DeadlockError:  # Pipelines wait for each other's reductions.
+            continue
+
+
+def _joined(schedule: Schedule) -> Schedule:
+    """Join split backwards whose parts follow each other where whole ones are quicker."""
+    pipeline = schedule.timeline.pipeline
+    owner = owners(schedule.orders)
+
+    def is_quicker(operation: Operation) -> bool:
+        device = owner[operation.stage, operation.microbatch]
+        return pipeline.stages[operation.stage].times[device].is_quicker_whole
+
+    orders = {
+        device: join_split_backwards(order, is_quicker) for device, order in schedule.orders.items()
+    }
+    return Schedule(orders, simulate(pipeline, orders), f"{schedule.method}, backwards joined")
+
+
+def _roomier_schedules(
+    pipeline: PlacedPipeline, owner: Assignment, *, split: bool
+) -> Iterator[list[Schedule]]:
+    """Yield list schedules with fewer and fewer microbatches in flight than memory allows.
+
+    Tensors on their way need room too, which limits on stashes do not see.
+    """
+    most = next(in_flight_limits(pipeline, [ALL]), {})
+    many = operation_count(pipeline) > MANY_OPERATIONS
+    less = 1
+    while less < max(most.values(), default=0):
+        limits = {replica: max(1, limit - less) for replica, limit in most.items()}
+        yield [*_listed(pipeline, owner, limits, split=split)]
+        less += less if many else 1 + less // 4
+
+
+def _split_schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Schedule]:
+    every = classic_orders(pipeline, owner, split=True)
+    for method, orders in chain(every, _side_by_side(pipeline, split=True)):
+        apart = {device: split_backwards(order) for device, order in orders.items()}
+        try:
+            yield Schedule(apart, simulate(pipeline, apart), method)
+        except DeadlockError:
+            continue
+    try:
+        for orders in zero_bubble_orders(pipeline):
+            yield Schedule(orders, simulate(pipeline, orders), "zero-bubble rules")
+    except DoesNotApplyError:
+        return
+
+
+def best_classic_schedule(
+    pipeline: PlacedPipeline, *, backward: Backward = "whole"
+) -> Schedule | None:
+    """Return the fastest of the published schedules; None if no schedule fits memory.
+
+    Where memory is too small for the fastest of them, the microbatches in flight are limited as in
+    our own search: of the published schedules that fit and the list schedules, the fastest.
+
+    Args:
+        pipeline: the stages.
+        backward: kinds of backward that schedules may have.
+    """
+    published = quick_schedules(pipeline, backward=backward, listed=False)
+    fastest = min(published, key=lambda schedule: schedule.iteration_time_s, default=None)
+    if fastest is not None and fits_memory(fastest.timeline):
+        return fastest
+    return best_heuristic_schedule(pipeline, backward=backward)
+
+
+def quick_estimate_s(pipeline: PlacedPipeline, *, split: bool = False) -> float | None:
+    """Return the iteration time of a good schedule, much faster than finding the best quick one.
+
+    Twice 1F1B's limits are mostly within a percent of the best of all limits.
+
+    Args:
+        pipeline: the stages.
+        split: run input and weight gradients apart.
+
+    Returns:
+        Seconds; None if memory is too small for it, which says nothing of other schedules.
+    """
+    form = scheduled_forms(pipeline)[0]
+    if pipeline.shares_devices:
+        rhythmic = _rhythmic(form.pipeline, form.owner, split=split)
+        times = [s.iteration_time_s for s in rhythmic if fits_memory(s.timeline)]
+        return min(times, default=None)
+    limits = next(in_flight_limits(form.pipeline, [TWICE]), None)
+    if limits is None:
+        return None
+    found = (
+        list_schedule(form.pipeline, form.owner, limits, order, split=split)
+        for order in (backward_first, forward_first)
+    )
+    return min((t.iteration_time_s for t in found if t and fits_memory(t)), default=None)
+
+
+def _best_that_fits(schedules: list[Schedule], measure: Measure = "makespan") -> Schedule | None:
+    ranked = sorted(schedules, key=lambda schedule: measured_s(schedule.timeline, measure))
+    return next((schedule for schedule in ranked if fits_memory(schedule.timeline)), None)
+
+
+def _least_memory(
+    pipeline: PlacedPipeline, owner: Assignment, *, split: bool = False
+) -> Schedule | None:
+    orders: Orders = one_by_one(pipeline, owner)
+    if split:
+        orders = {device: split_backwards(order) for device, order in orders.items()}
+    timeline = simulate(pipeline, orders)
+    return Schedule(orders, timeline, "one by one") if fits_memory(timeline) else None
+
+
+def _classic_schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Schedule]:
+    for method, orders in _classic_orders(pipeline, owner):
+        try:
+            yield Schedule(orders, simulate(pipeline, orders), method)
+        except DeadlockError:
+            continue
+
+
+def _list_schedules(
+    pipeline: PlacedPipeline, owner: Assignment, *, split: bool = False
+) -> Iterator[Schedule]:
+    for limits in _limits(pipeline, split=split):
+        yield from _listed(pipeline, owner, limits, split=split)
+    if pipeline.shares_devices:
+        yield from _rhythmic(pipeline, owner, split=split)
+
+
+def _rhythmic(pipeline: PlacedPipeline, owner: Assignment, *, split: bool) -> Iterator[Schedule]:
+    """Yield list schedules in an even rhythm, with as much in flight as memory allows."""
+    for limits in in_flight_limits(pipeline, [ALL]):
+        for stretch in STRETCHES:
+            priority = in_even_rhythm(pipeline, stretch, split=split)
+            timeline = list_schedule(pipeline, owner, limits, priority, split=split)
+            if timeline is not None:
+                yield Schedule(orders_of(timeline), timeline, "list, even rhythm")
+
+
+def _listed(
+    pipeline: PlacedPipeline, owner: Assignment, limits: Limits, *, split: bool
+) -> Iterator[Schedule]:
+    for priority in (backward_first, forward_first):
+        timeline = list_schedule(pipeline, owner, limits, priority, split=split)
+        if timeline is not None:
+            yield Schedule(orders_of(timeline), timeline, f"list, {priority.__name__}")
+
+
+def _limits(pipeline: PlacedPipeline, *, split: bool) -> Iterator[Limits]:
+    targets = TARGETS[:2] if operation_count(pipeline) > MANY_OPERATIONS else TARGETS
+    yield from in_flight_limits(pipeline, targets)
+    if pipeline.shares_devices:
+        yield from lifetime_limits(pipeline, split=split)
+
+
+def _classic_orders(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[tuple[str, Orders]]:
+    holds_all = _may_hold_all(pipeline, owner)
+    for method, orders in classic_orders(pipeline, owner, split=False):
+        if holds_all or method not in BREADTH_FIRST:
+            yield method, orders
+    yield from _side_by_side(pipeline, split=False)
+
+
+def _side_by_side(pipeline: PlacedPipeline, *, split: bool) -> Iterator[tuple[str, Orders]]:
+    """Yield schedules that are defined without replicas, in each of several equal pipelines."""
+    pipelines = _equal_pipelines(pipeline)
+    generators = (WHOLE | SPLIT if split else WHOLE).items() if pipelines else ()
+    for name, generator in generators:
+        if name in WITHOUT_REPLICAS:
+            with suppress(DoesNotApplyError):
+                orders = orders_of_pipelines(pipeline, pipelines, generator)
+                yield f"{name} in {len(pipelines)} pipelines", orders
+
+
+def _equal_pipelines(pipeline: PlacedPipeline) -> list[tuple[str, ...]]:
+    """Return the devices of each pipeline where all stages have equally many replicas, else none.
+
+    The first replicas of all stages make the first pipeline, and so on.
+    """
+    held = [stage.spec.devices for stage in pipeline.stages]
+    counts = {len(devices) for devices in held}
+    if len(held) < 2 or len(counts) > 1 or counts == {1} or pipeline.microbatches % len(held[0]):
+        return []
+    return list(zip(*held, strict=True))
+
+
+def _may_hold_all(pipeline: PlacedPipeline, owner: Assignment) -> bool:
+    """Return whether memory could hold all microbatches in flight, as GPipe's order needs."""
+    held = Counter((stage, device) for (stage, _), device in owner.items())
+    return all(count <= pipeline.stash_limit(*replica) for replica, count in held.items())

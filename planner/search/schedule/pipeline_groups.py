@@ -1,0 +1,251 @@
+"""Devices that are several equal pipelines: the schedule of one of them is a schedule of all.
+
+Each group of devices has as many replicas of every stage, of the same types, and runs every g-th
+microbatch of g groups. What is scheduled is the first group with its share of the microbatches,
+its reductions as long as those among all groups. A pipeline is scheduled in several forms: by the
+replica that runs each microbatch, and whether it is the first of such groups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+from planner.costs.placement import PlacedPipeline, PlacedStage
+from planner.plan.operations import Operation, Orders
+from planner.search.schedule.assignment import (
+    Assignment,
+    Islands,
+    assignments,
+    balanced_assignment,
+    busy_s,
+    islands_of,
+    local_assignment,
+)
+
+MOST_WAYS = 30_000
+"""Pairs of devices beyond which it is not looked up which links they use."""
+MANY_OPERATIONS = 1500
+"""Beyond this many (stage, microbatch) pairs fewer schedules are tried."""
+MOST_FORMS = 2
+"""Forms of a pipeline that are scheduled."""
+BUSIER = 1.1
+"""Forms whose busiest device and link take so many times longer than need be are left out."""
+
+
+def renumbered(order: Sequence[Operation], number: int, count: int) -> tuple[Operation, ...]:
+    """Return an order of the n-th of so many groups, which runs every count-th microbatch from n.
+
+    Args:
+        order: its microbatches numbered from 0.
+        number: of the group, from 0.
+        count: of the groups.
+    """
+    return tuple(o._replace(microbatch=o.microbatch * count + number) for o in order)
+
+
+def spread_orders(
+    orders: Orders, counterparts: Sequence[Mapping[str, str]]
+) -> dict[str, tuple[Operation, ...]]:
+    """Return the orders of all groups that do what one of them does.
+
+    Args:
+        orders: of one group, its microbatches numbered from 0.
+        counterparts: of each group, its device for each of that one's.
+    """
+    count = len(counterparts)
+    return {
+        names[device]: renumbered(order, number, count)
+        for device, order in orders.items()
+        for number, names in enumerate(counterparts)
+    }
+
+
+@dataclass(frozen=True)
+class PipelineGroups:
+    """A pipeline and the equal groups of devices it consists of.
+
+    Attributes:
+        pipeline: of all devices.
+        counterparts: of each group, its device for each of the first group's.
+    """
+
+    pipeline: PlacedPipeline
+    counterparts: tuple[Mapping[str, str], ...]
+
+    @cached_property
+    def islands(self) -> Islands:
+        """The group of each device."""
+        return {
+            device: number
+            for number, names in enumerate(self.counterparts)
+            for device in names.values()
+        }
+
+    @cached_property
+    def first(self) -> PlacedPipeline:
+        """The first group with its share of the microbatches."""
+        pipeline, held = self.pipeline, self.counterparts[0]
+        reductions = (
+            replace(sync, devices=tuple(d for d in sync.devices if d in held))
+            for sync in pipeline.synchronisations
+        )
+        return PlacedPipeline(
+            problem=pipeline.problem,
+            stages=tuple(_on(stage, held) for stage in pipeline.stages),
+            synchronisations=tuple(reductions),
+            optimizer_s={device: pipeline.optimizer_s[device] for device in held},
+            microbatches=pipeline.microbatches // len(self.counterparts),
+            sync=pipeline.sync,
+        )
+
+    @cached_property
+    def are_apart(self) -> bool:
+        """Whether no two groups send microbatches over the same link, as far as that is known.
+
+        Among very many devices it is not looked up.
+        """
+        if self._ways > MOST_WAYS:
+            return False
+        used: set[tuple[int, int]] = set()
+        for names in self.counterparts:
+            links = self._links(names)
+            if used & links:
+                return False
+            used |= links
+        return True
+
+    @property
+    def _ways(self) -> int:
+        """Pairs of devices that send each other something, in all groups."""
+        held = [len(stage.spec.devices) for stage in self.first.stages]
+        return len(self.counterparts) * sum(a * b for a, b in pairwise(held))
+
+    def _links(self, names: Mapping[str, str]) -> set[tuple[int, int]]:
+        route = self.pipeline.problem.cluster.route
+        routes = (
+            route(names[ends[0]], names[ends[1]])
+            for here, there in pairwise(self.first.stages)
+            for source in here.spec.devices
+            for target in there.spec.devices
+            for ends in ((source, target), (target, source))
+        )
+        return {link for found in routes if found is not None for link in found.links}
+
+    def spread(self, orders: Orders) -> Orders:
+        """Return the orders of all groups, given those of the first."""
+        return spread_orders(orders, self.counterparts)
+
+
+def _on(stage: PlacedStage, held: Mapping[str, str]) -> PlacedStage:
+    devices = tuple(device for device in stage.spec.devices if device in held)
+    times = {device: stage.times[device] for device in devices}
+    return replace(stage, spec=replace(stage.spec, devices=devices), times=times)
+
+
+def pipeline_groups(pipeline: PlacedPipeline) -> PipelineGroups | None:
+    """Return the most equal groups that send nothing over the same link.
+
+    The n-th group has the n-th part of each stage's devices of each type, in the cluster's order,
+    so that groups lie in nodes where stages do. Each runs equally many microbatches.
+
+    Returns:
+        The most groups there can be if any number of them would share links; None if the devices
+        are not equal groups at all.
+    """
+    if any(len(stages) > 1 for stages in pipeline.stages_on.values()):
+        return None
+    rows = [row for stage in pipeline.stages for row in _rows_by_type(pipeline, stage)]
+    most = math.gcd(pipeline.microbatches, *map(len, rows))
+    counts = [count for count in range(most, 1, -1) if most % count == 0]
+    found = [_groups(pipeline, rows, count) for count in counts]
+    return next((groups for groups in found if groups.are_apart), next(iter(found), None))
+
+
+def _groups(pipeline: PlacedPipeline, rows: Sequence[Sequence[str]], count: int) -> PipelineGroups:
+    """Return so many groups, each with its part of every row."""
+    parts = [(row, len(row) // count) for row in rows]
+    counterparts = (
+        {row[p]: row[number * size + p] for row, size in parts for p in range(size)}
+        for number in range(count)
+    )
+    return PipelineGroups(pipeline, tuple(counterparts))
+
+
+def _rows_by_type(pipeline: PlacedPipeline, stage: PlacedStage) -> list[list[str]]:
+    """Return a stage's devices of each type, in the cluster's order."""
+    cluster = pipeline.problem.cluster
+    rows: dict[str, list[str]] = {}
+    for device in sorted(stage.spec.devices, key=cluster.numbers.__getitem__):
+        rows.setdefault(cluster.type_of(device), []).append(device)
+    return list(rows.values())
+
+
+# --- forms in which a pipeline is scheduled -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ScheduledForm:
+    """A pipeline whose microbatches have replicas, or the first of the equal ones it consists of.
+
+    Attributes:
+        pipeline: to schedule.
+        owner: the replica of each of its (stage, microbatch).
+        busy_s: of the assignment of the whole pipeline; see there.
+        groups: the equal pipelines, if only the first is to be scheduled.
+    """
+
+    pipeline: PlacedPipeline
+    owner: Assignment
+    busy_s: float
+    groups: PipelineGroups | None = None
+
+
+def operation_count(pipeline: PlacedPipeline) -> int:
+    """Return the number of (stage, microbatch) pairs."""
+    return len(pipeline.stages) * pipeline.microbatches
+
+
+def scheduled_forms(pipeline: PlacedPipeline) -> list[ScheduledForm]:
+    """Return the forms in which to schedule a pipeline, the least busy first."""
+    forms = _all_forms(pipeline)
+    if len(forms) == 1:
+        return forms
+    forms.sort(key=lambda form: form.busy_s)
+    most_s = BUSIER * forms[0].busy_s
+    return [form for form in forms[:MOST_FORMS] if form.busy_s <= most_s]
+
+
+def _all_forms(pipeline: PlacedPipeline) -> list[ScheduledForm]:
+    """Return all forms, equal groups first.
+
+    Groups that share no link are enough where there are many operations: equal devices do the same
+    anyway. Elsewhere there are those forms as well that are less busy.
+    """
+    many = operation_count(pipeline) > MANY_OPERATIONS
+    groups = pipeline_groups(pipeline) if many or islands_of(pipeline) else None
+    if groups is None:
+        return [_form(pipeline, owner) for owner in assignments(pipeline)]
+    if many and groups.are_apart:
+        return [_first_of(groups, 0.0)]
+    owner = local_assignment(pipeline, groups.islands)
+    form = _form(pipeline, owner)
+    others = [_form(pipeline, other) for other in assignments(pipeline) if other != owner]
+    if not groups.are_apart:
+        return [form, *others]
+    return [_first_of(groups, form.busy_s), *(o for o in others if _is_less_busy(o, form))]
+
+
+def _first_of(groups: PipelineGroups, busy_s: float) -> ScheduledForm:
+    return ScheduledForm(groups.first, balanced_assignment(groups.first), busy_s, groups)
+
+
+def _is_less_busy(form: ScheduledForm, other: ScheduledForm) -> bool:
+    return form.busy_s < other.busy_s * (1 - 1e-9)
+
+
+def _form(pipeline: PlacedPipeline, owner: Assignment) -> ScheduledForm:
+    return ScheduledForm(pipeline, owner, busy_s(pipeline, owner))

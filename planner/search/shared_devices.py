@@ -1,0 +1,74 @@
+"""Plans with several stages a device: loops and Vs whose boundaries are moved, then walks.
+
+An estimate for given stages (:mod:`planner.search.partition.bounds.shared`) takes microseconds and
+moves the boundaries of every loop and V. A quick schedule, which takes longer and sees more, ranks
+the best of them, and leads the walks from there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from planner.search.budget import TimeSlice
+from planner.search.local_search import Walk, estimated_s
+from planner.search.partition.candidates import shared_partitions
+from planner.search.partition.chain import Partition
+from planner.search.partition.local_search.searches import SHIFTS, Anneal
+from planner.search.state import Search
+
+MOVE_SHARE, RANK_SHARE = 0.3, 0.5
+"""Shares of the time left for moving boundaries, then for quick schedules."""
+RANKED, SCHEDULED, WALKS = 40, 4, 2
+"""Partitions that get a quick schedule, all schedules, and a walk."""
+NEAR = 1.02
+"""All schedules of a partition are seldom so much faster than a quick one."""
+SHIFTS_A_STAGE = 60
+"""Moves of the boundaries of a partition, for each stage."""
+
+
+def plan_shared(search: Search, time: TimeSlice) -> None:
+    """Find plans with as many stages a device as the job allows."""
+    moved = sorted(_moved(search, _first(time, MOVE_SHARE)), key=lambda row: row[0])
+    found = _ranked(search, [partition for _, partition in moved], _first(time, RANK_SHARE))
+    for estimate_s, partition in found[:SCHEDULED]:
+        if search.has_time and not search.is_done() and estimate_s < NEAR * search.best_s:
+            search.consider(partition)
+    units = tuple((number,) for number in range(len(search.problem.cluster.devices)))
+    for number, (_, partition) in enumerate(found[:WALKS]):
+        each_s = time.left_s / (min(len(found), WALKS) - number)
+        Walk(search, units, search.settings.seed + number).go(partition, each_s)
+
+
+def _ranked(
+    search: Search, partitions: Sequence[Partition], time: TimeSlice
+) -> list[tuple[float, Partition]]:
+    """Return the first partitions that can run, the least times of quick schedules first."""
+    rows: list[tuple[float, Partition]] = []
+    for partition in list(dict.fromkeys(partitions))[:RANKED]:
+        if not time.has_time() or search.is_done():
+            break
+        estimate_s = estimated_s(search, partition)
+        if math.isfinite(estimate_s):
+            rows.append((estimate_s, partition))
+    return sorted(rows, key=lambda row: row[0])
+
+
+def _first(time: TimeSlice, share: float) -> TimeSlice:
+    """Return the first part of the time left."""
+    return TimeSlice(time.clock, time.end_s - (1 - share) * time.left_s)
+
+
+def _moved(search: Search, time: TimeSlice) -> Iterator[tuple[float, Partition]]:
+    """Yield loops and Vs, as they are and with their boundaries moved, with their estimates."""
+    scorer = search.optimiser.scorer
+    for number, start in enumerate(shared_partitions(search.chain)):
+        if not time.has_time():
+            return
+        changes = SHIFTS_A_STAGE * len(start)
+        walk = Anneal(scorer, search.most_stages, search.clock, number, SHIFTS, changes)
+        *_, best = start, *walk.improve(start, time.has_time)
+        for partition in dict.fromkeys((start, best)):
+            numbered = scorer.numbered(partition)
+            if numbered is not None:
+                yield scorer.score(numbered).bound_s, search.optimiser.representative(partition)

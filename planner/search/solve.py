@@ -1,0 +1,409 @@
+"""The driver of `solve`: a table of the steps of a search, for which problems, for how long."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from planner.assembly import assemble_plan, version
+from planner.costs.placement import StageSpec, place
+from planner.errors import InfeasibleError, PipeplanError
+from planner.plan.membership import outside
+from planner.plan.operations import numbered_by_losses
+from planner.plan.plan import COST_MODEL, Plan, Provenance, Sync
+from planner.plan.problem import Problem
+from planner.plan.runtimes import LOSSES_IN_ORDER, for_runtime
+from planner.search.budget import DEFAULT_WORKERS, Clock, Settings, Share, TimeSlice
+from planner.search.feasibility import explain_infeasible, form_problem
+from planner.search.group_search import plan_groups, search_pipelines
+from planner.search.local_search import anneal, descend
+from planner.search.missing_freedoms import with_missing_freedoms
+from planner.search.partition.chain import Chain, Partition
+from planner.search.result import Ended, Result, Robustness, Status
+from planner.search.robust import SHARE, RobustChoice, choose_robust
+from planner.search.schedule.heuristic import Schedule
+from planner.search.shared_devices import plan_shared
+from planner.search.state import Candidate, Progress, Search, SearchTask
+from planner.search.steps import (
+    certify,
+    find_any,
+    improve_partitions,
+    improve_schedules,
+    model_applies,
+    prune_replicas,
+    schedule_warm_starts,
+    search_partitions,
+    solve_orders,
+    try_baselines,
+    try_orders,
+    try_simple_partitions,
+    try_thorough_partitions,
+)
+from planner.simulation.noise import Noise
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
+from planner.space import BoundCovers
+from planner.verification import require_valid
+
+if TYPE_CHECKING:
+    from planner.search.partition.cp_sat.search import Constrain
+
+logger = logging.getLogger(__name__)
+
+OPTIMALITY_TOLERANCE = 1e-4
+"""Rounding to ticks alone costs up to this much; a smaller gap counts as proved optimal."""
+
+
+def always(search: Search) -> bool:
+    """Apply to every problem."""
+    return True
+
+
+def has_plan(search: Search) -> bool:
+    """Apply where a plan was found."""
+    return search.best is not None
+
+
+def has_no_plan(search: Search) -> bool:
+    """Apply while nothing was found that fits."""
+    return search.best is None
+
+
+def is_large(search: Search) -> bool:
+    """Apply to clusters so large that devices are handed out several at a time."""
+    return search.optimiser.is_large
+
+
+def is_small(search: Search) -> bool:
+    """Apply to clusters whose devices are handed out one by one."""
+    return not search.optimiser.is_large
+
+
+def has_pipelines(search: Search) -> bool:
+    """Apply where replicas must form equal pipelines."""
+    return search.problem.job.has_pipelines
+
+
+def allows_several(search: Search) -> bool:
+    """Apply where a device may hold several stages."""
+    return not search.has_single_stages
+
+
+def is_beyond_model(search: Search) -> bool:
+    """Apply to problems that are too large for the partition model."""
+    return not model_applies(search)
+
+
+@dataclass(frozen=True)
+class SearchStep:
+    """One step of a search.
+
+    Attributes:
+        name: what it does.
+        run: does it until its time is up; adds to what the search found.
+        share_of_time: when it gives way to the next step.
+        applies_to: asked when its turn comes.
+    """
+
+    name: str
+    run: Callable[[Search, TimeSlice], None]
+    share_of_time: Share
+    applies_to: Callable[[Search], bool] = always
+
+
+def search_equal_pipelines(search: Search, time: TimeSlice) -> None:
+    """Search one of several equal pipelines by the steps of this table."""
+    search_pipelines(search, time, run_until_stopped)
+
+
+STEPS = (
+    SearchStep("equal pipelines", search_equal_pipelines, Share(0.5, "whole"), has_pipelines),
+    SearchStep("simple partitions", try_simple_partitions, Share(0.15, "whole")),
+    # On large clusters the baselines take longer than the first good partitions.
+    SearchStep("baselines", try_baselines, Share(0.3, "whole"), is_small),
+    SearchStep("orders of devices and relaxations", solve_orders, Share(0.5, "whole"), is_small),
+    SearchStep("orders of devices and relaxations", solve_orders, Share(0.3, "whole"), is_large),
+    SearchStep("certificate of the bound", certify, Share(0.1)),
+    SearchStep("equal groups of devices", plan_groups, Share(0.6), is_large),
+    SearchStep("baselines", try_baselines, Share(0.2), is_large),
+    SearchStep("partitions by their bounds", improve_partitions, Share(0.3, "whole"), is_small),
+    SearchStep("partitions by their bounds", improve_partitions, Share(0.3), is_large),
+    SearchStep("several stages a device", plan_shared, Share(0.6), allows_several),
+    SearchStep("equal groups of devices", plan_groups, Share(0.2), is_small),
+    SearchStep("balanced partitions", try_thorough_partitions, Share(0.2)),
+    SearchStep("any plan that fits", find_any, Share(1), has_no_plan),
+    SearchStep("descent by schedules", descend, Share(0.35)),
+    SearchStep("annealing by schedules", anneal, Share(0.4), model_applies),
+    SearchStep("annealing by schedules", anneal, Share(0.8), is_beyond_model),
+    SearchStep("fewer replicas", prune_replicas, Share(0.02, "beyond"), has_plan),
+    SearchStep("schedules by CP-SAT", improve_schedules, Share(0.25), has_plan),
+    SearchStep("partitions by CP-SAT", search_partitions, Share(1), model_applies),
+    SearchStep("fewer replicas", prune_replicas, Share(0.02, "beyond"), has_plan),
+    SearchStep("certificate of the bound", certify, Share(0.05, "beyond"), has_plan),
+)
+"""All steps of :func:`solve`, in order, after the warm starts.
+
+Shares ``whole`` end at that share of the whole limit; others are of the time left."""
+
+
+def run_quickly(search: Search) -> None:
+    """Run the steps that find a plan soon and prove little."""
+    run_until_stopped(search, QUICK_STEPS)
+
+
+QUICK_STEPS = (
+    SearchStep(
+        "equal pipelines",
+        lambda search, time: search_pipelines(search, time, run_quickly),
+        Share(0.5, "whole"),
+        has_pipelines,
+    ),
+    SearchStep("simple partitions", try_simple_partitions, Share(0.15, "whole")),
+    SearchStep("orders of devices", try_orders, Share(0.5, "whole"), is_small),
+    SearchStep("any plan that fits", find_any, Share(1), has_no_plan),
+    SearchStep("descent by schedules", descend, Share(1)),
+)
+"""Steps of a search that asks only whether a plan fits, and about how long it takes."""
+
+
+def solve(
+    problem: Problem,
+    *,
+    time_limit_s: float = 30.0,
+    gap_limit: float = OPTIMALITY_TOLERANCE,
+    seed: int = 0,
+    workers: int = DEFAULT_WORKERS,
+    deterministic: bool = False,
+    progress: Progress | None = None,
+    warm_starts: Sequence[Plan | Sequence[StageSpec]] = (),
+    constrain: Constrain | None = None,
+    robust: bool | Noise = False,
+) -> Result:
+    """Find the fastest plan for a problem and bound how far it can be from the best.
+
+    Args:
+        problem: the model, cluster and job.
+        time_limit_s: stop after this long with the best plan so far; seconds of CP-SAT's
+            deterministic time in deterministic mode.
+        gap_limit: stop once iteration time / lower bound - 1 is at most this.
+        seed: of the solver's searches.
+        workers: threads of the solver; by default one for each core, up to 8.
+        deterministic: one worker and a deterministic limit: the same plan on every machine.
+        progress: called with every new incumbent or bound.
+        warm_starts: earlier plans of the model, perhaps for another job or cluster, or just
+            stages; the search starts from them where the layers and devices still exist and the
+            job allows such stages.
+        constrain: adds constraints of one's own to the partition model's decisions, see
+            docs/own_constraints.md; plans with several stages a device are left out then.
+        robust: prefer a plan that keeps its time: of those found that are at most 2 % slower than
+            the fastest, the one with the least 95th percentile of iteration times under a noise;
+            True stands for ``Noise(seed=seed)``. A tenth of the time limit is for that choice.
+
+    Raises:
+        InfeasibleError: if no plan fits; the message says which constraint binds.
+        PipeplanError: if a setting is out of range, or the job's runtime cannot run the model.
+        KeyboardInterrupt: on Ctrl-C before any plan was found; later on Ctrl-C ends the search
+            and the best plan so far is returned.
+    """
+    check_settings(time_limit_s, gap_limit, seed, workers)
+    problem = for_runtime(problem)
+    noise = Noise(seed=seed) if robust is True else robust or None
+    task = SearchTask(problem, Settings(seed, workers, deterministic), gap_limit, constrain)
+    clock = Clock(time_limit_s * (1 - SHARE if noise else 1), deterministic)
+    search = Search(task, clock, progress)
+    known = _partitions(search.chain, warm_starts)
+    search.found.is_infeasible = form_problem(search.chain) is not None
+    if not search.found.is_infeasible:
+        run_until_stopped(search, (_warm_starts(known), *STEPS))
+    return _result(search, limit_text(time_limit_s, deterministic), noise)
+
+
+def _warm_starts(known: Sequence[Partition]) -> SearchStep:
+    """Return the step that comes first: the partitions the user brought are scheduled."""
+    return SearchStep(
+        "warm starts", lambda search, time: schedule_warm_starts(search, known), Share(1)
+    )
+
+
+def run_until_stopped(search: Search, steps: Sequence[SearchStep] | None = None) -> None:
+    """Run the steps that apply, one after the other; Ctrl-C ends them and stops the clock."""
+    try:
+        for step in STEPS if steps is None else steps:
+            if step.applies_to(search):
+                logger.debug("%8.2f s  %s", search.clock.elapsed_s, step.name)
+                step.run(search, step.share_of_time.slice_of(search.clock))
+    except KeyboardInterrupt:
+        search.clock.stop()
+
+
+def check_settings(time_limit_s: float, gap_limit: float, seed: int, workers: int) -> None:
+    """Check the settings of :func:`solve`.
+
+    Raises:
+        PipeplanError: naming every setting that is out of range.
+    """
+    problems = []
+    if not time_limit_s > 0:
+        problems.append(f"time_limit_s: {time_limit_s} is not a positive number of seconds")
+    if not gap_limit >= 0:
+        problems.append(f"gap_limit: {gap_limit} is not a number of at least 0, such as 0.01")
+    if not 0 <= seed < 2**31:
+        problems.append(f"seed: {seed} is not a whole number from 0 to {2**31 - 1}")
+    if not 1 <= workers <= 1024:
+        problems.append(f"workers: {workers} is not a whole number from 1 to 1024")
+    if problems:
+        raise PipeplanError(problems)
+
+
+def limit_text(time_limit_s: float, deterministic: bool) -> str:
+    """Return a time limit as it stands in a plan's provenance."""
+    return f"{'deterministic' if deterministic else 'wall'} {time_limit_s:g} s"
+
+
+def _partitions(chain: Chain, plans: Sequence[Plan | Sequence[StageSpec]]) -> list[Partition]:
+    """Return the stages of earlier plans that are partitions of the chain in the job's space."""
+    found, space, layers = [], chain.problem.job.space, chain.names
+    for plan in plans:
+        stages = plan.stages if isinstance(plan, Plan) else plan
+        partition = chain.partition([(stage.layers, stage.devices) for stage in stages])
+        if partition is not None and not any(outside(space, chain.specs(partition), {}, layers)):
+            found.append(partition)
+    return found
+
+
+def _result(search: Search, limit: str, noise: Noise | None) -> Result:
+    """Return the verified plan of the incumbent, or of a more robust candidate."""
+    best = best_of(search)
+    ended = ended_by(search)
+    choice = _choice(search, noise)
+    if search.clock.is_stopped:
+        ended = ended_by(search)
+    schedule = choice.schedule if choice else best.schedule
+    robustness = choice.robustness if choice else None
+    plan = plan_of(search, schedule, limit, _method(schedule.method, robustness))
+    return Result(
+        status=_status(search, schedule.iteration_time_s),
+        plan=plan,
+        lower_bound_s=min(search.found.bound_s, search.best_s),
+        history=tuple(search.found.history),
+        tried=search.found.tried,
+        ended=ended,
+        search_s=search.clock.elapsed_s,
+        deterministic=search.settings.deterministic,
+        robustness=robustness,
+    )
+
+
+def best_of(search: Search) -> Candidate:
+    """Return the fastest candidate of a search.
+
+    Raises:
+        InfeasibleError: if no plan fits, or none was found; the message says what is in the way.
+        KeyboardInterrupt: if the search was stopped before.
+    """
+    if search.best is not None:
+        return search.best
+    if search.clock.is_stopped:
+        raise KeyboardInterrupt("before any plan was found")
+    if search.task.constrain is not None:
+        verdict = "no plan keeps" if search.found.is_infeasible else "no plan was found that keeps"
+        raise InfeasibleError(
+            f"{verdict} the constraints added by constrain=; solve without them, or one by "
+            "one, to see which of them, or the memory, is in the way"
+        )
+    error = explain_infeasible(search.chain, is_proved=search.found.is_infeasible)
+    raise with_missing_freedoms(error, search, run_quickly)
+
+
+def plan_of(search: Search, schedule: Schedule, limit: str, solver: str) -> Plan:
+    """Return the verified plan of a schedule that a search found, with the bound it proved.
+
+    Args:
+        search: that is over.
+        schedule: of the search's problem.
+        limit: of the search, see :func:`limit_text`.
+        solver: what found the schedule.
+    """
+    bound_s = min(search.found.bound_s, search.best_s)
+    provenance = _provenance(search, limit, solver)
+    found = search.found
+    proof = search.certifier.proof(bound_s, found.bound_source, found.bound_event)
+    if search.problem.job.runtime in LOSSES_IN_ORDER:
+        schedule = _numbered_by_losses(schedule)
+    timeline = _reduced_best(schedule)
+    plan = assemble_plan(timeline, schedule.orders, bound_s, provenance, proof)
+    require_valid(plan)
+    return plan
+
+
+def _numbered_by_losses(schedule: Schedule) -> Schedule:
+    """Return the schedule with microbatches numbered in the order of their losses."""
+    pipeline = schedule.timeline.pipeline
+    orders = numbered_by_losses(schedule.orders, len(pipeline.stages) - 1)
+    return replace(schedule, orders=orders, timeline=simulate(pipeline, orders))
+
+
+def _reduced_best(schedule: Schedule) -> Timeline:
+    """Return the timeline, with reductions after the last backwards if that is faster.
+
+    Several buckets may lose more by their latencies than they gain by the overlap.
+    """
+    timeline = schedule.timeline
+    pipeline, at_once = timeline.pipeline, Sync(options={"overlap": False})
+    if not pipeline.overlaps or not pipeline.synchronisations:
+        return timeline
+    specs = [stage.spec for stage in pipeline.stages]
+    later = simulate(place(pipeline.problem, specs, at_once), schedule.orders)
+    return min(timeline, later, key=lambda row: row.iteration_time_s)
+
+
+def _choice(search: Search, noise: Noise | None) -> RobustChoice | None:
+    """Choose a robust plan if a noise is given; None after Ctrl-C, which keeps the fastest."""
+    try:
+        return choose_robust(search, noise) if noise is not None else None
+    except KeyboardInterrupt:
+        search.clock.stop()
+        return None
+
+
+def _method(method: str, robustness: Robustness | None) -> str:
+    text = f"partition portfolio, schedule by {method}"
+    if robustness is None:
+        return text
+    return f"{text}, chosen for robustness under noise ({robustness.noise})"
+
+
+def _status(search: Search, time_s: float) -> Status:
+    """Return the status of a plan with this iteration time."""
+    tolerance = min(search.task.gap_limit, OPTIMALITY_TOLERANCE)
+    if time_s <= search.found.bound_s * (1 + tolerance):
+        return "optimal"
+    return "interrupted" if search.clock.is_stopped else "feasible"
+
+
+def ended_by(search: Search) -> Ended:
+    """Return why a search ended, asked at its end."""
+    if _status(search, search.best_s) == "optimal":
+        return "proved"
+    if search.clock.is_stopped:
+        return "interrupted"
+    if search.best_s <= search.found.bound_s * (1 + search.task.gap_limit):
+        return "gap limit"
+    return "nothing left to try" if search.has_time else "time limit"
+
+
+def _provenance(search: Search, limit: str, solver: str) -> Provenance:
+    return Provenance(
+        pipeplan=version("pipeplan"),
+        ortools=version("ortools"),
+        seed=search.settings.seed,
+        workers=1 if search.settings.deterministic else search.settings.workers,
+        limit=limit,
+        solver=solver,
+        bound_covers=BoundCovers(
+            space=search.problem.job.space, own_constraints=search.task.constrain is not None
+        ),
+        cost_model=COST_MODEL,
+    )

@@ -1,0 +1,338 @@
+"""The state of a search: what is asked, the clock, and what has been found and proved."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from planner.costs.placement import PlacedPipeline, is_connected, place
+from planner.plan.certificate import BoundSource
+from planner.plan.membership import outside
+from planner.plan.problem import Problem
+from planner.search.budget import Clock, SearchWork, Settings
+from planner.search.certification import Certifier
+from planner.search.partition.chain import Chain, Partition
+from planner.search.partition.optimiser import PartitionOptimiser
+from planner.search.partition.relaxations.column_relaxation import ColumnProof
+from planner.search.recomputed import RecomputedSchedules
+from planner.search.result import HistoryRow
+from planner.search.schedule.heuristic import Schedule
+from planner.space import Space
+from planner.units import plural
+
+if TYPE_CHECKING:
+    from planner.search.partition.cp_sat.search import Constrain, ConstraintCheck
+
+logger = logging.getLogger(__name__)
+
+SAME = 1e-12
+"""Times that differ by no larger share do so by rounding alone."""
+Progress = Callable[[HistoryRow], None]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A partition with its best schedule so far.
+
+    ``partition`` recomputes nothing; the schedule's pipeline says what is recomputed.
+    ``proved_s`` bounds every schedule of these stages, whatever they recompute.
+    """
+
+    partition: Partition
+    schedule: Schedule
+    proved_s: float
+    improved: bool = False
+
+    @property
+    def shares_devices(self) -> bool:
+        """Whether a device holds several stages."""
+        devices = [device for stage in self.partition for device in stage.devices]
+        return len(set(devices)) < len(devices)
+
+    @property
+    def device_count(self) -> int:
+        """Number of devices that hold a stage."""
+        return len({device for stage in self.partition for device in stage.devices})
+
+
+@dataclass(frozen=True)
+class SearchTask:
+    """The task of a search; nothing of it changes while the search runs.
+
+    Attributes:
+        problem: the model, cluster and job.
+        settings: of the solvers.
+        gap_limit: stop once iteration time / lower bound - 1 is at most this.
+        constrain: adds the user's constraints to a partition model.
+    """
+
+    problem: Problem
+    settings: Settings
+    gap_limit: float
+    constrain: Constrain | None = None
+
+    @cached_property
+    def chain(self) -> Chain:
+        """The layers in a row."""
+        return Chain(self.problem)
+
+    @cached_property
+    def _check(self) -> ConstraintCheck | None:
+        if self.constrain is None:
+            return None
+        from planner.search.partition.cp_sat.search import ConstraintCheck
+
+        return ConstraintCheck(self.chain, self.chain.max_stages, self.constrain)
+
+    def allows(self, partition: Partition) -> bool:
+        """Return whether a partition lies in the job's space and keeps the user's constraints."""
+        if not self.chain.keeps_rules(partition) or not self._is_in_space(partition):
+            return False
+        return self._check is None or self._check.keeps(partition)
+
+    @cached_property
+    def space(self) -> Space:
+        """The freedoms that plans may use."""
+        return self.problem.job.space
+
+    def _is_in_space(self, partition: Partition) -> bool:
+        """Return whether stages have the form that the job asks for; moves keep to the rest."""
+        space = self.space
+        if space.min_stages == 1 and space.placement == "any" and not space.has_pipelines:
+            return True
+        if space.has_pipelines and self.problem.job.microbatches % len(partition[0].devices):
+            return False
+        return not any(outside(space, self.chain.specs(partition), {}, self.chain.names))
+
+    def allows_orders(self, schedule: Schedule) -> bool:
+        """Return whether the orders of a schedule lie in the job's space."""
+        if self.space.order == "any" and not self.space.has_pipelines:
+            return True
+        specs = [stage.spec for stage in schedule.timeline.pipeline.stages]
+        return not any(outside(self.space, specs, schedule.orders, self.chain.names))
+
+
+class Findings:
+    """The findings of a search so far: plans, the incumbent and the bound.
+
+    Args:
+        clock: gives the time of each row of the history.
+        progress: called with each row.
+
+    Attributes:
+        best: the incumbent.
+        bound_s: no plan of the problem's space is faster.
+        bound_source, bound_event: what proved it, and in which step.
+        candidates: every partition that was scheduled and fits.
+        history: every new incumbent or bound.
+        tried: number of partitions that were scheduled.
+        is_infeasible: whether it is proved that nothing fits.
+        column_proof: what proves the bound of :class:`ColumnRelaxation`, where it was found.
+    """
+
+    def __init__(self, clock: Clock, progress: Progress) -> None:
+        self._clock = clock
+        self._progress = progress
+        self.best: Candidate | None = None
+        self.bound_s = 0.0
+        self.bound_source: BoundSource = "relaxation"
+        self.bound_event = "nothing"
+        self.candidates: dict[Partition, Candidate] = {}
+        self.history: list[HistoryRow] = []
+        self.tried = 0
+        self.is_infeasible = False
+        self.column_proof: ColumnProof | None = None
+
+    @property
+    def best_s(self) -> float:
+        """Iteration time of the incumbent; infinity without one."""
+        return math.inf if self.best is None else self.best.schedule.iteration_time_s
+
+    def add(self, candidate: Candidate) -> None:
+        """Keep a candidate, in place of an older one of its partition."""
+        self.candidates[candidate.partition] = candidate
+        if self._is_better(candidate):
+            self.best = candidate
+            self._record(
+                f"plan: {plural(len(candidate.partition), 'stage')} on "
+                f"{plural(candidate.device_count, 'device')}, {candidate.schedule.method}"
+            )
+
+    def _is_better(self, candidate: Candidate) -> bool:
+        """Return whether it is faster than the incumbent, or as fast on fewer devices."""
+        time_s, best_s = candidate.schedule.iteration_time_s, self.best_s
+        if self.best is None or abs(time_s - best_s) > SAME * best_s:
+            return time_s < best_s
+        return candidate.device_count < self.best.device_count
+
+    def raise_bound(self, bound_s: float, event: str, source: BoundSource = "relaxation") -> None:
+        """Keep a bound on every plan if it is higher.
+
+        Args:
+            bound_s: the bound.
+            event: the step that proved it.
+            source: what proved it: a program of ours, or CP-SAT.
+        """
+        if bound_s > self.bound_s * (1 + SAME):
+            self.bound_s, self.bound_source, self.bound_event = bound_s, source, event
+            self._record(f"bound: {event}")
+
+    def _record(self, event: str) -> None:
+        if self.best is None:
+            return
+        row = HistoryRow(self._clock.elapsed_s, self.best_s, min(self.bound_s, self.best_s), event)
+        self.history.append(row)
+        logger.info("%8.2f s  %.6f s  bound %.6f s  %s", *row)
+        self._progress(row)
+
+    def ranked(self) -> list[Candidate]:
+        """Return the candidates, the fastest first."""
+        return sorted(self.candidates.values(), key=lambda c: c.schedule.iteration_time_s)
+
+
+class Search:
+    """One search: a task, a clock, and findings that its steps add to.
+
+    Args:
+        task: what is asked.
+        clock: of the time limit.
+        progress: called with every new incumbent or bound.
+
+    Attributes:
+        max_stages: the most stages with one a device.
+        most_stages: the most stages with as many a device as the job allows.
+        optimiser: finds partitions and bounds them.
+        recomputed: schedules partitions.
+        longest_s: the longest that scheduling a partition has taken so far.
+    """
+
+    def __init__(self, task: SearchTask, clock: Clock, progress: Progress | None = None) -> None:
+        self.task = task
+        self.clock = clock
+        self.found = Findings(clock, progress or (lambda row: None))
+        self.problem, self.settings, self.chain = task.problem, task.settings, task.chain
+        self.max_stages = task.chain.max_stages
+        single = task.problem.job.max_stages_per_device == 1
+        self.most_stages = self.max_stages if single else task.chain.stage_limit
+        self.allows = task.allows
+        self.recomputed = RecomputedSchedules(task.chain)
+        self.longest_s = 0.0
+        self.optimiser = PartitionOptimiser(
+            task.chain,
+            self.max_stages,
+            clock,
+            task.settings.seed,
+            task.allows,
+            break_symmetry=task.constrain is None,
+        )
+
+    @cached_property
+    def certifier(self) -> Certifier:
+        """Looks for certificates of the bounds that are found."""
+        return Certifier(self.chain, self.clock)
+
+    @property
+    def best(self) -> Candidate | None:
+        """The incumbent."""
+        return self.found.best
+
+    @property
+    def best_s(self) -> float:
+        """Iteration time of the incumbent; infinity without one."""
+        return self.found.best_s
+
+    @property
+    def candidates(self) -> dict[Partition, Candidate]:
+        """Every partition that was scheduled and fits."""
+        return self.found.candidates
+
+    @property
+    def has_single_stages(self) -> bool:
+        """Whether the job allows no device more than one stage."""
+        return self.problem.job.max_stages_per_device == 1
+
+    def is_done(self) -> bool:
+        """Return whether time is up or the gap is small enough."""
+        if self.clock.left_s <= 0:
+            return True
+        if self.best is None:
+            return self.found.is_infeasible
+        return self.best_s <= self.found.bound_s * (1 + self.task.gap_limit)
+
+    @property
+    def has_time(self) -> bool:
+        """Whether the time left suffices for another partition; the first is scheduled anyway."""
+        return self.best is None or self.clock.left_s > self.longest_s
+
+    def consider(self, partition: Partition) -> Candidate | None:
+        """Schedule a partition quickly; return None if it does not fit."""
+        if partition in self.candidates:
+            return self.candidates[partition]
+        if not self.allows(partition):
+            return None
+        pipeline = place(self.problem, self.chain.specs(partition))
+        return self.schedule(partition, pipeline) if is_connected(pipeline) else None
+
+    def schedule(self, partition: Partition, pipeline: PlacedPipeline) -> Candidate | None:
+        """Schedule a partition that was placed already; return None if it does not fit."""
+        self.found.tried += 1
+        begin_s = self.clock.elapsed_s
+        operations = pipeline.microbatches * len(partition)
+        self.clock.charge(SearchWork.SCHEDULED_OPERATION, operations)
+        schedule = self.recomputed.best(partition, pipeline)
+        self.longest_s = max(self.longest_s, self.clock.elapsed_s - begin_s)
+        if schedule is None or not self.task.allows_orders(schedule):
+            return None
+        candidate = Candidate(partition, schedule, self.recomputed.bound_s(partition, pipeline))
+        self.found.add(candidate)
+        return candidate
+
+    def improve(self, candidate: Candidate, limit_s: float) -> Candidate:
+        """Let CP-SAT search for a better schedule of a partition, once."""
+        if candidate.improved or candidate.proved_s >= self.best_s or limit_s <= 0:
+            return candidate
+        schedule, bound_s = self.recomputed.improve(
+            candidate.partition, candidate.schedule, self.settings, self.clock, limit_s
+        )
+        if not self.task.allows_orders(schedule):
+            schedule = candidate.schedule
+        proved_s = max(candidate.proved_s, bound_s)
+        better = Candidate(candidate.partition, schedule, proved_s, improved=True)
+        self.found.add(better)
+        return better
+
+    def raise_single_bound(
+        self, bound_s: float, event: str, source: BoundSource = "relaxation"
+    ) -> None:
+        """Keep a bound on every plan with one stage a device, if the job allows no others."""
+        if self.has_single_stages:
+            self.found.raise_bound(bound_s, event, source)
+
+    def proved_s(self, partition: Partition) -> float:
+        """Return a bound on all schedules of a partition: infinity if none fits."""
+        if partition in self.candidates:
+            return self.candidates[partition].proved_s
+        pipeline = place(self.problem, self.chain.specs(partition))
+        if not self.allows(partition) or not is_connected(pipeline):
+            return math.inf
+        return self.recomputed.bound_s(partition, pipeline)
+
+    def ranked(self) -> list[Candidate]:
+        """Return the candidates, the fastest first."""
+        return self.found.ranked()
+
+    def fastest_with_shared_devices(self) -> list[Candidate]:
+        """Return the candidates of which a device holds several stages; fastest first."""
+        return [candidate for candidate in self.ranked() if candidate.shares_devices]
+
+    def fastest_of_each_length(self) -> list[Candidate]:
+        """Return the fastest with each number of stages, one stage a device; fastest first."""
+        of_each: dict[int, Candidate] = {}
+        for candidate in self.ranked():
+            if not candidate.shares_devices:
+                of_each.setdefault(len(candidate.partition), candidate)
+        return list(of_each.values())

@@ -1,0 +1,271 @@
+"""Timed replay of a pipeline's operations, transfers and reductions.
+
+The rules: a device runs one operation at a time, each as soon as its inputs have arrived and the
+operation before it has ended. A result is sent to the neighbouring stage the moment it is ready. A
+transfer holds every link of its route for latency + bytes / narrowest bandwidth; a link serves
+requests in the order they are made. Gradients of a stage are reduced after its last backward, or in
+buckets while it runs, one reduction per device at a time; the optimizer step follows the last of
+them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from planner.costs.placement import GradientReduction, PlacedPipeline, Transfer, place_plan
+from planner.errors import DeadlockError
+from planner.plan.operations import Kind, Operation, Orders, owners
+from planner.plan.plan import Plan
+from planner.simulation.timeline import (
+    OperationEvent,
+    SynchronisationEvent,
+    Timeline,
+    TransferEvent,
+    gradients_ready_s,
+)
+
+
+class Policy(Protocol):
+    """Decides what a free device runs next."""
+
+    def offer(self, device: str, operation: Operation) -> None:
+        """Announce an operation that can run on its device from now on; each is offered once.
+
+        Both a whole backward and its input gradient are offered, whichever the policy will run.
+        """
+
+    def choose(self, device: str, now_s: float) -> Operation | None:
+        """Return one of the waiting operations, or None to wait for another event."""
+
+    def unfinished(self) -> str:
+        """Describe what still waits, for a deadlock's message; empty if all is done."""
+
+
+class FixedOrder:
+    """Runs each device's operations in a given order."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._left = {device: list(reversed(order)) for device, order in orders.items()}
+        self._available: defaultdict[str, set[Operation]] = defaultdict(set)
+
+    def offer(self, device: str, operation: Operation) -> None:
+        """Note that the operation can run once its turn comes."""
+        self._available[device].add(operation)
+
+    def choose(self, device: str, now_s: float) -> Operation | None:
+        """Return the next operation of the order once it can run."""
+        left = self._left.get(device)
+        if left and left[-1] in self._available[device]:
+            self._available[device].discard(left[-1])
+            return left.pop()
+        return None
+
+    def unfinished(self) -> str:
+        """Describe the operation that each device waits at."""
+        return ", ".join(
+            f"{device} waits at {left[-1]}" for device, left in self._left.items() if left
+        )
+
+
+def simulate(pipeline: PlacedPipeline, orders: Orders) -> Timeline:
+    """Replay given orders.
+
+    Raises:
+        DeadlockError: if the orders wait for each other; the message names every waiting device.
+    """
+    return run(pipeline, owners(orders), FixedOrder(orders))
+
+
+def simulate_plan(plan: Plan) -> Timeline:
+    """Replay a plan's orders under the cost model, one transfer per link and direction.
+
+    Args:
+        plan: the plan; ``planner.verify`` checks whether it is valid.
+
+    Returns:
+        Start and end of each operation, transfer and all-reduce in seconds, with
+        ``iteration_time_s``, ``bubble``, ``busy_s``, ``memory`` and ``peak_memory_bytes`` by
+        device.
+
+    Raises:
+        DeadlockError: if the orders wait for each other; the message names every waiting device.
+        PipeplanError: if an order has a word that is not an operation.
+    """
+    return simulate(place_plan(plan), plan.parsed_orders())
+
+
+def run(pipeline: PlacedPipeline, owner: Mapping[tuple[int, int], str], policy: Policy) -> Timeline:
+    """Replay under any policy.
+
+    Args:
+        pipeline: stages with their times.
+        owner: the device of each (stage, microbatch).
+        policy: what each device runs next.
+
+    Raises:
+        DeadlockError: if nothing can run although operations are left.
+    """
+    return Replay(pipeline, owner, policy).run()
+
+
+class Replay:
+    """The event loop over ends of operations and arrivals of transfers, in order of time."""
+
+    def __init__(
+        self, pipeline: PlacedPipeline, owner: Mapping[tuple[int, int], str], policy: Policy
+    ) -> None:
+        self.pipeline = pipeline
+        self.owner = owner
+        self.policy = policy
+        self.last = len(pipeline.stages) - 1
+        self.heap: list[tuple[float, Operation, bool]] = []
+        self.free_at = dict.fromkeys(pipeline.devices, 0.0)
+        self.link_free_at: dict[tuple[int, int], float] = defaultdict(float)
+        self.operations: list[OperationEvent] = []
+        self.transfers: list[TransferEvent] = []
+        self.last_backwards: dict[tuple[int, str], OperationEvent] = {}
+        self._durations: dict[tuple[int, str, str], float] = {}
+        self._transfers: dict[tuple[bool, int, str, str], Transfer] = {}
+
+    def run(self) -> Timeline:
+        """Run the replay to its end; once only."""
+        for stage, microbatch in self.owner:
+            if stage == 0:
+                self._offer(Operation(0, "F", microbatch))
+        self._dispatch(self.pipeline.devices, 0.0)
+        while self.heap:
+            now = self.heap[0][0]
+            touched: dict[str, None] = {}
+            while self.heap and self.heap[0][0] == now:
+                _, operation, arrival = heapq.heappop(self.heap)
+                hear = self._arrive if arrival else self._finish
+                device = hear(operation, now)
+                if device is not None:
+                    touched[device] = None
+            self._dispatch(touched, now)
+        unfinished = self.policy.unfinished()
+        if unfinished:
+            raise DeadlockError(f"the orders deadlock: {unfinished}")
+        return self._timeline()
+
+    def _device(self, operation: Operation) -> str:
+        return self.owner[operation.stage, operation.microbatch]
+
+    def _offer(self, operation: Operation) -> None:
+        self.policy.offer(self._device(operation), operation)
+
+    def _dispatch(self, devices: Collection[str], now: float) -> None:
+        for device in devices:
+            if self.free_at[device] > now:
+                continue
+            operation = self.policy.choose(device, now)
+            if operation is not None:
+                self._start(device, operation, now)
+
+    def _start(self, device: str, operation: Operation, now: float) -> None:
+        key = (operation.stage, operation.kind, device)
+        if key not in self._durations:
+            self._durations[key] = self.pipeline.seconds(*key)
+        end = now + self._durations[key]
+        self.free_at[device] = end
+        event = OperationEvent(device, operation, now, end)
+        self.operations.append(event)
+        if operation.kind in "BW":
+            self.last_backwards[operation.stage, device] = event
+        heapq.heappush(self.heap, (end, operation, False))
+
+    def _finish(self, operation: Operation, now: float) -> str:
+        device = self._device(operation)
+        stage, kind, microbatch = operation
+        if kind == "F":
+            if stage < self.last:
+                self._send(Operation(stage + 1, "F", microbatch), device, now)
+            else:
+                self._offer_backward(stage, microbatch)
+        if kind in "BI" and stage > 0:
+            self._send(Operation(stage - 1, "B", microbatch), device, now)
+        if kind == "I":
+            self._offer(Operation(stage, "W", microbatch))
+        return device
+
+    def _offer_backward(self, stage: int, microbatch: int) -> None:
+        self._offer(Operation(stage, "B", microbatch))
+        self._offer(Operation(stage, "I", microbatch))
+
+    def _send(self, consumer: Operation, source: str, now: float) -> None:
+        """Request the links of the route now; the consumer can run when the transfer ends."""
+        target = self.owner.get((consumer.stage, consumer.microbatch))
+        if target is None:
+            return
+        transfer = self._transfer(consumer, source, target)
+        self._request(transfer, consumer, source, now)
+
+    def _request(self, transfer: Transfer, consumer: Operation, source: str, now: float) -> None:
+        start = max([now, *(self.link_free_at[link] for link in transfer.links)])
+        end = start + transfer.seconds
+        for link in transfer.links:
+            self.link_free_at[link] = end
+        self._note_transfer(transfer, consumer, source, start, end)
+        heapq.heappush(self.heap, (end, consumer, True))
+
+    def _note_transfer(
+        self, transfer: Transfer, consumer: Operation, source: str, start: float, end: float
+    ) -> None:
+        kind: Kind = consumer.kind
+        producer = Operation(consumer.stage + (-1 if kind == "F" else 1), kind, consumer.microbatch)
+        target = self._device(consumer)
+        self.transfers.append(TransferEvent(source, target, producer, start, end, transfer.links))
+
+    def _transfer(self, consumer: Operation, source: str, target: str) -> Transfer:
+        key = (consumer.kind == "F", consumer.stage, source, target)
+        if key not in self._transfers:
+            if consumer.kind == "F":
+                found = self.pipeline.forward_transfer(consumer.stage - 1, source, target)
+            else:
+                found = self.pipeline.backward_transfer(consumer.stage + 1, source, target)
+            self._transfers[key] = found
+        return self._transfers[key]
+
+    def _arrive(self, operation: Operation, now: float) -> str | None:
+        """Deliver a message and return its device; None if it has not come."""
+        if operation.kind == "F":
+            self._offer(operation)
+        else:
+            self._offer_backward(operation.stage, operation.microbatch)
+        return self._device(operation)
+
+    def _timeline(self) -> Timeline:
+        synchronisations, end_s = self._synchronise()
+        return Timeline(
+            self.pipeline,
+            tuple(self.operations),
+            tuple(sorted(self.transfers, key=lambda event: (event.start_s, event.operation))),
+            tuple(sorted(synchronisations, key=lambda event: event.start_s)),
+            end_s,
+        )
+
+    def _synchronise(self) -> tuple[list[SynchronisationEvent], dict[str, float]]:
+        done = dict(self.free_at)
+        network_free = dict.fromkeys(self.pipeline.devices, 0.0)
+        waiting = sorted(
+            (self._ready_s(sync), index)
+            for index, sync in enumerate(self.pipeline.synchronisations)
+        )
+        events = []
+        for ready, index in waiting:
+            sync = self.pipeline.synchronisations[index]
+            start = max([ready, *(network_free[device] for device in sync.devices)])
+            end = start + sync.seconds
+            events.append(SynchronisationEvent(sync, start, end))
+            for device in sync.devices:
+                network_free[device] = end
+                done[device] = max(done[device], end)
+        return events, {d: t + self.pipeline.optimizer_s[d] for d, t in done.items()}
+
+    def _ready_s(self, sync: GradientReduction) -> float:
+        members = ((stage, device) for stage in sync.stages for device in sync.devices)
+        last = (self.last_backwards[pair] for pair in members if pair in self.last_backwards)
+        return max((gradients_ready_s(sync, event) for event in last), default=0.0)

@@ -1,0 +1,167 @@
+"""The timeline of a replay: its events, iteration time, bubble and memory over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from planner.costs.placement import GradientReduction, PlacedPipeline
+from planner.plan.operations import Operation
+
+
+@dataclass(frozen=True)
+class OperationEvent:
+    """An operation that ran on a device."""
+
+    device: str
+    operation: Operation
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class TransferEvent:
+    """The transfer of activations (kind F) or gradients (kind B) of a stage's microbatch."""
+
+    source: str
+    target: str
+    operation: Operation
+    start_s: float
+    end_s: float
+    links: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class SynchronisationEvent:
+    """An all-reduce of gradients, or of a bucket of them."""
+
+    synchronisation: GradientReduction
+    start_s: float
+    end_s: float
+
+
+def gradients_ready_s(reduction: GradientReduction, last: OperationEvent) -> float:
+    """Return when a stage's last backward on a device has made the gradients of a reduction."""
+    ahead_s = reduction.ahead_s(last.operation.kind, last.device)
+    return max(last.start_s, last.end_s - ahead_s)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One iteration, event by event, in order of start."""
+
+    pipeline: PlacedPipeline
+    operations: tuple[OperationEvent, ...]
+    transfers: tuple[TransferEvent, ...]
+    synchronisations: tuple[SynchronisationEvent, ...]
+    end_s: Mapping[str, float]
+
+    @cached_property
+    def iteration_time_s(self) -> float:
+        """End of the last device's optimizer step."""
+        return max(self.end_s.values())
+
+    @cached_property
+    def busy_s(self) -> dict[str, float]:
+        """Seconds of computation on each device, including the optimizer step."""
+        busy = dict(self.pipeline.optimizer_s)
+        for event in self.operations:
+            busy[event.device] += event.end_s - event.start_s
+        return busy
+
+    @property
+    def bubble(self) -> float:
+        """Idle fraction of the devices used."""
+        if self.iteration_time_s == 0:
+            return 0.0
+        share = sum(self.busy_s.values()) / (len(self.end_s) * self.iteration_time_s)
+        return min(1.0, max(0.0, 1 - share))
+
+    @cached_property
+    def memory(self) -> dict[str, list[tuple[float, int]]]:
+        """Bytes in use on each device: steps ``(time, bytes from then on)``."""
+        return memory_profile(self)
+
+    @cached_property
+    def peak_memory_bytes(self) -> dict[str, int]:
+        """Most memory that each device holds at any moment."""
+        return {device: max(bytes_ for _, bytes_ in steps) for device, steps in self.memory.items()}
+
+    @cached_property
+    def overflow_bytes(self) -> dict[str, int]:
+        """Excess of peak memory over capacity, for devices where there is one."""
+        over = {
+            device: peak - self.pipeline.capacity_bytes(device)
+            for device, peak in self.peak_memory_bytes.items()
+        }
+        return {device: bytes_ for device, bytes_ in over.items() if bytes_ > 0}
+
+
+def reduction_spans(timeline: Timeline) -> dict[tuple[int, ...], tuple[float, float]]:
+    """Return the start of the first bucket and the end of the last by the stages reduced."""
+    spans: dict[tuple[int, ...], tuple[float, float]] = {}
+    for event in timeline.synchronisations:
+        stages = event.synchronisation.stages
+        start_s, end_s = spans.get(stages, (event.start_s, event.end_s))
+        spans[stages] = min(start_s, event.start_s), max(end_s, event.end_s)
+    return spans
+
+
+def memory_profile(timeline: Timeline) -> dict[str, list[tuple[float, int]]]:
+    """Return the bytes in use over time on each device.
+
+    A received tensor counts from the start of its transfer, a sent one until the end of its
+    transfer; a stash from the start of its forward to the end of its backward. If that is split,
+    the input gradient leaves what the weight gradient needs.
+    """
+    pipeline = timeline.pipeline
+    changes: dict[str, list[tuple[float, int]]] = {
+        device: [(0.0, pipeline.static_bytes(device))] for device in pipeline.devices
+    }
+    for event in timeline.operations:
+        changes[event.device] += _operation_changes(pipeline, event)
+    for transfer in timeline.transfers:
+        stage = pipeline.stages[transfer.operation.stage]
+        forward = transfer.operation.kind == "F"
+        bytes_ = stage.output_bytes if forward else stage.input_gradient_bytes
+        changes[transfer.target].append((transfer.start_s, bytes_))
+        changes[transfer.source].append((transfer.end_s, -bytes_))
+    return {device: _accumulate(rows) for device, rows in changes.items()}
+
+
+def _operation_changes(pipeline: PlacedPipeline, event: OperationEvent) -> list[tuple[float, int]]:
+    index, kind, _ = event.operation
+    stage = pipeline.stages[index]
+    last = index == len(pipeline.stages) - 1
+    rows = []
+    if kind == "F":
+        # The input, counted on arrival, becomes part of the stash.
+        rows.append((event.start_s, stage.stash_bytes - stage.input_bytes))
+        rows.append((event.start_s, stage.output_bytes))
+    if kind in "BI":
+        rows.append((event.start_s, stage.input_gradient_bytes))
+        rows.append((event.end_s, 0 if last else -stage.output_gradient_bytes))
+    if kind == "B":
+        rows.append((event.end_s, -stage.stash_bytes))
+    if kind == "I":
+        extra = pipeline.split_extra_bytes(index, event.device)
+        rows.append((event.start_s, extra))
+        rows.append((event.end_s, -extra))
+        rows.append((event.end_s, stage.weight_stash_bytes - stage.stash_bytes))
+    if kind == "W":
+        rows.append((event.end_s, -stage.weight_stash_bytes))
+    return rows
+
+
+def _accumulate(changes: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    """Return the running sum; memory freed at a moment is free for what starts at it."""
+    steps: list[tuple[float, int]] = []
+    total = 0
+    for time, change in sorted(changes):
+        total += change
+        if steps and steps[-1][0] == time:
+            steps[-1] = (time, total)
+        else:
+            steps.append((time, total))
+    return steps

@@ -1,0 +1,131 @@
+"""Raw measurements of a cluster: messages, concurrent messages and all-reduces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from planner.cluster.hardware import DeviceType
+from planner.topology.message_fit import OneWay
+
+Ends = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class MeasuredRank:
+    """A device that takes part.
+
+    Attributes:
+        name: name of the device in the cluster file.
+        host: its machine.
+        type: name of its device type.
+    """
+
+    name: str
+    host: str
+    type: str
+
+
+@dataclass(frozen=True)
+class ConcurrentMessages:
+    """Messages that were sent at the same time, round after round.
+
+    A device begins the next round when all its messages of this one are done.
+
+    Attributes:
+        kind: purpose of the test, such as ``both ways``.
+        flows: source and target of each message.
+        bytes_: bytes of each message, chosen so that each takes about the same time alone.
+        seconds: seconds per round at each target.
+    """
+
+    kind: str
+    flows: tuple[Ends, ...]
+    bytes_: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    @property
+    def rates_gb_per_s(self) -> tuple[float, ...]:
+        """Rate of each flow, decimal."""
+        return tuple(b / s * 1e-9 for b, s in zip(self.bytes_, self.seconds, strict=True))
+
+
+@dataclass(frozen=True)
+class TimedReduction:
+    """An all-reduce among devices, in their order: its bytes and seconds (median)."""
+
+    devices: tuple[str, ...]
+    bytes_: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class BothWays:
+    """Two devices: latency and bandwidth of a link between them.
+
+    Attributes:
+        latency_s: mean of both directions.
+        bandwidth_gb_per_s: from the mean time per byte, since a plan sends activations in one
+            direction and their gradients in the other.
+        spread: spread of the bandwidth, the larger of both directions.
+        asymmetry: how much faster one direction is than the other, as a fraction.
+    """
+
+    latency_s: float
+    bandwidth_gb_per_s: float
+    spread: float
+    asymmetry: float
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """All measurements; pairs may be missing.
+
+    Attributes:
+        members: all devices, in the order of ranks.
+        types: device types by name.
+        ways: single messages, by source and target.
+        together: messages sent at the same time.
+        reductions: all-reduces.
+    """
+
+    members: tuple[MeasuredRank, ...]
+    types: Mapping[str, DeviceType]
+    ways: Mapping[Ends, OneWay]
+    together: tuple[ConcurrentMessages, ...] = ()
+    reductions: tuple[TimedReduction, ...] = ()
+
+    @cached_property
+    def pairs(self) -> dict[Ends, BothWays]:
+        """Measured pairs of devices, in the order of ranks."""
+        names = [member.name for member in self.members]
+        found = {}
+        for number, first in enumerate(names):
+            for second in names[number + 1 :]:
+                ends = (first, second), (second, first)
+                ways = [self.ways[pair] for pair in ends if pair in self.ways]
+                if ways:
+                    found[first, second] = _both_ways(ways)
+        return found
+
+    @cached_property
+    def missing(self) -> tuple[Ends, ...]:
+        """Pairs of devices without a measurement, in the order of ranks."""
+        names = [member.name for member in self.members]
+        return tuple(
+            (first, second)
+            for number, first in enumerate(names)
+            for second in names[number + 1 :]
+            if (first, second) not in self.pairs
+        )
+
+
+def _both_ways(ways: Sequence[OneWay]) -> BothWays:
+    widths = [way.bandwidth_gb_per_s for way in ways]
+    return BothWays(
+        sum(way.latency_s for way in ways) / len(ways),
+        len(widths) / sum(1 / width for width in widths),
+        max(way.bandwidth_spread for way in ways),
+        max(widths) / min(widths) - 1,
+    )

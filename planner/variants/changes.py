@@ -1,0 +1,232 @@
+"""Changes: what can be changed, and how it is written.
+
+One line each, the same in and out: ``device n1/gpu3 memory x1.2``, ``type A100-40GB speed x1.1``,
+``link n0-tor bandwidth x2``, ``links like n0-tor latency x0.5``, ``recompute h.3``, ``keep h.3``,
+``microbatches x2``, ``another n0/gpu0``, ``without split``, ``with chunks``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.errors import PipeplanError, shorten
+
+LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e3
+FORMS = (
+    "device NAME memory|speed xFACTOR",
+    "type NAME memory|speed xFACTOR",
+    "link NAME-NAME bandwidth|latency xFACTOR",
+    "links like NAME-NAME bandwidth|latency xFACTOR",
+    "recompute LAYER",
+    "keep LAYER",
+    "microbatches xNUMBER",
+    "another DEVICE",
+    "with|without split|chunks|replicas|recompute|overlap",
+)
+"""Every form of a change."""
+DeviceFigure = Literal["memory", "speed"]
+LinkFigure = Literal["bandwidth", "latency"]
+_DEVICE_FIGURES: dict[str, DeviceFigure] = {"memory": "memory", "speed": "speed"}
+_LINK_FIGURES: dict[str, LinkFigure] = {"bandwidth": "bandwidth", "latency": "latency"}
+
+
+@dataclass(frozen=True)
+class DeviceChange:
+    """Another size or speed of one device or of all of a type.
+
+    Attributes:
+        target: ``device`` or ``type``.
+        name: of it.
+        figure: ``memory`` is all of ``memory_gib``; ``speed`` is computation and memory bandwidth
+            together, measured times included.
+        factor: by which it is multiplied.
+    """
+
+    target: Literal["device", "type"]
+    name: str
+    figure: DeviceFigure
+    factor: float
+
+    def __str__(self) -> str:
+        return f"{self.target} {self.name} {self.figure} x{self.factor:g}"
+
+
+@dataclass(frozen=True)
+class LinkChange:
+    """Another bandwidth or latency of the links between two neighbours, both directions.
+
+    Attributes:
+        name: both ends, as ``n0-tor``; ``n0>tor`` is the same link.
+        figure: what is multiplied.
+        factor: by which.
+        alike: whether all links of the same bandwidth, latency and duplex change with it.
+    """
+
+    name: str
+    figure: LinkFigure
+    factor: float
+    alike: bool = False
+
+    def __str__(self) -> str:
+        kind = "links like" if self.alike else "link"
+        return f"{kind} {self.name} {self.figure} x{self.factor:g}"
+
+
+@dataclass(frozen=True)
+class RecomputeChange:
+    """A layer that runs again in its backward, or no longer does."""
+
+    layer: str
+    recompute: bool
+
+    def __str__(self) -> str:
+        return f"{'recompute' if self.recompute else 'keep'} {self.layer}"
+
+
+@dataclass(frozen=True)
+class MicrobatchChange:
+    """``number`` times as many microbatches, each of so many times fewer samples."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"microbatches x{self.number}"
+
+
+@dataclass(frozen=True)
+class AnotherDevice:
+    """One device more, of the same type and with the same links as another."""
+
+    device: str
+
+    def __str__(self) -> str:
+        return f"another {self.device}"
+
+
+Freedom = Literal["split", "chunks", "replicas", "recompute", "overlap"]
+FREEDOMS: Mapping[Freedom, tuple[str, object, object]] = {
+    "split": ("backward", "whole", "any"),
+    "chunks": ("max_stages_per_device", 1, 2),
+    "replicas": ("replication", False, True),
+    "recompute": ("recompute", False, True),
+    "overlap": ("overlap_reduction", False, True),
+}
+"""Fields of the job, with the values that take away a freedom and give it."""
+
+
+@dataclass(frozen=True)
+class SpaceChange:
+    """A freedom of plans that the job gives or takes away.
+
+    Attributes:
+        freedom: split backwards; two stages a device (``chunks``); several devices a stage;
+            recomputation; reductions that overlap with the last backwards.
+        allowed: whether it is given.
+    """
+
+    freedom: Freedom
+    allowed: bool
+
+    def __str__(self) -> str:
+        return f"{'with' if self.allowed else 'without'} {self.freedom}"
+
+    @property
+    def job_fields(self) -> dict[str, object]:
+        """The fields of the job that change."""
+        name, less, more = FREEDOMS[self.freedom]
+        return {name: more if self.allowed else less}
+
+
+Change = (
+    DeviceChange | LinkChange | RecomputeChange | MicrobatchChange | AnotherDevice | SpaceChange
+)
+
+
+def parse_change(text: str) -> Change:
+    """Read a change as people write it. Names are not looked up yet.
+
+    Raises:
+        PipeplanError: that names what is wrong, and the forms there are.
+    """
+    kind, *words = text.split() or [""]
+    readers: dict[str, Callable[[list[str]], Change | None]] = {
+        "device": lambda rest: _device_change("device", rest),
+        "type": lambda rest: _device_change("type", rest),
+        "link": lambda rest: _link_change(rest, alike=False),
+        "links": lambda rest: _link_change(rest[1:], alike=True) if rest[:1] == ["like"] else None,
+        "recompute": lambda rest: RecomputeChange(" ".join(rest), True) if rest else None,
+        "keep": lambda rest: RecomputeChange(" ".join(rest), False) if rest else None,
+        "microbatches": _microbatch_change,
+        "another": lambda rest: AnotherDevice(" ".join(rest)) if rest else None,
+        "with": lambda rest: _space_change(rest, allowed=True),
+        "without": lambda rest: _space_change(rest, allowed=False),
+    }
+    try:
+        found = readers[kind](words) if kind in readers else None
+    except PipeplanError as error:
+        raise PipeplanError(f"change {shorten(text)}: {p}" for p in error.problems) from None
+    if found is None:
+        raise PipeplanError(
+            f"change {shorten(text)}: is of no known form; write one of: {'; '.join(FORMS)}"
+        )
+    return found
+
+
+def _device_change(target: Literal["device", "type"], words: list[str]) -> Change | None:
+    if len(words) < 3:
+        return None
+    *name, word, factor = words
+    figure = _DEVICE_FIGURES.get(word)
+    if figure is None:
+        raise PipeplanError(f"{shorten(word)} is no figure of a {target}; write memory or speed")
+    return DeviceChange(target, " ".join(name), figure, _factor(factor))
+
+
+def _link_change(words: list[str], *, alike: bool) -> Change | None:
+    if len(words) != 3:
+        return None
+    name, word, factor = words
+    figure = _LINK_FIGURES.get(word)
+    if figure is None:
+        raise PipeplanError(f"{shorten(word)} is no figure of a link; write bandwidth or latency")
+    return LinkChange(name, figure, _factor(factor), alike)
+
+
+def _microbatch_change(words: list[str]) -> Change | None:
+    if len(words) != 1:
+        return None
+    factor = _factor(words[0])
+    if factor != int(factor) or factor < 2:
+        raise PipeplanError(
+            f"{shorten(words[0])} is not a whole number of at least 2; write x2 for twice as many "
+            "microbatches of half the samples"
+        )
+    return MicrobatchChange(int(factor))
+
+
+def _space_change(words: list[str], *, allowed: bool) -> Change | None:
+    if len(words) != 1:
+        return None
+    freedom = next((name for name in FREEDOMS if name == words[0]), None)
+    if freedom is None:
+        raise PipeplanError(
+            f"{shorten(words[0])} is no freedom of plans; write one of {', '.join(FREEDOMS)}"
+        )
+    return SpaceChange(freedom, allowed)
+
+
+def _factor(text: str) -> float:
+    """Read ``x1.2``, or ``+20%`` and ``-20%``."""
+    times = re.fullmatch(r"x(\d+(?:\.\d*)?|\.\d+)", text)
+    share = re.fullmatch(r"([+-]\d+(?:\.\d*)?)%", text)
+    factor = float(times[1]) if times else 1 + float(share[1]) / 100 if share else math.nan
+    if not LEAST_FACTOR <= factor <= MOST_FACTOR:
+        raise PipeplanError(
+            f"{shorten(text)} is not a factor from x{LEAST_FACTOR:g} to x{MOST_FACTOR:g}; write "
+            "x1.2 or +20% for a fifth more"
+        )
+    return factor

@@ -1,0 +1,321 @@
+"""Changes of a plan's machines: devices lost, slowed and added, and the problem after them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from planner.cluster.cluster import Cluster
+from planner.cluster.hardware import DeviceType
+from planner.errors import PipeplanError, near, shorten
+from planner.plan.plan import Plan
+from planner.plan.problem import Problem
+from planner.variants.clusters import with_copies, with_file, without
+from planner.variants.problems import with_device_type
+
+MOST_FACTOR = 1e3
+TWIN = "NAME=LIKE"
+
+
+@dataclass(frozen=True)
+class SlowedDevice:
+    """A device, or every device of a node, that takes ``factor`` times as long for everything."""
+
+    name: str
+    factor: float
+
+    def __post_init__(self) -> None:
+        if not 1 < self.factor <= MOST_FACTOR:
+            raise PipeplanError(
+                f"slow: {shorten(f'{self.name}:{self.factor:g}')}: the factor is how many times as "
+                f"long everything takes, above 1 and at most {MOST_FACTOR:g}; for a device that is "
+                "as fast again as its type give the new cluster"
+            )
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A device or node ``name`` of the type and with the links of ``like``, which is there."""
+
+    name: str
+    like: str
+
+
+@dataclass(frozen=True)
+class MachineChanges:
+    """Changes of a plan's machines, in this order.
+
+    Attributes:
+        cluster: all machines there are now; those of the plan with the losses and additions if
+            None.
+        lost: devices, or nodes for all of their devices.
+        added: cluster files with devices and links to add, or twins of what is there.
+        slow: devices or nodes that became slower.
+    """
+
+    cluster: Cluster | None = None
+    lost: tuple[str, ...] = ()
+    added: tuple[Path | Twin, ...] = ()
+    slow: tuple[SlowedDevice, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.cluster is not None and (self.lost or self.added):
+            raise PipeplanError(
+                "cluster: it is all machines there are now, so lost and added have no place beside "
+                "it; leave out the one or the others"
+            )
+        if self.cluster is None and not (self.lost or self.added or self.slow):
+            raise PipeplanError(
+                "nothing changed: name what was lost, slowed or added, or the new cluster"
+            )
+
+
+def parse_slow(text: str) -> SlowedDevice:
+    """Read ``DEVICE:FACTOR``, such as ``n0/gpu1:1.5``.
+
+    Raises:
+        PipeplanError: saying what is wrong with it.
+    """
+    name, colon, factor = text.rpartition(":")
+    try:
+        value = float(factor)
+    except ValueError:
+        value = math.nan
+    if not colon or not name or math.isnan(value):
+        raise PipeplanError(
+            f"slow: {shorten(text)} is not DEVICE:FACTOR; write n0/gpu1:1.5 for a device that "
+            "takes 1.5 times as long"
+        )
+    return SlowedDevice(name, value)
+
+
+def parse_added(text: str | Path) -> Path | Twin:
+    """Read the path of a cluster file, or ``NAME=LIKE`` for a twin of what is there.
+
+    Raises:
+        PipeplanError: if it is neither, or one side of the equals sign is empty.
+    """
+    if isinstance(text, Path) or os.path.exists(text):
+        return Path(text)
+    if "=" not in text:
+        if Path(text).suffix.lower() in (".toml", ".json"):
+            return Path(text)
+        raise PipeplanError(
+            f"added: {shorten(text)} is neither a cluster file nor {TWIN}; write {text}=n0 for a "
+            "node like n0, or n0/gpu4=n0/gpu3 for a device"
+        )
+    name, _, like = text.partition("=")
+    if not name or not like:
+        raise PipeplanError(
+            f"added: {shorten(text)} is not {TWIN}; write n1/gpu3=n1/gpu2 for a device n1/gpu3 "
+            "like n1/gpu2, or give a cluster file"
+        )
+    return Twin(name, like)
+
+
+def is_within(vertex: str, name: str) -> bool:
+    """Return whether a device or switch has a name, or lies in the node of that name."""
+    return vertex == name or vertex.startswith(f"{name}/")
+
+
+def devices_of(cluster: Cluster, name: str) -> tuple[str, ...]:
+    """Return a device by its name, or all devices of a node by the node's.
+
+    Raises:
+        PipeplanError: naming what there is that is like it.
+    """
+    if name in cluster.numbers:
+        return (name,)
+    found = tuple(device for device in cluster.device_names if device.startswith(f"{name}/"))
+    if not found:
+        known = [*_nodes(cluster), *cluster.device_names]
+        raise PipeplanError(f"the cluster has no device or node {name!r}; {near(name, known)}")
+    return found
+
+
+def named_devices(cluster: Cluster, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield each device that some names stand for, with the name: its own or its node's.
+
+    Raises:
+        PipeplanError: naming one that there is not, or a device that two names stand for.
+    """
+    seen: dict[str, str] = {}
+    for name in names:
+        for device in devices_of(cluster, name):
+            if device in seen:
+                twice = (
+                    f"{device!r} is named twice"
+                    if seen[device] == name
+                    else f"{seen[device]!r} and {name!r} both stand for {device!r}"
+                )
+                raise PipeplanError(f"{twice}; name each device once")
+            seen[device] = name
+            yield device, name
+
+
+def _nodes(cluster: Cluster) -> Sequence[str]:
+    rows = (device.rpartition("/")[0] for device in cluster.device_names)
+    return [node for node in dict.fromkeys(rows) if node]
+
+
+# --- the problem after changes --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NewMachines:
+    """A plan's problem on the machines that are left or came.
+
+    Attributes:
+        problem: the same model and job there.
+        survivors: devices of the plan that are still there, with what they hold.
+        slowed: devices that became slower.
+    """
+
+    problem: Problem
+    survivors: frozenset[str]
+    slowed: frozenset[str]
+
+
+def new_machines(plan: Plan, changes: MachineChanges) -> NewMachines:
+    """Return the problem of a plan after some changes of its machines.
+
+    Raises:
+        PipeplanError: naming an unknown device, a clash of names, or that nothing is left.
+    """
+    cluster = changes.cluster or plan.cluster
+    survivors = set(plan.cluster.device_names).intersection(cluster.device_names)
+    with _about("lost"):
+        lost = [device for device, _ in named_devices(cluster, changes.lost)]
+    cluster = _without(cluster, lost, changes.lost)
+    for addition in changes.added:
+        with _about("added"):
+            cluster = _with(cluster, addition, plan.cluster)
+    problem, slowed = _slowed(replace(plan.problem, cluster=cluster), changes.slow)
+    return NewMachines(problem, frozenset(survivors.difference(lost)), slowed)
+
+
+@contextmanager
+def _about(field: str) -> Iterator[None]:
+    """Put the option's name before what is wrong with it."""
+    try:
+        yield
+    except PipeplanError as error:
+        raise PipeplanError(f"{field}: {problem}" for problem in error.problems) from None
+
+
+def _with(cluster: Cluster, addition: Path | Twin, before: Cluster) -> Cluster:
+    if not isinstance(addition, Twin):
+        return with_file(cluster, addition)
+    if _has(cluster, addition.like) or not _has(before, addition.like):
+        return _with_twins(cluster, addition)
+    # What was lost may be the only one of its kind: its successor is like it.
+    restored = _restored(cluster, addition.like, before)
+    if addition.name == addition.like:
+        return restored
+    lost = devices_of(restored, addition.like)
+    return _without(_with_twins(restored, addition), lost, [addition.like])
+
+
+def _has(cluster: Cluster, name: str) -> bool:
+    return any(is_within(device, name) for device in cluster.device_names)
+
+
+def _restored(cluster: Cluster, name: str, before: Cluster) -> Cluster:
+    """Return a cluster with a lost device or node, with its links to what is still there."""
+    devices = set(devices_of(before, name))
+    inner = {switch for switch in before.switches if is_within(switch, name)}
+    back = {*devices, *inner}
+    there = {*cluster.device_names, *cluster.switches, *back}
+    links = (
+        link
+        for link in before.links
+        if not back.isdisjoint(link.between) and there.issuperset(link.between)
+    )
+    fields = {
+        "devices": (*cluster.devices, *(d for d in before.devices if d.name in devices)),
+        "switches": (*cluster.switches, *(s for s in before.switches if s in inner)),
+        "links": (*cluster.links, *links),
+    }
+    return _checked(cluster.model_copy(update=fields))
+
+
+def _without(cluster: Cluster, devices: Iterable[str], names: Iterable[str]) -> Cluster:
+    """Return a cluster less some devices, and less the switches inside nodes that are gone."""
+    nodes = set(names).difference(cluster.device_names)
+    inner = (s for s in cluster.switches if any(is_within(s, node) for node in nodes))
+    gone = {*devices, *inner}
+    if gone.issuperset(cluster.device_names):
+        raise PipeplanError(
+            "lost: no device is left; give all machines there are now as the new cluster"
+        )
+    return without(cluster, gone)
+
+
+def _with_twins(cluster: Cluster, twin: Twin) -> Cluster:
+    """Return a cluster with a device like another, or a node with its inner switch and links."""
+    taken = [
+        name for name in (*cluster.device_names, *cluster.switches) if is_within(name, twin.name)
+    ]
+    if taken:
+        raise PipeplanError(
+            f"{twin.name}={twin.like}: the cluster has {taken[0]!r} already; choose another name"
+        )
+    models = devices_of(cluster, twin.like)
+    if models != (twin.like,):
+        _require_free_node(cluster, twin, models[0])
+    inside = [switch for switch in cluster.switches if is_within(switch, twin.like)]
+    names = {name: twin.name + name[len(twin.like) :] for name in (*models, *inside)}
+    return _checked(with_copies(cluster, names))
+
+
+def _require_free_node(cluster: Cluster, twin: Twin, model: str) -> None:
+    """Refuse a node whose name would put it among the devices of another."""
+    node = twin.name.rpartition("/")[0]
+    if any(device.rpartition("/")[0] == node for device in cluster.device_names if node):
+        raise PipeplanError(
+            f"{twin.name}={twin.like}: {twin.like!r} is a node, and a node called {twin.name!r} "
+            f"would lie among the devices of {node!r}; write n9={twin.like} for a node like it, or "
+            f"{twin.name}={model} for a device like one of its"
+        )
+
+
+def _checked(cluster: Cluster) -> Cluster:
+    """Return the same cluster, read again so that every rule of clusters is checked."""
+    return Cluster.parse(cluster.model_dump(mode="json"), "new cluster")
+
+
+# --- slower devices -------------------------------------------------------------------------------
+
+
+def _slowed(problem: Problem, slow: Sequence[SlowedDevice]) -> tuple[Problem, frozenset[str]]:
+    """Make a device type for each type and factor, so that equally slow devices stay equal."""
+    with _about("slow"):
+        factors = {row.name: row.factor for row in slow}
+        named = dict(named_devices(problem.cluster, [row.name for row in slow]))
+    groups: dict[tuple[str, float], list[str]] = {}
+    for device, name in named.items():
+        groups.setdefault((problem.cluster.type_of(device), factors[name]), []).append(device)
+    for (kind, factor), devices in groups.items():
+        types = problem.cluster.device_types
+        figures = slower(types[kind], factor)
+        name = f"{kind} slowed x{factor:g}"
+        while name in types and types[name] != figures:
+            name += "'"
+        problem = with_device_type(problem, kind, name, figures, devices=devices, speed=1 / factor)
+    return problem, frozenset(named)
+
+
+def slower(kind: DeviceType, factor: float) -> DeviceType:
+    """Return a device type on which every operation takes ``factor`` times as long."""
+    data = kind.model_dump(mode="json")
+    for figures in (data, *data.get("by_class", {}).values()):
+        for name in ("ramp_up_us", "operation_overhead_us"):
+            if figures.get(name) is not None:
+                figures[name] *= factor
+    data["peak_tflop_per_s"] = {name: x / factor for name, x in kind.peak_tflop_per_s.items()}
+    data["memory_bandwidth_gb_per_s"] = kind.memory_bandwidth_gb_per_s / factor
+    return DeviceType.parse(data, "device_types")

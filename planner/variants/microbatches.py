@@ -1,0 +1,161 @@
+"""Microbatches of another size, without tracing the model again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from planner.errors import PipeplanError
+from planner.job import MAX_MICROBATCHES
+from planner.model.graph_record import PHASES, Layer, Phase, Work, totals
+from planner.model.layer_graph import LayerGraph
+from planner.plan.problem import Problem
+
+
+def in_proportion(graph: LayerGraph, samples: int) -> LayerGraph:
+    """Return the graph with FLOPs, bytes, stashes and peaks in proportion to the samples.
+
+    Weights are read, and new gradients of parameters held, as before. Measured times stay as they
+    are: callers that use times have to refuse measured ones.
+
+    Args:
+        graph: traced with any number of samples.
+        samples: of a microbatch, at least 1.
+    """
+    record, gradients = graph.record, graph.new_gradient_bytes
+    size = {parameter.name: parameter.bytes for parameter in record.parameters}
+    share = _Share(samples, record.samples_per_microbatch)
+    boundaries = tuple(
+        tensor.model_copy(update={"bytes": share.of(tensor.bytes)}) for tensor in record.boundaries
+    )
+    layers = tuple(
+        _with_peak(_scaled_layer(layer, share, size), share, gradients[layer.name])
+        for layer in record.layers
+    )
+    update = {"samples_per_microbatch": samples, "layers": layers, "boundaries": boundaries}
+    return LayerGraph.from_record(record.model_copy(update=update))
+
+
+class _Share(NamedTuple):
+    """The new number of samples and the old one."""
+
+    new: int
+    old: int
+
+    def of(self, whole: int) -> int:
+        """Return a figure in proportion to the samples, rounded up."""
+        return -(-whole * self.new // self.old)
+
+    def beyond(self, fixed: int, whole: int) -> int:
+        """Return a figure in proportion, but for a part that stays."""
+        return fixed + self.of(whole - fixed)
+
+
+def _scaled_layer(layer: Layer, share: _Share, size: dict[str, int]) -> Layer:
+    """Scale all figures but the weights' share of the traffic."""
+    weights = sum(size[name] for name in layer.parameters)
+    work = tuple(row for phase in PHASES for row in _scaled_work(layer, phase, share, weights))
+    update: dict[str, Any] = {"work": work, "stash_bytes": share.of(layer.stash_bytes)}
+    for phase in PHASES:
+        flops, traffic = f"{phase}_flops", f"{phase}_traffic_bytes"
+        bytes_ = getattr(layer, traffic)
+        update[flops] = share.of(getattr(layer, flops))
+        update[traffic] = share.beyond(min(weights, bytes_), bytes_)
+        if work:
+            update[flops], update[traffic] = totals(work, phase)
+    if layer.weight_stash_bytes is not None:
+        update["weight_stash_bytes"] = share.of(layer.weight_stash_bytes)
+    return layer.model_copy(update=update)
+
+
+def _scaled_work(layer: Layer, phase: Phase, share: _Share, weights: int) -> Iterator[Work]:
+    """Yield a phase's rows; products read the weights first, other operations the rest of them."""
+    rows = [row for row in layer.work if row.phase == phase]
+    fixed: dict[int, int] = {}
+    for index in sorted(range(len(rows)), key=lambda i: rows[i].operation_class == "memory"):
+        fixed[index] = min(weights, rows[index].traffic_bytes)
+        weights -= fixed[index]
+    for index, row in enumerate(rows):
+        bytes_ = share.beyond(fixed[index], row.traffic_bytes)
+        yield row.model_copy(update={"flops": share.of(row.flops), "traffic_bytes": bytes_})
+
+
+def _with_peak(layer: Layer, share: _Share, gradient_bytes: int) -> Layer:
+    """Scale a layer's peak, if it is given, but for a new gradient of a parameter."""
+    if layer.peak_bytes is None:
+        return layer
+    fixed = min(gradient_bytes, layer.peak_bytes)
+    return layer.model_copy(update={"peak_bytes": share.beyond(fixed, layer.peak_bytes)})
+
+
+IN_PROPORTION = (
+    "FLOPs, bytes and stashes in proportion to the samples, weights read each time; real layers "
+    "lose efficiency in small microbatches"
+)
+"""The assumption about microbatches of another size."""
+
+
+def has_measured_times(problem: Problem) -> bool:
+    """Return whether a layer's time was measured on a type of the cluster."""
+    used = {device.type for device in problem.cluster.devices}
+    return any(used & set(layer.measured) for layer in problem.graph.record.layers)
+
+
+def with_microbatches(problem: Problem, number: int) -> Problem:
+    """Return a problem with ``number`` times as many microbatches of so many times fewer samples.
+
+    Layers scale as :data:`IN_PROPORTION` says.
+
+    Raises:
+        PipeplanError: if samples cannot be divided, or times were measured for this many of them.
+    """
+    job = problem.job
+    samples = job.samples_per_microbatch
+    if samples % number:
+        raise PipeplanError(
+            f"{samples} samples of a microbatch cannot be divided into {number} equal parts"
+        )
+    if job.microbatches * number > MAX_MICROBATCHES:
+        raise PipeplanError(f"more than {MAX_MICROBATCHES} microbatches; choose a smaller number")
+    if has_measured_times(problem):
+        raise PipeplanError(
+            f"layers have times measured with {samples} samples a microbatch; measure with "
+            f"{samples // number} and plan again"
+        )
+    return resized(problem, samples // number, microbatches=job.microbatches * number)
+
+
+def resized(problem: Problem, samples: int, **settings: Any) -> Problem:
+    """Return a problem with microbatches of another size, see :data:`IN_PROPORTION`.
+
+    Args:
+        problem: as it is; measured times stay what they were.
+        samples: of a microbatch, at least 1.
+        settings: of the job, to change with it.
+    """
+    job = problem.job.model_copy(update={"samples_per_microbatch": samples, **settings})
+    return replace(problem, graph=in_proportion(problem.graph, samples), job=job)
+
+
+def with_samples(graph: LayerGraph, samples: int) -> LayerGraph:
+    """Return a graph with microbatches of another size, see :data:`IN_PROPORTION`.
+
+    Args:
+        graph: of a model that cannot be traced again.
+        samples: of a microbatch, at least 1.
+
+    Raises:
+        PipeplanError: if times were measured for the size that it has.
+    """
+    record = graph.record
+    if record.samples_per_microbatch == samples:
+        return graph
+    for layer in record.layers:
+        if layer.measured:
+            raise PipeplanError(
+                f"layer graph {record.name!r}: layer {layer.name!r} has times measured with "
+                f"{record.samples_per_microbatch} samples a microbatch; for {samples} measure "
+                "again, or trace the model and give its profile"
+            )
+    return in_proportion(graph, samples)

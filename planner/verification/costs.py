@@ -1,0 +1,364 @@
+"""Seconds and bytes of a plan's stages by the formulas of docs/cost_model.md and docs/memory.md."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+
+from planner.cluster.cluster import Cluster
+from planner.cluster.hardware import DeviceType
+from planner.job import Job
+from planner.model.graph_record import PHASES, Boundary, Layer, Parameter, Work
+from planner.plan.plan import Plan, Stage
+from planner.verification.routes import Path, Routes
+
+_STATE_BYTES = {"adamw": 8, "sgd_momentum": 4, "sgd": 0}
+"""Bytes of the moments of one element in float32."""
+_FIGURES_OF_CLASS = ("efficiency", "bandwidth_efficiency", "ramp_up_us")
+Seconds = tuple[float, float, float, float]
+"""Seconds of the operations F, I, W and B."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Gradients that are summed over several devices.
+
+    Attributes:
+        stages: whose gradients.
+        devices: that hold them.
+        seconds: that it takes.
+        first_layer: the layer that the last backward has to have run; None: all of it.
+    """
+
+    stages: tuple[int, ...]
+    devices: tuple[str, ...]
+    seconds: float
+    first_layer: str | None = None
+
+
+@dataclass(frozen=True)
+class CheckedStageBytes:
+    """What a stage holds and hands on, for one microbatch; the names are those of docs/memory.md.
+
+    Attributes:
+        static: weights, gradients and optimizer state.
+        workspace: while whole backwards run.
+        split_workspace: while an input gradient runs apart.
+        stash: from the forward until the backward, with what is received.
+        weight_stash: from the input gradient until the weight gradient.
+        received, sent: activations.
+        gradient_sent, gradient_received: their gradients.
+    """
+
+    static: int
+    workspace: int
+    split_workspace: int
+    stash: int
+    weight_stash: int
+    received: int
+    sent: int
+    gradient_sent: int
+    gradient_received: int
+
+
+class ProblemCosts:
+    """Times and sizes of single layers and parameters, whatever the stages.
+
+    Args:
+        cluster: whose device types count.
+        job: whose precision and optimizer count.
+    """
+
+    def __init__(self, cluster: Cluster, job: Job) -> None:
+        self._cluster, self._job = cluster, job
+
+    def seconds(self, layer: Layer, type_name: str) -> Seconds:
+        """Return the seconds of one layer that is not recomputed."""
+        measured = layer.measured.get(type_name)
+        if measured is not None:
+            forward, inputs = measured.forward_s, measured.input_gradient_s
+            weights, whole = measured.weight_gradient_s, measured.backward_s
+        else:
+            device, whole = self._cluster.device_types[type_name], None
+            forward, inputs, weights = (self.roofline(layer, phase, device)[0] for phase in PHASES)
+        return forward, inputs, weights, inputs + weights if whole is None else whole
+
+    def roofline(self, layer: Layer, phase: str, device: DeviceType) -> tuple[float, bool]:
+        """Seconds of a phase, and whether a lower throughput would lengthen it."""
+        if layer.work:
+            rows = [self._work(row, device) for row in layer.work if row.phase == phase]
+            return sum(seconds for seconds, _ in rows), any(bound for _, bound in rows)
+        peak = device.peak_tflop_per_s[self._job.precision] * 1e12
+        bandwidth = device.memory_bandwidth_gb_per_s * 1e9 * device.bandwidth_efficiency
+        flops, traffic = getattr(layer, f"{phase}_flops"), getattr(layer, f"{phase}_traffic_bytes")
+        arithmetic_s, traffic_s = flops / (peak * device.efficiency), traffic / bandwidth
+        return max(arithmetic_s, traffic_s), flops > 0 and arithmetic_s >= traffic_s
+
+    def _work(self, work: Work, device: DeviceType) -> tuple[float, bool]:
+        # Fused kernels skip what a causal mask leaves out.
+        flops = work.flops / 2 if work.operation_class == "causal_attention" else work.flops
+        name = "attention" if work.operation_class == "causal_attention" else work.operation_class
+        of_class = device.by_class.get(name)
+        told = {} if of_class is None else of_class.model_dump(exclude_none=True)
+        efficiency, share, ramp_up_us = (
+            told.get(field, getattr(device, field)) for field in _FIGURES_OF_CLASS
+        )
+        precision = self._job.precision
+        tf32 = precision == "float32" and name == "convolution"
+        peaks = device.peak_tflop_per_s
+        peak = peaks.get("tf32", peaks[precision]) if tf32 else peaks[precision]
+        arithmetic_s = flops / (peak * 1e12 * efficiency) + work.operations * ramp_up_us * 1e-6
+        arithmetic_s = arithmetic_s if flops else 0.0
+        traffic_s = work.traffic_bytes / (device.memory_bandwidth_gb_per_s * 1e9 * share)
+        overhead_s = work.operations * device.operation_overhead_us * 1e-6
+        return max(arithmetic_s, traffic_s) + overhead_s, bool(flops) and arithmetic_s >= traffic_s
+
+    def capacity_bytes(self, type_name: str) -> int:
+        """Return the bytes that a plan may use of a device."""
+        kind = self._cluster.device_types[type_name]
+        return int((kind.memory_gib - kind.reserved_gib) * 2**30)
+
+    def state_bytes(self, parameter: Parameter) -> int:
+        """Return the bytes of the optimizer's state of a parameter."""
+        job = self._job
+        an_element = _STATE_BYTES[job.optimizer] * (2 if job.precision == "float64" else 1)
+        masters = 4 if job.precision in ("float16", "bfloat16") else 0
+        return (an_element + masters) * parameter.elements
+
+    def static_bytes(self, parameter: Parameter) -> int:
+        """Return the bytes of a parameter's weights, gradients and optimizer state."""
+        trained = parameter.bytes + self.state_bytes(parameter) if parameter.trainable else 0
+        return parameter.bytes + trained
+
+
+class PlanCosts:
+    """Every time and size that the replay of a plan needs.
+
+    Args:
+        plan: of a form that holds: every layer in exactly one stage, no edge backwards.
+
+    Attributes:
+        problem: costs of single layers.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.problem = ProblemCosts(plan.cluster, plan.job)
+        self._graph = plan.model.graph
+        self._parameters = {parameter.name: parameter for parameter in self._graph.parameters}
+        self._stage_of = {name: stage.index for stage in plan.stages for name in stage.layers}
+        self._rerun = {name for stage in plan.stages for name in stage.recompute}
+        self._made: defaultdict[str, list[Boundary]] = defaultdict(list)
+        self._used: defaultdict[str, list[Boundary]] = defaultdict(list)
+        for tensor in self._graph.boundaries:
+            self._made[tensor.producer].append(tensor)
+            for user in tensor.users:
+                self._used[user].append(tensor)
+        self.routes = Routes(plan.cluster)
+        self.stages_on = {
+            device: [stage.index for stage in plan.stages if device in stage.devices]
+            for stage in plan.stages
+            for device in stage.devices
+        }
+        self.devices = tuple(self.stages_on)
+        self.bytes = [self._stage_bytes(stage) for stage in plan.stages]
+        self._seconds: dict[tuple[int, str], Seconds] = {}
+        self._before_s: dict[tuple[int, str, str, str], float] = {}
+
+    # --- seconds ----------------------------------------------------------------------------------
+
+    def seconds(self, stage: int, kind: str, device: str) -> float:
+        """Return the seconds of an operation, summed in the order of the layer graph."""
+        key = stage, self._plan.cluster.type_of(device)
+        if key not in self._seconds:
+            rows = [self.layer_seconds(layer, key[1]) for layer in self.layers(stage)]
+            forward, inputs, weights, whole = (sum(column) for column in zip(*rows, strict=True))
+            self._seconds[key] = forward, inputs, weights, whole
+        return self._seconds[key]["FIWB".index(kind)]
+
+    def before_s(self, stage: int, layer: str, kind: str, device: str) -> float:
+        """Return the seconds that an operation spends on the layers before one of a stage."""
+        key = stage, layer, kind, self._plan.cluster.type_of(device)
+        if key not in self._before_s:
+            earlier = takewhile(lambda row: row.name != layer, self.layers(stage))
+            rows = (self.layer_seconds(row, key[3])["FIWB".index(kind)] for row in earlier)
+            self._before_s[key] = sum(rows)
+        return self._before_s[key]
+
+    def layers(self, stage: int) -> list[Layer]:
+        """Return a stage's layers in the order of the layer graph."""
+        return [row for row in self._graph.layers if self._stage_of[row.name] == stage]
+
+    def layer_seconds(self, layer: Layer, type_name: str) -> Seconds:
+        """Return the seconds of one layer, with its forward again where it is recomputed."""
+        forward, inputs, weights, whole = self.problem.seconds(layer, type_name)
+        again = forward if layer.name in self._rerun else 0.0
+        return forward, inputs + again, weights, whole + again
+
+    def message(self, bytes_: int, source: str, target: str) -> Path | None:
+        """The path of a message; None if nothing need be sent."""
+        return self.routes.path(source, target) if bytes_ and source != target else None
+
+    @cached_property
+    def reductions(self) -> list[Reduction]:
+        """Stages by themselves in order, then tied parameters by the stages that hold them."""
+        bytes_: defaultdict[tuple[int, ...], int] = defaultdict(int)
+        holders: defaultdict[str, set[int]] = defaultdict(set)
+        for layer in self._graph.layers:
+            for name in layer.parameters:
+                holders[name].add(self._stage_of[layer.name])
+        for name, stages in holders.items():
+            if self._parameters[name].trainable:
+                bytes_[tuple(sorted(stages))] += self._parameters[name].bytes
+        rows: list[Reduction] = []
+        for members in sorted(bytes_, key=lambda stages: (len(stages) > 1, stages)):
+            there = {device for index in members for device in self._plan.stages[index].devices}
+            devices = tuple(name for name in self._plan.cluster.device_names if name in there)
+            if len(devices) > 1 and bytes_[members]:
+                rows += self._reductions(members, devices, bytes_[members], holders)
+        return rows
+
+    def _reductions(
+        self,
+        members: tuple[int, ...],
+        devices: tuple[str, ...],
+        bytes_: int,
+        holders: dict[str, set[int]],
+    ) -> Iterator[Reduction]:
+        """One reduction, or one for each bucket if buckets are reduced during backwards."""
+        limit = self._plan.bucket_bytes
+        if limit is None or len(members) > 1:
+            yield Reduction(members, devices, self.routes.all_reduce_s(devices, bytes_))
+            return
+        held, first = 0, ""
+        for name, layer in self._gradients_made(members[0], holders):
+            more = self._parameters[name].bytes
+            if first and held + more > limit:
+                yield Reduction(members, devices, self.routes.all_reduce_s(devices, held), first)
+                held = 0
+            held, first = held + more, layer
+        yield Reduction(members, devices, self.routes.all_reduce_s(devices, held), first)
+
+    def _gradients_made(
+        self, stage: int, holders: dict[str, set[int]]
+    ) -> Iterator[tuple[str, str]]:
+        """A stage's own gradients as a backward completes them, with the first user of each."""
+        found: dict[str, str] = {}
+        for layer in self.layers(stage):
+            for name in layer.parameters:
+                parameter = self._parameters[name]
+                if parameter.trainable and parameter.bytes and len(holders[name]) == 1:
+                    found.setdefault(name, layer.name)
+        yield from reversed(found.items())
+
+    def optimizer_s(self, device: str) -> float:
+        """Return the seconds of the step; a parameter that several stages hold counts once."""
+        layers = [layer for stage in self.stages_on[device] for layer in self.layers(stage)]
+        moved = sum(
+            3 * parameter.bytes + 2 * self.problem.state_bytes(parameter)
+            for parameter in self._held(layers)
+            if parameter.trainable
+        )
+        kind = self._plan.cluster.device_type(device)
+        return moved / (kind.memory_bandwidth_gb_per_s * 1e9)
+
+    def _held(self, layers: Iterable[Layer]) -> list[Parameter]:
+        names = dict.fromkeys(name for layer in layers for name in layer.parameters)
+        return [self._parameters[name] for name in names]
+
+    # --- bytes ------------------------------------------------------------------------------------
+
+    def capacity_bytes(self, device: str) -> int:
+        """Return the bytes that a plan may use."""
+        return self.problem.capacity_bytes(self._plan.cluster.type_of(device))
+
+    def constant_bytes(self, device: str) -> int:
+        """Held at all times: static memory, and the largest workspace of the stages."""
+        rows = [self.bytes[stage] for stage in self.stages_on[device]]
+        return sum(row.static for row in rows) + max(row.workspace for row in rows)
+
+    def split_bytes(self, stage: int, device: str) -> int:
+        """Held on top of that while an input gradient of the stage runs apart."""
+        counted = max(self.bytes[other].workspace for other in self.stages_on[device])
+        return max(0, self.bytes[stage].split_workspace - counted)
+
+    def _stage_bytes(self, stage: Stage) -> CheckedStageBytes:
+        index, layers = stage.index, self.layers(stage.index)
+        received, sent = self._crossing(index), self._crossing(index + 1)
+        # What a layer that does not run again keeps of the received tensors is in its stash.
+        in_stash = sum(t.bytes for t in received if self._keeper(t) == index)
+        input_bytes = sum(t.bytes for t in received)
+        workspace, split_workspace = self._workspaces(layers)
+        return CheckedStageBytes(
+            static=sum(self.problem.static_bytes(parameter) for parameter in self._held(layers)),
+            workspace=workspace,
+            split_workspace=max(workspace, split_workspace),
+            stash=self._kept_bytes(index, layers) + input_bytes - in_stash,
+            weight_stash=sum(map(_late_bytes, layers)) + input_bytes - in_stash,
+            received=input_bytes,
+            sent=sum(t.bytes for t in sent),
+            gradient_sent=sum(t.bytes for t in received if t.requires_grad),
+            gradient_received=sum(t.bytes for t in sent if t.requires_grad),
+        )
+
+    def _crossing(self, cut: int) -> list[Boundary]:
+        """Tensors made before a stage and used in it or behind it."""
+        return [
+            tensor
+            for tensor in self._graph.boundaries
+            if self._stage_of[tensor.producer] < cut
+            and any(self._stage_of[user] >= cut for user in tensor.users)
+        ]
+
+    def _keeper(self, tensor: Boundary) -> int | None:
+        """The stage that keeps a tensor in the stash of a layer that does not run again."""
+        if tensor.saved_by is None or tensor.saved_by in self._rerun:
+            return None
+        return self._stage_of[tensor.saved_by]
+
+    def _kept_bytes(self, stage: int, layers: Sequence[Layer]) -> int:
+        """The stashes of layers, and tensors of the stage's own that layers start again from."""
+        rerun = [row.name for row in layers if row.name in self._rerun]
+        again = {tensor.name: tensor for name in rerun for tensor in self._used[name]}
+        own = [
+            tensor.bytes
+            for tensor in again.values()
+            if self._stage_of[tensor.producer] == stage and self._keeper(tensor) != stage
+        ]
+        return sum(row.stash_bytes for row in layers if row.name not in self._rerun) + sum(own)
+
+    def _workspaces(self, layers: Sequence[Layer]) -> tuple[int, int]:
+        """While whole backwards run, and while an input gradient runs apart."""
+        peaks = [self._peak_bytes(layer) for layer in layers]
+        kept = [
+            self._saved_input_bytes(row) if row.name in self._rerun else row.stash_bytes
+            for row in layers
+        ]
+        late = [_late_bytes(layer) for layer in layers]
+        # The weight gradients' needs are all there before the input gradient ends.
+        whole, split = 0, sum(late) - sum(kept)
+        for k, peak in enumerate(peaks):
+            later = peak - sum(kept[k:])
+            whole = max(whole, later)
+            split = max(split, later + max(0, late[k] - kept[k]) + sum(late[k + 1 :]))
+        return whole, split
+
+    def _saved_input_bytes(self, layer: Layer) -> int:
+        used = {tensor.name: tensor for tensor in self._used[layer.name]}
+        return sum(tensor.bytes for tensor in used.values() if tensor.saved_by == layer.name)
+
+    def _peak_bytes(self, layer: Layer) -> int:
+        if layer.peak_bytes is not None:
+            return layer.peak_bytes
+        made = sum(2 * tensor.bytes for tensor in self._made[layer.name])
+        sent_back = sum(t.bytes for t in self._used[layer.name] if t.requires_grad)
+        gradients = [row.bytes for row in self._held([layer]) if row.trainable]
+        return layer.stash_bytes + made + sent_back + max(gradients, default=0)
+
+
+def _late_bytes(layer: Layer) -> int:
+    """What the weight gradient needs once the input gradient is done."""
+    return layer.stash_bytes if layer.weight_stash_bytes is None else layer.weight_stash_bytes

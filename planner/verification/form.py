@@ -1,0 +1,193 @@
+"""What can be seen of a plan without a simulation; the verifier's first half."""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
+
+from planner.errors import PipeplanError, near
+from planner.plan.membership import outside
+from planner.plan.operations import Operation, Orders
+from planner.plan.plan import Plan
+from planner.records.document import digest
+from planner.sync.pipeline_replicas import pipeline_count
+from planner.sync.strategies import require_fit
+from planner.units import plural
+
+
+def form_problems(plan: Plan, orders: Orders) -> Iterator[str]:
+    """Every problem that shows without a simulation, one line each.
+
+    Args:
+        plan: as it was read.
+        orders: its orders, parsed.
+    """
+    foremost = [*_model(plan), *stage_problems(plan)]
+    yield from foremost
+    beyond = outside(plan.job.space, plan.stages, orders, plan.layers, overlaps=plan.overlaps)
+    yield from (found.in_job() for found in beyond)
+    yield from _ranks(plan)
+    yield from order_problems(plan, orders)
+    if not foremost:  # Only then is it known how many operations there must be.
+        yield from _missing(plan, orders)
+
+
+def _model(plan: Plan) -> Iterator[str]:
+    found = digest(plan.model.graph)
+    if found != plan.model.graph_digest:
+        yield (
+            f"model.graph_digest: the plan says {plan.model.graph_digest[:19]}…, its layer graph "
+            f"has {found[:19]}…; the graph was changed after planning: plan again"
+        )
+    if plan.microbatches != plan.job.microbatches:
+        yield (
+            f"microbatches: {plan.microbatches}, but job.microbatches is {plan.job.microbatches}; "
+            "make them equal"
+        )
+    try:
+        require_fit(plan.sync, pipeline_count(plan))
+    except PipeplanError as error:
+        yield from error.problems
+
+
+def stage_problems(plan: Plan) -> Iterator[str]:
+    """Every layer in exactly one stage, no edge backwards, devices as the job allows."""
+    stage_of: dict[str, int] = {}
+    known = {layer.name for layer in plan.model.graph.layers}
+    for position, stage in enumerate(plan.stages):
+        field = f"stages[{position}]"
+        if stage.index != position:
+            yield f"{field}.index: {stage.index}, expected {position}; stages are listed in order"
+        for layer in stage.layers:
+            if layer not in known:
+                yield f"{field}.layers: unknown layer {layer!r}; the model has no such layer"
+            elif layer in stage_of:
+                yield f"{field}.layers: layer {layer!r} is already in stage {stage_of[layer]}"
+            stage_of.setdefault(layer, position)
+        for layer in sorted(set(stage.recompute) - set(stage.layers)):
+            yield f"{field}.recompute: layer {layer!r} is not in this stage"
+    for name in (layer.name for layer in plan.model.graph.layers):
+        if name not in stage_of:
+            yield f"stages: layer {name!r} is in no stage; every layer must be in exactly one"
+    yield from _stage_devices(plan)
+    yield from _layer_rules(plan)
+    yield from _edges_backwards(plan, stage_of)
+
+
+def _stage_devices(plan: Plan) -> Iterator[str]:
+    """The devices exist and are listed once each."""
+    known = set(plan.cluster.device_names)
+    for position, stage in enumerate(plan.stages):
+        field = f"stages[{position}].devices"
+        for device, count in Counter(stage.devices).items():
+            if device not in known:
+                yield (
+                    f"{field}: unknown device {device!r}; the cluster has no such device, "
+                    f"{near(device, sorted(known))}"
+                )
+            if count > 1:
+                yield f"{field}: device {device!r} is listed {count} times; list it once"
+
+
+def _layer_rules(plan: Plan) -> Iterator[str]:
+    """A layer that only some device types can run is on no other."""
+    bound = {layer.name: layer for layer in plan.model.graph.layers if layer.device_types}
+    known = set(plan.cluster.device_names)
+    for position, stage in enumerate(plan.stages):
+        for name in bound.keys() & set(stage.layers):
+            for device in known & set(stage.devices):
+                kind = plan.cluster.type_of(device)
+                if not bound[name].may_run_on(kind):
+                    yield (
+                        f"stages[{position}].devices: device {device!r} is of type {kind!r}, but "
+                        f"layer {name!r} runs on {', '.join(bound[name].device_types)} only; move "
+                        "the layer or the stage"
+                    )
+
+
+def _edges_backwards(plan: Plan, stage_of: dict[str, int]) -> Iterator[str]:
+    for tensor in plan.model.graph.boundaries:
+        for user in tensor.users:
+            if stage_of.get(user, len(plan.stages)) < stage_of.get(tensor.producer, -1):
+                yield (
+                    f"stages: {tensor.producer!r} (stage {stage_of[tensor.producer]}) feeds "
+                    f"{user!r} (stage {stage_of[user]}), an edge backwards; move one of them"
+                )
+
+
+def _ranks(plan: Plan) -> Iterator[str]:
+    used = {device for stage in plan.stages for device in stage.devices}
+    for device, count in Counter(plan.ranks).items():
+        if count > 1:
+            yield f"ranks: device {device!r} is listed {count} times"
+        if device not in used:
+            yield f"ranks: device {device!r} holds no stage; remove it"
+    for device in sorted(used - set(plan.ranks)):
+        yield f"ranks: device {device!r} holds a stage and has no rank; add it"
+
+
+def order_problems(plan: Plan, orders: Orders) -> Iterator[str]:
+    """Operations of stages and microbatches there are, once each, on one device of the stage."""
+    known = set(plan.cluster.device_names)
+    holders = [set(stage.devices) for stage in plan.stages]
+    seen: Counter[Operation] = Counter()
+    ran_on: dict[tuple[int, int], set[str]] = {}
+    for device, order in orders.items():
+        field = f"orders[{device!r}]"
+        if device not in known:
+            yield f"{field}: unknown device; the cluster has no such device"
+        for operation in order:
+            seen[operation] += 1
+            ran_on.setdefault((operation.stage, operation.microbatch), set()).add(device)
+        wrong: dict[str, list[Operation]] = {}
+        for operation in order:
+            for reason in _out_of_place(plan, holders, device, operation):
+                wrong.setdefault(reason, []).append(operation)
+        for reason, found in wrong.items():
+            more = f" and {plural(len(found) - 1, 'operation')} more" if len(found) > 1 else ""
+            yield f"{field}: {found[0]}{more}: {reason}"
+    for operation, count in seen.items():
+        if count > 1:
+            yield f"orders: operation {operation} stands {count} times; each runs once"
+    for (stage, microbatch), devices in ran_on.items():
+        if len(devices) > 1:
+            yield (
+                f"orders: microbatch {microbatch} of stage {stage} runs on "
+                f"{' and '.join(sorted(devices))}; all its operations belong to one replica"
+            )
+
+
+def _out_of_place(
+    plan: Plan, holders: list[set[str]], device: str, operation: Operation
+) -> Iterator[str]:
+    if operation.stage >= len(holders):
+        yield f"there is no stage {operation.stage}"
+    elif device not in holders[operation.stage]:
+        yield f"device {device!r} does not hold stage {operation.stage}"
+    if operation.microbatch >= plan.microbatches:
+        yield f"there is no microbatch {operation.microbatch}, microbatches is {plan.microbatches}"
+
+
+def _missing(plan: Plan, orders: Orders) -> Iterator[str]:
+    """Microbatches without the right operations; neighbours that lack the same in one line."""
+    kinds: dict[tuple[int, int], set[str]] = {}
+    for order in orders.values():
+        for stage, kind, microbatch in order:
+            kinds.setdefault((stage, microbatch), set()).add(kind)
+
+    for stage in range(len(plan.stages)):
+
+        def found(microbatch: int, stage: int = stage) -> str:
+            return "".join(sorted(kinds.get((stage, microbatch), ()), key="FBIW".index))
+
+        for has, run in groupby(range(plan.microbatches), key=found):
+            if has not in ("FB", "FIW"):
+                yield _lacks(stage, list(run), has)
+
+
+def _lacks(stage: int, microbatches: list[int], has: str) -> str:
+    first, last = microbatches[0], microbatches[-1]
+    which = f"microbatch {first}" if first == last else f"each of microbatches {first} to {last}"
+    return (
+        f"orders: {which} of stage {stage} has {', '.join(has) or 'no operation'}; "
+        "it needs F and then B, or F, I and W"
+    )

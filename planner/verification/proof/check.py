@@ -1,0 +1,192 @@
+"""Whether an argument proves a bound: each kind with arithmetic of its own, nothing is searched."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from planner.errors import PipeplanError
+from planner.plan.certificate import (
+    Argument,
+    LayerPrices,
+    LikeDevices,
+    MicrobatchPath,
+    TypePrices,
+    WorkPrices,
+)
+from planner.plan.problem import Problem
+from planner.space import Space
+from planner.verification.proof.anywhere import AnyDevices
+from planner.verification.proof.budget import Budget, budget_work, typed_prices
+from planner.verification.proof.columns import MOST_STAGES, earned_too_little, pair_work
+from planner.verification.proof.devices import ProvedDevices
+from planner.verification.proof.layers import FloatArray, ProvedIntervals, ProvedLayers
+from planner.verification.proof.links import ClassLinks
+from planner.verification.proof.loads import load_work
+from planner.verification.proof.program import MARGIN, pass_work, refutes
+from planner.verification.proof.stages import ProvedStages
+from planner.verification.proof.vectors import Vectors
+
+MOST_DEVICES = 64
+"""Devices of a cluster whose pairs are looked at one by one."""
+
+
+class BoundCheck:
+    """Checks arguments for bounds on one space of plans.
+
+    Args:
+        problem: the layer graph, the cluster and the job.
+        space: of the plans that the bounds are about.
+
+    Raises:
+        PipeplanError: if an argument is not about this problem, or too large to check.
+    """
+
+    def __init__(self, problem: Problem, space: Space) -> None:
+        self._cluster, self._space = problem.cluster, space
+        self.layers = ProvedLayers(problem, space)
+        self._stages: dict[LikeDevices, ProvedStages] = {}
+
+    def least_s(self, argument: WorkPrices | MicrobatchPath) -> float:
+        """Return the largest bound that an argument of one sum proves."""
+        sum_s = self.work_s(argument) if isinstance(argument, WorkPrices) else self.path_s
+        return sum_s / MARGIN
+
+    def work(self, argument: LikeDevices | TypePrices | LayerPrices) -> float:
+        """Return how many stages are looked at to check an argument for one time.
+
+        Raises:
+            PipeplanError: if they are too many, saying of what there is too much.
+        """
+        if isinstance(argument, LikeDevices):
+            return pass_work(self._stages_of(argument).vectors, self._intervals.count)
+        if isinstance(argument, TypePrices):
+            self._budget(argument)
+            return budget_work(self._intervals)
+        self._prices(argument)
+        if argument.steps is None:
+            return pair_work(self._devices)
+        return load_work(self._devices, argument.steps)
+
+    def proves(self, argument: Argument, bound_s: float) -> bool:
+        """Return whether no plan of the space takes less than a bound, by this argument."""
+        match argument:
+            case WorkPrices() | MicrobatchPath():
+                return bound_s <= self.least_s(argument)
+            case LikeDevices():
+                return refutes(self._stages_of(argument), bound_s)
+            case TypePrices():
+                return self._budget(argument).refutes(bound_s)
+            case LayerPrices():
+                prices = self._prices(argument)
+                return earned_too_little(self._devices, prices, argument.steps, bound_s)
+
+    @cached_property
+    def path_s(self) -> float:
+        """A microbatch's way through all layers and back, and the first layer's weights.
+
+        Whatever is left of the first layer's backward follows its last gradient.
+        """
+        layers = self.layers
+        way = layers.on_fastest(layers.forward_s + layers.gradient_s)
+        return float(way.sum() + layers.on_fastest(layers.weight_s)[0])
+
+    def work_s(self, argument: WorkPrices) -> float:
+        """Return the work of all microbatches, in what all devices earn a second.
+
+        Each second of a layer is paid the price of its device's type, at least the lowest one.
+        """
+        layers = self.layers
+        prices = typed_prices(argument.prices, layers.types, layers.counts)
+        paid = layers.on_fastest(prices[:, None] * (layers.forward_s + layers.backward_s))
+        return layers.microbatches * float(paid.sum())
+
+    # --- prices of devices ------------------------------------------------------------------------
+
+    def _budget(self, argument: TypePrices) -> Budget:
+        """Return the figures of stages that a budget pays for."""
+        self._require_one("prices of devices")
+        budget_work(self._intervals)
+        prices = typed_prices(argument.prices, self.layers.types, self.layers.counts)
+        return Budget(self._intervals, self._anywhere, prices)
+
+    @cached_property
+    def _anywhere(self) -> AnyDevices:
+        return AnyDevices(self._cluster)
+
+    def _require_one(self, what: str) -> None:
+        if self._space.max_stages_per_device > 1:
+            raise PipeplanError(
+                f"argument: {what} prove nothing about several stages a device "
+                f"(max_stages_per_device is {self._space.max_stages_per_device})"
+            )
+
+    # --- prices of layers -------------------------------------------------------------------------
+
+    @cached_property
+    def _devices(self) -> ProvedDevices:
+        self._require_few()
+        return ProvedDevices(self.layers, self._intervals)
+
+    def _require_few(self) -> None:
+        count = len(self._cluster.devices)
+        if count > MOST_DEVICES:
+            raise PipeplanError(
+                f"certificate: {count} devices are too many to check (at most {MOST_DEVICES})"
+            )
+
+    def _prices(self, argument: LayerPrices) -> FloatArray:
+        """Return the prices, the largest of them 1."""
+        if len(argument.prices) != self.layers.length:
+            raise PipeplanError(
+                f"argument.prices: {len(argument.prices)} of them, but the layer graph has "
+                f"{self.layers.length} layers"
+            )
+        if argument.steps is None and self._space.max_stages_per_device > MOST_STAGES:
+            raise PipeplanError(
+                f"argument.steps: null is for up to {MOST_STAGES} stages a device "
+                f"(max_stages_per_device is {self._space.max_stages_per_device})"
+            )
+        prices = np.array(argument.prices)
+        return np.asarray(prices / (prices.max() or 1.0))
+
+    # --- classes of devices -----------------------------------------------------------------------
+
+    def _stages_of(self, argument: LikeDevices) -> ProvedStages:
+        """Return figures of stages by class; they are worked out once for several bounds."""
+        if argument not in self._stages:
+            self._stages[argument] = self._classed(argument)
+        return self._stages[argument]
+
+    def _classed(self, argument: LikeDevices) -> ProvedStages:
+        self._require_one("classes")
+        kinds = [self._kind(members) for members in argument.classes]
+        self._require_all(argument)
+        sizes = [len(members) for members in argument.classes]
+        vectors = Vectors(sizes, replication=self._space.replication)
+        pass_work(vectors, self._intervals.count)
+        links = ClassLinks(self._cluster, argument.classes)
+        return ProvedStages(self.layers, self._intervals, links, vectors, kinds)
+
+    @cached_property
+    def _intervals(self) -> ProvedIntervals:
+        return ProvedIntervals(self.layers)
+
+    def _require_all(self, argument: LikeDevices) -> None:
+        named = sorted(name for members in argument.classes for name in members)
+        if named != sorted(self._cluster.device_names):
+            raise PipeplanError("argument.classes: they are not all devices, each of them once")
+        self._require_few()
+
+    def _kind(self, members: tuple[str, ...]) -> int:
+        known = set(self._cluster.device_names)
+        unknown = [name for name in members if name not in known]
+        if unknown:
+            raise PipeplanError(f"argument.classes: unknown device {unknown[0]!r}")
+        names = {self._cluster.type_of(name) for name in members}
+        if len(names) > 1:
+            raise PipeplanError(
+                f"argument.classes: devices of types {', '.join(sorted(names))} in one class"
+            )
+        return self.layers.types.index(names.pop())

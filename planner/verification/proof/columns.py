@@ -1,0 +1,286 @@
+"""What devices with several stages can earn, if every layer pays for each microbatch of it.
+
+Each layer gets all microbatches from the devices of any plan. If all layers together pay more than
+all devices can earn within a time, each with the best that it may hold, no plan keeps that time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.errors import PipeplanError
+from planner.verification.proof.devices import ProvedDevices, Ways
+from planner.verification.proof.layers import FloatArray, IntArray, before_last
+from planner.verification.proof.links import FAR
+from planner.verification.proof.loads import Loads
+from planner.verification.proof.program import MARGIN
+
+MOST_CELLS = 4e6
+"""Pairs of stages times numbers of microbatches times kinds of devices that are looked at."""
+MOST_STAGES = 2
+"""Stages of a device of which all pairs are looked at."""
+CHUNK = 20_000
+"""Pairs that are looked at at a time."""
+
+
+def earned_too_little(
+    devices: ProvedDevices, prices: FloatArray, steps: int | None, time_s: float
+) -> bool:
+    """Return whether devices earn less within a time than all layers pay.
+
+    Args:
+        devices: figures by kind.
+        prices: of a microbatch of each layer.
+        steps: of a grid of loads; None: all pairs of stages are looked at.
+        time_s: that no plan keeps then.
+
+    Raises:
+        PipeplanError: if there are too many stages to look at.
+    """
+    paid = devices.layers.microbatches * float(prices.sum())
+    limit_s = time_s * MARGIN
+    held: _Pairs | Loads
+    if steps is None:
+        held = _Pairs(devices, prices, limit_s)
+    else:
+        held = Loads(devices, prices, limit_s, steps)
+    earned = sum(int(count) * held.most_earned(kind) for kind, count in enumerate(devices.counts))
+    return paid > earned * MARGIN
+
+
+def pair_work(devices: ProvedDevices) -> float:
+    """Return how many pairs of stages are looked at, on each kind and for each number.
+
+    Raises:
+        PipeplanError: if they are too many.
+    """
+    layers = devices.layers
+    numbers = layers.microbatches if layers.space.replication else 1
+    cells = layers.length**4 / 24 * numbers * len(devices.counts)
+    if cells > MOST_CELLS:
+        raise PipeplanError(
+            f"certificate: pairs of stages of {layers.length} layers are too many to check, for "
+            f"{numbers} microbatches on {len(devices.counts)} kinds of devices"
+        )
+    return cells
+
+
+def _pairs_of(length: int) -> IntArray:
+    """Return all a < b <= c < e: a stage of a device and one further on."""
+    rows = []
+    for a in range(length):
+        for b in range(a + 1, length):
+            c, e = np.triu_indices(length - b, 0)
+            rows.append(
+                np.stack([np.full_like(c, a), np.full_like(c, b), c + b, e + b + 1], axis=1)
+            )
+    return np.concatenate(rows) if rows else np.zeros((0, 4), dtype=np.int64)
+
+
+class _Pairs:
+    """Devices with one stage or two.
+
+    Args:
+        devices: figures by kind.
+        prices: of a microbatch of each layer.
+        limit_s: to keep.
+    """
+
+    def __init__(self, devices: ProvedDevices, prices: FloatArray, limit_s: float) -> None:
+        self._devices, self._limit_s = devices, limit_s
+        self._count = devices.layers.microbatches
+        self._replication = devices.layers.space.replication
+        self._numbers = np.arange(1 if self._replication else self._count, self._count + 1)
+        self._paid = np.concatenate([[0.0], np.cumsum(prices)])
+        self._ways = Ways(devices, limit_s)
+        pair_work(devices)
+        self._pairs = _pairs_of(devices.layers.length)
+        self._forward_s, self._gradient_s, self._backward_s, self._step_s = map(
+            devices.sums,
+            (devices.forward_s, devices.gradient_s, devices.backward_s, devices.step_s),
+        )
+        self._static = devices.intervals.static_bytes
+        self._replicas = np.full(self._static.shape, 2)
+        if self._replication:
+            most = [
+                self._most_single(kind, self._reduction_s(kind), near=True)
+                for kind in range(len(devices.counts))
+            ]
+            self._replicas = np.maximum(self._least_replicas(most), 2)
+
+    def _reduction_s(self, kind: int) -> FloatArray:
+        """Return what follows the last backward of a stage with replicas, at least.
+
+        Tied parameters may be held by the devices of the stage alone, with another stage on them.
+        """
+        if not self._replication:
+            return np.zeros(self._static.shape)
+        devices, replicas = self._devices, self._replicas
+        shared = devices.reduction_s(kind, replicas, devices.intervals.shared_gradient_bytes)
+        own = devices.reduction_s(kind, replicas, devices.intervals.own_gradient_bytes)
+        if devices.layers.space.overlap_reduction:
+            # It begins when the last backward has run the stage's last layer.
+            own = np.maximum(own - before_last(self._backward_s[kind]), 0.0)
+        return np.minimum(own + shared, FAR)
+
+    def most_earned(self, kind: int) -> float:
+        """Return the most that a device of a kind earns."""
+        reduction_s = self._reduction_s(kind)
+        single = self._most_single(kind, reduction_s, near=False)
+        most = self._most_single(kind, reduction_s, near=True)
+        paid = self._paid[None, :] - self._paid[:, None]
+        best = float((single * np.maximum(paid, 0.0)).max())
+        for begin in range(0, len(self._pairs), CHUNK):
+            pairs = self._pairs[begin : begin + CHUNK]
+            best = max(best, self._most_of_pairs(kind, pairs, most, reduction_s))
+        return best
+
+    # --- one stage --------------------------------------------------------------------------------
+
+    def _most_single(self, kind: int, reduction_s: FloatArray, *, near: bool) -> IntArray:
+        """Return how many microbatches of each interval a device can run.
+
+        Args:
+            kind: of the device.
+            reduction_s: after the last of them, unless it runs all.
+            near: whether the stages around may be on the same device: no message is needed then.
+        """
+        devices, ways, count = self._devices, self._ways, self._count
+        head = ways.passed_s + (0.0 if near else self._devices.into_s[kind])
+        home = ways.left_s + (0.0 if near else self._devices.out_s[kind])
+        work = self._forward_s[kind] + self._backward_s[kind]
+        spare = (self._limit_s - head)[:, None] - self._step_s[kind]
+        most = _times(spare, work)
+        reduced = np.minimum(_times(spare - reduction_s, work), count - 1)
+        most = np.where(most >= count, most, reduced)
+        way = self._forward_s[kind] + self._gradient_s[kind]
+        most = np.minimum(most, _times((self._limit_s - head - home)[:, None] + 0 * way, way))
+        if not near:
+            port, window = devices.port_s[kind], self._window_s
+            held = port[:, None] + port[None, :]
+            most = np.minimum(most, _times(window[:, None] + 0 * held, held))
+        most = np.where(devices.fits[kind], np.clip(most, 0, count), 0)
+        least = 0 if self._replication else count
+        return np.where(most >= least, most, 0).astype(np.int64)
+
+    @property
+    def _window_s(self) -> FloatArray:
+        """Time for all messages of a device, by its first cut."""
+        return np.asarray(self._limit_s - self._ways.passed_s - self._ways.left_s)
+
+    def _least_replicas(self, most: list[IntArray]) -> IntArray:
+        """Return how many devices all microbatches of each interval need at least."""
+        table = np.array(most)
+        left = np.full(table.shape[1:], self._count)
+        replicas = np.zeros_like(left)
+        for rank in range(len(most)):
+            kinds = np.argsort(-table, axis=0, kind="stable")[rank]
+            each = np.take_along_axis(table, kinds[None], axis=0)[0]
+            needed = np.where(each > 0, -(-left // np.maximum(each, 1)), 0)
+            used = np.minimum(needed, self._devices.counts[kinds])
+            left, replicas = np.maximum(left - used * each, 0), replicas + used
+        return np.where(left > 0, int(self._devices.counts.sum()) + 1, np.maximum(replicas, 1))
+
+    # --- two stages -------------------------------------------------------------------------------
+
+    def _most_of_pairs(
+        self, kind: int, pairs: IntArray, most: IntArray, reduction_s: FloatArray
+    ) -> float:
+        """Return the most that a device earns with two stages, of each so many at most."""
+        a, b, c, e = pairs.T
+        kept = self._may_hold(kind, pairs)
+        a, b, c, e = (cuts[kept] for cuts in (a, b, c, e))
+        if not len(a):
+            return 0.0
+        numbers = self._numbers[None, :].astype(float)
+        first = self._most_of_first(kind, (a, b, c, e), numbers, reduction_s)
+        first = np.minimum(first, most[a, b][:, None])
+        first = np.where(first >= self._numbers[0], first, 0.0)
+        first = np.where(numbers <= most[c, e][:, None], first, 0.0)
+        earned = first * (self._paid[b] - self._paid[a])[:, None]
+        earned += numbers * (self._paid[e] - self._paid[c])[:, None]
+        return float(np.where(first > 0, earned, 0.0).max())
+
+    def _may_hold(self, kind: int, pairs: IntArray) -> IntArray:
+        a, b, c, e = pairs.T
+        fits = self._devices.fits[kind]
+        static = self._static[a, b] + self._static[c, e]
+        return np.flatnonzero(
+            fits[a, b] & fits[c, e] & (static <= self._devices.capacity_bytes(kind))
+        )
+
+    def _most_of_first(
+        self, kind: int, cuts: tuple[IntArray, ...], numbers: FloatArray, reduction_s: FloatArray
+    ) -> FloatArray:
+        """Return how many microbatches of the first stage fit beside each number of the second."""
+        a, b, c, e = cuts
+        forward, gradient, backward, step = (
+            (figure[kind][a, b][:, None], figure[kind][c, e][:, None])
+            for figure in (self._forward_s, self._gradient_s, self._backward_s, self._step_s)
+        )
+        spare = self._limit_s - step[0] - step[1]
+        heads, homes = self._ends(kind, cuts)
+        all_back = numbers * backward[1]
+        most = np.full((len(a), numbers.shape[1]), float(self._count))
+        work = forward[0] + backward[0]
+        for head, own in zip(heads, (forward[0], 0.0), strict=True):
+            begun = head + numbers * forward[1]
+            most = np.minimum(most, _times(spare - begun - all_back, own + backward[0]))
+            for home, again in zip(homes, (gradient[0], 0.0), strict=True):
+                room = self._limit_s - begun - home - numbers * gradient[1]
+                most = np.minimum(most, _times(room, own + again))
+        reduced = np.minimum(reduction_s[a, b], reduction_s[c, e])[:, None]
+        room = spare - np.minimum(*heads) - numbers * forward[1] - all_back - reduced
+        fewer = np.minimum(most, np.minimum(_times(room, work), self._count - 1))
+        most = np.where((most >= self._count) | (numbers >= self._count), most, fewer)
+        return self._carried(kind, cuts, numbers, most)
+
+    def _ends(
+        self, kind: int, cuts: tuple[IntArray, ...]
+    ) -> tuple[tuple[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]:
+        """Return the least times before and after what both stages do, and what the second does.
+
+        Backwards come after a whole way forward, forwards before a whole way back. A microbatch
+        comes to the second stage over a link or, where the stages adjoin, from the first one.
+        """
+        a, b, c, _ = cuts
+        found = []
+        for way, message, seconds in (
+            (self._ways.passed_s, self._devices.into_s[kind], self._forward_s[kind]),
+            (self._ways.left_s, self._devices.out_s[kind], self._gradient_s[kind]),
+        ):
+            first, second = way[a] + message[a], way[c] + message[c]
+            on_device = first + seconds[a, c]
+            near = np.minimum(second, on_device) if self._replication else on_device
+            second = np.minimum(np.where(b == c, near, second), way[-1])
+            found.append((np.minimum(first, second)[:, None], second[:, None]))
+        return found[0], found[1]
+
+    def _carried(
+        self, kind: int, cuts: tuple[IntArray, ...], numbers: FloatArray, most: FloatArray
+    ) -> FloatArray:
+        """Return the most of the first stage for which the device's port has time; -1: none.
+
+        Where the stages adjoin, what only one of them takes passes between the two.
+        """
+        window = self._window_s[cuts[0]][:, None]
+        at = [self._devices.port_s[kind][cut][:, None] for cut in cuts]
+        apart = _times(window - numbers * (at[2] + at[3]), at[0] + at[1])
+        more = _times(window - numbers * (at[3] - at[2]), at[0] + at[2])
+        # With fewer of the first than of the second, each one more may save a message between.
+        room, each = window - numbers * (at[3] + at[2]), at[0] - at[2]
+        fewer = np.minimum(numbers - 1, _times(room, np.maximum(each, 0.0)))
+        saving = np.where(room - (numbers - 1) * each >= 0, numbers - 1, -1.0)
+        fewer = np.where(each < 0, saving, fewer)
+        adjoining = np.where(more >= numbers, more, fewer)
+        adjoin = (cuts[1] == cuts[2])[:, None]
+        return np.asarray(np.minimum(most, np.where(adjoin, adjoining, apart)))
+
+
+def _times(spare_s: FloatArray, each_s: FloatArray | float) -> FloatArray:
+    """Return how many times something fits; any number if it takes nothing."""
+    each = np.broadcast_to(each_s, spare_s.shape)
+    free = np.where(spare_s >= 0, FAR, -1.0)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        fits = np.floor(spare_s / each)
+    return np.where(each > 0, np.minimum(fits, FAR), free)

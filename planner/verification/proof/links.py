@@ -1,0 +1,279 @@
+"""What passes between classes of devices takes at least: paths, ports and all-reduces."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import cache, cached_property
+from itertools import combinations, product
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.cluster.cluster import Cluster
+from planner.errors import PipeplanError
+from planner.verification.proof.layers import BoolArray, FloatArray, IntArray
+from planner.verification.routes import Lane, Path, Routes, ring_and_tree
+
+FEW_CLASSES = 6
+"""With more classes of devices single lanes are looked at, not pairs of them."""
+FAR = 1e60
+"""Seconds, or seconds a byte, where no path is: above any bound, and no sum of such overflows."""
+
+
+class DevicePort(NamedTuple):
+    """What the links of a device carry together.
+
+    Attributes:
+        s_per_byte: in each direction; 0 if some link carries any number of messages at once.
+        takes_turns: whether every link carries one direction at a time.
+    """
+
+    s_per_byte: float
+    takes_turns: bool
+
+
+class _Cut(NamedTuple):
+    """Lanes, and classes whose messages may pass none of them.
+
+    Attributes:
+        bytes_per_s: of the lanes together.
+        senders, receivers: of the other messages.
+    """
+
+    bytes_per_s: float
+    senders: frozenset[int]
+    receivers: frozenset[int]
+
+
+class ClassLinks:
+    """Least figures between classes: a row for each that sends, a column for each that receives.
+
+    Args:
+        cluster: of all devices.
+        classes: names of devices; a stage may lie on any of a class.
+
+    Attributes:
+        latency_s, s_per_byte: of the quickest and of the widest path between two devices.
+        is_exclusive: whether the messages from one device to another follow each other.
+        ports: the widest of each class.
+    """
+
+    def __init__(self, cluster: Cluster, classes: Sequence[Sequence[str]]) -> None:
+        self._links, self._order = cluster.links, cluster.device_names
+        self._routes, self._classes = Routes(cluster), classes
+        count = len(classes)
+        self.latency_s, self.s_per_byte = np.full((2, count, count), FAR)
+        self.is_exclusive = np.ones((count, count), dtype=bool)
+        # By lane, the pairs of classes between which every path holds it.
+        self._carried: defaultdict[Lane, set[tuple[int, int]]] = defaultdict(set)
+        for a, b in product(range(count), repeat=2):
+            self._fill(a, b, list(self._paths(a, b)))
+        self.ports = [self._widest_port(members) for members in classes]
+        self._cuts = cache(self._cuts_between)
+
+    def _fill(self, a: int, b: int, paths: Sequence[Path]) -> None:
+        if not paths:
+            return
+        self.latency_s[a, b] = min(path.latency_s for path in paths)
+        self.s_per_byte[a, b] = min(1 / path.bytes_per_s for path in paths)
+        self.is_exclusive[a, b] = all(path.lanes for path in paths)
+        for lane in set.intersection(*(set(path.lanes) for path in paths)):
+            self._carried[lane].add((a, b))
+
+    def _width(self, lane: Lane) -> float:
+        return self._links[lane[0]].bandwidth_gb_per_s * 1e9
+
+    def _paths(self, a: int, b: int) -> Iterator[Path]:
+        """Paths from one class to another; of devices attached alike, those of three."""
+        for source, target in product(*(self._representatives(k) for k in (a, b))):
+            if source != target:
+                try:
+                    yield self._routes.path(source, target)
+                except PipeplanError:  # No path: no figure is less than that of none.
+                    continue
+
+    def _representatives(self, k: int) -> list[str]:
+        alike: dict[object, list[str]] = {}
+        for device in self._classes[k]:
+            alike.setdefault(self._routes.attachment(device), []).append(device)
+        # With three no link of a single device is on all paths, unless there is no other device.
+        return [name for names in alike.values() for name in (*names[:2], *names[2:][-1:])]
+
+    def _widest_port(self, members: Sequence[str]) -> DevicePort:
+        ports = [self._port(name) for name in members]
+        return DevicePort(
+            min(port.s_per_byte for port in ports), all(port.takes_turns for port in ports)
+        )
+
+    def _port(self, device: str) -> DevicePort:
+        links = [link for link in self._links if device in link.between]
+        if any(link.shared for link in links):
+            return DevicePort(0.0, takes_turns=False)
+        width = 1e9 * sum(link.bandwidth_gb_per_s for link in links)
+        return DevicePort(1 / width if width else FAR, all(link.duplex == "half" for link in links))
+
+    # --- sets of devices: a number for each class -------------------------------------------------
+
+    def flow_s_per_byte(self, senders: IntArray, receivers: IntArray) -> float:
+        """Return seconds a byte if everything between two sets moves at once.
+
+        Lanes and ports that everything has to pass carry no more than their bandwidths together.
+        """
+        give, take = (
+            {k: int(vector[k]) * self._port_bytes_per_s(k) for k in _held(vector)}
+            for vector in (senders, receivers)
+        )
+        width = math.inf
+        for cut in self._cuts(tuple(give), tuple(take)):
+            ports = sum(give[k] for k in cut.senders), sum(take[k] for k in cut.receivers)
+            width = min(width, cut.bytes_per_s + min(ports))
+        return 1 / width
+
+    def _cuts_between(self, senders: tuple[int, ...], receivers: tuple[int, ...]) -> list[_Cut]:
+        """Return one lane or two, with the classes whose messages may pass none of them."""
+        pairs = set(product(senders, receivers))
+        lanes = [lane for lane, carried in self._carried.items() if not pairs.isdisjoint(carried)]
+        cuts: dict[frozenset[tuple[int, int]], float] = {}
+        most = 2 if len(self._classes) <= FEW_CLASSES else 1
+        for chosen in (chosen for n in range(most + 1) for chosen in combinations(lanes, n)):
+            rest = frozenset(pairs.difference(*(self._carried[lane] for lane in chosen)))
+            width = sum(map(self._width, chosen))
+            cuts[rest] = min(width, cuts.get(rest, math.inf))
+        return [
+            _Cut(width, frozenset(a for a, _ in rest), frozenset(b for _, b in rest))
+            for rest, width in cuts.items()
+        ]
+
+    def _port_bytes_per_s(self, k: int) -> float:
+        return 1 / max(self.ports[k].s_per_byte, 1 / FAR)
+
+    def all_reduce_s(self, held: IntArray, bytes_: FloatArray) -> FloatArray:
+        """Return the least seconds of an all-reduce over a set, for each number of bytes."""
+        count = int(held.sum())
+        if count < 2:
+            return np.zeros_like(bytes_)
+        sizes = np.array([len(members) for members in self._classes])
+        if np.isin(held - sizes * (held > 0), 0).all():
+            return np.where(bytes_ > 0, self._exact_s(held, bytes_), 0.0)
+        kept = _held(held)
+        alone = ~np.eye(len(kept), dtype=bool) | (held[kept] > 1)[:, None]
+        latency_s, inverse = (
+            np.where(alone, table[np.ix_(kept, kept)], FAR)
+            for table in (self._latency_s, self._inverse)
+        )
+        seconds = self._by_device_s(kept, count, bytes_, latency_s, inverse)
+        joint = _worst_of_tree(self._inverse[np.ix_(kept, kept)])
+        least = _taken_s(count, bytes_, float(latency_s.min()), joint)
+        return np.where(bytes_ > 0, np.minimum(np.maximum(seconds, least), FAR), 0.0)
+
+    def _by_device_s(
+        self,
+        kept: Sequence[int],
+        count: int,
+        bytes_: FloatArray,
+        latency_s: FloatArray,
+        inverse: FloatArray,
+    ) -> FloatArray:
+        """Return what takes longest of any class: a device of it is joined to some other.
+
+        One whose links all take turns sends and receives one after the other.
+
+        Args:
+            kept: the classes.
+            count: of devices.
+            bytes_: that are reduced.
+            latency_s: from each class to those that it may be joined to.
+            inverse: seconds a byte between them.
+        """
+        rows = [
+            _taken_s(count, bytes_, float(latency), max(float(each), self._turns(k)))
+            for k, latency, each in zip(kept, latency_s.min(1), inverse.min(1), strict=True)
+        ]
+        return np.asarray(np.max(rows, axis=0))
+
+    def _exact_s(self, held: IntArray, bytes_: FloatArray) -> FloatArray:
+        """Return the better of ring and tree over all devices of the classes held."""
+        members = {name for k in _held(held) for name in self._classes[k]}
+        devices = [name for name in self._order if name in members]
+        count, (ring, tree) = len(devices), ring_and_tree(devices)
+        try:
+            return np.minimum(
+                2 * (count - 1) * self._step_s(ring, bytes_ / count),
+                2 * math.ceil(math.log2(count)) * self._step_s(tree, bytes_),
+            )
+        except PipeplanError:
+            return np.full_like(bytes_, FAR)
+
+    def _step_s(self, edges: Sequence[tuple[str, str]], bytes_: FloatArray) -> FloatArray:
+        rows = [latency + bytes_ / width for latency, width in self._edge_figures(edges)]
+        return np.asarray(np.max(rows, axis=0))
+
+    def _edge_figures(self, edges: Sequence[tuple[str, str]]) -> set[tuple[float, float]]:
+        return set(self._routes.step_figures(edges))
+
+    @cached_property
+    def _latency_s(self) -> FloatArray:
+        """Latency in the better direction."""
+        return np.asarray(np.minimum(self.latency_s, self.latency_s.T))
+
+    @cached_property
+    def _inverse(self) -> FloatArray:
+        """Seconds a byte in the better direction."""
+        return np.asarray(np.minimum(self.s_per_byte, self.s_per_byte.T))
+
+    def _turns(self, k: int) -> float:
+        port = self.ports[k]
+        return 2 * port.s_per_byte if port.takes_turns else 0.0
+
+    def joined_reduce_s(self, held: IntArray, bytes_: FloatArray) -> FloatArray:
+        """Return the least seconds of an all-reduce over a set and other devices besides."""
+        count, kept = int(held.sum()) + 1, _held(held)
+        seconds = self._by_device_s(kept, count, bytes_, self._latency_s[kept], self._inverse[kept])
+        joint = self.joining_s_per_byte(kept, count)
+        least = _taken_s(count, bytes_, float(self.latency_s.min()), joint)
+        return np.where(bytes_ > 0, np.minimum(np.maximum(seconds, least), FAR), 0.0)
+
+    def alone_s_per_byte(self, k: int) -> float:
+        """Return seconds a byte of a device of a class that sends and receives as much."""
+        return max(float(self._inverse[k].min()), self._turns(k))
+
+    def joining_s_per_byte(self, kept: Sequence[int], count: int) -> float:
+        """Return seconds a byte of the worst link that joins classes and so many devices in all."""
+        sizes = np.array([len(members) for members in self._classes])
+        for slowest in np.unique(self._inverse):
+            reached, grown = {kept[0]}, True
+            while grown:
+                near = np.flatnonzero((self._inverse[list(reached)] <= slowest).any(axis=0))
+                grown = not reached.issuperset(near.tolist())
+                reached |= set(near.tolist())
+            if reached.issuperset(kept) and sizes[list(reached)].sum() >= count:
+                return float(slowest)
+        return FAR
+
+
+def _held(vector: IntArray) -> list[int]:
+    return [int(k) for k in np.flatnonzero(vector)]
+
+
+def _taken_s(count: int, bytes_: FloatArray, latency_s: float, s_per_byte: float) -> FloatArray:
+    """Return the least seconds of an all-reduce of which a link takes part in every step.
+
+    A ring takes 2 (r - 1) steps of an r-th of the bytes, a tree 2 log2(r) of all of them.
+    """
+    steps = min(2 * (count - 1), 2 * math.ceil(math.log2(count)))
+    return steps * latency_s + 2 * (count - 1) / count * bytes_ * s_per_byte
+
+
+def _worst_of_tree(inverse: FloatArray) -> float:
+    """Return the worst edge of the best spanning tree."""
+    joined: BoolArray = np.zeros(len(inverse), dtype=bool)
+    reach, worst = inverse[0].copy(), 0.0
+    joined[0] = True
+    while not joined.all():
+        nearest = int(np.where(joined, np.inf, reach).argmin())
+        worst = max(worst, float(reach[nearest]))
+        joined[nearest] = True
+        reach = np.minimum(reach, inverse[nearest])
+    return worst

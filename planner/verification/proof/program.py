@@ -1,0 +1,238 @@
+"""Whether any sequence of stages keeps a time: one pass over cuts and devices in use.
+
+The least value of a state is the sum of what has to pass before the next stage's first forward and
+of what has to follow its last gradient. A stage keeps the time if its replicas, of which each can
+run only so many microbatches in what is left, together run all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from planner.errors import PipeplanError
+from planner.verification.proof.layers import FloatArray, IntArray, before_last
+from planner.verification.proof.stages import ProvedStages
+from planner.verification.proof.vectors import Vectors
+
+MARGIN = 1 + 1e-9
+"""A time is refuted only if one that is longer by this factor is: rounding refutes nothing."""
+MOST_WORK = 6e7
+"""Stages of all states, times classes, that are looked at for one time."""
+
+Counted = Literal["way", "work"]
+"""What a pass counts.
+
+``way``: on every stage the forwards and the gradients that are on their way, then the way of the
+last gradient back, or what its own stage still has to do. ``work``: on every stage all work, and
+then its own reduction and step, but no way back. With whole backwards the first counts everything.
+"""
+
+
+def pass_work(vectors: Vectors, cuts: int) -> float:
+    """Return how many stages of states are looked at in one pass, each on every class.
+
+    Raises:
+        PipeplanError: if a pass takes too long.
+    """
+    classes = vectors.rows.shape[1]
+    work = (len(vectors.used) * cuts / 2 * classes + len(vectors.before)) * float(cuts)
+    if work > MOST_WORK:
+        raise PipeplanError(
+            f"certificate: {len(vectors.used)} stages by devices at each of {cuts} cuts are too "
+            "many to check"
+        )
+    return float(work)
+
+
+def refutes(stages: ProvedStages, time_s: float) -> bool:
+    """Return whether no sequence of stages keeps a time."""
+    passes: tuple[Counted, ...] = ("way", "work") if stages.layers.space.splits else ("way",)
+    return any(_Pass(stages, time_s * MARGIN, counted).refutes() for counted in passes)
+
+
+@dataclass(frozen=True)
+class _Reached:
+    """Pairs of vectors that a cut is reached with, and a stage's place after it.
+
+    Attributes:
+        pairs: their numbers.
+        arrival_s: what has passed and is to follow, with the messages of the cut.
+        left_s: the same without them.
+    """
+
+    pairs: IntArray
+    arrival_s: FloatArray
+    left_s: FloatArray
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """What a stage that begins at a cut leaves of the time, by pair and end.
+
+    Attributes:
+        spent_s: before its first operation and after its last that the pass counts.
+        before_s: before its first operation, at least.
+        reduction_s: its own all-reduces.
+        end_s: all-reduces together with other stages, and its optimizer step.
+        ahead_s: a microbatch's way behind it.
+        left_s: as of the cut.
+    """
+
+    spent_s: FloatArray
+    before_s: FloatArray
+    reduction_s: FloatArray
+    end_s: FloatArray
+    ahead_s: FloatArray
+    left_s: FloatArray
+
+    def of(self, rows: IntArray) -> _Ends:
+        """Return those of some pairs."""
+        return _Ends(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+
+class _Pass:
+    """One pass for one time.
+
+    Args:
+        stages: of the problem.
+        limit_s: to keep.
+        counted: what counts.
+    """
+
+    def __init__(self, stages: ProvedStages, limit_s: float, counted: Counted) -> None:
+        self._stages, self._limit_s = stages, limit_s
+        self._back = counted == "way"
+        self._count = stages.intervals.count
+        self._overlaps = stages.layers.space.overlap_reduction
+        # A row for each cut, a column for each pair: the stage before the cut is its second one.
+        self._table = np.full((self._count, len(stages.vectors.used)), np.inf)
+
+    def refutes(self) -> bool:
+        """Return whether the end is not reached within the limit."""
+        for cut in range(self._count - 1):
+            reached = self._reached(cut)
+            if len(reached.pairs):
+                self._extend(cut, reached)
+        return bool(self._table[-1].min() > self._limit_s)
+
+    def _reached(self, cut: int) -> _Reached:
+        vectors = self._stages.vectors
+        if cut == 0:
+            nothing = np.zeros(len(vectors.first))
+            return _Reached(vectors.first, nothing, nothing)
+        if not len(vectors.later) or not np.isfinite(self._table[cut]).any():
+            return _Reached(vectors.later[:0], np.zeros(0), np.zeros(0))
+        there, back = self._stages.messages_s(cut)
+        channel = self._stages.channel_s(cut, there, back)
+        value = self._table[cut][vectors.before]
+        value = np.where(value + channel[vectors.between] <= self._limit_s, value, np.inf)
+        messages = there + back if self._back else there
+        arrival = np.minimum.reduceat(value + messages[vectors.between], vectors.begins)
+        left = np.minimum.reduceat(value, vectors.begins)
+        alive = np.flatnonzero(arrival + self._stages.rest_s[cut] <= self._limit_s)
+        return _Reached(vectors.later[alive], arrival[alive], left[alive])
+
+    def _extend(self, cut: int, reached: _Reached) -> None:
+        """Note what is reached by a stage on each pair's second vector, for every end."""
+        stages, ends = self._stages, slice(cut + 1, None)
+        option = stages.vectors.option[reached.pairs]
+        place = self._ends(cut, reached)
+        keeps = self._run(cut, reached.pairs, place) >= stages.layers.microbatches
+        keeps &= stages.fits[option, cut, ends]
+        if self._back:
+            path = stages.forward_s[option, cut, ends] + stages.gradient_s[option, cut, ends]
+            value = place.spent_s + path
+        else:
+            value = reached.arrival_s[:, None] + stages.forward_s[option, cut, ends]
+        # No two pairs lead to one state by a stage from the same cut.
+        columns = self._table[ends, reached.pairs]
+        new = np.where(keeps, value, np.inf).T
+        self._table[ends, reached.pairs] = np.minimum(columns, new)
+
+    def _ends(self, cut: int, reached: _Reached) -> _Ends:
+        stages, ends = self._stages, slice(cut + 1, None)
+        option = stages.vectors.option[reached.pairs]
+        figures = stages.reduction_s, stages.joint_reduction_s, stages.step_s
+        reduction, joint, step = (figure[option, cut, ends] for figure in figures)
+        arrival, before = reached.arrival_s[:, None], stages.head_s[option, cut][:, None]
+        before = np.broadcast_to(before if self._back else arrival, step.shape)
+        end = joint + step
+        after = end if self._overlaps else reduction + end
+        weight = stages.weight_s[option, cut, ends]
+        if self._overlaps:
+            # No reduction before the last backward has run the stage's last layer.
+            earlier = stages.earlier_gradient_s[option, cut, ends]
+            weight = np.maximum(weight, reduction - earlier)
+        own = before + weight + after
+        spent = np.maximum(arrival, own) if self._back else arrival + after
+        left = np.broadcast_to(reached.left_s[:, None], end.shape)
+        return _Ends(spent, before, reduction, end, stages.ahead_s[option][:, ends], left)
+
+    # --- what replicas can run --------------------------------------------------------------------
+
+    def _run(self, cut: int, pairs: IntArray, ends: _Ends) -> FloatArray:
+        """Return how many microbatches the replicas of each stage can run together."""
+        vectors = self._stages.vectors
+        held = vectors.rows[vectors.stage[pairs]]
+        total = np.zeros_like(ends.spent_s)
+        for k in range(held.shape[1]):
+            rows = np.flatnonzero(held[:, k])
+            if len(rows):
+                total[rows] += held[rows, k][:, None] * self._most(cut, k, ends.of(rows))
+        return total
+
+    def _most(self, cut: int, k: int, ends: _Ends) -> FloatArray:
+        """Return how many microbatches a device of a class can run: the least of all rules."""
+        place = (cut, slice(cut + 1, None))
+        seconds, port = self._stages.seconds[self._stages.kinds[k]], self._stages.port_s[k]
+        forward = seconds.forward[place]
+        rules = [
+            *self._work(self._limit_s - ends.before_s, forward, seconds.backward[cut], ends),
+            (self._limit_s - ends.left_s, port[place]),
+        ]
+        if self._back:
+            spare_s = self._limit_s - ends.spent_s
+            rules += trips(spare_s, forward, seconds.gradient[place], ends.ahead_s)
+        count = self._stages.layers.microbatches
+        most = np.min([multiples(*rule, count) for rule in rules], axis=0)
+        return np.asarray(np.maximum(most, 0.0))
+
+    def _work(
+        self, spare_s: FloatArray, forward: FloatArray, by_end: FloatArray, ends: _Ends
+    ) -> list[tuple[FloatArray, FloatArray]]:
+        """All forwards and backwards on a device, then reduction and step.
+
+        A reduction that overlaps the last backward begins once that has run the last layer.
+        """
+        spare_s, backward = spare_s - ends.end_s, by_end[-forward.size :]
+        if not self._overlaps:
+            return trips(spare_s - ends.reduction_s, forward, backward, ends.ahead_s)
+        earlier = before_last(by_end)[-forward.size :]
+        last = (spare_s - ends.reduction_s + earlier, forward + backward)
+        return [last, *trips(spare_s, forward, backward, ends.ahead_s)]
+
+
+def multiples(spare_s: FloatArray, each_s: FloatArray, count: int) -> FloatArray:
+    """Return how many times something fits; as many as there are microbatches at most."""
+    free = np.where(spare_s >= 0, float(count), 0.0)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        fits = np.floor(spare_s / each_s)
+    return np.where(each_s > 0, np.minimum(fits, count), free)
+
+
+def trips(
+    spare_s: FloatArray, forward: FloatArray, back: FloatArray, ahead_s: FloatArray
+) -> list[tuple[FloatArray, FloatArray]]:
+    """A device's forwards and backwards, of which none is before the first microbatch's return.
+
+    Nor is the last one's forward after the last return: three times that n microbatches take, each
+    n times something and what remains of the spare time for it.
+    """
+    return [
+        (spare_s, forward + back),
+        (spare_s - forward - ahead_s, back),
+        (spare_s - back - ahead_s, forward),
+    ]

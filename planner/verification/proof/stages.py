@@ -1,0 +1,239 @@
+"""What stages take at least on a number of devices of each class, and what passes between two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+
+from planner.verification.proof.layers import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    ProvedIntervals,
+    ProvedLayers,
+    before_last,
+)
+from planner.verification.proof.links import FAR, ClassLinks
+from planner.verification.proof.vectors import Vectors
+
+
+@dataclass(frozen=True)
+class TypeSeconds:
+    """Seconds of a microbatch in each interval on one type of device."""
+
+    forward: FloatArray
+    gradient: FloatArray
+    backward: FloatArray
+
+
+class ProvedStages:
+    """Least figures of all stages of a problem.
+
+    Args:
+        layers: of the problem.
+        intervals: of these layers.
+        links: between the classes.
+        vectors: of devices by class.
+        kinds: number of each class's type.
+
+    Attributes:
+        kinds: the same.
+        seconds: by type.
+        head_s: least time before the first forward, by option and cut.
+        rest_s: least way of a microbatch from a cut to the end and back, by cut.
+        ahead_s: the same from behind a stage on, with the messages there, by option and cut.
+    """
+
+    def __init__(
+        self,
+        layers: ProvedLayers,
+        intervals: ProvedIntervals,
+        links: ClassLinks,
+        vectors: Vectors,
+        kinds: Sequence[int],
+    ) -> None:
+        self.layers, self.intervals, self.links, self.vectors = layers, intervals, links, vectors
+        self.kinds = kinds
+        self._held_types = [
+            tuple(sorted({kinds[int(k)] for k in np.flatnonzero(row)})) for row in vectors.rows
+        ]
+        self.seconds = [
+            TypeSeconds(*(intervals.sums(s[k]) for s in self._by_type))
+            for k in range(len(layers.types))
+        ]
+        self.rest_s = self._after(layers.on_fastest(layers.forward_s + layers.gradient_s))
+        before = np.concatenate([[0.0], np.cumsum(layers.on_fastest(layers.forward_s))])
+        arrives, leaves = self._nearest_s()
+        self.head_s, self.ahead_s = before + arrives, self.rest_s + leaves
+
+    @property
+    def _by_type(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        layers = self.layers
+        return layers.forward_s, layers.gradient_s, layers.backward_s
+
+    def _after(self, per_layer: FloatArray) -> FloatArray:
+        return np.concatenate([np.cumsum(per_layer[::-1])[::-1], [0.0]])
+
+    # --- between stages ---------------------------------------------------------------------------
+
+    @cached_property
+    def crossing_bytes(self) -> tuple[FloatArray, FloatArray]:
+        """Activations there and gradients back, by cut; nothing at the two ends."""
+        rows = [self.layers.crossing_bytes(gradients=back) for back in (False, True)]
+        for row in rows:
+            row[0] = row[-1] = 0.0
+        return rows[0], rows[1]
+
+    def _messages_s(self, bytes_: float) -> FloatArray:
+        """Return the seconds of a message between classes; 0 where nothing is sent."""
+        if bytes_ == 0:
+            return np.zeros_like(self.links.latency_s)
+        return np.minimum(self.links.latency_s + bytes_ * self.links.s_per_byte, FAR)
+
+    def _nearest_s(self) -> tuple[FloatArray, FloatArray]:
+        """Return the least message to each option, and those on from it and back, by cut."""
+        held = self.vectors.rows[self.vectors.options] > 0
+        others = self.vectors.rows[self.vectors.options] < self.vectors.rows[-1]
+        between = others[:, :, None] & held[:, None, :]
+        arrives, leaves = np.zeros((2, len(held), self.intervals.count))
+        for cut in range(1, self.intervals.count - 1):
+            there, back = (self._messages_s(bytes_[cut]) for bytes_ in self.crossing_bytes)
+            on_and_back = there.T + back
+            arrives[:, cut] = np.where(between, there, FAR).min(axis=(1, 2))
+            leaves[:, cut] = np.where(between, on_and_back, FAR).min(axis=(1, 2))
+        return arrives, leaves
+
+    def messages_s(self, cut: int) -> tuple[FloatArray, FloatArray]:
+        """Return messages there and back at a cut, for every pair of vectors that are apart."""
+        rows = self.vectors.rows > 0
+        there, back = (self._messages_s(bytes_[cut]) for bytes_ in self.crossing_bytes)
+        first, second = self.vectors.used, self.vectors.stage
+        return (
+            _least(there, rows, first, second),
+            _least(back.T, rows, first, second),
+        )
+
+    @cached_property
+    def _flows(self) -> tuple[FloatArray, FloatArray, BoolArray]:
+        """Seconds a byte there and back for pairs of vectors, and which are of single devices."""
+        vectors, links = self.vectors, self.links
+        there, back = np.zeros((2, len(vectors.used)))
+        for number in vectors.later:
+            u, n = (vectors.rows[v[number]] for v in (vectors.used, vectors.stage))
+            there[number] = links.flow_s_per_byte(u, n)
+            back[number] = links.flow_s_per_byte(n, u)
+        alone = vectors.rows.sum(axis=1) == 1
+        single = alone[vectors.used] & alone[vectors.stage]
+        for number in np.flatnonzero(single):
+            a, b = (int(vectors.rows[v[number]].argmax()) for v in (vectors.used, vectors.stage))
+            single[number] = links.is_exclusive[a, b] and links.is_exclusive[b, a]
+        return there, back, single
+
+    def channel_s(self, cut: int, there: FloatArray, back: FloatArray) -> FloatArray:
+        """Return what all messages at a cut take, with one on its way home, for pairs of vectors.
+
+        Args:
+            cut: between the two stages.
+            there: one message on, by pair.
+            back: one message back, by pair.
+        """
+        count = self.layers.microbatches
+        sent, received = (bytes_[cut] for bytes_ in self.crossing_bytes)
+        flow_there, flow_back, single = self._flows
+        all_there, all_back = count * sent * flow_there, count * received * flow_back
+        all_there = np.where(single, np.maximum(all_there, count * there), all_there)
+        all_back = np.where(single, np.maximum(all_back, count * back), all_back)
+        busy = np.maximum(all_there + back, all_back + there) + self.rest_s[cut]
+        return np.asarray(busy)
+
+    # --- stages -----------------------------------------------------------------------------------
+
+    def _of_all(self, figure: Callable[[int], FloatArray]) -> FloatArray:
+        """Return a figure of every vector on which a stage may lie, by option."""
+        shape = (len(self.vectors.options), self.intervals.count, self.intervals.count)
+        table = np.zeros(shape)
+        for place, number in enumerate(self.vectors.options):
+            table[place] = figure(int(number))
+        return table
+
+    @cached_property
+    def fits(self) -> BoolArray:
+        """Whether types may run intervals, and a microbatch fits their memory."""
+        rows = self.intervals.fits_type
+
+        def fit(number: int) -> FloatArray:
+            return np.asarray(np.all([rows[k] for k in self._held_types[number]], axis=0))
+
+        return self._of_all(fit) > 0
+
+    @cached_property
+    def forward_s(self) -> FloatArray:
+        """A microbatch's forward on the fastest type held."""
+        return self._of_all(partial(self._fastest, [row.forward for row in self.seconds]))
+
+    @cached_property
+    def gradient_s(self) -> FloatArray:
+        """A microbatch's gradient on its way, on the fastest type held."""
+        return self._of_all(partial(self._fastest, [row.gradient for row in self.seconds]))
+
+    @cached_property
+    def weight_s(self) -> FloatArray:
+        """What remains of a backward after its gradient, on the fastest type held."""
+        rows = [self.intervals.sums(row) for row in self.layers.weight_s]
+        return self._of_all(partial(self._fastest, rows))
+
+    @cached_property
+    def earlier_gradient_s(self) -> FloatArray:
+        """A gradient's way through the layers before the last one, on the slowest type held."""
+        rows = [before_last(row.gradient) for row in self.seconds]
+        return self._of_all(
+            lambda number: np.asarray(np.max([rows[k] for k in self._held_types[number]], axis=0))
+        )
+
+    def _fastest(self, by_type: Sequence[FloatArray], number: int) -> FloatArray:
+        return np.asarray(np.min([by_type[k] for k in self._held_types[number]], axis=0))
+
+    @cached_property
+    def reduction_s(self) -> FloatArray:
+        """All-reduces of a stage's own gradients."""
+        rows, own = self.vectors.rows, self.intervals.own_gradient_bytes
+        return self._of_all(lambda number: self.links.all_reduce_s(rows[number], own))
+
+    @cached_property
+    def joint_reduction_s(self) -> FloatArray:
+        """All-reduces of a stage together with others, after its own on each of its devices."""
+        rows, shared = self.vectors.rows, self.intervals.shared_gradient_bytes
+        if not shared.any():
+            return np.zeros_like(self.reduction_s)
+        return self._of_all(lambda number: self.links.joined_reduce_s(rows[number], shared))
+
+    @cached_property
+    def step_s(self) -> FloatArray:
+        """The optimizer step of the slowest memory: each device takes its own."""
+        return self._of_all(self._step_s)
+
+    def _step_s(self, number: int) -> FloatArray:
+        types = self.layers.cluster.device_types
+        names = [self.layers.types[k] for k in self._held_types[number]]
+        narrowest = min(types[name].memory_bandwidth_gb_per_s for name in names)
+        return self.intervals.optimizer_bytes / (narrowest * 1e9)
+
+    @cached_property
+    def port_s(self) -> list[FloatArray]:
+        """What a microbatch's messages hold the links of a device for, by class."""
+        return [self._port_s(k) for k in range(len(self.kinds))]
+
+    def _port_s(self, k: int) -> FloatArray:
+        port, (there, back) = self.links.ports[k], self.crossing_bytes
+        received, sent = there[:, None] + back[None, :], there[None, :] + back[:, None]
+        bytes_ = received + sent if port.takes_turns else np.maximum(received, sent)
+        return np.asarray(np.where(bytes_ > 0, bytes_ * port.s_per_byte, 0.0))
+
+
+def _least(between: FloatArray, held: BoolArray, first: IntArray, second: IntArray) -> FloatArray:
+    """Return the least entry over the classes that two vectors hold, for pairs of vectors."""
+    rows = np.where(held[:, :, None], between[None], np.inf).min(axis=1)
+    return np.asarray(np.where(held[second], rows[first], np.inf).min(axis=1))

@@ -1,0 +1,82 @@
+"""The states of the checker's program: how many devices of each class are in use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from planner.errors import PipeplanError
+from planner.verification.proof.layers import IntArray
+
+MOST_VECTORS = 2_000
+MOST_PAIRS = 4e6
+"""Vectors of devices, and pairs of them times vectors, that are looked at."""
+MOST_STEPS = 5e6
+"""Numbers that are compared at a time."""
+
+
+class Vectors:
+    """Numbers of devices by class: those used before a stage, of the stage, of the one before.
+
+    Args:
+        sizes: of the classes.
+        replication: whether a stage may have several devices.
+
+    Attributes:
+        rows: all vectors; the first is empty.
+        options: numbers of those on which a stage may lie.
+        used, stage: numbers of vectors, for every pair that leaves devices for the stage.
+        option: the place of the second among the options.
+        first: numbers of the pairs before which nothing is used.
+        later: numbers of all others, a row of ways for each.
+        begins: where the ways of each of these begin.
+        before: by way, the pair of the stage before and of what was used before that.
+        between: by way, the pair of the two stages' vectors.
+
+    Raises:
+        PipeplanError: if there are too many.
+    """
+
+    def __init__(self, sizes: Sequence[int], *, replication: bool) -> None:
+        count = prod(size + 1 for size in sizes)
+        # A pair is, for each class, one of (size + 1)(size + 2) / 2 choices.
+        pairs = prod((size + 1) * (size + 2) // 2 for size in sizes)
+        if count > MOST_VECTORS or pairs * count > MOST_PAIRS:
+            raise PipeplanError(
+                f"certificate: {count} combinations of devices of {len(sizes)} classes are too "
+                "many to check"
+            )
+        self.rows = np.array(list(product(*(range(size + 1) for size in sizes))))
+        strides = np.array([prod(s + 1 for s in sizes[k + 1 :]) for k in range(len(sizes))])
+        held = self.rows.sum(axis=1)
+        self.options = np.flatnonzero((held > 0) & (replication | (held == 1)))
+        room = np.array(sizes)
+        fits = [
+            np.flatnonzero((self.rows + self.rows[n] <= room).all(axis=1)) for n in self.options
+        ]
+        self.used = np.concatenate(fits)
+        self.option = np.repeat(np.arange(len(fits)), [len(row) for row in fits])
+        self.stage = self.options[self.option]
+        number = np.full((count, count), -1)
+        number[self.used, self.stage] = np.arange(len(self.used))
+        self.first, self.later = np.flatnonzero(self.used == 0), np.flatnonzero(self.used)
+        which, last = self._ways()
+        pair = self.later[which]
+        left = (self.rows[self.used[pair]] - self.rows[last]) @ strides
+        self.begins = np.searchsorted(which, np.arange(len(self.later)))
+        self.before, self.between = number[left, last], number[last, self.stage[pair]]
+
+    def _ways(self) -> tuple[IntArray, IntArray]:
+        """Return, for each later pair, its place and each vector that the stage before may have."""
+        used, options = self.rows[self.used[self.later]], self.rows[self.options]
+        chunk = max(1, int(MOST_STEPS) // options.size)
+        places, lasts = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+        for begin in range(0, len(used), chunk):
+            within = (options[None] <= used[begin : begin + chunk, None]).all(axis=2)
+            which, option = np.nonzero(within)
+            places.append(begin + which)
+            lasts.append(self.options[option])
+        return np.concatenate(places), np.concatenate(lasts)

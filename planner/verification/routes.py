@@ -1,0 +1,212 @@
+"""Paths of messages through a cluster, and the time of a message and of an all-reduce."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence
+from functools import cache
+from heapq import heappop, heappush
+from itertools import pairwise
+from typing import NamedTuple
+
+import networkx as nx
+
+from planner.cluster.cluster import Cluster, Link
+from planner.errors import PipeplanError
+
+Lane = tuple[int, str]
+"""What one message holds at a time: a link, and the vertex it is entered at, "" of half duplex."""
+
+_NO_PATH = "stages: two devices that must exchange data have no path of links"
+
+
+class Path(NamedTuple):
+    """A path from one device to another.
+
+    Attributes:
+        links: numbers of the links on it, in order.
+        lanes: that a message holds; a shared link has none.
+        latency_s: the sum over the links.
+        bytes_per_s: of the narrowest link.
+    """
+
+    links: tuple[int, ...]
+    lanes: tuple[Lane, ...]
+    latency_s: float
+    bytes_per_s: float
+
+    def seconds(self, bytes_: float) -> float:
+        """Time of a message that has the path to itself."""
+        return self.latency_s + bytes_ / self.bytes_per_s
+
+
+class Routes:
+    """The paths of a cluster, through switches alone: devices do not forward.
+
+    Args:
+        cluster: whose links.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._links = cluster.links
+        self._switches = set(cluster.switches)
+        self._at: dict[str, list[int]] = {name: [] for name in cluster.device_names}
+        self._at |= {name: [] for name in cluster.switches}
+        for number, link in enumerate(cluster.links):
+            for end in link.between:
+                self._at[end].append(number)
+        self._inner = [
+            number
+            for number, link in enumerate(cluster.links)
+            if self._switches.issuperset(link.between)
+        ]
+        self._found: dict[Hashable, tuple[tuple[str, ...], tuple[int, ...]]] = {}
+        self.path = cache(self._path)
+        inner = nx.Graph([cluster.links[number].between for number in self._inner])
+        inner.add_nodes_from(cluster.switches)
+        self._islands = {
+            name: number
+            for number, names in enumerate(nx.connected_components(inner))
+            for name in names
+        }
+        self._near = {name: self._neighbours(name) for name in cluster.device_names}
+
+    def _neighbours(self, device: str) -> set[str | int]:
+        """The devices at its links, and its islands: switches that are joined to each other."""
+        ends = {end for number in self._at[device] for end in self._links[number].between}
+        return {self._islands.get(end, end) for end in ends - {device}}
+
+    def require_path(self, source: str, target: str) -> None:
+        """Refuse two devices that are no neighbours and share no island of switches.
+
+        Raises:
+            PipeplanError: if no path joins them.
+        """
+        near, islands = self._near[source], self._near[source] & self._near[target]
+        if target not in {source, *near} and not any(isinstance(n, int) for n in islands):
+            raise PipeplanError(_NO_PATH)
+
+    def all_reduce_s(self, devices: Sequence[str], bytes_: int) -> float:
+        """The better of a ring and a binary tree over the devices in this order."""
+        count = len(devices)
+        ring, tree = ring_and_tree(devices)
+        return min(
+            2 * (count - 1) * self._step_s(ring, bytes_ / count),
+            2 * math.ceil(math.log2(count)) * self._step_s(tree, bytes_),
+        )
+
+    def _step_s(self, edges: Sequence[tuple[str, str]], bytes_: float) -> float:
+        """Return the seconds of simultaneous messages that share links; the slowest counts."""
+        return max(latency_s + bytes_ / width for latency_s, width in self.step_figures(edges))
+
+    def step_figures(self, edges: Sequence[tuple[str, str]]) -> list[tuple[float, float]]:
+        """Return latency and bytes a second of simultaneous messages that share links."""
+        paths = [self.path(*edge) for edge in edges]
+        crossing = Counter(lane for path in paths for lane in path.lanes)
+        return [
+            (path.latency_s, min([path.bytes_per_s, *self._shares(path, crossing)]))
+            for path in paths
+        ]
+
+    def _shares(self, path: Path, crossing: Counter[Lane]) -> list[float]:
+        widths = [self._links[number].bandwidth_gb_per_s * 1e9 for number, _ in path.lanes]
+        return [width / crossing[lane] for width, lane in zip(widths, path.lanes, strict=True)]
+
+    def _path(self, source: str, target: str) -> Path:
+        """The widest, then the quickest, then that of the fewest links, then the first by names.
+
+        Raises:
+            PipeplanError: if there is none.
+        """
+        if source == target:
+            return Path((), (), 0.0, math.inf)
+        attached = self.attachment(source), self.attachment(target)
+        if attached not in self._found:
+            self._found[attached] = self._search(source, target)
+        names, numbers = self._found[attached]
+        # The same path serves all that are attached alike, but for its ends.
+        first, last = self._at[source], self._at[target]
+        if len(numbers) > 1 and len(first) == 1:
+            numbers = (*first, *numbers[1:])
+        if len(numbers) > 1 and len(last) == 1:
+            numbers = (*numbers[:-1], *last)
+        return self._described((source, *names[1:-1], target), numbers)
+
+    def attachment(self, device: str) -> Hashable:
+        """Equal for devices whose only links are to the same switch and of the same figures."""
+        if len(self._at[device]) != 1:
+            return device
+        link = self._links[self._at[device][0]]
+        (switch,) = {*link.between} - {device}
+        if switch not in self._switches:
+            return device
+        return switch, *link.model_dump(exclude={"between"}).values()
+
+    def _search(self, source: str, target: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        reach = self._reach(source, target)
+        for least in sorted({self._links[n].bandwidth_gb_per_s for n in reach}, reverse=True):
+            wide = [n for n in reach if self._links[n].bandwidth_gb_per_s >= least]
+            names, numbers = self._quickest(source, target, wide)
+            if numbers:
+                return names, numbers
+        raise PipeplanError(_NO_PATH)
+
+    def _reach(self, source: str, target: str) -> list[int]:
+        """Links that a path between the two may use: those of other devices are out."""
+        ends = {source, target} | self._switches
+        at_ends = {*self._at[source], *self._at[target]}
+        return [n for n in (*at_ends, *self._inner) if ends.issuperset(self._links[n].between)]
+
+    def _quickest(
+        self, source: str, target: str, numbers: Sequence[int]
+    ) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Dijkstra's algorithm over these links; the vertices and links of the path."""
+        at: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+        for number in numbers:
+            first, second = self._links[number].between
+            at[first].append((second, number))
+            at[second].append((first, number))
+        heap: list[tuple[float, int, tuple[str, ...], tuple[tuple[bool, str, str, int], ...]]]
+        heap, done = [(0.0, 0, (source,), ())], set()
+        while heap:
+            latency_s, hops, names, ranked = heappop(heap)
+            if names[-1] == target:
+                return names, tuple(row[-1] for row in ranked)
+            if names[-1] in done:
+                continue
+            done.add(names[-1])
+            for other, number in at[names[-1]]:
+                link = self._links[number]
+                # Parallel links of equal figures: one that messages need not share comes first.
+                rank = (not link.shared, link.duplex, link.source, number)
+                further = (latency_s + link.latency_us * 1e-6, hops + 1, (*names, other))
+                heappush(heap, (*further, (*ranked, rank)))
+        return (), ()
+
+    def _described(self, names: tuple[str, ...], numbers: tuple[int, ...]) -> Path:
+        links = [self._links[number] for number in numbers]
+        lanes = [
+            (number, "" if link.duplex == "half" else name)
+            for number, link, name in zip(numbers, links, names, strict=False)
+            if not link.shared
+        ]
+        width = min(link.bandwidth_gb_per_s for link in links)
+        return Path(numbers, tuple(lanes), self._latency_s(names, links), width * 1e9)
+
+    def _latency_s(self, names: Sequence[str], links: Sequence[Link]) -> float:
+        """The sum. Its order decides the last bit, and that which of two messages is first."""
+        ends = [self._at[names[0]], self._at[names[-1]]]
+        if len(links) > 1 and all(len(at_end) == 1 for at_end in ends):
+            inner = sum(link.latency_us * 1e-6 for link in links[1:-1])
+            return inner + (links[0].latency_us + links[-1].latency_us) * 1e-6
+        return sum(link.latency_us * 1e-6 for link in links)
+
+
+def ring_and_tree(
+    devices: Sequence[str],
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return the edges of the two ways to reduce over devices in this order."""
+    ring = [*pairwise(devices), (devices[-1], devices[0])]
+    tree = [(devices[(child - 1) // 2], devices[child]) for child in range(1, len(devices))]
+    return ring, tree

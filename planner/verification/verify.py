@@ -1,0 +1,218 @@
+"""Whether a plan holds: its form, its memory and what it predicts, by a replay of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise, product
+from pathlib import Path
+
+from planner.errors import PipeplanError, first_problems
+from planner.plan.membership import outside
+from planner.plan.operations import Orders
+from planner.plan.plan import COST_MODEL, Plan
+from planner.plan.problem import Problem
+from planner.plan.runtimes import for_runtime
+from planner.space import Space
+from planner.sync.pipeline_replicas import pipeline_replicas_of
+from planner.sync.strategies import SYNCHRONOUS
+from planner.units import format_bytes
+from planner.verification.costs import PlanCosts
+from planner.verification.form import form_problems
+from planner.verification.proof.prove import proof_problems
+from planner.verification.replay import Replayed, replay, time_shares
+
+RELATIVE_TOLERANCE = 1e-6
+DROP = "run `pipeplan simulate PLAN -o PLAN`, which drops the bound, or plan again"
+REMEDY = "run `pipeplan simulate PLAN -o PLAN` to write fresh figures"
+
+
+def verify(plan: Plan) -> list[str]:
+    """Check a plan.
+
+    Returns:
+        One line a problem, each naming the field, and the rest counted where they are many; empty
+        if the plan holds: every layer in exactly one stage, no edge backwards, no more stages,
+        replicas and recompute than the job allows, each operation once and on a device of its
+        stage, no deadlock, memory within capacity at every moment, predictions equal to those of a
+        replay that shares no code with the simulator, pipelines if the strategy of synchronisation
+        needs them, a bound only for the problem it was proved for.
+    """
+    try:
+        orders = plan.parsed_orders()
+        problems = list(form_problems(plan, orders))
+        if not problems:
+            problems = list(_replay_problems(plan, orders))
+    except PipeplanError as error:
+        return list(error.problems)
+    return list(first_problems(problems))
+
+
+def require_valid(plan: Plan, source: str = "plan") -> None:
+    """Raise unless the plan holds.
+
+    Raises:
+        PipeplanError: with every problem :func:`verify` finds.
+    """
+    problems = verify(plan)
+    if problems:
+        raise PipeplanError(f"{source}: {problem}" for problem in problems)
+
+
+def save_valid(plan: Plan, path: str | Path) -> None:
+    """Verify a plan, then write it as JSON, atomically.
+
+    Raises:
+        PipeplanError: if the plan does not hold; nothing is written then.
+    """
+    require_valid(plan, str(path))
+    plan.save(path)
+
+
+def _replay_problems(plan: Plan, orders: Orders) -> Iterator[str]:
+    problem = plan.problem  # Refuses a graph, a cluster and a job that do not fit.
+    costs = PlanCosts(plan)
+    _require_paths(plan, costs)
+    yield from _runtime(problem)
+    found = replay(plan, orders, costs)
+    yield from _memory(plan, costs, found)
+    yield from _pipelines(plan)
+    yield from _bound(plan, problem, orders)
+    yield from proof_problems(plan)
+    yield from _predicted(plan, found)
+    yield from _time_shares(plan, costs, found)
+
+
+def _runtime(problem: Problem) -> Iterator[str]:
+    """The job gives no freedom that its runtime cannot express."""
+    job, able = problem.job, for_runtime(problem).job
+    for name in Space.model_fields:
+        if getattr(job, name) != getattr(able, name):
+            yield (
+                f"job.{name}: gives more than {job.runtime} can run; plan again with `--runtime "
+                f"{job.runtime}`, or set job.runtime to null"
+            )
+
+
+def _require_paths(plan: Plan, costs: PlanCosts) -> None:
+    for first, second in pairwise(plan.stages):
+        # One of those that are attached alike stands for all.
+        sources, targets = (
+            {costs.routes.attachment(device): device for device in stage.devices}.values()
+            for stage in (first, second)
+        )
+        for source, target in product(sources, targets):
+            costs.routes.require_path(source, target)
+
+
+def _memory(plan: Plan, costs: PlanCosts, found: Replayed) -> Iterator[str]:
+    for device, steps in found.memory.items():
+        capacity = costs.capacity_bytes(device)
+        over = next(((time, held) for time, held in steps if held > capacity), None)
+        if over:
+            kind = plan.cluster.device_type(device)
+            yield (
+                f"memory of {device!r}: {format_bytes(over[1])} at {over[0]:.6f} s (peak "
+                f"{format_bytes(found.peak_bytes(device))}), but it has {format_bytes(capacity)} "
+                f"(memory_gib {kind.memory_gib:g} less reserved_gib {kind.reserved_gib:g}); "
+                "give it fewer layers or fewer microbatches in flight"
+            )
+
+
+def _pipelines(plan: Plan) -> Iterator[str]:
+    """Strategies between pipelines need some."""
+    if plan.sync.strategy in SYNCHRONOUS:
+        return
+    try:
+        pipeline_replicas_of(plan)
+    except PipeplanError as error:
+        for problem in error.problems:
+            yield f"sync.strategy: {plan.sync.strategy!r} needs pipelines, but {problem}"
+
+
+def _bound(plan: Plan, problem: Problem, orders: Orders) -> Iterator[str]:
+    """The bound is for this problem, and for a space in which the plan lies.
+
+    One that was proved for another problem may be above the time of a better plan.
+    """
+    said, space = plan.provenance.problem_digest, plan.provenance.bound_covers.space
+    if plan.predicted.lower_bound_s <= 0:
+        return
+    if space is None:
+        yield (
+            f"provenance.bound_covers: {plan.provenance.bound_covers}, but "
+            f"predicted.lower_bound_s is {plan.predicted.lower_bound_s}; {DROP}"
+        )
+        return
+    found = problem.digest_in(space)
+    if plan.provenance.cost_model != COST_MODEL:
+        yield (
+            f"provenance.cost_model: {plan.provenance.cost_model}, expected {COST_MODEL}: "
+            f"predicted.lower_bound_s was proved under another revision of the cost model; {DROP}"
+        )
+    elif said != found:
+        yield (
+            f"provenance.problem_digest: {'none' if said is None else said[:19] + '…'}, but the "
+            f"plan's layer graph, cluster and job have {found[:19]}…: predicted.lower_bound_s was "
+            f"proved for another problem; {DROP}"
+        )
+    else:
+        beyond = outside(space, plan.stages, orders, plan.layers, overlaps=plan.overlaps)
+        yield from (freedom.in_bound() for freedom in beyond)
+
+
+def _predicted(plan: Plan, found: Replayed) -> Iterator[str]:
+    said, time_s = plan.predicted, found.iteration_time_s
+    bound_s = min(said.lower_bound_s, time_s)
+    if not _close(said.lower_bound_s, bound_s):
+        yield (
+            f"predicted.lower_bound_s: {said.lower_bound_s} s cannot be a bound, this "
+            f"plan itself takes {time_s} s; plan again to have one proved"
+        )
+    fresh = {
+        "iteration_time_s": time_s,
+        "gap": _gap(time_s, bound_s),
+        "bubble": found.bubble,
+    }
+    for name, value in fresh.items():
+        told = getattr(said, name)
+        if not _close(told, value):
+            yield f"predicted.{name}: the plan says {told}, a simulation gives {value}; {REMEDY}"
+    if set(said.devices) != set(found.busy_s):
+        yield f"predicted.devices: they are not the devices that hold a stage; {REMEDY}"
+        return
+    for device, busy_s in found.busy_s.items():
+        row = said.devices[device]
+        pairs = {
+            "busy_s": (row.busy_s, busy_s),
+            "peak_memory_bytes": (row.peak_memory_bytes, found.peak_bytes(device)),
+        }
+        for name, (told, value) in pairs.items():
+            if not _close(told, value):
+                yield (
+                    f"predicted.devices[{device!r}].{name}: the plan says {told:.9g}, "
+                    f"a simulation gives {value:.9g}; {REMEDY}"
+                )
+
+
+def _time_shares(plan: Plan, costs: PlanCosts, found: Replayed) -> Iterator[str]:
+    """Plans of older versions do not say what their time comes from."""
+    said = plan.predicted.time_provenance
+    if said is None:
+        return
+    shares = time_shares(plan, costs, found.last) or {}
+    for name, told in said:
+        share = shares.get(name)
+        if not _close(told, share):
+            yield f"predicted.time_provenance.{name}: the plan says {told}, it is {share}; {REMEDY}"
+
+
+def _gap(time_s: float, bound_s: float) -> float | None:
+    quotient = time_s / bound_s if bound_s > 0 else math.inf
+    return max(0.0, quotient - 1) if math.isfinite(quotient) else None
+
+
+def _close(said: float | None, found: float | None) -> bool:
+    if said is None or found is None:
+        return said is found
+    return abs(said - found) <= RELATIVE_TOLERANCE * max(abs(said), abs(found)) + 1e-12

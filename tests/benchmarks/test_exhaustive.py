@@ -1,0 +1,46 @@
+"""Bounds and proved optima hold in every space, against every plan of tiny problems."""
+
+import pytest
+
+from benchmarks.exhaustive.instances import tiny_problems
+from benchmarks.exhaustive.oracle import optimum_below
+from planner import Problem, solve
+
+PROBLEMS = list(tiny_problems(40, seed=1))
+SINGLE = [p for p in PROBLEMS if p.job.max_stages_per_device == 1]
+ids = "{0.job.backward}".format
+
+
+def held(problem: Problem) -> float:
+    """Solve; return by how much the plan is above the optimum, which no bound is."""
+    result = solve(problem, time_limit_s=2, deterministic=True)
+    optimum = optimum_below(problem, result.iteration_time_s)
+    assert result.lower_bound_s <= optimum.time_s * (1 + 1e-6)
+    over = result.iteration_time_s / optimum.time_s - 1
+    if result.status == "optimal":
+        assert over <= 2e-4
+    return over
+
+
+@pytest.mark.parametrize("problem", SINGLE[:6], ids=ids)
+def test_a_bound_is_never_above_the_best_of_all_plans(problem: Problem) -> None:
+    held(problem)
+
+
+@pytest.mark.extensive
+def test_nearly_every_best_plan_with_one_stage_a_device_is_found() -> None:
+    found = [held(problem) <= 1e-4 for problem in SINGLE]
+    assert sum(found) >= 0.9 * len(found)
+
+
+@pytest.mark.extensive
+@pytest.mark.parametrize("problem", [p for p in PROBLEMS if p not in SINGLE], ids=ids)
+def test_bounds_hold_with_two_stages_a_device(problem: Problem) -> None:
+    held(problem)
+
+
+def test_there_are_spaces_of_every_kind() -> None:
+    spaces = {(p.job.backward, p.job.replication, p.job.max_stages_per_device) for p in PROBLEMS}
+    assert {backward for backward, _, _ in spaces} == {"whole", "split", "any"}
+    assert {True, False} == {replicas for _, replicas, _ in spaces}
+    assert {1, 2} == {stages for _, _, stages in spaces}

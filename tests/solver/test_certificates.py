@@ -1,0 +1,167 @@
+"""Certificates of bounds: what the checker confirms is never above the best of all plans."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from tiny_problems import tiny_problem
+
+from benchmarks.exhaustive.instances import tiny_problems
+from benchmarks.exhaustive.oracle import optimum_below
+from planner import Problem, solve
+from planner.plan.certificate import (
+    Argument,
+    LayerPrices,
+    LikeDevices,
+    MicrobatchPath,
+    TypePrices,
+    WorkPrices,
+)
+from planner.search.budget import Clock
+from planner.search.certification import Certifier
+from planner.search.partition.chain import Chain
+from planner.verification.proof import BoundCheck, prove
+
+LIMIT_S = 0.3
+"""Deterministic seconds: certificates need not be of the best bound."""
+ROUNDING = 1 + 2e-6
+"""The oracle counts in ticks of a nanosecond, of problems of milliseconds."""
+
+
+def arguments(problem: Problem) -> Iterator[Argument]:
+    """Every device by itself and all of a type; prices of layers by their work and at random."""
+    devices = problem.cluster.devices
+    if problem.job.max_stages_per_device > 1:
+        rng, work = random.Random(0), Chain(problem).least_work_s
+        exact = (None,) if problem.job.max_stages_per_device == 2 else ()
+        for steps in (*exact, 300):
+            for _ in range(3):
+                prices = tuple(float(s) * rng.uniform(0.7, 1.3) for s in work)
+                yield LayerPrices(prices=prices, steps=steps)
+        return
+    yield LikeDevices(classes=tuple((device.name,) for device in devices))
+    types = dict.fromkeys(device.type for device in devices)
+    yield LikeDevices(
+        classes=tuple(tuple(d.name for d in devices if d.type == kind) for kind in types)
+    )
+    yield TypePrices(prices=dict.fromkeys(types, 1.0))
+    yield TypePrices(prices={kind: 1 / (1 + n) for n, kind in enumerate(types)})
+
+
+def most_proved_s(check: BoundCheck, argument: Argument, high_s: float) -> float:
+    """Return about the largest time that an argument proves, by bisection."""
+    low_s = 0.0
+    for _ in range(18):
+        middle_s = (low_s + high_s) / 2
+        if check.proves(argument, middle_s):
+            low_s = middle_s
+        else:
+            high_s = middle_s
+    return low_s
+
+
+def require_sound(problem: Problem) -> list[float]:
+    """Check all arguments against every plan; return what they prove over the optimum."""
+    result = solve(problem, time_limit_s=LIMIT_S, deterministic=True)
+    best_s = optimum_below(problem, result.iteration_time_s).time_s
+    report = prove(result.plan)
+    assert report.problems == ()
+    assert report.certificate is not None
+    assert report.certificate.bound_s <= best_s * ROUNDING
+    check = BoundCheck(problem, problem.job.space)
+    work = WorkPrices(
+        prices=dict(zip(Chain(problem).types, Chain(problem).load_prices.tolist(), strict=True))
+    )
+    assert max(check.least_s(work), check.least_s(MicrobatchPath())) <= best_s * ROUNDING
+    found = [most_proved_s(check, argument, 1.5 * best_s) for argument in arguments(problem)]
+    assert all(bound_s <= best_s * ROUNDING for bound_s in found)
+    return [bound_s / best_s for bound_s in found]
+
+
+def test_no_certificate_is_above_the_best_of_all_plans() -> None:
+    shares = [share for problem in tiny_problems(6) for share in require_sound(problem)]
+    # They would all be sound if they proved nothing.
+    assert sorted(shares)[len(shares) // 2] > 0.9
+
+
+@pytest.mark.extensive
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_no_certificate_of_many_problems_is_above_the_best_of_all_plans(seed: int) -> None:
+    for problem in tiny_problems(12, seed):
+        require_sound(problem)
+
+
+def several_stages_a_device(problem: Problem, most: int, *, replication: bool) -> Problem:
+    """Return the problem with up to so many stages a device."""
+    freedoms = {"max_stages_per_device": most, "replication": replication}
+    return Problem(problem.graph, problem.cluster, problem.job.model_copy(update=freedoms))
+
+
+def small_problems(count: int, seed: int) -> Iterator[Problem]:
+    """Yield those of so many problems that have few enough plans with two stages a device."""
+    for problem in tiny_problems(count, seed):
+        if len(problem.graph.layers) <= 4 and len(problem.cluster.devices) <= 2:
+            yield problem
+
+
+@pytest.mark.parametrize("replication", [False, True])
+def test_no_prices_of_layers_are_above_the_best_of_all_plans(replication: bool) -> None:
+    for problem in small_problems(8, 3):
+        require_sound(several_stages_a_device(problem, 2, replication=replication))
+
+
+@pytest.mark.extensive
+def test_no_prices_of_layers_with_three_stages_a_device_are_above_the_best_of_all_plans() -> None:
+    for problem in small_problems(6, 3):
+        fewer = problem.job.model_copy(update={"microbatches": 2})
+        alone = Problem(problem.graph, problem.cluster, fewer)
+        require_sound(several_stages_a_device(alone, 3, replication=False))
+
+
+@pytest.mark.extensive
+@pytest.mark.parametrize("seed", range(4, 6))
+@pytest.mark.parametrize("replication", [False, True])
+def test_no_prices_of_many_problems_are_above_the_best_of_all_plans(
+    seed: int, replication: bool
+) -> None:
+    for problem in small_problems(6, seed):
+        fewer = problem.job.model_copy(update={"microbatches": 2})
+        alone = Problem(problem.graph, problem.cluster, fewer)
+        require_sound(several_stages_a_device(alone, 2, replication=replication))
+
+
+def test_prices_of_layers_certify_more_than_total_work() -> None:
+    problem = several_stages_a_device(next(small_problems(8, 3)), 2, replication=False)
+    chain = Chain(problem)
+    certifier = Certifier(chain, Clock(60.0, deterministic=True))
+    best_s = solve(problem, time_limit_s=LIMIT_S, deterministic=True).iteration_time_s
+    certifier.certify(best_s, lambda: True)
+    plain_s = certifier.bound_s
+    assert isinstance(certifier.argument, WorkPrices | MicrobatchPath)
+    certifier.offer(LayerPrices(prices=tuple(map(float, chain.least_work_s))))
+    certifier.certify(best_s, lambda: True)
+    assert certifier.bound_s > 1.05 * plain_s
+    assert isinstance(certifier.argument, LayerPrices)
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.extensive) for n in range(4, 30))]
+)
+def test_ties_switches_and_slow_links_break_no_certificate(seed: int) -> None:
+    rng = random.Random(seed)
+    require_sound(
+        tiny_problem(
+            seed,
+            layers=rng.randint(2, 4),
+            devices=rng.randint(2, 3),
+            microbatches=rng.randint(1, 4),
+            types=rng.randint(1, 3),
+            replication=rng.random() < 0.7,
+            tied=rng.random() < 0.6,
+            topology=rng.choice(["mesh", "switches"]),
+            memory_mib=1e5,
+            cut_mib=rng.choice([1.0, 7.5, 30.0, 100.0]),
+            link_scale=rng.choice([0.2, 1.0, 5.0]),
+            backward=rng.choice(["whole", "any", "split"]),
+        )
+    )

@@ -1,0 +1,170 @@
+"""Plans that between them use everything that costs something, made anew each time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+
+from builders import GIGA, TERA, boundary, cluster, device_type, graph, layer, link, parameter
+
+from planner.assembly import plan_by_hand
+from planner.cluster.cluster import Cluster
+from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.job import Job
+from planner.model.layer_graph import LayerGraph
+from planner.plan.operations import Operation
+from planner.plan.plan import Plan
+from planner.plan.problem import Problem
+
+MIB = 2**20
+NAMES = [f"l{index}" for index in range(8)]
+
+
+def many_sided_plans() -> list[Plan]:
+    """Return plans with replicas, several stages a device, recompute and split backwards.
+
+    All but the last overlap reductions with backwards.
+    """
+    one_each = [(NAMES[:3], "abc", ["l1"]), (NAMES[3:5], "de", ["l4"]), (NAMES[5:], "f", [])]
+    twice = [(NAMES[:2], "d", []), (NAMES[2:4], "a", ["l2", "l3"]), (NAMES[4:6], "e", [])]
+    twice += [(NAMES[6:], "dc", ["l7"])]
+    replicas = [(NAMES[:4], "ad", ["l1"]), (NAMES[4:], "be", [])]
+    behind_shared = [(NAMES[:2], "c", []), (NAMES[2:], "ab", [])]
+    return [
+        _plan(one_each, "float32", "adamw", split=0.0, seed=1),
+        _plan(twice, "bfloat16", "sgd_momentum", split=0.5, seed=2),
+        _plan(replicas, "float32", "sgd", split=1.0, seed=3),
+        _plan(
+            behind_shared, "bfloat16", "sgd", split=0.0, seed=4, slow_us=2_000_000, overlap=False
+        ),
+    ]
+
+
+def _plan(
+    stages: Sequence[tuple],
+    precision: str,
+    optimizer: str,
+    *,
+    split: float,
+    seed: int,
+    slow_us: int = 300_000,
+    overlap: bool = True,
+) -> Plan:
+    job = Job(
+        precision=precision,
+        optimizer=optimizer,
+        microbatches=8,
+        max_stages_per_device=2,
+        overlap_reduction=overlap,
+    )
+    problem = Problem(_graph(precision), _cluster(slow_us), job)
+    pipeline = place(problem, [StageSpec(*map(tuple, stage)) for stage in stages])
+    return plan_by_hand(pipeline, _random_orders(pipeline, split, random.Random(seed)))
+
+
+def _cluster(slow_us: int) -> Cluster:
+    """Two switches with a narrow half duplex link between, and another way round it."""
+    fast = device_type(
+        peak_tflop_per_s={"float32": 1, "tf32": 3, "bfloat16": 2},
+        efficiency=0.8,
+        ramp_up_us=50_000,
+        operation_overhead_us=20_000,
+        bandwidth_efficiency=0.8,
+        by_class={"attention": {"efficiency": 0.3}, "memory": {"bandwidth_efficiency": 0.5}},
+    )
+    slow = device_type(
+        peak_tflop_per_s={"float32": 0.5, "bfloat16": 0.6}, memory_bandwidth_gb_per_s=200
+    )
+    links = [
+        link("a", "left", 2, latency_us=100_000),
+        link("b", "left", 3, duplex="half", latency_us=30_000),
+        link("c", "left", 4, latency_us=slow_us, shared=True, source="assumed"),
+        link("d", "right", 2, latency_us=70_000, duplex="half"),
+        link("e", "right", 5, latency_us=10_000),
+        link("f", "right", 3, source="measured"),
+        link("left", "right", 0.5, latency_us=200_000, duplex="half"),
+        link("left", "round", 1.5, latency_us=150_000),
+        link("round", "right", 1.5, latency_us=50_000),
+    ]
+    kinds = {name: "fast" if name in "abf" else "slow" for name in "abcdef"}
+    return cluster(kinds, links, ["left", "right", "round"], {"fast": fast, "slow": slow})
+
+
+def _graph(precision: str) -> LayerGraph:
+    tensors = [boundary(u, v, bytes_=300 * MIB) for u, v in pairwise(NAMES)]
+    tensors[0] |= {"saved_by": "l1"}
+    tensors[2] |= {"saved_by": "l3"}
+    tensors[4] |= {"saved_by": "l4"}
+    tensors += [
+        boundary("l0", "l5", "l6", bytes_=150 * MIB, name="skip"),
+        boundary("l1", "l4", bytes_=90 * MIB, name="mask", requires_grad=False),
+        boundary("l3", "l7", bytes_=70 * MIB, name="late", saved_by="l7"),
+    ]
+    rows = [_layer(index) for index in range(len(NAMES))]
+    rows[0]["parameters"] = ["tied", "p0"]
+    rows[7]["parameters"] = ["tied", "p7"]
+    rows[5]["parameters"] = ["tied_too", "frozen"]
+    rows[2]["parameters"] = ["tied_too"]
+    rows[1]["parameters"] = ["p1", "bias1"]
+    rows[3]["parameters"] = ["p3"]
+    rows[4]["parameters"] = ["p4"]
+    size = 4 if precision == "float32" else 2
+    sizes = {"tied": 40, "p0": 25, "p7": 60, "tied_too": 30, "frozen": 15}
+    sizes |= {"p1": 5, "bias1": 1, "p3": 4, "p4": 35}
+    parameters = [
+        {**parameter(name, millions * 10**6, trainable=name != "frozen")}
+        | {"bytes": size * millions * 10**6}
+        for name, millions in sizes.items()
+    ]
+    return graph(rows, tensors, parameters, precision=precision)
+
+
+def _layer(index: int) -> dict:
+    """Plain ones, of operations by class, measured ones, and ones of memory alone."""
+    row = layer(NAMES[index], 0.3 + index / 10, 0.7, stash_bytes=(400 + 10 * index) * MIB)
+    if index in (1, 4):
+        row |= {"weight_stash_bytes": 450 * MIB, "peak_bytes": (900 + index) * MIB}
+    if index == 3:
+        row["measured"] = {
+            kind: {"forward_s": 0.4, "input_gradient_s": 0.5, "weight_gradient_s": 0.3}
+            | ({"backward_s": 0.7} if kind == "slow" else {})
+            for kind in ("fast", "slow")
+        }
+    if index in (2, 5, 6):
+        row |= _work({2: "convolution", 5: "causal_attention", 6: "product"}[index])
+    return row
+
+
+def _work(operation_class: str) -> dict:
+    rows, totals = [], {}
+    for phase in ("forward", "input_gradient", "weight_gradient"):
+        flops, traffic = 4 * TERA // 10, 90 * GIGA
+        rows.append((phase, operation_class, 2, flops, 4 * GIGA))
+        rows.append((phase, "memory", 3, 0, traffic - 4 * GIGA))
+        totals |= {f"{phase}_flops": flops, f"{phase}_traffic_bytes": traffic}
+    fields = ("phase", "operation_class", "operations", "flops", "traffic_bytes")
+    return totals | {"work": [dict(zip(fields, row, strict=True)) for row in rows]}
+
+
+def _random_orders(
+    pipeline: PlacedPipeline, split: float, rng: random.Random
+) -> dict[str, list[Operation]]:
+    """An interleaving that can run; replicas take microbatches in turn."""
+    devices = [stage.spec.devices for stage in pipeline.stages]
+    last, ready = len(devices) - 1, [Operation(0, "F", m) for m in range(pipeline.microbatches)]
+    orders: dict[str, list[Operation]] = {device: [] for device in pipeline.devices}
+    while ready:
+        # Mostly the oldest, so that there are many at a time without a queue that grows on.
+        operation = ready.pop(rng.randrange(min(3, len(ready))))
+        stage, kind, microbatch = operation
+        orders[devices[stage][microbatch % len(devices[stage])]].append(operation)
+        if kind == "F" and stage < last:
+            ready.append(Operation(stage + 1, "F", microbatch))
+        if kind == "I":
+            ready.append(Operation(stage, "W", microbatch))
+        back = stage if (kind == "F" and stage == last) else stage - 1 if kind in "BI" else -1
+        if back >= 0:
+            half = rng.random() < split
+            ready.append(Operation(back, "I" if half else "B", microbatch))
+    return orders

@@ -1,0 +1,275 @@
+"""A mistake in the simulator or in the costs makes plans that the verifier refuses."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from types import FunctionType
+from typing import Any
+
+import pytest
+from many_sided import many_sided_plans
+from test_agreement import assert_they_agree
+
+from planner.cluster.routing import Route, Routing
+from planner.costs import collectives, placement, roofline, stage_bytes
+from planner.costs import stage_bytes as workspace
+from planner.job import Job
+from planner.model.layer_graph import LayerGraph
+from planner.simulation import timeline
+from planner.simulation.simulator import Replay
+from planner.verification import verify
+
+TABLE = stage_bytes._Table
+MUTATIONS: dict[str, tuple[Any, str, str]] = {
+    "a message has no latency": (Route.seconds, "self.latency_s + bytes_", "bytes_"),
+    "a message has no bytes": (Route.seconds, "+ bytes_", "+ 0 * bytes_"),
+    "the latency of the middle of a route is left out": (
+        Routing._route_between_ports,
+        "middle.latency_s + ends_us",
+        "ends_us",
+    ),
+    "the last link of a route is not held": (
+        Routing._route_between_ports,
+        "*self._resource(last, end)",
+        "*()",
+    ),
+    "a route is the narrowest": (
+        Routing._route_between_switches,
+        "min(width_gb_per_s, widest.bandwidth_gb_per_s)",
+        "0.0",
+    ),
+    "half duplex is taken for full": (Routing._resource, '"half"', '"neither"'),
+    "full duplex is taken for half": (Routing._resource, '"half"', '"full"'),
+    "a shared link is held": (Routing._resource, "if link.shared", "if False"),
+    "messages do not wait for links": (
+        Replay._request,
+        "max([now, *(self.link_free_at[link] for link in transfer.links)])",
+        "now",
+    ),
+    "a link is held by every other message only": (
+        Replay._request,
+        "self.link_free_at[link] = end",
+        "self.link_free_at[link] = end if consumer.microbatch % 2 else now",
+    ),
+    "a link serves those that ask at the same moment in reverse": (
+        Replay.run,
+        "heapq.heappop(self.heap)",
+        "(self.heap.sort(), self.heap.pop(max(range(len(self.heap)), "
+        "key=lambda i: (self.heap[i][0] == now, self.heap[i]))))[1]",
+    ),
+    "activations are charged for gradients": (
+        placement.PlacedPipeline.backward_transfer,
+        "input_gradient_bytes",
+        "input_bytes",
+    ),
+    "a weight gradient does not count as the last backward": (
+        Replay._start,
+        'if operation.kind in "BW"',
+        'if operation.kind == "B"',
+    ),
+    "reductions do not wait for each other": (
+        Replay._synchronise,
+        "max([ready, *(network_free[device] for device in sync.devices)])",
+        "ready",
+    ),
+    "a reduction waits for all but one replica": (
+        Replay._ready_s,
+        "for device in sync.devices)",
+        "for device in sync.devices[:-1])",
+    ),
+    "a bucket waits for all of the last backward": (
+        timeline.gradients_ready_s,
+        "last.end_s - ahead_s",
+        "last.end_s",
+    ),
+    "a bucket does not wait for its last layer": (
+        placement._bucket_reductions,
+        "[bucket.first_layer]",
+        "[bucket.first_layer + 1]",
+    ),
+    "a weight gradient takes as long as a whole backward": (
+        placement.GradientReduction.ahead_s,
+        "seconds(kind)",
+        'seconds("B")',
+    ),
+    "buckets are filled in the order of the forward": (
+        collectives._filled_in_order,
+        "reversed(places)",
+        "places",
+    ),
+    "buckets are twice as large": (
+        collectives.gradient_buckets,
+        "<= limit_bytes",
+        "<= 2 * limit_bytes",
+    ),
+    "there is no optimizer step": (
+        Replay._synchronise,
+        "t + self.pipeline.optimizer_s[d]",
+        "t",
+    ),
+    "a ring has a step too many": (
+        collectives.all_reduce_algorithms,
+        "2 * (count - 1)",
+        "2 * count",
+    ),
+    "a tree has a level too few": (
+        collectives.all_reduce_algorithms,
+        "math.ceil(math.log2(count))",
+        "math.floor(math.log2(count))",
+    ),
+    "a ring is not closed": (
+        collectives.all_reduce_algorithms,
+        "pairwise([*devices, devices[0]])",
+        "pairwise(devices)",
+    ),
+    "an all-reduce has links to itself": (
+        collectives._shared_s,
+        "/ sharing[link]",
+        "",
+    ),
+    "tied parameters are reduced by each stage": (
+        placement._tied_parameters,
+        "if len(held) > 1",
+        "if len(held) > 9",
+    ),
+    "frozen parameters are stepped": (
+        placement._optimizer_traffic_bytes,
+        "if p.trainable",
+        "",
+    ),
+    "the optimizer does not read gradients": (
+        placement._optimizer_traffic_bytes,
+        "3 * p.bytes",
+        "2 * p.bytes",
+    ),
+    "a forward is not repeated where its layer is recomputed": (
+        roofline.layer_times,
+        "backward_s=times.backward_s + times.forward_s",
+        "backward_s=times.backward_s",
+    ),
+    "nor in an input gradient": (
+        roofline.layer_times,
+        "input_gradient_s=times.input_gradient_s + times.forward_s",
+        "input_gradient_s=times.input_gradient_s",
+    ),
+    "there is no ramp-up": (roofline.work_s, "work.operations * reached.ramp_up_us * 1e-6", "0"),
+    "there is no overhead": (roofline.work_s, "+ overhead_s", ""),
+    "bandwidth and throughput add up": (
+        roofline.work_s,
+        "max(arithmetic_s, work.traffic_bytes / bytes_per_s)",
+        "arithmetic_s + work.traffic_bytes / bytes_per_s",
+    ),
+    "a causal mask saves nothing": (
+        roofline.work_s,
+        "EXECUTED.get(work.operation_class, 1.0)",
+        "1.0",
+    ),
+    "convolutions do not use tf32": (
+        roofline._peak_tflop_per_s,
+        "peak_tflop_per_s[TF32]",
+        "peak_tflop_per_s[precision]",
+    ),
+    "classes of operations are all alike": (roofline.reach, "device.by_class.get(of)", "None"),
+    "a layer keeps weights twice": (placement.static_bytes, "p.bytes + (", "2 * p.bytes + ("),
+    "there is no optimizer state": (placement.static_bytes, "+ per_element * p.elements", ""),
+    "low precision has no masters": (
+        Job.optimizer_bytes_per_element.fget,
+        "masters = 1",
+        "masters = 0",
+    ),
+    "a stash is freed as its backward starts": (
+        timeline._operation_changes,
+        "rows.append((event.end_s, -stage.stash_bytes))",
+        "rows.append((event.start_s, -stage.stash_bytes))",
+    ),
+    "a received tensor counts twice": (
+        timeline._operation_changes,
+        "stage.stash_bytes - stage.input_bytes",
+        "stage.stash_bytes",
+    ),
+    "a received gradient is kept": (
+        timeline._operation_changes,
+        "0 if last else -stage.output_gradient_bytes",
+        "0",
+    ),
+    "an output is free as its forward ends": (
+        timeline.memory_profile,
+        "transfer.end_s, -bytes_",
+        "transfer.start_s, -bytes_",
+    ),
+    "the weight stash is forgotten": (
+        timeline._operation_changes,
+        "stage.weight_stash_bytes - stage.stash_bytes",
+        "-stage.stash_bytes",
+    ),
+    "an input gradient apart takes no more": (
+        placement.PlacedPipeline.split_extra_bytes,
+        "max(0, self",
+        "min(0, self",
+    ),
+    "a byte too little": (timeline._accumulate, "total = 0", "total = -10**6"),
+    "the workspace is forgotten": (workspace.workspace_bytes, "return max(most, 0)", "return 0"),
+    "the workspace begins at the wrong end": (
+        workspace.workspace_bytes,
+        "in layers:",
+        "in reversed(list(layers)):",
+    ),
+    "a recomputed layer keeps its stash": (
+        TABLE.__init__,
+        "if name not in self._rerun",
+        "if name",
+    ),
+    "what a recomputed layer starts from is forgotten": (
+        TABLE.add,
+        "self._kept[stage] += tensor.bytes",
+        "pass",
+    ),
+    "a saved input counts twice": (TABLE.add, "self._saved[saver] += tensor.bytes", "pass"),
+    "a tensor is sent to its first user only": (TABLE.add, "last = max(", "last = min("),
+    "every tensor has a gradient": (
+        TABLE._pass_on,
+        "tensor.bytes if tensor.requires_grad else 0",
+        "tensor.bytes",
+    ),
+    "a peak leaves out what is handed on": (
+        LayerGraph.peak_bytes.func,
+        "2 * tensor.bytes",
+        "tensor.bytes",
+    ),
+    "a whole backward takes what its halves do": (
+        roofline.layer_times,
+        "measured.whole_backward_s",
+        "measured.input_gradient_s + measured.weight_gradient_s",
+    ),
+    "idle time is taken over one device too few": (
+        timeline.Timeline.bubble.fget,
+        "len(self.end_s)",
+        "(len(self.end_s) + 1)",
+    ),
+}
+
+
+def mutated(function: FunctionType, old: str, new: str) -> Any:
+    """Return the code of a function with a piece of its text replaced."""
+    source = textwrap.dedent(inspect.getsource(function))
+    assert old in source, f"{old!r} is no longer in {function.__qualname__}"
+    names = dict(function.__globals__)
+    text = source[source.index("def ") :].replace(old, new)
+    exec("from __future__ import annotations\n" + text, names)  # noqa: S102
+    return names[function.__name__].__code__
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_plans_of_a_broken_simulator_are_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function, old, new = MUTATIONS[name]
+    monkeypatch.setattr(function, "__code__", mutated(function, old, new))
+    assert any(verify(plan) for plan in many_sided_plans())
+
+
+def test_plans_of_the_simulator_as_it_is_hold() -> None:
+    for plan in many_sided_plans():
+        assert verify(plan) == []
+        assert_they_agree(plan)
