@@ -30,6 +30,9 @@ def slowed(waits: nx.DiGraph, stage: int, part: str, factor: float) -> float:
         kind, what = name[0], name[1]
         if part == "compute" and kind == "operation" and what.stage == stage:
             stretched.add_node(name, seconds=data["seconds"] * factor)
+            # What is left of a backward when its gradients are there is stretched with it.
+            for _, after, edge in waits.out_edges(name, data=True):
+                stretched.add_edge(name, after, ahead=edge.get("ahead", 0.0) * factor)
         if part == "transfers" and kind == "transfer":
             ends = (what.stage, what.stage + (1 if what.kind == "F" else -1))
             if stage in ends:
