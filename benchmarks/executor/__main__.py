@@ -21,10 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.executor import compare_peers as executor_peers
+from benchmarks.executor import freedoms as executor_freedoms
 from benchmarks.executor import on_testbed as executor_testbed
 from benchmarks.executor import overhead as executor_overhead
 from benchmarks.executor import parity as executor_parity
 from benchmarks.executor import short
+from benchmarks.executor.freedoms_worker import STEPS, TRAININGS
 from benchmarks.reporting.claims import add_short_options, is_short, tell
 from benchmarks.reporting.report import chosen_sections, heading, table, write_table
 from planner import PipeplanError
@@ -78,6 +80,20 @@ SECTIONS: dict[str, Section] = {
         "262 kB over loopback, every published schedule. Medians of the steps.",
         executor_overhead.COLUMNS,
         lambda options: executor_overhead.overhead_rows(options.steps),
+    ),
+    "freedoms": Section(
+        "Everything at once, trained for real",
+        "The planner's own plans for devices and links of the testbed that are "
+        f"{executor_freedoms.DEVICES_SLOWER} and {executor_freedoms.LINKS_SLOWER} times slower: "
+        "split backwards, two stages on a device, replicas, and reductions that overlap with the "
+        "last backwards, all in each plan. Every operation computes, then waits until its "
+        "predicted time is over; messages and all-reduces cross shaped links. Each plan is trained "
+        f"{TRAININGS} times for {STEPS} iterations. Largest "
+        "relative errors against a single process: of a loss, of the gradients of an iteration as "
+        "one vector, and of a loss or weight in the whole training. Times are medians of the "
+        "trainings' medians.",
+        executor_freedoms.COLUMNS,
+        lambda options: executor_freedoms.table_rows(),
     ),
     "prediction": Section(
         "Predicted against measured on the testbed",

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from benchmarks.executor.single_process import SEED, STEPS, Held, batch_source, compare
+from executor.emulation.pace import Pace
 from executor.launch.prepare import prepare
-from executor.training.trainer import Trainer
+from executor.runtime.recorder import StepRecord
+from executor.training.optimisation import StepOutcome
+from executor.training.trainer import Trainer, optimisation_of
 from planner.plan.plan import Plan
 
 TIMEOUT = timedelta(seconds=120)
@@ -34,37 +40,82 @@ def main(folder: Path) -> None:
 
 
 def _run(plan: Plan, target: Path) -> None:
-    ranks = [_gathered(held) for held in run_plan(plan)]
+    ranks = [gathered(iteration.held) for iteration in trained(plan, STEPS)]
     if dist.get_rank() == 0:
         target.parent.mkdir(exist_ok=True)
         report = {"precision": plan.job.precision, **asdict(compare(plan, ranks))}
         target.write_text(json.dumps(report))
 
 
-def _gathered(mine: Held) -> list[Held]:
+def gathered(mine: Any) -> list[Any]:
     """Return the objects of all ranks, on the first."""
     found: list = [None] * dist.get_world_size()
     dist.gather_object(mine, found if dist.get_rank() == 0 else None)
     return found
 
 
-def run_plan(plan: Plan) -> list[Held]:
-    """Return this rank's state after each iteration."""
+@dataclass(frozen=True)
+class Iteration:
+    """One iteration of this rank.
+
+    Attributes:
+        held: its state afterwards.
+        step_time_s: seconds of the slowest rank.
+        record: what this rank did.
+    """
+
+    held: Held
+    step_time_s: float
+    record: StepRecord
+
+
+def trained(plan: Plan, steps: int, pace: Pace | None = None) -> list[Iteration]:
+    """Train by a plan from its first iteration on.
+
+    Args:
+        plan: of all ranks of the process group.
+        steps: iterations.
+        pace: what operations are held to; None: they take their own time.
+    """
     prepared = prepare(plan, plan.model.factory, seed=SEED)
-    source = batch_source(plan, prepared.model)
-    trainer = Trainer.of_model(prepared, source, seed=SEED, timeout=TIMEOUT)
-    found = []
-    for step in STEPS:
-        loss = trainer.forward_backward(step)
-        gradients = {
-            name: None if p.grad is None else p.grad.clone()
-            for name, p in trainer.parameters.items()
-        }
+    optimisation, found = optimisation_of(prepared), Gradients(prepared.parameters)
+    trainer = Trainer.of_model(
+        prepared,
+        batch_source(plan, prepared.model),
+        seed=SEED,
+        optimisation=optimisation,
+        optimise=lambda step: found.keep_before(optimisation.step, step),
+        timeout=TIMEOUT,
+        pace=pace,
+    )
+    iterations = []
+    for step in range(1, steps + 1):
+        metrics = trainer.step(step)
         buffers = {n: b.clone() for s in prepared.stages for n, b in s.buffers.items()}
-        trainer.optimisation.step(step)
-        parameters = {name: p.detach().clone() for name, p in trainer.parameters.items()}
-        found.append(Held(loss, gradients, buffers, parameters))
-    return found
+        parameters = {n: p.detach().clone() for n, p in prepared.parameters.items()}
+        held = Held(metrics.loss, found.kept, buffers, parameters)
+        iterations.append(Iteration(held, metrics.step_time_s, trainer.record))
+    trainer.close()
+    return iterations
+
+
+class Gradients:
+    """Copies of gradients, taken before the optimizer's step clears them.
+
+    Args:
+        parameters: by name.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self.kept: dict[str, Tensor | None] = {}
+        self._parameters = parameters
+
+    def keep_before(self, optimise: Callable[[int], StepOutcome], step: int) -> StepOutcome:
+        """Copy the gradients, then let the optimizer step."""
+        self.kept = {
+            name: None if p.grad is None else p.grad.clone() for name, p in self._parameters.items()
+        }
+        return optimise(step)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from planner.model.tracing.factory import TrainingStep, build, import_factory
 from planner.plan.plan import Plan
 
 SEED = 7
-STEPS = (1, 2)
+STEPS = 2
+"""Iterations of a random plan."""
 # A gradient that is zero but for rounding, such as that of a bias in front of a normalisation
 # which takes the mean away again, has no digits to compare: its error is taken relative to a
 # thousandth of the largest gradient's norm. It so counts for no more than it is of the whole.
@@ -34,7 +35,7 @@ class Held:
     """A rank's weights and gradients after an iteration, by the model's own names.
 
     Attributes:
-        loss: its share.
+        loss: the mean over all microbatches.
         gradients: None where plain torch should have none.
         buffers: of its stages.
         parameters: after the optimizer step.
@@ -136,9 +137,9 @@ class Alone:
 def compare(plan: Plan, iterations: list[list[Held]]) -> Errors:
     """All ranks' iterations with those of a single process."""
     errors, alone = Errors(), Alone(plan)
-    for step, ranks in zip(STEPS, iterations, strict=True):
+    for step, ranks in enumerate(iterations, start=1):
         loss = alone.forward_backward(step)
-        errors.loss = max(errors.loss, abs(sum(r.loss for r in ranks) - loss) / abs(loss))
+        errors.loss = max(errors.loss, abs(ranks[0].loss / loss - 1))
         gradients = _of_all([rank.gradients for rank in ranks], f"{step}: gradient of", errors)
         _compare_gradients(gradients, alone, step, loss, errors)
         buffers = _of_all([rank.buffers for rank in ranks], f"{step}: buffer", errors)
@@ -150,6 +151,23 @@ def compare(plan: Plan, iterations: list[list[Held]]) -> Errors:
             errors.update = max(errors.update, error)
         alone.take(parameters)
     return errors
+
+
+def error_of_training(plan: Plan, iterations: list[list[Held]]) -> float:
+    """The error after a training as a whole, in which nothing was set right on the way.
+
+    Returns:
+        The largest relative error of a loss, or of a weight after the last iteration.
+    """
+    alone = Alone(plan)
+    worst = 0.0
+    for step, ranks in enumerate(iterations, start=1):
+        loss = alone.forward_backward(step)
+        worst = max(worst, abs(ranks[0].loss / loss - 1))
+        alone.optimizer.step()
+    found = {name: value for held in iterations[-1] for name, value in held.parameters.items()}
+    expected = {name: parameter.detach() for name, parameter in alone.parameters.items()}
+    return max(worst, *Distances.of(found, expected).tensors.values())
 
 
 def _of_all(ranks: list[dict], what: str, errors: Errors) -> dict:

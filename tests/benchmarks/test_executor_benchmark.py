@@ -6,9 +6,13 @@ import random
 import pytest
 
 from benchmarks.executor import __main__ as executor
+from benchmarks.executor import freedoms
 from benchmarks.executor import parity as executor_parity
 from benchmarks.executor.parity import Outcome, summary
 from benchmarks.executor.plans import MAX_MICROBATCHES, MAX_REPLICAS, MAX_STAGES, random_plan
+from planner.errors import PipeplanError
+from planner.plan.plan import Sync
+from planner.prediction import with_strategy
 from planner.verification import verify
 
 pytestmark = pytest.mark.extensive
@@ -69,3 +73,18 @@ def test_the_table_has_a_row_for_each_precision(
 def test_unknown_sections_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert executor.main(["--rows", "speed"]) == 1
     assert "speed is not known; choose from parity" in capsys.readouterr().err
+
+
+def test_plans_that_lack_a_freedom_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    (case,) = (case for case in freedoms.CASES if case.name == "llama_tiny/two_nodes")
+    plan = freedoms.plan_of(case)
+    uses = freedoms.Uses.of(plan)
+    assert uses.missing == []
+    assert (uses.split, uses.chunks) == (uses.backwards, 4)
+    assert uses.shares == dict.fromkeys(range(4), (4, 4))
+    assert 0 < uses.early < uses.buckets
+    late = with_strategy(plan, Sync(options={"overlap": False}))
+    assert freedoms.Uses.of(late).missing == ["overlapped reduction"]
+    monkeypatch.setattr(freedoms, "with_strategy", lambda *_: late)
+    with pytest.raises(PipeplanError, match="the plan has no overlapped reduction"):
+        freedoms.plan_of(case)
