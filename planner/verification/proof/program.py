@@ -13,8 +13,9 @@ from typing import Literal
 import numpy as np
 
 from planner.errors import PipeplanError
-from planner.verification.proof.layers import FloatArray, IntArray, before_last
+from planner.verification.proof.layers import FloatArray, IntArray
 from planner.verification.proof.stages import ProvedStages
+from planner.verification.proof.tied import StageCase, all_plans, cases_by_classes
 from planner.verification.proof.vectors import Vectors
 
 MARGIN = 1 + 1e-9
@@ -48,9 +49,16 @@ def pass_work(vectors: Vectors, cuts: int) -> float:
 
 
 def refutes(stages: ProvedStages, time_s: float) -> bool:
-    """Return whether no sequence of stages keeps a time."""
+    """Return whether no sequence of stages keeps a time, in all cases that plans may be in."""
+    if _is_refuted(stages, all_plans(stages), time_s):
+        return True
+    cases = list(cases_by_classes(stages))
+    return bool(cases) and all(_is_refuted(stages, case, time_s) for case in cases)
+
+
+def _is_refuted(stages: ProvedStages, case: StageCase, time_s: float) -> bool:
     passes: tuple[Counted, ...] = ("way", "work") if stages.layers.space.splits else ("way",)
-    return any(_Pass(stages, time_s * MARGIN, counted).refutes() for counted in passes)
+    return any(_Pass(stages, case, time_s * MARGIN, counted).refutes() for counted in passes)
 
 
 @dataclass(frozen=True)
@@ -73,17 +81,17 @@ class _Ends:
     """What a stage that begins at a cut leaves of the time, by pair and end.
 
     Attributes:
+        option: on which devices.
         spent_s: before its first operation and after its last that the pass counts.
         before_s: before its first operation, at least.
-        reduction_s: its own all-reduces.
         end_s: all-reduces together with other stages, and its optimizer step.
         ahead_s: a microbatch's way behind it.
         left_s: as of the cut.
     """
 
+    option: IntArray
     spent_s: FloatArray
     before_s: FloatArray
-    reduction_s: FloatArray
     end_s: FloatArray
     ahead_s: FloatArray
     left_s: FloatArray
@@ -98,15 +106,17 @@ class _Pass:
 
     Args:
         stages: of the problem.
+        case: of the plans that are looked at.
         limit_s: to keep.
         counted: what counts.
     """
 
-    def __init__(self, stages: ProvedStages, limit_s: float, counted: Counted) -> None:
-        self._stages, self._limit_s = stages, limit_s
+    def __init__(
+        self, stages: ProvedStages, case: StageCase, limit_s: float, counted: Counted
+    ) -> None:
+        self._stages, self._case, self._limit_s = stages, case, limit_s
         self._back = counted == "way"
         self._count = stages.intervals.count
-        self._overlaps = stages.layers.space.overlap_reduction
         # A row for each cut, a column for each pair: the stage before the cut is its second one.
         self._table = np.full((self._count, len(stages.vectors.used)), np.inf)
 
@@ -141,7 +151,7 @@ class _Pass:
         option = stages.vectors.option[reached.pairs]
         place = self._ends(cut, reached)
         keeps = self._run(cut, reached.pairs, place) >= stages.layers.microbatches
-        keeps &= stages.fits[option, cut, ends]
+        keeps &= self._case.fits[option, cut, ends]
         if self._back:
             path = stages.forward_s[option, cut, ends] + stages.gradient_s[option, cut, ends]
             value = place.spent_s + path
@@ -155,21 +165,13 @@ class _Pass:
     def _ends(self, cut: int, reached: _Reached) -> _Ends:
         stages, ends = self._stages, slice(cut + 1, None)
         option = stages.vectors.option[reached.pairs]
-        figures = stages.reduction_s, stages.joint_reduction_s, stages.step_s
-        reduction, joint, step = (figure[option, cut, ends] for figure in figures)
+        end = self._case.joint_reduction_s[option, cut, ends] + stages.step_s[option, cut, ends]
         arrival, before = reached.arrival_s[:, None], stages.head_s[option, cut][:, None]
-        before = np.broadcast_to(before if self._back else arrival, step.shape)
-        end = joint + step
-        after = end if self._overlaps else reduction + end
-        weight = stages.weight_s[option, cut, ends]
-        if self._overlaps:
-            # No reduction before the last backward has run the stage's last layer.
-            earlier = stages.earlier_gradient_s[option, cut, ends]
-            weight = np.maximum(weight, reduction - earlier)
-        own = before + weight + after
-        spent = np.maximum(arrival, own) if self._back else arrival + after
+        before = np.broadcast_to(before if self._back else arrival, end.shape)
+        own = before + stages.after_gradient_s[option, cut, ends] + end
+        spent = np.maximum(arrival, own)
         left = np.broadcast_to(reached.left_s[:, None], end.shape)
-        return _Ends(spent, before, reduction, end, stages.ahead_s[option][:, ends], left)
+        return _Ends(option, spent, before, end, stages.ahead_s[option][:, ends], left)
 
     # --- what replicas can run --------------------------------------------------------------------
 
@@ -186,11 +188,13 @@ class _Pass:
 
     def _most(self, cut: int, k: int, ends: _Ends) -> FloatArray:
         """Return how many microbatches a device of a class can run: the least of all rules."""
-        place = (cut, slice(cut + 1, None))
-        seconds, port = self._stages.seconds[self._stages.kinds[k]], self._stages.port_s[k]
+        stages, kind, place = self._stages, self._stages.kinds[k], (cut, slice(cut + 1, None))
+        seconds, port = stages.seconds[kind], stages.port_s[k]
         forward = seconds.forward[place]
+        after = stages.after_backward_s[kind][ends.option, cut, cut + 1 :]
+        spare_s = self._limit_s - ends.before_s - ends.end_s - after
         rules = [
-            *self._work(self._limit_s - ends.before_s, forward, seconds.backward[cut], ends),
+            *trips(spare_s, forward, seconds.backward[place], ends.ahead_s),
             (self._limit_s - ends.left_s, port[place]),
         ]
         if self._back:
@@ -199,20 +203,6 @@ class _Pass:
         count = self._stages.layers.microbatches
         most = np.min([multiples(*rule, count) for rule in rules], axis=0)
         return np.asarray(np.maximum(most, 0.0))
-
-    def _work(
-        self, spare_s: FloatArray, forward: FloatArray, by_end: FloatArray, ends: _Ends
-    ) -> list[tuple[FloatArray, FloatArray]]:
-        """All forwards and backwards on a device, then reduction and step.
-
-        A reduction that overlaps the last backward begins once that has run the last layer.
-        """
-        spare_s, backward = spare_s - ends.end_s, by_end[-forward.size :]
-        if not self._overlaps:
-            return trips(spare_s - ends.reduction_s, forward, backward, ends.ahead_s)
-        earlier = before_last(by_end)[-forward.size :]
-        last = (spare_s - ends.reduction_s + earlier, forward + backward)
-        return [last, *trips(spare_s, forward, backward, ends.ahead_s)]
 
 
 def multiples(spare_s: FloatArray, each_s: FloatArray, count: int) -> FloatArray:

@@ -8,13 +8,13 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from planner.verification.proof.buckets import OverlappedReductions
 from planner.verification.proof.layers import (
     BoolArray,
     FloatArray,
     IntArray,
     ProvedIntervals,
     ProvedLayers,
-    before_last,
 )
 from planner.verification.proof.links import FAR, ClassLinks
 from planner.verification.proof.vectors import Vectors
@@ -151,10 +151,13 @@ class ProvedStages:
 
     # --- stages -----------------------------------------------------------------------------------
 
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        return len(self.vectors.options), self.intervals.count, self.intervals.count
+
     def _of_all(self, figure: Callable[[int], FloatArray]) -> FloatArray:
         """Return a figure of every vector on which a stage may lie, by option."""
-        shape = (len(self.vectors.options), self.intervals.count, self.intervals.count)
-        table = np.zeros(shape)
+        table = np.zeros(self._shape)
         for place, number in enumerate(self.vectors.options):
             table[place] = figure(int(number))
         return table
@@ -185,14 +188,6 @@ class ProvedStages:
         rows = [self.intervals.sums(row) for row in self.layers.weight_s]
         return self._of_all(partial(self._fastest, rows))
 
-    @cached_property
-    def earlier_gradient_s(self) -> FloatArray:
-        """A gradient's way through the layers before the last one, on the slowest type held."""
-        rows = [before_last(row.gradient) for row in self.seconds]
-        return self._of_all(
-            lambda number: np.asarray(np.max([rows[k] for k in self._held_types[number]], axis=0))
-        )
-
     def _fastest(self, by_type: Sequence[FloatArray], number: int) -> FloatArray:
         return np.asarray(np.min([by_type[k] for k in self._held_types[number]], axis=0))
 
@@ -203,11 +198,49 @@ class ProvedStages:
         return self._of_all(lambda number: self.links.all_reduce_s(rows[number], own))
 
     @cached_property
+    def after_gradient_s(self) -> FloatArray:
+        """What remains after a stage's last gradient is on its way, on the stage itself.
+
+        The rest of that backward and the stage's own reductions, of which a part may overlap it.
+        """
+        if not self.layers.space.overlap_reduction:
+            return self.weight_s + self.reduction_s
+        return np.maximum(self.weight_s, self._left_s(self._slowest_gradients))
+
+    def _slowest_gradients(self, number: int) -> FloatArray:
+        return np.asarray(self.layers.gradient_s[list(self._held_types[number])].max(axis=0))
+
+    @cached_property
+    def after_backward_s(self) -> list[FloatArray]:
+        """The stage's own reductions after its last backward on a replica, by type of that."""
+        if not self.layers.space.overlap_reduction:
+            return [self.reduction_s] * len(self.layers.types)
+        return [self._left_s(lambda _, row=row: row) for row in self.layers.backward_s]
+
+    def _left_s(self, seconds_of: Callable[[int], FloatArray]) -> FloatArray:
+        """Return what is left of reductions after passes of so many seconds by layer."""
+        place = dict(zip(self.vectors.options.tolist(), self.reduction_s, strict=True))
+
+        def left(number: int) -> FloatArray:
+            taken = partial(self.links.all_reduce_s, self.vectors.rows[number])
+            return self._overlapped.left_s(taken, seconds_of(number), place[number])
+
+        return self._of_all(left)
+
+    @cached_property
+    def _overlapped(self) -> OverlappedReductions:
+        return OverlappedReductions(self.intervals)
+
+    @cached_property
     def joint_reduction_s(self) -> FloatArray:
         """All-reduces of a stage together with others, after its own on each of its devices."""
-        rows, shared = self.vectors.rows, self.intervals.shared_gradient_bytes
+        return self.joint_reduce_s(self.intervals.shared_gradient_bytes)
+
+    def joint_reduce_s(self, shared: FloatArray) -> FloatArray:
+        """Return all-reduces of some bytes of each interval together with a stage or more."""
         if not shared.any():
-            return np.zeros_like(self.reduction_s)
+            return np.zeros(self._shape)
+        rows = self.vectors.rows
         return self._of_all(lambda number: self.links.joined_reduce_s(rows[number], shared))
 
     @cached_property
