@@ -113,20 +113,20 @@ class Certifier:
         The checker may confirm more than the search has proved.
 
         Args:
-            bound_s: that the search proved; once it is confirmed, no other argument is tried.
-            best_s: of the best plan, no bound is higher.
+            bound_s: that the search proved.
+            best_s: of the best plan; no bound is higher.
             may_go_on: whether there is time for another pass of the checker.
-            tries_once: the bound itself with the first argument, whether there is time or not.
+            tries_once: the bound itself with one argument, whether there is time or not.
         """
         self._take_closed_forms(best_s)
-        for argument in self._arguments:
-            if not (tries_once or may_go_on()):
-                return
-            tries_once = False
-            if self._may_be_checked(argument):
-                self._take_largest(argument, bound_s, best_s * CONFIRMED, may_go_on)
-            if self.bound_s >= bound_s * CONFIRMED:
-                return
+        arguments = sorted(filter(self._may_be_checked, self._arguments), key=self._check.work)
+        if tries_once and arguments and self.bound_s < bound_s * CONFIRMED:
+            self._confirms(arguments[-1], min(bound_s, best_s * CONFIRMED))
+        for argument in arguments:
+            self._raise(argument, bound_s, best_s * CONFIRMED, may_go_on)
+        if self.bound_s < bound_s * CONFIRMED:
+            for argument in reversed(arguments):
+                self._lower(argument, bound_s, may_go_on)
 
     def _take_closed_forms(self, best_s: float) -> None:
         chain, check = self._chain, self._check
@@ -139,22 +139,29 @@ class Certifier:
         if bound_s > self.bound_s and self._check.proves(argument, bound_s):
             self.bound_s, self.argument = bound_s, argument
 
-    def _take_largest(
-        self,
-        argument: Searched,
-        bound_s: float,
-        most_s: float,
-        may_go_on: Callable[[], bool],
+    def _raise(
+        self, argument: Searched, bound_s: float, most_s: float, may_go_on: Callable[[], bool]
     ) -> None:
-        """Walk from a bound to times that are confirmed and not, then halve between the two."""
-        guess_s, step = min(bound_s, most_s), FIRST_STEP
-        goes_up = self.bound_s >= guess_s or self._confirms(argument, guess_s)
-        while may_go_on():
-            next_s = min(guess_s * (1 + step), most_s) if goes_up else guess_s * (1 - step)
-            if next_s <= self.bound_s or self._confirms(argument, next_s) is not goes_up:
+        """Walk up from a bound, if it is confirmed, to a time that is not; then halve."""
+        next_s, step = min(bound_s, most_s), FIRST_STEP
+        if next_s <= self.bound_s:
+            next_s = min(self.bound_s * (1 + step), most_s)
+        while may_go_on() and self.bound_s < next_s and self._confirms(argument, next_s):
+            next_s, step = min(next_s * (1 + step), most_s), GROWTH * step
+        if self.bound_s >= bound_s:
+            self._halve(argument, min(most_s, self._least_refused_s(argument)), may_go_on)
+
+    def _lower(self, argument: Searched, bound_s: float, may_go_on: Callable[[], bool]) -> None:
+        """Walk down from a bound to a time that is confirmed, then halve."""
+        high_s, step = min(bound_s, self._least_refused_s(argument)), FIRST_STEP
+        while may_go_on() and self.bound_s < (next_s := high_s * (1 - step)):
+            if self._confirms(argument, next_s):
                 break
-            step *= GROWTH
-        high_s = min(most_s, self._least_refused_s(argument))
+            high_s, step = next_s, GROWTH * step
+        self._halve(argument, high_s, may_go_on)
+
+    def _halve(self, argument: Searched, high_s: float, may_go_on: Callable[[], bool]) -> None:
+        """Look for larger times below one that is not confirmed."""
         while may_go_on() and high_s > self.bound_s * (1 + TOLERANCE):
             middle_s = (self.bound_s + high_s) / 2
             if not self._confirms(argument, middle_s):

@@ -163,5 +163,7 @@ def test_ties_switches_and_slow_links_break_no_certificate(seed: int) -> None:
             cut_mib=rng.choice([1.0, 7.5, 30.0, 100.0]),
             link_scale=rng.choice([0.2, 1.0, 5.0]),
             backward=rng.choice(["whole", "any", "split"]),
+            overlap=rng.random() < 0.6,
+            largest_mib=rng.choice([8, 60]),
         )
     )

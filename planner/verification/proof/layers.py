@@ -230,7 +230,7 @@ class ProvedIntervals:
     @cached_property
     def least_bytes(self) -> FloatArray:
         """Memory with one microbatch in flight, at least, whatever is recomputed."""
-        return self.static_bytes + self.sums(self._stash_bytes())
+        return self.static_bytes + self.sums(self.kept_bytes)
 
     @cached_property
     def fits_type(self) -> list[BoolArray]:
@@ -242,7 +242,8 @@ class ProvedIntervals:
             rows.append(enough & (foreign == 0) & self.is_stage)
         return rows
 
-    def _stash_bytes(self) -> FloatArray:
+    @cached_property
+    def kept_bytes(self) -> FloatArray:
         """What each layer keeps at least: its stash or, run again, the tensors it starts from."""
         stash = np.array([float(row.stash_bytes) for row in self.layers.rows])
         if not self.layers.space.recompute:

@@ -14,7 +14,8 @@ import numpy as np
 
 from planner.errors import PipeplanError
 from planner.verification.proof.layers import FloatArray, IntArray
-from planner.verification.proof.stages import ProvedStages
+from planner.verification.proof.memory import MemoryLevel
+from planner.verification.proof.stages import ProvedStages, StageTails
 from planner.verification.proof.tied import StageCase, all_plans, cases_by_classes
 from planner.verification.proof.vectors import Vectors
 
@@ -82,7 +83,7 @@ class _Ends:
 
     Attributes:
         option: on which devices.
-        spent_s: before its first operation and after its last that the pass counts.
+        arrival_s: before its first operation and after its last that the pass counts.
         before_s: before its first operation, at least.
         end_s: all-reduces together with other stages, and its optimizer step.
         ahead_s: a microbatch's way behind it.
@@ -90,7 +91,7 @@ class _Ends:
     """
 
     option: IntArray
-    spent_s: FloatArray
+    arrival_s: FloatArray
     before_s: FloatArray
     end_s: FloatArray
     ahead_s: FloatArray
@@ -152,11 +153,9 @@ class _Pass:
         place = self._ends(cut, reached)
         keeps = self._run(cut, reached.pairs, place) >= stages.layers.microbatches
         keeps &= self._case.fits[option, cut, ends]
+        value = self._spent_s(cut, place, stages.tails) + stages.forward_s[option, cut, ends]
         if self._back:
-            path = stages.forward_s[option, cut, ends] + stages.gradient_s[option, cut, ends]
-            value = place.spent_s + path
-        else:
-            value = reached.arrival_s[:, None] + stages.forward_s[option, cut, ends]
+            value += stages.gradient_s[option, cut, ends]
         # No two pairs lead to one state by a stage from the same cut.
         columns = self._table[ends, reached.pairs]
         new = np.where(keeps, value, np.inf).T
@@ -166,12 +165,19 @@ class _Pass:
         stages, ends = self._stages, slice(cut + 1, None)
         option = stages.vectors.option[reached.pairs]
         end = self._case.joint_reduction_s[option, cut, ends] + stages.step_s[option, cut, ends]
-        arrival, before = reached.arrival_s[:, None], stages.head_s[option, cut][:, None]
-        before = np.broadcast_to(before if self._back else arrival, end.shape)
-        own = before + stages.after_gradient_s[option, cut, ends] + end
-        spent = np.maximum(arrival, own)
-        left = np.broadcast_to(reached.left_s[:, None], end.shape)
-        return _Ends(option, spent, before, end, stages.ahead_s[option][:, ends], left)
+        arrival, left = (
+            np.broadcast_to(row[:, None], end.shape) for row in (reached.arrival_s, reached.left_s)
+        )
+        head = np.broadcast_to(stages.head_s[option, cut][:, None], end.shape)
+        before = head if self._back else arrival
+        return _Ends(option, arrival, before, end, stages.ahead_s[option][:, ends], left)
+
+    def _spent_s(self, cut: int, ends: _Ends, tails: StageTails) -> FloatArray:
+        """Return what passes before the first operation and after the last gradient."""
+        if not self._back:
+            return ends.arrival_s
+        after_s = tails.after_gradient_s[ends.option, cut, cut + 1 :] + ends.end_s
+        return np.maximum(ends.arrival_s, ends.before_s + after_s)
 
     # --- what replicas can run --------------------------------------------------------------------
 
@@ -179,7 +185,7 @@ class _Pass:
         """Return how many microbatches the replicas of each stage can run together."""
         vectors = self._stages.vectors
         held = vectors.rows[vectors.stage[pairs]]
-        total = np.zeros_like(ends.spent_s)
+        total = np.zeros_like(ends.end_s)
         for k in range(held.shape[1]):
             rows = np.flatnonzero(held[:, k])
             if len(rows):
@@ -188,21 +194,38 @@ class _Pass:
 
     def _most(self, cut: int, k: int, ends: _Ends) -> FloatArray:
         """Return how many microbatches a device of a class can run: the least of all rules."""
-        stages, kind, place = self._stages, self._stages.kinds[k], (cut, slice(cut + 1, None))
-        seconds, port = stages.seconds[kind], stages.port_s[k]
-        forward = seconds.forward[place]
-        after = stages.after_backward_s[kind][ends.option, cut, cut + 1 :]
-        spare_s = self._limit_s - ends.before_s - ends.end_s - after
-        rules = [
-            *trips(spare_s, forward, seconds.backward[place], ends.ahead_s),
-            (self._limit_s - ends.left_s, port[place]),
-        ]
-        if self._back:
-            spare_s = self._limit_s - ends.spent_s
-            rules += trips(spare_s, forward, seconds.gradient[place], ends.ahead_s)
-        count = self._stages.layers.microbatches
-        most = np.min([multiples(*rule, count) for rule in rules], axis=0)
+        stages, count = self._stages, self._stages.layers.microbatches
+        port = self._limit_s - ends.left_s, stages.port_s[k][cut, cut + 1 :]
+        most = multiples(*port, count)
+        freely = MemoryLevel(count, np.zeros_like(stages.intervals.static_bytes))
+        most = np.minimum(most, self._most_in_flight(cut, k, ends, freely, stages.tails))
+        if levels := stages.memory_levels[stages.kinds[k]]:
+            tails = stages.tails_with_reruns
+            by_level = [self._most_in_flight(cut, k, ends, level, tails) for level in levels]
+            most = np.minimum(most, np.max(by_level, axis=0))
         return np.asarray(np.maximum(most, 0.0))
+
+    def _most_in_flight(
+        self, cut: int, k: int, ends: _Ends, level: MemoryLevel, tails: StageTails
+    ) -> FloatArray:
+        """Return how many microbatches a device can run with no more of them in flight."""
+        stages, kind, place = self._stages, self._stages.kinds[k], (cut, slice(cut + 1, None))
+        seconds, again, count = stages.seconds[kind], level.again_s[place], level.in_flight
+        forward, gradient = seconds.forward[place], seconds.gradient[place] + again
+        backward = seconds.backward[place] + again
+        after = tails.after_backward_s[kind][ends.option, cut, cut + 1 :]
+        spare = self._limit_s - ends.before_s - ends.end_s - after
+        rules = trips(spare, forward, backward, ends.ahead_s)
+        if self._back:
+            spare = self._limit_s - self._spent_s(cut, ends, tails)
+            rules += trips(spare, forward, gradient, ends.ahead_s)
+        all_ = stages.layers.microbatches
+        most = np.min([multiples(*rule, all_) for rule in rules], axis=0)
+        if count < all_:
+            # One after the other in as many rows as are in flight, each for a round trip.
+            rows = multiples(spare, forward + ends.ahead_s + gradient, all_)
+            most = np.minimum(most, count * rows)
+        return np.asarray(most)
 
 
 def multiples(spare_s: FloatArray, each_s: FloatArray, count: int) -> FloatArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from planner.verification.proof.layers import (
     ProvedLayers,
 )
 from planner.verification.proof.links import FAR, ClassLinks
+from planner.verification.proof.memory import MemoryLevel, ProvedMemory
 from planner.verification.proof.vectors import Vectors
 
 
@@ -27,6 +29,18 @@ class TypeSeconds:
     forward: FloatArray
     gradient: FloatArray
     backward: FloatArray
+
+
+class StageTails(NamedTuple):
+    """What follows on a stage itself, but for the optimizer step and others' reductions.
+
+    Attributes:
+        after_gradient_s: its last gradient on the way, by option and interval.
+        after_backward_s: its last backward on a replica, by type of that.
+    """
+
+    after_gradient_s: FloatArray
+    after_backward_s: list[FloatArray]
 
 
 class ProvedStages:
@@ -198,24 +212,35 @@ class ProvedStages:
         return self._of_all(lambda number: self.links.all_reduce_s(rows[number], own))
 
     @cached_property
-    def after_gradient_s(self) -> FloatArray:
-        """What remains after a stage's last gradient is on its way, on the stage itself.
-
-        The rest of that backward and the stage's own reductions, of which a part may overlap it.
-        """
-        if not self.layers.space.overlap_reduction:
-            return self.weight_s + self.reduction_s
-        return np.maximum(self.weight_s, self._left_s(self._slowest_gradients))
-
-    def _slowest_gradients(self, number: int) -> FloatArray:
-        return np.asarray(self.layers.gradient_s[list(self._held_types[number])].max(axis=0))
+    def tails(self) -> StageTails:
+        """What remains on a stage itself, if layers run again for nothing."""
+        return self._tails(np.zeros_like(self.layers.forward_s))
 
     @cached_property
-    def after_backward_s(self) -> list[FloatArray]:
-        """The stage's own reductions after its last backward on a replica, by type of that."""
-        if not self.layers.space.overlap_reduction:
-            return [self.reduction_s] * len(self.layers.types)
-        return [self._left_s(lambda _, row=row: row) for row in self.layers.backward_s]
+    def tails_with_reruns(self) -> StageTails:
+        """The same where time of layers that run again in the last backward has been counted."""
+        return self._tails(self.layers.forward_s)
+
+    def _tails(self, again_s: FloatArray) -> StageTails:
+        """Return the rest of the last backward and the reductions, of which a part overlaps it.
+
+        Args:
+            again_s: that each layer takes at most besides in that backward, by type.
+        """
+        layers = self.layers
+        if not layers.space.overlap_reduction:
+            after_gradient = self.weight_s + self.reduction_s
+            return StageTails(after_gradient, [self.reduction_s] * len(layers.types))
+        gradient, backward = layers.gradient_s + again_s, layers.backward_s + again_s
+        slowest = [gradient[list(kinds)].max(axis=0) for kinds in self._held_types[1:]]
+        left = self._left_s(lambda number: np.asarray(slowest[number - 1]))
+        by_type = [self._left_s(lambda _, row=row: row) for row in backward]  # type: ignore[misc]
+        return StageTails(np.maximum(self.weight_s, left), by_type)
+
+    @cached_property
+    def memory_levels(self) -> list[list[MemoryLevel]]:
+        """Microbatches in flight, by type; none where any number fits."""
+        return ProvedMemory(self.intervals).levels
 
     def _left_s(self, seconds_of: Callable[[int], FloatArray]) -> FloatArray:
         """Return what is left of reductions after passes of so many seconds by layer."""
