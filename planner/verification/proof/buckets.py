@@ -68,9 +68,7 @@ class OverlappedReductions:
             rows.append(self._fill(end, closed[:, end], open_bytes[:, end], open_first[:, end]))
         width = max(map(len, rows)) + 1
         padded = np.array([row + [(0, 0)] * (width - len(row)) for row in rows])
-        return _Filled(
-            padded[..., 0].astype(float), padded[..., 1], closed, open_bytes, open_first
-        )
+        return _Filled(padded[..., 0].astype(float), padded[..., 1], closed, open_bytes, open_first)
 
     def _fill(
         self, end: int, closed: IntArray, open_bytes: FloatArray, open_first: IntArray

@@ -131,8 +131,8 @@ class _Pairs:
         The gradients of a stage's layers up to any one of them wait for that one's backward, and
         only the layers before it follow.
         """
-        before, left = before_last(self._backward_s[kind]), np.zeros(self._replicas.shape)
-        for end in range(1, left.shape[1]):
+        before, left = before_last(self._backward_s[kind]), np.zeros_like(self._static)
+        for end in range(1, len(left)):
             place = slice(end, end + 1)
             beyond = self._own_s(kind, place) - before[:, place]
             left[:, end:] = np.maximum(left[:, end:], beyond[:, end:])

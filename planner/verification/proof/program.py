@@ -7,13 +7,14 @@ run only so many microbatches in what is left, together run all of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from planner.errors import PipeplanError
-from planner.verification.proof.layers import FloatArray, IntArray
+from planner.verification.proof.layers import BoolArray, FloatArray, IntArray
 from planner.verification.proof.memory import MemoryLevel
 from planner.verification.proof.stages import ProvedStages, StageTails
 from planner.verification.proof.tied import StageCase, all_plans, cases_by_classes
@@ -78,28 +79,30 @@ class _Reached:
 
 
 @dataclass(frozen=True)
-class _Ends:
-    """What a stage that begins at a cut leaves of the time, by pair and end.
+class _Tried:
+    """Stages that begin at a cut, of which each may be reached in time; one entry for each.
 
     Attributes:
+        pair: numbers of devices used before it and of its own.
         option: on which devices.
+        end: the cut behind it.
         arrival_s: before its first operation and after its last that the pass counts.
+        left_s: the same without the messages at the cut.
         before_s: before its first operation, at least.
         end_s: all-reduces together with other stages, and its optimizer step.
-        ahead_s: a microbatch's way behind it.
-        left_s: as of the cut.
     """
 
+    pair: IntArray
     option: IntArray
+    end: IntArray
     arrival_s: FloatArray
+    left_s: FloatArray
     before_s: FloatArray
     end_s: FloatArray
-    ahead_s: FloatArray
-    left_s: FloatArray
 
-    def of(self, rows: IntArray) -> _Ends:
-        """Return those of some pairs."""
-        return _Ends(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+    def of(self, rows: IntArray | BoolArray) -> _Tried:
+        """Return some of them."""
+        return _Tried(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
 
 class _Pass:
@@ -148,83 +151,92 @@ class _Pass:
 
     def _extend(self, cut: int, reached: _Reached) -> None:
         """Note what is reached by a stage on each pair's second vector, for every end."""
-        stages, ends = self._stages, slice(cut + 1, None)
-        option = stages.vectors.option[reached.pairs]
-        place = self._ends(cut, reached)
-        keeps = self._run(cut, reached.pairs, place) >= stages.layers.microbatches
-        keeps &= self._case.fits[option, cut, ends]
-        value = self._spent_s(cut, place, stages.tails) + stages.forward_s[option, cut, ends]
+        stages = self._stages
+        tried = self._tried(cut, reached)
+        path = stages.forward_s[tried.option, cut, tried.end]
         if self._back:
-            value += stages.gradient_s[option, cut, ends]
+            path = path + stages.gradient_s[tried.option, cut, tried.end]
+        value = self._spent_s(cut, tried, stages.tails) + path
+        kept = np.flatnonzero(value + stages.rest_s[tried.end] <= self._limit_s)
+        for runs in (self._most, self._most_in_memory):
+            kept = kept[self._run(cut, tried.of(kept), runs) >= stages.layers.microbatches]
         # No two pairs lead to one state by a stage from the same cut.
-        columns = self._table[ends, reached.pairs]
-        new = np.where(keeps, value, np.inf).T
-        self._table[ends, reached.pairs] = np.minimum(columns, new)
+        state = tried.end[kept], tried.pair[kept]
+        self._table[state] = np.minimum(self._table[state], value[kept])
 
-    def _ends(self, cut: int, reached: _Reached) -> _Ends:
-        stages, ends = self._stages, slice(cut + 1, None)
-        option = stages.vectors.option[reached.pairs]
-        end = self._case.joint_reduction_s[option, cut, ends] + stages.step_s[option, cut, ends]
-        arrival, left = (
-            np.broadcast_to(row[:, None], end.shape) for row in (reached.arrival_s, reached.left_s)
-        )
-        head = np.broadcast_to(stages.head_s[option, cut][:, None], end.shape)
-        before = head if self._back else arrival
-        return _Ends(option, arrival, before, end, stages.ahead_s[option][:, ends], left)
+    def _tried(self, cut: int, reached: _Reached) -> _Tried:
+        """Return all stages that begin at a cut and that their devices may hold."""
+        stages, options = self._stages, self._stages.vectors.option[reached.pairs]
+        row, place = np.nonzero(self._case.fits[options, cut, cut + 1 :])
+        option, end, arrival = options[row], cut + 1 + place, reached.arrival_s[row]
+        before = stages.head_s[option, cut] if self._back else arrival
+        joint, step = self._case.joint_reduction_s, stages.step_s
+        end_s = joint[option, cut, end] + step[option, cut, end]
+        return _Tried(reached.pairs[row], option, end, arrival, reached.left_s[row], before, end_s)
 
-    def _spent_s(self, cut: int, ends: _Ends, tails: StageTails) -> FloatArray:
+    def _spent_s(self, cut: int, tried: _Tried, tails: StageTails) -> FloatArray:
         """Return what passes before the first operation and after the last gradient."""
         if not self._back:
-            return ends.arrival_s
-        after_s = tails.after_gradient_s[ends.option, cut, cut + 1 :] + ends.end_s
-        return np.maximum(ends.arrival_s, ends.before_s + after_s)
+            return tried.arrival_s
+        after_s = tails.after_gradient_s[tried.option, cut, tried.end] + tried.end_s
+        return np.asarray(np.maximum(tried.arrival_s, tried.before_s + after_s))
 
     # --- what replicas can run --------------------------------------------------------------------
 
-    def _run(self, cut: int, pairs: IntArray, ends: _Ends) -> FloatArray:
+    def _run(
+        self, cut: int, tried: _Tried, most: Callable[[int, int, _Tried], FloatArray]
+    ) -> FloatArray:
         """Return how many microbatches the replicas of each stage can run together."""
         vectors = self._stages.vectors
-        held = vectors.rows[vectors.stage[pairs]]
-        total = np.zeros_like(ends.end_s)
+        held = vectors.rows[vectors.stage[tried.pair]]
+        total = np.zeros(len(held))
         for k in range(held.shape[1]):
             rows = np.flatnonzero(held[:, k])
             if len(rows):
-                total[rows] += held[rows, k][:, None] * self._most(cut, k, ends.of(rows))
+                total[rows] += held[rows, k] * most(cut, k, tried.of(rows))
         return total
 
-    def _most(self, cut: int, k: int, ends: _Ends) -> FloatArray:
-        """Return how many microbatches a device of a class can run: the least of all rules."""
+    def _most(self, cut: int, k: int, tried: _Tried) -> FloatArray:
+        """Return how many microbatches a device of a class can run if memory suffices."""
         stages, count = self._stages, self._stages.layers.microbatches
-        port = self._limit_s - ends.left_s, stages.port_s[k][cut, cut + 1 :]
-        most = multiples(*port, count)
-        freely = MemoryLevel(count, np.zeros_like(stages.intervals.static_bytes))
-        most = np.minimum(most, self._most_in_flight(cut, k, ends, freely, stages.tails))
-        if levels := stages.memory_levels[stages.kinds[k]]:
-            tails = stages.tails_with_reruns
-            by_level = [self._most_in_flight(cut, k, ends, level, tails) for level in levels]
-            most = np.minimum(most, np.max(by_level, axis=0))
-        return np.asarray(np.maximum(most, 0.0))
+        rows, tails = np.zeros(len(tried.end)), stages.tails
+        most = self._most_in_flight(cut, k, tried, MemoryLevel(count, rows), tails)
+        port = multiples(self._limit_s - tried.left_s, stages.port_s[k][cut, tried.end], count)
+        return np.asarray(np.maximum(np.minimum(most, port), 0.0))
+
+    def _most_in_memory(self, cut: int, k: int, tried: _Tried) -> FloatArray:
+        """Return how many microbatches a device of a class can run with what memory takes."""
+        stages = self._stages
+        levels = stages.memory_levels[stages.kinds[k]]
+        if not levels:
+            return np.full(len(tried.end), float(stages.layers.microbatches))
+        tails, most = stages.tails_with_reruns, np.zeros(len(tried.end))
+        for count, again_s in levels:
+            level = MemoryLevel(count, again_s[cut, tried.end])
+            np.maximum(most, self._most_in_flight(cut, k, tried, level, tails), out=most)
+        return most
 
     def _most_in_flight(
-        self, cut: int, k: int, ends: _Ends, level: MemoryLevel, tails: StageTails
+        self, cut: int, k: int, tried: _Tried, level: MemoryLevel, tails: StageTails
     ) -> FloatArray:
         """Return how many microbatches a device can run with no more of them in flight."""
-        stages, kind, place = self._stages, self._stages.kinds[k], (cut, slice(cut + 1, None))
-        seconds, again, count = stages.seconds[kind], level.again_s[place], level.in_flight
-        forward, gradient = seconds.forward[place], seconds.gradient[place] + again
-        backward = seconds.backward[place] + again
-        after = tails.after_backward_s[kind][ends.option, cut, cut + 1 :]
-        spare = self._limit_s - ends.before_s - ends.end_s - after
-        rules = trips(spare, forward, backward, ends.ahead_s)
+        stages, kind, place = self._stages, self._stages.kinds[k], (cut, tried.end)
+        seconds, all_ = stages.seconds[kind], stages.layers.microbatches
+        forward, ahead = seconds.forward[place], stages.ahead_s[tried.option, tried.end]
+        gradient, backward = (
+            row[place] + level.again_s for row in (seconds.gradient, seconds.backward)
+        )
+        after = tails.after_backward_s[kind][tried.option, cut, tried.end]
+        spare = self._limit_s - tried.before_s - tried.end_s - after
+        rules = trips(spare, forward, backward, ahead)
         if self._back:
-            spare = self._limit_s - self._spent_s(cut, ends, tails)
-            rules += trips(spare, forward, gradient, ends.ahead_s)
-        all_ = stages.layers.microbatches
+            spare = self._limit_s - self._spent_s(cut, tried, tails)
+            rules += trips(spare, forward, gradient, ahead)
         most = np.min([multiples(*rule, all_) for rule in rules], axis=0)
-        if count < all_:
+        if level.in_flight < all_:
             # One after the other in as many rows as are in flight, each for a round trip.
-            rows = multiples(spare, forward + ends.ahead_s + gradient, all_)
-            most = np.minimum(most, count * rows)
+            rows = multiples(spare, forward + ahead + gradient, all_)
+            most = np.minimum(most, level.in_flight * rows)
         return np.asarray(most)
 
 
