@@ -3,26 +3,59 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache, partial
+from itertools import product
 
 from benchmarks import ROOT
 from planner import Cluster, Job, Problem, solve, trace
 from planner.verification.proof import prove
 
 MODELS = (
-    *("models.gpt:gpt2_small", "models.bert:bert_base", "models.vit:vit_base_16"),
-    *("models.resnet:resnet50", "models.vgg:vgg16", "models.unet:unet", "models.gnmt:gnmt"),
+    *("models.gpt:gpt2_small", "models.gpt:gpt2_xl", "models.llama:llama2_7b"),
+    *("models.bert:bert_base", "models.vit:vit_base_16", "models.gnmt:gnmt"),
+    *("models.resnet:resnet50", "models.vgg:vgg16", "models.vgg:vgg19", "models.unet:unet"),
 )
 CLUSTERS = ("single_node", "irregular", "two_nodes", "dapple_testbed")
 SHORT_MODELS = ("models.gpt:gpt2_small", "models.resnet:resnet50")
+"""Models of the short form, and those with several stages a device."""
+SHORT_CLUSTERS_OF_SEVERAL = CLUSTERS[:2]
 MICROBATCHES = 16
 ENOUGH = 1 - 1e-6
 """Share of a bound that its certificate has to prove."""
 COLUMNS = (
-    *("model", "cluster", "iteration ms", "bound ms", "certified ms", "kind", "alone", "gap"),
-    *("certified gap", "check s"),
+    *("model", "cluster", "stages a device", "iteration ms", "bound ms", "certified ms", "kind"),
+    *("alone", "gap", "certified gap", "check s"),
 )
+
+
+@dataclass(frozen=True)
+class ProofCase:
+    """What is planned.
+
+    Attributes:
+        model: of the zoo.
+        cluster: a sample cluster, by the name of its file.
+        stages_a_device: at most.
+    """
+
+    model: str
+    cluster: str
+    stages_a_device: int = 1
+
+
+def all_cases() -> tuple[ProofCase, ...]:
+    """Return every model on every cluster, and some with two stages a device."""
+    single = (ProofCase(*pair) for pair in product(MODELS, CLUSTERS))
+    return (*single, *(ProofCase(*pair, 2) for pair in product(SHORT_MODELS, CLUSTERS)))
+
+
+def short_cases() -> tuple[ProofCase, ...]:
+    """Return those of few models."""
+    single = (ProofCase(*pair) for pair in product(SHORT_MODELS, CLUSTERS))
+    several = product(SHORT_MODELS, SHORT_CLUSTERS_OF_SEVERAL)
+    return (*single, *(ProofCase(*pair, 2) for pair in several))
 
 
 @dataclass(frozen=True)
@@ -30,15 +63,15 @@ class ProofRow:
     """A plan and what is proved of its bound.
 
     Attributes:
-        model, cluster: planned for.
+        case: what was planned.
         time_s, bound_s: of the plan.
         certified_s: what its certificate proves; 0 if nothing.
         kind: of the certificate.
-        check_s: how long checking it took.
+        check_s: seconds of one core that checking it took: it has no threads, and so the figure
+            does not depend on what else the machine does.
     """
 
-    model: str
-    cluster: str
+    case: ProofCase
     time_s: float
     bound_s: float
     certified_s: float
@@ -54,8 +87,9 @@ class ProofRow:
         """Return the row of a table."""
         certified_gap = self.time_s / self.certified_s - 1 if self.certified_s else None
         return [
-            self.model.partition(":")[2],
-            self.cluster,
+            self.case.model.partition(":")[2],
+            self.case.cluster,
+            self.case.stages_a_device,
             *(f"{seconds * 1e3:.3f}" for seconds in (self.time_s, self.bound_s, self.certified_s)),
             self.kind,
             "yes" if self.is_alone else "no",
@@ -65,33 +99,28 @@ class ProofRow:
         ]
 
 
-def proof_rows(
-    models: Sequence[str], clusters: Sequence[str], time_limit_s: float
-) -> Iterator[ProofRow]:
-    """Yield a row for each model on each cluster, as it is done.
+def proof_rows(cases: Iterable[ProofCase], time_limit_s: float) -> Iterator[ProofRow]:
+    """Yield a row for each case, as it is done.
 
     Args:
-        models: of the zoo.
-        clusters: sample clusters, by the names of their files.
+        cases: to plan.
         time_limit_s: of each search.
     """
-    job = Job(microbatches=MICROBATCHES)
-    for model in models:
-        graph = trace(model, job)
-        for name in clusters:
-            cluster = Cluster.load(ROOT / f"examples/clusters/{name}.toml")
-            yield _row(model, name, Problem(graph, cluster, job), time_limit_s)
+    traced = cache(partial(trace, job=Job(microbatches=MICROBATCHES)))
+    for case in cases:
+        job = Job(microbatches=MICROBATCHES, max_stages_per_device=case.stages_a_device)
+        cluster = Cluster.load(ROOT / f"examples/clusters/{case.cluster}.toml")
+        yield _row(case, Problem(traced(case.model), cluster, job), time_limit_s)
 
 
-def _row(model: str, name: str, problem: Problem, time_limit_s: float) -> ProofRow:
+def _row(case: ProofCase, problem: Problem, time_limit_s: float) -> ProofRow:
     plan = solve(problem, time_limit_s=time_limit_s).plan
-    begin_s = time.perf_counter()
+    begin_s = time.process_time()
     report = prove(plan)
-    check_s = time.perf_counter() - begin_s
+    check_s = time.process_time() - begin_s
     certificate = None if report.problems else report.certificate
     return ProofRow(
-        model,
-        name,
+        case,
         plan.predicted.iteration_time_s,
         plan.predicted.lower_bound_s,
         0.0 if certificate is None else certificate.bound_s,

@@ -7,6 +7,7 @@ does not confirm a bound, the largest confirmed time below it is looked for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 from planner.errors import PipeplanError
@@ -32,9 +33,11 @@ Searched = LikeDevices | TypePrices | LayerPrices
 """Arguments that say whether a time is ruled out; the largest such time is searched for."""
 CONFIRMED = 1 - 1e-6
 """A bound counts as confirmed if this share of it is: the verifier's tolerance."""
-FIRST_STEP, GROWTH, HALVINGS = 1e-3, 4.0, 3
-"""Where a bound is not confirmed, times below it by this share, four times it and so on are tried;
-then so many times between the last two."""
+FIRST_STEP, GROWTH = 1e-3, 4.0
+"""The largest time that an argument confirms is looked for in steps from the bound: this share of
+it, four times that and so on, then by halves."""
+TOLERANCE = 1e-4
+"""Share of a time below which it is not worth another pass."""
 DIGITS = 6
 """Significant digits of prices: any prices prove something."""
 
@@ -98,62 +101,84 @@ class Certifier:
         return True
 
     def certify(
-        self, target_s: float, may_go_on: Callable[[], bool], *, tries_once: bool = False
+        self,
+        bound_s: float,
+        best_s: float,
+        may_go_on: Callable[[], bool],
+        *,
+        tries_once: bool = False,
     ) -> None:
-        """Look for the largest time up to a bound that is confirmed.
+        """Look for the largest time that is confirmed as a bound.
+
+        The checker may confirm more than the search has proved.
 
         Args:
-            target_s: a bound that the search proved.
+            bound_s: that the search proved.
+            best_s: of the best plan; no bound is higher.
             may_go_on: whether there is time for another pass of the checker.
-            tries_once: the bound itself with the first argument, whether there is time or not.
+            tries_once: the bound itself with one argument, whether there is time or not.
         """
-        self._take_closed_forms(target_s)
-        for argument in self._arguments:
-            if self.bound_s >= target_s or not (tries_once or may_go_on()):
-                return
-            tries_once = False
-            if self._may_be_checked(argument):
-                self._take_largest(argument, target_s, may_go_on)
+        self._take_closed_forms(best_s)
+        arguments = sorted(filter(self._may_be_checked, self._arguments), key=self._check.work)
+        if tries_once and arguments and self.bound_s < bound_s * CONFIRMED:
+            self._confirms(arguments[-1], min(bound_s, best_s * CONFIRMED))
+        for argument in arguments:
+            self._raise(argument, bound_s, best_s * CONFIRMED, may_go_on)
+        if self.bound_s < bound_s * CONFIRMED:
+            for argument in reversed(arguments):
+                self._lower(argument, bound_s, may_go_on)
 
-    def _take_closed_forms(self, target_s: float) -> None:
+    def _take_closed_forms(self, best_s: float) -> None:
         chain, check = self._chain, self._check
         work = WorkPrices(prices=self._by_type(chain.load_prices))
         path = MicrobatchPath()
-        self._take(work, min(target_s, check.least_s(work)))
-        self._take(path, min(target_s, check.least_s(path)))
+        self._take(work, min(best_s, check.least_s(work)))
+        self._take(path, min(best_s, check.least_s(path)))
 
     def _take(self, argument: Argument, bound_s: float) -> None:
         if bound_s > self.bound_s and self._check.proves(argument, bound_s):
             self.bound_s, self.argument = bound_s, argument
 
-    def _take_largest(
-        self, argument: Searched, target_s: float, may_go_on: Callable[[], bool]
+    def _raise(
+        self, argument: Searched, bound_s: float, most_s: float, may_go_on: Callable[[], bool]
     ) -> None:
-        """Try the bound itself, then ever smaller times until one is confirmed, then between."""
-        high_s = min(target_s, self._refused_s.get(argument.model_dump_json(), target_s))
-        if high_s == target_s and self._confirms(argument, target_s):
-            return
-        step = FIRST_STEP
-        low_s = high_s * (1 - step)
-        while may_go_on() and low_s > self.bound_s and not self._confirms(argument, low_s):
-            high_s, step = low_s, GROWTH * step
-            low_s = high_s * (1 - step)
-        for _ in range(HALVINGS):
-            if not may_go_on():
-                return
-            middle_s = (max(low_s, self.bound_s) + high_s) / 2
-            if self._confirms(argument, middle_s):
-                low_s = middle_s
-            else:
+        """Walk up from a bound, if it is confirmed, to a time that is not; then halve."""
+        next_s, step = min(bound_s, most_s), FIRST_STEP
+        if next_s <= self.bound_s:
+            next_s = min(self.bound_s * (1 + step), most_s)
+        while may_go_on() and self.bound_s < next_s and self._confirms(argument, next_s):
+            next_s, step = min(next_s * (1 + step), most_s), GROWTH * step
+        if self.bound_s >= bound_s:
+            self._halve(argument, min(most_s, self._least_refused_s(argument)), may_go_on)
+
+    def _lower(self, argument: Searched, bound_s: float, may_go_on: Callable[[], bool]) -> None:
+        """Walk down from a bound to a time that is confirmed, then halve."""
+        high_s, step = min(bound_s, self._least_refused_s(argument)), FIRST_STEP
+        while may_go_on() and self.bound_s < (next_s := high_s * (1 - step)):
+            if self._confirms(argument, next_s):
+                break
+            high_s, step = next_s, GROWTH * step
+        self._halve(argument, high_s, may_go_on)
+
+    def _halve(self, argument: Searched, high_s: float, may_go_on: Callable[[], bool]) -> None:
+        """Look for larger times below one that is not confirmed."""
+        while may_go_on() and high_s > self.bound_s * (1 + TOLERANCE):
+            middle_s = (self.bound_s + high_s) / 2
+            if not self._confirms(argument, middle_s):
                 high_s = middle_s
 
+    def _least_refused_s(self, argument: Searched) -> float:
+        return self._refused_s.get(argument.model_dump_json(), math.inf)
+
     def _confirms(self, argument: Searched, bound_s: float) -> bool:
+        refused_s = self._least_refused_s(argument)
+        if bound_s >= refused_s:
+            return False
         self._clock.charge(SearchWork.CERTIFICATE_STAGE, self._check.work(argument))
         self._take(argument, bound_s)
         is_confirmed = self.bound_s >= bound_s
         if not is_confirmed:
-            key = argument.model_dump_json()
-            self._refused_s[key] = min(self._refused_s.get(key, bound_s), bound_s)
+            self._refused_s[argument.model_dump_json()] = bound_s
         return is_confirmed
 
     def proof(self, bound_s: float, source: BoundSource, method: str) -> Proof | None:

@@ -93,7 +93,7 @@ def _bound_by_columns(search: Search) -> None:
 
 
 def certify(search: Search, time: TimeSlice) -> None:
-    """Look for a certificate of the bound that was proved so far."""
+    """Look for a certificate of the bound that was proved so far, or of a higher one."""
     clock = search.clock
 
     def has_time() -> bool:
@@ -108,8 +108,10 @@ def certify(search: Search, time: TimeSlice) -> None:
             search.certifier.offer(LayerPrices(prices=columns.prices))
     # At the end one pass more than there is time for, rather than a bound without a certificate.
     is_over = clock.left_s <= 0 and not clock.is_stopped
-    target_s = min(search.found.bound_s, search.best_s)
-    search.certifier.certify(target_s, has_time, tries_once=is_over)
+    bound_s = min(search.found.bound_s, search.best_s)
+    best_s = bound_s if search.best is None else search.best_s
+    search.certifier.certify(bound_s, best_s, has_time, tries_once=is_over)
+    search.found.raise_bound(search.certifier.bound_s, "certificate")
 
 
 def improve_partitions(search: Search, time: TimeSlice) -> None:

@@ -135,11 +135,11 @@ def test_prices_of_layers_certify_more_than_total_work() -> None:
     chain = Chain(problem)
     certifier = Certifier(chain, Clock(60.0, deterministic=True))
     best_s = solve(problem, time_limit_s=LIMIT_S, deterministic=True).iteration_time_s
-    certifier.certify(best_s, lambda: True)
+    certifier.certify(best_s, best_s, lambda: True)
     plain_s = certifier.bound_s
     assert isinstance(certifier.argument, WorkPrices | MicrobatchPath)
     certifier.offer(LayerPrices(prices=tuple(map(float, chain.least_work_s))))
-    certifier.certify(best_s, lambda: True)
+    certifier.certify(best_s, best_s, lambda: True)
     assert certifier.bound_s > 1.05 * plain_s
     assert isinstance(certifier.argument, LayerPrices)
 
@@ -163,5 +163,7 @@ def test_ties_switches_and_slow_links_break_no_certificate(seed: int) -> None:
             cut_mib=rng.choice([1.0, 7.5, 30.0, 100.0]),
             link_scale=rng.choice([0.2, 1.0, 5.0]),
             backward=rng.choice(["whole", "any", "split"]),
+            overlap=rng.random() < 0.6,
+            largest_mib=rng.choice([8, 60]),
         )
     )

@@ -117,11 +117,26 @@ class _Pairs:
             return np.zeros(self._static.shape)
         devices, replicas = self._devices, self._replicas
         shared = devices.reduction_s(kind, replicas, devices.intervals.shared_gradient_bytes)
-        own = devices.reduction_s(kind, replicas, devices.intervals.own_gradient_bytes)
-        if devices.layers.space.overlap_reduction:
-            # It begins when the last backward has run the stage's last layer.
-            own = np.maximum(own - before_last(self._backward_s[kind]), 0.0)
+        own = self._left_s(kind) if devices.layers.space.overlap_reduction else self._own_s(kind)
         return np.minimum(own + shared, FAR)
+
+    def _own_s(self, kind: int, end: slice = slice(None)) -> FloatArray:
+        """Return the all-reduces of each interval's own gradients, or of those up to an end."""
+        own = self._devices.intervals.own_gradient_bytes[:, end]
+        return self._devices.reduction_s(kind, self._replicas, own)
+
+    def _left_s(self, kind: int) -> FloatArray:
+        """Return what is left of overlapped all-reduces after the last backward, at least.
+
+        The gradients of a stage's layers up to any one of them wait for that one's backward, and
+        only the layers before it follow.
+        """
+        before, left = before_last(self._backward_s[kind]), np.zeros_like(self._static)
+        for end in range(1, len(left)):
+            place = slice(end, end + 1)
+            beyond = self._own_s(kind, place) - before[:, place]
+            left[:, end:] = np.maximum(left[:, end:], beyond[:, end:])
+        return left
 
     def most_earned(self, kind: int) -> float:
         """Return the most that a device of a kind earns."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -110,6 +111,25 @@ class ProvedLayers:
         return sets
 
 
+@dataclass(frozen=True)
+class TiedPair:
+    """Parameters that the same two layers hold.
+
+    Attributes:
+        first_alone, last_alone: intervals that hold one of the layers.
+        bytes: of the gradients.
+    """
+
+    first_alone: BoolArray
+    last_alone: BoolArray
+    bytes: float
+
+    @property
+    def shared_bytes(self) -> FloatArray:
+        """What an interval reduces together with another stage."""
+        return np.where(self.first_alone | self.last_alone, self.bytes, 0.0)
+
+
 def before_last(sums: FloatArray) -> FloatArray:
     """Return sums over the layers of intervals before their last one.
 
@@ -147,6 +167,21 @@ class ProvedIntervals:
         """Return sums of a figure over each interval; 0 where there is none."""
         prefix = np.concatenate([[0.0], np.cumsum(per_layer, dtype=float)])
         return np.where(self.is_stage, np.maximum(prefix[None, :] - prefix[:, None], 0.0), 0.0)
+
+    @cached_property
+    def tied_pair(self) -> TiedPair | None:
+        """The two layers that hold most parameters together; None if no two alone hold any."""
+        bytes_ = {row.name: row.bytes for row in self.layers.graph.parameters if row.trainable}
+        pairs = [
+            (float(sum(bytes_.get(name, 0) for name in names)), numbers)
+            for numbers, names in self.layers.holders.items()
+            if len(numbers) == 2
+        ]
+        most, numbers = max(pairs, default=(0.0, ()))
+        if not most:
+            return None
+        first, last = (self._held((number,))[0] for number in numbers)
+        return TiedPair(first & ~last, last & ~first, most)
 
     def _held(self, numbers: tuple[int, ...]) -> tuple[BoolArray, BoolArray]:
         """Whether an interval contains some of these layers, and whether it contains all."""
@@ -195,7 +230,7 @@ class ProvedIntervals:
     @cached_property
     def least_bytes(self) -> FloatArray:
         """Memory with one microbatch in flight, at least, whatever is recomputed."""
-        return self.static_bytes + self.sums(self._stash_bytes())
+        return self.static_bytes + self.sums(self.kept_bytes)
 
     @cached_property
     def fits_type(self) -> list[BoolArray]:
@@ -207,7 +242,8 @@ class ProvedIntervals:
             rows.append(enough & (foreign == 0) & self.is_stage)
         return rows
 
-    def _stash_bytes(self) -> FloatArray:
+    @cached_property
+    def kept_bytes(self) -> FloatArray:
         """What each layer keeps at least: its stash or, run again, the tensors it starts from."""
         stash = np.array([float(row.stash_bytes) for row in self.layers.rows])
         if not self.layers.space.recompute:

@@ -58,11 +58,13 @@ class ClassLinks:
         latency_s, s_per_byte: of the quickest and of the widest path between two devices.
         is_exclusive: whether the messages from one device to another follow each other.
         ports: the widest of each class.
+        sizes: of the classes.
     """
 
     def __init__(self, cluster: Cluster, classes: Sequence[Sequence[str]]) -> None:
         self._links, self._order = cluster.links, cluster.device_names
         self._routes, self._classes = Routes(cluster), classes
+        self.sizes = np.array([len(members) for members in classes])
         count = len(classes)
         self.latency_s, self.s_per_byte = np.full((2, count, count), FAR)
         self.is_exclusive = np.ones((count, count), dtype=bool)
@@ -154,9 +156,18 @@ class ClassLinks:
         count = int(held.sum())
         if count < 2:
             return np.zeros_like(bytes_)
-        sizes = np.array([len(members) for members in self._classes])
-        if np.isin(held - sizes * (held > 0), 0).all():
+        if np.isin(held - self.sizes * (held > 0), 0).all():
             return np.where(bytes_ > 0, self._exact_s(held, bytes_), 0.0)
+        return self.spread_reduce_s(held, count, bytes_)
+
+    def spread_reduce_s(self, held: IntArray, count: int, bytes_: FloatArray) -> FloatArray:
+        """Return the least seconds of an all-reduce over so many devices or more.
+
+        Args:
+            held: of each class so many at most, and at least one where it is not 0.
+            count: of devices, at least.
+            bytes_: that are reduced.
+        """
         kept = _held(held)
         alone = ~np.eye(len(kept), dtype=bool) | (held[kept] > 1)[:, None]
         latency_s, inverse = (
@@ -241,14 +252,13 @@ class ClassLinks:
 
     def joining_s_per_byte(self, kept: Sequence[int], count: int) -> float:
         """Return seconds a byte of the worst link that joins classes and so many devices in all."""
-        sizes = np.array([len(members) for members in self._classes])
         for slowest in np.unique(self._inverse):
             reached, grown = {kept[0]}, True
             while grown:
                 near = np.flatnonzero((self._inverse[list(reached)] <= slowest).any(axis=0))
                 grown = not reached.issuperset(near.tolist())
                 reached |= set(near.tolist())
-            if reached.issuperset(kept) and sizes[list(reached)].sum() >= count:
+            if reached.issuperset(kept) and self.sizes[list(reached)].sum() >= count:
                 return float(slowest)
         return FAR
 

@@ -7,14 +7,17 @@ run only so many microbatches in what is left, together run all of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from planner.errors import PipeplanError
-from planner.verification.proof.layers import FloatArray, IntArray, before_last
-from planner.verification.proof.stages import ProvedStages
+from planner.verification.proof.layers import BoolArray, FloatArray, IntArray
+from planner.verification.proof.memory import MemoryLevel
+from planner.verification.proof.stages import ProvedStages, StageTails
+from planner.verification.proof.tied import StageCase, all_plans, cases_by_classes
 from planner.verification.proof.vectors import Vectors
 
 MARGIN = 1 + 1e-9
@@ -48,9 +51,16 @@ def pass_work(vectors: Vectors, cuts: int) -> float:
 
 
 def refutes(stages: ProvedStages, time_s: float) -> bool:
-    """Return whether no sequence of stages keeps a time."""
+    """Return whether no sequence of stages keeps a time, in all cases that plans may be in."""
+    if _is_refuted(stages, all_plans(stages), time_s):
+        return True
+    cases = list(cases_by_classes(stages))
+    return bool(cases) and all(_is_refuted(stages, case, time_s) for case in cases)
+
+
+def _is_refuted(stages: ProvedStages, case: StageCase, time_s: float) -> bool:
     passes: tuple[Counted, ...] = ("way", "work") if stages.layers.space.splits else ("way",)
-    return any(_Pass(stages, time_s * MARGIN, counted).refutes() for counted in passes)
+    return any(_Pass(stages, case, time_s * MARGIN, counted).refutes() for counted in passes)
 
 
 @dataclass(frozen=True)
@@ -69,28 +79,30 @@ class _Reached:
 
 
 @dataclass(frozen=True)
-class _Ends:
-    """What a stage that begins at a cut leaves of the time, by pair and end.
+class _Tried:
+    """Stages that begin at a cut, of which each may be reached in time; one entry for each.
 
     Attributes:
-        spent_s: before its first operation and after its last that the pass counts.
+        pair: numbers of devices used before it and of its own.
+        option: on which devices.
+        end: the cut behind it.
+        arrival_s: before its first operation and after its last that the pass counts.
+        left_s: the same without the messages at the cut.
         before_s: before its first operation, at least.
-        reduction_s: its own all-reduces.
         end_s: all-reduces together with other stages, and its optimizer step.
-        ahead_s: a microbatch's way behind it.
-        left_s: as of the cut.
     """
 
-    spent_s: FloatArray
-    before_s: FloatArray
-    reduction_s: FloatArray
-    end_s: FloatArray
-    ahead_s: FloatArray
+    pair: IntArray
+    option: IntArray
+    end: IntArray
+    arrival_s: FloatArray
     left_s: FloatArray
+    before_s: FloatArray
+    end_s: FloatArray
 
-    def of(self, rows: IntArray) -> _Ends:
-        """Return those of some pairs."""
-        return _Ends(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+    def of(self, rows: IntArray | BoolArray) -> _Tried:
+        """Return some of them."""
+        return _Tried(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
 
 class _Pass:
@@ -98,15 +110,17 @@ class _Pass:
 
     Args:
         stages: of the problem.
+        case: of the plans that are looked at.
         limit_s: to keep.
         counted: what counts.
     """
 
-    def __init__(self, stages: ProvedStages, limit_s: float, counted: Counted) -> None:
-        self._stages, self._limit_s = stages, limit_s
+    def __init__(
+        self, stages: ProvedStages, case: StageCase, limit_s: float, counted: Counted
+    ) -> None:
+        self._stages, self._case, self._limit_s = stages, case, limit_s
         self._back = counted == "way"
         self._count = stages.intervals.count
-        self._overlaps = stages.layers.space.overlap_reduction
         # A row for each cut, a column for each pair: the stage before the cut is its second one.
         self._table = np.full((self._count, len(stages.vectors.used)), np.inf)
 
@@ -137,82 +151,93 @@ class _Pass:
 
     def _extend(self, cut: int, reached: _Reached) -> None:
         """Note what is reached by a stage on each pair's second vector, for every end."""
-        stages, ends = self._stages, slice(cut + 1, None)
-        option = stages.vectors.option[reached.pairs]
-        place = self._ends(cut, reached)
-        keeps = self._run(cut, reached.pairs, place) >= stages.layers.microbatches
-        keeps &= stages.fits[option, cut, ends]
+        stages = self._stages
+        tried = self._tried(cut, reached)
+        path = stages.forward_s[tried.option, cut, tried.end]
         if self._back:
-            path = stages.forward_s[option, cut, ends] + stages.gradient_s[option, cut, ends]
-            value = place.spent_s + path
-        else:
-            value = reached.arrival_s[:, None] + stages.forward_s[option, cut, ends]
+            path = path + stages.gradient_s[tried.option, cut, tried.end]
+        value = self._spent_s(cut, tried, stages.tails) + path
+        kept = np.flatnonzero(value + stages.rest_s[tried.end] <= self._limit_s)
+        for runs in (self._most, self._most_in_memory):
+            kept = kept[self._run(cut, tried.of(kept), runs) >= stages.layers.microbatches]
         # No two pairs lead to one state by a stage from the same cut.
-        columns = self._table[ends, reached.pairs]
-        new = np.where(keeps, value, np.inf).T
-        self._table[ends, reached.pairs] = np.minimum(columns, new)
+        state = tried.end[kept], tried.pair[kept]
+        self._table[state] = np.minimum(self._table[state], value[kept])
 
-    def _ends(self, cut: int, reached: _Reached) -> _Ends:
-        stages, ends = self._stages, slice(cut + 1, None)
-        option = stages.vectors.option[reached.pairs]
-        figures = stages.reduction_s, stages.joint_reduction_s, stages.step_s
-        reduction, joint, step = (figure[option, cut, ends] for figure in figures)
-        arrival, before = reached.arrival_s[:, None], stages.head_s[option, cut][:, None]
-        before = np.broadcast_to(before if self._back else arrival, step.shape)
-        end = joint + step
-        after = end if self._overlaps else reduction + end
-        weight = stages.weight_s[option, cut, ends]
-        if self._overlaps:
-            # No reduction before the last backward has run the stage's last layer.
-            earlier = stages.earlier_gradient_s[option, cut, ends]
-            weight = np.maximum(weight, reduction - earlier)
-        own = before + weight + after
-        spent = np.maximum(arrival, own) if self._back else arrival + after
-        left = np.broadcast_to(reached.left_s[:, None], end.shape)
-        return _Ends(spent, before, reduction, end, stages.ahead_s[option][:, ends], left)
+    def _tried(self, cut: int, reached: _Reached) -> _Tried:
+        """Return all stages that begin at a cut and that their devices may hold."""
+        stages, options = self._stages, self._stages.vectors.option[reached.pairs]
+        row, place = np.nonzero(self._case.fits[options, cut, cut + 1 :])
+        option, end, arrival = options[row], cut + 1 + place, reached.arrival_s[row]
+        before = stages.head_s[option, cut] if self._back else arrival
+        joint, step = self._case.joint_reduction_s, stages.step_s
+        end_s = joint[option, cut, end] + step[option, cut, end]
+        return _Tried(reached.pairs[row], option, end, arrival, reached.left_s[row], before, end_s)
+
+    def _spent_s(self, cut: int, tried: _Tried, tails: StageTails) -> FloatArray:
+        """Return what passes before the first operation and after the last gradient."""
+        if not self._back:
+            return tried.arrival_s
+        after_s = tails.after_gradient_s[tried.option, cut, tried.end] + tried.end_s
+        return np.asarray(np.maximum(tried.arrival_s, tried.before_s + after_s))
 
     # --- what replicas can run --------------------------------------------------------------------
 
-    def _run(self, cut: int, pairs: IntArray, ends: _Ends) -> FloatArray:
+    def _run(
+        self, cut: int, tried: _Tried, most: Callable[[int, int, _Tried], FloatArray]
+    ) -> FloatArray:
         """Return how many microbatches the replicas of each stage can run together."""
         vectors = self._stages.vectors
-        held = vectors.rows[vectors.stage[pairs]]
-        total = np.zeros_like(ends.spent_s)
+        held = vectors.rows[vectors.stage[tried.pair]]
+        total = np.zeros(len(held))
         for k in range(held.shape[1]):
             rows = np.flatnonzero(held[:, k])
             if len(rows):
-                total[rows] += held[rows, k][:, None] * self._most(cut, k, ends.of(rows))
+                total[rows] += held[rows, k] * most(cut, k, tried.of(rows))
         return total
 
-    def _most(self, cut: int, k: int, ends: _Ends) -> FloatArray:
-        """Return how many microbatches a device of a class can run: the least of all rules."""
-        place = (cut, slice(cut + 1, None))
-        seconds, port = self._stages.seconds[self._stages.kinds[k]], self._stages.port_s[k]
-        forward = seconds.forward[place]
-        rules = [
-            *self._work(self._limit_s - ends.before_s, forward, seconds.backward[cut], ends),
-            (self._limit_s - ends.left_s, port[place]),
-        ]
+    def _most(self, cut: int, k: int, tried: _Tried) -> FloatArray:
+        """Return how many microbatches a device of a class can run if memory suffices."""
+        stages, count = self._stages, self._stages.layers.microbatches
+        rows, tails = np.zeros(len(tried.end)), stages.tails
+        most = self._most_in_flight(cut, k, tried, MemoryLevel(count, rows), tails)
+        port = multiples(self._limit_s - tried.left_s, stages.port_s[k][cut, tried.end], count)
+        return np.asarray(np.maximum(np.minimum(most, port), 0.0))
+
+    def _most_in_memory(self, cut: int, k: int, tried: _Tried) -> FloatArray:
+        """Return how many microbatches a device of a class can run with what memory takes."""
+        stages = self._stages
+        levels = stages.memory_levels[stages.kinds[k]]
+        if not levels:
+            return np.full(len(tried.end), float(stages.layers.microbatches))
+        tails, most = stages.tails_with_reruns, np.zeros(len(tried.end))
+        for count, again_s in levels:
+            level = MemoryLevel(count, again_s[cut, tried.end])
+            np.maximum(most, self._most_in_flight(cut, k, tried, level, tails), out=most)
+        return most
+
+    def _most_in_flight(
+        self, cut: int, k: int, tried: _Tried, level: MemoryLevel, tails: StageTails
+    ) -> FloatArray:
+        """Return how many microbatches a device can run with no more of them in flight."""
+        stages, kind, place = self._stages, self._stages.kinds[k], (cut, tried.end)
+        seconds, all_ = stages.seconds[kind], stages.layers.microbatches
+        forward, ahead = seconds.forward[place], stages.ahead_s[tried.option, tried.end]
+        gradient, backward = (
+            row[place] + level.again_s for row in (seconds.gradient, seconds.backward)
+        )
+        after = tails.after_backward_s[kind][tried.option, cut, tried.end]
+        spare = self._limit_s - tried.before_s - tried.end_s - after
+        rules = trips(spare, forward, backward, ahead)
         if self._back:
-            spare_s = self._limit_s - ends.spent_s
-            rules += trips(spare_s, forward, seconds.gradient[place], ends.ahead_s)
-        count = self._stages.layers.microbatches
-        most = np.min([multiples(*rule, count) for rule in rules], axis=0)
-        return np.asarray(np.maximum(most, 0.0))
-
-    def _work(
-        self, spare_s: FloatArray, forward: FloatArray, by_end: FloatArray, ends: _Ends
-    ) -> list[tuple[FloatArray, FloatArray]]:
-        """All forwards and backwards on a device, then reduction and step.
-
-        A reduction that overlaps the last backward begins once that has run the last layer.
-        """
-        spare_s, backward = spare_s - ends.end_s, by_end[-forward.size :]
-        if not self._overlaps:
-            return trips(spare_s - ends.reduction_s, forward, backward, ends.ahead_s)
-        earlier = before_last(by_end)[-forward.size :]
-        last = (spare_s - ends.reduction_s + earlier, forward + backward)
-        return [last, *trips(spare_s, forward, backward, ends.ahead_s)]
+            spare = self._limit_s - self._spent_s(cut, tried, tails)
+            rules += trips(spare, forward, gradient, ahead)
+        most = np.min([multiples(*rule, all_) for rule in rules], axis=0)
+        if level.in_flight < all_:
+            # One after the other in as many rows as are in flight, each for a round trip.
+            rows = multiples(spare, forward + ahead + gradient, all_)
+            most = np.minimum(most, level.in_flight * rows)
+        return np.asarray(most)
 
 
 def multiples(spare_s: FloatArray, each_s: FloatArray, count: int) -> FloatArray:

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 
+from planner.verification.proof.buckets import OverlappedReductions
 from planner.verification.proof.layers import (
     BoolArray,
     FloatArray,
     IntArray,
     ProvedIntervals,
     ProvedLayers,
-    before_last,
 )
 from planner.verification.proof.links import FAR, ClassLinks
+from planner.verification.proof.memory import MemoryLevel, ProvedMemory
 from planner.verification.proof.vectors import Vectors
 
 
@@ -27,6 +29,18 @@ class TypeSeconds:
     forward: FloatArray
     gradient: FloatArray
     backward: FloatArray
+
+
+class StageTails(NamedTuple):
+    """What follows on a stage itself, but for the optimizer step and others' reductions.
+
+    Attributes:
+        after_gradient_s: its last gradient on the way, by option and interval.
+        after_backward_s: its last backward on a replica, by type of that.
+    """
+
+    after_gradient_s: FloatArray
+    after_backward_s: list[FloatArray]
 
 
 class ProvedStages:
@@ -151,10 +165,13 @@ class ProvedStages:
 
     # --- stages -----------------------------------------------------------------------------------
 
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        return len(self.vectors.options), self.intervals.count, self.intervals.count
+
     def _of_all(self, figure: Callable[[int], FloatArray]) -> FloatArray:
         """Return a figure of every vector on which a stage may lie, by option."""
-        shape = (len(self.vectors.options), self.intervals.count, self.intervals.count)
-        table = np.zeros(shape)
+        table = np.zeros(self._shape)
         for place, number in enumerate(self.vectors.options):
             table[place] = figure(int(number))
         return table
@@ -185,14 +202,6 @@ class ProvedStages:
         rows = [self.intervals.sums(row) for row in self.layers.weight_s]
         return self._of_all(partial(self._fastest, rows))
 
-    @cached_property
-    def earlier_gradient_s(self) -> FloatArray:
-        """A gradient's way through the layers before the last one, on the slowest type held."""
-        rows = [before_last(row.gradient) for row in self.seconds]
-        return self._of_all(
-            lambda number: np.asarray(np.max([rows[k] for k in self._held_types[number]], axis=0))
-        )
-
     def _fastest(self, by_type: Sequence[FloatArray], number: int) -> FloatArray:
         return np.asarray(np.min([by_type[k] for k in self._held_types[number]], axis=0))
 
@@ -203,11 +212,60 @@ class ProvedStages:
         return self._of_all(lambda number: self.links.all_reduce_s(rows[number], own))
 
     @cached_property
+    def tails(self) -> StageTails:
+        """What remains on a stage itself, if layers run again for nothing."""
+        return self._tails(np.zeros_like(self.layers.forward_s))
+
+    @cached_property
+    def tails_with_reruns(self) -> StageTails:
+        """The same where time of layers that run again in the last backward has been counted."""
+        return self._tails(self.layers.forward_s)
+
+    def _tails(self, again_s: FloatArray) -> StageTails:
+        """Return the rest of the last backward and the reductions, of which a part overlaps it.
+
+        Args:
+            again_s: that each layer takes at most besides in that backward, by type.
+        """
+        layers = self.layers
+        if not layers.space.overlap_reduction:
+            after_gradient = self.weight_s + self.reduction_s
+            return StageTails(after_gradient, [self.reduction_s] * len(layers.types))
+        gradient, backward = layers.gradient_s + again_s, layers.backward_s + again_s
+        slowest = [gradient[list(kinds)].max(axis=0) for kinds in self._held_types[1:]]
+        left = self._left_s(lambda number: np.asarray(slowest[number - 1]))
+        by_type = [self._left_s(lambda _, row=row: row) for row in backward]  # type: ignore[misc]
+        return StageTails(np.maximum(self.weight_s, left), by_type)
+
+    @cached_property
+    def memory_levels(self) -> list[list[MemoryLevel]]:
+        """Microbatches in flight, by type; none where any number fits."""
+        return ProvedMemory(self.intervals).levels
+
+    def _left_s(self, seconds_of: Callable[[int], FloatArray]) -> FloatArray:
+        """Return what is left of reductions after passes of so many seconds by layer."""
+        place = dict(zip(self.vectors.options.tolist(), self.reduction_s, strict=True))
+
+        def left(number: int) -> FloatArray:
+            taken = partial(self.links.all_reduce_s, self.vectors.rows[number])
+            return self._overlapped.left_s(taken, seconds_of(number), place[number])
+
+        return self._of_all(left)
+
+    @cached_property
+    def _overlapped(self) -> OverlappedReductions:
+        return OverlappedReductions(self.intervals)
+
+    @cached_property
     def joint_reduction_s(self) -> FloatArray:
         """All-reduces of a stage together with others, after its own on each of its devices."""
-        rows, shared = self.vectors.rows, self.intervals.shared_gradient_bytes
+        return self.joint_reduce_s(self.intervals.shared_gradient_bytes)
+
+    def joint_reduce_s(self, shared: FloatArray) -> FloatArray:
+        """Return all-reduces of some bytes of each interval together with a stage or more."""
         if not shared.any():
-            return np.zeros_like(self.reduction_s)
+            return np.zeros(self._shape)
+        rows = self.vectors.rows
         return self._of_all(lambda number: self.links.joined_reduce_s(rows[number], shared))
 
     @cached_property
