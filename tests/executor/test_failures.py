@@ -15,7 +15,8 @@ from executor_plans import pipeline_of, scheduled, traced
 from launch import environment, start, torchrun
 from torch.distributed import HashStore
 
-from executor.distributed.failure import Failures, FollowedError, LostRankError, followed
+from executor.distributed.errors import FollowedError, LostRankError
+from executor.distributed.failure import Failures, followed
 from planner.plan.plan import Plan
 
 pytestmark = pytest.mark.extensive

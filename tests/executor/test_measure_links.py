@@ -22,7 +22,7 @@ from launch import ROOT, start, torchrun
 from torch.distributed import TCPStore
 
 from benchmarks.testbed import Testbed, why_not
-from executor.distributed.failure import LostRankError
+from executor.distributed.errors import LostRankError
 from executor.measure_links.options import parser
 from executor.measure_links.run import members_of
 from executor.measure_links.turns import TurnTaking, all_turns, groups, rounds
