@@ -28,7 +28,7 @@ from executor.launch.console import print_error
 from planner.errors import shorten
 
 BEAT_S = 0.5
-"""From one sign of life to the next."""
+"""Seconds between two signs of life."""
 _SILENT_BEATS = 4
 _FIRST = "first failure"
 _ORIGIN = re.compile(r"^\[\S+:\d+\] ")

@@ -24,7 +24,7 @@ from planner.search.budget import DEFAULT_WORKERS
 
 if TYPE_CHECKING:
     from planner.analysis.comparison import ComparisonRow
-    from planner.analysis.what_if import WhatIf
+    from planner.analysis.what_if.values import WhatIf
     from planner.measured.timeline import MeasuredTimeline
     from planner.plan.plan import Plan
 
