@@ -96,7 +96,7 @@ def _summary(history: Sequence[StepMetrics], ranks: str, emulated: bool) -> str:
 
 def _nothing_to_do(resume: Path | None, steps: int) -> str:
     if resume is not None:
-        from executor.checkpoint import Checkpoint
+        from executor.checkpoint.read import Checkpoint
 
         found = Checkpoint.open(resume)
         if found.step >= steps:

@@ -19,7 +19,6 @@ from ortools.sat.python import cp_model
 
 from planner import Problem
 from planner.costs.placement import (
-    GradientReduction,
     PlacedPipeline,
     StageSpec,
     Transfer,
@@ -27,6 +26,7 @@ from planner.costs.placement import (
     place,
     static_with_workspace,
 )
+from planner.costs.reductions import GradientReduction
 
 TICK_S = 1e-9
 """Durations are rounded down to it, so that the optimum is not above the real one."""

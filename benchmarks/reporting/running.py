@@ -21,7 +21,7 @@ from benchmarks.reporting.claims import Entry, read_entries
 from planner import PipeplanError
 
 GRACE_S = 30.0
-"""To take down ranks and namespaces after Ctrl-C."""
+"""Seconds to take down ranks and namespaces after Ctrl-C."""
 LAST_LINES = 40
 _TROUBLE = re.compile(r"\w*(Error|Exception|Interrupt)\b|error: ")
 

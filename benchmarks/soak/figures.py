@@ -54,7 +54,7 @@ class Life:
     lost_s: float | None = None
 
     def ends_s(self, places: int) -> dict[int, float]:
-        """When each step was done at all places."""
+        """Return when each step was done at all places, in seconds."""
         common = set.intersection(*(set(self.told[p]) for p in range(places)))
         return {step - 1: max(self.told[p][step] for p in range(places)) for step in common}
 

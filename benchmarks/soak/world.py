@@ -20,7 +20,7 @@ from benchmarks.soak.processes import ROOT, End, Forks, Job, coordinator_child
 
 GROUP_TIMEOUT_S = 2.0
 SILENT_S = 1.0
-"""As the bar of detection has it."""
+"""Seconds of silence after which a rank counts as lost, as in the bar of detection."""
 _CALM_S = (0.2, 1.2)
 _STOP_S = (0.2, 3.5)
 _HANG_S = 90.0

@@ -75,7 +75,7 @@ class Measured:
         return None
 
     def time_to_s(self, loss: float) -> float | None:
-        """When the loss is reached."""
+        """Return when the loss is reached, in seconds; None if it never is."""
         look = self.reached(loss)
         return None if look is None else look.at_s
 

@@ -28,7 +28,7 @@ SOURCES = {
     "overlap": JIN,
     "scale": SIMULATOR,
 }
-"""By section: which paper says what, as read in its text."""
+"""The source of each section: papers as read in their text, or our own simulator."""
 
 
 def entries(section: str, title: str, outcome: Outcome) -> Iterator[Entry]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.sync.model import held_out_loss
-from executor.checkpoint import Checkpoint
+from executor.checkpoint.read import Checkpoint
 from executor.emulation.pace import Pace
 from executor.launch.config import TrainingConfig
 from executor.launch.run import RunSettings

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from benchmarks.testbed.scenario import Move, Policy, Scenario, scenario_of
 
 AHEAD_S = 0.01
-"""From when all are ready to the common start."""
+"""Seconds from the moment all are ready to the common start."""
 SPIN_S = 0.0005
 """Before the start a rank looks at the clock instead of sleeping."""
 

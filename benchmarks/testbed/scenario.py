@@ -69,7 +69,7 @@ class Times:
 
     @property
     def last_s(self) -> float:
-        """When all were done, the median of the repeats."""
+        """The time after which all were done: the median of the repeats."""
         return statistics.median(max(row) for row in self.rows)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from executor.checkpoint import Checkpoint
+from executor.checkpoint.read import Checkpoint
 from executor.coordinator.log import MessageLog, report_lines
 from executor.coordinator.store import ABOUT, DONE, ENDED, REPORT, STRANDED, Meeting
 from executor.coordinator.supervised import CoordinatorWork, SupervisedCoordinator, work_of

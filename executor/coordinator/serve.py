@@ -42,7 +42,7 @@ from executor.coordinator.store import (
 from planner.errors import PipeplanError
 
 _MOST_BEATS = 2
-"""Between two looks, as far as they count."""
+"""The most signs of life that count between two looks."""
 
 
 class Stillness:
@@ -200,7 +200,7 @@ class Silence:
         self._store = store
         self._silent_s = silent_s
         self._heard: dict[str, Stillness] = {}
-        """By the key of a rank's signs of life."""
+        """The last sign of life of each rank, by its key in the store."""
 
     def found(self, incarnations: _Lives, now_s: float) -> list[Lost]:
         """The incarnations of pipelines that have lost a rank."""

@@ -25,7 +25,7 @@ THERE = "there"
 """Incarnations of the pipelines that take part, by number, in the order they came; as JSON."""
 COORDINATOR_BEATS = "beats of the coordinator"
 BEAT_S = 0.1
-"""From one sign of life to the next."""
+"""Seconds between two signs of life."""
 FENCED = -(2**40)
 """Added to the beats of who is given up: it learns so from its own next one."""
 AGAIN = b'{"kind": "again", "number": null}'
@@ -38,7 +38,7 @@ _LEAST_GREETING_S = 2.0
 _GREETING_S = 3.0
 """Then on a new connection: of many ranks that greet at once, one may stay without an answer."""
 _listened: set[tuple[str, int]] = set()
-"""Where somebody did: torch's store looks up who connects, so this process tries it only once."""
+"""Addresses where somebody listened: torch's store looks up who connects, so each is tried once."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from planner.sync.pipeline_replicas import pipeline_replicas_of, pipelines_per_n
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
-"""From one look at the process to the next."""
+"""Seconds between two looks at the process."""
 _PAUSE_S = 0.2
 """Before it is started again, so that one that cannot start does not take a core."""
 _SPARE_AFTER_S = 3.0

@@ -25,8 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
-from executor.distributed.failure import Failures, absent, talking_to
-from executor.distributed.watch import watched
+from executor.distributed.failure import Failures, absent, talking_to, watched
 from executor.launch.rank_options import DEFAULT_TIMEOUT_S
 from planner.errors import PipeplanError
 

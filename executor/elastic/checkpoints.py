@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from executor.checkpoint import Ranks
+from executor.checkpoint.ranks import Ranks
 from executor.elastic.member import PipelineMember
 from executor.elastic.trace import WholeSteps
 from executor.launch.config import CheckpointTable

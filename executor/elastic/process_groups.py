@@ -18,7 +18,7 @@ from executor.distributed.host_tuning import let_others_finish
 from planner.model.tracing.torch_private import GlooDevice, gloo_device, gloo_group
 
 _LOOK = timedelta(seconds=0.1)
-"""From one look at who is there to the next, while members are waited for."""
+"""Time between two looks at who is there, while members are waited for."""
 _POLL_S = 0.002
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from executor.checkpoint import Ranks
+from executor.checkpoint.ranks import Ranks
 from executor.coordinator.client import Client
 from executor.coordinator.line import NothingLeftError
 from executor.coordinator.log import report_lines

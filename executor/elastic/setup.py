@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from executor.checkpoint import Checkpoint
+from executor.checkpoint.read import Checkpoint
 from executor.coordinator.client import Client
 from executor.coordinator.store import ABOUT
 from executor.coordinator.supervised import CoordinatorWork, SupervisedCoordinator, work_of

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from executor.runtime.recorder import StepRecord
+from executor.runtime.runtime import StepRecord
 from executor.training.loop import StepMetrics
 from executor.training.optimisation import Factor
 from planner.measured.sync_trace import SyncStep, SyncTrace

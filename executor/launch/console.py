@@ -14,6 +14,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+from executor.distributed.errors import FollowedError
 from planner.errors import PipeplanError
 
 
@@ -61,7 +62,8 @@ def record_for_torchrun(error: Exception) -> None:
     ``torch.distributed.elastic.multiprocessing.errors``.
     """
     path = os.environ.get(_PATH)
-    if path is None or _is_followed(error):
+    # An error that follows from another rank's could be taken for the first.
+    if path is None or isinstance(error, FollowedError):
         return
     told = (
         "\n".join(f"error: {problem}" for problem in error.problems)
@@ -72,13 +74,3 @@ def record_for_torchrun(error: Exception) -> None:
     # It has been told on stderr already.
     with suppress(OSError):
         Path(path).write_text(json.dumps({"message": {"message": told, "extraInfo": extra}}))
-
-
-def _is_followed(error: Exception) -> bool:
-    """Return whether an error follows from another rank's, and could be taken for the first."""
-    # Loading it takes seconds, while other ranks wait for the first to end with wrong usage.
-    if "executor.distributed.failure" not in sys.modules:
-        return False
-    from executor.distributed.failure import FollowedError
-
-    return isinstance(error, FollowedError)

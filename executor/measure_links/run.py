@@ -47,7 +47,7 @@ from planner.topology.message_fit import OfEqual, OneWay, fit_one_way
 from planner.units import format_seconds, plural
 
 Found = Mapping[int, Any]
-"""By rank, what it said of a turn: plain JSON values."""
+"""What each rank said of a turn, as plain JSON values."""
 
 
 class MeasurementRecord:

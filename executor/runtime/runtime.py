@@ -1,12 +1,14 @@
 """The step loop: one rank runs its lowered program of computations, messages and reductions.
 
-Messages travel between neighbouring stages over whatever the process group can carry.
+Messages travel between neighbouring stages over whatever the process group can carry. A recorder
+notes when each operation, message and reduction began and ended.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -15,9 +17,139 @@ from torch import Tensor
 
 from executor.distributed.failure import talking_to
 from executor.runtime.lowering import Action, Compute, Message, Reduce
-from executor.runtime.recorder import Recorder
 from executor.runtime.worker import OperationObserver, TensorSpec, Worker
 from planner.plan.operations import Operation
+
+
+class DeviceClock(Protocol):
+    """Marks moments now and tells later when they were."""
+
+    def mark(self) -> Any:
+        """This moment."""
+
+    def settle(self) -> None:
+        """Wait until all marked moments have passed."""
+
+    def seconds(self, mark: Any) -> float:
+        """Return a mark's :func:`time.perf_counter` time; call :meth:`settle` first."""
+
+
+class HostClock:
+    """The CPU's: a call has ended when it returns."""
+
+    def mark(self) -> float:
+        """This moment."""
+        return time.perf_counter()
+
+    def settle(self) -> None:
+        """Nothing to wait for."""
+
+    def seconds(self, mark: float) -> float:
+        """The mark itself."""
+        return mark
+
+
+class CudaClock:
+    """Events on the current stream of a GPU: what was queued before a mark has ended at it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._origin = self.mark()
+        torch.cuda.synchronize(device)
+        self._origin_s = time.perf_counter()
+
+    def mark(self) -> torch.cuda.Event:
+        """This place in the stream."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def settle(self) -> None:
+        """Wait for the GPU."""
+        torch.cuda.synchronize(self._device)
+
+    def seconds(self, mark: torch.cuda.Event | float) -> float:
+        """Return seconds by the GPU's own clock; what the CPU saw is in seconds already."""
+        if isinstance(mark, float):
+            return mark
+        return self._origin_s + float(self._origin.elapsed_time(mark)) / 1e3
+
+
+def clock_of(device: torch.device) -> DeviceClock:
+    """The clock that times work on a device."""
+    return CudaClock(device) if device.type == "cuda" else HostClock()
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that took time, in seconds of this rank's clock."""
+
+    what: Any
+    start_s: float
+    end_s: float
+
+
+@dataclass
+class StepRecord:
+    """One rank's iteration, in seconds since its start.
+
+    Attributes:
+        operations: computations, by :class:`Operation`.
+        sends: messages by their operation and target rank; they start when they are posted.
+        receives: messages by their operation and source rank; from the beginning of the wait for
+            them to their arrival, or to the end of the wait if nobody watched.
+        reductions: all-reduces by their stages; from the start of the first bucket to the end of
+            the wait for the last. Buckets that overlap a backward lie apart.
+        optimizer: optimizer step.
+        begin_s: of the iteration, on this rank's clock.
+        end_s: its end.
+    """
+
+    operations: list[Span] = field(default_factory=list)
+    sends: list[Span] = field(default_factory=list)
+    receives: list[Span] = field(default_factory=list)
+    reductions: list[Span] = field(default_factory=list)
+    optimizer: list[Span] = field(default_factory=list)
+    begin_s: float = 0.0
+    end_s: float = 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of forwards and backwards."""
+        return sum(span.end_s - span.start_s for span in self.operations)
+
+
+class Recorder:
+    """Notes marks while an iteration runs; :meth:`record` tells the times afterwards."""
+
+    def __init__(self, clock: DeviceClock) -> None:
+        self.clock = clock
+        self._marks: list[tuple[str, Any, Any, Any]] = []
+        self._begin = clock.mark()
+
+    def begin(self) -> None:
+        """A new iteration starts."""
+        self._marks.clear()
+        self._begin = self.clock.mark()
+
+    def mark(self) -> Any:
+        """This moment."""
+        return self.clock.mark()
+
+    def note(self, kind: str, what: Any, start: Any, end: Any | None = None) -> None:
+        """Something of a kind (a list of :class:`StepRecord`) that ends now, or at ``end``."""
+        self._marks.append((kind, what, start, self.clock.mark() if end is None else end))
+
+    def record(self) -> StepRecord:
+        """The iteration so far; waits for the device."""
+        end = self.clock.mark()
+        self.clock.settle()
+        begin_s = self.clock.seconds(self._begin)
+        found = StepRecord(begin_s=begin_s, end_s=self.clock.seconds(end))
+        for kind, what, start, stop in self._marks:
+            span = Span(what, self.clock.seconds(start), self.clock.seconds(stop))
+            getattr(found, kind).append(span)
+        return found
 
 
 class Sending(Protocol):
@@ -71,45 +203,34 @@ class _Receiving:
         return self._buffer.to(self._device)
 
 
-class DirectTransport:
-    """The process group reads and writes the device's memory itself."""
+class GroupTransport:
+    """Messages of the process group, which reads and writes the memory that they lie in.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        device: of the tensors that are computed with.
+        memory: where messages lie. If it is not ``device``, each is copied there before it is sent,
+            and from there once it has arrived.
+    """
+
+    def __init__(self, device: torch.device, memory: torch.device) -> None:
         self._device = device
+        self._memory = memory
 
     def send(self, tensor: Tensor, peer: int) -> Sending:
-        """Start to send a tensor."""
-        whole = tensor.contiguous()
+        """Start to send a tensor; a copy waits for the GPU."""
+        whole = tensor.to(self._memory).contiguous()
         return _Sending(dist.isend(whole, peer), whole)
 
     def receive(self, spec: TensorSpec, peer: int) -> Receiving:
         """Start to receive the next tensor of a rank."""
-        buffer = torch.empty(spec.shape, dtype=spec.dtype, device=self._device)
-        return _Receiving(dist.irecv(buffer, peer), buffer, self._device)
-
-
-class HostTransport:
-    """Messages travel through the CPU's memory, since gloo sends and receives no GPU tensor."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def send(self, tensor: Tensor, peer: int) -> Sending:
-        """Copy it to the CPU, which waits for the GPU, and start to send it."""
-        copy = tensor.cpu().contiguous()
-        return _Sending(dist.isend(copy, peer), copy)
-
-    def receive(self, spec: TensorSpec, peer: int) -> Receiving:
-        """Start to receive the next tensor of a rank; it moves to the GPU when it is waited for."""
-        buffer = torch.empty(spec.shape, dtype=spec.dtype)
+        buffer = torch.empty(spec.shape, dtype=spec.dtype, device=self._memory)
         return _Receiving(dist.irecv(buffer, peer), buffer, self._device)
 
 
 def transport_of(device: torch.device, backend: str) -> Transport:
-    """Return the transport for tensors of a device over a backend."""
-    if device.type == "cuda" and backend == "gloo":
-        return HostTransport(device)
-    return DirectTransport(device)
+    """Return the transport for tensors of a device; gloo sends and receives none of a GPU."""
+    through_host = device.type == "cuda" and backend == "gloo"
+    return GroupTransport(device, torch.device("cpu") if through_host else device)
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from executor.checkpoint import Ranks
+from executor.checkpoint.ranks import Ranks
 from executor.distributed.failure import talking_to
 from executor.runtime.lowering import Reduce
-from executor.runtime.recorder import Span, StepRecord
-from executor.runtime.runtime import Receiving, Sending, Transport
+from executor.runtime.runtime import Receiving, Sending, Span, StepRecord, Transport
 from executor.runtime.worker import TensorSpec
 from executor.training.loop import StepMetrics, peak_memory_bytes
 from planner.costs.placement import PlacedPipeline, place_plan
@@ -197,7 +196,7 @@ class _Step:
             yield self._on(rank, start_s, end_s, operation=what)
 
     def transfers(self) -> Iterator[dict[str, Any]]:
-        """From the moment a send was posted to that of its arrival."""
+        """Yield each transfer, from the moment its send was posted to its arrival."""
         posted = {
             (rank, what[1], what[0]): start_s for rank, what, start_s, _ in self._events("sends")
         }

@@ -205,7 +205,7 @@ class CrossIteration:
                 self._optimisation.train(self._step, names, 1.0, factor)
 
     def _scale(self, name: str) -> float:
-        """From the sum over this rank's microbatches to an estimate of the sum over all."""
+        """Return the factor from this rank's sum over microbatches to an estimate of all."""
         share = self._own_share[name] if name in self._shared else 1.0
         return 1 / share if share else 1.0
 

@@ -17,7 +17,7 @@ from executor.training.master_weights import MakeOptimizer
 from executor.training.optimisation import StepOutcome
 
 _Pulled = dict[int, tuple[list[str], int, list[Tensor]]]
-"""By part: its names, version and weights."""
+"""Names, version and weights of each part."""
 
 
 def modulation(kind: str, decay: float) -> Callable[[int], float]:

@@ -46,7 +46,7 @@ class ServedWeights:
         self._make_optimizer = make_optimizer
         self._parts = shards_of(self.masters, servers)
         self._shards: dict[int, tuple[list[str], Shard]] = {}
-        """By part, with the pipelines that were there for longer when it began to serve it."""
+        """Shards by part, with the pipelines that were there for longer when serving began."""
         self._lock = Lock()
         neighbours.server.handle("push", self._push)
         neighbours.server.handle("pull", self._pull)

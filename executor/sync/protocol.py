@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from executor.runtime.lowering import Reduce
-from executor.runtime.recorder import Recorder
+from executor.runtime.runtime import Recorder
 from executor.sync.gradients import SharedGradients
 from executor.training.optimisation import Optimisation, StepOutcome
 from planner.sync.strategies import Options

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from executor.checkpoint import Checkpoint
+from executor.checkpoint.read import Checkpoint
 from executor.launch.config import TrainingConfig
 from executor.launch.prepare import Prepared
 from executor.training.data import BatchOf, Source, batches, is_always_the_same

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from executor.distributed.failure import talking_to
-from executor.runtime.recorder import StepRecord
+from executor.runtime.runtime import StepRecord
 from executor.training.optimisation import StepOutcome
 from planner.cluster.hardware import GIB
 from planner.errors import PipeplanError

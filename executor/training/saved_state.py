@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.checkpoint import Checkpoint, Ranks, save_checkpoint
+from executor.checkpoint.ranks import Ranks
+from executor.checkpoint.read import Checkpoint
+from executor.checkpoint.write import save_checkpoint
 from executor.launch.prepare import Prepared
 from executor.sync.shared_parameters import ParameterOwners
 from executor.training.loss_scale import LossScale

@@ -18,8 +18,7 @@ from executor.emulation.pace import Pace, Pacer
 from executor.launch.prepare import Prepared
 from executor.launch.run import PlanRank
 from executor.runtime.lowering import Action, Reduce
-from executor.runtime.recorder import Recorder, StepRecord, clock_of
-from executor.runtime.runtime import PipelineRuntime, transport_of
+from executor.runtime.runtime import PipelineRuntime, Recorder, StepRecord, clock_of, transport_of
 from executor.runtime.timeline import WatchedTransport
 from executor.runtime.worker import OperationObserver, Worker
 from executor.stage.recompute import BeforeUse

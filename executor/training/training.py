@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from executor.checkpoint import Checkpoint
+from executor.checkpoint.read import Checkpoint
 from executor.distributed.process_group import (
     device_of_this_process,
     process_group,

@@ -17,9 +17,9 @@ from planner.units import format_seconds
 
 if TYPE_CHECKING:
     from planner.analysis.explain import Explanation
-    from planner.analysis.what_if import Change, WhatIf
-    from planner.analysis.what_if.values import WhatIfProgress
+    from planner.analysis.what_if.values import WhatIf, WhatIfProgress
     from planner.plan.plan import Plan
+    from planner.variants.changes import Change
 
 
 TIME_LIMIT_S = 60.0
@@ -88,8 +88,8 @@ def value_request(
     Raises:
         PipeplanError: naming a setting out of range, or a change that cannot be read.
     """
-    from planner.analysis.what_if import parse_change
     from planner.search.solve import check_settings
+    from planner.variants.changes import parse_change
 
     if time_limit_s is not None and not solve_anew:
         raise PipeplanError("--time-limit: only has an effect with --what-if; add that option")
@@ -124,7 +124,8 @@ def values_of(
     Raises:
         PipeplanError: if the plan overflows memory.
     """
-    from planner.analysis.what_if import default_changes, what_if
+    from planner.analysis.what_if.candidates import default_changes
+    from planner.analysis.what_if.search import what_if
 
     usual = default_changes(plan, explanation, solve_anew=request.solve_anew)
     return what_if(

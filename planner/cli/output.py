@@ -74,7 +74,7 @@ _OPTIONS = {
     **{name: f"--{name}" for name in ("lost", "added", "slack", "runtime")},
     **{"time_limit_s": "--time-limit", "gap_limit": "--gap", "pipeline_size": "--pipeline-size"},
 }
-"""By the names of arguments, of those that no field of a file has."""
+"""Options by the name of the argument that they set, where no field of a file does."""
 
 
 @contextmanager

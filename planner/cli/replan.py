@@ -21,7 +21,7 @@ from planner.errors import PipeplanError
 from planner.search.budget import DEFAULT_WORKERS
 
 if TYPE_CHECKING:
-    from planner.replanning import Replanned
+    from planner.replanning.replan import Replanned
 
 LostOption = Annotated[
     list[str] | None,
@@ -99,8 +99,8 @@ def replan(
     with user_errors(as_json):
         from planner.cluster.cluster import Cluster
         from planner.prediction import load_plan
-        from planner.replanning import parse_added, parse_slow
-        from planner.replanning import replan as replan_plan
+        from planner.replanning.replan import replan as replan_plan
+        from planner.variants.machine_changes import parse_added, parse_slow
         from planner.verification import require_valid, save_valid
 
         additions = [parse_added(text) for text in added or ()]

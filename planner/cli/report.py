@@ -24,7 +24,7 @@ from planner.search.budget import DEFAULT_WORKERS
 
 if TYPE_CHECKING:
     from planner.analysis.comparison import ComparisonRow
-    from planner.analysis.what_if import WhatIf
+    from planner.analysis.what_if.values import WhatIf
     from planner.measured.timeline import MeasuredTimeline
     from planner.plan.plan import Plan
 
@@ -61,7 +61,7 @@ def _report(
 ) -> None:
     """Evaluate and compare as requested, and write the page."""
     from planner.prediction import load_plan
-    from planner.report.html import save_report
+    from planner.report.html.page import save_report
 
     plan = load_plan(path)
     measured = None if against is None else _measured(plan, against)

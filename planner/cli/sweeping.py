@@ -16,8 +16,9 @@ from planner.errors import PipeplanError
 from planner.units import format_seconds, plural
 
 if TYPE_CHECKING:
-    from planner.analysis.sweep import Engine, SweepResult, SweepRow
-    from planner.analysis.sweep.run import SweepProgress
+    from planner.analysis.sweep.engines import Engine
+    from planner.analysis.sweep.rows import SweepRow
+    from planner.analysis.sweep.run import SweepProgress, SweepResult
     from planner.cluster.cluster import Cluster
     from planner.job import Job
     from planner.model.layer_graph import LayerGraph
@@ -215,10 +216,9 @@ def _clusters(paths: tuple[Path, ...]) -> dict[str, Cluster]:
 
 def _require_possible(request: SweepRequest, clusters: Mapping[str, Cluster], job: Job) -> None:
     """Refuse wrong settings before the model is traced, which may take long."""
-    from planner.analysis.sweep.engines import Processes
+    from planner.analysis.sweep.engines import Processes, require_ray
     from planner.analysis.sweep.folder import require_folder
     from planner.analysis.sweep.points import batches_of, points_of
-    from planner.analysis.sweep.ray_engine import require_ray
     from planner.analysis.sweep.rows import currency_of, require_bill
     from planner.records.document import require_file_path
     from planner.report.figures import require_format
@@ -293,7 +293,7 @@ def _swept(
     *,
     quiet: bool,
 ) -> SweepResult:
-    from planner.analysis.sweep import sweep
+    from planner.analysis.sweep.run import sweep
     from planner.plan.problem import ModelSource
 
     factory = None if is_graph_file(request.model) else request.model
@@ -321,8 +321,7 @@ def _swept(
 
 
 def _engine(request: SweepRequest) -> Engine:
-    from planner.analysis.sweep.engines import InTurn, Processes
-    from planner.analysis.sweep.ray_engine import RayEngine
+    from planner.analysis.sweep.engines import InTurn, Processes, RayEngine
 
     if request.ray is not None:
         return RayEngine(request.ray)

@@ -35,12 +35,12 @@ class SyncStep(Record):
 
     @property
     def asked_s(self) -> float:
-        """When the rank had something to synchronise."""
+        """The moment at which the rank had something to synchronise."""
         return self.start_s + self.compute_s
 
     @property
     def end_s(self) -> float:
-        """When the rank continued."""
+        """The moment at which the rank continued."""
         return self.asked_s + self.sync_wait_s
 
 

@@ -268,12 +268,12 @@ class Plan(JsonFile):
 
     @property
     def overlaps(self) -> bool:
-        """As :func:`overlaps_reductions` of its job and strategy."""
+        """Whether gradients are reduced during the last backwards (:func:`overlaps_reductions`)."""
         return overlaps_reductions(self.job.space, self.sync)
 
     @property
     def bucket_bytes(self) -> float | None:
-        """As :func:`overlapped_bucket_bytes` of its job and strategy."""
+        """The size of a bucket of gradients (:func:`overlapped_bucket_bytes`); None without any."""
         return overlapped_bucket_bytes(self.job.space, self.sync)
 
     @cached_property

@@ -2,8 +2,8 @@
 
 :mod:`planner.variants.machine_changes` has the changes and the problem after them. ``state`` is
 what each device holds and what must be moved. ``repair`` makes first plans from the old stages,
-with devices from ``groups`` and cuts from ``recut``; the steps of ``solve`` follow. ``choice``
-takes a plan that is fast and moves few bytes.
+with cuts from ``recut``; the steps of ``solve`` follow. ``choice`` takes a plan that is fast and
+moves few bytes.
 """
 
 from planner.replanning.choice import Alternative

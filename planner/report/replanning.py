@@ -13,7 +13,8 @@ from planner.units import format_bytes, format_seconds, plural
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from planner.replanning import Alternative, Replanned
+    from planner.replanning.choice import Alternative
+    from planner.replanning.replan import Replanned
 
 MOST_MOVES = 20
 """Rows of the table of moves; the file of moves has all."""

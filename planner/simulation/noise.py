@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from planner.cluster.link_table import FloatArray
-from planner.costs.placement import GradientReduction
+from planner.costs.reductions import GradientReduction
 from planner.errors import PipeplanError
 from planner.plan.operations import Operation
 from planner.simulation.timeline import (

@@ -15,7 +15,8 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from planner.costs.placement import GradientReduction, PlacedPipeline, Transfer, place_plan
+from planner.costs.placement import PlacedPipeline, Transfer, place_plan
+from planner.costs.reductions import GradientReduction
 from planner.errors import DeadlockError
 from planner.plan.operations import Kind, Operation, Orders, owners
 from planner.plan.plan import Plan

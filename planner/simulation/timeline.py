@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.costs.placement import GradientReduction, PlacedPipeline
+from planner.costs.placement import PlacedPipeline
+from planner.costs.reductions import GradientReduction
 from planner.plan.operations import Operation
 
 

@@ -55,7 +55,7 @@ class Replayed:
 
     @property
     def iteration_time_s(self) -> float:
-        """When the last device has done its optimizer step."""
+        """The time at which the last device has done its optimizer step."""
         return self.last.end_s
 
     @property

@@ -8,7 +8,7 @@ from commands import ROOT, pipeplan
 from measured_runs import run_of
 
 from planner.plan.plan import Plan
-from planner.report.html import report_html
+from planner.report.html.page import report_html
 from planner.search.partition.baselines import BASELINES
 
 

@@ -1,18 +1,22 @@
-"""Ranks that are forked off one process, which has imported torch for all of them.
+"""Ranks that are forked off one process, which imports torch and exports models for all of them.
 
-``python forked_ranks.py RANKS [-m] PROGRAM ARGUMENT…`` runs a script or a module as so many ranks,
-with the variables that torchrun sets. A rank that fails ends the others, and the status is 1.
+``python forked_ranks.py RANKS [-m] PROGRAM PLANS ARGUMENT…`` runs a script or a module as so many
+ranks, with the variables that torchrun sets. PLANS is a plan or a folder of them. A rank that fails
+ends the others, and the status is 1.
 """
 
 import os
 import runpy
 import signal
 import sys
+from pathlib import Path
 
 import torch.distributed as dist
+from exports import share_exports_of
 
 
 def main(ranks: int, program: list[str]) -> int:
+    share_exports_of(Path(program[2 if program[0] == "-m" else 1]))
     receive, send = os.pipe()
     running = {}
     for rank in range(ranks):
@@ -57,7 +61,7 @@ def ended(running: dict[int, int]) -> int:
         rank = running.pop(child)
         if status and not failed:
             failed = True
-            print(f"rank {rank} ended with status {status}", file=sys.stderr)
+            print(f"status {status} of rank {rank}", file=sys.stderr)
             for other in running:
                 os.kill(other, signal.SIGTERM)
     return int(failed)

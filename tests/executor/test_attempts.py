@@ -11,7 +11,7 @@ import pytest
 from launch import torchrun
 from torch.distributed import HashStore, Store, TCPStore
 
-from executor.distributed.failure import LostRankError
+from executor.distributed.errors import LostRankError
 from executor.distributed.process_group import store_of_attempt
 
 

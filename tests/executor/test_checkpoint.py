@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from launch import torchrun
+from launch import forked
 from thread_ranks import assert_holds, some, together
 
 from executor.checkpoint import Checkpoint, save_checkpoint
@@ -77,7 +77,7 @@ def test_a_failure_on_one_rank_is_told_on_all_and_leaves_nothing(tmp_path: Path)
 @pytest.mark.extensive
 def test_processes_write_and_fail_together(tmp_path: Path) -> None:
     worker = Path(__file__).parent / "checkpoint_worker.py"
-    done = torchrun(2, str(worker), str(tmp_path / "run"))
+    done = forked(2, str(worker), str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr[-4000:]
     assert sorted(done.stdout.split()) == sorted("rank 0 done rank 1 done".split())
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 from executor_plans import pipeline_of, scheduled, traced
-from launch import environment, start, torchrun
+from launch import environment, forked, start, torchrun
 from torch.distributed import HashStore
 
-from executor.distributed.failure import Failures, FollowedError, LostRankError, followed
+from executor.distributed.errors import FollowedError, LostRankError
+from executor.distributed.failure import Failures, followed
 from planner.plan.plan import Plan
 
 pytestmark = pytest.mark.extensive
@@ -221,7 +222,7 @@ def refuse(plan_path: Path) -> Refuse:
     script.write_text(WITHOUT_GROUP)
 
     def run(*arguments: str, ranks: int = RANKS) -> list[str]:
-        done = torchrun(ranks, str(script), *arguments, env=environment(HERE))
+        done = forked(ranks, str(script), *arguments, env=environment(HERE))
         assert done.returncode != 0
         assert done.stdout == ""
         assert processes(plan_path.parent) == []

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launch import ROOT, start, torchrun
+from launch import ROOT, forked, start, torchrun
 from torch.distributed import TCPStore
 
 from benchmarks.testbed import Testbed, why_not
-from executor.distributed.failure import LostRankError
+from executor.distributed.errors import LostRankError
 from executor.measure_links.options import parser
 from executor.measure_links.run import members_of
 from executor.measure_links.turns import TurnTaking, all_turns, groups, rounds
@@ -197,7 +197,7 @@ def test_pairs_at_once_and_nothing_else(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_done_is_told_in_a_line(options: tuple[str, ...], words: str) -> None:
-    done = torchrun(2, "-m", MODULE, *options)
+    done = forked(2, "-m", MODULE, *options)
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert said

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from executor_plans import by_counts, pipeline_of, shuffled, traced
-from launch import torchrun
+from launch import forked
 from plain_torch import Alone, worst_error
 
 from executor.checkpoint import Checkpoint
@@ -62,7 +62,7 @@ def test_it_trains_what_one_process_does(tmp_path: Path) -> None:
     training = tmp_path / "train.toml"
     training.write_text(TRAINING.format(folder=tmp_path / "checkpoints"))
     options = ["--config", str(training), "--timeline", str(measured)]
-    done = torchrun(3, "-m", "executor", str(tmp_path / "plan.json"), *options)
+    done = forked(3, "-m", "executor", str(tmp_path / "plan.json"), *options)
     assert done.returncode == 0, done.stderr[-4000:]
     alone = Alone(plan, TrainingConfig.load(training))
     alone.train(STEPS)

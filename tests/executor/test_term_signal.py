@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from executor.distributed.watch import TermSignal
+from executor.distributed.failure import TermSignal
 
 
 @pytest.fixture

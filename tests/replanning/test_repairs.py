@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trained import model, nodes, plan_of
 
-from planner.replanning.groups import OldStage, Repairs
 from planner.replanning.recut import Groups
+from planner.replanning.repair import OldStage, Repairs
 from planner.search.partition.chain import Chain
 
 CHAIN = Chain(plan_of(model(), nodes(4, 4), [(6, "n0/gpu0")]).problem)

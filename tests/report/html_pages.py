@@ -10,7 +10,7 @@ from typing import Any
 from planner.assembly import plan_by_hand
 from planner.plan.operations import Operation
 from planner.plan.plan import Plan
-from planner.report.html import report_html
+from planner.report.html.page import report_html
 from planner.simulation.timeline import Timeline
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}

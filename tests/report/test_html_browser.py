@@ -13,8 +13,8 @@ from html_pages import plan_of
 from measured_runs import run_of
 
 from planner.plan.operations import KIND_LABELS
-from planner.report.html import save_report
 from planner.report.html.colours import DARK, LIGHT
+from planner.report.html.page import save_report
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 from planner.units import format_seconds

@@ -31,8 +31,7 @@ from planner.errors import PipeplanError
 from planner.plan.plan import Plan
 from planner.report.comparison import row_cells
 from planner.report.explanation import explanation_lines
-from planner.report.html import report_html, save_report
-from planner.report.html.page import SCRIPTS
+from planner.report.html.page import SCRIPTS, report_html, save_report
 from planner.search.partition.baselines import BASELINES
 from planner.search.schedule.heuristic import best_classic_schedule
 from planner.units import format_seconds

@@ -16,7 +16,8 @@ from replay_oracle import inputs_of, lag_s, seconds
 from strategies import Scheduled, scheduled
 
 from planner.cluster.link_table import FloatArray
-from planner.costs.placement import GradientReduction, PlacedPipeline
+from planner.costs.placement import PlacedPipeline
+from planner.costs.reductions import GradientReduction
 from planner.costs.roofline import OperationTimes
 from planner.errors import PipeplanError
 from planner.plan.operations import Operation

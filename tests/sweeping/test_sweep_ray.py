@@ -9,7 +9,7 @@ from small_sweeps import JOB, QUICK, chain, ring
 
 from planner import sweep
 from planner.analysis.sweep import InTurn
-from planner.analysis.sweep.ray_engine import RayEngine
+from planner.analysis.sweep.engines import RayEngine
 from planner.errors import PipeplanError
 
 ray = pytest.importorskip("ray")

@@ -12,13 +12,13 @@ from torch import nn
 from torch.nn import functional
 from transformer_sizes import BLOCKS, TINY
 
+from executor.launch.model import structure_differences
 from planner.errors import PipeplanError
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.model.tracing.export import export_step
 from planner.model.tracing.factory import TrainingStep, example_batch, import_factory
 from planner.model.tracing.layers import assign_layers
-from planner.model.tracing.structure import structure_differences
 from planner.model.tracing.trace import trace
 
 transformers = pytest.importorskip("transformers")

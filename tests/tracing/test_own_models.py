@@ -5,10 +5,10 @@ import torch
 from classifiers import Classifier, mlp, smooth_mlp
 from torch import Tensor, nn
 
+from executor.launch.model import structure_differences
 from planner.job import Job
 from planner.model.tracing.export import export_step
 from planner.model.tracing.layers import assign_layers
-from planner.model.tracing.structure import structure_differences
 from planner.model.tracing.trace import graph_record, trace
 
 

@@ -12,7 +12,7 @@ from many_sided import many_sided_plans
 from test_agreement import assert_they_agree
 
 from planner.cluster.routing import Route, Routing
-from planner.costs import collectives, placement, roofline, stage_bytes
+from planner.costs import collectives, placement, reductions, roofline, stage_bytes
 from planner.costs import stage_bytes as workspace
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
@@ -84,12 +84,12 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "last.end_s",
     ),
     "a bucket does not wait for its last layer": (
-        placement._bucket_reductions,
+        reductions._bucket_reductions,
         "[bucket.first_layer]",
         "[bucket.first_layer + 1]",
     ),
     "a weight gradient takes as long as a whole backward": (
-        placement.GradientReduction.ahead_s,
+        reductions.GradientReduction.ahead_s,
         "seconds(kind)",
         'seconds("B")',
     ),
@@ -129,7 +129,7 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "",
     ),
     "tied parameters are reduced by each stage": (
-        placement._tied_parameters,
+        reductions._tied_parameters,
         "if len(held) > 1",
         "if len(held) > 9",
     ),

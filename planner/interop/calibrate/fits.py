@@ -110,7 +110,7 @@ def route_of(cluster: Cluster, ends: Ends) -> Route:
 AGREEMENT = 1e-3
 """A share of a time below which measured and predicted count as equal."""
 SPREAD_OF_SIZES = 1.25
-"""Between the largest and the smallest message, to tell latency from bandwidth."""
+"""Ratio of the largest to the smallest message that tells latency from bandwidth."""
 LEAST_SHARE = 0.1
 """Fraction of a message's predicted time without latency; below it the latency is wrong too."""
 SHORT_S = 1e-3

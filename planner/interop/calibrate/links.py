@@ -11,7 +11,8 @@ from planner.analysis.deviation import Comparison, Deviation
 from planner.cluster.cluster import Cluster, Link
 from planner.cluster.routing import Route
 from planner.costs.collectives import Algorithm, all_reduce_algorithms, all_reduce_s
-from planner.costs.placement import GradientReduction, PlacedPipeline
+from planner.costs.placement import PlacedPipeline
+from planner.costs.reductions import GradientReduction
 from planner.interop.calibrate.fits import (
     AGREEMENT,
     UNTOLD,

@@ -142,7 +142,7 @@ FORMATS: dict[str, Format] = {
         lambda path, options: read_dnn_partitioning(path),
     ),
 }
-"""By name. A file is of the first format that recognises it."""
+"""Formats by name. A file is of the first one that recognises it."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ CLUSTER_FORMATS: dict[str, ClusterFormat] = {
         lambda path, device_type: read_nccl_cluster(path, device_type, "sendrecv"),
     ),
 }
-"""By name, as :data:`FORMATS`; the last two are never told from a file."""
+"""Formats of measured links by name; the last two are never recognised from a file."""
 
 
 def format_of(path: str | Path, format_name: str = AUTO) -> str:

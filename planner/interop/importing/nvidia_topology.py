@@ -187,7 +187,7 @@ PCIE = {
 }
 OTHER_PCIE = "PCIe4-x16"
 SYS_SHARE = 0.5
-"""Between sockets: half of what PCIe carries; machines differ widely here."""
+"""The share of PCIe's bandwidth that is assumed between sockets; machines differ widely."""
 
 
 def read_topology_cluster(path: Path, device_type: str | None = None) -> ImportedCluster:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from planner.analysis.deviation import compare_with_measured
 from planner.analysis.explain import Explanation, explain
-from planner.analysis.what_if import WhatIf, default_changes, what_if
+from planner.analysis.what_if.candidates import default_changes
+from planner.analysis.what_if.search import what_if
+from planner.analysis.what_if.values import WhatIf
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.plan import Plan
 from planner.prediction import replay

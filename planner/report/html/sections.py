@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 
 from planner.analysis.deviation import Comparison
 from planner.analysis.explain import Explanation
-from planner.analysis.what_if import Value, WhatIf
+from planner.analysis.what_if.values import Value, WhatIf
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.plan import Plan, gap
 from planner.plan.run_command import run_command

@@ -1,0 +1,221 @@
+"""All-reduces of gradients: those of a partition, and the time they take after the backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+from planner.cluster.cluster import Cluster
+from planner.costs.collectives import (
+    GradientBucket,
+    all_reduce_s,
+    fastest_all_reduce_s,
+    gradient_buckets,
+)
+from planner.costs.roofline import OperationTimes
+from planner.model.graph_record import Parameter
+from planner.plan.problem import Problem
+
+if TYPE_CHECKING:
+    from planner.costs.placement import StageSpec
+
+TimesByDevice = Mapping[str, Sequence[OperationTimes]]
+"""The seconds of each layer of a stage, in the order of the graph, by device."""
+
+
+@dataclass(frozen=True)
+class GradientReduction:
+    """An all-reduce of gradients, after or during the last backward of ``stages`` on ``devices``.
+
+    Attributes:
+        stages: one, or those that hold tied parameters.
+        devices: that hold them.
+        bytes: of the gradients.
+        seconds: of the all-reduce.
+        bucket: number of the bucket among those of the stage; 0 of gradients reduced at once.
+        ahead: by device, the seconds of the layers before those of the bucket, whose gradients a
+            backward makes after the bucket's; empty of gradients that wait for its end.
+    """
+
+    stages: tuple[int, ...]
+    devices: tuple[str, ...]
+    bytes: int
+    seconds: float
+    bucket: int = 0
+    ahead: Mapping[str, OperationTimes] = field(default_factory=dict, compare=False)
+
+    def ahead_s(self, kind: str, device: str) -> float:
+        """Return how long before the end of a last backward (B or W) the gradients are there."""
+        return self.ahead[device].seconds(kind) if self.ahead else 0.0
+
+
+class AllAtOnce(NamedTuple):
+    """Seconds of one all-reduce, with its devices in the cluster's order and in the best one."""
+
+    seconds: float
+    fastest_s: float
+
+
+@dataclass(frozen=True)
+class ReductionTails:
+    """The time from the last backward of a stage to the end of its device's all-reduces.
+
+    Attributes:
+        cluster: whose devices reduce.
+        reductions: all of an iteration, in the order in which a device starts them.
+        overlap: whether gradients are reduced in buckets while the last backwards still run.
+    """
+
+    cluster: Cluster
+    reductions: Sequence[GradientReduction]
+    overlap: bool
+
+    def tail_s(self, stage: int, device: str) -> float:
+        """Return the least time from a stage's last backward on a device to its last all-reduce."""
+        return self._tail_s(stage, device, self._listed_s, lambda row: row.seconds)
+
+    def least_tail_s(self, stage: int, device: str) -> float:
+        """Return the same where each all-reduce has the best order of its devices."""
+        return self._tail_s(stage, device, self._fastest_s, lambda row: row.fastest_s)
+
+    @cached_property
+    def _listed_s(self) -> Mapping[GradientReduction, float]:
+        """Seconds of each all-reduce with its devices in the cluster's order."""
+        return {sync: sync.seconds for sync in self.reductions}
+
+    @cached_property
+    def _fastest_s(self) -> Mapping[GradientReduction, float]:
+        """Seconds of each all-reduce in the best order of its devices."""
+        cluster, syncs = self.cluster, self.reductions
+        each = {(sync.devices, sync.bytes) for sync in syncs}
+        seconds = {key: fastest_all_reduce_s(cluster, *key) for key in each}
+        return {sync: seconds[sync.devices, sync.bytes] for sync in syncs}
+
+    @cached_property
+    def _at_once(self) -> Mapping[tuple[int, ...], AllAtOnce]:
+        """The time of reducing all buckets of the same stages at once, at least.
+
+        It is no less than that of any bucket, also where the devices here are only some of those
+        that reduce.
+        """
+        cluster, found = self.cluster, {}
+        for stages in dict.fromkeys(sync.stages for sync in self.reductions):
+            buckets = [sync for sync in self.reductions if sync.stages == stages]
+            seconds = max(bucket.seconds for bucket in buckets)
+            fastest_s = max(self._fastest_s[bucket] for bucket in buckets)
+            if len(buckets) > 1:
+                devices, total = buckets[0].devices, sum(bucket.bytes for bucket in buckets)
+                seconds = max(seconds, all_reduce_s(cluster, devices, total))
+                fastest_s = max(fastest_s, fastest_all_reduce_s(cluster, devices, total))
+            found[stages] = AllAtOnce(seconds, fastest_s)
+        return found
+
+    def _tail_s(
+        self,
+        stage: int,
+        device: str,
+        seconds: Mapping[GradientReduction, float],
+        once_s: Callable[[AllAtOnce], float],
+    ) -> float:
+        """Return the least time from a stage's last backward on a device to its last all-reduce.
+
+        A device reduces one after the other. Bucket number i and all after it, tied parameters
+        last, begin no earlier than this device has the gradients of bucket i, ``ahead`` of the end
+        of its last backward at most: from then on they take the sum of their times. That holds for
+        every i. Whether the last backward is whole (B) or the weight gradient of a split one (W)
+        is not known; the longer time ahead holds for both. Where reductions may overlap, a plan may
+        also reduce everything at once after the last backward: many buckets may take longer by
+        their latencies than they gain.
+
+        Args:
+            stage: number of the stage.
+            device: one of its replicas.
+            seconds: of each all-reduce.
+            once_s: picks the seconds of all buckets of the same stages at once.
+        """
+        own = [s for s in self.reductions if stage in s.stages and device in s.devices]
+        left_s = sum(seconds[sync] for sync in own)
+        if not self.overlap:
+            return left_s
+        tail_s = 0.0
+        for sync in own:
+            ahead_s = max(sync.ahead_s(kind, device) for kind in "BW")
+            tail_s = max(tail_s, left_s - ahead_s)
+            left_s -= seconds[sync]
+        return min(tail_s, sum(once_s(self._at_once[stages]) for stages in {s.stages for s in own}))
+
+
+def gradient_reductions(
+    problem: Problem,
+    stages: Sequence[StageSpec],
+    parameters: Sequence[Sequence[Parameter]],
+    times: Sequence[TimesByDevice],
+    bucket_bytes: float | None,
+) -> tuple[GradientReduction, ...]:
+    """Return the all-reduces of an iteration: each stage's, then those of tied parameters.
+
+    Args:
+        problem: whose job sets the precision and whose cluster has the links.
+        stages: in pipeline order.
+        parameters: held by each stage.
+        times: of the layers of each stage.
+        bucket_bytes: the size of buckets reduced while the last backwards still run; None: all
+            gradients of a stage are reduced at once, after its last backward.
+    """
+    graph, tied = problem.graph, _tied_parameters(parameters)
+    own = [[p for p in held if p.trainable and p.name not in tied] for held in parameters]
+    wanted: dict[tuple[int, ...], int] = {}
+    for index, held in enumerate(own):
+        wanted[(index,)] = sum(p.bytes for p in held)
+    for name, holders in tied.items():
+        wanted[holders] = wanted.get(holders, 0) + graph.parameters[name].bytes
+    rows: list[GradientReduction] = []
+    # What a file lists first decides nothing: stages in order, then what several of them hold.
+    for group in sorted(wanted, key=lambda stages: (len(stages) > 1, stages)):
+        bytes_, index = wanted[group], group[0]
+        members = {device for stage in group for device in stages[stage].devices}
+        devices = tuple(d for d in problem.cluster.device_names if d in members)
+        if len(devices) < 2 or not bytes_:
+            continue
+        if bucket_bytes is None or len(group) > 1:
+            seconds = all_reduce_s(problem.cluster, devices, bytes_)
+            rows.append(GradientReduction(group, devices, bytes_, seconds))
+        else:
+            layers = [graph.layers[name] for name in graph.in_order(stages[index].layers)]
+            buckets = gradient_buckets(layers, own[index], bucket_bytes)
+            rows += _bucket_reductions(problem, index, devices, buckets, times[index])
+    return tuple(rows)
+
+
+def _bucket_reductions(
+    problem: Problem,
+    stage: int,
+    devices: tuple[str, ...],
+    buckets: Sequence[GradientBucket],
+    times: TimesByDevice,
+) -> Iterator[GradientReduction]:
+    """Yield the reductions of a stage's buckets, in the order in which they are filled."""
+    nothing = OperationTimes(0.0, 0.0, 0.0, 0.0)
+    before = {device: list(accumulate(rows, initial=nothing)) for device, rows in times.items()}
+    seconds = {
+        bytes_: all_reduce_s(problem.cluster, devices, bytes_)
+        for bytes_ in {bucket.bytes for bucket in buckets}
+    }
+    for number, bucket in enumerate(buckets):
+        ahead = {device: before[device][bucket.first_layer] for device in devices}
+        yield GradientReduction(
+            (stage,), devices, bucket.bytes, seconds[bucket.bytes], number, ahead
+        )
+
+
+def _tied_parameters(parameters: Sequence[Sequence[Parameter]]) -> dict[str, tuple[int, ...]]:
+    """Return trainable parameters held by several stages, with these stages."""
+    holders: dict[str, list[int]] = {}
+    for index, held in enumerate(parameters):
+        for parameter in held:
+            if parameter.trainable:
+                holders.setdefault(parameter.name, []).append(index)
+    return {name: tuple(held) for name, held in holders.items() if len(held) > 1}
