@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -318,6 +318,14 @@ class PlacedPipeline:
             found[stages] = AllAtOnce(seconds, fastest_s)
         return found
 
+    @cached_property
+    def _reductions_of(self) -> Sequence[Sequence[GradientReduction]]:
+        """The reductions of each stage, in which all its devices take part."""
+        return [
+            [sync for sync in self.synchronisations if stage in sync.stages]
+            for stage in range(len(self.stages))
+        ]
+
     def _reduction_tail_s(
         self,
         stage: int,
@@ -341,7 +349,7 @@ class PlacedPipeline:
             seconds: of each all-reduce.
             once_s: picks the seconds of all buckets of the same stages at once.
         """
-        own = [s for s in self.synchronisations if stage in s.stages and device in s.devices]
+        own = self._reductions_of[stage]
         left_s = sum(seconds[sync] for sync in own)
         if not self.overlaps:
             return left_s
@@ -354,7 +362,10 @@ class PlacedPipeline:
 
 
 def place(
-    problem: Problem, stages: Sequence[StageSpec], sync: Sync | None = None
+    problem: Problem,
+    stages: Sequence[StageSpec],
+    sync: Sync | None = None,
+    groups: Sequence[Mapping[str, str]] = (),
 ) -> PlacedPipeline:
     """Compute the figures of a partition.
 
@@ -363,6 +374,9 @@ def place(
         stages: in pipeline order; every layer in exactly one, no edge backwards.
         sync: the strategy of synchronisation; None: the default, which overlaps if the job allows
             it.
+        groups: if only one of several equal groups of devices is to be placed: of each group, its
+            device for each of the stages'. It has its share of the microbatches; gradients are
+            reduced among all groups.
     """
     sync = sync or Sync()
     bucket_bytes = overlapped_bucket_bytes(problem.job, sync)
@@ -371,7 +385,7 @@ def place(
     placed = tuple(
         PlacedStage(
             spec=spec,
-            times={device: _sum(rows) for device, rows in by_device.items()},
+            times=_sums(by_device),
             static_bytes=static_bytes(problem, held),
             workspace_bytes=row.workspace,
             split_workspace_bytes=row.split_workspace,
@@ -389,9 +403,11 @@ def place(
     return PlacedPipeline(
         problem=problem,
         stages=placed,
-        synchronisations=_synchronisations(problem, stages, parameters, times, bucket_bytes),
+        synchronisations=_synchronisations(
+            problem, stages, parameters, times, bucket_bytes, groups
+        ),
         optimizer_s=_optimizer_s(problem, stages, parameters),
-        microbatches=problem.job.microbatches,
+        microbatches=problem.job.microbatches // max(1, len(groups)),
         sync=sync,
     )
 
@@ -404,6 +420,13 @@ def place_plan(plan: Plan) -> PlacedPipeline:
 
 TimesByDevice = Mapping[str, Sequence[OperationTimes]]
 """The seconds of each layer of a stage, in the order of the graph, by device."""
+
+
+def _sums(times: TimesByDevice) -> dict[str, OperationTimes]:
+    """Return the seconds of all layers by device; devices of a type have the same list."""
+    by_row = {id(rows): rows for rows in times.values()}
+    sums = {row: _sum(rows) for row, rows in by_row.items()}
+    return {device: sums[id(rows)] for device, rows in times.items()}
 
 
 def _layer_times(problem: Problem, spec: StageSpec) -> TimesByDevice:
@@ -450,6 +473,7 @@ def _synchronisations(
     parameters: Sequence[Sequence[Parameter]],
     times: Sequence[TimesByDevice],
     bucket_bytes: float | None,
+    groups: Sequence[Mapping[str, str]],
 ) -> tuple[GradientReduction, ...]:
     graph, tied = problem.graph, _tied_parameters(parameters)
     own = [[p for p in held if p.trainable and p.name not in tied] for held in parameters]
@@ -463,35 +487,38 @@ def _synchronisations(
     for group in sorted(wanted, key=lambda stages: (len(stages) > 1, stages)):
         bytes_, index = wanted[group], group[0]
         members = {device for stage in group for device in stages[stage].devices}
-        devices = tuple(d for d in problem.cluster.device_names if d in members)
-        if len(devices) < 2 or not bytes_:
+        devices = _in_order(problem, members)
+        everywhere = [names[d] for names in groups for d in devices] or devices
+        if len(everywhere) < 2 or not bytes_:
             continue
+        reduced_s = partial(all_reduce_s, problem.cluster, _in_order(problem, everywhere))
         if bucket_bytes is None or len(group) > 1:
-            seconds = all_reduce_s(problem.cluster, devices, bytes_)
-            rows.append(GradientReduction(group, devices, bytes_, seconds))
+            rows.append(GradientReduction(group, devices, bytes_, reduced_s(bytes_)))
         else:
             layers = [graph.layers[name] for name in graph.in_order(stages[index].layers)]
             buckets = gradient_buckets(layers, own[index], bucket_bytes)
-            rows += _bucket_reductions(problem, index, devices, buckets, times[index])
+            rows += _bucket_reductions(index, devices, buckets, times[index], reduced_s)
     return tuple(rows)
 
 
+def _in_order(problem: Problem, devices: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(devices, key=problem.cluster.numbers.__getitem__))
+
+
 def _bucket_reductions(
-    problem: Problem,
     stage: int,
     devices: tuple[str, ...],
     buckets: Sequence[GradientBucket],
     times: TimesByDevice,
+    reduced_s: Callable[[int], float],
 ) -> Iterator[GradientReduction]:
     """Yield the reductions of a stage's buckets, in the order in which they are filled."""
     nothing = OperationTimes(0.0, 0.0, 0.0, 0.0)
-    before = {device: list(accumulate(rows, initial=nothing)) for device, rows in times.items()}
-    seconds = {
-        bytes_: all_reduce_s(problem.cluster, devices, bytes_)
-        for bytes_ in {bucket.bytes for bucket in buckets}
-    }
+    by_row = {id(rows): rows for rows in times.values()}
+    before = {row: list(accumulate(rows, initial=nothing)) for row, rows in by_row.items()}
+    seconds = {bytes_: reduced_s(bytes_) for bytes_ in {bucket.bytes for bucket in buckets}}
     for number, bucket in enumerate(buckets):
-        ahead = {device: before[device][bucket.first_layer] for device in devices}
+        ahead = {device: before[id(times[device])][bucket.first_layer] for device in devices}
         yield GradientReduction(
             (stage,), devices, bucket.bytes, seconds[bucket.bytes], number, ahead
         )

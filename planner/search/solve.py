@@ -91,9 +91,9 @@ def allows_several(search: Search) -> bool:
     return not search.has_single_stages
 
 
-def is_beyond_model(search: Search) -> bool:
-    """Apply to problems that are too large for the partition model."""
-    return not model_applies(search)
+def is_middling(search: Search) -> bool:
+    """Apply to problems that are too large for the partition model, but not for moving devices."""
+    return not model_applies(search) and is_small(search)
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ STEPS = (
     SearchStep("orders of devices and relaxations", solve_orders, Share(0.5, "whole"), is_small),
     SearchStep("orders of devices and relaxations", solve_orders, Share(0.3, "whole"), is_large),
     SearchStep("certificate of the bound", certify, Share(0.1)),
-    SearchStep("equal groups of devices", plan_groups, Share(0.6), is_large),
+    SearchStep("equal groups of devices", plan_groups, Share(0.7), is_large),
     SearchStep("baselines", try_baselines, Share(0.2), is_large),
     SearchStep("partitions by their bounds", improve_partitions, Share(0.3, "whole"), is_small),
     SearchStep("partitions by their bounds", improve_partitions, Share(0.3), is_large),
@@ -136,9 +136,10 @@ STEPS = (
     SearchStep("any plan that fits", find_any, Share(1), has_no_plan),
     SearchStep("descent by schedules", descend, Share(0.35)),
     SearchStep("annealing by schedules", anneal, Share(0.4), model_applies),
-    SearchStep("annealing by schedules", anneal, Share(0.8), is_beyond_model),
+    SearchStep("annealing by schedules", anneal, Share(0.8), is_middling),
     SearchStep("fewer replicas", prune_replicas, Share(0.02, "beyond"), has_plan),
-    SearchStep("schedules by CP-SAT", improve_schedules, Share(0.25), has_plan),
+    SearchStep("schedules by CP-SAT", improve_schedules, Share(0.25), is_small),
+    SearchStep("schedules by CP-SAT", improve_schedules, Share(1), is_large),
     SearchStep("partitions by CP-SAT", search_partitions, Share(1), model_applies),
     SearchStep("fewer replicas", prune_replicas, Share(0.02, "beyond"), has_plan),
     SearchStep("certificate of the bound", certify, Share(0.05, "beyond"), has_plan),
