@@ -13,6 +13,7 @@ from planner import Job, Problem
 from planner.cluster.cluster import Cluster
 from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
 from planner.search.budget import Clock, Settings, Share
+from planner.search.finished import plan_of
 from planner.search.group_search import plan_groups
 from planner.search.groupings import even_groupings
 from planner.search.local_search import Walk, estimated_s
@@ -35,7 +36,6 @@ from planner.search.schedule.list_scheduler import (
 from planner.search.schedule.pipeline_groups import groups_of, place_first, scheduled_forms
 from planner.search.schedule.search import improve_any
 from planner.search.schedule.solve import ScheduleTask
-from planner.search.solve import plan_of
 from planner.search.state import Search, SearchTask
 from planner.simulation.simulator import simulate
 from planner.verification import verify
