@@ -18,7 +18,7 @@ from benchmarks.executor.parity_worker import TIMEOUT, Iteration, gathered, trai
 from benchmarks.executor.single_process import compare, error_of_training
 from executor.emulation.pace import Pace
 from executor.runtime.lowering import Reduce
-from executor.runtime.recorder import StepRecord
+from executor.runtime.runtime import StepRecord
 from planner.plan.plan import Plan
 
 TRAININGS, STEPS = 3, 8

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from benchmarks.executor.single_process import SEED, STEPS, Held, batch_source, compare
 from executor.emulation.pace import Pace
 from executor.launch.prepare import prepare
-from executor.runtime.recorder import StepRecord
+from executor.runtime.runtime import StepRecord
 from executor.training.optimisation import StepOutcome
 from executor.training.trainer import Trainer, optimisation_of
 from planner.plan.plan import Plan

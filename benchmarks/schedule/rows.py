@@ -19,6 +19,7 @@ from planner.search.schedule.classics import classic_orders, split_backwards
 from planner.search.schedule.heuristic import Schedule, fits_memory
 from planner.search.schedule.measure import Measure, measured_s
 from planner.search.schedule.search import schedule_pipeline
+from planner.search.schedule.solve import ScheduleTask
 from planner.simulation.simulator import simulate
 
 MEASURES: tuple[Measure, ...] = ("makespan", "longest_stage_span")
@@ -87,7 +88,8 @@ def solve(
     """Schedule an instance and the published schedules beside it."""
     pipeline = instance.pipeline()
     begin, clock = time.perf_counter(), Clock(limit_s, settings.deterministic)
-    found = schedule_pipeline(pipeline, settings, clock, "any" if split else "whole", measure)
+    task = ScheduleTask(settings, clock, measure, "any" if split else "whole")
+    found = schedule_pipeline(pipeline, task)
     seconds = round(time.perf_counter() - begin, 1)
     return Row(
         instance.name,

@@ -15,7 +15,7 @@ from planner.cluster.cluster_file import FORMAT as FILE_FORMAT
 from planner.cluster.cluster_file import ClusterFile, Currency, Name, cluster_toml
 from planner.cluster.hardware import DeviceType, LinkType, Price
 from planner.cluster.link_table import LinkTable
-from planner.cluster.routing import Route, Routing
+from planner.cluster.routing import Edges, Messages, Route, Routing
 from planner.records.document import Record, read_json, read_toml, write_atomically
 from planner.records.formats import check_format
 
@@ -190,6 +190,16 @@ class Cluster(Record):
         Devices do not forward.
         """
         return self._routing.route(source, target)
+
+    def at_once(self, edges: Edges) -> Messages | None:
+        """Return the latency and bandwidth of messages sent along all edges at the same time.
+
+        Those that use the same link share its bandwidth.
+
+        Returns:
+            Seconds and GB/s of unlike messages; None if some edge has no path.
+        """
+        return self._routing.at_once(edges)
 
     def attachment(self, device: str) -> Hashable:
         """Return a key of a device's attachment to the network.

@@ -6,6 +6,7 @@ names on it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from planner.cluster.cluster import Cluster
 
+Edges = tuple[tuple[str, str], ...]
+"""Pairs of devices, each with the one it sends to."""
+Messages = tuple[tuple[float, float], ...]
+"""Seconds of latency and GB/s of messages."""
+MOST_KEPT = 5_000
+"""Sets of edges whose messages are kept at a time."""
 _Rank = Callable[[float, float], float]
 """The value that a search minimises, by width in GB/s and latency in seconds."""
 _Found = tuple[
@@ -66,6 +73,7 @@ class Routing:
         self._wires = _wires(cluster)
         self._routes: dict[tuple[str, str], Route] = {}
         self._switch_paths: dict[tuple[str, float, _Rank], dict[str, Route]] = {}
+        self._at_once: dict[Edges, Messages | None] = {}
 
     def route(self, source: str, target: str) -> Route | None:
         """Return the path from a device to another; None if there is none."""
@@ -78,6 +86,40 @@ class Routing:
             for found, route in self._routes_from(source):
                 self._routes[source, found] = route
         return self._routes.get(key)
+
+    def at_once(self, edges: Edges) -> Messages | None:
+        """Return the latency and bandwidth of messages sent along all edges at the same time.
+
+        Those that use the same link share its bandwidth. Equal ones are left out.
+
+        Returns:
+            Seconds and GB/s; None if some edge has no path.
+        """
+        if edges not in self._at_once:
+            if len(self._at_once) >= MOST_KEPT:
+                self._at_once.clear()
+            self._at_once[edges] = self._sent_at_once(edges)
+        return self._at_once[edges]
+
+    def _sent_at_once(self, edges: Edges) -> Messages | None:
+        routes = [self.route(*edge) for edge in edges]
+        known = [route for route in routes if route is not None]
+        if len(known) < len(routes):
+            return None
+        sharing = Counter(link for route in known for link in route.links)
+        widths = (
+            min(
+                (self._links[link[0]].bandwidth_gb_per_s / sharing[link] for link in route.links),
+                default=route.bandwidth_gb_per_s,
+            )
+            for route in known
+        )
+        return tuple(
+            dict.fromkeys(
+                (route.latency_s, min(width, route.bandwidth_gb_per_s))
+                for route, width in zip(known, widths, strict=True)
+            )
+        )
 
     @cached_property
     def _ports(self) -> dict[str, tuple[int, str]]:

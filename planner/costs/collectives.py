@@ -1,13 +1,11 @@
 """All-reduces: their seconds in any topology, and the buckets of gradients that they reduce."""
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from planner.cluster.cluster import Cluster
-from planner.cluster.routing import Route
 from planner.model.graph_record import Layer, Parameter
 
 
@@ -85,22 +83,10 @@ def inverse_bandwidth(cluster: Cluster, source: str, target: str) -> float:
 
 
 def _step_s(cluster: Cluster, edges: list[tuple[str, str]], bytes_: float) -> float:
-    routes = [cluster.route(*edge) for edge in edges]
-    known = [route for route in routes if route is not None]
-    if len(known) < len(routes):
+    messages = cluster.at_once(tuple(edges))
+    if messages is None:
         return math.inf
-    sharing = Counter(link for route in known for link in route.links)
-    return max(_shared_s(cluster, route, sharing, bytes_) for route in known)
-
-
-def _shared_s(
-    cluster: Cluster, route: Route, sharing: Counter[tuple[int, int]], bytes_: float
-) -> float:
-    bandwidth = min(
-        (cluster.links[link[0]].bandwidth_gb_per_s / sharing[link] for link in route.links),
-        default=route.bandwidth_gb_per_s,
-    )
-    return route.latency_s + bytes_ / (min(bandwidth, route.bandwidth_gb_per_s) * 1e9)
+    return max(latency_s + bytes_ / (width * 1e9) for latency_s, width in messages)
 
 
 # --- buckets of gradients -------------------------------------------------------------------------

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placement import PlacedPipeline, PlacedStage
 from planner.costs.roofline import OperationTimes
 
 
@@ -90,9 +90,14 @@ class PathBounds:
         Of a reduction that overlaps with it, what cannot be over before its end.
         """
         return [
-            min(self.pipeline.least_tail_s(index, device) for device in stage.spec.devices)
+            min(self.pipeline.least_tail_s(index, device) for device in self._unlike(stage))
             for index, stage in enumerate(self.pipeline.stages)
         ]
+
+    def _unlike(self, stage: PlacedStage) -> Iterable[str]:
+        """Return a stage's devices, one of those of a type that update as much."""
+        cluster, update_s = self.pipeline.problem.cluster, self.pipeline.optimizer_s
+        return {(cluster.type_of(d), update_s[d]): d for d in stage.spec.devices}.values()
 
     @cached_property
     def drain(self) -> list[float]:

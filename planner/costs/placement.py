@@ -256,7 +256,10 @@ class PlacedPipeline:
 
 
 def place(
-    problem: Problem, stages: Sequence[StageSpec], sync: Sync | None = None
+    problem: Problem,
+    stages: Sequence[StageSpec],
+    sync: Sync | None = None,
+    groups: Sequence[Mapping[str, str]] = (),
 ) -> PlacedPipeline:
     """Compute the figures of a partition.
 
@@ -265,6 +268,9 @@ def place(
         stages: in pipeline order; every layer in exactly one, no edge backwards.
         sync: the strategy of synchronisation; None: the default, which overlaps if the job allows
             it.
+        groups: if only one of several equal groups of devices is to be placed: of each group, its
+            device for each of the stages'. It has its share of the microbatches; gradients are
+            reduced among all groups.
     """
     sync = sync or Sync()
     bucket_bytes = overlapped_bucket_bytes(problem.job, sync)
@@ -273,7 +279,7 @@ def place(
     placed = tuple(
         PlacedStage(
             spec=spec,
-            times={device: _sum(rows) for device, rows in by_device.items()},
+            times=_sums(by_device),
             static_bytes=static_bytes(problem, held),
             workspace_bytes=row.workspace,
             split_workspace_bytes=row.split_workspace,
@@ -291,9 +297,11 @@ def place(
     return PlacedPipeline(
         problem=problem,
         stages=placed,
-        synchronisations=gradient_reductions(problem, stages, parameters, times, bucket_bytes),
+        synchronisations=gradient_reductions(
+            problem, stages, parameters, times, bucket_bytes, groups
+        ),
         optimizer_s=_optimizer_s(problem, stages, parameters),
-        microbatches=problem.job.microbatches,
+        microbatches=problem.job.microbatches // max(1, len(groups)),
         sync=sync,
     )
 
@@ -302,6 +310,13 @@ def place_plan(plan: Plan) -> PlacedPipeline:
     """Compute the figures of a plan's stages from its cluster, job, graph and strategy."""
     specs = [StageSpec(stage.layers, stage.devices, stage.recompute) for stage in plan.stages]
     return place(plan.problem, specs, plan.sync)
+
+
+def _sums(times: TimesByDevice) -> dict[str, OperationTimes]:
+    """Return the seconds of all layers by device; devices of a type have the same list."""
+    by_row = {id(rows): rows for rows in times.values()}
+    sums = {row: _sum(rows) for row, rows in by_row.items()}
+    return {device: sums[id(rows)] for device, rows in times.items()}
 
 
 def _layer_times(problem: Problem, spec: StageSpec) -> TimesByDevice:

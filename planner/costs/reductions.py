@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -113,6 +113,15 @@ class ReductionTails:
             found[stages] = AllAtOnce(seconds, fastest_s)
         return found
 
+    @cached_property
+    def _of_stage(self) -> Mapping[int, Sequence[GradientReduction]]:
+        """The reductions of each stage, in which all its devices take part."""
+        found: dict[int, list[GradientReduction]] = {}
+        for sync in self.reductions:
+            for stage in sync.stages:
+                found.setdefault(stage, []).append(sync)
+        return found
+
     def _tail_s(
         self,
         stage: int,
@@ -136,7 +145,7 @@ class ReductionTails:
             seconds: of each all-reduce.
             once_s: picks the seconds of all buckets of the same stages at once.
         """
-        own = [s for s in self.reductions if stage in s.stages and device in s.devices]
+        own = self._of_stage.get(stage, ())
         left_s = sum(seconds[sync] for sync in own)
         if not self.overlap:
             return left_s
@@ -154,6 +163,7 @@ def gradient_reductions(
     parameters: Sequence[Sequence[Parameter]],
     times: Sequence[TimesByDevice],
     bucket_bytes: float | None,
+    groups: Sequence[Mapping[str, str]],
 ) -> tuple[GradientReduction, ...]:
     """Return the all-reduces of an iteration: each stage's, then those of tied parameters.
 
@@ -164,6 +174,8 @@ def gradient_reductions(
         times: of the layers of each stage.
         bucket_bytes: the size of buckets reduced while the last backwards still run; None: all
             gradients of a stage are reduced at once, after its last backward.
+        groups: if the stages are on one of several equal groups of devices: of each group, its
+            device for each of the stages'; gradients are reduced among all groups.
     """
     graph, tied = problem.graph, _tied_parameters(parameters)
     own = [[p for p in held if p.trainable and p.name not in tied] for held in parameters]
@@ -177,35 +189,38 @@ def gradient_reductions(
     for group in sorted(wanted, key=lambda stages: (len(stages) > 1, stages)):
         bytes_, index = wanted[group], group[0]
         members = {device for stage in group for device in stages[stage].devices}
-        devices = tuple(d for d in problem.cluster.device_names if d in members)
-        if len(devices) < 2 or not bytes_:
+        devices = _in_order(problem, members)
+        everywhere = [names[d] for names in groups for d in devices] or devices
+        if len(everywhere) < 2 or not bytes_:
             continue
+        reduced_s = partial(all_reduce_s, problem.cluster, _in_order(problem, everywhere))
         if bucket_bytes is None or len(group) > 1:
-            seconds = all_reduce_s(problem.cluster, devices, bytes_)
-            rows.append(GradientReduction(group, devices, bytes_, seconds))
+            rows.append(GradientReduction(group, devices, bytes_, reduced_s(bytes_)))
         else:
             layers = [graph.layers[name] for name in graph.in_order(stages[index].layers)]
             buckets = gradient_buckets(layers, own[index], bucket_bytes)
-            rows += _bucket_reductions(problem, index, devices, buckets, times[index])
+            rows += _bucket_reductions(index, devices, buckets, times[index], reduced_s)
     return tuple(rows)
 
 
+def _in_order(problem: Problem, devices: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(devices, key=problem.cluster.numbers.__getitem__))
+
+
 def _bucket_reductions(
-    problem: Problem,
     stage: int,
     devices: tuple[str, ...],
     buckets: Sequence[GradientBucket],
     times: TimesByDevice,
+    reduced_s: Callable[[int], float],
 ) -> Iterator[GradientReduction]:
     """Yield the reductions of a stage's buckets, in the order in which they are filled."""
     nothing = OperationTimes(0.0, 0.0, 0.0, 0.0)
-    before = {device: list(accumulate(rows, initial=nothing)) for device, rows in times.items()}
-    seconds = {
-        bytes_: all_reduce_s(problem.cluster, devices, bytes_)
-        for bytes_ in {bucket.bytes for bucket in buckets}
-    }
+    by_row = {id(rows): rows for rows in times.values()}
+    before = {row: list(accumulate(rows, initial=nothing)) for row, rows in by_row.items()}
+    seconds = {bytes_: reduced_s(bytes_) for bytes_ in {bucket.bytes for bucket in buckets}}
     for number, bucket in enumerate(buckets):
-        ahead = {device: before[device][bucket.first_layer] for device in devices}
+        ahead = {device: before[id(times[device])][bucket.first_layer] for device in devices}
         yield GradientReduction(
             (stage,), devices, bucket.bytes, seconds[bucket.bytes], number, ahead
         )

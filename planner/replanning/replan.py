@@ -16,17 +16,9 @@ from planner.replanning.choice import Alternative, choose
 from planner.replanning.repair import repair
 from planner.replanning.state import State, moves_between
 from planner.search.budget import DEFAULT_WORKERS, Clock, Settings, Share, TimeSlice
+from planner.search.finished import ended_by, limit_text, plan_of
 from planner.search.result import Ended, unjoined_devices
-from planner.search.solve import (
-    STEPS,
-    SearchStep,
-    best_of,
-    check_settings,
-    ended_by,
-    limit_text,
-    plan_of,
-    run_until_stopped,
-)
+from planner.search.solve import STEPS, SearchStep, best_of, check_settings, run_until_stopped
 from planner.search.state import Progress, Search, SearchTask
 from planner.sync.strategies import SYNCHRONOUS, options_of
 from planner.variants.machine_changes import (

@@ -12,7 +12,7 @@ search, and its best partitions are tried on the devices of all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -21,6 +21,7 @@ from planner.plan.problem import Problem
 from planner.search.budget import Clock, TimeSlice
 from planner.search.groupings import Grouping, even_groupings, groupings_of, problem_of_one
 from planner.search.local_search import Walk, estimated_s
+from planner.search.partition.candidates import grid_partitions
 from planner.search.partition.chain import Chain, Partition
 from planner.search.partition.dynamic_programs.device_orders import first_orders
 from planner.search.partition.dynamic_programs.order_program import Order
@@ -60,7 +61,8 @@ def plan_groups(search: Search, time: TimeSlice) -> None:
     rows = _partitions(search, TimeSlice(search.clock, end_s))
     found = sorted(rows, key=lambda row: (row.estimate_s, len(row.units[0])))
     for row in found[:SCHEDULED]:
-        if search.has_time and not search.is_done():
+        is_behind = search.optimiser.is_large and row.estimate_s >= search.best_s
+        if search.has_time and not search.is_done() and not is_behind:
             search.consider(row.partition)
     starts = _starts(found)
     for number, row in enumerate(starts):
@@ -83,27 +85,39 @@ def _starts(found: Sequence[_Found]) -> list[_Found]:
 
 
 def _partitions(search: Search, time: TimeSlice) -> Iterator[_Found]:
-    """Yield the best partition along each order of each number of groups, small ones first."""
+    """Yield good partitions for each number of groups, small groups first."""
     for grouping in reversed(even_groupings(search.problem)):
         if len(grouping[0]) > MOST_RANKS:
             continue
-        for units in islice(_orders(search, grouping), MOST_ORDERS):
+        for units, partition in _candidates(search, grouping, time):
             if not time.has_time() or search.is_done():
                 return
-            partition = search.optimiser.along(units, search.best_s, time.has_time)
-            if partition is None:
-                continue
             estimate_s = estimated_s(search, search.optimiser.representative(partition))
             if math.isfinite(estimate_s):
                 yield _Found(estimate_s, partition, units)
 
 
-def _orders(search: Search, grouping: Grouping) -> Iterator[Order]:
-    """Yield orders of the units, by orders of the first group's devices that are not alike."""
+def _candidates(
+    search: Search, grouping: Grouping, time: TimeSlice
+) -> Iterator[tuple[Order, Partition]]:
+    """Yield grids of a group's devices, and the best partition along each of its orders."""
+    one = Chain(restricted_to(search.problem, grouping[0]))
+    place_of = one.problem.cluster.numbers
     numbers = search.problem.cluster.numbers
     rows = [[numbers[device] for device in group] for group in grouping]
-    one = Chain(restricted_to(search.problem, grouping[0]))
-    attached = [one.problem.cluster.attachment(device) for device in grouping[0]]
+    units = tuple(_unit(rows, rank) for rank in range(len(grouping[0])))
+    for partition in grid_partitions(one, search.max_stages):
+        yield units, everywhere(partition, grouping, place_of)
+    for order in islice(_orders(one, rows), MOST_ORDERS):
+        found = search.optimiser.along(order, search.best_s, time.has_time)
+        if found is not None:
+            yield order, found
+
+
+def _orders(one: Chain, rows: Sequence[Sequence[int]]) -> Iterator[Order]:
+    """Yield orders of the units, by orders of the first group's devices that are not alike."""
+    cluster = one.problem.cluster
+    attached = [cluster.attachment(device) for device in cluster.device_names]
     seen: set[tuple[tuple[int, Hashable], ...]] = set()
     for order in first_orders(one):
         pattern = tuple((one.kinds[rank], attached[rank]) for (rank,) in order)
@@ -157,10 +171,23 @@ def _best_of_one(
         search.clock.stop()
     place_of = {device: place for place, device in enumerate(grouping[-1])}
     for candidate in alone.ranked()[:BEST]:
-        yield tuple(
-            replace(
-                stage,
-                devices=tuple(g[place_of[device]] for g in grouping for device in stage.devices),
-            )
-            for stage in candidate.partition
+        yield everywhere(candidate.partition, grouping, place_of)
+
+
+def everywhere(partition: Partition, grouping: Grouping, place_of: Mapping[str, int]) -> Partition:
+    """Return the partition of one group on the devices of all.
+
+    Args:
+        partition: of one group.
+        grouping: the devices of all groups.
+        place_of: the place of each device in its group.
+    """
+    return tuple(
+        replace(
+            stage,
+            devices=tuple(
+                group[place_of[device]] for group in grouping for device in stage.devices
+            ),
         )
+        for stage in partition
+    )

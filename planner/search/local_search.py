@@ -23,6 +23,7 @@ from planner.search.partition.local_search.neighbourhood import (
     PartitionMoves,
 )
 from planner.search.schedule.heuristic import quick_estimate_s
+from planner.search.schedule.pipeline_groups import place_first
 from planner.search.state import Candidate, Search
 
 MOST_NEIGHBOURS = 4000
@@ -167,6 +168,8 @@ class Walk:
         self._times: dict[Partition, float] = {}
         self._annealing: AnnealingAcceptance[float] | None = None
         self._idle = self._known = 0
+        self._best: Partition | None = None
+        self._best_s = math.inf
 
     def go(self, start: Partition, limit_s: float) -> None:
         """Walk for so long, or until nothing new is met."""
@@ -186,6 +189,8 @@ class Walk:
         self._idle, self._known = 0, len(self._times)
         for _ in local_search(current, time_s, self._draw, self._judge, self._annealing):
             pass
+        if self._best is not None:
+            self._search.consider(self._best)
 
     def _in_units(self, stages: Numbered) -> Numbered:
         """Return stages by the numbers of their units."""
@@ -235,10 +240,16 @@ class Walk:
         partition = search.optimiser.representative(self._scorer.named(stages))
         if partition not in self._times:
             self._times[partition] = estimated_s(search, partition)
-            near = 1.0 if search.optimiser.is_large else NEAR
-            if self._times[partition] < near * search.best_s:
-                search.consider(partition)
+            self._keep(partition, self._times[partition])
         return self._times[partition]
+
+    def _keep(self, partition: Partition, time_s: float) -> None:
+        """Schedule a partition that may be the best; on large clusters only the last such one."""
+        if not self._search.optimiser.is_large:
+            if time_s < NEAR * self._search.best_s:
+                self._search.consider(partition)
+        elif time_s < min(self._search.best_s, self._best_s):
+            self._best, self._best_s = partition, time_s
 
 
 def estimated_s(search: Search, partition: Partition) -> float:
@@ -246,7 +257,7 @@ def estimated_s(search: Search, partition: Partition) -> float:
 
     Infinity if the partition cannot run.
     """
-    pipeline = place(search.problem, search.chain.specs(partition))
+    pipeline = place_first(search.problem, search.chain.specs(partition))
     search.clock.charge(SearchWork.PLACED_STAGE, len(partition))
     if not search.allows(partition) or not is_connected(pipeline):
         return math.inf
@@ -254,7 +265,5 @@ def estimated_s(search: Search, partition: Partition) -> float:
     estimate_s = quick_estimate_s(pipeline, split=search.chain.splits)
     if estimate_s is not None:
         return estimate_s
-    if search.recomputed.fits_never(partition, pipeline):
-        return math.inf
-    found = search.candidates.get(partition) or search.schedule(partition, pipeline)
+    found = search.consider(partition)
     return math.inf if found is None else found.schedule.iteration_time_s

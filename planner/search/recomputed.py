@@ -22,6 +22,7 @@ from planner.search.partition.memory.recompute import Holding
 from planner.search.partition.memory.recompute_variants import RecomputeVariants
 from planner.search.schedule.heuristic import Schedule, best_heuristic_schedule, fits_memory
 from planner.search.schedule.search import improve_any
+from planner.search.schedule.solve import ScheduleTask
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline, memory_profile
 from planner.space import Backward
@@ -141,15 +142,16 @@ class RecomputedSchedules:
             recomputes (0 if nothing is proved). Where memory binds, half the time goes into a
             model of its own for that bound.
         """
-        pipeline, backward = start.timeline.pipeline, self._backward
+        pipeline = start.timeline.pipeline
+        task = ScheduleTask(settings, clock, backward=self._backward)
         if not self._variants.may_change(pipeline):
-            found = improve_any(pipeline, start, settings, clock, limit_s, backward=backward)
+            found = improve_any(pipeline, start, task, limit_s)
             return found, found.lower_bound_s
-        found = improve_any(pipeline, start, settings, clock, limit_s / 2, backward=backward)
+        found = improve_any(pipeline, start, task, limit_s / 2)
         found = self.relaxed(partition, replace(found, lower_bound_s=0.0))
         light = with_least_stash(self._chain, partition, self._plain(partition))
         begin = replace(found, timeline=simulate(light, found.orders))
-        bound = improve_any(light, begin, settings, clock, limit_s / 2, backward=backward)
+        bound = improve_any(light, begin, task, limit_s / 2)
         return found, bound.lower_bound_s
 
     def _plain(self, partition: Partition) -> PlacedPipeline:

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from planner.assembly import assemble_plan, version
-from planner.costs.placement import StageSpec, place
+from planner.costs.placement import StageSpec
 from planner.errors import InfeasibleError, PipeplanError
 from planner.plan.membership import outside
-from planner.plan.operations import numbered_by_losses
-from planner.plan.plan import COST_MODEL, Plan, Provenance, Sync
+from planner.plan.plan import Plan
 from planner.plan.problem import Problem
-from planner.plan.runtimes import LOSSES_IN_ORDER, for_runtime
+from planner.plan.runtimes import for_runtime
 from planner.search.budget import DEFAULT_WORKERS, Clock, Settings, Share, TimeSlice
 from planner.search.feasibility import explain_infeasible, form_problem
+from planner.search.finished import (
+    OPTIMALITY_TOLERANCE,
+    ended_by,
+    limit_text,
+    plan_of,
+    status_of,
+)
 from planner.search.group_search import plan_groups, search_pipelines
 from planner.search.local_search import anneal, descend
 from planner.search.missing_freedoms import with_missing_freedoms
 from planner.search.partition.chain import Chain, Partition
-from planner.search.result import Ended, Result, Robustness, Status
+from planner.search.result import Result, Robustness
 from planner.search.robust import SHARE, RobustChoice, choose_robust
-from planner.search.schedule.heuristic import Schedule
 from planner.search.shared_devices import plan_shared
 from planner.search.state import Candidate, Progress, Search, SearchTask
 from planner.search.steps import (
@@ -42,18 +46,11 @@ from planner.search.steps import (
     try_thorough_partitions,
 )
 from planner.simulation.noise import Noise
-from planner.simulation.simulator import simulate
-from planner.simulation.timeline import Timeline
-from planner.space import BoundCovers
-from planner.verification import require_valid
 
 if TYPE_CHECKING:
     from planner.search.partition.cp_sat.search import Constrain
 
 logger = logging.getLogger(__name__)
-
-OPTIMALITY_TOLERANCE = 1e-4
-"""Rounding to ticks alone costs up to this much; a smaller gap counts as proved optimal."""
 
 
 def always(search: Search) -> bool:
@@ -91,9 +88,9 @@ def allows_several(search: Search) -> bool:
     return not search.has_single_stages
 
 
-def is_beyond_model(search: Search) -> bool:
-    """Apply to problems that are too large for the partition model."""
-    return not model_applies(search)
+def is_middling(search: Search) -> bool:
+    """Apply to problems that are too large for the partition model, but not for moving devices."""
+    return not model_applies(search) and is_small(search)
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,7 @@ STEPS = (
     SearchStep("orders of devices and relaxations", solve_orders, Share(0.5, "whole"), is_small),
     SearchStep("orders of devices and relaxations", solve_orders, Share(0.3, "whole"), is_large),
     SearchStep("certificate of the bound", certify, Share(0.1)),
-    SearchStep("equal groups of devices", plan_groups, Share(0.6), is_large),
+    SearchStep("equal groups of devices", plan_groups, Share(0.7), is_large),
     SearchStep("baselines", try_baselines, Share(0.2), is_large),
     SearchStep("partitions by their bounds", improve_partitions, Share(0.3, "whole"), is_small),
     SearchStep("partitions by their bounds", improve_partitions, Share(0.3), is_large),
@@ -136,9 +133,10 @@ STEPS = (
     SearchStep("any plan that fits", find_any, Share(1), has_no_plan),
     SearchStep("descent by schedules", descend, Share(0.35)),
     SearchStep("annealing by schedules", anneal, Share(0.4), model_applies),
-    SearchStep("annealing by schedules", anneal, Share(0.8), is_beyond_model),
+    SearchStep("annealing by schedules", anneal, Share(0.8), is_middling),
     SearchStep("fewer replicas", prune_replicas, Share(0.02, "beyond"), has_plan),
-    SearchStep("schedules by CP-SAT", improve_schedules, Share(0.25), has_plan),
+    SearchStep("schedules by CP-SAT", improve_schedules, Share(0.25), is_small),
+    SearchStep("schedules by CP-SAT", improve_schedules, Share(1), is_large),
     SearchStep("partitions by CP-SAT", search_partitions, Share(1), model_applies),
     SearchStep("fewer replicas", prune_replicas, Share(0.02, "beyond"), has_plan),
     SearchStep("certificate of the bound", certify, Share(0.05, "beyond"), has_plan),
@@ -257,11 +255,6 @@ def check_settings(time_limit_s: float, gap_limit: float, seed: int, workers: in
         raise PipeplanError(problems)
 
 
-def limit_text(time_limit_s: float, deterministic: bool) -> str:
-    """Return a time limit as it stands in a plan's provenance."""
-    return f"{'deterministic' if deterministic else 'wall'} {time_limit_s:g} s"
-
-
 def _partitions(chain: Chain, plans: Sequence[Plan | Sequence[StageSpec]]) -> list[Partition]:
     """Return the stages of earlier plans that are partitions of the chain in the job's space."""
     found, space, layers = [], chain.problem.job.space, chain.names
@@ -284,7 +277,7 @@ def _result(search: Search, limit: str, noise: Noise | None) -> Result:
     robustness = choice.robustness if choice else None
     plan = plan_of(search, schedule, limit, _method(schedule.method, robustness))
     return Result(
-        status=_status(search, schedule.iteration_time_s),
+        status=status_of(search, schedule.iteration_time_s),
         plan=plan,
         lower_bound_s=min(search.found.bound_s, search.best_s),
         history=tuple(search.found.history),
@@ -317,48 +310,6 @@ def best_of(search: Search) -> Candidate:
     raise with_missing_freedoms(error, search, run_quickly)
 
 
-def plan_of(search: Search, schedule: Schedule, limit: str, solver: str) -> Plan:
-    """Return the verified plan of a schedule that a search found, with the bound it proved.
-
-    Args:
-        search: that is over.
-        schedule: of the search's problem.
-        limit: of the search, see :func:`limit_text`.
-        solver: what found the schedule.
-    """
-    bound_s = min(search.found.bound_s, search.best_s)
-    provenance = _provenance(search, limit, solver)
-    found = search.found
-    proof = search.certifier.proof(bound_s, found.bound_source, found.bound_event)
-    if search.problem.job.runtime in LOSSES_IN_ORDER:
-        schedule = _numbered_by_losses(schedule)
-    timeline = _reduced_best(schedule)
-    plan = assemble_plan(timeline, schedule.orders, bound_s, provenance, proof)
-    require_valid(plan)
-    return plan
-
-
-def _numbered_by_losses(schedule: Schedule) -> Schedule:
-    """Return the schedule with microbatches numbered in the order of their losses."""
-    pipeline = schedule.timeline.pipeline
-    orders = numbered_by_losses(schedule.orders, len(pipeline.stages) - 1)
-    return replace(schedule, orders=orders, timeline=simulate(pipeline, orders))
-
-
-def _reduced_best(schedule: Schedule) -> Timeline:
-    """Return the timeline, with reductions after the last backwards if that is faster.
-
-    Several buckets may lose more by their latencies than they gain by the overlap.
-    """
-    timeline = schedule.timeline
-    pipeline, at_once = timeline.pipeline, Sync(options={"overlap": False})
-    if not pipeline.overlaps or not pipeline.synchronisations:
-        return timeline
-    specs = [stage.spec for stage in pipeline.stages]
-    later = simulate(place(pipeline.problem, specs, at_once), schedule.orders)
-    return min(timeline, later, key=lambda row: row.iteration_time_s)
-
-
 def _choice(search: Search, noise: Noise | None) -> RobustChoice | None:
     """Choose a robust plan if a noise is given; None after Ctrl-C, which keeps the fastest."""
     try:
@@ -373,37 +324,3 @@ def _method(method: str, robustness: Robustness | None) -> str:
     if robustness is None:
         return text
     return f"{text}, chosen for robustness under noise ({robustness.noise})"
-
-
-def _status(search: Search, time_s: float) -> Status:
-    """Return the status of a plan with this iteration time."""
-    tolerance = min(search.task.gap_limit, OPTIMALITY_TOLERANCE)
-    if time_s <= search.found.bound_s * (1 + tolerance):
-        return "optimal"
-    return "interrupted" if search.clock.is_stopped else "feasible"
-
-
-def ended_by(search: Search) -> Ended:
-    """Return why a search ended, asked at its end."""
-    if _status(search, search.best_s) == "optimal":
-        return "proved"
-    if search.clock.is_stopped:
-        return "interrupted"
-    if search.best_s <= search.found.bound_s * (1 + search.task.gap_limit):
-        return "gap limit"
-    return "nothing left to try" if search.has_time else "time limit"
-
-
-def _provenance(search: Search, limit: str, solver: str) -> Provenance:
-    return Provenance(
-        pipeplan=version("pipeplan"),
-        ortools=version("ortools"),
-        seed=search.settings.seed,
-        workers=1 if search.settings.deterministic else search.settings.workers,
-        limit=limit,
-        solver=solver,
-        bound_covers=BoundCovers(
-            space=search.problem.job.space, own_constraints=search.task.constrain is not None
-        ),
-        cost_model=COST_MODEL,
-    )

@@ -13,7 +13,7 @@ from planner.errors import DeadlockError
 from planner.model.blocks import block_count, first_blocks
 from planner.plan.membership import outside
 from planner.plan.operations import Orders, one_forward_one_backward
-from planner.search.schedule.equal_pipelines import in_all_pipelines
+from planner.search.schedule.equal_pipelines import spread_over
 from planner.search.schedule.heuristic import fits_memory
 from planner.simulation.simulator import simulate
 from planner.variants.problems import with_job
@@ -45,7 +45,7 @@ def plans_of(problem: Problem) -> Iterator[tuple[PlacedPipeline, Orders]]:
         if is_connected(pipeline):
             for replicas in _pairings(specs):
                 for orders in _orders(problem, specs, replicas):
-                    merged = in_all_pipelines(replicas, orders)
+                    merged = spread_over(replicas, list(orders.values()))
                     assert not any(outside(space, specs, merged, layers))
                     yield pipeline, merged
 

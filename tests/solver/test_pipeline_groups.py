@@ -13,6 +13,7 @@ from planner import Job, Problem
 from planner.cluster.cluster import Cluster
 from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
 from planner.search.budget import Clock, Settings, Share
+from planner.search.finished import plan_of
 from planner.search.group_search import plan_groups
 from planner.search.groupings import even_groupings
 from planner.search.local_search import Walk, estimated_s
@@ -32,9 +33,9 @@ from planner.search.schedule.list_scheduler import (
     in_flight_limits,
     list_schedule,
 )
-from planner.search.schedule.pipeline_groups import pipeline_groups, scheduled_forms
+from planner.search.schedule.pipeline_groups import groups_of, place_first, scheduled_forms
 from planner.search.schedule.search import improve_any
-from planner.search.solve import plan_of
+from planner.search.schedule.solve import ScheduleTask
 from planner.search.state import Search, SearchTask
 from planner.simulation.simulator import simulate
 from planner.verification import verify
@@ -184,8 +185,8 @@ def test_quick_schedules_keep_microbatches_local_where_that_is_faster() -> None:
 )
 def test_devices_that_are_not_equal_groups_are_one_pipeline(stages) -> None:
     pipeline = placed(chain_problem(nodes(2, 3), microbatches=9), *stages)
-    groups = pipeline_groups(pipeline)
-    assert groups is None or groups.pipeline.microbatches % len(groups.counterparts) == 0
+    groups = groups_of(pipeline)
+    assert groups is None or pipeline.microbatches % len(groups.counterparts) == 0
     if groups is not None:
         counts = [len(stage.spec.devices) for stage in pipeline.stages]
         assert all(count % len(groups.counterparts) == 0 for count in counts)
@@ -195,11 +196,11 @@ def test_devices_that_are_not_equal_groups_are_one_pipeline(stages) -> None:
 
 def test_microbatches_that_cannot_be_shared_equally_make_no_groups() -> None:
     problem = chain_problem(nodes(2, 3), microbatches=7)
-    assert pipeline_groups(placed(problem, *EQUAL)) is None
+    assert groups_of(placed(problem, *EQUAL)) is None
 
 
 def test_groups_lie_in_nodes_where_stages_do() -> None:
-    groups = pipeline_groups(placed(chain_problem(nodes(2, 3)), *EQUAL))
+    groups = groups_of(placed(chain_problem(nodes(2, 3)), *EQUAL))
     assert groups is not None
     assert groups.are_apart
     nodes_of = [{device[:2] for device in names.values()} for names in groups.counterparts]
@@ -208,9 +209,26 @@ def test_groups_lie_in_nodes_where_stages_do() -> None:
 
 def test_groups_that_share_a_network_card_are_not_apart() -> None:
     stages = (2, "n0d0 n0d1"), (2, "n1d0 n1d1")
-    groups = pipeline_groups(placed(chain_problem(nodes(2, 3)), *stages))
+    groups = groups_of(placed(chain_problem(nodes(2, 3)), *stages))
     assert groups is not None
     assert not groups.are_apart
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_group_placed_by_itself_reduces_among_all(overlaps: bool) -> None:
+    problem = chain_problem(nodes(2, 3), 4, 1024)
+    job = problem.job.model_copy(update={"overlap_reduction": overlaps})
+    problem = Problem(problem.graph, problem.cluster, job)
+    pipeline = placed(problem, *EQUAL)
+    groups = groups_of(pipeline)
+    assert groups is not None
+    first = place_first(problem, [stage.spec for stage in pipeline.stages])
+    assert first == groups.first_of(pipeline)
+    assert first.microbatches == 512
+    assert [sync.ahead for sync in first.synchronisations] == [
+        {device: sync.ahead[device] for device in sync.devices if sync.ahead}
+        for sync in groups.first_of(pipeline).synchronisations
+    ]
 
 
 @pytest.mark.parametrize("microbatches", [4, 8, 12])
@@ -218,9 +236,9 @@ def test_groups_that_share_a_network_card_are_not_apart() -> None:
 def test_groups_that_are_apart_all_run_as_the_first_alone(layers: int, microbatches: int) -> None:
     problem = chain_problem(nodes(2, 3), layers, microbatches)
     pipeline = placed(problem, (2, "n0d0 n0d1 n1d0 n1d1"), (layers - 2, "n0d2 n1d2"))
-    groups = pipeline_groups(pipeline)
+    groups = groups_of(pipeline)
     assert groups is not None
-    first = groups.first
+    first = groups.first_of(pipeline)
     for limits in in_flight_limits(first):
         alone = list_schedule(first, balanced_assignment(first), limits, backward_first)
         assert alone is not None
@@ -344,7 +362,7 @@ def test_an_improved_group_is_carried_over_to_all_and_proves_nothing_false(
     assert start is not None
     assert (len(start.timeline.operations) > 600) == many
     settings = Settings(0, 1, deterministic=True)
-    found = improve_any(pipeline, start, settings, Clock(4.0, True), 4.0)
+    found = improve_any(pipeline, start, ScheduleTask(settings, Clock(4.0, True)), 4.0)
     assert fits_memory(found.timeline)
     assert schedule_bound_s(pipeline) <= found.iteration_time_s <= start.iteration_time_s
     assert found.lower_bound_s <= found.iteration_time_s

@@ -21,7 +21,7 @@ from planner.search.schedule.cp_sat.model import ScheduleModel
 from planner.search.schedule.heuristic import Schedule
 from planner.search.schedule.measure import Measure, measure_bound_s, measured_s
 from planner.search.schedule.search import schedule_pipeline, search_schedule
-from planner.search.schedule.solve import improve_schedule
+from planner.search.schedule.solve import ScheduleTask, improve_schedule
 from planner.search.schedule.ticks import in_ticks
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
@@ -37,7 +37,7 @@ OWNER = {(0, 0): "d0", (0, 1): "d1"}
 
 def searched(tiny: TinyPipeline, measure: Measure, backward: Backward) -> Schedule:
     clock = Clock(10, deterministic=True)
-    return schedule_pipeline(tiny.placed, SETTINGS, clock, backward, measure)
+    return schedule_pipeline(tiny.placed, ScheduleTask(SETTINGS, clock, measure, backward))
 
 
 def starts(timeline: Timeline) -> dict[tuple, float]:
@@ -251,7 +251,9 @@ def test_start_that_turns_microbatches_round_gives_no_bound_that_is_too_high(mea
     reverse = orders(d0="0F0 0F1 0F2 0B2 0B1 0B0", d1="1F0 1F1 1F2 1B2 1B1 1B0")
     start = Schedule(reverse, simulate(tiny.placed, reverse), "reverse")
     best = brute_force(tiny, split=False)
-    found = improve_schedule(tiny.placed, start, SETTINGS, Clock(10, True), 10, measure)
+    found = improve_schedule(
+        tiny.placed, start, ScheduleTask(SETTINGS, Clock(10, True), measure), 10
+    )
     assert best.makespan == best.longest_span == 15
     assert found.lower_bound_s <= 15
 
@@ -262,7 +264,7 @@ def test_spans_are_searched_where_transfers_and_gradients_are_shorter_than_a_tic
     stages = [((f"l{s}",), (f"d{s}",)) for s in range(4)]
     placed = pipeline(graph(layers, cuts), star(4, duplex="half"), stages, microbatches=3)
     clock = Clock(5, True)
-    found = schedule_pipeline(placed, SETTINGS, clock, "any", "longest_stage_span")
+    found = schedule_pipeline(placed, ScheduleTask(SETTINGS, clock, "longest_stage_span", "any"))
     assert found.lower_bound_s <= measured_s(found.timeline, "longest_stage_span")
 
 

@@ -12,7 +12,7 @@ from planner.search.budget import Clock, Settings
 from planner.search.schedule.cp_sat.model import ScheduleModel
 from planner.search.schedule.heuristic import fits_memory, quick_schedules
 from planner.search.schedule.memory_shares import SharedSchedule, divides_memory, search_shares
-from planner.search.schedule.solve import improve_schedule
+from planner.search.schedule.solve import ScheduleTask, improve_schedule
 from planner.search.schedule.ticks import in_ticks
 from planner.simulation.simulator import simulate
 
@@ -105,7 +105,8 @@ def test_what_is_found_is_never_worse_and_the_same_every_time(seed: int) -> None
         return
     settings = Settings(workers=1, deterministic=True)
     found = [
-        improve_schedule(placed, fitting[0], settings, Clock(1.0, True), 1.0) for _ in range(2)
+        improve_schedule(placed, fitting[0], ScheduleTask(settings, Clock(1.0, True)), 1.0)
+        for _ in range(2)
     ]
     assert found[0].orders == found[1].orders
     assert found[0].iteration_time_s <= fitting[0].iteration_time_s

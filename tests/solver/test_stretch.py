@@ -9,7 +9,7 @@ from planner.search.budget import Clock, Settings
 from planner.search.schedule.heuristic import best_heuristic_schedule, fits_memory
 from planner.search.schedule.periodic import periodic_schedules, with_few_microbatches
 from planner.search.schedule.search import schedule_pipeline
-from planner.search.schedule.solve import MAX_OPERATIONS
+from planner.search.schedule.solve import MAX_OPERATIONS, ScheduleTask
 
 pytestmark = pytest.mark.extensive
 
@@ -51,6 +51,6 @@ def test_a_search_of_many_microbatches_is_no_worse_and_keeps_its_bound() -> None
     quick = best_heuristic_schedule(pipeline)
     assert quick is not None
     settings = Settings(workers=1, deterministic=True)
-    found = schedule_pipeline(pipeline, settings, Clock(6.0, True))
+    found = schedule_pipeline(pipeline, ScheduleTask(settings, Clock(6.0, True)))
     assert fits_memory(found.timeline)
     assert 0 < found.lower_bound_s <= found.iteration_time_s <= quick.iteration_time_s

@@ -11,7 +11,7 @@ from planner.search.budget import Clock, Settings
 from planner.search.schedule.assignment import balanced_assignment
 from planner.search.schedule.classics import one_by_one
 from planner.search.schedule.heuristic import Schedule, best_heuristic_schedule, fits_memory
-from planner.search.schedule.solve import improve_schedule
+from planner.search.schedule.solve import ScheduleTask, improve_schedule
 from planner.simulation.simulator import simulate
 
 GIB = 2**30
@@ -43,9 +43,8 @@ def test_cp_sat_keeps_room_for_tensors_on_their_way(seed: int) -> None:
     pipe = tight(seed)
     start = no_pipelining(pipe)
     assert fits_memory(start.timeline)
-    found = improve_schedule(
-        pipe, start, Settings(deterministic=True), Clock(5, deterministic=True), 5
-    )
+    task = ScheduleTask(Settings(deterministic=True), Clock(5, deterministic=True))
+    found = improve_schedule(pipe, start, task, 5)
     assert fits_memory(found.timeline)
     assert found.lower_bound_s <= found.iteration_time_s < 0.9 * start.iteration_time_s
 

@@ -12,6 +12,7 @@ from planner.costs.placement import PlacedPipeline
 from planner.search.budget import Clock, Settings
 from planner.search.schedule.measure import measure_bound_s, measured_s
 from planner.search.schedule.search import schedule_pipeline
+from planner.search.schedule.solve import ScheduleTask
 from planner.search.schedule.ticks import in_ticks
 
 KINDS = "FIWB"
@@ -90,6 +91,6 @@ def test_bound_in_ticks_stays_below_the_real_value(rows, latency_us):
     placed = measured(rows, latency_us)
     for measure in ("makespan", "longest_stage_span"):
         clock = Clock(1, deterministic=True)
-        found = schedule_pipeline(placed, Settings(0, 1, True), clock, "any", measure)
+        found = schedule_pipeline(placed, ScheduleTask(Settings(0, 1, True), clock, measure, "any"))
         assert found.lower_bound_s <= measured_s(found.timeline, measure)
         assert measure_bound_s(placed, measure, split=True) <= found.lower_bound_s * (1 + 1e-9)

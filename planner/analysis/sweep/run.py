@@ -19,7 +19,8 @@ from planner.model.layer_graph import LayerGraph
 from planner.plan.plan import COST_MODEL
 from planner.plan.problem import ModelSource, Problem, cluster_digest
 from planner.plan.sweep_index import Point, SweepIndex, SweepSettings
-from planner.search.solve import OPTIMALITY_TOLERANCE, check_settings
+from planner.search.finished import OPTIMALITY_TOLERANCE
+from planner.search.solve import check_settings
 
 
 @dataclass(frozen=True)

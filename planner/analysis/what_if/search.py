@@ -21,7 +21,8 @@ from planner.prediction import replay
 from planner.search.budget import DEFAULT_WORKERS, Clock, SearchWork, Settings
 from planner.search.recomputed import RecomputedSchedules
 from planner.search.schedule.heuristic import Schedule, best_heuristic_schedule, fits_memory
-from planner.search.schedule.solve import improve_schedule
+from planner.search.schedule.search import improve_any
+from planner.search.schedule.solve import ScheduleTask
 from planner.search.solve import check_settings, solve
 from planner.simulation.simulator import simulate_plan
 from planner.simulation.timeline import Timeline
@@ -195,13 +196,11 @@ class _Search:
                 return
             assert case.same is not None
             case.offer_same(
-                improve_schedule(
+                improve_any(
                     case.pipeline,
                     case.same,
-                    self._settings,
-                    self._clock,
+                    ScheduleTask(self._settings, self._clock, backward=case.backward),
                     limit_s,
-                    backward=case.backward,
                 )
             )
             if case is self._base:

@@ -1,106 +1,92 @@
-"""One schedule in each of several equal pipelines: data parallelism with pipelining."""
+"""Equal pipelines, data parallelism with pipelining: groups of one replica of every stage.
+
+Microbatch m belongs to pipeline m mod R of R; its share is numbered from 0 within it. The slowest
+pipeline is scheduled, and all do the same.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from planner.costs.placement import PlacedPipeline, place
+from planner.costs.placement import PlacedPipeline
 from planner.errors import PipeplanError
+from planner.plan.membership import unequal
 from planner.plan.operations import Operation, Orders
 from planner.search.schedule.assignment import balanced_assignment
 from planner.search.schedule.classics import Generator
-from planner.search.schedule.pipeline_groups import renumbered, spread_orders
-from planner.variants.problems import with_job
+from planner.search.schedule.pipeline_groups import PipelineGroups, spread_orders
+
+Pipelines = Sequence[Sequence[str]]
+"""Of each pipeline the device of each stage."""
 
 
 def orders_of_pipelines(
-    pipeline: PlacedPipeline, replicas: Sequence[Sequence[str]], generator: Generator
+    pipeline: PlacedPipeline, pipelines: Pipelines, generator: Generator
 ) -> Orders:
     """Return the orders of a schedule that every pipeline runs on a share of the microbatches.
 
-    Microbatch m belongs to pipeline m mod R of R; its share is numbered from 0 within it.
-
     Args:
         pipeline: all stages with their replicas.
-        replicas: of each pipeline the device of each stage.
+        pipelines: that these form.
         generator: of the schedule of one pipeline.
 
     Raises:
         DoesNotApplyError: if the schedule is not defined for such stages.
         PipeplanError: if the microbatches cannot be shared out equally.
     """
-    count = len(replicas)
-    return {
-        device: renumbered(order, number, count)
-        for number, replica in enumerate(replicas)
-        for device, order in _orders(pipeline, replica, count, generator).items()
-    }
+    share_of(pipeline.microbatches, len(pipelines))
+    groups = _groups(pipeline, pipelines)
+    slowest = groups.first_of(pipeline)
+    return groups.spread(generator(slowest, balanced_assignment(slowest)))
 
 
-def spread_over(replicas: Sequence[Sequence[str]], rows: Sequence[Sequence[Operation]]) -> Orders:
+def spread_over(pipelines: Pipelines, rows: Sequence[Sequence[Operation]]) -> Orders:
     """Return the orders of a table that every pipeline runs on its share of the microbatches.
 
     Args:
-        replicas: of each pipeline the device of each stage.
+        pipelines: that run them.
         rows: of one pipeline, the operations of each rank.
     """
-    first = replicas[0]
+    first = pipelines[0]
     orders = {first[row[0].stage]: row for row in rows if row}
-    return spread_orders(orders, [dict(zip(first, other, strict=True)) for other in replicas])
+    return spread_orders(orders, [dict(zip(first, other, strict=True)) for other in pipelines])
 
 
-def in_all_pipelines(replicas: Sequence[Sequence[str]], orders: Orders) -> Orders:
-    """Return the orders of one of several pipelines, run by all of them on their shares.
-
-    Args:
-        replicas: of each pipeline the device of each stage.
-        orders: of the devices of one of them, its microbatches numbered from 0.
-    """
-    return spread_over(replicas, list(orders.values()))
-
-
-def pipelines_of(pipeline: PlacedPipeline) -> list[tuple[str, ...]]:
-    """Return the device of each stage in each pipeline that equal replicas form.
+def pipelines_of(pipeline: PlacedPipeline) -> PipelineGroups | None:
+    """Return the pipelines that equal replicas form, with the slowest one planned.
 
     The i-th devices of all stages where no device is in two pipelines then, else the i-th in the
     cluster's order.
 
-    Args:
-        pipeline: whose stages have as many replicas, on device sets that are equal or disjoint.
+    Returns:
+        None if the replicas form no pipelines with equal shares of the microbatches, or only one.
     """
     listed = [stage.spec.devices for stage in pipeline.stages]
-    replicas = list(zip(*listed, strict=True))
-    held = [device for replica in replicas for device in set(replica)]
-    if len(set(held)) == len(held):
-        return replicas
-    number = pipeline.problem.cluster.numbers
-    return list(zip(*(sorted(row, key=number.__getitem__) for row in listed), strict=True))
+    are_equal = unequal([frozenset(devices) for devices in listed]) is None
+    if not are_equal or len(listed[0]) < 2 or pipeline.microbatches % len(listed[0]):
+        return None
+    pipelines = list(zip(*listed, strict=True))
+    held = [device for one in pipelines for device in set(one)]
+    if len(set(held)) < len(held):
+        number = pipeline.problem.cluster.numbers
+        ordered = (sorted(devices, key=number.__getitem__) for devices in listed)
+        pipelines = list(zip(*ordered, strict=True))
+    return _groups(pipeline, pipelines)
 
 
-def slowest_alone(pipeline: PlacedPipeline, replicas: Sequence[Sequence[str]]) -> PlacedPipeline:
-    """Return the pipeline with most work for a microbatch alone, with its share of them."""
-    slowest = max(replicas, key=lambda replica: _work_s(pipeline, replica))
-    return _alone(pipeline, slowest, len(replicas))
+def _groups(pipeline: PlacedPipeline, pipelines: Pipelines) -> PipelineGroups:
+    slowest = max(pipelines, key=lambda devices: _work_s(pipeline, devices))
+    stages = (
+        replace(stage.spec, devices=(device,))
+        for stage, device in zip(pipeline.stages, slowest, strict=True)
+    )
+    counterparts = (dict(zip(slowest, devices, strict=True)) for devices in pipelines)
+    return PipelineGroups(pipeline.problem, tuple(stages), tuple(counterparts))
 
 
-def orders_alone(orders: Orders, alone: PlacedPipeline) -> Orders:
-    """Return the orders of one pipeline, its microbatches numbered from 0.
-
-    Args:
-        orders: of all pipelines.
-        alone: the pipeline.
-    """
-    held = sorted({row.microbatch for device in alone.devices for row in orders[device]})
-    number = {microbatch: index for index, microbatch in enumerate(held)}
-    return {
-        device: [row._replace(microbatch=number[row.microbatch]) for row in orders[device]]
-        for device in alone.devices
-    }
-
-
-def _work_s(pipeline: PlacedPipeline, replica: Sequence[str]) -> float:
-    times = (stage.times[device] for stage, device in zip(pipeline.stages, replica, strict=True))
+def _work_s(pipeline: PlacedPipeline, devices: Sequence[str]) -> float:
+    times = (stage.times[device] for stage, device in zip(pipeline.stages, devices, strict=True))
     return sum(time.forward_s + time.backward_s for time in times)
 
 
@@ -117,22 +103,3 @@ def share_of(microbatches: int, pipelines: int) -> int:
             f"pipelines; set it to a multiple of {pipelines}"
         )
     return share
-
-
-def _orders(
-    pipeline: PlacedPipeline, replica: Sequence[str], count: int, generator: Generator
-) -> Orders:
-    """Return the orders of one pipeline alone, its microbatches numbered from 0."""
-    alone = _alone(pipeline, replica, count)
-    return generator(alone, balanced_assignment(alone))
-
-
-def _alone(pipeline: PlacedPipeline, replica: Sequence[str], count: int) -> PlacedPipeline:
-    """Return one of so many pipelines, with its share of the microbatches."""
-    share = share_of(pipeline.microbatches, count)
-    problem = with_job(pipeline.problem, microbatches=share, replication=False)
-    specs = [
-        replace(stage.spec, devices=(device,))
-        for stage, device in zip(pipeline.stages, replica, strict=True)
-    ]
-    return place(problem, specs)

@@ -8,27 +8,20 @@ from itertools import chain
 
 from planner.costs.placement import PlacedPipeline
 from planner.errors import DeadlockError
-from planner.plan.membership import unequal
 from planner.plan.operations import Operation, Orders, one_forward_one_backward, owners
 from planner.search.schedule.assignment import Assignment, balanced_assignment
 from planner.search.schedule.classics import (
     BREADTH_FIRST,
-    SPLIT,
-    WHOLE,
     WITHOUT_REPLICAS,
     DoesNotApplyError,
     classic_orders,
     join_split_backwards,
     one_by_one,
     split_backwards,
+    zb_h1,
     zero_bubble_orders,
 )
-from planner.search.schedule.equal_pipelines import (
-    in_all_pipelines,
-    orders_of_pipelines,
-    pipelines_of,
-    slowest_alone,
-)
+from planner.search.schedule.equal_pipelines import pipelines_of
 from planner.search.schedule.list_scheduler import (
     ALL,
     STRETCHES,
@@ -148,15 +141,16 @@ def _of_all(form: ScheduledForm, schedules: Iterable[Schedule]) -> Iterable[Sche
     if groups is None:
         return schedules
     ranked = sorted(schedules, key=lambda s: (not fits_memory(s.timeline), s.iteration_time_s))
-    many = operation_count(groups.pipeline) > MANY_OPERATIONS
-    return [carried_over(s, groups) for s in ranked[: 1 if many else BEST_OF_GROUP]]
+    many = operation_count(form.whole) > MANY_OPERATIONS
+    kept = ranked[: 1 if many else BEST_OF_GROUP]
+    return [carried_over(schedule, form.whole, groups) for schedule in kept]
 
 
-def carried_over(schedule: Schedule, groups: PipelineGroups) -> Schedule:
-    """Return a schedule of the first of equal groups as one of all of them; nothing is proved."""
+def carried_over(schedule: Schedule, pipeline: PlacedPipeline, groups: PipelineGroups) -> Schedule:
+    """Return a schedule of the first of a pipeline's equal groups as one of all of them."""
     orders = groups.spread(schedule.orders)
     method = f"{schedule.method}, in {len(groups.counterparts)} equal groups"
-    return Schedule(orders, simulate(groups.pipeline, orders), method)
+    return Schedule(orders, simulate(pipeline, orders), method)
 
 
 def _quick_schedules(
@@ -193,16 +187,12 @@ def _one_forward_one_backward(pipeline: PlacedPipeline) -> Iterator[Schedule]:
 
 def _in_pipelines(pipeline: PlacedPipeline, backward: Backward) -> Iterator[Schedule]:
     """Yield the quick schedules of one pipeline, each run by all of them."""
-    groups = [frozenset(stage.spec.devices) for stage in pipeline.stages]
-    if unequal(groups) is not None or pipeline.microbatches % len(groups[0]):
+    groups = pipelines_of(pipeline)
+    if groups is None:
         return
-    replicas = pipelines_of(pipeline)
-    for schedule in quick_schedules(slowest_alone(pipeline, replicas), backward=backward):
-        orders = in_all_pipelines(replicas, schedule.orders)
-        try:
-            yield Schedule(orders, simulate(pipeline, orders), schedule.method)
-        except DeadlockError:  # Pipelines wait for each other's reductions.
-            continue
+    for schedule in quick_schedules(groups.first_of(pipeline), backward=backward):
+        with suppress(DeadlockError):  # Pipelines wait for each other's reductions.
+            yield carried_over(schedule, pipeline, groups)
 
 
 def _joined(schedule: Schedule) -> Schedule:
@@ -273,7 +263,8 @@ def best_classic_schedule(
 def quick_estimate_s(pipeline: PlacedPipeline, *, split: bool = False) -> float | None:
     """Return the iteration time of a good schedule, much faster than finding the best quick one.
 
-    Twice 1F1B's limits are mostly within a percent of the best of all limits.
+    Twice 1F1B's limits are mostly within a percent of the best of all limits. Only where there are
+    few microbatches does ZB-H1 gain more.
 
     Args:
         pipeline: the stages.
@@ -290,11 +281,24 @@ def quick_estimate_s(pipeline: PlacedPipeline, *, split: bool = False) -> float 
     limits = next(in_flight_limits(form.pipeline, [TWICE]), None)
     if limits is None:
         return None
-    found = (
+    listed = (
         list_schedule(form.pipeline, form.owner, limits, order, split=split)
         for order in (backward_first, forward_first)
     )
-    return min((t.iteration_time_s for t in found if t and fits_memory(t)), default=None)
+    published = _zero_bubble(form.pipeline, form.owner) if split else ()
+    found = (t for t in (*listed, *published) if t is not None and fits_memory(t))
+    return min((timeline.iteration_time_s for timeline in found), default=None)
+
+
+def _zero_bubble(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Timeline]:
+    """Yield ZB-H1 where it is defined, perhaps in each of several equal pipelines."""
+    groups = pipelines_of(pipeline)
+    with suppress(DoesNotApplyError, DeadlockError):
+        if groups is None:
+            yield simulate(pipeline, zb_h1(pipeline, owner))
+        else:
+            one = groups.first_of(pipeline)
+            yield simulate(pipeline, groups.spread(zb_h1(one, balanced_assignment(one))))
 
 
 def _best_that_fits(schedules: list[Schedule], measure: Measure = "makespan") -> Schedule | None:
@@ -365,25 +369,13 @@ def _classic_orders(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[tup
 
 def _side_by_side(pipeline: PlacedPipeline, *, split: bool) -> Iterator[tuple[str, Orders]]:
     """Yield schedules that are defined without replicas, in each of several equal pipelines."""
-    pipelines = _equal_pipelines(pipeline)
-    generators = (WHOLE | SPLIT if split else WHOLE).items() if pipelines else ()
-    for name, generator in generators:
+    groups = pipelines_of(pipeline) if len(pipeline.stages) > 1 else None
+    if groups is None:
+        return
+    one, count = groups.first_of(pipeline), len(groups.counterparts)
+    for name, orders in classic_orders(one, balanced_assignment(one), split=split):
         if name in WITHOUT_REPLICAS:
-            with suppress(DoesNotApplyError):
-                orders = orders_of_pipelines(pipeline, pipelines, generator)
-                yield f"{name} in {len(pipelines)} pipelines", orders
-
-
-def _equal_pipelines(pipeline: PlacedPipeline) -> list[tuple[str, ...]]:
-    """Return the devices of each pipeline where all stages have equally many replicas, else none.
-
-    The first replicas of all stages make the first pipeline, and so on.
-    """
-    held = [stage.spec.devices for stage in pipeline.stages]
-    counts = {len(devices) for devices in held}
-    if len(held) < 2 or len(counts) > 1 or counts == {1} or pipeline.microbatches % len(held[0]):
-        return []
-    return list(zip(*held, strict=True))
+            yield f"{name} in {count} pipelines", groups.spread(orders)
 
 
 def _may_hold_all(pipeline: PlacedPipeline, owner: Assignment) -> bool:

@@ -9,13 +9,15 @@ replica that runs each microbatch, and whether it is the first of such groups.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-from planner.costs.placement import PlacedPipeline, PlacedStage
+from planner.cluster.cluster import Cluster
+from planner.costs.placement import PlacedPipeline, PlacedStage, StageSpec, place
 from planner.plan.operations import Operation, Orders
+from planner.plan.problem import Problem
 from planner.search.schedule.assignment import (
     Assignment,
     Islands,
@@ -66,14 +68,16 @@ def spread_orders(
 
 @dataclass(frozen=True)
 class PipelineGroups:
-    """A pipeline and the equal groups of devices it consists of.
+    """The equal groups of devices that stages lie on.
 
     Attributes:
-        pipeline: of all devices.
-        counterparts: of each group, its device for each of the first group's.
+        problem: the whole one.
+        stages: of the one that is planned, mostly the first.
+        counterparts: of each group, its device for each of that one's.
     """
 
-    pipeline: PlacedPipeline
+    problem: Problem
+    stages: tuple[StageSpec, ...]
     counterparts: tuple[Mapping[str, str], ...]
 
     @cached_property
@@ -85,10 +89,9 @@ class PipelineGroups:
             for device in names.values()
         }
 
-    @cached_property
-    def first(self) -> PlacedPipeline:
-        """The first group with its share of the microbatches."""
-        pipeline, held = self.pipeline, self.counterparts[0]
+    def first_of(self, pipeline: PlacedPipeline) -> PlacedPipeline:
+        """Return the planned group of a pipeline, with its share of the microbatches."""
+        held = {device for stage in self.stages for device in stage.devices}
         reductions = (
             replace(sync, devices=tuple(d for d in sync.devices if d in held))
             for sync in pipeline.synchronisations
@@ -121,67 +124,98 @@ class PipelineGroups:
     @property
     def _ways(self) -> int:
         """Pairs of devices that send each other something, in all groups."""
-        held = [len(stage.spec.devices) for stage in self.first.stages]
+        held = [len(stage.devices) for stage in self.stages]
         return len(self.counterparts) * sum(a * b for a, b in pairwise(held))
 
     def _links(self, names: Mapping[str, str]) -> set[tuple[int, int]]:
-        route = self.pipeline.problem.cluster.route
+        route = self.problem.cluster.route
         routes = (
             route(names[ends[0]], names[ends[1]])
-            for here, there in pairwise(self.first.stages)
-            for source in here.spec.devices
-            for target in there.spec.devices
+            for here, there in pairwise(self.stages)
+            for source in here.devices
+            for target in there.devices
             for ends in ((source, target), (target, source))
         )
         return {link for found in routes if found is not None for link in found.links}
 
     def spread(self, orders: Orders) -> Orders:
-        """Return the orders of all groups, given those of the first."""
+        """Return the orders of all groups, given those of the planned one."""
         return spread_orders(orders, self.counterparts)
 
 
-def _on(stage: PlacedStage, held: Mapping[str, str]) -> PlacedStage:
+def _on(stage: PlacedStage, held: Collection[str]) -> PlacedStage:
     devices = tuple(device for device in stage.spec.devices if device in held)
     times = {device: stage.times[device] for device in devices}
     return replace(stage, spec=replace(stage.spec, devices=devices), times=times)
 
 
-def pipeline_groups(pipeline: PlacedPipeline) -> PipelineGroups | None:
+def pipeline_groups(
+    problem: Problem, stages: Sequence[StageSpec], microbatches: int
+) -> PipelineGroups | None:
     """Return the most equal groups that send nothing over the same link.
 
     The n-th group has the n-th part of each stage's devices of each type, in the cluster's order,
     so that groups lie in nodes where stages do. Each runs equally many microbatches.
 
+    Args:
+        problem: the model, cluster and job.
+        stages: on the devices of all groups.
+        microbatches: that these run.
+
     Returns:
         The most groups there can be if any number of them would share links; None if the devices
         are not equal groups at all.
     """
-    if any(len(stages) > 1 for stages in pipeline.stages_on.values()):
+    held = [device for stage in stages for device in stage.devices]
+    if len(set(held)) < len(held):
         return None
-    rows = [row for stage in pipeline.stages for row in _rows_by_type(pipeline, stage)]
-    most = math.gcd(pipeline.microbatches, *map(len, rows))
+    rows = [row for stage in stages for row in _rows_by_type(problem.cluster, stage)]
+    most = math.gcd(microbatches, *map(len, rows))
     counts = [count for count in range(most, 1, -1) if most % count == 0]
-    found = [_groups(pipeline, rows, count) for count in counts]
+    found = [_groups(problem, stages, rows, count) for count in counts]
     return next((groups for groups in found if groups.are_apart), next(iter(found), None))
 
 
-def _groups(pipeline: PlacedPipeline, rows: Sequence[Sequence[str]], count: int) -> PipelineGroups:
+def _groups(
+    problem: Problem, stages: Sequence[StageSpec], rows: Sequence[Sequence[str]], count: int
+) -> PipelineGroups:
     """Return so many groups, each with its part of every row."""
     parts = [(row, len(row) // count) for row in rows]
-    counterparts = (
+    counterparts = tuple(
         {row[p]: row[number * size + p] for row, size in parts for p in range(size)}
         for number in range(count)
     )
-    return PipelineGroups(pipeline, tuple(counterparts))
+    first = (
+        replace(stage, devices=tuple(d for d in stage.devices if d in counterparts[0]))
+        for stage in stages
+    )
+    return PipelineGroups(problem, tuple(first), counterparts)
 
 
-def _rows_by_type(pipeline: PlacedPipeline, stage: PlacedStage) -> list[list[str]]:
+def _rows_by_type(cluster: Cluster, stage: StageSpec) -> list[list[str]]:
     """Return a stage's devices of each type, in the cluster's order."""
-    cluster = pipeline.problem.cluster
     rows: dict[str, list[str]] = {}
-    for device in sorted(stage.spec.devices, key=cluster.numbers.__getitem__):
+    for device in sorted(stage.devices, key=cluster.numbers.__getitem__):
         rows.setdefault(cluster.type_of(device), []).append(device)
     return list(rows.values())
+
+
+def groups_of(pipeline: PlacedPipeline) -> PipelineGroups | None:
+    """Return the equal groups of a pipeline, see :func:`pipeline_groups`."""
+    specs = [stage.spec for stage in pipeline.stages]
+    return pipeline_groups(pipeline.problem, specs, pipeline.microbatches)
+
+
+def place_first(problem: Problem, stages: Sequence[StageSpec]) -> PlacedPipeline:
+    """Place stages, of equal groups that share no link the first one alone.
+
+    What is known of its schedules holds for all: they do the same at the same time.
+    """
+    if len(stages) * problem.job.microbatches > MANY_OPERATIONS:
+        groups = pipeline_groups(problem, stages, problem.job.microbatches)
+        if groups is not None and groups.are_apart:
+            return place(problem, groups.stages, groups=groups.counterparts)
+    return place(problem, stages)
 
 
 # --- forms in which a pipeline is scheduled -------------------------------------------------------
@@ -192,12 +226,14 @@ class ScheduledForm:
     """A pipeline whose microbatches have replicas, or the first of the equal ones it consists of.
 
     Attributes:
+        whole: the pipeline.
         pipeline: to schedule.
         owner: the replica of each of its (stage, microbatch).
         busy_s: of the assignment of the whole pipeline; see there.
         groups: the equal pipelines, if only the first is to be scheduled.
     """
 
+    whole: PlacedPipeline
     pipeline: PlacedPipeline
     owner: Assignment
     busy_s: float
@@ -226,21 +262,23 @@ def _all_forms(pipeline: PlacedPipeline) -> list[ScheduledForm]:
     anyway. Elsewhere there are those forms as well that are less busy.
     """
     many = operation_count(pipeline) > MANY_OPERATIONS
-    groups = pipeline_groups(pipeline) if many or islands_of(pipeline) else None
+    groups = groups_of(pipeline) if many or islands_of(pipeline) else None
     if groups is None:
         return [_form(pipeline, owner) for owner in assignments(pipeline)]
     if many and groups.are_apart:
-        return [_first_of(groups, 0.0)]
+        return [_first_of(pipeline, groups, 0.0)]
     owner = local_assignment(pipeline, groups.islands)
     form = _form(pipeline, owner)
     others = [_form(pipeline, other) for other in assignments(pipeline) if other != owner]
     if not groups.are_apart:
         return [form, *others]
-    return [_first_of(groups, form.busy_s), *(o for o in others if _is_less_busy(o, form))]
+    less_busy = (other for other in others if _is_less_busy(other, form))
+    return [_first_of(pipeline, groups, form.busy_s), *less_busy]
 
 
-def _first_of(groups: PipelineGroups, busy_s: float) -> ScheduledForm:
-    return ScheduledForm(groups.first, balanced_assignment(groups.first), busy_s, groups)
+def _first_of(pipeline: PlacedPipeline, groups: PipelineGroups, busy_s: float) -> ScheduledForm:
+    first = groups.first_of(pipeline)
+    return ScheduledForm(pipeline, first, balanced_assignment(first), busy_s, groups)
 
 
 def _is_less_busy(form: ScheduledForm, other: ScheduledForm) -> bool:
@@ -248,4 +286,4 @@ def _is_less_busy(form: ScheduledForm, other: ScheduledForm) -> bool:
 
 
 def _form(pipeline: PlacedPipeline, owner: Assignment) -> ScheduledForm:
-    return ScheduledForm(pipeline, owner, busy_s(pipeline, owner))
+    return ScheduledForm(pipeline, pipeline, owner, busy_s(pipeline, owner))

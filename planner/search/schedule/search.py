@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import get_args
 
 from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
-from planner.errors import InfeasibleError, PipeplanError, shorten
+from planner.errors import DeadlockError, InfeasibleError, PipeplanError, shorten
 from planner.plan.plan import Stage
 from planner.plan.problem import Problem
 from planner.search.budget import DEFAULT_WORKERS, Clock, SearchWork, Settings
+from planner.search.schedule.equal_pipelines import pipelines_of
 from planner.search.schedule.heuristic import (
     Schedule,
     best_heuristic_schedule,
@@ -24,11 +25,10 @@ from planner.search.schedule.heuristic import (
     fits_memory,
     quick_schedules,
 )
-from planner.search.schedule.measure import Measure, measure_bound_s, measured_s
+from planner.search.schedule.measure import Measure, measure_bound_s
 from planner.search.schedule.periodic import periodic_schedules, with_few_microbatches
-from planner.search.schedule.pipeline_groups import PipelineGroups, pipeline_groups
-from planner.search.schedule.solve import MAX_OPERATIONS, improve_schedule
-from planner.space import Backward
+from planner.search.schedule.pipeline_groups import PipelineGroups, groups_of
+from planner.search.schedule.solve import MAX_OPERATIONS, ScheduleTask, improve_schedule
 
 PROVED = 1e-9
 """A gap no larger is rounding."""
@@ -80,146 +80,125 @@ def search_schedule(
     pipeline = place(problem, specs)
     if not is_connected(pipeline):
         raise PipeplanError("stages: two devices that must exchange data have no path of links")
-    settings = Settings(seed, workers, deterministic)
-    clock = Clock(time_limit_s, deterministic)
-    return schedule_pipeline(pipeline, settings, clock, "any" if split else "whole", measure)
+    settings, clock = Settings(seed, workers, deterministic), Clock(time_limit_s, deterministic)
+    task = ScheduleTask(settings, clock, measure, "any" if split else "whole")
+    return schedule_pipeline(pipeline, task)
 
 
-def schedule_pipeline(
-    pipeline: PlacedPipeline,
-    settings: Settings,
-    clock: Clock,
-    backward: Backward = "whole",
-    measure: Measure = "makespan",
-) -> Schedule:
+def schedule_pipeline(pipeline: PlacedPipeline, task: ScheduleTask) -> Schedule:
     """Find a schedule as :func:`search_schedule` does, for stages that are placed already.
 
     Args:
         pipeline: the stages.
-        settings: of CP-SAT.
-        clock: of the time limit.
-        backward: kinds of backward that the schedule may have.
-        measure: what is to be small.
+        task: the means and the aim, with the clock of the time limit.
     """
-    bound_s = measure_bound_s(pipeline, measure, split=backward != "whole")
-    best = _best_quick(pipeline, clock, bound_s, backward, measure)
-    best_s = measured_s(best.timeline, measure)
-    best = replace(best, lower_bound_s=min(best_s, bound_s))
+    bound_s = measure_bound_s(pipeline, task.measure, split=task.backward != "whole")
+    best = _best_quick(pipeline, task, bound_s)
+    best = replace(best, lower_bound_s=min(task.measured_s(best), bound_s))
     has_other_orders = pipeline.problem.job.order == "any"
-    if best_s <= bound_s * (1 + PROVED) or clock.left_s <= 0 or not has_other_orders:
+    if _is_proved(best, task, bound_s) or task.clock.left_s <= 0 or not has_other_orders:
         return best
-    return improve_any(pipeline, best, settings, clock, clock.left_s, measure, backward)
+    return improve_any(pipeline, best, task, task.clock.left_s)
 
 
 def improve_any(
-    pipeline: PlacedPipeline,
-    start: Schedule,
-    settings: Settings,
-    clock: Clock,
-    limit_s: float,
-    measure: Measure = "makespan",
-    backward: Backward = "whole",
+    pipeline: PlacedPipeline, start: Schedule, task: ScheduleTask, limit_s: float
 ) -> Schedule:
     """Search for a better schedule of any number of operations, as :func:`improve_schedule` does.
 
     Args:
         pipeline: the stages.
         start: a schedule within memory; the result is never worse.
-        settings: of CP-SAT.
-        clock: deterministic time is booked on it.
+        task: the means and the aim.
         limit_s: for this call.
-        measure: what is to be small.
-        backward: kinds of backward that the result may have.
     """
-    job = pipeline.problem.job
-    if job.order == "1f1b" or (job.has_pipelines and pipeline.has_replicas):
-        # Groups and periodic schedules know nothing of the orders that such a job asks for.
-        return improve_schedule(pipeline, start, settings, clock, limit_s, measure, backward)
+    job, clock = pipeline.problem.job, task.clock
+    if job.order == "1f1b":
+        return start
     end_s = clock.elapsed_s + limit_s
+    if job.has_pipelines and pipeline.has_replicas:
+        pipelines = pipelines_of(pipeline)
+        # Other schedules know nothing of the orders that such a job asks for.
+        return start if pipelines is None else _improved(pipeline, pipelines, start, task, limit_s)
     many = len(start.timeline.operations) > MAX_OPERATIONS
-    groups = pipeline_groups(pipeline)
+    groups = groups_of(pipeline)
     if groups is not None and groups.are_apart:
         group_s = limit_s if many else GROUP_SHARE * limit_s
-        start = _improved_group(groups, start, settings, clock, group_s, measure, backward)
+        start = _improved(pipeline, groups, start, task, group_s)
     left_s = min(end_s - clock.elapsed_s, clock.left_s)
     if left_s <= 0:
         return start
-    if many:
-        return _periodic(pipeline, start, settings, clock, left_s, measure, backward)
-    return improve_schedule(pipeline, start, settings, clock, left_s, measure, backward)
+    improve = _periodic if many else improve_schedule
+    return improve(pipeline, start, task, left_s)
 
 
-def _improved_group(
+def _improved(
+    pipeline: PlacedPipeline,
     groups: PipelineGroups,
     start: Schedule,
-    settings: Settings,
-    clock: Clock,
+    task: ScheduleTask,
     limit_s: float,
-    measure: Measure,
-    backward: Backward,
 ) -> Schedule:
-    """Improve the best quick schedule of the first group and carry it over, if that is better.
+    """Improve the best quick schedule of one of equal groups; carry it over if that is better.
 
     What is proved holds for schedules of equal groups alone, so it bounds nothing.
     """
-    quick = best_heuristic_schedule(groups.first, backward=backward, measure=measure)
+    one = groups.first_of(pipeline)
+    quick = best_heuristic_schedule(one, backward=task.backward, measure=task.measure)
     if quick is None:
         return start
-    found = improve_any(groups.first, quick, settings, clock, limit_s, measure, backward)
-    carried = carried_over(found, groups)
-    clock.charge(SearchWork.SIMULATED_OPERATION, len(carried.timeline.operations))
-    found_s, start_s = (measured_s(s.timeline, measure) for s in (carried, start))
-    if found_s >= start_s or not fits_memory(carried.timeline):
+    found = improve_any(one, quick, task, limit_s)
+    try:
+        carried = carried_over(found, pipeline, groups)
+    except DeadlockError:  # Pipelines wait for each other's reductions.
+        return start
+    task.clock.charge(SearchWork.SIMULATED_OPERATION, len(carried.timeline.operations))
+    if task.measured_s(carried) >= task.measured_s(start) or not fits_memory(carried.timeline):
         return start
     return replace(carried, lower_bound_s=start.lower_bound_s)
 
 
 def _periodic(
-    pipeline: PlacedPipeline,
-    best: Schedule,
-    settings: Settings,
-    clock: Clock,
-    limit_s: float,
-    measure: Measure,
-    backward: Backward,
+    pipeline: PlacedPipeline, best: Schedule, task: ScheduleTask, limit_s: float
 ) -> Schedule:
     """Repeat the core of a schedule of few microbatches, if that is better."""
-    short = with_few_microbatches(pipeline)
+    short, clock = with_few_microbatches(pipeline), task.clock
     if short is None or 3 * len(short.stages) * short.microbatches > MAX_OPERATIONS:
         return best
     end_s = clock.elapsed_s + limit_s
-    part = Clock(SHORT_SHARE * limit_s, settings.deterministic)
+    part = Clock(SHORT_SHARE * limit_s, task.settings.deterministic)
     try:
-        found = schedule_pipeline(short, settings, part, backward, measure)
+        found = schedule_pipeline(short, replace(task, clock=part))
     except InfeasibleError:
         return best
     finally:
         clock.spend(part.elapsed_s)
-    best_s = measured_s(best.timeline, measure)
     for schedule in periodic_schedules(pipeline, found):
         clock.charge(SearchWork.SIMULATED_OPERATION, len(schedule.timeline.operations))
-        found_s = measured_s(schedule.timeline, measure)
-        if found_s < best_s and fits_memory(schedule.timeline):
-            best, best_s = replace(schedule, lower_bound_s=best.lower_bound_s), found_s
+        is_better = task.measured_s(schedule) < task.measured_s(best)
+        if is_better and fits_memory(schedule.timeline):
+            best = replace(schedule, lower_bound_s=best.lower_bound_s)
         if clock.elapsed_s >= end_s or clock.left_s <= 0:
             break
-    return replace(best, lower_bound_s=min(best.lower_bound_s, best_s))
+    return replace(best, lower_bound_s=min(best.lower_bound_s, task.measured_s(best)))
 
 
-def _best_quick(
-    pipeline: PlacedPipeline, clock: Clock, bound_s: float, backward: Backward, measure: Measure
-) -> Schedule:
+def _is_proved(schedule: Schedule, task: ScheduleTask, bound_s: float) -> bool:
+    return task.measured_s(schedule) <= bound_s * (1 + PROVED)
+
+
+def _best_quick(pipeline: PlacedPipeline, task: ScheduleTask, bound_s: float) -> Schedule:
     """Return the best schedule without search, while there is time and none is proved best."""
     best, best_s = None, math.inf
-    for schedule in quick_schedules(pipeline, backward=backward):
-        clock.charge(SearchWork.SIMULATED_OPERATION, len(schedule.timeline.operations))
-        found_s = measured_s(schedule.timeline, measure)
+    for schedule in quick_schedules(pipeline, backward=task.backward):
+        task.clock.charge(SearchWork.SIMULATED_OPERATION, len(schedule.timeline.operations))
+        found_s = task.measured_s(schedule)
         if found_s < best_s and fits_memory(schedule.timeline):
             best, best_s = schedule, found_s
-        if best is not None and (clock.left_s <= 0 or best_s <= bound_s * (1 + PROVED)):
+        if best is not None and (task.clock.left_s <= 0 or _is_proved(best, task, bound_s)):
             return best
     if best is None:
-        best = best_heuristic_schedule(pipeline, backward=backward, measure=measure)
+        best = best_heuristic_schedule(pipeline, backward=task.backward, measure=task.measure)
     if best is None:
         raise InfeasibleError("no schedule of these stages was found that fits memory")
     return best

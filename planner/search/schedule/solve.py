@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,12 +11,6 @@ from planner.costs.placement import PlacedPipeline
 from planner.errors import DeadlockError
 from planner.plan.operations import Orders, owners
 from planner.search.budget import Clock, SearchWork, Settings, run_solver
-from planner.search.schedule.equal_pipelines import (
-    in_all_pipelines,
-    orders_alone,
-    pipelines_of,
-    slowest_alone,
-)
 from planner.search.schedule.heuristic import Schedule
 from planner.search.schedule.measure import Measure, measured_s, timed
 from planner.search.schedule.memory_shares import Shares, divides_memory, search_shares
@@ -37,27 +31,38 @@ DIVIDED_SHARE = 0.65
 ROUNDING = 1 + 1e-9
 
 
+@dataclass(frozen=True)
+class ScheduleTask:
+    """The means and the aim of a search for schedules.
+
+    Attributes:
+        settings: of CP-SAT.
+        clock: deterministic time is booked on it.
+        measure: what is to be small.
+        backward: kinds of backward that schedules may have. Of ``any``, a backward runs whole where
+            that is quicker than its parts and the solver chooses so.
+    """
+
+    settings: Settings
+    clock: Clock
+    measure: Measure = "makespan"
+    backward: Backward = "whole"
+
+    def measured_s(self, schedule: Schedule) -> float:
+        """Return what is to be small of a schedule."""
+        return measured_s(schedule.timeline, self.measure)
+
+
 def improve_schedule(
-    pipeline: PlacedPipeline,
-    start: Schedule,
-    settings: Settings,
-    clock: Clock,
-    limit_s: float,
-    measure: Measure = "makespan",
-    backward: Backward | None = None,
+    pipeline: PlacedPipeline, start: Schedule, task: ScheduleTask, limit_s: float
 ) -> Schedule:
     """Search for a better schedule than ``start`` for the same stages on the same devices.
 
     Args:
         pipeline: the stages.
         start: a schedule within memory; the result is never worse.
-        settings: of CP-SAT.
-        clock: deterministic time is booked on it.
+        task: the means and the aim.
         limit_s: for this call.
-        measure: what is to be small.
-        backward: kinds of backward that the result may have. Of ``any``, a backward runs whole
-            where that is quicker than its parts and the solver chooses so. If not given, as in
-            ``start``.
 
     Returns:
         The best schedule, with a lower bound on the measure over all schedules of these stages
@@ -66,40 +71,7 @@ def improve_schedule(
     job = pipeline.problem.job
     if len(start.timeline.operations) > MAX_OPERATIONS or job.order == "1f1b":
         return start
-    if backward is None:
-        splits = any(event.operation.kind == "W" for event in start.timeline.operations)
-        backward = "any" if splits else "whole"
-    begin_s = clock.elapsed_s
-    if job.has_pipelines and pipeline.has_replicas:
-        replicas = pipelines_of(pipeline)
-        alone = slowest_alone(pipeline, replicas)
-        improvement = _Improvement(alone, settings, clock, limit_s, measure, backward, begin_s)
-        return _improved_in_all(start, replicas, improvement)
-    return _Improvement(pipeline, settings, clock, limit_s, measure, backward, begin_s).of(start)
-
-
-def _improved_in_all(
-    start: Schedule, replicas: Sequence[Sequence[str]], improvement: _Improvement
-) -> Schedule:
-    """Return the schedule of equal pipelines with that of one of them improved.
-
-    Nothing is proved: the bound of one pipeline alone knows nothing of links that all share.
-
-    Args:
-        start: of all pipelines.
-        replicas: of each pipeline the device of each stage.
-        improvement: of the slowest of them.
-    """
-    orders = orders_alone(start.orders, improvement.pipeline)
-    alone = Schedule(orders, simulate(improvement.pipeline, orders), start.method)
-    found = improvement.of(alone)
-    everywhere = in_all_pipelines(replicas, found.orders)
-    try:
-        timeline = simulate(start.timeline.pipeline, everywhere)
-    except DeadlockError:  # Pipelines wait for each other's reductions.
-        return start
-    better = Schedule(everywhere, timeline, found.method)
-    return start if timeline.overflow_bytes else _better(start, better, improvement.measure)
+    return _Improvement(pipeline, task, limit_s, task.clock.elapsed_s).of(start)
 
 
 @dataclass(frozen=True)
@@ -112,21 +84,18 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Improvement:
-    """The arguments of :func:`improve_schedule`."""
+    """The arguments of :func:`improve_schedule`, and when it began."""
 
     pipeline: PlacedPipeline
-    settings: Settings
-    clock: Clock
+    task: ScheduleTask
     limit_s: float
-    measure: Measure
-    backward: Backward
     begin_s: float
 
     def of(self, start: Schedule) -> Schedule:
         """Return the best schedule found from one on."""
         if divides_memory(self.pipeline):
             start = self._within_shares(start)
-            if measured_s(start.timeline, self.measure) <= start.lower_bound_s * ROUNDING:
+            if self.task.measured_s(start) <= start.lower_bound_s * ROUNDING:
                 return start
         best, kept = start, Counter[str]()
         for number in range(MOST_ROUNDS):
@@ -135,13 +104,13 @@ class _Improvement:
                 break
             found = self._solved(start, left_s, kept_bytes=kept)
             if number == 0:
-                best = _with_bound(best, found.bound_s, self.measure)
+                best = _with_bound(best, found.bound_s, self.task.measure)
             schedule = self._replayed(found.orders)
             if schedule is None:
                 break
             over = schedule.timeline.overflow_bytes
             if not over:
-                return _better(best, schedule, self.measure)
+                return _better(best, schedule, self.task.measure)
             # The model leaves out tensors on their way: once more, with room kept for them.
             kept.update(over)
         return best
@@ -150,19 +119,19 @@ class _Improvement:
         """Improve with memory divided among the stages of each device."""
 
         def may_go_on(operations: int) -> bool:
-            self.clock.charge(SearchWork.SIMULATED_OPERATION, operations)
+            self.task.clock.charge(SearchWork.SIMULATED_OPERATION, operations)
             return self._left_s(SHARES_SHARE) > 0
 
         shared = search_shares(
             self.pipeline,
-            split=self.backward != "whole",
-            measure=self.measure,
-            seed=self.settings.seed,
+            split=self.task.backward != "whole",
+            measure=self.task.measure,
+            seed=self.task.settings.seed,
             may_go_on=may_go_on,
         )
         if shared is None:
             return start
-        start = _better(start, shared.schedule, self.measure)
+        start = _better(start, shared.schedule, self.task.measure)
         left_s = self._left_s(DIVIDED_SHARE)
         if left_s <= 0:
             return start
@@ -170,12 +139,12 @@ class _Improvement:
         schedule = self._replayed(found.orders)
         if schedule is None or schedule.timeline.overflow_bytes:
             return start
-        return _better(start, schedule, self.measure)
+        return _better(start, schedule, self.task.measure)
 
     def _left_s(self, share: float) -> float:
         """Return the time left of the first share of this search's time."""
         end_s = self.begin_s + share * self.limit_s
-        return min(end_s - self.clock.elapsed_s, self.clock.left_s)
+        return min(end_s - self.task.clock.elapsed_s, self.task.clock.left_s)
 
     @cached_property
     def _ticks(self) -> TickPipeline:
@@ -195,16 +164,16 @@ class _Improvement:
 
         model = ScheduleModel(
             self._ticks,
-            timed(simulate(self._ticks, start.orders), self.measure),
+            timed(simulate(self._ticks, start.orders), self.task.measure),
             owners(start.orders),
             free=_may_choose(self._ticks),
-            backward=self.backward,
-            measure=self.measure,
+            backward=self.task.backward,
+            measure=self.task.measure,
             kept_bytes=kept_bytes,
             shares=shares,
         )
-        solver = self.settings.solver(limit_s)
-        status = run_solver(solver, model.model, self.clock)
+        solver = self.task.settings.solver(limit_s)
+        status = run_solver(solver, model.model, self.task.clock)
         bound_s = solver.best_objective_bound * self._ticks.tick_s if model.is_exact else 0.0
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return _Found(None, max(bound_s, 0.0))

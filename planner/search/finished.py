@@ -1,0 +1,102 @@
+"""The finished plan of a search, and why the search ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.assembly import assemble_plan, version
+from planner.costs.placement import place
+from planner.plan.operations import numbered_by_losses
+from planner.plan.plan import COST_MODEL, Plan, Provenance, Sync
+from planner.plan.runtimes import LOSSES_IN_ORDER
+from planner.search.result import Ended, Status
+from planner.search.schedule.heuristic import Schedule
+from planner.search.state import Search
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
+from planner.space import BoundCovers
+from planner.verification import require_valid
+
+OPTIMALITY_TOLERANCE = 1e-4
+"""Rounding to ticks alone costs up to this much; a smaller gap counts as proved optimal."""
+
+
+def limit_text(time_limit_s: float, deterministic: bool) -> str:
+    """Return a time limit as it stands in a plan's provenance."""
+    return f"{'deterministic' if deterministic else 'wall'} {time_limit_s:g} s"
+
+
+def plan_of(search: Search, schedule: Schedule, limit: str, solver: str) -> Plan:
+    """Return the verified plan of a schedule that a search found, with the bound it proved.
+
+    Args:
+        search: that is over.
+        schedule: of the search's problem.
+        limit: of the search, see :func:`limit_text`.
+        solver: what found the schedule.
+    """
+    bound_s = min(search.found.bound_s, search.best_s)
+    provenance = _provenance(search, limit, solver)
+    found = search.found
+    proof = search.certifier.proof(bound_s, found.bound_source, found.bound_event)
+    if search.problem.job.runtime in LOSSES_IN_ORDER:
+        schedule = _numbered_by_losses(schedule)
+    timeline = _reduced_best(schedule)
+    plan = assemble_plan(timeline, schedule.orders, bound_s, provenance, proof)
+    require_valid(plan)
+    return plan
+
+
+def _numbered_by_losses(schedule: Schedule) -> Schedule:
+    """Return the schedule with microbatches numbered in the order of their losses."""
+    pipeline = schedule.timeline.pipeline
+    orders = numbered_by_losses(schedule.orders, len(pipeline.stages) - 1)
+    return replace(schedule, orders=orders, timeline=simulate(pipeline, orders))
+
+
+def _reduced_best(schedule: Schedule) -> Timeline:
+    """Return the timeline, with reductions after the last backwards if that is faster.
+
+    Several buckets may lose more by their latencies than they gain by the overlap.
+    """
+    timeline = schedule.timeline
+    pipeline, at_once = timeline.pipeline, Sync(options={"overlap": False})
+    if not pipeline.overlaps or not pipeline.synchronisations:
+        return timeline
+    specs = [stage.spec for stage in pipeline.stages]
+    later = simulate(place(pipeline.problem, specs, at_once), schedule.orders)
+    return min(timeline, later, key=lambda row: row.iteration_time_s)
+
+
+def _provenance(search: Search, limit: str, solver: str) -> Provenance:
+    return Provenance(
+        pipeplan=version("pipeplan"),
+        ortools=version("ortools"),
+        seed=search.settings.seed,
+        workers=1 if search.settings.deterministic else search.settings.workers,
+        limit=limit,
+        solver=solver,
+        bound_covers=BoundCovers(
+            space=search.problem.job.space, own_constraints=search.task.constrain is not None
+        ),
+        cost_model=COST_MODEL,
+    )
+
+
+def status_of(search: Search, time_s: float) -> Status:
+    """Return the status of a plan with this iteration time."""
+    tolerance = min(search.task.gap_limit, OPTIMALITY_TOLERANCE)
+    if time_s <= search.found.bound_s * (1 + tolerance):
+        return "optimal"
+    return "interrupted" if search.clock.is_stopped else "feasible"
+
+
+def ended_by(search: Search) -> Ended:
+    """Return why a search ended, asked at its end."""
+    if status_of(search, search.best_s) == "optimal":
+        return "proved"
+    if search.clock.is_stopped:
+        return "interrupted"
+    if search.best_s <= search.found.bound_s * (1 + search.task.gap_limit):
+        return "gap limit"
+    return "nothing left to try" if search.has_time else "time limit"
