@@ -124,8 +124,8 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "pairwise(devices)",
     ),
     "an all-reduce has links to itself": (
-        collectives._shared_s,
-        "/ sharing[link]",
+        Routing._sent_at_once,
+        " / sharing[link]",
         "",
     ),
     "tied parameters are reduced by each stage": (
