@@ -35,7 +35,7 @@ def torchrun(
 def forked(
     ranks: int, *arguments: str, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run what ``torchrun`` would, to its end, in ranks that share one import of torch."""
+    """Run what ``torchrun`` would, to its end, in ranks that share imports and exports."""
     program = str(Path(__file__).with_name("forked_ranks.py"))
     return _to_its_end(_process([program, str(ranks), *arguments], env))
 
