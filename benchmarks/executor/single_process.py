@@ -157,7 +157,8 @@ def error_of_training(plan: Plan, iterations: list[list[Held]]) -> float:
     """The error after a training as a whole, in which nothing was set right on the way.
 
     Returns:
-        The largest relative error of a loss, or of a weight after the last iteration.
+        The largest relative error of a loss, or of a weight after the last iteration; small
+        weights count as gradients do (:data:`LEAST_SHARE`).
     """
     alone = Alone(plan)
     worst = 0.0

@@ -10,6 +10,7 @@ from benchmarks.executor import freedoms
 from benchmarks.executor import parity as executor_parity
 from benchmarks.executor.parity import Outcome, summary
 from benchmarks.executor.plans import MAX_MICROBATCHES, MAX_REPLICAS, MAX_STAGES, random_plan
+from benchmarks.executor.single_process import Alone, Held, error_of_training
 from planner.errors import PipeplanError
 from planner.plan.plan import Sync
 from planner.prediction import with_strategy
@@ -88,3 +89,19 @@ def test_plans_that_lack_a_freedom_are_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(freedoms, "with_strategy", lambda *_: late)
     with pytest.raises(PipeplanError, match="the plan has no overlapped reduction"):
         freedoms.plan_of(case)
+
+
+def test_the_error_of_a_training_is_that_of_its_losses_and_last_weights() -> None:
+    plan = random_plan(random.Random(3), 2)
+    alone, iterations = Alone(plan), []
+    for step in (1, 2):
+        loss = alone.forward_backward(step)
+        alone.optimizer.step()
+        weights = {name: p.detach().clone() for name, p in alone.parameters.items()}
+        iterations.append([Held(loss, {}, {}, weights)])
+    assert error_of_training(plan, iterations) == 0
+    largest = max(iterations[1][0].parameters.values(), key=lambda weight: weight.norm())
+    largest.mul_(1 + 1e-3)
+    assert error_of_training(plan, iterations) == pytest.approx(1e-3, rel=1e-2)
+    iterations[0][0] = Held(2 * iterations[0][0].loss, {}, {}, {})
+    assert error_of_training(plan, iterations) == pytest.approx(1)
