@@ -116,17 +116,20 @@ class Certifier:
             bound_s: that the search proved.
             best_s: of the best plan; no bound is higher.
             may_go_on: whether there is time for another pass of the checker.
-            tries_once: the bound itself with one argument, whether there is time or not.
+            tries_once: the bound itself with the strongest argument, and if that fails lower
+                times with the quickest one, whether there is time or not.
         """
         self._take_closed_forms(best_s)
-        arguments = sorted(filter(self._may_be_checked, self._arguments), key=self._check.work)
+        arguments = list(filter(self._may_be_checked, self._arguments))
         if tries_once and arguments and self.bound_s < bound_s * CONFIRMED:
-            self._confirms(arguments[-1], min(bound_s, best_s * CONFIRMED))
+            self._confirms(arguments[0], min(bound_s, best_s * CONFIRMED))
+        arguments.sort(key=self._check.work)
         for argument in arguments:
             self._raise(argument, bound_s, best_s * CONFIRMED, may_go_on)
         if self.bound_s < bound_s * CONFIRMED:
-            for argument in reversed(arguments):
-                self._lower(argument, bound_s, may_go_on)
+            for argument in arguments:
+                self._lower(argument, bound_s, may_go_on, insists=tries_once)
+                tries_once = False
 
     def _take_closed_forms(self, best_s: float) -> None:
         chain, check = self._chain, self._check
@@ -151,10 +154,12 @@ class Certifier:
         if self.bound_s >= bound_s:
             self._halve(argument, min(most_s, self._least_refused_s(argument)), may_go_on)
 
-    def _lower(self, argument: Searched, bound_s: float, may_go_on: Callable[[], bool]) -> None:
+    def _lower(
+        self, argument: Searched, bound_s: float, may_go_on: Callable[[], bool], *, insists: bool
+    ) -> None:
         """Walk down from a bound to a time that is confirmed, then halve."""
         high_s, step = min(bound_s, self._least_refused_s(argument)), FIRST_STEP
-        while may_go_on() and self.bound_s < (next_s := high_s * (1 - step)):
+        while (insists or may_go_on()) and self.bound_s < (next_s := high_s * (1 - step)):
             if self._confirms(argument, next_s):
                 break
             high_s, step = next_s, GROWTH * step

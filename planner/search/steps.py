@@ -106,7 +106,7 @@ def certify(search: Search, time: TimeSlice) -> None:
         search.certifier.offer(LayerPrices(prices=columns.prices, steps=columns.steps or None))
         if search.problem.job.max_stages_per_device == 2:
             search.certifier.offer(LayerPrices(prices=columns.prices))
-    # At the end one pass more than there is time for, rather than a bound without a certificate.
+    # At the end a few passes more than there is time for, rather than a bound without one.
     is_over = clock.left_s <= 0 and not clock.is_stopped
     bound_s = min(search.found.bound_s, search.best_s)
     best_s = bound_s if search.best is None else search.best_s

@@ -1,14 +1,17 @@
 """Certificates of bounds: what the checker confirms is never above the best of all plans."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
 from tiny_problems import tiny_problem
 
 from benchmarks.exhaustive.instances import tiny_problems
 from benchmarks.exhaustive.oracle import optimum_below
 from planner import Problem, solve
+from planner.costs.collectives import all_reduce_s
+from planner.costs.placement import StageSpec, place
 from planner.plan.certificate import (
     Argument,
     LayerPrices,
@@ -20,7 +23,9 @@ from planner.plan.certificate import (
 from planner.search.budget import Clock
 from planner.search.certification import Certifier
 from planner.search.partition.chain import Chain
-from planner.verification.proof import BoundCheck, prove
+from planner.verification.proof import BoundCheck, prove, tied
+from planner.verification.proof.buckets import OverlappedReductions
+from planner.verification.proof.layers import FloatArray, ProvedIntervals, ProvedLayers
 
 LIMIT_S = 0.3
 """Deterministic seconds: certificates need not be of the best bound."""
@@ -166,4 +171,108 @@ def test_ties_switches_and_slow_links_break_no_certificate(seed: int) -> None:
             overlap=rng.random() < 0.6,
             largest_mib=rng.choice([8, 60]),
         )
+    )
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.extensive) for n in range(3, 8))]
+)
+def test_little_memory_breaks_no_certificate(seed: int) -> None:
+    """Against every partition with every choice of recomputed layers."""
+    problem = tiny_problem(
+        seed,
+        layers=3,
+        devices=2,
+        microbatches=2 + seed % 3,
+        types=1 + seed % 2,
+        replication=seed % 4 == 3,
+        backward=("whole", "any", "split")[seed % 3],
+        memory_mib=(50.0, 70.0, 90.0)[seed % 3],
+        recompute=seed % 4 != 2,
+        overlap=True,
+    )
+    optimum = optimum_below(problem, 3.0)
+    if optimum.best is not None:
+        check = BoundCheck(problem, problem.job.space)
+        for argument in arguments(problem):
+            bound_s = most_proved_s(check, argument, 1.5 * optimum.time_s)
+            assert bound_s <= optimum.time_s * ROUNDING + 2e-7
+
+
+def test_little_memory_lets_certificates_prove_more() -> None:
+    proved_s = []
+    for memory_mib in (1000.0, 70.0):
+        problem = tiny_problem(
+            0,
+            layers=3,
+            devices=2,
+            microbatches=4,
+            replication=False,
+            memory_mib=memory_mib,
+            recompute=True,
+        )
+        check = BoundCheck(problem, problem.job.space)
+        alone = LikeDevices(classes=tuple((name,) for name in problem.cluster.device_names))
+        proved_s.append(most_proved_s(check, alone, 10.0))
+    ample_s, short_s = proved_s
+    assert ample_s * 1.1 < short_s < 9.0
+
+
+def test_the_classes_of_the_other_stage_of_tied_parameters_prove_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = tiny_problem(
+        2,
+        layers=3,
+        devices=3,
+        microbatches=4,
+        types=2,
+        tied=True,
+        topology="switches",
+        memory_mib=1e5,
+        link_scale=0.3,
+        largest_mib=30,
+    )
+    by_type = list(arguments(problem))[1]
+    proved_s = most_proved_s(BoundCheck(problem, problem.job.space), by_type, 10.0)
+    monkeypatch.setattr(tied, "MOST_CASES", 0)
+    less_s = most_proved_s(BoundCheck(problem, problem.job.space), by_type, 10.0)
+    assert proved_s > 1.01 * less_s
+    assert proved_s <= optimum_below(problem, 10.0).time_s * ROUNDING
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_reductions_left_after_a_backward_are_those_of_placed_stages(seed: int) -> None:
+    problem = tiny_problem(
+        seed, layers=5, devices=3, microbatches=2, overlap=True, tied=seed % 2 == 0, largest_mib=60
+    )
+    names, devices = tuple(problem.graph.layers), problem.cluster.device_names
+    layers = ProvedLayers(problem, problem.job.space)
+    intervals = ProvedIntervals(layers)
+    two = devices[1:]
+    partitions = [[(names, devices)]]
+    if seed % 2:
+        partitions += [[(names[:c], devices[:1]), (names[c:], two)] for c in range(1, 5)]
+        partitions += [[(names[:c], two), (names[c:], devices[:1])] for c in range(1, 5)]
+    for parts in partitions:
+        pipeline = place(problem, [StageSpec(*part) for part in parts])
+        begin = 0
+        for number, (held, replicas) in enumerate(parts):
+            end = begin + len(held)
+            left_s = _left_s(intervals, replicas)[begin, end]
+            tail_s = pipeline.tail_s(number, replicas[0]) - pipeline.optimizer_s[replicas[0]]
+            assert left_s == pytest.approx(tail_s, abs=1e-12)
+            begin = end
+
+
+def _left_s(intervals: ProvedIntervals, devices: Sequence[str]) -> FloatArray:
+    """Return what is left of all stages' reductions on some devices of the first type."""
+    cluster = intervals.layers.cluster
+
+    def taken_s(bytes_: FloatArray) -> FloatArray:
+        rows = [all_reduce_s(cluster, devices, int(size)) for size in np.ravel(bytes_)]
+        return np.reshape(rows, np.shape(bytes_))
+
+    return OverlappedReductions(intervals).left_s(
+        taken_s, intervals.layers.backward_s[0], taken_s(intervals.own_gradient_bytes)
     )

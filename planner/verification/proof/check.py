@@ -26,6 +26,7 @@ from planner.verification.proof.links import ClassLinks
 from planner.verification.proof.loads import load_work
 from planner.verification.proof.program import MARGIN, pass_work, refutes
 from planner.verification.proof.stages import ProvedStages
+from planner.verification.proof.tied import case_count
 from planner.verification.proof.vectors import Vectors
 
 MOST_DEVICES = 64
@@ -60,7 +61,8 @@ class BoundCheck:
             PipeplanError: if they are too many, saying of what there is too much.
         """
         if isinstance(argument, LikeDevices):
-            return pass_work(self._stages_of(argument).vectors, self._intervals.count)
+            stages = self._stages_of(argument)
+            return (1 + case_count(stages)) * pass_work(stages.vectors, self._intervals.count)
         if isinstance(argument, TypePrices):
             self._budget(argument)
             return budget_work(self._intervals)

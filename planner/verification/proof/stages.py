@@ -78,18 +78,37 @@ class ProvedStages:
             TypeSeconds(*(intervals.sums(s[k]) for s in self._by_type))
             for k in range(len(layers.types))
         ]
-        self.rest_s = self._after(layers.on_fastest(layers.forward_s + layers.gradient_s))
-        before = np.concatenate([[0.0], np.cumsum(layers.on_fastest(layers.forward_s))])
         arrives, leaves = self._nearest_s()
-        self.head_s, self.ahead_s = before + arrives, self.rest_s + leaves
+        passed, self.rest_s = self._least_ways(arrives.min(axis=0), leaves.min(axis=0))
+        self.head_s, self.ahead_s = passed + arrives, self.rest_s + leaves
 
     @property
     def _by_type(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         layers = self.layers
         return layers.forward_s, layers.gradient_s, layers.backward_s
 
-    def _after(self, per_layer: FloatArray) -> FloatArray:
-        return np.concatenate([np.cumsum(per_layer[::-1])[::-1], [0.0]])
+    def _least_ways(
+        self, arrives_s: FloatArray, leaves_s: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return the least time before each cut, and from it to the end and back.
+
+        Over all ways to cut the layers there into stages that fit some type.
+
+        Args:
+            arrives_s: a message on, by cut.
+            leaves_s: a message on and one back.
+        """
+        fits = np.array(self.intervals.fits_type)
+        forwards = [row.forward for row in self.seconds]
+        paths = [row.forward + row.gradient for row in self.seconds]
+        forward, path = (np.where(fits, rows, np.inf).min(axis=0) for rows in (forwards, paths))
+        passed, rest = np.zeros((2, self.intervals.count))
+        for cut in range(1, len(passed)):
+            passed[cut] = (passed[:cut] + arrives_s[:cut] + forward[:cut, cut]).min()
+        for cut in range(len(rest) - 2, -1, -1):
+            behind = slice(cut + 1, None)
+            rest[cut] = (path[cut, behind] + rest[behind] + leaves_s[behind]).min()
+        return np.minimum(passed, FAR), np.minimum(rest, FAR)
 
     # --- between stages ---------------------------------------------------------------------------
 

@@ -41,10 +41,16 @@ def all_plans(stages: ProvedStages) -> StageCase:
     return StageCase(stages.fits, stages.joint_reduction_s)
 
 
+def case_count(stages: ProvedStages) -> int:
+    """Return how many cases by classes there are; 0 if they would tell no more or are too many."""
+    count = 2 ** len(stages.kinds) - 1
+    return 0 if stages.intervals.tied_pair is None or count > MOST_CASES else count
+
+
 def cases_by_classes(stages: ProvedStages) -> Iterator[StageCase]:
-    """Yield cases of which every plan is in some one; none if that tells no more."""
+    """Yield cases of which every plan is in some one; none if there are not any."""
     pair, classes = stages.intervals.tied_pair, range(len(stages.kinds))
-    if pair is None or 2 ** len(classes) - 1 > MOST_CASES:
+    if pair is None or not case_count(stages):
         return
     others = stages.joint_reduce_s(stages.intervals.shared_gradient_bytes - pair.shared_bytes)
     for number in classes:
@@ -61,9 +67,8 @@ def _case(
     fits = stages.fits & (lies[:, None, None] | ~pair.last_alone)
     both = np.array([_both_s(stages, row, support, pair.bytes) for row in held])
     fits &= (both < FAR)[:, None, None] | ~pair.first_alone
-    alone = stages.joint_reduce_s(np.where(pair.last_alone, pair.shared_bytes, 0.0))
-    joint = np.where(pair.first_alone, both[:, None, None], alone)
-    return StageCase(fits, others + joint)
+    with_last = others + both[:, None, None]
+    return StageCase(fits, np.where(pair.first_alone, with_last, stages.joint_reduction_s))
 
 
 def _both_s(stages: ProvedStages, held: IntArray, support: BoolArray, bytes_: float) -> float:
