@@ -156,11 +156,11 @@ STEPS = (
     SearchStep("descent by schedules", descend, Share(0.35), is_loose),
     SearchStep("annealing by schedules", anneal, Share(0.4), model_applies),
     SearchStep("annealing by schedules", anneal, Share(0.8), is_middling),
-    SearchStep("fewer replicas", prune_replicas, Share(0.02, "beyond"), has_plan),
+    SearchStep("fewer replicas", prune_replicas, Share(0.02, "beyond"), has_small_plan),
     SearchStep("schedules by CP-SAT", improve_schedules, Share(0.25), has_small_plan),
     SearchStep("schedules by CP-SAT", improve_schedules, Share(1), has_large_plan),
     SearchStep("partitions by CP-SAT", search_partitions, Share(1), model_applies),
-    SearchStep("fewer replicas", prune_replicas, Share(0.02, "beyond"), has_plan),
+    SearchStep("fewer replicas", prune_replicas, Share(0.02, "beyond"), has_small_plan),
     SearchStep("certificate of the bound", certify, Share(0.05, "beyond"), has_plan),
 )
 """All steps of :func:`solve`, in order, after the warm starts.
