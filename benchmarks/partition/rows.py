@@ -17,6 +17,7 @@ from benchmarks.partition.instances import (
     random_matrix,
     two_level,
 )
+from benchmarks.partition.large import COLUMNS, MOST_GIB, whole_plans
 from planner import Problem
 
 OPTIMA = {
@@ -177,25 +178,20 @@ def solve_matrices(cases: Sequence[Case], workers: int) -> list[Cells]:
 LARGE = """
 import json, resource, sys, time
 from benchmarks.partition.instances import layers, problem, two_level
-from planner import solve, verify
 from benchmarks.partition.best import best_partition
 nodes = tuple(json.loads(sys.argv[1]))
 kind = "transformer" if len(nodes) == 1 else "cnn"
 instance = problem(layers(200, kind, len(nodes), 1), two_level(nodes, 8), 1024, True)
 begin = time.perf_counter()
-result = solve(instance, time_limit_s=110)
-seconds = time.perf_counter() - begin
-problems = verify(result.plan)
 part = best_partition(instance, time_limit_s=100)
-print(json.dumps({"seconds": seconds, "problems": len(problems), "gap": part.gap,
+print(json.dumps({"seconds": time.perf_counter() - begin, "gap": part.gap,
     "objective_s": part.objective_s, "bound_s": part.lower_bound_s,
-    "iteration_s": result.iteration_time_s, "plan_gap": result.gap,
     "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}))
 """
 
 
 def large(data: Path | None, workers: int) -> list[Cells]:
-    """1,024 GPUs: a verified plan, and the partition's gap; in a process of its own."""
+    """1,024 GPUs: the partition's gap, in a process of its own."""
     rows: list[Cells] = []
     for name, nodes, bar in (
         ("128 nodes of 8, one type, 200 layers (transformer)", [128], 0.02),
@@ -204,15 +200,14 @@ def large(data: Path | None, workers: int) -> list[Cells]:
         command = [sys.executable, "-c", LARGE, json.dumps(nodes)]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         found = json.loads(output)
-        good = found["seconds"] <= 120 and found["peak_gib"] <= 4 and not found["problems"]
+        good = found["seconds"] <= 120 and found["peak_gib"] <= MOST_GIB
         rows.append(
             [
                 name,
                 f"{found['seconds']:.0f}",
                 f"{found['peak_gib']:.2f}",
-                "yes" if not found["problems"] else "NO",
-                f"{found['iteration_s']:.3f}",
-                f"{found['plan_gap']:.2%}",
+                f"{found['objective_s']:.3f}",
+                f"{found['bound_s']:.3f}",
                 f"{found['gap']:.2%}",
                 f"{bar:.0%}",
                 _reached(good and found["gap"] <= bar),
@@ -238,19 +233,16 @@ SECTIONS = {
         matrices,
     ),
     "large": Section(
-        "1,024 GPUs",
-        "1,024 microbatches; a verified plan in 120 s and 4 GB, then the partition alone.",
-        (
-            "cluster",
-            "s",
-            "GiB",
-            "verified",
-            "iteration s",
-            "plan's gap",
-            "partition's gap",
-            "bar",
-            "",
-        ),
+        "1,024 GPUs: the partition's objective",
+        "1,024 microbatches; 120 s and 4 GB.",
+        ("cluster", "s", "GiB", "objective s", "bound s", "gap", "bar", ""),
         large,
+    ),
+    "plans": Section(
+        "64 and 1,024 GPUs: whole plans",
+        "Verified plans with all default freedoms; 1,024 GPUs run 1,024 microbatches, in 180 s and "
+        "4 GB.",
+        COLUMNS,
+        whole_plans,
     ),
 }

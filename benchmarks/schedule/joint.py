@@ -68,7 +68,7 @@ def joint_rows(
             continue
         graph = trace(model, job)
         for name in clusters:
-            cluster = _cluster(name)
+            cluster = cluster_named(name)
             many = len(cluster.devices) > MOST_ON_FEW
             problem = Problem(
                 graph, cluster, job.model_copy(update={"microbatches": 256}) if many else job
@@ -117,7 +117,7 @@ def jobs() -> Iterator[tuple[str, Job]]:
         yield model, Job(microbatches=32, samples_per_microbatch=samples, precision="float32")
 
 
-def _cluster(name: str) -> Cluster:
+def cluster_named(name: str) -> Cluster:
     """A sample, or eight machines like those of ``two_nodes``."""
     if name != "eight_nodes":
         return Cluster.load(SAMPLE_CLUSTERS / f"{name}.toml")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -115,6 +115,8 @@ class PlacedPipeline:
         optimizer_s: seconds of the optimizer step by device.
         microbatches: in an iteration.
         sync: the strategy of synchronisation, which sets the size of buckets.
+        groups: if this is one of several equal groups of devices: of each group, its device for
+            each of these. Gradients are reduced among all.
     """
 
     problem: Problem
@@ -123,11 +125,23 @@ class PlacedPipeline:
     optimizer_s: Mapping[str, float]
     microbatches: int
     sync: Sync = field(default_factory=Sync)
+    groups: Sequence[Mapping[str, str]] = ()
 
     @property
     def overlaps(self) -> bool:
         """Whether gradients are reduced in buckets while the last backwards still run."""
         return overlaps_reductions(self.problem.job, self.sync)
+
+    @cached_property
+    def reduced_at_once(self) -> PlacedPipeline | None:
+        """The same stages with each reduced in one piece; None where that is nothing new."""
+        if not self.overlaps or not self.synchronisations:
+            return None
+        stages = [stage.spec for stage in self.stages]
+        parameters = [self.problem.graph.parameters_of(stage.layers) for stage in stages]
+        times: list[TimesByDevice] = [{} for _ in stages]
+        once = gradient_reductions(self.problem, stages, parameters, times, None, self.groups)
+        return replace(self, sync=Sync(options={"overlap": False}), synchronisations=once)
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -303,6 +317,7 @@ def place(
         optimizer_s=_optimizer_s(problem, stages, parameters),
         microbatches=problem.job.microbatches // max(1, len(groups)),
         sync=sync,
+        groups=groups,
     )
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.assembly import assemble_plan, version
-from planner.costs.placement import place
 from planner.plan.operations import numbered_by_losses
-from planner.plan.plan import COST_MODEL, Plan, Provenance, Sync
+from planner.plan.plan import COST_MODEL, Plan, Provenance
 from planner.plan.runtimes import LOSSES_IN_ORDER
 from planner.search.result import Ended, Status
 from planner.search.schedule.heuristic import Schedule
 from planner.search.state import Search
-from planner.simulation.simulator import simulate
-from planner.simulation.timeline import Timeline
+from planner.simulation.simulator import reduced_soonest, simulate
 from planner.space import BoundCovers
 from planner.verification import require_valid
 
@@ -41,7 +39,7 @@ def plan_of(search: Search, schedule: Schedule, limit: str, solver: str) -> Plan
     proof = search.certifier.proof(bound_s, found.bound_source, found.bound_event)
     if search.problem.job.runtime in LOSSES_IN_ORDER:
         schedule = _numbered_by_losses(schedule)
-    timeline = _reduced_best(schedule)
+    timeline = reduced_soonest(schedule.timeline)
     plan = assemble_plan(timeline, schedule.orders, bound_s, provenance, proof)
     require_valid(plan)
     return plan
@@ -52,20 +50,6 @@ def _numbered_by_losses(schedule: Schedule) -> Schedule:
     pipeline = schedule.timeline.pipeline
     orders = numbered_by_losses(schedule.orders, len(pipeline.stages) - 1)
     return replace(schedule, orders=orders, timeline=simulate(pipeline, orders))
-
-
-def _reduced_best(schedule: Schedule) -> Timeline:
-    """Return the timeline, with reductions after the last backwards if that is faster.
-
-    Several buckets may lose more by their latencies than they gain by the overlap.
-    """
-    timeline = schedule.timeline
-    pipeline, at_once = timeline.pipeline, Sync(options={"overlap": False})
-    if not pipeline.overlaps or not pipeline.synchronisations:
-        return timeline
-    specs = [stage.spec for stage in pipeline.stages]
-    later = simulate(place(pipeline.problem, specs, at_once), schedule.orders)
-    return min(timeline, later, key=lambda row: row.iteration_time_s)
 
 
 def _provenance(search: Search, limit: str, solver: str) -> Provenance:

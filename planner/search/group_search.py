@@ -63,6 +63,7 @@ def plan_groups(search: Search, time: TimeSlice) -> None:
     for row in found[:SCHEDULED]:
         is_behind = search.optimiser.is_large and row.estimate_s >= search.best_s
         if search.has_time and not search.is_done() and not is_behind:
+            search.optimiser.offer(row.partition)
             search.consider(row.partition)
     starts = _starts(found)
     for number, row in enumerate(starts):

@@ -23,7 +23,7 @@ from planner.search.partition.memory.recompute_variants import RecomputeVariants
 from planner.search.schedule.heuristic import Schedule, best_heuristic_schedule, fits_memory
 from planner.search.schedule.search import improve_any
 from planner.search.schedule.solve import ScheduleTask
-from planner.simulation.simulator import simulate
+from planner.simulation.simulator import reduced_soonest, simulate
 from planner.simulation.timeline import Timeline, memory_profile
 from planner.space import Backward
 
@@ -68,7 +68,7 @@ class RecomputedSchedules:
         for bound_s, placed in self._by_bound(partition, pipeline):
             if found is not None and bound_s >= found.iteration_time_s:
                 return found
-            schedule = self._scheduler(placed, backward=self._backward)
+            schedule = self._scheduled(placed)
             if schedule is None:
                 continue
             schedule = self.relaxed(partition, schedule)
@@ -118,9 +118,13 @@ class RecomputedSchedules:
         variant = self._variants.leanest(partition, pipeline)
         if variant is None:
             return None
-        placed = self._placed(variant, pipeline)
-        schedule = self._scheduler(placed, backward=self._backward)
+        schedule = self._scheduled(self._placed(variant, pipeline))
         return schedule and self.relaxed(partition, schedule)
+
+    def _scheduled(self, pipeline: PlacedPipeline) -> Schedule | None:
+        """Return the best quick schedule, with gradients reduced as it suits it best."""
+        found = self._scheduler(pipeline, backward=self._backward)
+        return found and replace(found, timeline=reduced_soonest(found.timeline))
 
     def _placed(self, variant: Partition, pipeline: PlacedPipeline) -> PlacedPipeline:
         if not any(stage.recompute for stage in variant):
@@ -146,6 +150,9 @@ class RecomputedSchedules:
         task = ScheduleTask(settings, clock, backward=self._backward)
         if not self._variants.may_change(pipeline):
             found = improve_any(pipeline, start, task, limit_s)
+            if pipeline.sync != self._plain(partition).sync:
+                # Other reductions may be over sooner.
+                found = replace(found, lower_bound_s=0.0)
             return found, found.lower_bound_s
         found = improve_any(pipeline, start, task, limit_s / 2)
         found = self.relaxed(partition, replace(found, lower_bound_s=0.0))
@@ -209,7 +216,8 @@ class RecomputedSchedules:
     def _replayed(self, partition: Partition, schedule: Schedule) -> Schedule | None:
         """Return the same orders for other stages, if that is faster and fits."""
         try:
-            placed = place(self._chain.problem, self._chain.specs(partition))
+            sync = schedule.timeline.pipeline.sync
+            placed = place(self._chain.problem, self._chain.specs(partition), sync)
             timeline = simulate(placed, schedule.orders)
         except DeadlockError:
             return None

@@ -31,6 +31,7 @@ from planner.search.robust import SHARE, RobustChoice, choose_robust
 from planner.search.shared_devices import plan_shared
 from planner.search.state import Candidate, Progress, Search, SearchTask
 from planner.search.steps import (
+    bound_by_work,
     certify,
     find_any,
     improve_partitions,
@@ -78,6 +79,26 @@ def is_small(search: Search) -> bool:
     return not search.optimiser.is_large
 
 
+def has_small_plan(search: Search) -> bool:
+    """Apply to small clusters where a plan was found."""
+    return has_plan(search) and is_small(search)
+
+
+def has_large_plan(search: Search) -> bool:
+    """Apply to large clusters where a plan was found."""
+    return has_plan(search) and is_large(search)
+
+
+def is_loose(search: Search) -> bool:
+    """Apply to small clusters, and to large ones of which no equal groups were planned."""
+    return is_small(search) or search.best is None
+
+
+def is_large_and_loose(search: Search) -> bool:
+    """Apply to large clusters of which no equal groups were planned."""
+    return is_large(search) and search.best is None
+
+
 def has_pipelines(search: Search) -> bool:
     """Apply where replicas must form equal pipelines."""
     return search.problem.job.has_pipelines
@@ -116,29 +137,30 @@ def search_equal_pipelines(search: Search, time: TimeSlice) -> None:
 
 
 STEPS = (
+    SearchStep("total work", bound_by_work, Share(1)),
     SearchStep("equal pipelines", search_equal_pipelines, Share(0.5, "whole"), has_pipelines),
-    SearchStep("simple partitions", try_simple_partitions, Share(0.15, "whole")),
-    # On large clusters the baselines take longer than the first good partitions.
+    # On large clusters nothing else is scheduled as soon as one of many equal groups.
+    SearchStep("equal groups of devices", plan_groups, Share(0.5, "whole"), is_large),
+    SearchStep("simple partitions", try_simple_partitions, Share(0.15, "whole"), is_loose),
     SearchStep("baselines", try_baselines, Share(0.3, "whole"), is_small),
     SearchStep("orders of devices and relaxations", solve_orders, Share(0.5, "whole"), is_small),
-    SearchStep("orders of devices and relaxations", solve_orders, Share(0.3, "whole"), is_large),
+    SearchStep("orders of devices and relaxations", solve_orders, Share(0.75, "whole"), is_large),
     SearchStep("certificate of the bound", certify, Share(0.1)),
-    SearchStep("equal groups of devices", plan_groups, Share(0.7), is_large),
-    SearchStep("baselines", try_baselines, Share(0.2), is_large),
+    SearchStep("baselines", try_baselines, Share(0.2), is_large_and_loose),
     SearchStep("partitions by their bounds", improve_partitions, Share(0.3, "whole"), is_small),
-    SearchStep("partitions by their bounds", improve_partitions, Share(0.3), is_large),
+    SearchStep("partitions by their bounds", improve_partitions, Share(0.3), is_large_and_loose),
     SearchStep("several stages a device", plan_shared, Share(0.6), allows_several),
     SearchStep("equal groups of devices", plan_groups, Share(0.2), is_small),
-    SearchStep("balanced partitions", try_thorough_partitions, Share(0.2)),
+    SearchStep("balanced partitions", try_thorough_partitions, Share(0.2), is_loose),
     SearchStep("any plan that fits", find_any, Share(1), has_no_plan),
-    SearchStep("descent by schedules", descend, Share(0.35)),
+    SearchStep("descent by schedules", descend, Share(0.35), is_loose),
     SearchStep("annealing by schedules", anneal, Share(0.4), model_applies),
     SearchStep("annealing by schedules", anneal, Share(0.8), is_middling),
-    SearchStep("fewer replicas", prune_replicas, Share(0.02, "beyond"), has_plan),
-    SearchStep("schedules by CP-SAT", improve_schedules, Share(0.25), is_small),
-    SearchStep("schedules by CP-SAT", improve_schedules, Share(1), is_large),
+    SearchStep("fewer replicas", prune_replicas, Share(0.02, "beyond"), has_small_plan),
+    SearchStep("schedules by CP-SAT", improve_schedules, Share(0.25), has_small_plan),
+    SearchStep("schedules by CP-SAT", improve_schedules, Share(1), has_large_plan),
     SearchStep("partitions by CP-SAT", search_partitions, Share(1), model_applies),
-    SearchStep("fewer replicas", prune_replicas, Share(0.02, "beyond"), has_plan),
+    SearchStep("fewer replicas", prune_replicas, Share(0.02, "beyond"), has_small_plan),
     SearchStep("certificate of the bound", certify, Share(0.05, "beyond"), has_plan),
 )
 """All steps of :func:`solve`, in order, after the warm starts.
@@ -152,6 +174,7 @@ def run_quickly(search: Search) -> None:
 
 
 QUICK_STEPS = (
+    SearchStep("total work", bound_by_work, Share(1)),
     SearchStep(
         "equal pipelines",
         lambda search, time: search_pipelines(search, time, run_quickly),

@@ -39,9 +39,13 @@ def schedule_warm_starts(search: Search, partitions: Iterable[Partition]) -> Non
         search.consider(partition)
 
 
-def try_simple_partitions(search: Search, time: TimeSlice) -> None:
-    """Bound all plans by their total work, score simple partitions and schedule the best."""
+def bound_by_work(search: Search, time: TimeSlice) -> None:
+    """Bound all plans by their total work."""
     search.found.raise_bound(work_bound_s(search.chain), "total work")
+
+
+def try_simple_partitions(search: Search, time: TimeSlice) -> None:
+    """Score simple partitions and schedule the best."""
     _offer(search, simple_partitions(search.chain, search.max_stages), time)
     _schedule_best(search, search.optimiser.promising(1)[:1])
 
@@ -62,7 +66,8 @@ def _offer(search: Search, partitions: Iterable[Partition], time: TimeSlice) -> 
 def try_orders(search: Search, time: TimeSlice) -> None:
     """Find the best partitions along a few orders of the devices and schedule the best."""
     search.optimiser.start(time.has_time)
-    _schedule_best(search, search.optimiser.promising(1)[:1])
+    if search.best is None or not search.optimiser.is_large:
+        _schedule_best(search, search.optimiser.promising(1)[:1])
 
 
 def solve_orders(search: Search, time: TimeSlice) -> None:
@@ -70,7 +75,7 @@ def solve_orders(search: Search, time: TimeSlice) -> None:
     optimiser = search.optimiser
     try_orders(search, time)
     if search.clock.left_s > 0:
-        optimiser.relax(lambda: search.clock.left_s > 0)
+        optimiser.relax(time.has_time if optimiser.is_large else lambda: search.clock.left_s > 0)
         search.raise_single_bound(optimiser.bound_s, "relaxations of the cluster")
     if not search.has_single_stages:
         _bound_by_columns(search)

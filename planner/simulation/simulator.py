@@ -127,7 +127,6 @@ class Replay:
         self.link_free_at: dict[tuple[int, int], float] = defaultdict(float)
         self.operations: list[OperationEvent] = []
         self.transfers: list[TransferEvent] = []
-        self.last_backwards: dict[tuple[int, str], OperationEvent] = {}
         self._durations: dict[tuple[int, str, str], float] = {}
         self._transfers: dict[tuple[bool, int, str, str], Transfer] = {}
 
@@ -172,10 +171,7 @@ class Replay:
             self._durations[key] = self.pipeline.seconds(*key)
         end = now + self._durations[key]
         self.free_at[device] = end
-        event = OperationEvent(device, operation, now, end)
-        self.operations.append(event)
-        if operation.kind in "BW":
-            self.last_backwards[operation.stage, device] = event
+        self.operations.append(OperationEvent(device, operation, now, end))
         heapq.heappush(self.heap, (end, operation, False))
 
     def _finish(self, operation: Operation, now: float) -> str:
@@ -239,34 +235,53 @@ class Replay:
         return self._device(operation)
 
     def _timeline(self) -> Timeline:
-        synchronisations, end_s = self._synchronise()
-        return Timeline(
-            self.pipeline,
-            tuple(self.operations),
-            tuple(sorted(self.transfers, key=lambda event: (event.start_s, event.operation))),
-            tuple(sorted(synchronisations, key=lambda event: event.start_s)),
-            end_s,
-        )
+        operations, transfers = self.operations, self.transfers
+        transfers = sorted(transfers, key=lambda event: (event.start_s, event.operation))
+        return _reduced(self.pipeline, tuple(operations), tuple(transfers))
 
-    def _synchronise(self) -> tuple[list[SynchronisationEvent], dict[str, float]]:
-        done = dict(self.free_at)
-        network_free = dict.fromkeys(self.pipeline.devices, 0.0)
-        waiting = sorted(
-            (self._ready_s(sync), index)
-            for index, sync in enumerate(self.pipeline.synchronisations)
-        )
-        events = []
-        for ready, index in waiting:
-            sync = self.pipeline.synchronisations[index]
-            start = max([ready, *(network_free[device] for device in sync.devices)])
-            end = start + sync.seconds
-            events.append(SynchronisationEvent(sync, start, end))
-            for device in sync.devices:
-                network_free[device] = end
-                done[device] = max(done[device], end)
-        return events, {d: t + self.pipeline.optimizer_s[d] for d, t in done.items()}
 
-    def _ready_s(self, sync: GradientReduction) -> float:
-        members = ((stage, device) for stage in sync.stages for device in sync.devices)
-        last = (self.last_backwards[pair] for pair in members if pair in self.last_backwards)
-        return max((gradients_ready_s(sync, event) for event in last), default=0.0)
+def reduced_soonest(timeline: Timeline) -> Timeline:
+    """Return a timeline, with reductions after the last backwards if that is faster.
+
+    Several buckets may lose more by their latencies than they gain by the overlap.
+    """
+    at_once = timeline.pipeline.reduced_at_once
+    if at_once is None:
+        return timeline
+    later = _reduced(at_once, timeline.operations, timeline.transfers)
+    return min(timeline, later, key=lambda row: row.iteration_time_s)
+
+
+def _reduced(
+    pipeline: PlacedPipeline,
+    operations: tuple[OperationEvent, ...],
+    transfers: tuple[TransferEvent, ...],
+) -> Timeline:
+    """Return the timeline of operations in the order of their starts, with all reductions."""
+    done = dict.fromkeys(pipeline.devices, 0.0)
+    last: dict[tuple[int, str], OperationEvent] = {}
+    for event in operations:
+        done[event.device] = event.end_s
+        if event.operation.kind in "BW":
+            last[event.operation.stage, event.device] = event
+    free_at = dict.fromkeys(pipeline.devices, 0.0)
+    syncs = pipeline.synchronisations
+    waiting = sorted((_ready_s(sync, last), index) for index, sync in enumerate(syncs))
+    events = []
+    for ready, index in waiting:
+        sync = syncs[index]
+        start = max([ready, *(free_at[device] for device in sync.devices)])
+        end = start + sync.seconds
+        events.append(SynchronisationEvent(sync, start, end))
+        for device in sync.devices:
+            free_at[device] = end
+            done[device] = max(done[device], end)
+    end_s = {device: time_s + pipeline.optimizer_s[device] for device, time_s in done.items()}
+    by_start = tuple(sorted(events, key=lambda event: event.start_s))
+    return Timeline(pipeline, operations, transfers, by_start, end_s)
+
+
+def _ready_s(sync: GradientReduction, last: Mapping[tuple[int, str], OperationEvent]) -> float:
+    members = ((stage, device) for stage in sync.stages for device in sync.devices)
+    events = (last[pair] for pair in members if pair in last)
+    return max((gradients_ready_s(sync, event) for event in events), default=0.0)

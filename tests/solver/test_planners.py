@@ -112,7 +112,7 @@ def test_classic_partitions_are_candidates_of_the_portfolio() -> None:
     classic = list(classic_partitions(chain, 4))
     assert len(classic) == len(set(classic)) > 2
     search = Search(SearchTask(problem, Settings(0, 1, True), 0.0), Clock(10, True))
-    run_until_stopped(search, STEPS[:6])
+    run_until_stopped(search, STEPS[:8])
     assert set(map(search.optimiser.representative, classic)) <= set(search.optimiser.pool)
     assert all(len(partition) <= 2 for partition in classic_partitions(chain, 2))
 

@@ -44,7 +44,7 @@ from planner.search.schedule.pipeline_groups import (
     operation_count,
     scheduled_forms,
 )
-from planner.simulation.simulator import simulate
+from planner.simulation.simulator import reduced_soonest, simulate
 from planner.simulation.timeline import Timeline
 from planner.space import Backward
 
@@ -287,7 +287,7 @@ def quick_estimate_s(pipeline: PlacedPipeline, *, split: bool = False) -> float 
     )
     published = _zero_bubble(form.pipeline, form.owner) if split else ()
     found = (t for t in (*listed, *published) if t is not None and fits_memory(t))
-    return min((timeline.iteration_time_s for timeline in found), default=None)
+    return min((reduced_soonest(timeline).iteration_time_s for timeline in found), default=None)
 
 
 def _zero_bubble(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Timeline]:

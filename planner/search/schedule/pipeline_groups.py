@@ -103,6 +103,19 @@ class PipelineGroups:
             optimizer_s={device: pipeline.optimizer_s[device] for device in held},
             microbatches=pipeline.microbatches // len(self.counterparts),
             sync=pipeline.sync,
+            groups=self._among(pipeline.groups),
+        )
+
+    def _among(self, outer: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:
+        """Return all groups, given those of which these groups together are one."""
+        return (
+            self.counterparts
+            if not outer
+            else [
+                {device: names[peer] for device, peer in inner.items()}
+                for names in outer
+                for inner in self.counterparts
+            ]
         )
 
     @cached_property
@@ -207,7 +220,7 @@ def groups_of(pipeline: PlacedPipeline) -> PipelineGroups | None:
 
 
 def place_first(problem: Problem, stages: Sequence[StageSpec]) -> PlacedPipeline:
-    """Place stages, of equal groups that share no link the first one alone.
+    """Place stages for an estimate, of equal groups that share no link the first one alone.
 
     What is known of its schedules holds for all: they do the same at the same time.
     """

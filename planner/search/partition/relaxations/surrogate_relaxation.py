@@ -30,6 +30,8 @@ from planner.search.partition.relaxations.type_figures import SurrogateFigures
 
 BUDGET = 10_000
 """About how many units of price the whole cluster costs."""
+STEP = 5
+"""Units that are told apart where types have different prices; amounts are rounded down."""
 ROUNDS = 16
 """Rounds of changing the prices towards using up every type."""
 FIRST_STEP = 0.5
@@ -163,15 +165,18 @@ class _SurrogateStates:
         self._intervals = figures.intervals
         self._price = price
         self._options = range(len(figures.counts))
-        self._budget = int(price @ figures.counts)
+        # Of one type, amounts are multiples of its price anyway.
+        self._step = STEP if len(set(price.tolist())) > 1 else 1
+        budget = int(price @ figures.counts)
+        self._most = budget // self._step
         cheapest = (price[:, None] * figures.chain.work_s).min(axis=0)
         microbatches = self._intervals.microbatches
         self._work_left = self._intervals.after(cheapest) * microbatches / ROUNDING
-        self._left = (self._budget - np.arange(self._budget + 1)) * limit_s
+        self._left = (budget - self._step * np.arange(self._most + 1)) * limit_s
 
     def first_table(self) -> FloatArray:
         """Return a table by cut and amount spent in which the start is reached."""
-        table = np.full((self._intervals.count + 1, self._budget + 1), np.inf)
+        table = np.full((self._intervals.count + 1, self._most + 1), np.inf)
         table[0, 0] = 0.0
         return table
 
@@ -202,7 +207,7 @@ class _SurrogateStates:
             return
         columns = slice(cut + 1, cut + 1 + ends)
         spent, new = self._offers(frontier, option, columns)
-        good = (spent <= self._budget) & (new <= self.limit_s)
+        good = (spent <= self._most) & (new <= self.limit_s)
         end = np.broadcast_to(np.arange(columns.start, columns.stop), spent.shape)
         np.minimum.at(table, (end[good], spent[good]), new[good])
 
@@ -253,7 +258,8 @@ class _SurrogateStates:
     ) -> tuple[IntArray, FloatArray]:
         """Return the amount then spent, and the value after the stage, by state and its end."""
         value, most = self._room(frontier, option, columns)
-        cost = np.minimum(self._least_cost(most, option), self._budget + 1)
+        too_much = self._step * (self._most + 1)
+        cost = np.minimum(self._least_cost(most, option), too_much) // self._step
         spent = frontier.alive[:, None] + cost.astype(int)
         return spent, value + self._figures.types[option].path_s[frontier.cut, columns]
 
