@@ -62,10 +62,58 @@ def optimum_below(problem: Problem, known_s: float) -> Optimum:
             continue
         tried += 1
         for pipeline in _ways_to_reduce(problem, specs):
+            if _is_too_much(pipeline, problem.job.backward, least):
+                continue
             found = _Schedule(pipeline, problem.job.backward, least).solve()
             if found is not None:
                 least, best = found, specs
     return Optimum(least * TICK_S, tried, best)
+
+
+def _is_too_much(pipeline: PlacedPipeline, backward: str, known: int) -> bool:
+    """Return whether some stage's devices have too little time, whatever the order.
+
+    All their operations follow the first microbatch's way there; all their forwards and gradients
+    come before the last gradient's way home.
+    """
+    head = home = 0
+    for number, stage in enumerate(pipeline.stages):
+        if number:
+            head += _least_way(pipeline, number - 1, "F")
+            home += _least_way(pipeline, number, "I")
+        taken = 0
+        for device in stage.spec.devices:
+            forward, gradient, work = _ticks_of(pipeline, number, backward, device)
+            rooms = (known - head - home, forward + gradient), (known - head, forward + work)
+            taken += min(room // max(each, 1) for room, each in rooms)
+        if taken < pipeline.microbatches:
+            return True
+        ticks = [_ticks_of(pipeline, number, backward, device) for device in stage.spec.devices]
+        head += min(forward for forward, _, _ in ticks)
+        home += min(gradient for _, gradient, _ in ticks)
+    return False
+
+
+def _ticks_of(
+    pipeline: PlacedPipeline, stage: int, backward: str, device: str
+) -> tuple[int, int, int]:
+    """Return the ticks of a forward, of a gradient on its way and of all of a backward."""
+    forward, whole, gradient, weight = (
+        int(pipeline.seconds(stage, letter, device) / TICK_S) for letter in "FBIW"
+    )
+    if backward == "whole":
+        return forward, whole, whole
+    if backward == "split":
+        return forward, gradient, gradient + weight
+    return forward, min(gradient, whole), min(gradient + weight, whole)
+
+
+def _least_way(pipeline: PlacedPipeline, stage: int, kind: str) -> int:
+    """Return the ticks of the quickest message that a stage sends after a kind of operation."""
+    to = stage + 1 if kind == "F" else stage - 1
+    send = pipeline.forward_transfer if kind == "F" else pipeline.backward_transfer
+    pairs = product(*(pipeline.stages[s].spec.devices for s in (stage, to)))
+    return min(int(send(stage, u, v).seconds / TICK_S) for u, v in pairs)
 
 
 def _ways_to_reduce(problem: Problem, specs: Sequence[StageSpec]) -> Iterator[PlacedPipeline]:

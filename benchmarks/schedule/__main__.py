@@ -34,6 +34,7 @@ from benchmarks.reporting.report import (
 from benchmarks.schedule import joint as schedule_joint
 from benchmarks.schedule import rows as schedule_rows
 from benchmarks.schedule import short
+from benchmarks.schedule.joint import JointRow
 from benchmarks.schedule.rows import (
     CLASSIC_MEAN,
     MANY_GAP,
@@ -50,7 +51,17 @@ from planner.search.budget import Settings
 from planner.search.solve import check_settings
 
 COLUMNS = ("instance", "cap", "objective", "ours", "bound", "gap", "best classic / ours", "s", "")
-SECTIONS = ("zero_bubble", "optima", "uneven", "loose", "chunks", "many", "classics", "joint")
+SECTIONS = (
+    "zero_bubble",
+    "optima",
+    "uneven",
+    "loose",
+    "chunks",
+    "many",
+    "classics",
+    "joint",
+    "several",
+)
 
 
 def as_json(row: Row) -> dict[str, Any]:
@@ -182,8 +193,17 @@ def classics_section(settings: Settings) -> str:
 
 def joint_section(settings: Settings) -> str:
     """Whole plans: partition, devices, replicas and schedule."""
+    return _joint_table(schedule_joint.joint_rows(settings))
+
+
+def several_section(settings: Settings) -> str:
+    """Whole plans with several stages a device."""
+    return _joint_table(schedule_joint.several_rows(settings))
+
+
+def _joint_table(rows: Iterable[JointRow]) -> str:
     lines = []
-    for row in schedule_joint.joint_rows(settings):
+    for row in rows:
         verdict = f"{_verdict(row.gap < row.bar)}, bar {row.bar:.0%}"
         lines.append([*row.cells, verdict])
         print(*lines[-1], sep="  ", file=sys.stderr, flush=True)
@@ -239,6 +259,8 @@ def _section(name: str, data: Path | None, settings: Settings) -> tuple[str, str
             return "Many microbatches", many_section(settings)
         case "classics":
             return "Against published schedules: 8 x 32, uneven", classics_section(settings)
+        case "several":
+            return "Whole plans with several stages a device", several_section(settings)
     return "Whole plans: traced models on the sample clusters", joint_section(settings)
 
 

@@ -17,11 +17,22 @@ MOST_ON_FEW = 16
 """Devices up to which 32 microbatches keep a pipeline busy; beyond it 256 are planned."""
 LIMIT_S = 57.0
 """For a row that is to end within a minute."""
+FEW_GAP, MANY_GAP = 0.03, 0.05
+"""Bars for gaps on few devices and on more."""
+SEVERAL: dict[str, list[tuple[dict[str, object], float]]] = {
+    "models.gpt:gpt2_xl": [
+        ({"max_stages_per_device": count, "backward": backward, "replication": False}, bar)
+        for count in (2, 4)
+        for backward, bar in (("whole", 0.12), ("split", 0.05))
+    ],
+    "models.gpt:gpt2_small": [({"max_stages_per_device": 2}, 0.15)],
+}
+"""Spaces with several stages a device, by model, with the bars for their gaps."""
 
 
 @dataclass(frozen=True)
 class JointRow:
-    """A model planned for a cluster; times in milliseconds."""
+    """A model planned for a cluster; times in milliseconds, and the bar for the gap."""
 
     model: str
     cluster: str
@@ -30,16 +41,12 @@ class JointRow:
     iteration_ms: float
     bound_ms: float
     seconds: float
+    bar: float
 
     @property
     def gap(self) -> float:
         """Iteration time / bound - 1."""
         return self.iteration_ms / self.bound_ms - 1
-
-    @property
-    def bar(self) -> float:
-        """The bar for the gap."""
-        return 0.03 if self.devices <= MOST_ON_FEW else 0.05
 
     @property
     def cells(self) -> list[object]:
@@ -73,21 +80,46 @@ def joint_rows(
             problem = Problem(
                 graph, cluster, job.model_copy(update={"microbatches": 256}) if many else job
             )
-            begin = time.perf_counter()
-            found = solve(
-                problem, time_limit_s=limit_s, seed=settings.seed, workers=settings.workers
-            )
-            stages = found.plan.stages
-            replicas = "-".join(str(len(stage.devices)) for stage in stages)
-            yield JointRow(
-                model.partition(":")[2],
-                name,
-                len(problem.cluster.devices),
-                f"{plural(len(stages), 'stage')}, replicas {replicas}",
-                found.iteration_time_s * 1e3,
-                found.lower_bound_s * 1e3,
-                time.perf_counter() - begin,
-            )
+            bar = FEW_GAP if not many else MANY_GAP
+            yield _planned(model.partition(":")[2], name, problem, settings, limit_s, bar)
+
+
+def several_rows(
+    settings: Settings, limit_s: float = LIMIT_S, clusters: Sequence[str] = CLUSTERS[:3]
+) -> Iterator[JointRow]:
+    """Plans with up to 2 and 4 stages a device: without replicas, then with them."""
+    for model, job in jobs():
+        for changes, bar in SEVERAL.get(model, ()):
+            graph = trace(model, job)
+            for name in clusters:
+                problem = Problem(graph, _cluster(name), job.model_copy(update=changes))
+                space = f"{model.partition(':')[2]}, {_in_words(problem.job)}"
+                yield _planned(space, name, problem, settings, limit_s, bar)
+
+
+def _in_words(job: Job) -> str:
+    replicas = "with" if job.replication else "no"
+    backward = "whole or split" if job.backward == "any" else job.backward
+    return f"{job.max_stages_per_device} stages a device, {backward}, {replicas} replicas"
+
+
+def _planned(
+    model: str, cluster: str, problem: Problem, settings: Settings, limit_s: float, bar: float
+) -> JointRow:
+    begin = time.perf_counter()
+    found = solve(problem, time_limit_s=limit_s, seed=settings.seed, workers=settings.workers)
+    stages = found.plan.stages
+    replicas = "-".join(str(len(stage.devices)) for stage in stages)
+    return JointRow(
+        model,
+        cluster,
+        len(problem.cluster.devices),
+        f"{plural(len(stages), 'stage')}, replicas {replicas}",
+        found.iteration_time_s * 1e3,
+        found.lower_bound_s * 1e3,
+        time.perf_counter() - begin,
+        bar,
+    )
 
 
 def jobs() -> Iterator[tuple[str, Job]]:

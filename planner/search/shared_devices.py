@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from planner.search.budget import TimeSlice
+from planner.search.budget import SearchWork, TimeSlice
 from planner.search.local_search import Walk, estimated_s
 from planner.search.partition.candidates import shared_partitions
 from planner.search.partition.chain import Partition
@@ -19,10 +19,8 @@ from planner.search.state import Search
 
 MOVE_SHARE, RANK_SHARE = 0.3, 0.5
 """Shares of the time left for moving boundaries, then for quick schedules."""
-RANKED, SCHEDULED, WALKS = 40, 4, 2
+RANKED, SCHEDULED, WALKS = 40, 6, 2
 """Partitions that get a quick schedule, all schedules, and a walk."""
-NEAR = 1.02
-"""All schedules of a partition are seldom so much faster than a quick one."""
 SHIFTS_A_STAGE = 60
 """Moves of the boundaries of a partition, for each stage."""
 
@@ -31,8 +29,8 @@ def plan_shared(search: Search, time: TimeSlice) -> None:
     """Find plans with as many stages a device as the job allows."""
     moved = sorted(_moved(search, _first(time, MOVE_SHARE)), key=lambda row: row[0])
     found = _ranked(search, [partition for _, partition in moved], _first(time, RANK_SHARE))
-    for estimate_s, partition in found[:SCHEDULED]:
-        if search.has_time and not search.is_done() and estimate_s < NEAR * search.best_s:
+    for _, partition in found[:SCHEDULED]:
+        if search.has_time and not search.is_done():
             search.consider(partition)
     units = tuple((number,) for number in range(len(search.problem.cluster.devices)))
     for number, (_, partition) in enumerate(found[:WALKS]):
@@ -60,15 +58,30 @@ def _first(time: TimeSlice, share: float) -> TimeSlice:
 
 
 def _moved(search: Search, time: TimeSlice) -> Iterator[tuple[float, Partition]]:
-    """Yield loops and Vs, as they are and with their boundaries moved, with their estimates."""
+    """Yield loops and Vs, as they are and with their boundaries moved, with their estimates.
+
+    Those with the least estimates are moved first, while there is time.
+    """
     scorer = search.optimiser.scorer
-    for number, start in enumerate(shared_partitions(search.chain)):
+    scored = sorted(_scored(search, time), key=lambda row: row[0])
+    for number, (estimate_s, start) in enumerate(scored):
+        yield estimate_s, search.optimiser.representative(start)
+        if time.has_time():
+            changes = SHIFTS_A_STAGE * len(start)
+            walk = Anneal(scorer, search.most_stages, search.clock, number, SHIFTS, changes)
+            *_, best = start, *walk.improve(start, time.has_time)
+            numbered = scorer.numbered(best)
+            if best != start and numbered is not None:
+                yield scorer.score(numbered).bound_s, search.optimiser.representative(best)
+
+
+def _scored(search: Search, time: TimeSlice) -> Iterator[tuple[float, Partition]]:
+    """Yield loops and Vs with their estimates."""
+    scorer = search.optimiser.scorer
+    for start in dict.fromkeys(shared_partitions(search.chain)):
         if not time.has_time():
             return
-        changes = SHIFTS_A_STAGE * len(start)
-        walk = Anneal(scorer, search.most_stages, search.clock, number, SHIFTS, changes)
-        *_, best = start, *walk.improve(start, time.has_time)
-        for partition in dict.fromkeys((start, best)):
-            numbered = scorer.numbered(partition)
-            if numbered is not None:
-                yield scorer.score(numbered).bound_s, search.optimiser.representative(partition)
+        search.clock.charge(SearchWork.QUICK_BOUND)
+        numbered = scorer.numbered(start)
+        if numbered is not None:
+            yield scorer.score(numbered).bound_s, start

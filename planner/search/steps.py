@@ -227,9 +227,10 @@ def partition_search(search: Search, known: Partition | None, horizon_s: float) 
 
 
 def improve_schedules(search: Search, time: TimeSlice) -> None:
-    """Improve the schedules of the fastest candidate and of those with other stage counts."""
+    """Improve the schedules of the fastest candidates: with shared devices, of each length."""
     chosen = search.ranked()[:1]
-    chosen += [c for c in search.fastest_of_each_length() if c not in chosen]
+    others = (*search.fastest_with_shared_devices()[:1], *search.fastest_of_each_length())
+    chosen += [candidate for candidate in others if candidate not in chosen]
     limit_s = max(time.left_s, 0) / IMPROVED
     for candidate in chosen[:IMPROVED]:
         if search.is_done():

@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks.exhaustive import oracle
 from benchmarks.exhaustive.instances import tiny_problems
 from benchmarks.exhaustive.oracle import optimum_below
 from planner import Problem, solve
@@ -25,6 +26,16 @@ def held(problem: Problem) -> float:
 @pytest.mark.parametrize("problem", SINGLE[:6], ids=ids)
 def test_a_bound_is_never_above_the_best_of_all_plans(problem: Problem) -> None:
     held(problem)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS[:8], ids=ids)
+def test_partitions_refused_without_a_schedule_have_none_in_time(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known_s = 1.05 * solve(problem, time_limit_s=0.2, deterministic=True).iteration_time_s
+    found = optimum_below(problem, known_s)
+    monkeypatch.setattr(oracle, "_is_too_much", lambda *_: False)
+    assert optimum_below(problem, known_s) == found
 
 
 @pytest.mark.extensive

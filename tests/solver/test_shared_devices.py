@@ -7,7 +7,12 @@ from tiny_problems import tiny_problem
 
 from planner import Problem
 from planner.search.budget import Clock, Settings, Share
-from planner.search.partition.candidates import shared_partitions
+from planner.search.partition.candidates import (
+    grouped_loops,
+    looped_partitions,
+    returning_partitions,
+    shared_partitions,
+)
 from planner.search.partition.chain import Chain
 from planner.search.partition.relaxations.type_relaxation import TypeRelaxation
 from planner.search.shared_devices import plan_shared
@@ -35,7 +40,12 @@ def test_loops_and_vs_hold_every_layer_and_keep_the_number_of_stages_a_device(
 ) -> None:
     problem = several_a_device(rounds=rounds, replication=replication)
     sizes, shapes, most = set(), set(), set()
-    for partition in shared_partitions(Chain(problem)):
+    chain, order = Chain(problem), problem.cluster.device_names
+    found = [p for n in range(2, rounds + 1) for p in looped_partitions(chain, order, n)]
+    if replication:
+        found += [p for n in range(2, rounds + 1) for p in grouped_loops(chain, order, n)]
+    assert set(found) <= set(shared_partitions(chain))
+    for partition in found:
         assert [stage.begin for stage in partition] == [0, *(s.end for s in partition[:-1])]
         assert partition[-1].end == 10
         held = Counter(device for stage in partition for device in stage.devices)
@@ -47,6 +57,32 @@ def test_loops_and_vs_hold_every_layer_and_keep_the_number_of_stages_a_device(
     assert sizes == ({1, 2} if replication else {1})
     assert shapes == {True, False}
     assert most == set(range(2, rounds + 1))
+
+
+def test_some_of_the_first_devices_may_hold_a_second_stage_behind_all_others() -> None:
+    problem = several_a_device(rounds=2, replication=False)
+    order = problem.cluster.device_names
+    shapes = set()
+    for partition in returning_partitions(Chain(problem), order):
+        devices = tuple(device for stage in partition for device in stage.devices)
+        twice = len(devices) - len(order)
+        assert devices[: len(order)] == order
+        assert devices[len(order) :] in (order[:twice], order[:twice][::-1])
+        assert [stage.begin for stage in partition] == [0, *(s.end for s in partition[:-1])]
+        assert all(stage.begin < stage.end for stage in partition)
+        assert partition[-1].end == 10
+        shapes.add(devices)
+    assert len(shapes) == 1 + 2 * (len(order) - 1)
+
+
+def test_as_few_layers_as_stages_are_shared_out_too() -> None:
+    """Two devices and three layers: only one of the devices can hold two stages."""
+    problem = tiny_problem(
+        0, layers=3, devices=2, microbatches=2, replication=False, max_stages_per_device=2
+    )
+    found = list(returning_partitions(Chain(problem), problem.cluster.device_names))
+    assert [[len(s.devices) for s in p] for p in found] == [[1, 1, 1]] * len(found)
+    assert found
 
 
 def test_two_stages_a_device_beat_every_plan_with_one() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TypeVar
 
 import numpy as np
@@ -68,6 +68,46 @@ def grouped_loops(chain: Chain, order: tuple[str, ...], rounds: int) -> Iterator
                     )
 
 
+FIRST_SHARES = (0.2, 0.5)
+"""Of the layers of a device with two stages: what its first stage has."""
+
+
+def returning_partitions(chain: Chain, order: tuple[str, ...]) -> Iterator[Partition]:
+    """Yield partitions that come back to the first devices of an order, in turn or as a V.
+
+    Only so many of the first devices hold a second stage, behind those of all others. Small first
+    stages let a device begin soon, and leave the slow ones in the middle with one stage each. All
+    devices have work in proportion to their speed.
+    """
+    seconds = dict(zip(chain.types, chain.work_s.sum(axis=1).tolist(), strict=True))
+    speeds = {name: 1 / seconds[chain.problem.cluster.type_of(name)] for name in order}
+    for twice, share in product(range(1, len(order) + 1), FIRST_SHARES):
+        first = order[:twice]
+        for second in dict.fromkeys((first, first[::-1])):
+            shares = [speeds[name] * (share if name in first else 1.0) for name in order]
+            shares += [speeds[name] * (1 - share) for name in second]
+            virtual = (*order, *second)
+            if len(virtual) <= min(chain.length, chain.stage_limit):
+                yield _on_cuts(_cuts_by_shares(chain, shares), virtual)
+
+
+def _cuts_by_shares(chain: Chain, shares: Sequence[float]) -> list[int]:
+    """Return cuts between stages with about such shares of all work, a layer each at least."""
+    done = np.cumsum(chain.work_s.max(axis=0))
+    sought = np.cumsum(shares)[:-1] / sum(shares) * done[-1]
+    cuts, count = [0], len(shares)
+    for number, cut in enumerate(np.searchsorted(done, sought), 1):
+        cuts.append(min(max(int(cut) + 1, cuts[-1] + 1), chain.length - count + number))
+    return [*cuts, chain.length]
+
+
+def _on_cuts(cuts: Sequence[int], devices: Sequence[str]) -> Partition:
+    return tuple(
+        StageChoice(begin, end, (device,))
+        for (begin, end), device in zip(pairwise(cuts), devices, strict=True)
+    )
+
+
 def _virtual(there: Sequence[_Place], rounds: int) -> Iterator[list[_Place]]:
     """Yield the places of all stages, in loops and as a V."""
     yield [place for _ in range(rounds) for place in there]
@@ -79,10 +119,7 @@ def _in_order(chain: Chain, devices: Sequence[str]) -> tuple[str, ...]:
 
 
 def _on(partition: Partition, devices: tuple[str, ...]) -> Partition:
-    return tuple(
-        StageChoice(stage.begin, stage.end, (device,))
-        for stage, device in zip(partition, devices, strict=True)
-    )
+    return _on_cuts([0, *(stage.end for stage in partition)], devices)
 
 
 MAX_DEVICES_FOR_TABLES = 32
@@ -134,9 +171,10 @@ def thorough_partitions(chain: Chain, max_stages: int) -> Iterator[Partition]:
 
 
 def shared_partitions(chain: Chain) -> Iterator[Partition]:
-    """Yield loops and Vs of as many stages a device as the job allows."""
+    """Yield loops and Vs of as many stages a device as the job allows, whole ones and others."""
     job = chain.problem.job
     for order in _orders_for_tables(chain):
+        yield from returning_partitions(chain, order)
         for rounds in range(2, job.max_stages_per_device + 1):
             if job.replication:
                 yield from grouped_loops(chain, order, rounds)

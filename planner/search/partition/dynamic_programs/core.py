@@ -195,3 +195,24 @@ def narrowed_s(
         else:
             low_s = middle_s
     return low_s, high_s
+
+
+def ruled_out_s(
+    keeps: Callable[[float], bool],
+    low_s: float,
+    known_s: float,
+    tolerance: float,
+    may_go_on: Callable[[], bool] = lambda: True,
+) -> float:
+    """Return a limit that no plan beats, not more than a known one, which is tried first.
+
+    Args:
+        keeps: whether a limit, in seconds, may be kept.
+        low_s: at most the least limit.
+        known_s: iteration time of any plan, or any valid limit.
+        tolerance: of the bisection, relative.
+        may_go_on: whether there is time for another step.
+    """
+    if low_s >= known_s or not keeps(known_s):
+        return known_s
+    return narrowed_s(keeps, low_s, known_s, tolerance, may_go_on)[0]

@@ -20,7 +20,7 @@ from planner.cluster.link_table import FloatArray, IntArray, LinkTable
 from planner.search.budget import Clock, SearchWork
 from planner.search.partition.bounds.partition import work_bound_s
 from planner.search.partition.chain import Chain
-from planner.search.partition.dynamic_programs.core import ROUNDING, narrowed_s
+from planner.search.partition.dynamic_programs.core import ROUNDING, ruled_out_s
 from planner.search.partition.relaxations.column_figures import ColumnFigures, DeviceColumn
 from planner.search.partition.relaxations.column_knapsack import ColumnKnapsack
 from planner.search.partition.relaxations.column_pairs import (
@@ -129,16 +129,11 @@ class ColumnRelaxation:
             tolerance: of the bisection, relative.
             may_go_on: whether there is time for another step of it.
         """
-        low_s = work_bound_s(self._chain)
-        if low_s >= known_s:
-            return known_s
 
         def keeps(limit_s: float) -> bool:
             return not self._is_ruled_out(limit_s, may_go_on)
 
-        if not keeps(known_s):
-            return known_s
-        return narrowed_s(keeps, low_s, known_s, tolerance, may_go_on)[0]
+        return ruled_out_s(keeps, work_bound_s(self._chain), known_s, tolerance, may_go_on)
 
     def _pricing(self, limit_s: float) -> ColumnPricing:
         if self._pairs is not None:

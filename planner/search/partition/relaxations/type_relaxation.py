@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 
 import numpy as np
@@ -23,7 +22,12 @@ import numpy as np
 from planner.cluster.link_table import LinkTable
 from planner.search.partition.bounds.partition import work_bound_s
 from planner.search.partition.chain import Chain, FloatArray, IntArray
-from planner.search.partition.dynamic_programs.core import ROUNDING, least_limit_s, programs
+from planner.search.partition.dynamic_programs.core import (
+    ROUNDING,
+    keeps_limit,
+    programs,
+    ruled_out_s,
+)
 from planner.search.partition.intervals import MAX_CUTS
 from planner.search.partition.relaxations.type_figures import TypeFigures, TypeOption
 
@@ -80,16 +84,12 @@ class TypeRelaxation:
             tolerance: of the bisection, relative.
             may_go_on: whether there is time for another step of it.
         """
-        low_s = work_bound_s(self._chain)
-        if low_s >= known_s:
-            return known_s
-        spaces = [partial(_states, figures) for figures in self._figures]
-        found = least_limit_s(spaces, low_s, known_s, tolerance, may_go_on)
-        return known_s if found is None else found[0]
 
+        def keeps(limit_s: float) -> bool:
+            rounded_s = limit_s * ROUNDING
+            return all(keeps_limit(_TypeStates(figures, rounded_s)) for figures in self._figures)
 
-def _states(figures: TypeFigures, limit_s: float) -> _TypeStates:
-    return _TypeStates(figures, limit_s * ROUNDING)
+        return ruled_out_s(keeps, work_bound_s(self._chain), known_s, tolerance, may_go_on)
 
 
 class _TypeStates:
