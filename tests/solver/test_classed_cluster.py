@@ -4,12 +4,13 @@ import math
 
 import pytest
 from brute_force import all_partitions
+from builders import boundary, cluster, device_type, graph, layer, link
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_problems import tiny_problem
 
 from benchmarks.exhaustive.oracle import optimum_below
-from planner import Cluster, Problem
+from planner import Cluster, Job, Problem
 from planner.costs.placement import is_connected, place
 from planner.search.partition.bounds.partition import work_bound_s
 from planner.search.partition.chain import Chain
@@ -47,7 +48,9 @@ def test_no_plan_of_any_small_problem_beats_the_bound(data: st.DataObject) -> No
         microbatches=data.draw(st.integers(1, 6)),
         types=data.draw(st.integers(1, 3)),
         replication=data.draw(st.booleans()),
-        backward=data.draw(st.sampled_from(["whole", "any"])),
+        backward=data.draw(st.sampled_from(["whole", "any", "split"])),
+        overlap=data.draw(st.booleans()),
+        largest_mib=data.draw(st.sampled_from([8, 60])),
         tied=data.draw(st.booleans()),
         topology=data.draw(st.sampled_from(["mesh", "chain", "switches"])),
         cut_mib=data.draw(st.sampled_from([1.0, 7.5, 30.0, 100.0])),
@@ -84,6 +87,45 @@ def test_partitions_of_the_relaxation_are_partitions(seed: int, topology: str) -
 def test_nothing_keeps_a_limit_below_the_bound() -> None:
     problem = tiny_problem(3, layers=4, devices=3, microbatches=4)
     assert class_relaxation(problem).partition(0.9 * bound_s(problem)) is None
+
+
+@pytest.mark.extensive
+@pytest.mark.parametrize("seed", range(8))
+def test_no_plan_on_replicas_that_begin_one_after_the_other_beats_the_bound(seed: int) -> None:
+    """Exhaustive optimum, of split backwards and overlapped reductions too."""
+    problem = tiny_problem(
+        seed,
+        layers=3,
+        devices=3,
+        microbatches=1 + seed % 4,
+        types=1 + seed % 2,
+        backward=("whole", "any", "split")[seed % 3],
+        overlap=seed % 2 == 0,
+        link_scale=5.0,
+    )
+    optimum_s = optimum_below(problem, least_time_s(problem) * ROUNDING).time_s
+    assert bound_s(problem, 0.7 * optimum_s) <= optimum_s * ROUNDING + 2e-7
+
+
+def test_replicas_begin_one_after_the_other() -> None:
+    """A device hands on a microbatch a second, to two that have 12 s of work each.
+
+    The second of these begins after 2 s. The way there and home takes 1.1 s.
+    """
+    rows = [
+        layer("a", forward_s=1, backward_s=0.1, device_types=["first"]),
+        layer("b", forward_s=2, backward_s=4, device_types=["last"]),
+    ]
+    types = {"first": device_type(), "last": device_type()}
+    joined = cluster(
+        {"d0": "first", "d1": "last", "d2": "last"},
+        [link("d0", "d1"), link("d0", "d2")],
+        types=types,
+    )
+    job = Job(microbatches=4, backward="whole")
+    problem = Problem(graph(rows, [boundary("a", "b", bytes_=0)]), joined, job)
+    assert bound_s(problem) == pytest.approx(14.0, rel=1e-3)
+    assert least_time_s(problem) == pytest.approx(14.1)
 
 
 def behind_ports(problem: Problem, gb_per_s: float, duplex: str) -> Problem:

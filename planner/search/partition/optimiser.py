@@ -212,6 +212,15 @@ class PartitionOptimiser:
         """Raise the bound by relaxations of the cluster, as far as time allows."""
         if self._is_relaxed:
             return
+        self._is_relaxed = True
+        relaxation = ClassRelaxation(self.chain, self._links)
+        if relaxation.is_tractable:
+            self._relax_by_classes(relaxation, may_go_on)
+        else:
+            self._relax_by_types(may_go_on)
+
+    def _relax_by_types(self, may_go_on: Callable[[], bool]) -> None:
+        """Raise the bound with the best links of all."""
         known_s = self.best_s
         if math.isinf(known_s):
             known_s = longest_plan_s(self.chain, self._max_stages)
@@ -222,12 +231,6 @@ class PartitionOptimiser:
             self._surrogate = SurrogateRelaxation(self.chain, self._links)
             bound_s = self._surrogate.bound_s(known_s, may_go_on=may_go_on)
         self.bound_s = max(self.bound_s, bound_s)
-        self._is_relaxed = True
-        if not may_go_on():
-            return
-        relaxation = ClassRelaxation(self.chain, self._links)
-        if relaxation.is_tractable:
-            self._relax_by_classes(relaxation, may_go_on)
 
     def _relax_by_classes(self, relaxation: ClassRelaxation, may_go_on: Callable[[], bool]) -> None:
         """Raise the bound with all links as they are, and offer partitions that follow it."""

@@ -128,7 +128,7 @@ class SpanTable:
     backward_s: FloatArray
     beyond_s: FloatArray
 
-    def __getitem__(self, block: tuple[int | slice, slice]) -> SpanTable:
+    def __getitem__(self, block: tuple[int | slice, slice | IntArray]) -> SpanTable:
         """Return the spans of some of the intervals."""
         return SpanTable(self.forward_s[block], self.backward_s[block], self.beyond_s[block])
 

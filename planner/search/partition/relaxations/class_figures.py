@@ -7,7 +7,7 @@ exceed those of any stage on such devices.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -19,8 +19,8 @@ from planner.cluster.link_table import NO_LINK, FloatArray, IntArray, LinkTable
 from planner.costs.collectives import fewest_steps
 from planner.search.partition.bounds.schedule import Flows
 from planner.search.partition.chain import Chain
-from planner.search.partition.dynamic_programs.core import Program
-from planner.search.partition.intervals import Counts, exposed_s
+from planner.search.partition.dynamic_programs.core import ROUNDING
+from planner.search.partition.intervals import BoolArray, Counts, exposed_s
 from planner.search.partition.relaxations.relaxed_intervals import relaxed_intervals
 from planner.search.partition.spans import SpanTable, least_spans_s
 from planner.search.partition.symmetry import interchangeable_devices
@@ -102,28 +102,50 @@ class DeviceClasses:
 
 
 @dataclass(frozen=True)
-class StageOption:
-    """A stage on a vector of devices; figures by cut and end.
+class StageFigures:
+    """Stages on every vector; figures by vector, cut and end.
 
     Attributes:
-        number: of the vector.
         own_s: the longest span of a replica with all its work, the reduction and the optimizer
-            step.
-        load_s: the same span as far as the program counts the work; infinite where memory does not
-            suffice.
-        busy_s: the work, each microbatch for the longer of that and its transfers.
-        end_s: what follows the last gradient on the stage itself.
-        path_s: one microbatch as far as the program counts its way.
-        ends_in_load: whether the reduction and the optimizer step are part of ``load_s``.
+            step; infinite where such a stage cannot be.
+        way_s: the same span without the reduction, the step and weight gradients that run apart.
+        busy_s: all work, each microbatch for the longer of that and its transfers.
+        way_busy_s: the same without weight gradients that run apart.
+        end_s: the reduction and the optimizer step.
+        after_s: what follows the last gradient on the stage itself.
+        forward_s: one microbatch forward, on the fastest replica.
+        path_s: one microbatch forward and back to the gradient that is sent on.
     """
 
-    number: int
     own_s: FloatArray
-    load_s: FloatArray
+    way_s: FloatArray
     busy_s: FloatArray
+    way_busy_s: FloatArray
     end_s: FloatArray
+    after_s: FloatArray
+    forward_s: FloatArray
     path_s: FloatArray
-    ends_in_load: bool
+
+
+@dataclass(frozen=True)
+class Hops:
+    """What passes between two stages at a cut; matrices by the vectors that send and receive.
+
+    Attributes:
+        there_s, back_s: a message.
+        next_s: at least, between two messages there that follow each other.
+        channel_s: all messages, and the way of one beyond the cut.
+    """
+
+    there_s: FloatArray
+    back_s: FloatArray
+    next_s: FloatArray
+    channel_s: FloatArray
+
+    def __getitem__(self, ends: tuple[IntArray, IntArray]) -> Hops:
+        """Return the figures of some pairs of vectors."""
+        rows = (self.there_s, self.back_s, self.next_s, self.channel_s)
+        return Hops(*(row[ends] for row in rows))
 
 
 class ClassFigures:
@@ -132,19 +154,29 @@ class ClassFigures:
     Args:
         chain: the layers.
         links: of the cluster.
-        program: what counts of a stage.
     """
 
-    def __init__(self, chain: Chain, links: LinkTable, program: Program) -> None:
+    def __init__(self, chain: Chain, links: LinkTable) -> None:
         self.chain = chain
         self.links = links
-        self.program = program
         self.intervals = relaxed_intervals(chain)
 
     @cached_property
     def classes(self) -> DeviceClasses:
         """Devices that can be exchanged."""
         return DeviceClasses(self.chain.problem.cluster)
+
+    @cached_property
+    def work_left(self) -> FloatArray:
+        """All work after each cut, in the prices of the work bound."""
+        chain, table = self.chain, self.intervals
+        cheapest = (chain.load_prices[:, None] * chain.work_s).min(axis=0)
+        return table.after(cheapest * table.microbatches) / ROUNDING
+
+    @cached_property
+    def price_left(self) -> FloatArray:
+        """Prices of all devices that a vector leaves."""
+        return np.asarray((np.array(self.chain.counts) - self.replicas) @ self.chain.load_prices)
 
     # --- between stages ----------------------------------------------------------------------
 
@@ -159,52 +191,80 @@ class ClassFigures:
         return np.minimum(self.classes.pair_figures(self.links.s_per_byte), NO_LINK)
 
     @cached_property
-    def are_apart(self) -> FloatArray:
-        """Whether there are enough devices for two vectors at a time."""
-        vectors = self.classes.vectors
-        both = vectors[:, None, :] + vectors[None, :, :]
-        return np.asarray((both <= self.classes.sizes).all(axis=2))
-
-    @cached_property
     def flow_s_per_byte(self) -> FloatArray:
         """If all links from a vector's devices to another's carry all they can."""
         flows, classes = Flows(self.chain.problem.cluster), self.classes
         vectors = classes.vectors
         inverse = np.zeros((classes.count, classes.count))
         for i in range(1, classes.count):
-            for j in np.flatnonzero(self.are_apart[i])[1:]:
+            are_apart = (vectors + vectors[i] <= classes.sizes).all(axis=1)
+            for j in np.flatnonzero(are_apart)[1:]:
                 ends = classes.devices(vectors[i]), classes.devices(vectors[j], vectors[i])
                 width = flows.bytes_per_s(*ends)
                 inverse[i, j] = 1 / width if width else NO_LINK
         return inverse
 
+    @cached_property
+    def hops(self) -> list[Hops]:
+        """What passes between two stages at each cut."""
+        return [self._hops(cut) for cut in range(self.intervals.count)]
+
+    def _hops(self, cut: int) -> Hops:
+        table, count = self.intervals, self.intervals.microbatches
+        sent, received = (bytes_[cut] for bytes_ in table.crossing_bytes)
+        none = np.zeros_like(self.latency_s)
+        there = self.latency_s + sent * self.s_per_byte if sent else none
+        back = (self.latency_s + received * self.s_per_byte).T if received else none
+        all_there = count * sent * self.flow_s_per_byte
+        all_back = count * received * self.flow_s_per_byte.T
+        channel = np.maximum(all_there + back, all_back + there)
+        following = np.where(self._are_single, there, 0.0)
+        busy = count * np.maximum(there, back) + np.minimum(there, back)
+        channel = np.where(self._are_single, np.maximum(channel, busy), channel)
+        return Hops(there, back, following, channel + table.rest_s[cut])
+
+    @cached_property
+    def _are_single(self) -> BoolArray:
+        """Whether two vectors are of a device each, whose messages wait for each other."""
+        is_single = self.classes.vectors.sum(axis=1) == 1
+        return np.asarray(is_single[:, None] & is_single[None, :] & self.links.is_exclusive)
+
     # --- stages ------------------------------------------------------------------------------
 
     @cached_property
-    def options(self) -> list[StageOption]:
-        """All vectors that may hold a stage."""
-        vectors, replication = self.classes.vectors, self.chain.problem.job.replication
-        return [
-            self._option(number)
-            for number in range(1, len(vectors))
-            if replication or vectors[number].sum() == 1
-        ]
+    def holds(self) -> BoolArray:
+        """Whether each vector may hold a stage."""
+        devices = self.classes.vectors.sum(axis=1)
+        replication = self.chain.problem.job.replication
+        return np.asarray(devices > 0 if replication else devices == 1)
 
-    def _option(self, number: int) -> StageOption:
-        table, vector = self.intervals, self.classes.vectors[number]
-        counts = self._counts(vector)
+    @cached_property
+    def stages(self) -> StageFigures:
+        """Stages on every vector that may hold one."""
+        never = np.full(self.intervals.is_interval.shape, np.inf)
+        nothing = StageFigures(*[never] * len(fields(StageFigures)))
+        rows = [
+            self._stage(vector) if holds else nothing
+            for vector, holds in zip(self.classes.vectors, self.holds, strict=True)
+        ]
+        names = (field.name for field in fields(StageFigures))
+        return StageFigures(*(np.array([getattr(row, name) for row in rows]) for name in names))
+
+    def _stage(self, vector: IntArray) -> StageFigures:
+        table, counts = self.intervals, self._counts(vector)
         fits = table.fits(counts)
         end = self._reduce_s(vector) + table.optimizer_s(counts)
-        own = np.where(fits, table.span_s(counts) + end, np.inf)
-        busy = np.where(fits, self._busy_s(vector), np.inf)
-        if self.program == "head":
-            forward = table.least_forward_s(counts)
-            return StageOption(
-                number, own, own, busy, np.zeros_like(end), forward, ends_in_load=True
-            )
-        way = np.where(fits, table.span_s(counts, weights=False), np.inf)
-        end = end + table.least_weight_s(counts)
-        return StageOption(number, own, way, busy, end, table.path_s(counts), ends_in_load=False)
+        busy, way_busy = (self._busy_s(vector, weights=weights) for weights in (True, False))
+        return StageFigures(
+            own_s=np.where(fits, table.span_s(counts) + end, np.inf),
+            way_s=np.where(fits, table.span_s(counts, weights=False), np.inf),
+            busy_s=busy,
+            way_busy_s=way_busy,
+            end_s=end,
+            after_s=end + table.least_weight_s(counts),
+            forward_s=table.least_forward_s(counts),
+            path_s=table.path_s(counts),
+        )
 
     def _counts(self, vector: IntArray) -> Counts:
         """Return devices by type."""
@@ -218,11 +278,16 @@ class ClassFigures:
         cluster = self.chain.problem.cluster
         return [self.chain.types.index(cluster.type_of(group[0])) for group in self.classes.members]
 
-    def _busy_s(self, vector: IntArray) -> FloatArray:
+    @cached_property
+    def replicas(self) -> IntArray:
+        """Devices by vector and type."""
+        return np.array([self._counts(vector) for vector in self.classes.vectors])
+
+    def _busy_s(self, vector: IntArray, *, weights: bool) -> FloatArray:
         """Return the time of the most loaded replica if work and transfers went on at once."""
         held = np.flatnonzero(vector)
         table = self.intervals
-        work = table.work_s(weights=self.program == "head")
+        work = table.work_s(weights=weights)
         rows = [np.maximum(work[self._types[k]], self._port_s(int(k))) for k in held]
         none = np.zeros_like(work[0])
         each = [SpanTable(each_s, none, none) for each_s in rows]

@@ -1,24 +1,24 @@
 """Reductions of a parameter that two stages hold, by the classes of devices of the later one.
 
 Alone, a stage does not tell among which devices it reduces such a parameter. So the class
-relaxation is computed once for each set of classes that the later stage may lie on: it may then
-lie on no others, and the earlier stage, behind the way home, is charged the reduction over its own
+relaxation asks of each set of classes whether the later stage may lie on it: it may then lie on no
+others, and the earlier stage, behind the way home, is charged the reduction over its own
 devices and one of each of these classes. The least of these bounds holds for every plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
 
-from planner.search.partition.chain import FloatArray, IntArray
+from planner.search.partition.chain import IntArray
 from planner.search.partition.intervals import BoolArray
-from planner.search.partition.relaxations.class_figures import ClassFigures, StageOption
+from planner.search.partition.relaxations.class_figures import ClassFigures, StageFigures
 
-MOST_SUPPORTS = 7
+MOST_SUPPORTS = 31
 """With more sets of classes to go through, the parameter is left to the other relaxations."""
 
 Support = tuple[int, ...]
@@ -52,51 +52,44 @@ def tied_pair(figures: ClassFigures) -> TiedPair | None:
     return TiedPair(first & ~last, last & ~first, bytes_)
 
 
-def supports(figures: ClassFigures) -> list[Support]:
+def supports(figures: ClassFigures) -> tuple[Support, ...]:
     """Return the sets of classes to go through; none if that would not help or take too long."""
     classes = range(len(figures.classes.sizes))
     if tied_pair(figures) is None or 2 ** len(classes) - 1 > MOST_SUPPORTS:
-        return []
-    return [chosen for n in classes for chosen in combinations(classes, n + 1)]
+        return ()
+    return tuple(sorted(chosen for n in classes for chosen in combinations(classes, n + 1)))
 
 
-def options_with(figures: ClassFigures, support: Support | None) -> list[StageOption]:
-    """Return the stages if that of the last tied layer alone lies on exactly these classes.
+def stages_with(figures: ClassFigures, among: tuple[Support, ...]) -> StageFigures:
+    """Return the stages if that of the last tied layer alone lies on exactly some of these classes.
 
     All stages as they are if it is not known where that one lies.
+
+    Args:
+        figures: of all stages.
+        among: the sets of classes; the first tied layer's stage is charged the least of them.
     """
-    pair = tied_pair(figures)
-    if support is None or pair is None:
-        return figures.options
-    return list(_options_with(figures, pair, support))
-
-
-def _options_with(figures: ClassFigures, pair: TiedPair, support: Support) -> Iterator[StageOption]:
-    for option in figures.options:
-        vector = figures.classes.vectors[option.number]
-        never = np.zeros_like(pair.first_alone)
-        if tuple(np.flatnonzero(vector)) != support:
-            never = never | pair.last_alone
-        more_s = _further_s(figures, pair, vector, support)
-        if more_s is None:
-            never, more_s = never | pair.first_alone, 0.0
-        yield _raised(option, np.where(pair.first_alone, more_s, 0.0), never)
-
-
-def _raised(option: StageOption, more_s: FloatArray, never: BoolArray) -> StageOption:
-    in_load, after = (more_s, 0.0) if option.ends_in_load else (0.0, more_s)
+    pair, stages = tied_pair(figures), figures.stages
+    if not among or pair is None:
+        return stages
+    vectors = figures.classes.vectors
+    further_s = [
+        min(_further_s(figures, pair, vector, support) for support in among) for vector in vectors
+    ]
+    is_other = [tuple(np.flatnonzero(vector).tolist()) not in among for vector in vectors]
+    more_s = np.array(further_s)[:, None, None] * np.ones(pair.first_alone.shape)
+    more_s = np.where(pair.first_alone, more_s, 0.0)
+    more_s[np.array(is_other)[:, None, None] & pair.last_alone] = np.inf
     return replace(
-        option,
-        own_s=np.where(never, np.inf, option.own_s + more_s),
-        load_s=np.where(never, np.inf, option.load_s + in_load),
-        end_s=option.end_s + after,
+        stages,
+        own_s=stages.own_s + more_s,
+        end_s=stages.end_s + more_s,
+        after_s=stages.after_s + more_s,
     )
 
 
-def _further_s(
-    figures: ClassFigures, pair: TiedPair, vector: IntArray, support: Support
-) -> float | None:
-    """Return how much longer the reduction takes than it counts; None without devices for it.
+def _further_s(figures: ClassFigures, pair: TiedPair, vector: IntArray, support: Support) -> float:
+    """Return how much longer the reduction takes than it counts; infinite without devices for it.
 
     Of a class with two devices left two take part in the search for the best links: a device has
     no wider links in the real reduction, however many of its class are in it.
@@ -104,9 +97,11 @@ def _further_s(
     classes, numbers = figures.classes, figures.chain.problem.cluster.numbers
     left = classes.sizes - vector
     if any(left[k] == 0 for k in support):
-        return None
+        return math.inf
     others = np.array([min(2, left[k]) if k in support else 0 for k in range(len(left))])
     own = classes.devices(vector)
+    if not own:
+        return 0.0
     members = [numbers[name] for name in (*own, *classes.devices(others, vector))]
     bytes_ = np.array(float(pair.bytes))
     whole = max(
