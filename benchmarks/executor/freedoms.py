@@ -77,10 +77,8 @@ CASES = (
     Case("gpt_tiny", "irregular", {"layers": 10}, max_stages=6),
     Case("llama_tiny", "two_nodes", {"layers": 6}),
     Case("bert_tiny", "slow_leg", {"layers": 8, "width": 64}, "float64", samples=3, max_stages=5),
-    Case("t5_tiny", "shared_uplink", {"layers": 4}, samples=12, max_stages=5, bucket_mib=0.02),
     Case("mixtral_tiny", "two_nodes", {"layers": 6}, samples=8, max_stages=4, bucket_mib=0.05),
     Case("llama_tiny", "irregular", {"layers": 8}, max_stages=6),
-    Case("vit_tiny", "uniform", samples=32, max_stages=4, bucket_mib=0.02),
 )
 
 
