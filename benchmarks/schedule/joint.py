@@ -11,14 +11,20 @@ from planner import Cluster, Job, Problem, solve, trace
 from planner.search.budget import Settings
 from planner.units import plural
 
-CLUSTERS = ("single_node", "irregular", "two_nodes", "dapple_testbed", "eight_nodes")
+CLUSTER_GAPS = {
+    "single_node": 0.02,
+    "irregular": 0.07,
+    "two_nodes": 0.02,
+    "dapple_testbed": 0.12,
+    "eight_nodes": 0.05,
+}
+"""Clusters, with the bars for gaps on them."""
+CLUSTERS = tuple(CLUSTER_GAPS)
 COLUMNS = ("model", "cluster", "devices", "plan", "iteration, ms", "bound, ms", "gap", "s", "")
 MOST_ON_FEW = 16
 """Devices up to which 32 microbatches keep a pipeline busy; beyond it 256 are planned."""
 LIMIT_S = 57.0
 """For a row that is to end within a minute."""
-FEW_GAP, MANY_GAP = 0.03, 0.05
-"""Bars for gaps on few devices and on more."""
 SEVERAL: dict[str, list[tuple[dict[str, object], float]]] = {
     "models.gpt:gpt2_xl": [
         ({"max_stages_per_device": count, "backward": backward, "replication": False}, bar)
@@ -80,8 +86,8 @@ def joint_rows(
             problem = Problem(
                 graph, cluster, job.model_copy(update={"microbatches": 256}) if many else job
             )
-            bar = FEW_GAP if not many else MANY_GAP
-            yield _planned(model.partition(":")[2], name, problem, settings, limit_s, bar)
+            title, bar = model.partition(":")[2], CLUSTER_GAPS[name]
+            yield _planned(title, name, problem, settings, limit_s, bar)
 
 
 def several_rows(
@@ -92,7 +98,7 @@ def several_rows(
         for changes, bar in SEVERAL.get(model, ()):
             graph = trace(model, job)
             for name in clusters:
-                problem = Problem(graph, _cluster(name), job.model_copy(update=changes))
+                problem = Problem(graph, cluster_named(name), job.model_copy(update=changes))
                 space = f"{model.partition(':')[2]}, {_in_words(problem.job)}"
                 yield _planned(space, name, problem, settings, limit_s, bar)
 
