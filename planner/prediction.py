@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planner.costs.placement import is_connected, place_plan
 from planner.errors import PipeplanError
-from planner.plan.membership import outside
+from planner.plan.membership import outside_bound
 from planner.plan.operations import Orders
 from planner.plan.plan import COST_MODEL, Plan, Predicted, Sync, gap, within
 from planner.simulation.simulator import simulate
@@ -86,7 +86,7 @@ def refresh(plan: Plan) -> Plan:
     elif space is None or problem.digest_in(space) != provenance.problem_digest:
         covers = NOTHING_AFTER_EDIT if space is not None or bound_s > 0 else None
     elif timeline.iteration_time_s < bound_s * (1 - 1e-9) or any(
-        outside(space, plan.stages, plan.parsed_orders(), plan.layers, overlaps=plan.overlaps)
+        outside_bound(space, plan.stages, plan.parsed_orders(), plan.layers, plan.bucket_bytes)
     ):
         covers = NOTHING_BEYOND
     if covers is not None:

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 from planner.model.blocks import block_count, first_blocks
 from planner.plan.operations import Operation, Orders, one_forward_one_backward, owners
+from planner.plan.plan import BUCKET_MIB
 from planner.space import Space, backward_of
 from planner.units import plural
 
@@ -87,6 +88,39 @@ def outside(
     restricts_orders = space.has_pipelines or space.order != "any"
     if restricts_orders and not of_stages and is_complete(stages, orders):
         yield from _of_orders(space, stages, orders)
+
+
+def outside_bound(
+    space: Space,
+    stages: Sequence[PlannedStage],
+    orders: Orders,
+    layers: Sequence[str],
+    bucket_bytes: float | None,
+) -> Iterator[Outside]:
+    """Yield what keeps a plan out of a bound over a space; none if the bound covers it.
+
+    A job leaves the size of buckets open, but bounds count latencies of the default size.
+
+    Args:
+        space: the freedoms that the bound covers.
+        stages: of the plan.
+        orders: operations by device.
+        layers: of the model, in executable order.
+        bucket_bytes: size of the buckets that are reduced while last backwards run; None: gradients
+            are reduced after them.
+    """
+    yield from outside(space, stages, orders, layers, overlaps=bucket_bytes is not None)
+    if bucket_bytes is None or not space.overlap_reduction:
+        return
+    if bucket_bytes != BUCKET_MIB * 2**20 and any(len(stage.devices) > 1 for stage in stages):
+        yield Outside(
+            "sync.options",
+            f"buckets of {bucket_bytes / 2**20:g} MiB",
+            "overlap_reduction",
+            f"true, with buckets of {BUCKET_MIB:g} MiB",
+            "leave the size of buckets out",
+            "true",
+        )
 
 
 def is_complete(stages: Sequence[PlannedStage], orders: Orders) -> bool:

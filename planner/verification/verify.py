@@ -8,7 +8,7 @@ from itertools import pairwise, product
 from pathlib import Path
 
 from planner.errors import PipeplanError, first_problems
-from planner.plan.membership import outside
+from planner.plan.membership import outside_bound
 from planner.plan.operations import Orders
 from planner.plan.plan import COST_MODEL, Plan
 from planner.plan.problem import Problem
@@ -157,7 +157,7 @@ def _bound(plan: Plan, problem: Problem, orders: Orders) -> Iterator[str]:
             f"proved for another problem; {DROP}"
         )
     else:
-        beyond = outside(space, plan.stages, orders, plan.layers, overlaps=plan.overlaps)
+        beyond = outside_bound(space, plan.stages, orders, plan.layers, plan.bucket_bytes)
         yield from (freedom.in_bound() for freedom in beyond)
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from builders import boundary, cluster, graph, layer, link, orders, pipeline, star
+from builders import boundary, cluster, graph, layer, link, orders, parameter, pipeline, star
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from strategies import plans
@@ -14,7 +14,7 @@ from planner.assembly import plan_by_hand
 from planner.errors import MOST_PROBLEMS
 from planner.model.graph_record import GraphRecord
 from planner.plan.operations import Operation, format_order, owners
-from planner.plan.plan import Plan
+from planner.plan.plan import BUCKET_MIB, Plan, Sync
 from planner.prediction import refresh
 from planner.records.document import digest
 from planner.simulation.simulator import simulate_plan
@@ -194,9 +194,13 @@ def test_replicas_of_a_job_without_replication_are_named(plan: Plan) -> None:
 # --- what a bound was proved for ------------------------------------------------------------------
 
 
+def may_have_bound(plan: Plan) -> bool:
+    """Whether it takes any time, and reduces in buckets of the size that bounds are about."""
+    return plan.predicted.iteration_time_s > 0 and plan.bucket_bytes in (None, BUCKET_MIB * 2**20)
+
+
 def with_bound(plan: Plan) -> Plan:
     """The plan with a bound half its time, as if it had been proved."""
-    assume(plan.predicted.iteration_time_s > 0)
     bound_s = plan.predicted.iteration_time_s / 2
     predicted = plan.predicted.model_copy(update={"lower_bound_s": bound_s, "gap": 1.0})
     covered = BoundCovers(space=plan.job.space)
@@ -226,6 +230,7 @@ def change_the_graph(data: dict, rng: random.Random) -> None:
 def test_a_bound_holds_for_its_own_problem_only(
     plan: Plan, change: Callable[[dict, random.Random], None], rng: random.Random
 ) -> None:
+    assume(may_have_bound(plan))
     plan = with_bound(plan)
     assert verify(plan) == []
     assert refresh(plan) == plan
@@ -249,11 +254,25 @@ def test_a_bound_holds_for_its_own_problem_only(
 
 @given(plans())
 def test_a_bound_keeps_its_space_if_the_job_allows_more(plan: Plan) -> None:
+    assume(may_have_bound(plan))
     plan = with_bound(plan)
     job = {"max_stages_per_device": 16, "backward": "any"}
     wider = plan.model_copy(update={"job": plan.job.model_copy(update=job)})
     assert verify(wider) == []
     assert refresh(wider).provenance == plan.provenance
+
+
+def test_buckets_of_another_size_are_not_covered_by_a_bound() -> None:
+    held = [parameter("p", 20 * 2**20)]
+    rows = [layer("a", 1.0, parameters=["p"])]
+    stages, by_device = [(["a"], ["d0", "d1"])], orders(d0="0F0 0B0", d1="0F1 0B1")
+    placed = pipeline(graph(rows, [], held), star(2), stages, overlap_reduction=True)
+    plan = with_bound(plan_by_hand(placed, by_device))
+    assert verify(plan) == []
+    other = plan.model_copy(update={"sync": Sync(options={"bucket_mib": 5})})
+    told = "sync.options: buckets of 5 MiB; the bound does not cover this plan"
+    assert any(told in problem for problem in verify(other))
+    assert refresh(other).predicted.lower_bound_s == 0
 
 
 def test_a_plan_outside_the_space_of_its_bound_is_refused_and_loses_it() -> None:
@@ -284,6 +303,7 @@ def test_a_plan_outside_the_space_of_its_bound_is_refused_and_loses_it() -> None
 def test_a_bound_outlives_an_edit_of_the_orders_that_does_not_beat_it(
     plan: Plan, rng: random.Random
 ) -> None:
+    assume(may_have_bound(plan))
     plan = with_bound(plan)
     orders = lists(plan)
     order = orders[rng.choice([device for device, order in orders.items() if len(order) > 1])]
