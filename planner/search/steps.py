@@ -117,6 +117,7 @@ def certify(search: Search, time: TimeSlice) -> None:
     best_s = bound_s if search.best is None else search.best_s
     search.certifier.certify(bound_s, best_s, has_time, tries_once=is_over)
     search.found.raise_bound(search.certifier.bound_s, "certificate")
+    search.optimiser.bound_s = max(search.optimiser.bound_s, search.certifier.bound_s)
 
 
 def improve_partitions(search: Search, time: TimeSlice) -> None:
