@@ -36,8 +36,9 @@ CONFIRMED = 1 - 1e-6
 FIRST_STEP, GROWTH = 1e-3, 4.0
 """The largest time that an argument confirms is looked for in steps from the bound: this share of
 it, four times that and so on, then by halves."""
-TOLERANCE = 1e-4
-"""Share of a time below which it is not worth another pass."""
+ROUGH, TOLERANCE = 2e-3, 1e-4
+"""Shares of a time below which it is not worth another pass: while another argument may prove more,
+and of the one that proves most."""
 DIGITS = 6
 """Significant digits of prices: any prices prove something."""
 
@@ -125,7 +126,10 @@ class Certifier:
             self._confirms(arguments[0], min(bound_s, best_s * CONFIRMED))
         arguments.sort(key=self._check.work)
         for argument in arguments:
-            self._raise(argument, bound_s, best_s * CONFIRMED, may_go_on)
+            self._raise(argument, bound_s, best_s * CONFIRMED, ROUGH, may_go_on)
+        for argument in arguments:
+            if argument == self.argument:
+                self._raise(argument, bound_s, best_s * CONFIRMED, TOLERANCE, may_go_on)
         if self.bound_s < bound_s * CONFIRMED:
             for argument in arguments:
                 self._lower(argument, bound_s, may_go_on, insists=tries_once)
@@ -143,16 +147,22 @@ class Certifier:
             self.bound_s, self.argument = bound_s, argument
 
     def _raise(
-        self, argument: Searched, bound_s: float, most_s: float, may_go_on: Callable[[], bool]
+        self,
+        argument: Searched,
+        bound_s: float,
+        most_s: float,
+        tolerance: float,
+        may_go_on: Callable[[], bool],
     ) -> None:
         """Walk up from a bound, if it is confirmed, to a time that is not; then halve."""
-        next_s, step = min(bound_s, most_s), FIRST_STEP
+        next_s, step = min(bound_s, most_s), max(FIRST_STEP, 2 * tolerance)
         if next_s <= self.bound_s:
             next_s = min(self.bound_s * (1 + step), most_s)
         while may_go_on() and self.bound_s < next_s and self._confirms(argument, next_s):
             next_s, step = min(next_s * (1 + step), most_s), GROWTH * step
         if self.bound_s >= bound_s:
-            self._halve(argument, min(most_s, self._least_refused_s(argument)), may_go_on)
+            high_s = min(most_s, self._least_refused_s(argument))
+            self._halve(argument, high_s, tolerance, may_go_on)
 
     def _lower(
         self, argument: Searched, bound_s: float, may_go_on: Callable[[], bool], *, insists: bool
@@ -163,11 +173,17 @@ class Certifier:
             if self._confirms(argument, next_s):
                 break
             high_s, step = next_s, GROWTH * step
-        self._halve(argument, high_s, may_go_on)
+        self._halve(argument, high_s, TOLERANCE, may_go_on)
 
-    def _halve(self, argument: Searched, high_s: float, may_go_on: Callable[[], bool]) -> None:
+    def _halve(
+        self,
+        argument: Searched,
+        high_s: float,
+        tolerance: float,
+        may_go_on: Callable[[], bool],
+    ) -> None:
         """Look for larger times below one that is not confirmed."""
-        while may_go_on() and high_s > self.bound_s * (1 + TOLERANCE):
+        while may_go_on() and high_s > self.bound_s * (1 + tolerance):
             middle_s = (self.bound_s + high_s) / 2
             if not self._confirms(argument, middle_s):
                 high_s = middle_s

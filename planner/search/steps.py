@@ -8,8 +8,9 @@ rather have them for other work.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from planner.costs.placement import PlacedPipeline, is_connected, place
@@ -70,12 +71,11 @@ def try_orders(search: Search, time: TimeSlice) -> None:
         _schedule_best(search, search.optimiser.promising(1)[:1])
 
 
-def solve_orders(search: Search, time: TimeSlice) -> None:
-    """Try orders of the devices, then bound all partitions by relaxations."""
+def relax_cluster(search: Search, time: TimeSlice) -> None:
+    """Bound all partitions by relaxations of the cluster."""
     optimiser = search.optimiser
-    try_orders(search, time)
     if search.clock.left_s > 0:
-        optimiser.relax(time.has_time if optimiser.is_large else lambda: search.clock.left_s > 0)
+        optimiser.relax(time.has_time)
         search.raise_single_bound(optimiser.bound_s, "relaxations of the cluster")
     if not search.has_single_stages:
         _bound_by_columns(search)
@@ -133,11 +133,21 @@ def try_thorough_partitions(search: Search, time: TimeSlice) -> None:
         found.append(partition)
         if not time.has_time() or search.is_done():
             break
-    _schedule_best(search, found)
+    _schedule_best(search, found, time.has_time)
 
 
-def _schedule_best(search: Search, partitions: Sequence[Partition]) -> None:
-    """Schedule partitions in order of their estimates, while one may beat the incumbent."""
+def _schedule_best(
+    search: Search,
+    partitions: Sequence[Partition],
+    may_go_on: Callable[[], bool] = lambda: True,
+) -> None:
+    """Schedule partitions in order of their estimates, while one may beat the incumbent.
+
+    Args:
+        search: that they are candidates of.
+        partitions: to choose from.
+        may_go_on: whether there is time for another one after the first.
+    """
     pool = []
     for partition in dict.fromkeys(map(search.optimiser.representative, partitions)):
         if not search.has_time:
@@ -145,10 +155,10 @@ def _schedule_best(search: Search, partitions: Sequence[Partition]) -> None:
         promise_s, pipeline = _promise(search, partition)
         if math.isfinite(promise_s):
             pool.append((promise_s, partition, pipeline))
-    for promise_s, partition, pipeline in sorted(pool, key=lambda row: row[0]):
+    for number, (promise_s, partition, pipeline) in enumerate(sorted(pool, key=itemgetter(0))):
         if promise_s >= search.best_s or (search.best is not None and search.is_done()):
             return
-        if not search.has_time:
+        if not search.has_time or (number > 0 and not may_go_on()):
             return
         if partition not in search.candidates:
             search.schedule(partition, pipeline)
