@@ -85,7 +85,8 @@ class ClassRelaxation:
             low_s = max(low_s, high_s)
             if high_s >= longest_s or not may_go_on():
                 return low_s
-            high_s = min(GROWTH * high_s, longest_s)
+            # Where nothing is known to take any time there is nothing to grow from.
+            high_s = min(GROWTH * high_s, longest_s) if high_s > 0 else longest_s
             among = self._kept(self._supports, high_s)
         while among is not None and may_go_on():
             # No other choice is of interest but below the least limit of this one.
