@@ -25,6 +25,8 @@ from planner.search.partition.symmetry import MOST_DEVICES
 
 GROWTH = 1.25
 """By how much a limit that cannot be kept is raised."""
+TOLERANCE = 5e-5
+"""Of the bisection; where the relaxation is exact, it proves a plan to be the best by itself."""
 MAX_STEPS = 2e7
 """Steps of a pass at all cuts, beyond which it takes too long."""
 MAX_FIGURES = 8e6
@@ -67,7 +69,7 @@ class ClassRelaxation:
         low_s: float,
         guess_s: float,
         longest_s: float,
-        tolerance: float = 2e-4,
+        tolerance: float = TOLERANCE,
         may_go_on: Callable[[], bool] = lambda: True,
     ) -> float:
         """Return a time that no plan beats.
