@@ -69,7 +69,7 @@ def grouped_loops(chain: Chain, order: tuple[str, ...], rounds: int) -> Iterator
 
 
 FIRST_SHARES = (0.2, 0.5)
-"""Of the layers of a device with two stages: what its first stage has."""
+"""The share of its layers that the first stage of a device with two stages has."""
 
 
 def returning_partitions(chain: Chain, order: tuple[str, ...]) -> Iterator[Partition]:

@@ -18,7 +18,7 @@ from planner.search.schedule.classics import Generator
 from planner.search.schedule.pipeline_groups import PipelineGroups, spread_orders
 
 Pipelines = Sequence[Sequence[str]]
-"""Of each pipeline the device of each stage."""
+"""The device of each stage, by pipeline."""
 
 
 def orders_of_pipelines(

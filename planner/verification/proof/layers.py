@@ -112,7 +112,7 @@ class ProvedLayers:
 
 
 @dataclass(frozen=True)
-class TiedPair:
+class ProvedTiedPair:
     """Parameters that the same two layers hold.
 
     Attributes:
@@ -169,7 +169,7 @@ class ProvedIntervals:
         return np.where(self.is_stage, np.maximum(prefix[None, :] - prefix[:, None], 0.0), 0.0)
 
     @cached_property
-    def tied_pair(self) -> TiedPair | None:
+    def tied_pair(self) -> ProvedTiedPair | None:
         """The two layers that hold most parameters together; None if no two alone hold any."""
         bytes_ = {row.name: row.bytes for row in self.layers.graph.parameters if row.trainable}
         pairs = [
@@ -181,7 +181,7 @@ class ProvedIntervals:
         if not most:
             return None
         first, last = (self._held((number,))[0] for number in numbers)
-        return TiedPair(first & ~last, last & ~first, most)
+        return ProvedTiedPair(first & ~last, last & ~first, most)
 
     def _held(self, numbers: tuple[int, ...]) -> tuple[BoolArray, BoolArray]:
         """Whether an interval contains some of these layers, and whether it contains all."""

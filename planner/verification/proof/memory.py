@@ -23,7 +23,7 @@ MOST_PRICES = 64
 """Prices of a byte that are looked at; any of them gives a bound."""
 
 
-class MemoryLevel(NamedTuple):
+class ProvedMemoryLevel(NamedTuple):
     """What it takes to have many microbatches in flight.
 
     Attributes:
@@ -49,16 +49,16 @@ class ProvedMemory:
         self._saving = self._stash - intervals.kept_bytes
 
     @cached_property
-    def levels(self) -> list[list[MemoryLevel]]:
+    def levels(self) -> list[list[ProvedMemoryLevel]]:
         """Levels of each type; none where every number of microbatches fits."""
         return [list(self._of_type(k)) for k in range(len(self._layers.types))]
 
-    def _of_type(self, kind: int) -> Iterator[MemoryLevel]:
+    def _of_type(self, kind: int) -> Iterator[ProvedMemoryLevel]:
         numbers = [*_numbers(self._layers.microbatches), self._layers.microbatches + 1]
         if not self._needed(kind, numbers[-2]).any():
             return
         for number, following in pairwise(numbers):
-            yield MemoryLevel(following - 1, self._again_s(kind, number))
+            yield ProvedMemoryLevel(following - 1, self._again_s(kind, number))
 
     def _needed(self, kind: int, number: int) -> FloatArray:
         """Return the bytes that each of so many stashes is too large, by interval."""

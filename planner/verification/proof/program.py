@@ -15,7 +15,7 @@ import numpy as np
 
 from planner.errors import PipeplanError
 from planner.verification.proof.layers import BoolArray, FloatArray, IntArray
-from planner.verification.proof.memory import MemoryLevel
+from planner.verification.proof.memory import ProvedMemoryLevel
 from planner.verification.proof.stages import ProvedStages, StageTails
 from planner.verification.proof.tied import StageCase, all_plans, cases_by_classes
 from planner.verification.proof.vectors import Vectors
@@ -200,7 +200,7 @@ class _Pass:
         """Return how many microbatches a device of a class can run if memory suffices."""
         stages, count = self._stages, self._stages.layers.microbatches
         rows, tails = np.zeros(len(tried.end)), stages.tails
-        most = self._most_in_flight(cut, k, tried, MemoryLevel(count, rows), tails)
+        most = self._most_in_flight(cut, k, tried, ProvedMemoryLevel(count, rows), tails)
         port = multiples(self._limit_s - tried.left_s, stages.port_s[k][cut, tried.end], count)
         return np.asarray(np.maximum(np.minimum(most, port), 0.0))
 
@@ -212,12 +212,12 @@ class _Pass:
             return np.full(len(tried.end), float(stages.layers.microbatches))
         tails, most = stages.tails_with_reruns, np.zeros(len(tried.end))
         for count, again_s in levels:
-            level = MemoryLevel(count, again_s[cut, tried.end])
+            level = ProvedMemoryLevel(count, again_s[cut, tried.end])
             np.maximum(most, self._most_in_flight(cut, k, tried, level, tails), out=most)
         return most
 
     def _most_in_flight(
-        self, cut: int, k: int, tried: _Tried, level: MemoryLevel, tails: StageTails
+        self, cut: int, k: int, tried: _Tried, level: ProvedMemoryLevel, tails: StageTails
     ) -> FloatArray:
         """Return how many microbatches a device can run with no more of them in flight."""
         stages, kind, place = self._stages, self._stages.kinds[k], (cut, tried.end)

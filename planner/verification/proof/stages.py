@@ -18,7 +18,7 @@ from planner.verification.proof.layers import (
     ProvedLayers,
 )
 from planner.verification.proof.links import FAR, ClassLinks
-from planner.verification.proof.memory import MemoryLevel, ProvedMemory
+from planner.verification.proof.memory import ProvedMemory, ProvedMemoryLevel
 from planner.verification.proof.vectors import Vectors
 
 
@@ -257,7 +257,7 @@ class ProvedStages:
         return StageTails(np.maximum(self.weight_s, left), by_type)
 
     @cached_property
-    def memory_levels(self) -> list[list[MemoryLevel]]:
+    def memory_levels(self) -> list[list[ProvedMemoryLevel]]:
         """Microbatches in flight, by type; none where any number fits."""
         return ProvedMemory(self.intervals).levels
 

@@ -15,7 +15,7 @@ from itertools import combinations
 
 import numpy as np
 
-from planner.verification.proof.layers import BoolArray, FloatArray, IntArray, TiedPair
+from planner.verification.proof.layers import BoolArray, FloatArray, IntArray, ProvedTiedPair
 from planner.verification.proof.links import FAR
 from planner.verification.proof.stages import ProvedStages
 
@@ -60,7 +60,7 @@ def cases_by_classes(stages: ProvedStages) -> Iterator[StageCase]:
 
 
 def _case(
-    stages: ProvedStages, pair: TiedPair, others: FloatArray, support: BoolArray
+    stages: ProvedStages, pair: ProvedTiedPair, others: FloatArray, support: BoolArray
 ) -> StageCase:
     held = stages.vectors.rows[stages.vectors.options]
     lies = ((held > 0) == support).all(axis=1)

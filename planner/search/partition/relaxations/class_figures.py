@@ -102,7 +102,7 @@ class DeviceClasses:
 
 
 @dataclass(frozen=True)
-class StageFigures:
+class ClassStageFigures:
     """Stages on every vector; figures by vector, cut and end.
 
     Attributes:
@@ -239,23 +239,25 @@ class ClassFigures:
         return np.asarray(devices > 0 if replication else devices == 1)
 
     @cached_property
-    def stages(self) -> StageFigures:
+    def stages(self) -> ClassStageFigures:
         """Stages on every vector that may hold one."""
         never = np.full(self.intervals.is_interval.shape, np.inf)
-        nothing = StageFigures(*[never] * len(fields(StageFigures)))
+        nothing = ClassStageFigures(*[never] * len(fields(ClassStageFigures)))
         rows = [
             self._stage(vector) if holds else nothing
             for vector, holds in zip(self.classes.vectors, self.holds, strict=True)
         ]
-        names = (field.name for field in fields(StageFigures))
-        return StageFigures(*(np.array([getattr(row, name) for row in rows]) for name in names))
+        names = (field.name for field in fields(ClassStageFigures))
+        return ClassStageFigures(
+            *(np.array([getattr(row, name) for row in rows]) for name in names)
+        )
 
-    def _stage(self, vector: IntArray) -> StageFigures:
+    def _stage(self, vector: IntArray) -> ClassStageFigures:
         table, counts = self.intervals, self._counts(vector)
         fits = table.fits(counts)
         end = self._reduce_s(vector) + table.optimizer_s(counts)
         busy, way_busy = (self._busy_s(vector, weights=weights) for weights in (True, False))
-        return StageFigures(
+        return ClassStageFigures(
             own_s=np.where(fits, table.span_s(counts) + end, np.inf),
             way_s=np.where(fits, table.span_s(counts, weights=False), np.inf),
             busy_s=busy,

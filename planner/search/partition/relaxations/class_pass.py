@@ -23,7 +23,7 @@ import numpy as np
 from planner.search.partition.chain import FloatArray, IntArray
 from planner.search.partition.dynamic_programs.core import ROUNDING
 from planner.search.partition.intervals import BoolArray
-from planner.search.partition.relaxations.class_figures import ClassFigures, Hops, StageFigures
+from planner.search.partition.relaxations.class_figures import ClassFigures, ClassStageFigures, Hops
 
 DEPARTURES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Microbatches whose departures are kept; those between two count as the lower one."""
@@ -108,7 +108,7 @@ class ClassPass:
     """
 
     def __init__(
-        self, figures: ClassFigures, stages: StageFigures, steps: Steps, limit_s: float
+        self, figures: ClassFigures, stages: ClassStageFigures, steps: Steps, limit_s: float
     ) -> None:
         self._figures, self._stages, self._steps = figures, stages, steps
         self._table = figures.intervals

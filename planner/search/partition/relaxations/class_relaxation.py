@@ -18,7 +18,7 @@ from planner.cluster.link_table import LinkTable
 from planner.search.partition.chain import Chain, Partition, StageChoice
 from planner.search.partition.dynamic_programs.core import narrowed_s
 from planner.search.partition.intervals import MAX_CUTS
-from planner.search.partition.relaxations.class_figures import ClassFigures, StageFigures
+from planner.search.partition.relaxations.class_figures import ClassFigures, ClassStageFigures
 from planner.search.partition.relaxations.class_pass import ClassPass, Stage, Steps, most_steps
 from planner.search.partition.relaxations.tied_stages import Support, stages_with, supports
 from planner.search.partition.symmetry import MOST_DEVICES
@@ -26,7 +26,7 @@ from planner.search.partition.symmetry import MOST_DEVICES
 GROWTH = 1.25
 """By how much a limit that cannot be kept is raised."""
 TOLERANCE = 5e-5
-"""Of the bisection; where the relaxation is exact, it proves a plan to be the best by itself."""
+"""Relative width of a bisection at its end: an exact relaxation then proves the best plan alone."""
 MAX_STEPS = 2e7
 """Steps of a pass at all cuts, beyond which it takes too long."""
 MAX_FIGURES = 8e6
@@ -48,7 +48,7 @@ class ClassRelaxation:
     def __init__(self, chain: Chain, links: LinkTable) -> None:
         self._figures = ClassFigures(chain, links)
         self._refuted_s: dict[Among, float] = {}
-        self._stages: tuple[Among, StageFigures] | None = None
+        self._stages: tuple[Among, ClassStageFigures] | None = None
 
     @property
     def is_tractable(self) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from planner.search.partition.chain import IntArray
 from planner.search.partition.intervals import BoolArray
-from planner.search.partition.relaxations.class_figures import ClassFigures, StageFigures
+from planner.search.partition.relaxations.class_figures import ClassFigures, ClassStageFigures
 
 MOST_SUPPORTS = 31
 """With more sets of classes to go through, the parameter is left to the other relaxations."""
@@ -60,7 +60,7 @@ def supports(figures: ClassFigures) -> tuple[Support, ...]:
     return tuple(sorted(chosen for n in classes for chosen in combinations(classes, n + 1)))
 
 
-def stages_with(figures: ClassFigures, among: tuple[Support, ...]) -> StageFigures:
+def stages_with(figures: ClassFigures, among: tuple[Support, ...]) -> ClassStageFigures:
     """Return the stages if that of the last tied layer alone lies on exactly some of these classes.
 
     All stages as they are if it is not known where that one lies.
