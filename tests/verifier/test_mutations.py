@@ -16,7 +16,7 @@ from planner.costs import collectives, placement, reductions, roofline, stage_by
 from planner.costs import stage_bytes as workspace
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
-from planner.simulation import timeline
+from planner.simulation import simulator, timeline
 from planner.simulation.simulator import Replay
 from planner.verification import verify
 
@@ -64,17 +64,17 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "input_bytes",
     ),
     "a weight gradient does not count as the last backward": (
-        Replay._start,
-        'if operation.kind in "BW"',
-        'if operation.kind == "B"',
+        simulator._reduced,
+        'if event.operation.kind in "BW"',
+        'if event.operation.kind == "B"',
     ),
     "reductions do not wait for each other": (
-        Replay._synchronise,
-        "max([ready, *(network_free[device] for device in sync.devices)])",
+        simulator._reduced,
+        "max([ready, *(free_at[device] for device in sync.devices)])",
         "ready",
     ),
     "a reduction waits for all but one replica": (
-        Replay._ready_s,
+        simulator._ready_s,
         "for device in sync.devices)",
         "for device in sync.devices[:-1])",
     ),
@@ -104,9 +104,9 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "<= 2 * limit_bytes",
     ),
     "there is no optimizer step": (
-        Replay._synchronise,
-        "t + self.pipeline.optimizer_s[d]",
-        "t",
+        simulator._reduced,
+        "time_s + pipeline.optimizer_s[device]",
+        "time_s",
     ),
     "a ring has a step too many": (
         collectives.all_reduce_algorithms,
