@@ -16,6 +16,12 @@ def test_layers_without_any_time_are_planned(replication: bool) -> None:
     assert solve(problem, time_limit_s=0.5, deterministic=True).iteration_time_s >= 0
 
 
+def test_several_stages_a_device_may_take_no_time() -> None:
+    layers = graph([layer(name, 0.0, 0.0) for name in "abcd"])
+    problem = Problem(layers, star(2), Job(microbatches=4, max_stages_per_device=2))
+    assert solve(problem, time_limit_s=0.5, deterministic=True).iteration_time_s >= 0
+
+
 def test_a_search_without_time_has_a_plan() -> None:
     layers = graph([layer(name) for name in "abcd"])
     problem = Problem(layers, star(3), Job(microbatches=4))

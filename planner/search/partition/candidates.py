@@ -8,6 +8,7 @@ layers or holding fewer; :mod:`planner.search.partition.dynamic_programs.min_max
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
@@ -80,7 +81,10 @@ def returning_partitions(chain: Chain, order: tuple[str, ...]) -> Iterator[Parti
     devices have work in proportion to their speed.
     """
     seconds = dict(zip(chain.types, chain.work_s.sum(axis=1).tolist(), strict=True))
-    speeds = {name: 1 / seconds[chain.problem.cluster.type_of(name)] for name in order}
+    of_device = {name: seconds[chain.problem.cluster.type_of(name)] for name in order}
+    # Where layers take no time, or cannot run on a type at all, devices count as equally fast.
+    can_compare = all(0 < time_s < math.inf for time_s in of_device.values())
+    speeds = {name: 1 / time_s if can_compare else 1.0 for name, time_s in of_device.items()}
     for twice, share in product(range(1, len(order) + 1), FIRST_SHARES):
         first = order[:twice]
         for second in dict.fromkeys((first, first[::-1])):
