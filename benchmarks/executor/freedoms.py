@@ -40,7 +40,7 @@ DEVICES_SLOWER, LINKS_SLOWER = 128, 8
 """So much slower than in the cluster files: what ranks compute is little beside what they wait."""
 STAGES_A_DEVICE = 2
 SEARCH_LIMIT_S = 2.0
-"""Of deterministic time: the same plans on every machine."""
+"""Seconds of deterministic time, for the same plans on every machine."""
 _TIMEOUT_S = 900.0
 
 

@@ -19,7 +19,7 @@ from planner import Problem, solve
 FOUND = 1e-4
 """A plan within this of the optimum counts as the best one: rounding to ticks costs as much."""
 FOUND_SHARE = 0.95
-"""Of all problems: the bar for finding the optimum."""
+"""The bar: share of all problems whose optimum is found."""
 
 
 @dataclass(frozen=True)
