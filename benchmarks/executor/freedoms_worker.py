@@ -17,9 +17,9 @@ import torch.distributed as dist
 from benchmarks.executor.parity_worker import TIMEOUT, Iteration, gathered, trained
 from benchmarks.executor.single_process import compare, error_of_training
 from executor.emulation.pace import Pace
-from executor.runtime.lowering import Reduce
 from executor.runtime.runtime import StepRecord
 from planner.plan.plan import Plan
+from planner.plan.programs import Reduce
 
 TRAININGS, STEPS = 3, 8
 WARM_UP = 2

@@ -18,7 +18,7 @@ from executor.launch.model import (
     export_planned_model,
 )
 from executor.launch.run import PlanRank, RunSettings
-from executor.runtime.lowering import Action, lower
+from executor.runtime.lowering import lower
 from executor.split.in_place_writes import require_order
 from executor.split.model_split import cut
 from executor.split.stage_module import StageModule
@@ -28,6 +28,7 @@ from planner.model.tracing.factory import Loss
 from planner.model.tracing.lookups import lookups, too_small_for_text
 from planner.model.tracing.torch_private import require_supported
 from planner.plan.plan import Plan
+from planner.plan.programs import Action
 from planner.records.document import require_file_path
 from planner.sync.strategies import OPTIONS, SYNCHRONOUS
 from planner.verification import require_valid
@@ -103,8 +104,7 @@ def prepare(
     unused = _unused(built, exported) if place.rank == 0 else {}
     _release_others(built, stages, unused)
     _move(stages, device)
-    # NCCL runs all messages of two ranks in one order.
-    program = tuple(lower(plan, paired=device.type == "cuda")[place.rank])
+    program = tuple(lower(plan)[place.rank])
     return Prepared(plan, place, device, built, unused, stages, program, too_small)
 
 

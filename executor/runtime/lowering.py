@@ -1,139 +1,118 @@
 """Lowering: each rank's order of operations, with its sends, receives and reductions put in.
 
-A result is sent right after the operation that makes it, and the receive is posted on the peer at
-the same moment of the simulated iteration. Receives from a peer are thus posted in the order of
-its sends, and none is posted after an operation that waits for it: the program cannot deadlock
-where the plan does not. Then receives move ahead of operations that are under way at that moment,
-since a message sets off only when its receive is posted. Gradients are reduced once a rank's last
-backward that adds to them is done, in one order of reductions on all ranks.
+A result is sent once the operation that makes it has ended in the simulated iteration, and the
+receive is posted on the peer at the same moment. All messages are thus in one order of the whole
+plan, of which each rank has its part, and none is posted after an operation that waits for it: the
+program cannot deadlock where the plan does not, whatever the backend. Then receives move ahead of
+operations that are under way at that moment, since a message sets off only when its receive is
+posted, but of no other message. Gradients are reduced once a rank's last backward that adds to them
+is done, in one order of reductions on all ranks.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from planner.plan.operations import Kind, Operation, owners
 from planner.plan.plan import Plan
+from planner.plan.programs import Action, Compute, Message, Reduce, directions, message_of
 from planner.simulation.simulator import simulate_plan
 from planner.simulation.timeline import Timeline
+from planner.verification.issue_order import Communicator, require_issuable
 
-
-@dataclass(frozen=True)
-class Compute:
-    """Run an operation."""
-
-    operation: Operation
-
-
-@dataclass(frozen=True)
-class Message:
-    """Send or receive what an operation made.
-
-    ``operation`` is the producer: ``2F0`` are stage 2's activations of microbatch 0, on their way
-    to stage 3; ``2B0`` the gradients of its input, on their way to stage 1, whether a whole
-    backward made them or its first half. Once a receive has ended, the sends of ``arrived`` have
-    too: the peer used them before it made this message.
-    """
-
-    direction: Literal["send", "receive"]
-    operation: Operation
-    peer: int
-    arrived: tuple[Operation, ...] = ()
-
-
-@dataclass(frozen=True)
-class Reduce:
-    """All gradients that these stages share on these ranks are there: the rest is reduced now.
-
-    The strategy may have begun with those that were complete before.
-    """
-
-    stages: tuple[int, ...]
-    ranks: tuple[int, ...]
-
-
-Action = Compute | Message | Reduce
 _DIRECTION: dict[Kind, int] = {"F": 1, "B": -1, "I": -1}
-
-
-def message_of(operation: Operation) -> Operation:
-    """The name of what an operation hands to its neighbour."""
-    return operation._replace(kind="B") if operation.kind == "I" else operation
-
 
 LEAD = 2
 """Operations that a receive is posted ahead of: the one under way when the message comes, and one
 more, for messages that come sooner than in the simulation."""
 
 
-def lower(plan: Plan, *, paired: bool = False, lead: int = LEAD) -> list[list[Action]]:
+def lower(plan: Plan, *, lead: int = LEAD) -> list[list[Action]]:
     """The program of every rank.
 
     Args:
         plan: verified.
-        paired: keep all messages of two ranks in one order on both, sends and receives together,
-            as NCCL wants them; gloo is content with the receives in the order of the sends.
         lead: operations that receives are posted ahead of.
+
+    Raises:
+        PipeplanError: if ranks could wait for each other for ever.
     """
     timeline = simulate_plan(plan)
-    programs = [_ahead(p, paired, lead) for p in _with_messages(plan, timeline)]
+    programs = [_ahead(program, lead) for program in _Messages(plan).put_into(timeline)]
     reductions = _reductions(plan, timeline)
-    return [_with_reductions(rank, programs[rank], reductions) for rank in range(len(plan.ranks))]
+    lowered = [_with_reductions(rank, p, reductions) for rank, p in enumerate(programs)]
+    require_issuable(lowered, len(plan.stages), communicators(plan, reductions))
+    return lowered
 
 
-def _with_messages(plan: Plan, timeline: Timeline) -> list[list[Action]]:
-    rank_of = {device: rank for rank, device in enumerate(plan.ranks)}
-    owner = owners(plan.parsed_orders())
-    programs: list[list[Action]] = [[] for _ in plan.ranks]
-    # By (source, target): what the target has used, and the source does not know of yet.
-    used: dict[tuple[int, int], list[Operation]] = defaultdict(list)
+def communicators(plan: Plan, reductions: Sequence[Reduce]) -> list[Communicator]:
+    """Return what the ranks of a plan talk over, in the order in which all of them open it."""
+    groups = sorted({reduce.ranks for reduce in reductions})
+    return [
+        *(Communicator("reductions", ranks) for ranks in groups),
+        *(Communicator("messages", ends) for ends in directions(plan)),
+    ]
 
-    for event in timeline.operations:
-        stage, kind, microbatch = event.operation
-        rank = rank_of[event.device]
-        programs[rank].append(Compute(event.operation))
-        if kind not in _DIRECTION:
-            continue  # A weight gradient neither needs nor makes a message.
-        step, message = _DIRECTION[kind], message_of(event.operation)
-        source = owner.get((stage - step, microbatch))
+
+class _Messages:
+    """Puts sends and receives between the operations of all ranks."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._rank_of = {device: rank for rank, device in enumerate(plan.ranks)}
+        self._owner = owners(plan.parsed_orders())
+        self._programs: list[list[Action]] = [[] for _ in plan.ranks]
+        # By end: rank, peer, what goes there, and which sends of the peer are over by then.
+        self._under_way: list[tuple[float, int, int, Operation, tuple[Operation, ...]]] = []
+        # By (source, target): what the target has used, and the source does not know of yet.
+        self._used: dict[tuple[int, int], list[Operation]] = defaultdict(list)
+
+    def put_into(self, timeline: Timeline) -> list[list[Action]]:
+        """Return the operations of each rank with its messages."""
+        for event in timeline.operations:
+            self._post_until(event.start_s)
+            rank = self._rank_of[event.device]
+            self._programs[rank].append(Compute(event.operation))
+            # A weight gradient neither needs nor makes a message.
+            if event.operation.kind in _DIRECTION:
+                self._note(rank, event.operation, event.end_s)
+        self._post_until(math.inf)
+        return self._programs
+
+    def _note(self, rank: int, operation: Operation, end_s: float) -> None:
+        stage, kind, microbatch = operation
+        step, message = _DIRECTION[kind], message_of(operation)
+        source = self._owner.get((stage - step, microbatch))
         if source is not None:
-            used[rank_of[source], rank].append(Operation(stage - step, message.kind, microbatch))
-        target = owner.get((stage + step, microbatch))
-        if target is not None and target != event.device:
-            peer = rank_of[target]
-            arrived = tuple(used.pop((peer, rank), ()))
-            programs[rank].append(Message("send", message, peer))
-            programs[peer].append(Message("receive", message, rank, arrived))
-    return programs
+            used = self._used[self._rank_of[source], rank]
+            used.append(Operation(stage - step, message.kind, microbatch))
+        target = self._owner.get((stage + step, microbatch))
+        if target is not None and self._rank_of[target] != rank:
+            peer = self._rank_of[target]
+            arrived = tuple(self._used.pop((peer, rank), ()))
+            self._under_way.append((end_s, rank, peer, message, arrived))
+
+    def _post_until(self, moment_s: float) -> None:
+        """Post the messages of all operations that have ended."""
+        ended = [row for row in self._under_way if row[0] <= moment_s]
+        self._under_way = [row for row in self._under_way if row[0] > moment_s]
+        for _, rank, peer, message, arrived in sorted(ended, key=lambda row: row[0]):
+            self._programs[rank].append(Message("send", message, peer))
+            self._programs[peer].append(Message("receive", message, rank, arrived))
 
 
-def _ahead(program: Sequence[Action], paired: bool, lead: int) -> list[Action]:
-    """Receives moved ahead of ``lead`` computations, and of no message that has to stay before."""
+def _ahead(program: Sequence[Action], lead: int) -> list[Action]:
+    """Receives moved ahead of at most ``lead`` computations, and of no message."""
     moved: list[Action] = []
     for action in program:
         place = len(moved)
         if isinstance(action, Message) and action.direction == "receive":
-            place = _place_ahead(moved, action, paired, lead)
+            first = max(0, place - lead)
+            while place > first and isinstance(moved[place - 1], Compute):
+                place -= 1
         moved.insert(place, action)
     return moved
-
-
-def _place_ahead(program: Sequence[Action], receive: Message, paired: bool, lead: int) -> int:
-    place = len(program)
-    while place > 0:
-        before = program[place - 1]
-        if isinstance(before, Compute):
-            if lead == 0:
-                break
-            lead -= 1
-        elif isinstance(before, Message) and before.peer == receive.peer:  # noqa: SIM102
-            if paired or before.direction == "receive":
-                break
-        place -= 1
-    return place
 
 
 def _reductions(plan: Plan, timeline: Timeline) -> list[Reduce]:

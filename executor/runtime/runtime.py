@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from executor.distributed.failure import talking_to
-from executor.runtime.lowering import Action, Compute, Message, Reduce
 from executor.runtime.worker import OperationObserver, TensorSpec, Worker
 from planner.plan.operations import Operation
+from planner.plan.programs import Action, Compute, Message, Reduce
 
 
 class DeviceClock(Protocol):

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from executor.checkpoint.ranks import Ranks
 from executor.distributed.failure import talking_to
-from executor.runtime.lowering import Reduce
 from executor.runtime.runtime import Receiving, Sending, Span, StepRecord, Transport
 from executor.runtime.worker import TensorSpec
 from executor.training.loop import StepMetrics, peak_memory_bytes
@@ -30,6 +29,7 @@ from planner.costs.placement import PlacedPipeline, place_plan
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.operations import parse_operation
 from planner.plan.plan import Plan
+from planner.plan.programs import Reduce
 
 _PINGS = 20
 

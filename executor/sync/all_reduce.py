@@ -11,11 +11,11 @@ from typing import Any
 import torch.distributed as dist
 
 from executor.distributed.failure import talking_to
-from executor.runtime.lowering import Reduce
 from executor.runtime.runtime import Recorder
 from executor.sync.gradients import Bucket, Buffer, buckets_by_ranks, buckets_by_reduction
 from executor.sync.protocol import Optimise, Setting
 from executor.training.optimisation import StepOutcome
+from planner.plan.programs import Reduce
 from planner.sync.strategies import AllReduceOptions, FusedOptions
 
 

@@ -12,13 +12,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from executor.distributed.failure import talking_to
-from executor.runtime.lowering import Reduce
 from executor.sync.all_reduce import Spans
 from executor.sync.gradients import Buffer, buckets_by_ranks
 from executor.sync.protocol import Optimise, Setting
 from executor.training.master_weights import MasterWeights
 from executor.training.optimisation import StepOutcome
 from planner.errors import PipeplanError
+from planner.plan.programs import Reduce
 from planner.sync.strategies import CrossIterationOptions
 
 

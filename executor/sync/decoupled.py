@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from executor.distributed.failure import talking_to
-from executor.runtime.lowering import Reduce
 from executor.sync.all_reduce import InOrder, Spans
 from executor.sync.gradients import Bucket, Buffer, buckets_by_reduction
 from executor.sync.protocol import Optimise, Setting
 from executor.training.optimisation import StepOutcome
+from planner.plan.programs import Reduce
 from planner.sync.strategies import DecoupledOptions
 
 _TAG = 1

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from executor.runtime.lowering import Reduce
 from planner.errors import PipeplanError
 from planner.plan.operations import Operation
+from planner.plan.programs import Reduce
 
 Announce = Callable[[str], None]
 

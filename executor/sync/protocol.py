@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from executor.runtime.lowering import Reduce
 from executor.runtime.runtime import Recorder
 from executor.sync.gradients import SharedGradients
 from executor.training.optimisation import Optimisation, StepOutcome
+from planner.plan.programs import Reduce
 from planner.sync.strategies import Options
 
 Optimise = Callable[[], StepOutcome]

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from executor.distributed.failure import talking_to
 from executor.distributed.host_tuning import let_others_finish
-from executor.runtime.lowering import Reduce
 from planner.plan.operations import owners
 from planner.plan.plan import Plan
+from planner.plan.programs import Reduce
 
 
 @dataclass(frozen=True)

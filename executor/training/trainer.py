@@ -17,7 +17,6 @@ from executor.distributed.host_tuning import keep_freed_memory
 from executor.emulation.pace import Pace, Pacer
 from executor.launch.prepare import Prepared
 from executor.launch.run import PlanRank
-from executor.runtime.lowering import Action, Reduce
 from executor.runtime.runtime import PipelineRuntime, Recorder, StepRecord, clock_of, transport_of
 from executor.runtime.timeline import WatchedTransport
 from executor.runtime.worker import OperationObserver, Worker
@@ -39,6 +38,7 @@ from executor.training.master_weights import MakeOptimizer
 from executor.training.optimisation import Optimisation, StepOutcome
 from executor.training.optimizer import job_optimizer
 from planner.plan.plan import Plan
+from planner.plan.programs import Action, Reduce
 from planner.sync.strategies import options_of
 
 

@@ -45,11 +45,13 @@ class Replayed:
 
     Attributes:
         last: the optimizer step that ends the iteration.
+        operations: in the order of their starts.
         busy_s: by device, its computation and its optimizer step.
         memory: by device, moments and the bytes held from each on.
     """
 
     last: Step
+    operations: Sequence[Step]
     busy_s: dict[str, float]
     memory: dict[str, list[tuple[float, int]]]
 
@@ -96,6 +98,7 @@ class _Replay:
         self._moments: list[tuple[float, Operation, bool]] = []
         # The last step of each device and link, the message for each operation.
         self._ran: dict[str, Step] = {}
+        self._operations: list[Step] = []
         self._carried: dict[Lane, Step] = {}
         self._brought: dict[Operation, Step] = {}
         self._last_backward: dict[tuple[int, str], Step] = {}
@@ -123,7 +126,7 @@ class _Replay:
             at = (f"{name} waits at {self._orders[name][self._next[name]]}" for name in waiting)
             raise DeadlockError(f"the orders deadlock: {', '.join(at)}")
         memory = {device: _held(rows) for device, rows in self._changes.items()}
-        return Replayed(self._last_step(), self._busy_s, memory)
+        return Replayed(self._last_step(), self._operations, self._busy_s, memory)
 
     def _is_left(self, device: str) -> bool:
         return self._next[device] < len(self._orders[device])
@@ -139,6 +142,7 @@ class _Replay:
         seconds = self._costs.seconds(operation.stage, operation.kind, device)
         cause = _ended_at(now, before, self._brought.get(operation))
         self._ran[device] = Step(now, now + seconds, (device,), cause, operation)
+        self._operations.append(self._ran[device])
         self._busy_s[device] += seconds
         heappush(self._moments, (now + seconds, operation, False))
         self._hold(device, operation, now, now + seconds)

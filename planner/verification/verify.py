@@ -19,6 +19,7 @@ from planner.sync.strategies import SYNCHRONOUS
 from planner.units import format_bytes
 from planner.verification.costs import PlanCosts
 from planner.verification.form import form_problems
+from planner.verification.issue_order import plan_problems
 from planner.verification.proof.prove import proof_problems
 from planner.verification.replay import Replayed, replay, time_shares
 
@@ -34,9 +35,10 @@ def verify(plan: Plan) -> list[str]:
         One line a problem, each naming the field, and the rest counted where they are many; empty
         if the plan holds: every layer in exactly one stage, no edge backwards, no more stages,
         replicas and recompute than the job allows, each operation once and on a device of its
-        stage, no deadlock, memory within capacity at every moment, predictions equal to those of a
-        replay that shares no code with the simulator, pipelines if the strategy of synchronisation
-        needs them, a bound only for the problem it was proved for.
+        stage, no deadlock, messages in an order that no rank waits in for ever, memory within
+        capacity at every moment, predictions equal to those of a replay that shares no code with
+        the simulator, pipelines if the strategy of synchronisation needs them, a bound only for the
+        problem it was proved for.
     """
     try:
         orders = plan.parsed_orders()
@@ -75,6 +77,7 @@ def _replay_problems(plan: Plan, orders: Orders) -> Iterator[str]:
     _require_paths(plan, costs)
     yield from _runtime(problem)
     found = replay(plan, orders, costs)
+    yield from plan_problems(plan, found.operations, costs.reductions)
     yield from _memory(plan, costs, found)
     yield from _pipelines(plan)
     yield from _bound(plan, problem, orders)

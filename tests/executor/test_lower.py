@@ -14,7 +14,7 @@ from executor_plans import DEVICES, random_orders, random_owners
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.runtime.lowering import Action, Compute, Message, Reduce, lower
+from executor.runtime.lowering import lower
 from executor.sync.shared_parameters import shared_parameters
 from planner.assembly import plan_by_hand
 from planner.costs.placement import PlacedPipeline, StageSpec, place
@@ -22,6 +22,7 @@ from planner.job import Job
 from planner.plan.operations import Operation
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
+from planner.plan.programs import Action, Compute, Message, Reduce
 from planner.search.schedule.assignment import balanced_assignment
 from planner.search.schedule.classics import one_forward_one_backward
 
@@ -266,15 +267,6 @@ def test_few_sends_are_under_way_at_a_time_whatever_the_number_of_microbatches()
             else:
                 under_way.difference_update(message.arrived)
         assert most <= 8
-
-
-@given(plans())
-def test_paired_messages_of_two_ranks_are_in_one_order_on_both(plan: Plan) -> None:
-    programs = lower(plan, paired=True)
-    for (first, one), (second, other) in combinations(enumerate(programs), 2):
-        ours = [m.operation for m in one if isinstance(m, Message) and m.peer == second]
-        theirs = [m.operation for m in other if isinstance(m, Message) and m.peer == first]
-        assert ours == theirs
 
 
 def test_receives_are_posted_ahead_of_two_operations_and_not_more() -> None:

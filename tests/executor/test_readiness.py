@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from executor.runtime.lowering import Reduce
 from executor.sync.all_reduce import InOrder
 from executor.sync.gradients import (
     MIB,
@@ -23,6 +22,7 @@ from planner.costs.placement import place_plan
 from planner.errors import PipeplanError
 from planner.plan.operations import Operation, parse_order
 from planner.plan.plan import Sync
+from planner.plan.programs import Reduce
 
 LAST = Operation(0, "B", 1)
 SHARED = [

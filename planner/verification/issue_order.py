@@ -1,0 +1,306 @@
+"""Whether the ranks of a plan can issue what they are to, whatever waits for whatever.
+
+NCCL matches messages by their order alone, makes a communicator at its first use, where both ends
+wait for each other, and runs what one communicator is given in that order on every rank. So the
+order of messages has to be the same on both ends of each direction of a pair, first uses may not
+wait in a circle, nor computations, messages and reductions. gloo asks for less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+from typing import Literal, NamedTuple
+
+from planner.errors import PipeplanError
+from planner.plan.operations import Operation
+from planner.plan.plan import Plan
+from planner.plan.programs import (
+    Action,
+    Compute,
+    Message,
+    Program,
+    Reduce,
+    message_of,
+    needed_by,
+)
+from planner.verification.costs import Reduction
+from planner.verification.replay import Step
+
+
+class Communicator(NamedTuple):
+    """Ranks that talk over a stream of their own.
+
+    Attributes:
+        kind: what it carries.
+        ranks: source and target of messages; or all that reduce, in ascending order.
+    """
+
+    kind: Literal["messages", "reductions"]
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        if self.kind == "messages":
+            return f"messages from rank {self.ranks[0]} to rank {self.ranks[1]}"
+        return f"reductions of ranks {', '.join(map(str, self.ranks))}"
+
+
+def communicator_of(action: Action, rank: int) -> Communicator | None:
+    """Return what an action of a rank talks over; None of a computation."""
+    if isinstance(action, Message):
+        ends = (rank, action.peer) if action.direction == "send" else (action.peer, rank)
+        return Communicator("messages", ends)
+    return Communicator("reductions", action.ranks) if isinstance(action, Reduce) else None
+
+
+def require_issuable(
+    programs: Sequence[Program], stages: int, opened: Sequence[Communicator] = ()
+) -> None:
+    """Refuse programs that disagree or could wait for each other for ever.
+
+    Args:
+        programs: of all ranks.
+        stages: number of the plan's stages.
+        opened: communicators that all their ranks open in this order before the first iteration.
+
+    Raises:
+        PipeplanError: naming the first actions that disagree, or those that wait in a circle.
+    """
+    problems = issue_problems(programs, stages, opened)
+    if problems:
+        raise PipeplanError(problems)
+
+
+def issue_problems(
+    programs: Sequence[Program], stages: int, opened: Sequence[Communicator] = ()
+) -> list[str]:
+    """Return what :func:`require_issuable` refuses, one line each."""
+    wrong = [*_disagreements(programs), *_missing(programs, stages)]
+    return wrong or [*_unopened(programs, opened), *_circle(programs, stages)]
+
+
+# --- the ends agree ------------------------------------------------------------------------------
+
+
+def _disagreements(programs: Sequence[Program]) -> Iterator[str]:
+    """The first place at which the ranks of a communicator issue different things."""
+    issued: dict[Communicator, dict[int, list[Action]]] = {}
+    for rank, program in enumerate(programs):
+        for action in program:
+            communicator = communicator_of(action, rank)
+            if communicator is not None:
+                ends = issued.setdefault(communicator, {r: [] for r in communicator.ranks})
+                ends[rank].append(action)
+    for communicator, ends in sorted(issued.items()):
+        (first, ours), *others = ends.items()
+        for other, theirs in others:
+            for number, (one, two) in enumerate(zip_longest(ours, theirs), 1):
+                if _what(one) != _what(two):
+                    yield (
+                        f"{communicator}, number {number}: rank {first} issues {_named(one)}, "
+                        f"rank {other} {_named(two)}"
+                    )
+                    break
+
+
+def _what(action: Action | None) -> object:
+    return action.operation if isinstance(action, Message) else action
+
+
+def _named(action: Action | None) -> str:
+    if isinstance(action, Reduce):
+        return f"the reduction of stages {', '.join(map(str, action.stages))}"
+    return "nothing more" if action is None else str(action.operation)
+
+
+def _missing(programs: Sequence[Program], stages: int) -> Iterator[str]:
+    """Inputs that are neither made before nor on their way, results that are sent too early."""
+    for rank, program in enumerate(programs):
+        there: set[Operation] = set()
+        made: set[Operation] = set()
+        for action in program:
+            if isinstance(action, Compute):
+                needed = needed_by(action.operation, stages)
+                if needed is not None and needed not in there | made:
+                    yield (
+                        f"rank {rank} runs {action.operation}, which needs {needed}, before it "
+                        "makes that or posts its receive"
+                    )
+                made.add(message_of(action.operation))
+            elif isinstance(action, Message) and action.direction == "receive":
+                there.add(action.operation)
+            elif isinstance(action, Message) and action.operation not in made:
+                yield f"rank {rank} sends {action.operation} before it is made"
+
+
+# --- first uses ----------------------------------------------------------------------------------
+
+
+def _unopened(programs: Sequence[Program], opened: Sequence[Communicator]) -> Iterator[str]:
+    """First uses that wait in a circle: each needs all ranks of its communicator at once."""
+    waiting = [deque(_first_uses(rank, p, opened)) for rank, p in enumerate(programs)]
+    heads = deque(range(len(programs)))
+    while heads:
+        rank = heads.popleft()
+        if not waiting[rank]:
+            continue
+        communicator = waiting[rank][0][0]
+        members = communicator.ranks
+        if all(waiting[r] and waiting[r][0][0] == communicator for r in members):
+            for member in members:
+                waiting[member].popleft()
+            heads.extend(members)
+    stuck = [(rank, queue[0]) for rank, queue in enumerate(waiting) if queue]
+    if stuck:
+        who = "; ".join(f"rank {rank} waits in {what}" for rank, (_, what) in stuck[:4])
+        yield f"communicators that are first used in the iteration wait for each other: {who}"
+
+
+def _first_uses(
+    rank: int, program: Program, opened: Sequence[Communicator]
+) -> Iterator[tuple[Communicator, str]]:
+    begun = {c: f"the opening of {c}" for c in opened if rank in c.ranks}
+    for action in program:
+        used = communicator_of(action, rank)
+        if used is not None:
+            begun.setdefault(used, f"{used} with {_named(action)}")
+    yield from begun.items()
+
+
+# --- waits ---------------------------------------------------------------------------------------
+
+_Node = tuple[int | Communicator, Operation | Reduce]
+"""An operation of a rank; or a message or a reduction, which is one thing on all its ranks."""
+
+
+def _circle(programs: Sequence[Program], stages: int) -> Iterator[str]:
+    """The waits in a circle, if there are any."""
+    before = _waits(programs, stages)
+    after: dict[_Node, list[_Node]] = defaultdict(list)
+    for node, others in before.items():
+        for other in others:
+            after[other].append(node)
+    left = {node: len(others) for node, others in before.items()}
+    free = [node for node, count in left.items() if not count]
+    while free:
+        node = free.pop()
+        del left[node]
+        for later in after[node]:
+            left[later] -= 1
+            if not left[later]:
+                free.append(later)
+    if left:
+        way = [next(iter(left))]
+        while way[-1] not in way[:-1]:
+            way.append(next(node for node in before[way[-1]] if node in left))
+        circle = way[way.index(way[-1]) :]
+        yield "in a circle: " + ", which waits for ".join(map(_described, circle))
+
+
+def _waits(programs: Sequence[Program], stages: int) -> dict[_Node, set[_Node]]:
+    """What each computation, message and reduction waits for.
+
+    A computation waits for the one before it on its rank and for its input. What a communicator
+    carries waits for what it carried before, and on each of its ranks for the computation before.
+    """
+    before: dict[_Node, set[_Node]] = defaultdict(set)
+    for rank, program in enumerate(programs):
+        latest: dict[int | Communicator, _Node] = {}
+        received: dict[Operation, set[_Node]] = {}
+        for action in program:
+            communicator = communicator_of(action, rank)
+            place: int | Communicator = rank if communicator is None else communicator
+            node = place, action if isinstance(action, Reduce) else action.operation
+            before[node].update(latest[p] for p in (rank, place) if p in latest)
+            latest[place] = node
+            if isinstance(action, Compute):
+                needed = needed_by(action.operation, stages)
+                before[node].update(received.get(needed, ()) if needed else ())
+            elif isinstance(action, Message) and action.direction == "receive":
+                back = Communicator("messages", (rank, action.peer))
+                received[action.operation] = {node, *((back, sent) for sent in action.arrived)}
+    return before
+
+
+def _described(node: _Node) -> str:
+    place, what = node
+    if isinstance(what, Reduce):
+        return _named(what) + f" on ranks {', '.join(map(str, what.ranks))}"
+    if isinstance(place, int):
+        return f"{what} on rank {place}"
+    return f"{what} in {place}"
+
+
+# --- from the plan alone -------------------------------------------------------------------------
+
+
+def plan_problems(
+    plan: Plan, operations: Sequence[Step], reductions: Iterable[Reduction]
+) -> Iterator[str]:
+    """Yield what keeps the ranks of a plan from issuing it, all communicators being open.
+
+    Args:
+        plan: whose orders do not deadlock.
+        operations: of its replay, in the order of their starts.
+        reductions: of its gradients.
+    """
+    programs = _Programs(plan, operations).of_all_ranks(reductions)
+    used = {communicator_of(a, rank) for rank, program in enumerate(programs) for a in program}
+    opened = sorted(communicator for communicator in used if communicator is not None)
+    for problem in issue_problems(programs, len(plan.stages), opened):
+        yield f"orders: {problem}"
+
+
+class _Programs:
+    """Each message is issued on both ends once the operation that makes it has ended."""
+
+    def __init__(self, plan: Plan, operations: Sequence[Step]) -> None:
+        self._rank_of = {device: rank for rank, device in enumerate(plan.ranks)}
+        # Rank, operation, start and end.
+        self._rows = [
+            (self._rank_of[step.devices[0]], step.operation, step.start_s, step.end_s)
+            for step in operations
+            if step.operation is not None
+        ]
+        self._runs_on = {(o.stage, o.microbatch): rank for rank, o, _, _ in self._rows}
+        self._actions: list[list[Action]] = [[] for _ in plan.ranks]
+
+    def of_all_ranks(self, reductions: Iterable[Reduction]) -> list[list[Action]]:
+        under_way: list[tuple[float, int, Operation]] = []
+        for rank, operation, start_s, end_s in self._rows:
+            self._issue_until(start_s, under_way)
+            self._actions[rank].append(Compute(operation))
+            under_way.append((end_s, rank, operation))
+        self._issue_until(math.inf, under_way)
+        for reduce in self._reductions(reductions):
+            for rank in reduce.ranks:
+                self._actions[rank].append(reduce)
+        return self._actions
+
+    def _issue_until(self, moment_s: float, under_way: list[tuple[float, int, Operation]]) -> None:
+        for row in sorted(row for row in under_way if row[0] <= moment_s):
+            under_way.remove(row)
+            _, rank, operation = row
+            step = {"F": 1, "B": -1, "I": -1}.get(operation.kind, 0)
+            there = self._runs_on.get((operation.stage + step, operation.microbatch))
+            if there is not None and there != rank:
+                message = message_of(operation)
+                self._actions[rank].append(Message("send", message, there))
+                self._actions[there].append(Message("receive", message, rank))
+
+    def _reductions(self, reductions: Iterable[Reduction]) -> list[Reduce]:
+        """The reductions in the order in which their last gradients are there."""
+        ends_s: dict[tuple[int, int], float] = {}
+        for rank, operation, _, end_s in self._rows:
+            if operation.kind in "BW":
+                ends_s[operation.stage, rank] = end_s
+        found = {
+            Reduce(row.stages, tuple(sorted(self._rank_of[d] for d in row.devices))): None
+            for row in reductions
+        }
+        return sorted(
+            found,
+            key=lambda r: max(ends_s.get((s, rank), 0.0) for s in r.stages for rank in r.ranks),
+        )
