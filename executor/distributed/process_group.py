@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -128,6 +129,10 @@ def device_of_this_process(kind: str | None = None) -> torch.device:
     return device
 
 
+BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
+"""By the name that a user gives; metrics and checkpoints are gathered from the CPU all the same."""
+
+
 def backend_of(device: torch.device) -> str:
     """Return the backend that carries the messages of a device.
 
@@ -137,7 +142,13 @@ def backend_of(device: torch.device) -> str:
         return "gloo"
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     has_own_gpu = ranks_here <= torch.cuda.device_count()
-    return "cpu:gloo,cuda:nccl" if has_own_gpu and dist.is_nccl_available() else "gloo"
+    return BACKENDS["nccl" if has_own_gpu and dist.is_nccl_available() else "gloo"]
+
+
+def carrier_of(device: torch.device, group: Any = None) -> str:
+    """Return the backend, ``gloo`` or ``nccl``, that carries a device's tensors in a group."""
+    pairs = (pair.split(":") for pair in dist.get_backend_config(group).split(","))
+    return str(dict(pairs)[device.type])
 
 
 def require_backend(backend: str | None, device: torch.device) -> None:
@@ -169,7 +180,7 @@ def process_group(
     Args:
         device: of tensors.
         timeout_s: a rank that lets others wait for so long, once they have met, counts as lost.
-        backend: of torch.distributed; default what fits the device.
+        backend: ``gloo`` or ``nccl``; default what fits the device.
         part: of the processes that torchrun started; default all of them.
 
     Raises:
@@ -189,7 +200,7 @@ def process_group(
     failures.meet(MEETING_TIMEOUT_S)
     with talking_to("the other ranks"):
         dist.init_process_group(
-            backend or backend_of(device),
+            BACKENDS[backend] if backend else backend_of(device),
             store=PrefixStore("group", store),
             rank=rank,
             world_size=world_size,

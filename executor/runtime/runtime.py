@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from executor.distributed.failure import talking_to
+from executor.runtime.transport import Receiving, Sending, Transport
 from executor.runtime.worker import OperationObserver, TensorSpec, Worker
 from planner.plan.operations import Operation
 from planner.plan.programs import Action, Compute, Message, Reduce
@@ -152,87 +152,6 @@ class Recorder:
         return found
 
 
-class Sending(Protocol):
-    """A send under way; it keeps its tensor alive."""
-
-    def wait(self) -> None:
-        """Wait until the tensor may be freed."""
-
-
-class Receiving(Protocol):
-    """A receive under way.
-
-    Attributes:
-        arrived_s: when it ended, in :func:`time.perf_counter` seconds; None if it is not watched.
-    """
-
-    arrived_s: float | None
-
-    def wait(self) -> Tensor:
-        """Wait for the tensor and return it."""
-
-
-class Transport(Protocol):
-    """Sends and receives tensors; those between two ranks arrive in the order they were sent."""
-
-    def send(self, tensor: Tensor, peer: int) -> Sending:
-        """Start to send a tensor."""
-
-    def receive(self, spec: TensorSpec, peer: int) -> Receiving:
-        """Start to receive the next tensor of a rank."""
-
-
-class _Sending:
-    def __init__(self, work: Any, tensor: Tensor) -> None:
-        self._work = work
-        self._tensor = tensor
-
-    def wait(self) -> None:
-        self._work.wait()
-
-
-class _Receiving:
-    def __init__(self, work: Any, buffer: Tensor, device: torch.device) -> None:
-        self._work = work
-        self._buffer = buffer
-        self._device = device
-        self.arrived_s: float | None = None
-
-    def wait(self) -> Tensor:
-        self._work.wait()
-        return self._buffer.to(self._device)
-
-
-class GroupTransport:
-    """Messages of the process group, which reads and writes the memory that they lie in.
-
-    Args:
-        device: of the tensors that are computed with.
-        memory: where messages lie. If it is not ``device``, each is copied there before it is sent,
-            and from there once it has arrived.
-    """
-
-    def __init__(self, device: torch.device, memory: torch.device) -> None:
-        self._device = device
-        self._memory = memory
-
-    def send(self, tensor: Tensor, peer: int) -> Sending:
-        """Start to send a tensor; a copy waits for the GPU."""
-        whole = tensor.to(self._memory).contiguous()
-        return _Sending(dist.isend(whole, peer), whole)
-
-    def receive(self, spec: TensorSpec, peer: int) -> Receiving:
-        """Start to receive the next tensor of a rank."""
-        buffer = torch.empty(spec.shape, dtype=spec.dtype, device=self._memory)
-        return _Receiving(dist.irecv(buffer, peer), buffer, self._device)
-
-
-def transport_of(device: torch.device, backend: str) -> Transport:
-    """Return the transport for tensors of a device; gloo sends and receives none of a GPU."""
-    through_host = device.type == "cuda" and backend == "gloo"
-    return GroupTransport(device, torch.device("cpu") if through_host else device)
-
-
 @dataclass(frozen=True)
 class _Receive:
     """A posted receive, and the sends that are over once it has ended."""
@@ -336,8 +255,9 @@ class PipelineRuntime:
             with talking_to(f"rank {receive.source}, which was to send {source}"):
                 self._results[source] = tuple(tensor.wait() for tensor in receive.tensors)
             end = self.recorder.mark()
-            arrived = max((t.arrived_s for t in receive.tensors if t.arrived_s), default=end)
-            self.recorder.note("receives", (source, receive.source), start, arrived)
+            # They arrive in order, so the last one's arrival is that of all.
+            arrived = receive.tensors[-1].arrived if receive.tensors else None
+            self.recorder.note("receives", (source, receive.source), start, arrived or end)
             if self._waited is not None:
                 self._waited(start, end)
             self._finish_sends(receive.sends_over)

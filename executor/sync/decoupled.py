@@ -14,10 +14,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from executor.distributed.failure import talking_to
+from executor.distributed.process_group import carrier_of
 from executor.sync.all_reduce import InOrder, Spans
 from executor.sync.gradients import Bucket, Buffer, buckets_by_reduction
 from executor.sync.protocol import Optimise, Setting
 from executor.training.optimisation import StepOutcome
+from planner.errors import PipeplanError
 from planner.plan.programs import Reduce
 from planner.sync.strategies import DecoupledOptions
 
@@ -86,9 +88,29 @@ class Ring:
             sent.wait()
 
 
-# Their names before torch 2.13 and since.
-_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+def _ring(group: Any, device: torch.device) -> Ring:
+    """Return the ring of a group over gloo.
+
+    Raises:
+        PipeplanError: if gradients lie on a GPU, from which gloo sends nothing to single ranks.
+    """
+    if device.type == "cuda":
+        raise PipeplanError(
+            f"sync.strategy: 'decoupled' with gradients on {device} and messages over gloo, which "
+            "passes no parts of them from rank to rank; give each rank a GPU of its own and leave "
+            "--backend out, or use --sync all_reduce"
+        )
+    return Ring(group)
+
+
+def _collective(*names: str) -> Any:
+    """Return the first of these functions that this version of torch has."""
+    return next(getattr(dist, name) for name in names if hasattr(dist, name))
+
+
+# Their names since torch 2.13 and before.
+_scatter = _collective("reduce_scatter_single", "reduce_scatter_tensor")
+_gather = _collective("all_gather_single", "all_gather_into_tensor")
 
 
 class _Halves:
@@ -171,10 +193,11 @@ class Decoupled:
         self._optimisation = setting.optimisation
         buckets = buckets_by_reduction(setting.shared, options.bucket_mib)
         groups = {bucket.ranks: setting.process_groups[bucket.ranks] for bucket in buckets}
+        devices = {bucket.ranks: bucket.device for bucket in buckets}
         self._rings = {
-            ranks: Ring(group)
+            ranks: _ring(group, devices[ranks])
             for ranks, group in groups.items()
-            if dist.get_backend(group) == "gloo"
+            if carrier_of(devices[ranks], group) == "gloo"
         }
         self._rows = [
             _Halves(bucket, groups[bucket.ranks], self._rings.get(bucket.ranks))

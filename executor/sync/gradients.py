@@ -150,6 +150,11 @@ class Bucket:
         return self.reduces[0].ranks
 
     @property
+    def device(self) -> torch.device:
+        """The device of the gradients."""
+        return next(iter(self.parameters.values())).device
+
+    @property
     def partners(self) -> str:
         """The partners' name in messages about lost ranks."""
         stages = sorted({stage for reduce in self.reduces for stage in reduce.stages})

@@ -17,8 +17,14 @@ from executor.distributed.host_tuning import keep_freed_memory
 from executor.emulation.pace import Pace, Pacer
 from executor.launch.prepare import Prepared
 from executor.launch.run import PlanRank
-from executor.runtime.runtime import PipelineRuntime, Recorder, StepRecord, clock_of, transport_of
-from executor.runtime.timeline import WatchedTransport
+from executor.runtime.runtime import PipelineRuntime, Recorder, StepRecord, clock_of
+from executor.runtime.transport import (
+    Transport,
+    make_channels,
+    open_communicators,
+    transport_of,
+    watched,
+)
 from executor.runtime.worker import OperationObserver, Worker
 from executor.stage.recompute import BeforeUse
 from executor.stage.runner import StageRunner, TrainingWorker
@@ -38,7 +44,7 @@ from executor.training.master_weights import MakeOptimizer
 from executor.training.optimisation import Optimisation, StepOutcome
 from executor.training.optimizer import job_optimizer
 from planner.plan.plan import Plan
-from planner.plan.programs import Action, Reduce
+from planner.plan.programs import Action, Reduce, directions
 from planner.sync.strategies import options_of
 
 
@@ -135,7 +141,8 @@ class Trainer:
         self._device = device
         self._optimise = optimise or optimisation.step
         self._recorder = Recorder(clock_of(device))
-        shared = self._connect(program, timeout)
+        transport = self._connect(timeout)
+        shared = self._shared(program)
         self._synchronisation = self._strategy(shared)
         self._pacer = None
         if pace is not None:
@@ -144,7 +151,6 @@ class Trainer:
             )
         self._readiness = self._make_readiness(shared)
         self._workers = {part.index: make_worker(part) for part in self._parts()}
-        transport = transport_of(device, dist.get_backend())
         observers: list[OperationObserver] = [
             observer for observer in (self._pacer, self._readiness) if observer is not None
         ]
@@ -152,7 +158,7 @@ class Trainer:
             self._workers,
             program,
             self._synchronisation.start,
-            WatchedTransport(transport) if watch else transport,
+            watched(transport, device) if watch else transport,
             self._recorder,
             observers,
             None if self._pacer is None else self._pacer.clock.waited,
@@ -217,19 +223,24 @@ class Trainer:
             pace=pace,
         )
 
-    def _connect(
-        self, program: Sequence[Action], timeout: timedelta | None
-    ) -> list[SharedGradients]:
-        """Make process groups, all ranks together; return what this rank shares, in their order."""
+    def _connect(self, timeout: timedelta | None) -> Transport:
+        """Make process groups and open them, all ranks together; return what messages go over."""
         rank_of = {device: rank for rank, device in enumerate(self.plan.ranks)}
-        shared = shared_parameters(self.plan)
         self._replicas = {
             stage.index: tuple(sorted(rank_of[d] for d in stage.devices))
             for stage in self.plan.stages
         }
-        sets = [row.ranks for row in shared] + [r for r in self._replicas.values() if len(r) > 1]
+        sets = [row.ranks for row in shared_parameters(self.plan)]
+        sets += [ranks for ranks in self._replicas.values() if len(ranks) > 1]
         self._process_groups = make_process_groups(sets, timeout)
-        names = {row.reduce: row.names for row in shared}
+        ends = directions(self.plan)
+        transport = transport_of(self._device, make_channels(ends, self._device))
+        open_communicators(transport, ends, self._process_groups, self._device)
+        return transport
+
+    def _shared(self, program: Sequence[Action]) -> list[SharedGradients]:
+        """Return what this rank shares with others, in the order in which they reduce it."""
+        names = {row.reduce: row.names for row in shared_parameters(self.plan)}
         return [
             SharedGradients(action, {name: self.parameters[name] for name in names[action]})
             for action in program

@@ -123,7 +123,7 @@ def _missing(programs: Sequence[Program], stages: int) -> Iterator[str]:
         for action in program:
             if isinstance(action, Compute):
                 needed = needed_by(action.operation, stages)
-                if needed is not None and needed not in there | made:
+                if needed is not None and needed not in there and needed not in made:
                     yield (
                         f"rank {rank} runs {action.operation}, which needs {needed}, before it "
                         "makes that or posts its receive"
@@ -161,12 +161,14 @@ def _unopened(programs: Sequence[Program], opened: Sequence[Communicator]) -> It
 def _first_uses(
     rank: int, program: Program, opened: Sequence[Communicator]
 ) -> Iterator[tuple[Communicator, str]]:
-    begun = {c: f"the opening of {c}" for c in opened if rank in c.ranks}
+    first: dict[Communicator, Action | None] = {c: None for c in opened if rank in c.ranks}
     for action in program:
         used = communicator_of(action, rank)
-        if used is not None:
-            begun.setdefault(used, f"{used} with {_named(action)}")
-    yield from begun.items()
+        if used is not None and used not in first:
+            first[used] = action
+    for communicator, begun in first.items():
+        how = f"{communicator} with {_named(begun)}" if begun else f"the opening of {communicator}"
+        yield communicator, how
 
 
 # --- waits ---------------------------------------------------------------------------------------

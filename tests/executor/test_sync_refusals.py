@@ -1,6 +1,7 @@
 """Strategies that cannot run are refused with a remedy, before the processes meet."""
 
 import pytest
+import torch
 from executor_plans import scheduled, zoo_pipeline
 
 import executor.training.training
@@ -8,6 +9,7 @@ from executor.emulation.pace import Pace
 from executor.launch.command_line import TrainingOptions
 from executor.launch.config import TrainingConfig
 from executor.launch.run import RunSettings
+from executor.sync.decoupled import _ring
 from executor.training.training import run_emulation, run_training
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan, Sync
@@ -132,3 +134,10 @@ def test_pauses_are_drawn_anew_for_each_rank_and_step_and_are_the_same_again() -
     drawn = [pace.pause_s(rank, step) for rank in range(20) for step in range(50)]
     assert 250 < sum(drawn) < 350
     assert drawn == [pace.pause_s(rank, step) for rank in range(20) for step in range(50)]
+
+
+def test_decoupled_is_refused_where_gloo_carries_the_gradients_of_gpus() -> None:
+    with pytest.raises(
+        PipeplanError, match=r"sync\.strategy: 'decoupled' with gradients on cuda:0"
+    ):
+        _ring(None, torch.device("cuda", 0))

@@ -1,0 +1,132 @@
+"""How ranks open what they talk over, and how arrivals are noted where waits are a stream's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import combinations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from executor.distributed.process_group import BACKENDS, carrier_of
+from executor.runtime.transport import (
+    StreamWatchedTransport,
+    make_channels,
+    open_communicators,
+)
+from executor.runtime.worker import TensorSpec
+from planner.verification.issue_order import Communicator
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+class Streams:
+    """Streams of a GPU as names; a mark is what the current one waits for."""
+
+    def __init__(self) -> None:
+        self.current = "compute"
+        self.waits: dict[str, list[str]] = {"compute": []}
+
+    @contextmanager
+    def beside(self, peer: int) -> Iterator[None]:
+        self.current = f"beside {peer}"
+        self.waits.setdefault(self.current, [])
+        yield
+        self.current = "compute"
+
+    def mark(self) -> tuple[str, ...]:
+        return (self.current, *self.waits[self.current])
+
+
+class Receiving:
+    def __init__(self, name: str, streams: Streams) -> None:
+        self.name, self.streams, self.arrived = name, streams, None
+
+    def wait(self) -> Tensor:
+        self.streams.waits[self.streams.current].append(self.name)
+        return torch.zeros(1)
+
+
+class Transport:
+    def __init__(self, streams: Streams) -> None:
+        self.streams = streams
+        self.calls: list[tuple[str, int]] = []
+
+    def send(self, tensor: Tensor, peer: int) -> Receiving:
+        self.calls.append(("send", peer))
+        return Receiving("", self.streams)
+
+    def receive(self, spec: TensorSpec, peer: int) -> Receiving:
+        self.calls.append(("receive", peer))
+        return Receiving(f"{peer}.{len(self.calls)}", self.streams)
+
+
+def test_a_watched_receive_holds_up_no_computation_before_it_is_needed() -> None:
+    streams = Streams()
+    watched = StreamWatchedTransport(Transport(streams), streams)
+    first = watched.receive(TensorSpec((1,), torch.float32), 3)
+    second = watched.receive(TensorSpec((1,), torch.float32), 3)
+    assert streams.waits["compute"] == []
+    assert first.arrived == ("beside 3", "3.1")
+    assert second.arrived == ("beside 3", "3.1", "3.2")
+    first.wait()
+    assert streams.waits["compute"] == ["3.1"]
+
+
+def test_all_ranks_open_the_same_communicators_in_one_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends = [(0, 1), (1, 0), (1, 2), (2, 1)]
+    groups = {(0, 1): "g01", (0, 1, 2): "g012"}
+    opened: list[list[Communicator]] = []
+    for rank in range(3):
+        calls: list[Communicator] = []
+
+        class Noting(Transport):
+            def send(self, tensor: Tensor, peer: int, rank=rank, calls=calls) -> Receiving:
+                calls.append(Communicator("messages", (rank, peer)))
+                return super().send(tensor, peer)
+
+            def receive(self, spec: TensorSpec, peer: int, rank=rank, calls=calls) -> Receiving:
+                calls.append(Communicator("messages", (peer, rank)))
+                return super().receive(spec, peer)
+
+        def all_reduce(tensor: Tensor, group: str | None = None, calls=calls) -> None:
+            named = {name: ranks for ranks, name in groups.items()}
+            calls.append(Communicator("reductions", named[group] if group else (0, 1, 2, 99)))
+
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(dist, "all_reduce", all_reduce)
+        open_communicators(Noting(Streams()), ends, groups, CPU)
+        opened.append([c for c in calls if 99 not in c.ranks])
+    for one, other in combinations(opened, 2):
+        assert [c for c in one if c in other] == [c for c in other if c in one]
+    expected = [Communicator("messages", pair) for pair in ends]
+    expected += [Communicator("reductions", ranks) for ranks in groups]
+    for rank, row in enumerate(opened):
+        assert sorted(row) == sorted(c for c in expected if rank in c.ranks)
+
+
+@pytest.mark.parametrize(("named", "on_gpu"), [("gloo", "gloo"), ("nccl", "nccl")])
+def test_tensors_of_the_cpu_go_over_gloo_whatever_backend_is_named(
+    monkeypatch: pytest.MonkeyPatch, named: str, on_gpu: str
+) -> None:
+    whole = BACKENDS[named] if ":" in BACKENDS[named] else f"cpu:{named},cuda:{named}"
+    monkeypatch.setattr(dist, "get_backend_config", lambda group=None: whole)
+    assert carrier_of(CPU) == "gloo"
+    assert carrier_of(GPU) == on_gpu
+
+
+def test_each_direction_has_a_group_of_its_own_under_nccl_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[list[int], str]] = []
+    monkeypatch.setattr(dist, "new_group", lambda ranks, backend: made.append((ranks, backend)))
+    monkeypatch.setattr(dist, "get_backend_config", lambda group=None: BACKENDS["nccl"])
+    ends = [(0, 1), (1, 0)]
+    assert list(make_channels(ends, GPU)) == ends
+    assert made == [([0, 1], "nccl"), ([1, 0], "nccl")]
+    assert make_channels(ends, CPU) == {}
