@@ -21,7 +21,7 @@ from executor.elastic.tensor_calls import CallError, Header, RefusedError
 from executor.elastic.trace import PipelineStepTimes
 from executor.sync.protocol import DecentralizedStrategy
 from executor.sync.shared_parameters import make_process_groups, shared_parameters
-from executor.training.master_weights import MasterWeights
+from executor.training.master_weights import MasterWeights, require_finite
 from executor.training.optimisation import Optimisation, StepOutcome
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
@@ -154,6 +154,9 @@ class PipelineMember:
 
         def local() -> StepOutcome:
             outcome = self._optimisation.step(step)
+            if outcome.gradient_norm is not None and not outcome.skipped:
+                # Before the other pipelines are given weights that nothing is left of.
+                require_finite(float(outcome.gradient_norm))
             self._times.asks()
             return outcome
 

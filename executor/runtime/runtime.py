@@ -27,8 +27,8 @@ class DeviceClock(Protocol):
     def mark(self) -> Any:
         """This moment."""
 
-    def settle(self) -> None:
-        """Wait until all marked moments have passed."""
+    def settle(self, mark: Any) -> None:
+        """Wait until a marked moment has passed."""
 
     def seconds(self, mark: Any) -> float:
         """Return a mark's :func:`time.perf_counter` time; call :meth:`settle` first."""
@@ -41,7 +41,7 @@ class HostClock:
         """This moment."""
         return time.perf_counter()
 
-    def settle(self) -> None:
+    def settle(self, mark: float) -> None:
         """Nothing to wait for."""
 
     def seconds(self, mark: float) -> float:
@@ -64,9 +64,14 @@ class CudaClock:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def settle(self) -> None:
-        """Wait for the GPU."""
-        torch.cuda.synchronize(self._device)
+    def settle(self, mark: torch.cuda.Event) -> None:
+        """Wait for this place in the stream, from which times are counted from then on.
+
+        Events tell milliseconds in float32: counted from the beginning of a training of hours they
+        would be wrong by tenths.
+        """
+        mark.synchronize()
+        self._origin_s, self._origin = self.seconds(mark), mark
 
     def seconds(self, mark: torch.cuda.Event | float) -> float:
         """Return seconds by the GPU's own clock; what the CPU saw is in seconds already."""
@@ -119,8 +124,40 @@ class StepRecord:
         return sum(span.end_s - span.start_s for span in self.operations)
 
 
+class PendingRecord:
+    """One rank's iteration whose moments may not have passed yet.
+
+    Args:
+        clock: that made the marks.
+        begin: mark of its begin.
+        end: mark of its end.
+        marks: for each thing that took time the list of :class:`StepRecord` it belongs to, what it
+            was, and the marks of its start and end.
+    """
+
+    def __init__(
+        self, clock: DeviceClock, begin: Any, end: Any, marks: Sequence[tuple[str, Any, Any, Any]]
+    ) -> None:
+        self._clock = clock
+        self._begin, self._end = begin, end
+        self._marks = marks
+        self._found: StepRecord | None = None
+
+    def wait(self) -> StepRecord:
+        """Wait until the iteration has ended on the device, and return its times."""
+        if self._found is None:
+            clock = self._clock
+            clock.settle(self._end)
+            begin_s, end_s = clock.seconds(self._begin), clock.seconds(self._end)
+            self._found = StepRecord(begin_s=begin_s, end_s=end_s)
+            for kind, what, start, stop in self._marks:
+                span = Span(what, clock.seconds(start), clock.seconds(stop))
+                getattr(self._found, kind).append(span)
+        return self._found
+
+
 class Recorder:
-    """Notes marks while an iteration runs; :meth:`record` tells the times afterwards."""
+    """Notes marks while an iteration runs; what :meth:`end` returns tells the times afterwards."""
 
     def __init__(self, clock: DeviceClock) -> None:
         self.clock = clock
@@ -129,7 +166,7 @@ class Recorder:
 
     def begin(self) -> None:
         """A new iteration starts."""
-        self._marks.clear()
+        self._marks = []
         self._begin = self.clock.mark()
 
     def mark(self) -> Any:
@@ -140,16 +177,9 @@ class Recorder:
         """Something of a kind (a list of :class:`StepRecord`) that ends now, or at ``end``."""
         self._marks.append((kind, what, start, self.clock.mark() if end is None else end))
 
-    def record(self) -> StepRecord:
-        """The iteration so far; waits for the device."""
-        end = self.clock.mark()
-        self.clock.settle()
-        begin_s = self.clock.seconds(self._begin)
-        found = StepRecord(begin_s=begin_s, end_s=self.clock.seconds(end))
-        for kind, what, start, stop in self._marks:
-            span = Span(what, self.clock.seconds(start), self.clock.seconds(stop))
-            getattr(found, kind).append(span)
-        return found
+    def end(self) -> PendingRecord:
+        """The iteration ends here; nothing is waited for."""
+        return PendingRecord(self.clock, self._begin, self.clock.mark(), self._marks)
 
 
 @dataclass(frozen=True)
@@ -206,11 +236,12 @@ class PipelineRuntime:
         self._sending: dict[Operation, _Send] = {}
         self._losses: list[Tensor] = []
 
-    def step(self) -> float:
+    def step(self) -> Tensor:
         """Run one iteration's forwards and backwards; gradients are in the parameters after it.
 
         Returns:
-            The sum of the losses of this rank's microbatches; zero without the last stage.
+            The sum of the losses of this rank's microbatches, a float64 scalar on its device; zero
+            without the last stage.
         """
         for action in self.program:
             match action:
@@ -234,7 +265,9 @@ class PipelineRuntime:
         for worker in self.workers.values():
             worker.end()
         losses, self._losses = self._losses, []
-        return float(torch.stack(losses).double().sum()) if losses else 0.0
+        if not losses:
+            return torch.zeros((), dtype=torch.float64)
+        return torch.stack(losses).double().sum()
 
     # --- computation -------------------------------------------------------------------------
 

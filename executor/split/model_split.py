@@ -74,7 +74,7 @@ def cut_layer(
     stage = cutter.stage(min(place, 1))
     piece = stage.pieces[0]
     sends = () if stage.is_last else piece.makes
-    return replace(stage, receives=piece.reads, sends=sends, draws_before=False, draws_after=False)
+    return replace(stage, receives=piece.reads, sends=sends, drawn_before=(), draws_after=False)
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,10 @@ class _Cutter:
         self.written = InPlaceWrites(
             exported, self.node_piece, between, self.node_stage
         ).into_received()
-        self.draws = self._draws()
+        self.drawing = self._drawing()
 
-    def _draws(self) -> frozenset[int]:
-        """The stages that draw random numbers, one after the other as the model does."""
+    def _drawing(self) -> list[fx.Node]:
+        """Operations that draw random numbers; the stages draw one after the other as the model."""
         drawing = [node for node in self.node_stage if is_random(node)]
         for first, second in pairwise(drawing):
             before, after = self.node_stage[first], self.node_stage[second]
@@ -131,12 +131,13 @@ class _Cutter:
                     f"before layer {self.layers.layer_of[second]!r} in stage {after}, and would "
                     "draw them after it; put these layers in stages in the order of the model"
                 )
-        return frozenset(self.node_stage[node] for node in drawing)
+        return drawing
 
     def stage(self, index: int) -> StageModule:
         """Build one stage."""
         is_last = index == self.stage_count - 1
         root = HeldAttributes(self.exported, self.filled)
+        stages = [self.node_stage[node] for node in self.drawing]
         numbers = [k for k, piece in enumerate(self.pieces) if piece.stage == index]
         return StageModule(
             index=index,
@@ -147,9 +148,9 @@ class _Cutter:
             model_inputs=tuple(str(n.target) for n in self._inputs(self.node_stage, index)),
             parameters=root.parameters,
             buffers=root.buffers,
-            draws_before=any(drawing < index for drawing in self.draws),
-            draws=index in self.draws,
-            draws_after=any(drawing > index for drawing in self.draws),
+            drawn_before=tuple(n for n in self.drawing if self.node_stage[n] < index),
+            draws=index in stages,
+            draws_after=any(drawing > index for drawing in stages),
         )
 
     def boundary(self, node: fx.Node) -> BoundaryTensor:

@@ -86,8 +86,8 @@ class StageModule:
         receives, sends: what crosses its boundaries, in order.
         model_inputs: names of the batch's entries it reads.
         parameters, buffers: by the model's own names (FQNs).
-        draws_before, draws, draws_after: whether earlier stages, itself or later ones draw random
-            numbers.
+        drawn_before: operations of earlier stages that draw random numbers, in order.
+        draws, draws_after: whether itself or later stages draw some.
     """
 
     index: int
@@ -98,19 +98,19 @@ class StageModule:
     model_inputs: tuple[str, ...]
     parameters: Mapping[str, nn.Parameter]
     buffers: Mapping[str, Tensor]
-    draws_before: bool
+    drawn_before: tuple[fx.Node, ...]
     draws: bool
     draws_after: bool
 
     @property
     def receives_random_state(self) -> bool:
         """Whether the random state comes with the tensors of the stage before."""
-        return self.draws_before and (self.draws or self.draws_after)
+        return bool(self.drawn_before) and (self.draws or self.draws_after)
 
     @property
     def sends_random_state(self) -> bool:
         """Whether the random state goes on with the tensors for the next stage."""
-        return (self.draws_before or self.draws) and self.draws_after
+        return (bool(self.drawn_before) or self.draws) and self.draws_after
 
     @property
     def is_last(self) -> bool:

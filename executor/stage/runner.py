@@ -12,6 +12,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from executor.runtime.worker import TensorSpec
 from executor.split.stage_module import Piece, StageModule
+from executor.stage.drawn_numbers import drawn_offset
 from executor.stage.recompute import BeforeUse, Recomputed, Run, put_gates
 from executor.stage.statistics import Statistics, copied, note_statistics
 from executor.stage.weight_gradients import (
@@ -24,7 +25,7 @@ from executor.stage.weight_gradients import (
     ignore,
 )
 from executor.training.data import (
-    BatchOf,
+    DeviceBatches,
     RandomState,
     microbatch_seed,
     seed_generator,
@@ -60,6 +61,7 @@ class StageRunner:
     Attributes:
         statistics: what the iteration's microbatches observed; None where the stage has no running
             statistics or counters.
+        receives_random_state: whether the stage before sends its own with a microbatch.
 
     Args:
         stage: cut out of the model.
@@ -90,8 +92,11 @@ class StageRunner:
         self._is_last = stage.is_last
         self._outputs = stage.outputs
         self._received_orders = [boundary.received_order for boundary in stage.receives]
-        self._receives_random_state = stage.receives_random_state
-        self._sends_random_state = stage.sends_random_state
+        # A GPU's generator is a counter: each stage can tell where its own numbers begin.
+        counts = device.type == "cuda"
+        self._offset = drawn_offset(stage.drawn_before, device) if counts and stage.draws else 0
+        self.receives_random_state = stage.receives_random_state and not counts
+        self._sends_random_state = stage.sends_random_state and not counts
         self._loss_scale = 1.0
         self._added = added
         statistics = Statistics(microbatches, stage.buffers)
@@ -152,23 +157,23 @@ class StageRunner:
 
         Args:
             microbatch: its number.
-            received: what the stage before sent, the random state last if it sends one.
+            received: what the stage before sent, on a CPU the random state last if it sends one.
             batch: the entries the stage reads, by name.
-            seed: of the microbatch's random numbers, for the first stage that draws any.
+            seed: of the microbatch's random numbers, where no stage sends their state.
 
         Returns:
             Detached tensors for the next stage, as ``BoundaryTensor.sent`` gives them, and the
             random state if that needs it, or the detached scalar loss.
         """
         tensors = list(received)
-        if self._receives_random_state:
-            RandomState(self.device, tensors.pop().cpu()).restore()
+        if self.receives_random_state:
+            RandomState(self.device, tensors.pop()).restore()
         elif self.stage.draws:
-            seed_generator(self.device, seed)
+            seed_generator(self.device, seed, self._offset)
         with self._context():
             outputs = self._forward(microbatch, tensors, batch)
         if self._sends_random_state:
-            outputs = (*outputs, RandomState.now(self.device).state.to(self.device))
+            outputs = (*outputs, RandomState.now(self.device).state)
         return outputs
 
     def _forward(
@@ -258,16 +263,16 @@ class TrainingWorker:
 
     Args:
         runner: runs the stage.
-        batch_of: returns the batch of a step and microbatch.
+        batches: what the stage reads of them.
         seed: the seed of the training's random numbers.
     """
 
-    def __init__(self, runner: StageRunner, batch_of: BatchOf, seed: int) -> None:
+    def __init__(self, runner: StageRunner, batches: DeviceBatches, seed: int) -> None:
         stage = runner.stage
         self.statistics = runner.statistics
         self.is_last = stage.is_last
         self.incoming = [TensorSpec(t.sent_shape, t.dtype) for t in stage.receives]
-        if stage.receives_random_state:
+        if runner.receives_random_state:
             self.incoming.append(TensorSpec((state_bytes(runner.device),), torch.uint8))
         self.returning = [TensorSpec(t.shape, t.dtype) for t in stage.gradients_in]
         # What needs no batch is the stage's own.
@@ -275,21 +280,19 @@ class TrainingWorker:
         self.weight_gradients = runner.weight_gradients
         self.end = runner.require_empty
         self._runner = runner
-        self._batch_of = batch_of
+        self._batches = batches
         self._seed = seed
         self._step = 0
 
     def begin(self, step: int, loss_scale: float) -> None:
         """Begin an iteration, whose loss is multiplied by ``loss_scale``."""
         self._step = step
+        self._batches.begin(step)
         self._runner.begin(loss_scale)
 
     def forward(self, microbatch: int, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the tensors for the next stage, or the loss."""
-        batch: Mapping[str, Tensor] = {}
-        if names := self._runner.stage.model_inputs:
-            whole = self._batch_of(self._step, microbatch)
-            batch = {name: whole[name].to(self._runner.device) for name in names}
+        batch = self._batches.take(microbatch)
         seed = microbatch_seed(self._seed, self._step, microbatch)
         return self._runner.forward(microbatch, received, batch, seed)
 

@@ -171,7 +171,7 @@ class CrossIteration:
         self._optimisation.zero_gradients()
         return found
 
-    def _advance(self, step: int) -> float | None:
+    def _advance(self, step: int) -> Tensor | None:
         """The true step by the gradients under way, if any are."""
         if self._summed is None:
             self._true.keep()
@@ -215,13 +215,13 @@ class CrossIteration:
             return own * factor
         return torch.mul(own, factor, out=self._unused[name])
 
-    def _clip_factor(self, own: Gradients, estimates: Mapping[str, float]) -> float:
+    def _clip_factor(self, own: Gradients, estimates: Mapping[str, float]) -> Tensor | None:
         optimisation = self._optimisation
         if not optimisation.needs_norm:
-            return 1.0
+            return None
         counted = [name for name in estimates if optimisation.is_counted(name)]
         norm = optimisation.norm((own[name], estimates[name]) for name in counted)
-        return optimisation.judge(norm) or 0.0
+        return optimisation.judge(norm).factor
 
     def _parts(self, names: Iterable[str]) -> Iterator[list[str]]:
         """Bucket by bucket, then what this rank alone holds."""

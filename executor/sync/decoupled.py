@@ -169,7 +169,7 @@ class _Pending:
 
     step: int = 0
     scale: float = 1.0
-    factor: float = 1.0
+    factor: Tensor | None = None
     buckets: set[int] = field(default_factory=set)
 
 
@@ -244,13 +244,13 @@ class Decoupled:
         optimisation = self._optimisation
         rate, scale = optimisation.set_rate(self._step), optimisation.scale
         norm = optimisation.norm(self._pieces(1 / scale)) if optimisation.needs_norm else None
-        factor = optimisation.judge(norm)
-        if factor is None:
+        decided = optimisation.judge(norm)
+        if decided.skipped:
             optimisation.zero_gradients()
         else:
-            optimisation.train(self._step, self._own(), scale, factor)
-            self._gather(_Pending(self._step, scale, factor, set(range(len(self._rows)))))
-        return optimisation.outcome(rate, norm, factor)
+            optimisation.train(self._step, self._own(), scale, decided.factor)
+            self._gather(_Pending(self._step, scale, decided.factor, set(range(len(self._rows)))))
+        return optimisation.outcome(rate, norm, decided)
 
     def _own(self) -> list[str]:
         """Parameters that no other rank holds."""

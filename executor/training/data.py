@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,11 +60,18 @@ class RandomState:
             before.restore()
 
 
-def seed_generator(device: torch.device, seed: int) -> None:
-    """Seed the generator of one device."""
+def seed_generator(device: torch.device, seed: int, offset: int = 0) -> None:
+    """Seed the generator of one device.
+
+    Args:
+        device: whose generator.
+        seed: of its numbers.
+        offset: of a GPU's counter; its numbers go on from there.
+    """
     if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
+        generator = torch.cuda.default_generators[device.index or 0]
+        generator.manual_seed(seed)
+        generator.set_offset(offset)
     else:
         torch.default_generator.manual_seed(seed)
 
@@ -77,6 +84,67 @@ def state_bytes(device: torch.device) -> int:
 Source = Literal["text", "random"]
 BatchOf = Callable[[int, int], Mapping[str, Tensor]]
 MAX_TEXT_BYTES = 16 * 2**20
+
+
+class DeviceBatches:
+    """What a stage reads of its microbatches, on its device.
+
+    For a GPU all microbatches of a step are loaded before its first operation and lie in pinned
+    memory, from which the GPU copies them while the host goes on. A CPU loads each as it is needed.
+
+    Args:
+        batch_of: returns the batch of a step and microbatch.
+        names: of the entries that the stage reads.
+        microbatches: of each step, that the stage runs here, in order.
+        device: of the stage.
+        pin: moves an entry to where the device can fetch it by itself; None: nothing is loaded
+            ahead.
+    """
+
+    def __init__(
+        self,
+        batch_of: BatchOf,
+        names: Sequence[str],
+        microbatches: Sequence[int],
+        device: torch.device,
+        pin: Callable[[Tensor], Tensor] | None,
+    ) -> None:
+        self._batch_of = batch_of
+        self._names = tuple(names)
+        self._microbatches = tuple(microbatches)
+        self._device = device
+        self._pin = pin
+        self._step = 0
+        self._loaded: dict[int, Mapping[str, Tensor]] = {}
+
+    @classmethod
+    def of(
+        cls,
+        batch_of: BatchOf,
+        names: Sequence[str],
+        microbatches: Sequence[int],
+        device: torch.device,
+    ) -> DeviceBatches:
+        """Load ahead for a GPU, and into its pinned memory."""
+        pin = Tensor.pin_memory if device.type == "cuda" else None
+        return cls(batch_of, names, microbatches, device, pin)
+
+    def begin(self, step: int) -> None:
+        """Begin a step."""
+        self._step = step
+        if self._pin is not None and self._names:
+            self._loaded = {m: self._load(m, self._pin) for m in self._microbatches}
+
+    def take(self, microbatch: int) -> Mapping[str, Tensor]:
+        """Return the entries of a microbatch, by name."""
+        if not self._names:
+            return {}
+        batch = self._loaded.pop(microbatch, None) or self._load(microbatch, lambda tensor: tensor)
+        return {name: x.to(self._device, non_blocking=True) for name, x in batch.items()}
+
+    def _load(self, microbatch: int, pin: Callable[[Tensor], Tensor]) -> Mapping[str, Tensor]:
+        whole = self._batch_of(self._step, microbatch)
+        return {name: pin(whole[name]) for name in self._names}
 
 
 def batches(

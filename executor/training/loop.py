@@ -14,9 +14,11 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from executor.distributed.failure import talking_to
-from executor.runtime.runtime import StepRecord
+from executor.runtime.runtime import PendingRecord, StepRecord
+from executor.training.master_weights import require_finite
 from executor.training.optimisation import StepOutcome
 from planner.cluster.hardware import GIB
 from planner.errors import PipeplanError
@@ -62,14 +64,34 @@ class StepMetrics:
         )
 
 
+class HostNumbers:
+    """Scalars of a device, on their way to the host; nothing waits until they are read.
+
+    Args:
+        scalars: that the device computes.
+        device: whose stream, for a GPU, has passed when :meth:`read` is called.
+    """
+
+    def __init__(self, scalars: Sequence[Tensor], device: torch.device) -> None:
+        found = [scalar.detach().double().reshape(()) for scalar in scalars]
+        if device.type == "cuda":
+            pinned = [torch.empty_like(x, device="cpu", pin_memory=True) for x in found]
+            found = [to.copy_(x, non_blocking=True) for to, x in zip(pinned, found, strict=True)]
+        self._scalars = found
+
+    def read(self) -> list[float]:
+        """The numbers."""
+        return [float(scalar) for scalar in self._scalars]
+
+
 class Gathering:
     """Each rank's part of an iteration's metrics, on its way to all the others.
 
     Args:
         plan: that runs.
         step: its number.
-        loss: this rank's share of the mean loss.
         record: what this rank did.
+        numbers: this rank's share of the mean loss, then the gradient's norm if it was taken.
         device: of its tensors.
         outcome: of the optimizer step, the same on all ranks.
     """
@@ -78,24 +100,49 @@ class Gathering:
         self,
         plan: Plan,
         step: int,
-        loss: float,
-        record: StepRecord,
+        record: PendingRecord,
+        numbers: HostNumbers,
         device: torch.device,
         outcome: StepOutcome,
     ) -> None:
-        self.record = record
         self._plan = plan
         self._step = step
+        self._record = record
+        self._numbers = numbers
+        self._device = device
         self._outcome = outcome
+        self._norm: float | None = None
+        self._rows: list[Tensor] = []
+        self._work: Any = None
+
+    @property
+    def record(self) -> StepRecord:
+        """What this rank did."""
+        return self._record.wait()
+
+    def start(self) -> None:
+        """Wait until this rank's iteration has ended, and start to tell the others.
+
+        Raises:
+            PipeplanError: if the gradient's norm is not finite, and no loss scale explains it.
+        """
+        if self._work is not None:
+            return
+        record = self.record
+        loss, *norm = self._numbers.read()
+        self._norm = norm[0] if norm else None
+        if self._norm is not None and not self._outcome.skipped:
+            require_finite(self._norm)
         elapsed_s = record.end_s - record.begin_s
-        peak = float(peak_memory_bytes(device))
+        peak = float(peak_memory_bytes(self._device))
         mine = torch.tensor([loss, record.busy_s, elapsed_s, peak], dtype=torch.float64)
         self._rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        with talking_to(f"the other ranks, at the end of step {step}"):
+        with talking_to(f"the other ranks, at the end of step {self._step}"):
             self._work = dist.all_gather(self._rows, mine, async_op=True)
 
     def metrics(self) -> StepMetrics:
         """Wait for all ranks, and return the iteration's metrics, the same on all."""
+        self.start()
         with talking_to(f"the other ranks, at the end of step {self._step}"):
             self._work.wait()
         rows = [row.tolist() for row in self._rows]
@@ -109,7 +156,7 @@ class Gathering:
             bubble=min(1.0, max(0.0, 1 - sum(busy_s) / (len(rows) * step_time_s))),
             peak_memory_bytes=int(max(peaks)),
             learning_rate=self._outcome.learning_rate,
-            gradient_norm=self._outcome.gradient_norm,
+            gradient_norm=self._norm,
             skipped=self._outcome.skipped,
         )
 
@@ -217,18 +264,26 @@ class Loop:
         report: called on every rank with the metrics of every iteration.
         observers: note every iteration on every rank.
         lag: iterations that ranks may be apart; their metrics are waited for so much later.
+        late: iterations that a device may be behind its host; theirs are asked for so much later,
+            when a GPU has its next iteration to work on.
 
     Attributes:
         history: the metrics of the iterations so far.
     """
 
     def __init__(
-        self, report: Report | None, observers: Sequence[StepObserver] = (), *, lag: int = 0
+        self,
+        report: Report | None,
+        observers: Sequence[StepObserver] = (),
+        *,
+        lag: int = 0,
+        late: int = 0,
     ) -> None:
         self.history: list[StepMetrics] = []
         self._report = report
         self._observers = observers
         self._lag = lag
+        self._late = late
         self._gathering: list[Gathering] = []
 
     def run(
@@ -252,13 +307,27 @@ class Loop:
         """
         for step in steps:
             self._gathering.append(stepper.iterate(step))
-            self._report_all_but(self._lag, first)
+            self._start_all_but(self._late)
+            self._report_all_but(self._late + self._lag, first)
             after(step)
         self._report_all_but(0, first)
         if self.history:
             for observer in self._observers:
                 observer.save()
         return self.history
+
+    def catch_up(self) -> None:
+        """Wait for the device, so that what is wrong with the iterations so far is known.
+
+        Raises:
+            PipeplanError: if one of them diverged.
+        """
+        self._start_all_but(0)
+
+    def _start_all_but(self, left: int) -> None:
+        """Ask for the metrics of all iterations but the last ``left``."""
+        for gathering in self._gathering[: len(self._gathering) - left]:
+            gathering.start()
 
     def _report_all_but(self, left: int, first: int) -> None:
         """Report all iterations but the last ``left``."""

@@ -137,6 +137,7 @@ def _master(parameter: nn.Parameter) -> nn.Parameter:
 
 SumOverRanks = Callable[[Tensor], object]
 """Adds a tensor up over all ranks in place, as ``torch.distributed.all_reduce`` does."""
+CPU = torch.device("cpu")
 CHUNK = 4096
 """Elements whose norm float32 holds to its last digits."""
 
@@ -154,8 +155,10 @@ class HeldParameter:
     counted: bool
 
 
-def gradient_norm(held: Iterable[HeldParameter], sum_over_ranks: SumOverRanks) -> float:
-    """The Euclidean norm of the whole model's gradient; all ranks return the same number.
+def gradient_norm(
+    held: Iterable[HeldParameter], sum_over_ranks: SumOverRanks, device: torch.device = CPU
+) -> Tensor:
+    """The Euclidean norm of the whole model's gradient, a scalar that is the same on all ranks.
 
     Norms of :data:`CHUNK` elements are taken in float32, their squares added in float64, on each
     device and then over the ranks; torch's own norm of a large float32 tensor loses digits on a
@@ -163,19 +166,18 @@ def gradient_norm(held: Iterable[HeldParameter], sum_over_ranks: SumOverRanks) -
 
     Args:
         held: this rank's parameters; those without a gradient add nothing.
-        sum_over_ranks: for a float64 tensor of one element, on the gradients' device.
+        sum_over_ranks: for a float64 tensor of one element, on the device.
+        device: of the gradients, and of the result.
     """
-    rows = list(held)
-    gradients = [
-        row.parameter.grad for row in rows if row.counted and row.parameter.grad is not None
-    ]
-    device = gradients[0].device if gradients else _device(rows)
+    gradients = (
+        row.parameter.grad for row in held if row.counted and row.parameter.grad is not None
+    )
     return norm_of(((gradient, 1.0) for gradient in gradients), device, sum_over_ranks)
 
 
 def norm_of(
     pieces: Iterable[tuple[Tensor, float]], device: torch.device, sum_over_ranks: SumOverRanks
-) -> float:
+) -> Tensor:
     """The Euclidean norm of pieces on all ranks; see :func:`gradient_norm`.
 
     Args:
@@ -187,7 +189,7 @@ def norm_of(
     for piece, factor in pieces:
         total += _sum_of_squares(piece) * factor**2
     sum_over_ranks(total)
-    return math.sqrt(total.item())
+    return total.sqrt().squeeze(0)
 
 
 def _sum_of_squares(gradient: Tensor) -> Tensor:
@@ -198,10 +200,6 @@ def _sum_of_squares(gradient: Tensor) -> Tensor:
     rest = torch.linalg.vector_norm(flat[whole:], dtype=dtype)
     total: Tensor = norms.double().square().sum() + rest.double().square()
     return total
-
-
-def _device(held: Iterable[HeldParameter]) -> torch.device:
-    return next((row.parameter.device for row in held), torch.device("cpu"))
 
 
 def require_finite(norm: float) -> None:
@@ -217,18 +215,18 @@ def require_finite(norm: float) -> None:
         )
 
 
-def clip_factor(norm: float, max_norm: float) -> float:
-    """Return the factor that clips gradients of that norm.
+def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """Return the factor that clips gradients of that norm; it stays on its device.
 
     As ``torch.nn.utils.clip_grad_norm_`` on one process: max_norm / (norm + 1e-6), at most 1.
     """
-    return min(1.0, max_norm / (norm + 1e-6))
+    return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
 
 
 @torch.no_grad()
-def scale_gradients(held: Iterable[HeldParameter], factor: float) -> None:
-    """Multiply this rank's gradients in place, unless the factor is 1."""
-    if factor == 1.0:
+def scale_gradients(held: Iterable[HeldParameter], factor: Tensor | None) -> None:
+    """Multiply this rank's gradients in place, unless there is no factor."""
+    if factor is None:
         return
     for row in held:
         if row.parameter.grad is not None:

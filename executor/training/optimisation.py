@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from executor.distributed.failure import talking_to
 from executor.training.loss_scale import LossScale
 from executor.training.master_weights import (
+    CPU,
     HeldParameter,
     MakeOptimizer,
     MasterWeights,
     clip_factor,
     gradient_norm,
     norm_of,
-    require_finite,
     scale_gradients,
 )
 from planner.errors import PipeplanError, shorten
@@ -116,11 +116,30 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """The outcome of an optimizer step; in an emulation nothing is trained."""
+    """The outcome of an optimizer step; in an emulation nothing is trained.
+
+    Attributes:
+        learning_rate: of the step.
+        gradient_norm: a scalar that the device may still have to compute; None if nobody asked.
+        skipped: whether the step was left out.
+    """
 
     learning_rate: float | None
-    gradient_norm: float | None
+    gradient_norm: Tensor | None
     skipped: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is to be done with the gradients of an iteration.
+
+    Attributes:
+        skipped: leave the weights as they are.
+        factor: for the gradients, a scalar on their device; None: they stay as they are.
+    """
+
+    skipped: bool = False
+    factor: Tensor | None = None
 
 
 class Optimisation:
@@ -132,7 +151,9 @@ class Optimisation:
         optimizer_of: makes the optimizer of parameters by name.
         clip_norm: the whole model's gradient is clipped to it.
         factor: of the learning rate, by step.
-        loss_scale: where gradients may overflow; None where they cannot.
+        loss_scale: where gradients may overflow; None where they cannot. Whether they have is asked
+            of the device in each step, which waits for it.
+        device: of the parameters.
     """
 
     def __init__(
@@ -144,6 +165,7 @@ class Optimisation:
         clip_norm: float | None = None,
         factor: Factor | None = None,
         loss_scale: LossScale | None = None,
+        device: torch.device = CPU,
     ) -> None:
         trained = {name: p for name, p in parameters.items() if p.requires_grad}
         self.weights = MasterWeights(trained, optimizer_of)
@@ -151,7 +173,7 @@ class Optimisation:
         self.factor = factor
         self.loss_scale = loss_scale
         self._held = {n: HeldParameter(p, n in counted) for n, p in self.weights.masters.items()}
-        self._device = next((p.device for p in trained.values()), torch.device("cpu"))
+        self._device = device
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -175,14 +197,16 @@ class Optimisation:
         """Unscale and clip the gradients and let the optimizer step; all ranks do the same."""
         rate = self.set_rate(step)
         self.weights.unscale(self.scale)
-        norm = gradient_norm(self._held.values(), _sum) if self.needs_norm else None
-        factor = self.judge(norm)
-        if factor is None:
+        norm = None
+        if self.needs_norm:
+            norm = gradient_norm(self._held.values(), _sum, self._device)
+        decided = self.judge(norm)
+        if decided.skipped:
             self.weights.skip()
         else:
-            scale_gradients(self._held.values(), factor)
+            scale_gradients(self._held.values(), decided.factor)
             self._train(step, None)
-        return self.outcome(rate, norm, factor)
+        return self.outcome(rate, norm, decided)
 
     # --- the same in parts, for strategies that let the optimizer step on some parameters first ---
 
@@ -197,7 +221,7 @@ class Optimisation:
         """Whether a step depends on the norm of the whole gradient."""
         return self.clip_norm is not None or self.loss_scale is not None
 
-    def norm(self, pieces: Iterable[tuple[Tensor, float]]) -> float:
+    def norm(self, pieces: Iterable[tuple[Tensor, float]]) -> Tensor:
         """The norm of all ranks' pieces of gradients, each times a factor; all ranks call it."""
         return norm_of(pieces, self._device, _sum)
 
@@ -205,30 +229,29 @@ class Optimisation:
         """Return whether this rank counts a parameter in the model's norm."""
         return name in self._held and self._held[name].counted
 
-    def judge(self, norm: float | None) -> float | None:
-        """Return the factor for gradients of this norm; None: the step is to be skipped.
+    def judge(self, norm: Tensor | None) -> Step:
+        """Decide on gradients of this norm; moves the loss scale on.
 
-        Moves the loss scale on. All ranks pass the same norm.
-
-        Raises:
-            PipeplanError: if the norm is not finite, and no loss scale explains it.
+        All ranks pass the same norm. One that is not finite, with no loss scale to explain it, is
+        told by whoever reads it (:func:`~executor.training.master_weights.require_finite`): no step
+        waits for the device to know.
         """
         if norm is None:
-            return 1.0
-        if self.loss_scale is None:
-            require_finite(norm)
-        else:
-            self.loss_scale = self.loss_scale.after(overflowed=not math.isfinite(norm))
-        if not math.isfinite(norm):
-            return None
-        return 1.0 if self.clip_norm is None else clip_factor(norm, self.clip_norm)
+            return Step()
+        if self.loss_scale is not None:
+            overflowed = not math.isfinite(norm)
+            self.loss_scale = self.loss_scale.after(overflowed=overflowed)
+            if overflowed:
+                return Step(skipped=True)
+        return Step(factor=None if self.clip_norm is None else clip_factor(norm, self.clip_norm))
 
-    def outcome(self, rate: float, norm: float | None, factor: float | None) -> StepOutcome:
-        """Return the outcome of a step, from its norm and the factor of :meth:`judge`."""
-        return StepOutcome(rate, None if self.clip_norm is None else norm, skipped=factor is None)
+    def outcome(self, rate: float, norm: Tensor | None, decided: Step) -> StepOutcome:
+        """Return the outcome of a step, from its norm and what :meth:`judge` decided."""
+        told = None if self.clip_norm is None else norm
+        return StepOutcome(rate, told, skipped=decided.skipped)
 
     def train(
-        self, step: int, names: Iterable[str], scale: float = 1.0, factor: float = 1.0
+        self, step: int, names: Iterable[str], scale: float = 1.0, factor: Tensor | None = None
     ) -> None:
         """Let the optimizer step on some parameters by the gradients they hold.
 
@@ -238,7 +261,7 @@ class Optimisation:
             step: for a message.
             names: of the parameters; those that are not trained here do not matter.
             scale: of the loss that the gradients are of.
-            factor: what :meth:`judge` said.
+            factor: of what :meth:`judge` decided.
         """
         mine = [name for name in names if name in self._held]
         self.weights.unscale(scale, mine)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from executor.distributed.failure import talking_to
 from executor.distributed.host_tuning import keep_freed_memory
@@ -38,8 +38,8 @@ from executor.sync.shared_parameters import (
     own_shares,
     shared_parameters,
 )
-from executor.training.data import BatchOf
-from executor.training.loop import Gathering, StepMetrics
+from executor.training.data import BatchOf, DeviceBatches
+from executor.training.loop import Gathering, HostNumbers, StepMetrics
 from executor.training.master_weights import MakeOptimizer
 from executor.training.optimisation import Optimisation, StepOutcome
 from executor.training.optimizer import job_optimizer
@@ -62,6 +62,7 @@ class StagePart:
 
     Attributes:
         index: its number.
+        microbatches: those whose forward this rank runs, in order.
         split: the microbatches whose backward is split on this rank.
         before_use: called before a forward uses parameters; None: no one waits for them.
         added: called with each parameter whose gradient something other than autograd has added to.
@@ -69,6 +70,7 @@ class StagePart:
     """
 
     index: int
+    microbatches: tuple[int, ...]
     split: frozenset[int]
     before_use: BeforeUse | None
     added: Added
@@ -92,6 +94,7 @@ def optimisation_of(
         prepared.parameters,
         ParameterOwners.of_plan(prepared.plan).first_held(prepared.place.rank),
         make_optimizer or partial(job_optimizer, prepared.plan.job),
+        device=prepared.device,
         **settings,
     )
 
@@ -112,9 +115,6 @@ class Trainer:
         watch: whether arrivals of messages are noted, for a timeline.
         pace: operations take the time that the plan's costs and it say; None: their own.
         emulates: whether nothing is computed, and the optimizer step is timed as well.
-
-    Attributes:
-        record: what this rank did in the last iteration.
     """
 
     def __init__(
@@ -136,11 +136,11 @@ class Trainer:
         self.plan = plan
         self.parameters = parameters
         self.optimisation = optimisation
-        self.record = StepRecord()
         self._place = place
         self._device = device
         self._optimise = optimise or optimisation.step
         self._recorder = Recorder(clock_of(device))
+        self._pending = self._recorder.end()
         transport = self._connect(timeout)
         shared = self._shared(program)
         self._synchronisation = self._strategy(shared)
@@ -207,7 +207,9 @@ class Trainer:
                 part.before_use,
                 part.added,
             )
-            return TrainingWorker(runner, batch_of, seed)
+            names = stages[part.index].model_inputs
+            batches = DeviceBatches.of(batch_of, names, part.microbatches, device)
+            return TrainingWorker(runner, batches, seed)
 
         return cls(
             plan,
@@ -277,6 +279,7 @@ class Trainer:
         return [
             StagePart(
                 stage.index,
+                tuple(o.microbatch for o in order if o.stage == stage.index and o.kind == "F"),
                 frozenset(o.microbatch for o in order if o.stage == stage.index and o.kind == "W"),
                 before_use,
                 added,
@@ -286,11 +289,11 @@ class Trainer:
             if device in stage.devices
         ]
 
-    def forward_backward(self, step: int) -> float:
+    def forward_backward(self, step: int) -> Tensor:
         """Run all microbatches of one iteration, and synchronise their gradients.
 
         Returns:
-            This rank's part of the mean loss.
+            This rank's part of the mean loss, a scalar that the device may have yet to compute.
         """
         self._recorder.begin()
         if self._pacer is not None:
@@ -329,8 +332,15 @@ class Trainer:
         if self._pacer is not None:
             self._pacer.after_update()
         self._recorder.note("optimizer", None, start)
-        self.record = self._recorder.record()
-        return Gathering(self.plan, step, loss, self.record, self._device, outcome)
+        norm = [] if outcome.gradient_norm is None else [outcome.gradient_norm]
+        numbers = HostNumbers([loss, *norm], self._device)
+        record = self._pending = self._recorder.end()
+        return Gathering(self.plan, step, record, numbers, self._device, outcome)
+
+    @property
+    def record(self) -> StepRecord:
+        """What this rank did in the last iteration; waits for its device."""
+        return self._pending.wait()
 
     def settle(self) -> None:
         """Bring to an end what is under way: the weights are those after the last iteration.

@@ -147,8 +147,8 @@ def run_training(
             pace=run.pace,
         )
         observers = _observers(plan, place, prepared.device, run, config.timeline, emulated=False)
-        loop = Loop(report, observers, lag=_lag(plan))
-        save = partial(_save, trainer, saved, feed, config)
+        loop = Loop(report, observers, lag=_lag(plan), late=int(prepared.device.type == "cuda"))
+        save = partial(_save, loop, trainer, saved, feed, config)
         steps = range(first_step, config.steps + 1)
         history = loop.run(trainer, steps, save, first=first_step)
         trainer.close()
@@ -181,11 +181,17 @@ def _prepared(plan: Plan, config: TrainingConfig, run: RunSettings, place: PlanR
 
 
 def _save(
-    trainer: Trainer, saved: SavedState, feed: Feed, config: TrainingConfig, step: int
+    loop: Loop,
+    trainer: Trainer,
+    saved: SavedState,
+    feed: Feed,
+    config: TrainingConfig,
+    step: int,
 ) -> None:
     """Write a checkpoint after a step that is to have one."""
     table = config.checkpoint
     if table is not None and (step % table.every == 0 or step == config.steps):
+        loop.catch_up()
         trainer.settle()
         seen = feed.samples_seen_after(step)
         saved.save(table.folder, step, trainer.optimisation, seen, table.keep)
