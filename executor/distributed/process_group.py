@@ -27,6 +27,12 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from executor.distributed.failure import Failures, absent, talking_to, watched
+from executor.distributed.machines import (
+    BACKENDS,
+    Machine,
+    agreed_backend,
+    gather_machines,
+)
 from executor.launch.rank_options import DEFAULT_TIMEOUT_S
 from planner.errors import PipeplanError
 
@@ -129,22 +135,6 @@ def device_of_this_process(kind: str | None = None) -> torch.device:
     return device
 
 
-BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
-"""By the name that a user gives; metrics and checkpoints are gathered from the CPU all the same."""
-
-
-def backend_of(device: torch.device) -> str:
-    """Return the backend that carries the messages of a device.
-
-    NCCL wants a GPU for each rank; several ranks on one GPU talk by gloo.
-    """
-    if device.type == "cpu":
-        return "gloo"
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    has_own_gpu = ranks_here <= torch.cuda.device_count()
-    return BACKENDS["nccl" if has_own_gpu and dist.is_nccl_available() else "gloo"]
-
-
 def carrier_of(device: torch.device, group: Any = None) -> str:
     """Return the backend, ``gloo`` or ``nccl``, that carries a device's tensors in a group."""
     pairs = (pair.split(":") for pair in dist.get_backend_config(group).split(","))
@@ -174,20 +164,26 @@ def process_group(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     backend: str | None = None,
     part: Part | None = None,
-) -> Iterator[None]:
+) -> Iterator[list[Machine]]:
     """Join the other ranks, unless this process has done so already, and leave them at the end.
+
+    Yields what each rank runs on.
 
     Args:
         device: of tensors.
         timeout_s: a rank that lets others wait for so long, once they have met, counts as lost.
-        backend: ``gloo`` or ``nccl``; default what fits the device.
+        backend: ``gloo`` or ``nccl``; default what fits the devices of all ranks.
         part: of the processes that torchrun started; default all of them.
 
     Raises:
         LostRankError: if the ranks do not meet, or another is lost later on.
+        PipeplanError: if the ranks' devices or backends do not go together.
     """
+    mine = Machine.of_this_process(device, backend)
     if dist.is_initialized():
-        yield
+        found: list[Any] = [mine] * dist.get_world_size()
+        dist.all_gather_object(found, mine)
+        yield found
         return
     store, rank, world_size = _meeting_place()
     # A script may train several times: each has keys of its own, in an order all ranks share.
@@ -199,8 +195,13 @@ def process_group(
     failures = Failures(PrefixStore("failures", store), rank, world_size)
     failures.meet(MEETING_TIMEOUT_S)
     with talking_to("the other ranks"):
+        machines = gather_machines(
+            PrefixStore("machines", store), rank, world_size, mine, MEETING_TIMEOUT_S
+        )
+    agreed = agreed_backend(machines)
+    with talking_to("the other ranks"):
         dist.init_process_group(
-            BACKENDS[backend] if backend else backend_of(device),
+            BACKENDS[agreed],
             store=PrefixStore("group", store),
             rank=rank,
             world_size=world_size,
@@ -208,7 +209,7 @@ def process_group(
         )
     try:
         with watched(failures):
-            yield
+            yield machines
     except BaseException:
         # Leaving it could wait for those who are lost; the end of the process closes it.
         if world_size == 1:

@@ -18,6 +18,7 @@ from executor.coordinator.line import NothingLeftError
 from executor.coordinator.log import report_lines
 from executor.coordinator.store import ENDED, REPORT
 from executor.coordinator.supervised import CoordinatorWork
+from executor.distributed.machines import require_machines
 from executor.distributed.process_group import process_group
 from executor.elastic.checkpoints import PipelineCheckpoints, Writing
 from executor.elastic.faults import Faults, InjectedFault, missed_faults, note_fault
@@ -126,7 +127,9 @@ class PipelineRun:
         """
         setup, run, assignment = self._setup, self._setup.run, self._setup.assignment
         prints = report is not None and assignment.prints
-        with process_group(setup.device, run.timeout_s, run.backend, assignment.part):
+        meeting = process_group(setup.device, run.timeout_s, run.backend, assignment.part)
+        with meeting as machines:
+            require_machines(setup.prepared.plan, machines)
             optimisation = setup.optimisation()
             with met(setup) as client:
                 if prints:

@@ -20,7 +20,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from executor.distributed.host_tuning import let_others_finish
 from executor.distributed.process_group import (
-    backend_of,
+    carrier_of,
     device_of_this_process,
     process_group,
     require_backend,
@@ -224,8 +224,8 @@ def measure(options: MeasurementOptions, interrupt: Interrupt | None) -> None:
         )
     device = device_of_this_process(options.device)
     require_backend(options.backend, device)
-    backend = options.backend or backend_of(device)
     with process_group(device, options.timeout_s, options.backend):
+        backend = carrier_of(device)
         store = PrefixStore("measured links", default_store())
         taking = TurnTaking(store, place.rank, place.world_size, options.timeout_s)
         abouts = taking.gather(about_this_rank(device, options.host))

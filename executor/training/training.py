@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from executor.checkpoint.read import Checkpoint
+from executor.distributed.machines import require_machines, warn_of_machines
 from executor.distributed.process_group import (
     device_of_this_process,
     process_group,
@@ -131,7 +132,10 @@ def run_training(
         "factor": config.rate_factor(),
         "loss_scale": loss_scale_of(plan, config),
     }
-    with process_group(prepared.device, run.timeout_s, run.backend):
+    with process_group(prepared.device, run.timeout_s, run.backend) as machines:
+        require_machines(plan, machines)
+        if place.rank == 0:
+            warn_of_machines(plan, machines)
         make_optimizer = optimizer_of(plan, config, run.optimizer)
         optimisation = optimisation_of(prepared, make_optimizer, **settings)
         if checkpoint is not None:
@@ -231,7 +235,8 @@ def run_emulation(
     if timeline is not None:
         require_file_path(timeline)
     device = torch.device("cpu")
-    with process_group(device, run.timeout_s):
+    with process_group(device, run.timeout_s) as machines:
+        require_machines(plan, machines)
         trainer = emulating_trainer(
             plan,
             place,

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from executor.distributed.process_group import BACKENDS, carrier_of
+from executor.distributed.machines import BACKENDS
+from executor.distributed.process_group import carrier_of
 from executor.runtime.transport import (
     StreamWatchedTransport,
     make_channels,

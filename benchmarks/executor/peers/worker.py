@@ -45,7 +45,7 @@ class OurRuntime:
 
     def step(self) -> float:
         """All microbatches' forwards and backwards; this rank's share of the mean loss."""
-        return self.trainer.forward_backward(1)
+        return float(self.trainer.forward_backward(1))
 
     def gradients(self) -> dict[str, Tensor]:
         """Return gradients by the model's own parameter names."""

@@ -1,0 +1,225 @@
+"""What every rank runs on, compared among the ranks and with the plan before they train."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from planner.cluster.hardware import GIB
+from planner.errors import PipeplanError
+from planner.plan.plan import Plan
+
+logger = logging.getLogger(__name__)
+
+BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
+"""By the name that a user gives; metrics and checkpoints are gathered from the CPU all the same."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a rank runs on.
+
+    Attributes:
+        host: its name.
+        kind: ``cpu`` or ``cuda``.
+        asked: the backend that its command line names; None: none.
+        has_nccl: whether its torch has it.
+        gpu: the GPU's UUID, the same for ranks that share it; None on a CPU.
+        gpu_name: such as ``NVIDIA H100 80GB HBM3``.
+        gpu_bytes: memory of the whole GPU.
+    """
+
+    host: str
+    kind: str
+    asked: str | None = None
+    has_nccl: bool = False
+    gpu: str | None = None
+    gpu_name: str | None = None
+    gpu_bytes: int = 0
+
+    @staticmethod
+    def of_this_process(device: torch.device, asked: str | None) -> Machine:
+        """Describe this process's device."""
+        host, has_nccl = socket.gethostname(), dist.is_nccl_available()
+        if device.type == "cpu":
+            return Machine(host, "cpu", asked, has_nccl)
+        found = torch.cuda.get_device_properties(device)
+        uuid = f"{host} {found.uuid}"
+        return Machine(host, "cuda", asked, has_nccl, uuid, found.name, found.total_memory)
+
+
+def gather_machines(
+    store: Any, rank: int, world_size: int, mine: Machine, timeout_s: float
+) -> list[Machine]:
+    """Return the machines of all ranks, which all call this.
+
+    Args:
+        store: a part of it of its own.
+        rank: this one.
+        world_size: number of ranks.
+        mine: this rank's machine.
+        timeout_s: to wait for the others.
+    """
+    store.set(str(rank), json.dumps(asdict(mine)))
+    keys = [str(other) for other in range(world_size)]
+    store.wait(keys, timedelta(seconds=timeout_s))
+    return [Machine(**json.loads(store.get(key))) for key in keys]
+
+
+def agreed_backend(machines: Sequence[Machine]) -> str:
+    """Return the backend of torch.distributed that all ranks take.
+
+    NCCL wants a GPU for each rank; where several share one, or a rank has no NCCL, all talk by
+    gloo.
+
+    Raises:
+        PipeplanError: naming the ranks that differ, or that cannot do what they were asked.
+    """
+    problems = [*_unlike(machines, "kind"), *_unlike(machines, "asked")]
+    asked, shared = machines[0].asked, _shared_gpus(machines)
+    if asked == "nccl":
+        problems += [
+            f"backend: 'nccl', but ranks {_listed(ranks)} share a GPU of host "
+            f"{machines[ranks[0]].host}; give each rank a GPU of its own (fewer processes a host, "
+            "or more visible GPUs), or use --backend gloo"
+            for ranks in shared
+        ]
+    if problems:
+        raise PipeplanError(problems)
+    can = machines[0].kind == "cuda" and not shared and all(m.has_nccl for m in machines)
+    return asked or ("nccl" if can else "gloo")
+
+
+_REMEDIES = {
+    "kind": (
+        "device",
+        "ranks of one training need devices of one kind; make GPUs visible to all, or use "
+        "--device cpu",
+    ),
+    "asked": ("backend", "give all ranks the same --backend, or none"),
+}
+
+
+def _unlike(machines: Sequence[Machine], name: str) -> Iterator[str]:
+    ranks: dict[str | None, list[int]] = defaultdict(list)
+    for rank, machine in enumerate(machines):
+        ranks[getattr(machine, name)].append(rank)
+    if len(ranks) > 1:
+        field, remedy = _REMEDIES[name]
+        each = (f"{value!r} of ranks {_listed(held)}" for value, held in ranks.items())
+        yield f"{field}: {', '.join(each)}; {remedy}"
+
+
+def _shared_gpus(machines: Sequence[Machine]) -> list[list[int]]:
+    """The ranks of each GPU that several share."""
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for rank, machine in enumerate(machines):
+        if machine.gpu is not None:
+            ranks[machine.gpu].append(rank)
+    return [held for held in ranks.values() if len(held) > 1]
+
+
+def require_machines(plan: Plan, machines: Sequence[Machine]) -> None:
+    """Refuse machines that are not those the plan was made for.
+
+    Args:
+        plan: with a rank for each machine.
+        machines: of the ranks, in their order.
+
+    Raises:
+        PipeplanError: naming ranks, hosts and GPUs, and the remedy.
+    """
+    problems = [*_torn_nodes(plan, machines), *_mixed_types(plan, machines)]
+    problems += _full_gpus(plan, machines)
+    if problems:
+        raise PipeplanError(problems)
+
+
+def warn_of_machines(plan: Plan, machines: Sequence[Machine]) -> None:
+    """Log what makes a run on GPUs other than planned, though it can train."""
+    for ranks in _shared_gpus(machines):
+        logger.warning(
+            "ranks %s share a GPU of host %s: their times say nothing about the plan's",
+            _listed(ranks),
+            machines[ranks[0]].host,
+        )
+    nodes: dict[str, set[str]] = defaultdict(set)
+    for device, machine in zip(plan.ranks, machines, strict=True):
+        if machine.kind == "cuda" and (node := _node(device)) is not None:
+            nodes[machine.host].add(node)
+    for host, names in nodes.items():
+        if len(names) > 1:
+            logger.warning(
+                "host %s runs the ranks of nodes %s of the plan: links between them are not those "
+                "that the plan counts on",
+                host,
+                ", ".join(sorted(names)),
+            )
+
+
+def _node(device: str) -> str | None:
+    """The node of a device, as cluster files write them: ``n0/gpu3``."""
+    return device.rpartition("/")[0] or None
+
+
+def _torn_nodes(plan: Plan, machines: Sequence[Machine]) -> Iterator[str]:
+    """Nodes of the plan whose ranks are on several hosts."""
+    nodes: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for rank, device in enumerate(plan.ranks):
+        node = _node(device)
+        if node is not None:
+            nodes[node][machines[rank].host].append(rank)
+    for node, hosts in nodes.items():
+        if len(hosts) > 1:
+            where = (f"ranks {_listed(ranks)} on {host}" for host, ranks in hosts.items())
+            count = sum(map(len, hosts.values()))
+            yield (
+                f"ranks: node {node!r} of the plan has {', '.join(where)}; start torchrun so that "
+                f"these {count} ranks are on one host, or plan for the nodes there are"
+            )
+
+
+def _mixed_types(plan: Plan, machines: Sequence[Machine]) -> Iterator[str]:
+    """Devices of one type of the plan that are GPUs of several."""
+    types: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for rank, device in enumerate(plan.ranks):
+        name = machines[rank].gpu_name
+        if name is not None:
+            types[plan.cluster.type_of(device)][name].append(rank)
+    for kind, names in types.items():
+        if len(names) > 1:
+            which = (f"{name} on ranks {_listed(ranks)}" for name, ranks in names.items())
+            yield (
+                f"devices: type {kind!r} of the plan is {', '.join(which)}; start the ranks in the "
+                "plan's order, or plan with a cluster file that gives each its own type"
+            )
+
+
+def _full_gpus(plan: Plan, machines: Sequence[Machine]) -> Iterator[str]:
+    """GPUs with less memory than their ranks are predicted to take."""
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for rank, machine in enumerate(machines):
+        if machine.gpu is not None:
+            ranks[machine.gpu].append(rank)
+    for held in ranks.values():
+        machine = machines[held[0]]
+        needed = sum(plan.predicted.devices[plan.ranks[r]].peak_memory_bytes for r in held)
+        if needed > machine.gpu_bytes:
+            yield (
+                f"memory: ranks {_listed(held)} take {needed / GIB:.1f} GiB by the plan, their "
+                f"{machine.gpu_name} of host {machine.host} has {machine.gpu_bytes / GIB:.1f} GiB; "
+                "plan with its memory_gib in the cluster file"
+            )
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
