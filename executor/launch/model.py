@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, fx, nn
 
+from executor.launch.partial_model import Needed, build_partially
 from planner.errors import PipeplanError
 from planner.job import LOSSES
 from planner.model.graph_record import Boundary, GraphRecord, Parameter
@@ -69,11 +70,23 @@ def _zoo() -> Mapping[str, str]:
     return import_module("models").ZOO  # type: ignore[no-any-return]
 
 
-def build_model(plan: Plan, factory: Factory, seed: int) -> nn.Module:
-    """The model on the CPU with its initial weights, the same on every rank."""
-    torch.manual_seed(seed)
-    model = build(factory, plan.model.arguments).train()
-    return model.to(getattr(torch, plan.job.precision))
+def build_model(
+    plan: Plan, factory: Factory, seed: int, is_needed: Needed = lambda name: True
+) -> nn.Module:
+    """The model on the CPU with its initial weights, the same on every rank.
+
+    Args:
+        plan: whose arguments and precision count.
+        factory: builds it.
+        seed: of the weights.
+        is_needed: which parameters are to have their values, by name; no others take up memory.
+    """
+
+    def make() -> nn.Module:
+        model = build(factory, plan.model.arguments).train()
+        return model.to(getattr(torch, plan.job.precision))
+
+    return build_partially(make, seed, is_needed)
 
 
 def export_planned_model(

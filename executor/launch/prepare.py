@@ -17,11 +17,13 @@ from executor.launch.model import (
     build_model,
     export_planned_model,
 )
+from executor.launch.partial_model import Needed
 from executor.launch.run import PlanRank, RunSettings
 from executor.runtime.lowering import lower
 from executor.split.in_place_writes import require_order
 from executor.split.model_split import cut
 from executor.split.stage_module import StageModule
+from executor.sync.shared_parameters import ParameterOwners
 from planner.errors import PipeplanError
 from planner.model.tracing.export import ExportedStep
 from planner.model.tracing.factory import Loss
@@ -77,6 +79,8 @@ def prepare(
 ) -> Prepared:
     """Build the model, check that it is the planned one, and cut out this rank's stages.
 
+    Only the weights of these stages take up memory.
+
     Args:
         plan: to be verified.
         model: ``module:factory`` or the factory, if it is not one of the zoo.
@@ -94,7 +98,8 @@ def prepare(
     device = device or torch.device("cpu")
     require_supported()
     require_runnable(plan, place.world_size)
-    built = build_model(plan, allowed_factory(plan, model), seed)
+    needed = needed_by(plan, place.rank)
+    built = build_model(plan, allowed_factory(plan, model), seed, needed)
     own_loss = allowed_loss(plan, loss)
     exported, layers = export_planned_model(plan, built, own_loss, autocast)
     too_small = too_small_for_text(lookups(exported))
@@ -106,6 +111,12 @@ def prepare(
     _move(stages, device)
     program = tuple(lower(plan)[place.rank])
     return Prepared(plan, place, device, built, unused, stages, program, too_small)
+
+
+def needed_by(plan: Plan, rank: int) -> Needed:
+    """Return which parameters a rank needs, by name; those that no layer uses are the first's."""
+    owners = ParameterOwners.of_plan(plan).ranks
+    return lambda name: rank in owners.get(name, (0,))
 
 
 def require_runnable(plan: Plan, world_size: int) -> None:

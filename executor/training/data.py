@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -58,6 +60,26 @@ class RandomState:
             yield
         finally:
             before.restore()
+
+
+@dataclass(frozen=True)
+class GlobalGenerators:
+    """The states of the generators that anybody's code may draw from on the CPU."""
+
+    torch_state: Tensor
+    numpy_state: Any
+    python_state: Any
+
+    @staticmethod
+    def now() -> GlobalGenerators:
+        """The states at this moment."""
+        return GlobalGenerators(torch.get_rng_state(), np.random.get_state(), random.getstate())
+
+    def restore(self) -> None:
+        """Go on from here."""
+        torch.set_rng_state(self.torch_state)
+        np.random.set_state(self.numpy_state)
+        random.setstate(self.python_state)
 
 
 def seed_generator(device: torch.device, seed: int, offset: int = 0) -> None:

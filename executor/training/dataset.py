@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from executor.training.data import GlobalGenerators
 from planner.errors import PipeplanError, shorten
 from planner.model.tracing.factory import Form
 from planner.model.tracing.user_code import FAILURES, import_callable, one_line
@@ -269,13 +270,11 @@ def _samples(example: Mapping[str, Tensor]) -> int:
 @contextmanager
 def _own_draws() -> Iterator[None]:
     """Leave the global generators as they were, whatever is drawn inside."""
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    before = GlobalGenerators.now()
     try:
         yield
     finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])
+        before.restore()
 
 
 def _seed_draws(seed: int) -> None:

@@ -1,0 +1,188 @@
+"""A rank builds the weights of its own stages alone, with the values of the whole model."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from executor_plans import TINY, scheduled, zoo_pipeline
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from executor.launch.model import build_model
+from executor.launch.partial_model import build_partially
+from executor.launch.prepare import needed_by, prepare
+from executor.launch.run import PlanRank
+from models import ZOO
+from planner.model.tracing.factory import import_factory
+from planner.model.tracing.torch_private import TorchDispatchMode
+
+Make = Callable[[], nn.Module]
+
+
+def whole(make: Make, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return make()
+
+
+def tensors(model: nn.Module) -> dict[str, Tensor]:
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+def assert_as_whole(make: Make, is_needed: Callable[[str], bool]) -> None:
+    expected, found = whole(make, 3), build_partially(make, 3, is_needed)
+    after = torch.get_rng_state()
+    whole(make, 3)
+    assert torch.equal(after, torch.get_rng_state())
+    parameters = dict(expected.named_parameters())
+    mine = tensors(found)
+    for name, tensor in tensors(expected).items():
+        assert (mine[name].shape, mine[name].dtype) == (tensor.shape, tensor.dtype)
+        assert mine[name].stride() == tensor.stride()
+        if name not in parameters or is_needed(name):
+            assert torch.equal(mine[name], tensor), name
+    assert [n for n, _ in found.named_parameters()] == list(parameters)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", TINY)
+def test_needed_parameters_of_the_zoo_are_those_of_the_whole_model(
+    name: str, dtype: torch.dtype
+) -> None:
+    factory = import_factory(ZOO[name])
+
+    def make() -> nn.Module:
+        return factory().train().to(dtype)
+
+    names = [n for n, _ in make().named_parameters()]
+    for needed in (names[::2], names[:2], names[-2:]):
+        assert_as_whole(make, needed.__contains__)
+
+
+class Copies(nn.Module):
+    """Layers that are copies of the first, and one that was copied into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first = nn.Linear(8, 8)
+        self.layers = nn.ModuleList([first, nn.Linear(8, 8), copy.deepcopy(first)])
+        self.last = nn.Linear(8, 8)
+        with torch.no_grad():
+            self.last.weight.copy_(first.weight)
+
+
+class ScaledByAnother(nn.Module):
+    """Decides by the values of a parameter how it goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        if float(self.first.weight.detach().sum()) != 0:
+            nn.init.normal_(self.second.weight)
+        self.third = nn.Linear(8, 8)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(6, 8)
+        self.middle = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 6, bias=False)
+        self.head.weight = self.table.weight
+        for parameter in self.parameters():
+            nn.init.trunc_normal_(parameter, std=0.5)
+
+
+class OwnDraws(nn.Module):
+    """Draws from everybody's generators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.from_numpy(np.random.rand(4, 3)))
+        self.factor = random.random()
+        self.other = nn.Linear(3, 3)
+        self.register_buffer("scale", torch.full((3,), self.factor))
+
+
+@pytest.mark.parametrize("model", [Copies, Tied, nn.LSTM])
+def test_parameters_that_are_made_of_others_have_their_values(
+    model: Callable[..., nn.Module],
+) -> None:
+    make = model if model is not nn.LSTM else lambda: nn.LSTM(4, 4, num_layers=3)
+    names = [name for name, _ in make().named_parameters(remove_duplicate=False)]
+    for name in names:
+        assert_as_whole(make, name.__eq__)
+
+
+def test_where_all_depends_on_all_the_whole_model_is_built_and_that_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert_as_whole(ScaledByAnother, "second.weight".__eq__)
+    assert "this rank takes the memory of all of them" in caplog.text
+
+
+def test_generators_of_numpy_and_python_are_drawn_from_once() -> None:
+    def seeded() -> nn.Module:
+        np.random.seed(1)
+        random.seed(1)
+        return whole(OwnDraws, 3)
+
+    expected = seeded()
+    np.random.seed(1)
+    random.seed(1)
+    found = build_partially(OwnDraws, 3, "rows".__eq__)
+    assert torch.equal(found.rows, expected.rows)
+    assert torch.equal(found.scale, expected.scale)
+
+
+@contextmanager
+def most_bytes() -> Iterator[list[int]]:
+    """The most that parameters hold at any operation inside, as one number in a list."""
+    storages: dict[int, Any] = {}
+    found = [0]
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+            found[0] = max(found[0], sum(s.nbytes() for s in storages.values()))
+            return function(*args, **(kwargs or {}))
+
+    def note(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            storages[id(parameter)] = parameter.untyped_storage()
+
+    hook = register_module_parameter_registration_hook(note)
+    with Watch():
+        yield found
+    hook.remove()
+
+
+def test_no_rank_ever_holds_more_than_its_own_parameters_and_one_other() -> None:
+    plan = scheduled(zoo_pipeline("gpt_tiny", [2, 3, 4], ["d0", "d1", "d2", "d3"], 4))
+    factory = import_factory(ZOO["gpt_tiny"])
+    sizes = {n: p.numel() * p.element_size() for n, p in factory().named_parameters()}
+    for rank in range(4):
+        needed = needed_by(plan, rank)
+        with most_bytes() as most:
+            build_model(plan, factory, 0, needed)
+        own = sum(bytes_ for name, bytes_ in sizes.items() if needed(name))
+        assert own < 0.6 * sum(sizes.values())
+        assert most[0] <= own + max(sizes.values())
+
+
+def test_stages_are_of_the_weights_that_one_process_would_have() -> None:
+    plan = scheduled(zoo_pipeline("bert_tiny", [2, 4], ["d0", "d1", "d2"], 4))
+    factory = import_factory(ZOO["bert_tiny"])
+    expected = dict(whole(factory, 5).named_parameters())
+    found = [prepare(plan, seed=5, place=PlanRank(rank, 3)).parameters for rank in range(3)]
+    assert {name for held in found for name in held} == set(expected)
+    for held in found:
+        for name, parameter in held.items():
+            assert torch.equal(parameter, expected[name]), name
