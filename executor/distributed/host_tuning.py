@@ -12,6 +12,7 @@ import ctypes
 import os
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -55,9 +56,7 @@ def let_others_finish(expected: int = 0) -> None:
 
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-"""Parameters of glibc's mallopt."""
-_LARGEST_MMAP_THRESHOLD = 2**25
-"""The most that glibc takes."""
+"""Parameters of glibc's mallopt; the last takes at most 2**25."""
 
 
 def keep_freed_memory() -> None:
@@ -67,10 +66,22 @@ def keep_freed_memory() -> None:
     each page: up to a fifth of the time of convolutions, and as much or as little as glibc's own
     thresholds happen to be. Elsewhere than on Linux with glibc this does nothing.
     """
+    _set_malloc({_TRIM_THRESHOLD: 2**31 - 1, _TOP_PAD: 2**27, _MMAP_THRESHOLD: 2**25})
+
+
+def return_freed_memory() -> None:
+    """Let glibc give what is freed back to the system at once, as long as the model is built.
+
+    By itself it does so with less and less, the larger the tensors that have been freed. Elsewhere
+    than on Linux with glibc this does nothing.
+    """
+    _set_malloc({_MMAP_THRESHOLD: 2**17})
+
+
+def _set_malloc(values: Mapping[int, int]) -> None:
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
-        mallopt(_TOP_PAD, 2**27)
-        mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+        for parameter, value in values.items():
+            mallopt(parameter, value)

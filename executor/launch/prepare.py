@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from executor.distributed.host_tuning import return_freed_memory
 from executor.launch.config import TrainingConfig
 from executor.launch.model import (
     Factory,
@@ -99,6 +100,7 @@ def prepare(
     require_supported()
     require_runnable(plan, place.world_size)
     needed = needed_by(plan, place.rank)
+    return_freed_memory()
     built = build_model(plan, allowed_factory(plan, model), seed, needed)
     own_loss = allowed_loss(plan, loss)
     exported, layers = export_planned_model(plan, built, own_loss, autocast)
