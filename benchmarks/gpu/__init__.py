@@ -1,0 +1,1 @@
+"""What only a GPU can show of the executor, in the order of what it is worth to know."""
