@@ -137,7 +137,7 @@ class Case:
     Attributes:
         section: of the report.
         name: within the section, in words.
-        shape: of the plan; None of a probe.
+        shape: of the plan; None of a probe that needs none.
         probe: a function of :mod:`benchmarks.gpu.probes`; None of a training.
         steps: of a training.
         on_cpu: whether it runs on the CPU whatever there is.
@@ -203,9 +203,11 @@ def several_gpus(short: bool, gpus: int) -> Iterator[Case]:
         yield Case("backends", f"--backend {backend}, with a timeline", two, options=options,
                    settings={"timeline": "timeline.json"})  # fmt: skip
     yield from _parity(dict(_shapes(gpus)), "parity of several GPUs")
+    every = Shape("gpt_tiny", ("0123456789"[:gpus],), gpus)
+    yield Case("links", "between all ranks", every, probe="links", limit_s=240)
     spread = Shape("gpt2_small", tuple(map(str, range(gpus))), 4 * gpus, 4, "bfloat16")
     yield Case("long", "1,000 steps of GPT-2 small", spread, steps=1000, limit_s=600)
-    replicas = Shape("gpt2_small", ("0123456789"[:gpus],), 2 * gpus, 4)
+    replicas = Shape("gpt2_small", every.stages, 2 * gpus, 4)
     for mib in (1, 25, 100):
         options = {"sync": f"all_reduce:bucket_mib={mib}"}
         yield Case("buckets", f"{mib} MiB", replicas, steps=6, options=options, limit_s=180)

@@ -18,6 +18,8 @@ from executor.distributed.process_group import process_group
 from executor.launch.config import TrainingConfig
 from executor.launch.prepare import prepare
 from executor.launch.run import RunSettings
+from executor.measure_links.options import parse_options
+from executor.measure_links.run import measure
 from executor.training.data import batches
 from executor.training.loop import StepMetrics
 from executor.training.trainer import Trainer
@@ -140,4 +142,13 @@ def _resumed(plan: Plan, first: str, second: str) -> tuple[list[StepMetrics], li
         return train(second, folder, steps=4), train(second, steps=4)[2:]
 
 
-PROBES = {probe.__name__: probe for probe in (environment, waits, profile, copies, checkpoint)}
+def links(plan: Plan | None, device: torch.device) -> Row:
+    """Measure the links between all ranks, and show the cluster file."""
+    measure(parse_options(["--output", "links.toml", "--device", device.type]), None)
+    written = Path("links.toml")
+    return {"cluster": written.read_text() if written.exists() else None}
+
+
+PROBES = {
+    probe.__name__: probe for probe in (environment, waits, profile, copies, checkpoint, links)
+}

@@ -60,13 +60,16 @@ class MeasurementOptions:
         return min if self.busy else median
 
 
-def parse_options() -> MeasurementOptions:
-    """Read the command line.
+def parse_options(words: Sequence[str] | None = None) -> MeasurementOptions:
+    """Read a command line.
+
+    Args:
+        words: of it; None: those of this process.
 
     Raises:
         WrongUsageError: for wrong usage among several ranks; alone it ends the process.
     """
-    typed = vars(parser().parse_args())
+    typed = vars(parser().parse_args(words))
     most_mib = typed.pop("most_mib")
     return MeasurementOptions(**typed, most_bytes=int(most_mib * 2**20) // 8 * 8)
 

@@ -27,8 +27,8 @@ class DeviceClock(Protocol):
     def mark(self) -> Any:
         """This moment."""
 
-    def settle(self, mark: Any) -> None:
-        """Wait until a marked moment has passed."""
+    def settle(self, begin: Any, end: Any) -> None:
+        """Wait until the moment ``end`` has passed; what is asked for next is after ``begin``."""
 
     def seconds(self, mark: Any) -> float:
         """Return a mark's :func:`time.perf_counter` time; call :meth:`settle` first."""
@@ -41,7 +41,7 @@ class HostClock:
         """This moment."""
         return time.perf_counter()
 
-    def settle(self, mark: float) -> None:
+    def settle(self, begin: float, end: float) -> None:
         """Nothing to wait for."""
 
     def seconds(self, mark: float) -> float:
@@ -64,14 +64,14 @@ class CudaClock:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def settle(self, mark: torch.cuda.Event) -> None:
-        """Wait for this place in the stream, from which times are counted from then on.
+    def settle(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> None:
+        """Wait for the place ``end`` in the stream, and count times from ``begin`` on.
 
         Events tell milliseconds in float32: counted from the beginning of a training of hours they
         would be wrong by tenths.
         """
-        mark.synchronize()
-        self._origin_s, self._origin = self.seconds(mark), mark
+        end.synchronize()
+        self._origin_s, self._origin = self.seconds(begin), begin
 
     def seconds(self, mark: torch.cuda.Event | float) -> float:
         """Return seconds by the GPU's own clock; what the CPU saw is in seconds already."""
@@ -147,7 +147,7 @@ class PendingRecord:
         """Wait until the iteration has ended on the device, and return its times."""
         if self._found is None:
             clock = self._clock
-            clock.settle(self._end)
+            clock.settle(self._begin, self._end)
             begin_s, end_s = clock.seconds(self._begin), clock.seconds(self._end)
             self._found = StepRecord(begin_s=begin_s, end_s=end_s)
             for kind, what, start, stop in self._marks:

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
@@ -109,7 +110,9 @@ class GroupTransport:
         return _Receiving(dist.irecv(buffer, peer, group=group), buffer, self._device)
 
 
-def make_channels(directions: Iterable[tuple[int, int]], device: torch.device) -> Channels:
+def make_channels(
+    directions: Iterable[tuple[int, int]], device: torch.device, timeout: timedelta | None = None
+) -> Channels:
     """Return the process groups that messages go over; all ranks call it with all directions.
 
     NCCL runs what a communicator is given in order, and what waits for its peer holds up what is
@@ -119,7 +122,9 @@ def make_channels(directions: Iterable[tuple[int, int]], device: torch.device) -
     if carrier_of(device) != "nccl":
         return {}
     with talking_to("the other ranks, to make a process group for each direction"):
-        return {ends: dist.new_group(list(ends), backend="nccl") for ends in directions}
+        return {
+            ends: dist.new_group(list(ends), timeout=timeout, backend="nccl") for ends in directions
+        }
 
 
 def transport_of(device: torch.device, channels: Channels) -> Transport:

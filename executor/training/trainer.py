@@ -236,7 +236,7 @@ class Trainer:
         sets += [ranks for ranks in self._replicas.values() if len(ranks) > 1]
         self._process_groups = make_process_groups(sets, timeout)
         ends = directions(self.plan)
-        transport = transport_of(self._device, make_channels(ends, self._device))
+        transport = transport_of(self._device, make_channels(ends, self._device, timeout))
         open_communicators(transport, ends, self._process_groups, self._device)
         return transport
 

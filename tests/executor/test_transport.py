@@ -125,7 +125,11 @@ def test_each_direction_has_a_group_of_its_own_under_nccl_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[tuple[list[int], str]] = []
-    monkeypatch.setattr(dist, "new_group", lambda ranks, backend: made.append((ranks, backend)))
+
+    def new_group(ranks: list[int], timeout: object, backend: str) -> None:
+        made.append((ranks, backend))
+
+    monkeypatch.setattr(dist, "new_group", new_group)
     monkeypatch.setattr(dist, "get_backend_config", lambda group=None: BACKENDS["nccl"])
     ends = [(0, 1), (1, 0)]
     assert list(make_channels(ends, GPU)) == ends
