@@ -1,5 +1,6 @@
 """Figures of one type of device and of one type of link."""
 
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -108,6 +109,35 @@ class DeviceType(Record):
     def precisions(self) -> tuple[str, ...]:
         """The precisions that a job may choose, sorted."""
         return tuple(sorted(set(self.peak_tflop_per_s) - {TF32}))
+
+
+Slowdown = Annotated[tuple[Annotated[float, Field(ge=1, le=MOST)], ...], Field(min_length=1)]
+"""Factors on the time of computation, by how many devices of a host compute at once, from one."""
+
+
+def check_slowdown(slowdown: tuple[float, ...], devices: int) -> None:
+    """Check the factors of a host.
+
+    Raises:
+        ValueError: if they are not one for each number of its devices, or fall, or the first is
+            not 1.
+    """
+    if len(slowdown) != devices:
+        raise ValueError(
+            f"slowdown has {len(slowdown)} factors for {devices} devices; give one for each number "
+            "of devices that compute at once, from one to all"
+        )
+    if slowdown[0] != 1:
+        raise ValueError(
+            f"slowdown begins with {slowdown[0]:g}; a device that computes alone is as fast as its "
+            "type says, so begin with 1"
+        )
+    for number, (before, after) in enumerate(pairwise(slowdown), 2):
+        if after < before:
+            raise ValueError(
+                f"slowdown falls from {before:g} to {after:g} with {number} devices; another "
+                "device at work makes none faster"
+            )
 
 
 class LinkType(Record):

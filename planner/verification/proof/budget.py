@@ -208,8 +208,10 @@ class _BudgetPass:
         return np.where(most[quickest] > 0, cost, np.inf)
 
 
-def typed_prices(prices: dict[str, float], types: list[str], counts: IntArray) -> FloatArray:
-    """Return prices by type, all devices together costing 1.
+def typed_prices(
+    prices: dict[str, float], types: list[str], counts: IntArray | FloatArray
+) -> FloatArray:
+    """Return prices by type, so many devices of each together costing 1.
 
     Raises:
         PipeplanError: if they are not of the types in use, or all nothing.
