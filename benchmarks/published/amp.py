@@ -41,7 +41,7 @@ _STATES = (
     "scripts' DeepSpeed configuration. Left out: trials with larger microbatches, which were not "
     "timed; trials with tensor parallelism, whose forwards contain all-reduces that a backward "
     "does not double (replayed by AMP's assumption all the same, those 12 are off by 4 to 47 %, "
-    "median 29 %); trials that failed (`inf`)."
+    "median 29 %); trials of TransGAN, whose parameters are not published; trials that failed."
 )
 
 

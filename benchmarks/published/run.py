@@ -8,6 +8,7 @@ from functools import cached_property
 from statistics import median
 
 from benchmarks.catalogue import PUBLISHED_MEDIAN_BAR, PUBLISHED_WORST_BAR
+from benchmarks.published.files import COLUMNS as FILE_COLUMNS
 from benchmarks.reporting.report import heading, table
 from planner.interop.adopt.adopt import adopt
 from planner.job import Runtime
@@ -156,8 +157,21 @@ def summary_rows(rows: Sequence[Prediction]) -> list[tuple[str, ...]]:
     return [*found, ("all", "", *Summary.of(scored(rows)).cells)]
 
 
-def report(rows: Sequence[Prediction], command: str, *, by_runtime: bool) -> str:
-    """Return the page."""
+def report(
+    rows: Sequence[Prediction],
+    command: str,
+    *,
+    by_runtime: bool,
+    files: Sequence[tuple[str, ...]] = (),
+) -> str:
+    """Return the page.
+
+    Args:
+        rows: all predictions.
+        command: that made the page.
+        by_runtime: as of :func:`predict`.
+        files: rows of :mod:`benchmarks.published.files`.
+    """
     whole = Summary.of(scored(rows))
     publications = {source.publication for source in sources_of(rows)}
     replay = (
@@ -184,5 +198,11 @@ def report(rows: Sequence[Prediction], command: str, *, by_runtime: bool) -> str
             f"- {row.run.name}: not scored, {row.run.contradiction}.\n"
             for row in own
             if row.run.contradiction
+        ]
+    if files:
+        parts += [
+            "## Real files that can be imported\n",
+            "All files of these kinds in the checkouts, each with every choice that it leaves.\n",
+            table(FILE_COLUMNS, files),
         ]
     return "\n".join(parts)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from benchmarks.published.run import PublishedRun, Source
 from planner.cluster.cluster import Cluster
 from planner.cluster.presets import DEVICES
+from planner.interop.importing.profiled_chain import Measured, ProfiledLayer, chain_graph
 from planner.job import Job
-from planner.model.graph_record import Boundary, GraphRecord, Layer, MeasuredTimes, Parameter
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
 
@@ -169,54 +168,20 @@ def _graph(model: Model, chunks: int, times_ms: Sequence[float]) -> LayerGraph:
     count = model.stages * chunks
     forward_s, input_s, weight_s = (value * 1e-3 / chunks for value in times_ms[:3])
     elements = (12 * model.blocks * model.hidden**2 + 2 * VOCABULARY * model.hidden) // count
-    names = [f"stage.{index}" for index in range(count)]
-    return LayerGraph.from_record(
-        GraphRecord(
-            name=model.name,
-            samples_per_microbatch=model.samples,
-            precision="float16",
-            layers=tuple(
-                Layer(
-                    name=name,
-                    forward_flops=0,
-                    input_gradient_flops=0,
-                    weight_gradient_flops=0,
-                    forward_traffic_bytes=0,
-                    input_gradient_traffic_bytes=0,
-                    weight_gradient_traffic_bytes=0,
-                    stash_bytes=0,
-                    parameters=(f"{name}.parameters",),
-                    measured={
-                        DEVICE: MeasuredTimes(
-                            forward_s=forward_s,
-                            input_gradient_s=input_s,
-                            weight_gradient_s=weight_s,
-                        )
-                    },
-                )
-                for name in names
-            ),
-            boundaries=tuple(
-                Boundary(
-                    name=name,
-                    producer=name,
-                    users=(user,),
-                    bytes=_message_bytes(model),
-                    shape=(_message_bytes(model) // ELEMENT_BYTES,),
-                    dtype="float16",
-                    requires_grad=True,
-                )
-                for name, user in pairwise(names)
-            ),
-            parameters=tuple(
-                Parameter(
-                    name=f"{name}.parameters", elements=elements, bytes=ELEMENT_BYTES * elements
-                )
-                for name in names
-            ),
-            flop_coverage=0.0,
+    layers = [
+        ProfiledLayer(
+            name=f"stage.{index}",
+            forward_s=forward_s,
+            backward_s=input_s + weight_s,
+            output_bytes=_message_bytes(model),
+            parameter_bytes=ELEMENT_BYTES * elements,
+            stash_bytes=0,
+            weight_gradient_s=weight_s,
         )
-    )
+        for index in range(count)
+    ]
+    measured = Measured(DEVICE, DEVICES[DEVICE], model.samples, "float16")
+    return chain_graph(model.name, layers, measured)
 
 
 def _cluster(model: Model, message_ms: float) -> Cluster:

@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 from builders import ROOT
 from documents import run_page
+from planner_profiles import (
+    galvatron_folder,
+    metis_profile,
+    sailor_folder,
+    sailor_links,
+    write,
+)
 
 from benchmarks.published import amp, sailor, zero_bubble
 from benchmarks.published.__main__ import main, published_runs
+from benchmarks.published.files import rows as imported_files
 from benchmarks.published.run import Prediction, PublishedRun, Summary, predict, report, scored
 from planner.errors import PipeplanError
 from planner.prediction import replay
@@ -180,3 +188,19 @@ def test_a_folder_without_checkouts_is_refused(
         list(published_runs(tmp_path))
     assert main(["--data", str(tmp_path)]) == 1
     assert "has neither sailor nor AMP" in capsys.readouterr().err
+
+
+def test_real_files_are_imported_with_every_choice_and_refusals_are_shown(tmp_path: Path) -> None:
+    sailor_folder(tmp_path / "sailor/sailor")
+    links = {"inter": {"X-80": sailor_links()["inter"]["X-80"]}, "intra": {}}
+    write(tmp_path / "sailor/sailor/providers/network_coeffs_all_homo.json", sailor_links() | links)
+    metis = tmp_path / "Metis/profile_data_samples"
+    write(metis / "DeviceType.A100_tp2_bs1.json", metis_profile())
+    write(metis / "DeviceType.A100_tp4_bs1.json", metis_profile(layer_compute_total_ms=[1.0]))
+    galvatron_folder(tmp_path / "Hetu-Galvatron/galvatron/models/gpt/configs")
+    found = {name: (imported, why) for name, _, imported, why in imported_files(tmp_path)}
+    assert found["sailor"] == ("3", "-")
+    assert found["metis"][0] == "1"
+    assert found["metis"][1].startswith("DATA/Metis/profile_data_samples/DeviceType.A100_tp4_bs1")
+    assert found["galvatron"] == ("2", "-")
+    assert "galvatron-links" not in found

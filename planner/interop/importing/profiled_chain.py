@@ -36,6 +36,8 @@ class ProfiledLayer:
         output_bytes: what the next layer reads.
         parameter_bytes: its parameters.
         stash_bytes: kept from forward to backward.
+        weight_gradient_s: seconds of the weight gradient, a part of the backward; None if it was
+            not timed apart.
     """
 
     name: str
@@ -44,6 +46,15 @@ class ProfiledLayer:
     output_bytes: int
     parameter_bytes: int
     stash_bytes: int
+    weight_gradient_s: float | None = None
+
+    def weight_s(self, *, is_first: bool) -> float:
+        """Return the seconds of the weight gradient, as timed or by the rules of this module."""
+        if self.weight_gradient_s is not None:
+            return self.weight_gradient_s
+        if is_first:
+            return self.backward_s
+        return self.backward_s / 2 if self.parameter_bytes else 0.0
 
 
 @dataclass(frozen=True)
@@ -123,8 +134,8 @@ def _flop_per_s(measured: Measured) -> float:
 
 
 def _layer(row: ProfiledLayer, device: str, flop_per_s: float, *, is_first: bool) -> Layer:
-    input_s = 0.0 if is_first else row.backward_s / (2 if row.parameter_bytes else 1)
-    weight_s = row.backward_s - input_s
+    weight_s = row.weight_s(is_first=is_first)
+    input_s = row.backward_s - weight_s
     return Layer(
         name=row.name,
         forward_flops=round(row.forward_s * flop_per_s),

@@ -202,7 +202,7 @@ class _Line:
     worst: float
 
 
-def message_s(bytes_: float, coefficients: Sequence[float]) -> float:
+def _message_s(bytes_: float, coefficients: Sequence[float]) -> float:
     """Return the seconds of a message by Sailor's polynomial of log2 of its size in MB."""
     return bytes_ / (float(np.polyval(coefficients, log2(bytes_ / 1e6))) * 1e9)
 
@@ -277,7 +277,7 @@ def _line(path: Path, scale: dict[str, Any], name: str, gpu: str, gpus: int) -> 
         )
     coefficients = [amount(value, f"{field}.{gpus}", least=-1e18) for value in row[0]]
     bytes_ = np.array(SIZES_MB) * 1e6
-    seconds = np.array([message_s(size, coefficients) for size in bytes_])
+    seconds = np.array([_message_s(size, coefficients) for size in bytes_])
     if not np.all(seconds > 0):
         raise PipeplanError(
             f"{field}.{gpus}: the coefficients give no positive bandwidth between 1 MB and 1 GB; "
