@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from torch import nn
 
 from executor.profiling.layer_run import (
     BACKWARD,
@@ -25,11 +26,17 @@ from executor.profiling.layer_run import (
     received,
 )
 from executor.profiling.sizes import SizedModel
+from executor.training.master_weights import MasterWeights
+from executor.training.optimizer import job_optimizer
 from planner.cluster.link_table import FloatArray
 from planner.errors import PipeplanError
-from planner.model.measured_costs import SizedCosts, Timing
+from planner.job import Job
+from planner.model.measured_costs import OptimizerCosts, SizedCosts, Timing
 from planner.model.tracing.user_code import one_line
 
+_STEPPED = tuple(f"w{number}" for number in range(16))
+_ROWS, _COLUMNS = 1024, 1024
+"""Parameters whose step is timed: far more than caches hold."""
 Run = Callable[[int], None]
 """Runs the operation at a place."""
 
@@ -158,6 +165,38 @@ def _costs(
         weight_stash_bytes=max(0, bytes_.after[INPUT_GRADIENT] - bytes_.after[BACKWARD]),
         forward_bytes=max(0, bytes_.peak[FORWARD]),
         backward_bytes=max(0, bytes_.peak[BACKWARD]),
+    )
+
+
+def optimizer_costs(job: Job, device: torch.device, patience: Patience) -> OptimizerCosts:
+    """Time the step of the job's optimizer on matrices of a usual size.
+
+    Args:
+        job: its optimizer and precision.
+        device: that computes.
+        patience: how much is enough.
+    """
+    kind = getattr(torch, job.precision)
+    shape = (len(_STEPPED), _ROWS, _COLUMNS)
+    values = torch.full(shape, 0.01, dtype=kind, device=device)
+    parameters = {name: nn.Parameter(row) for name, row in zip(_STEPPED, values, strict=True)}
+    weights = MasterWeights(parameters, lambda held: job_optimizer(job, held))
+    gradients = torch.full(shape, 1e-3, dtype=kind, device=device)
+
+    def step(_: int) -> None:
+        for parameter, gradient in zip(parameters.values(), gradients, strict=True):
+            parameter.grad = gradient
+        weights.unscale()
+        weights.step()
+
+    step(0)  # Makes the state.
+    times: list[float] = []
+    while len(times) < patience.least or (
+        len(times) < patience.most and sum(times) < patience.seconds
+    ):
+        times += timed_round(step, 1, device)
+    return OptimizerCosts(
+        optimizer=job.optimizer, elements=values.numel(), step=_timing(np.asarray(times))
     )
 
 

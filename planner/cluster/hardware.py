@@ -59,6 +59,7 @@ class DeviceType(Record):
             fill the device.
         operation_overhead_us: Extra time of each operation.
         by_class: Figures per class of operation.
+        optimizer_efficiency: Fraction of memory bandwidth that the optimizer's step reaches.
         reserved_gib: Memory used by driver and framework before the model.
         source: Source of the figures; with ``datasheet``, efficiencies and overheads still count as
             assumed.
@@ -73,6 +74,7 @@ class DeviceType(Record):
     ramp_up_us: NonNegative = 0.0
     operation_overhead_us: NonNegative = 0.0
     by_class: dict[EfficiencyClass, ClassEfficiency] = Field(default_factory=dict)
+    optimizer_efficiency: Positive = 1.0
     reserved_gib: NonNegative = 1.0
     source: Source = "datasheet"
     price_per_hour: Price | None = None
@@ -93,12 +95,17 @@ class DeviceType(Record):
         """Leave defaults of newer fields out, so that digests of older clusters do not change."""
         data: dict[str, Any] = dump(self)
         later = ("bandwidth_efficiency", "ramp_up_us", "operation_overhead_us")
-        for name in (*later, "source", "price_per_hour"):
+        for name in (*later, "optimizer_efficiency", "source", "price_per_hour"):
             if getattr(self, name) == type(self).model_fields[name].default:
                 data.pop(name, None)
         if not self.by_class:
             data.pop("by_class", None)
         return data
+
+    @property
+    def optimizer_gb_per_s(self) -> float:
+        """Bytes that the optimizer's step reads and writes, in 10^9 bytes/s."""
+        return self.memory_bandwidth_gb_per_s * self.optimizer_efficiency
 
     @property
     def capacity_bytes(self) -> int:

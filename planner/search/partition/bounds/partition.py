@@ -147,7 +147,7 @@ def longest_plan_s(chain: Chain, max_stages: int, crossing_bytes: float | None =
     state = float(chain.static_bytes.sum())
     reductions = max_stages + len(chain.tied_parameters)
     reduce_s = 2 * count * (reductions * latency_s + count * state / width)
-    memory_width = min(kind.memory_bandwidth_gb_per_s for kind in cluster.device_types.values())
+    memory_width = min(kind.optimizer_gb_per_s for kind in cluster.device_types.values())
     return microbatches * (work + transfers) + reduce_s + 2 * state / (memory_width * 1e9)
 
 

@@ -1,4 +1,4 @@
-"""``python -m executor.measure_links``: turns on paper, real runs, and testbeds measured back."""
+"""``python -m executor.detect``: turns on paper, real runs, and testbeds measured back."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from launch import ROOT, forked, start, torchrun
 from torch.distributed import TCPStore
 
 from benchmarks.testbed import Testbed, why_not
+from executor.detect.options import parser
+from executor.detect.run import members_of
+from executor.detect.turns import TurnTaking, all_turns, groups, rounds
 from executor.distributed.errors import LostRankError
-from executor.measure_links.options import parser
-from executor.measure_links.run import members_of
-from executor.measure_links.turns import TurnTaking, all_turns, groups, rounds
 from planner import Cluster
 
-MODULE = "executor.measure_links"
+MODULE = "executor.detect"
 REASON = why_not()
 QUICK = ("--busy", "--most-mib", "1", "--longest-ms", "2", "--repeats", "3")
 hosts = st.lists(st.sampled_from("abc"), min_size=2, max_size=9)
@@ -212,7 +212,7 @@ def test_one_process_alone_is_told_how_to_start_more(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 1
-    assert "torchrun --nproc-per-node 4 -m executor.measure_links" in done.stderr
+    assert "torchrun --nproc-per-node 4 -m executor.detect" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
