@@ -84,7 +84,7 @@ def all_turns(
         turns += rounds(count) if at_once else pairs_alone(count)
     else:
         turns += (Turn("pair", (pair,)) for pair in pairs_of_each_kind(hosts))
-    if together:
+    if together and count > 1:
         turns += flows_together(hosts)
     if reductions:
         turns += [Turn("all-reduce", group=group) for group in groups(hosts)]
