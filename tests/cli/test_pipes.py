@@ -40,5 +40,5 @@ def test_the_demo_adds_no_escape_codes_of_its_own(tmp_path: Path) -> None:
         (tmp_path / name).write_text("#!/bin/sh\necho it ran\n")
         (tmp_path / name).chmod(0o755)
     out = printed("sh", "examples/demo.sh", PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert out.count("it ran") == 7
+    assert out.count("it ran") == 9
     assert "\x1b" not in out
