@@ -96,6 +96,15 @@ BENCHMARKS = (
         "PREDICTION.md",
     ),
     Benchmark(
+        "published",
+        "How far off are predictions of other people's published runs?",
+        "benchmarks.published --data DATA",
+        "benchmarks.published --short",
+        "PUBLISHED.md",
+        limit_s=300.0,
+        takes_data=True,
+    ),
+    Benchmark(
         "roofline",
         "How far off are costs where nothing was measured?",
         "benchmarks.roofline",
@@ -145,8 +154,10 @@ EXECUTOR_MEDIAN_ERROR_BAR, EXECUTOR_WORST_ERROR_BAR = 0.05, 0.1
 """Predicted against measured iteration time on the testbed."""
 EXECUTOR_SPEED_UP_ERROR_BAR, EXECUTOR_SPEED_UP_BAR = 0.05, 1.0
 """Measured speed-up over baselines: its difference from the predicted one, and its least value."""
-PREDICTION_MEDIAN_BAR, PREDICTION_WORST_BAR = 0.07, 0.15
-"""Errors of predicted iteration times of real training."""
+PUBLISHED_MEDIAN_BAR, PUBLISHED_WORST_BAR = 0.05, 0.12
+"""Errors of predicted iteration times of other people's runs, from their own profiles."""
+PREDICTION_BARS = {2: (0.04, 0.1), 4: (0.08, 0.15)}
+"""Median and worst error of predicted iteration times of real training, by the number of ranks."""
 PREDICTION_MEMORY_BAR, PREDICTION_LOW_BAR = 0.05, 0.03
 """Error of the heaviest rank's predicted peak memory, and the most that any rank is above it."""
 ROOFLINE_TRANSFORMERS_BAR, ROOFLINE_OTHERS_BAR = 0.15, 2.0

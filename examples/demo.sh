@@ -19,23 +19,39 @@ pipeplan verify demo/irregular.json
 pipeplan plot demo/irregular.json -o demo/irregular.png
 pipeplan simulate demo/irregular.json --trace demo/irregular.trace.json >/dev/null
 
-say "2. Plan the same model for four processes on this machine (examples/clusters/this_machine.toml)"
-pipeplan plan models.gpt:gpt2_small --cluster examples/clusters/this_machine.toml \
+say "2. Measure this machine for four CPU processes, and the model's layers on it (half a minute each)"
+pipeplan detect --ranks 4 --device cpu --no-together -o demo/this_machine.toml >demo/detect.log 2>&1 ||
+    { cat demo/detect.log; exit 1; }
+grep 'ranks compute' demo/detect.log || true
+rm -f demo/costs.json
+pipeplan profile models.gpt:gpt2_small --job examples/jobs/demo.toml --samples 1 \
+    --device cpu --threads 1 -o demo/costs.json
+
+say "3. Plan the same model for these processes"
+pipeplan plan models.gpt:gpt2_small --cluster demo/this_machine.toml --costs demo/costs.json \
     --job examples/jobs/demo.toml --time-limit 10 -o demo/local.json
 pipeplan plot demo/local.json -o demo/local.png
 
-say "3. Train with this plan, on the text of Python's standard library"
-OMP_NUM_THREADS=1 torchrun --nproc-per-node 4 -m executor demo/local.json --steps 12
+say "4. Train with this plan, on the text of Python's standard library"
+ranks=$(python -c 'from planner import Plan; print(len(Plan.load("demo/local.json").ranks))')
+OMP_NUM_THREADS=1 torchrun --nproc-per-node "$ranks" -m executor demo/local.json --steps 8 \
+    --timeline demo/measured.json
+
+say "5. Compare the training step with its prediction"
+pipeplan simulate demo/local.json --against demo/measured.json >demo/deviation.txt
+sed -n '/^iteration .* measured/,$p' demo/deviation.txt
 
 say "Files in demo/"
 echo "  irregular.json            the plan for the irregular cluster: read it, edit it, verify it again"
 echo "  irregular.png             its Gantt chart"
 echo "  irregular.trace.json      its timeline; open it at https://ui.perfetto.dev"
+echo "  this_machine.toml         this machine as a cluster; costs.json: the layers' times on it"
 echo "  local.json, local.png     the plan that was just trained"
+echo "  measured.json             its measured timeline; deviation.txt: where it differs from the plan"
 say "Try next"
 echo "  . .venv/bin/activate"
 echo "  pipeplan trace models.unet:unet"
 echo "  pipeplan plan your.module:factory --cluster your_cluster.toml --job your_job.toml -o plan.json"
-echo "  torchrun --nproc-per-node 4 -m executor demo/local.json --steps 50 --timeline demo/measured.json"
-echo "  torchrun --nproc-per-node 4 -m executor demo/local.json --config examples/train/demo.toml"
+echo "  torchrun --nproc-per-node $ranks -m executor demo/local.json --steps 50 --timeline demo/measured.json"
+echo "  torchrun --nproc-per-node $ranks -m executor demo/local.json --config examples/train/demo.toml"
 echo "    (learning-rate schedule, clipping, and 1.5 GB checkpoints in demo/checkpoints; --resume continues)"

@@ -17,7 +17,10 @@ from planner.space import Space
 
 FORMAT = "pipeplan-job/1"
 Precision = Literal["float32", "float16", "bfloat16", "float64"]
+Optimizer = Literal["adamw", "sgd_momentum", "sgd"]
 LOW_PRECISION = frozenset(("float16", "bfloat16"))
+BYTES_OF = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+"""Bytes of an element, by precision."""
 MAX_MICROBATCHES = 65536
 JsonValue = str | int | float | bool | None | list[str | int | float | bool | None]
 
@@ -78,7 +81,7 @@ class Job(Space):
     samples_per_microbatch: Annotated[int, Field(ge=1, le=2**20)] = 1
     microbatches: Annotated[int, Field(ge=1, le=MAX_MICROBATCHES)] = 8
     precision: Precision = "float32"
-    optimizer: Literal["adamw", "sgd", "sgd_momentum"] = "adamw"
+    optimizer: Optimizer = "adamw"
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
     loss: Annotated[
         str, AfterValidator(_known_or_own), Field(json_schema_extra=known_or_own_schema(LOSSES))

@@ -4,7 +4,7 @@ Figures lie on coarse grids, so that equal times and full links are common.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from hypothesis import strategies as st
 
@@ -142,8 +142,12 @@ def clusters(
     *,
     connected: bool = True,
     shared: bool | None = None,
+    hosts: bool = False,
 ) -> Cluster:
-    """Devices of one or two types behind no, one or two switches, with some extra links."""
+    """Devices of one or two types behind no, one or two switches, with some extra links.
+
+    With ``hosts`` some of them may slow each other.
+    """
     count = draw(st.integers(min_devices, max_devices))
     devices = [f"d{index}" for index in range(count)]
     switches = [f"s{index}" for index in range(draw(st.integers(0, 2)))]
@@ -179,8 +183,22 @@ def clusters(
             ],
             "switches": switches,
             "links": [_link(draw, *pair, shared) for pair in pairs],
+            "hosts": draw(_hosts(devices)) if hosts else [],
         }
     )
+
+
+@st.composite
+def _hosts(draw: st.DrawFn, devices: list[str]) -> list[dict]:
+    """No host, one, or two, whose devices slow each other."""
+    found, left = [], list(devices)
+    for _ in range(draw(st.integers(0, 2))):
+        held, left = left[: (size := draw(st.integers(0, len(left))))], left[size:]
+        more = draw(st.lists(st.sampled_from([0.0, 0.25, 0.7, 1.0]), min_size=size, max_size=size))
+        if held:
+            slowdown = list(accumulate([0.0, *more[1:]], initial=1.0))[1:]
+            found.append({"devices": held, "slowdown": slowdown})
+    return found
 
 
 @st.composite
@@ -200,13 +218,15 @@ def jobs(draw: st.DrawFn, precision: str = "float32") -> Job:
 
 
 @st.composite
-def problems(draw: st.DrawFn, *, shared: bool | None = None, min_devices: int = 1) -> Problem:
+def problems(
+    draw: st.DrawFn, *, shared: bool | None = None, min_devices: int = 1, hosts: bool = False
+) -> Problem:
     """A model, a connected cluster and a job that fit together."""
     precision = draw(st.sampled_from(["float32", "bfloat16"]))
     job = draw(jobs(precision))
     return Problem(
         draw(layer_graphs(precision=precision)),
-        draw(clusters(min_devices, shared=shared)),
+        draw(clusters(min_devices, shared=shared, hosts=hosts)),
         job,
         ModelSource("no_such_module:factory", dict(job.model_arguments)),
     )
@@ -290,10 +310,15 @@ SYNCS = st.sampled_from(
 
 @st.composite
 def scheduled(
-    draw: st.DrawFn, *, shared: bool | None = None, replicas: bool = True, min_devices: int = 1
+    draw: st.DrawFn,
+    *,
+    shared: bool | None = None,
+    replicas: bool = True,
+    min_devices: int = 1,
+    hosts: bool = False,
 ) -> Scheduled:
     """A random pipeline with random valid orders."""
-    problem = draw(problems(shared=shared, min_devices=min_devices))
+    problem = draw(problems(shared=shared, min_devices=min_devices, hosts=hosts))
     pipeline = place(problem, draw(partitions(problem, replicas=replicas)), draw(SYNCS))
     return Scheduled(pipeline, draw(orders_for(pipeline)))
 
@@ -301,5 +326,5 @@ def scheduled(
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     """A plan that holds."""
-    case = draw(scheduled())
+    case = draw(scheduled(hosts=True))
     return plan_by_hand(case.pipeline, case.orders)

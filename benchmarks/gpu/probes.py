@@ -14,12 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from executor.detect.options import parse_options
+from executor.detect.run import measure
 from executor.distributed.process_group import process_group
 from executor.launch.config import TrainingConfig
 from executor.launch.prepare import prepare
 from executor.launch.run import RunSettings
-from executor.measure_links.options import parse_options
-from executor.measure_links.run import measure
 from executor.training.data import batches
 from executor.training.loop import StepMetrics
 from executor.training.trainer import Trainer

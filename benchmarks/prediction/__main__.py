@@ -5,8 +5,8 @@ Usage:
     python -m benchmarks.prediction --short --json
     python -m benchmarks.prediction --model module:factory [--set NAME=VALUE ...] [--samples N]
 
-Every model is profiled on one thread, then four plans of it are predicted from the profile and
-trained by two ranks on two cores of this machine, each on one thread and one core.
+In each round every model is profiled on one thread, then five plans of it are predicted from the
+profile and trained: by two ranks on a core of their own, and by four that share two cores.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.catalogue import PREDICTION_BARS
 from benchmarks.prediction import run as full
 from benchmarks.prediction.plans import MODELS, Model
 from benchmarks.prediction.run import Row, report, rows_of
@@ -46,7 +47,7 @@ def entries(rows: Sequence[full.Row]) -> Iterator[Entry]:
             bar=bar.bar,
             figure=bar.value,
             unit="%",
-            regime=f"{len(rows)} plans on two ranks",
+            regime=f"{len(rows)} plans",
         )
     yield details("Plans", full.COLUMNS, [full.cells(row) for row in rows])
     ran = {row.model for row in rows}
@@ -69,6 +70,8 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--model", metavar="MODULE:FACTORY", help="any model, in place of those")
     found.add_argument("--set", action="append", metavar="NAME=VALUE", help="of --model")
     found.add_argument("--samples", type=int, default=1, help="of a microbatch of --model")
+    found.add_argument("--ranks", type=int, action="append", help="2, 4 or both (default)")
+    found.add_argument("--rounds", type=int, default=3, help="profiles and runs of each plan")
     found.add_argument("--steps", type=int, default=14, help="of each run, two to warm up")
     found.add_argument("--time-limit", type=float, default=10.0, metavar="S", help="of our plan")
     found.add_argument("--short", action="store_true", help=f"only {', '.join(SHORT)}")
@@ -100,16 +103,20 @@ def chosen(options: argparse.Namespace) -> list[Model]:
 def main(words: Sequence[str] | None = None) -> int:
     """Run what the command line asks for."""
     options = parser().parse_args(words)
-    steps = 8 if options.short else options.steps
+    steps, rounds = (8, 1) if options.short else (options.steps, options.rounds)
     rows: list[Row] = []
     try:
         if options.claims:
             begin(options.claims)
         for model in chosen(options):
-            for row in rows_of(model, steps=steps, time_limit_s=options.time_limit):
-                rows.append(row)
-                if options.json:
-                    print(json.dumps(row.data()), flush=True)
+            for ranks in options.ranks or PREDICTION_BARS:
+                limit_s = options.time_limit
+                for row in rows_of(
+                    model, ranks=ranks, rounds=rounds, steps=steps, time_limit_s=limit_s
+                ):
+                    rows.append(row)
+                    if options.json:
+                        print(json.dumps(row.data()), flush=True)
     except PipeplanError as error:
         print("\n".join(error.problems), file=sys.stderr)
         return 1

@@ -1,24 +1,25 @@
-"""The models and plans that predictions are checked on: two ranks, each on a core of its own."""
+"""The models and plans that predictions are checked on, for ranks that share this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from planner import Cluster, Job, ModelSource, Plan, Problem, solve, trace
 from planner.assembly import plan_by_hand
 from planner.costs.placement import PlacedPipeline, StageSpec, place
-from planner.interop.calibrate.costs import with_profile
-from planner.model.measured_costs import Costs
+from planner.interop.calibrate.costs import with_costs, with_optimizer_costs
+from planner.prediction import refresh
+from planner.records.document import digest
 from planner.search.partition.baselines import BASELINES
 from planner.search.partition.chain import Chain
 from planner.search.schedule.assignment import balanced_assignment
 from planner.search.schedule.classics import classic_orders
 
 MICROBATCHES = 4
-RANKS = 2
 
 
 @dataclass(frozen=True)
@@ -69,37 +70,32 @@ MODELS = (
 )
 
 
-def cluster(device_type: str = "CPU-core") -> Cluster:
-    """The cluster: one process of this machine per rank."""
-    names = [f"process{number}" for number in range(RANKS)]
-    return Cluster.from_data(
-        {
-            "format": "pipeplan-cluster/1",
-            "name": "this_machine",
-            "switches": ["loopback"],
-            "devices": [{"name": name, "type": device_type} for name in names],
-            "links": [{"between": [name, "loopback"], "preset": "loopback"} for name in names],
-        }
-    )
-
-
-def problem_of(model: Model, costs: Costs | None) -> Problem:
-    """A model on the cluster, with the times of its profile, if any."""
-    job, machines = model.job, cluster()
+def problem_of(model: Model, cluster: Cluster, costs: Path | None) -> Problem:
+    """A model on a cluster, with the times of its profile, if any."""
+    job = model.job
     graph = trace(model.factory, job)
     if costs is not None:
-        graph = with_profile(graph, machines, costs, f"the profile of {model.name}")
-    return Problem(graph, machines, job, ModelSource(model.factory, dict(model.arguments)))
+        graph = with_costs(graph, cluster, costs, f"the profile of {model.name}")
+        cluster = with_optimizer_costs(cluster, job, costs, f"the profile of {model.name}")
+    return Problem(graph, cluster, job, ModelSource(model.factory, dict(model.arguments)))
 
 
 def plans_of(problem: Problem, *, time_limit_s: float) -> Iterator[tuple[str, Plan]]:
-    """Four plans by name: ours, and three that exercise what ours may leave out."""
+    """Five plans by name: ours, and four that exercise what ours may leave out."""
     yield "pipeplan", solve(problem, time_limit_s=time_limit_s).plan
     chain = Chain(problem)
     even = place(problem, chain.specs(BASELINES["even"].plan(chain)))
     yield "even, 1F1B", _classic(even, "1f1b")
     yield "even, zero bubble", _classic(even, "zb-h1", split=True)
     yield "interleaved, recomputed", _classic(_interleaved(problem), "interleaved")
+    yield "replicas", _classic(_replicated(problem), "1f1b")
+
+
+def predicted_again(plan: Plan, problem: Problem) -> Plan:
+    """The plan with the figures of another profile of the same model and machine."""
+    record = problem.graph.record
+    model = plan.model.model_copy(update={"graph": record, "graph_digest": digest(record)})
+    return refresh(plan.model_copy(update={"model": model, "cluster": problem.cluster}))
 
 
 def _classic(pipeline: PlacedPipeline, name: str, *, split: bool = False) -> Plan:
@@ -110,11 +106,25 @@ def _classic(pipeline: PlacedPipeline, name: str, *, split: bool = False) -> Pla
 
 
 def _interleaved(problem: Problem) -> PlacedPipeline:
-    """Four stages of about as many layers, in turn on two devices; the first one recomputes."""
-    names, devices = list(problem.graph.layers), problem.cluster.device_names
-    cuts = [len(names) * k // 4 for k in range(5)]
+    """Two stages a device of about as many layers, in turn; the first one recomputes."""
+    devices = problem.cluster.device_names
     specs = []
-    for number, (start, end) in enumerate(pairwise(cuts)):
-        layers = tuple(names[start:end])
-        specs.append(StageSpec(layers, (devices[number % 2],), layers if number == 0 else ()))
+    for number, layers in enumerate(_cut(problem, 2 * len(devices))):
+        device = devices[number % len(devices)]
+        specs.append(StageSpec(layers, (device,), layers if number == 0 else ()))
     return place(problem, specs)
+
+
+def _replicated(problem: Problem) -> PlacedPipeline:
+    """Stages of two replicas each."""
+    devices = problem.cluster.device_names
+    cuts = _cut(problem, len(devices) // 2)
+    rows = [devices[2 * number : 2 * number + 2] for number in range(len(cuts))]
+    return place(problem, [StageSpec(*row) for row in zip(cuts, rows, strict=True)])
+
+
+def _cut(problem: Problem, count: int) -> list[tuple[str, ...]]:
+    """So many stages of about as many layers."""
+    names = tuple(problem.graph.layers)
+    cuts = [len(names) * k // count for k in range(count + 1)]
+    return [names[start:end] for start, end in pairwise(cuts)]

@@ -8,27 +8,25 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.catalogue import (
-    PREDICTION_LOW_BAR,
-    PREDICTION_MEDIAN_BAR,
-    PREDICTION_MEMORY_BAR,
-    PREDICTION_WORST_BAR,
-)
-from benchmarks.prediction.plans import Model, plans_of, problem_of
+from benchmarks.catalogue import PREDICTION_BARS, PREDICTION_LOW_BAR, PREDICTION_MEMORY_BAR
+from benchmarks.prediction.plans import Model, plans_of, predicted_again, problem_of
 from benchmarks.reporting.report import heading, table
+from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.model.measured_costs import Costs
 from planner.plan.plan import Plan
+from planner.units import plural
 
 METHOD = """\
-Every model is profiled on one thread, then four plans of it are predicted from the profile and
-trained by two ranks on two cores of this machine, each on one thread and one core.
+In each of several rounds the machine is measured (`pipeplan detect`), every layer of a model is
+profiled on one thread, and each of its plans is predicted from these figures and trained, each rank
+on one thread: two ranks on a core of their own, or four that share two cores. The error is that of
+the median round, predicted over measured: a machine whose speed drifts does so for both.
 """
 _TIMEOUT_S = 900.0
 _MIB = 2**20
@@ -40,14 +38,16 @@ class Row:
 
     Attributes:
         model, plan: their names.
-        predicted_s, measured_s: of an iteration; the median of the measured ones.
-        spread: of the middle half of the iterations, over the median.
+        ranks: that train.
+        predicted_s, measured_s: of an iteration, in the median round.
+        spread: the largest ratio of the two in any round over the smallest, less one.
         predicted_bytes, measured_bytes: peak of the rank that holds most.
         lowest: of all ranks, the peak predicted over the one measured, less one, that is least.
     """
 
     model: str
     plan: str
+    ranks: int
     predicted_s: float
     measured_s: float
     spread: float
@@ -70,41 +70,94 @@ class Row:
         return {**asdict(self), "error": self.error, "memory_error": self.memory_error}
 
 
-def rows_of(model: Model, *, steps: int, time_limit_s: float) -> Iterator[Row]:
-    """Profile a model, and predict and run its plans."""
-    with tempfile.TemporaryDirectory(prefix="pipeplan-") as folder:
-        costs, took_s = profiled(model, Path(folder))
-        print(f"{model.name}: profiled in {took_s:.0f} s", file=sys.stderr, flush=True)
-        problem = problem_of(model, costs)
-        for name, plan in plans_of(problem, time_limit_s=time_limit_s):
-            yield measured(model.name, name, plan, steps, Path(folder))
+@dataclass(frozen=True)
+class Round:
+    """One prediction of a plan and the training that followed it."""
+
+    predicted_s: float
+    measured_s: float
+    predicted_bytes: tuple[int, ...]
+    measured_bytes: tuple[int, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured time."""
+        return self.predicted_s / self.measured_s
 
 
-def profiled(model: Model, folder: Path) -> tuple[Costs, float]:
-    """The model's costs at its size, and the seconds that measuring took.
+def rows_of(
+    model: Model, *, ranks: int, rounds: int, steps: int, time_limit_s: float
+) -> Iterator[Row]:
+    """Profile a model, and predict and run its plans, round after round."""
+    plans: dict[str, Plan] = {}
+    found: defaultdict[str, list[Round]] = defaultdict(list)
+    with tempfile.TemporaryDirectory(prefix="pipeplan-") as name:
+        folder = Path(name)
+        for number in range(rounds):
+            problem = problem_of(model, detected(ranks, folder), profiled(model, folder))
+            plans = plans or dict(plans_of(problem, time_limit_s=time_limit_s))
+            for title, plan in plans.items():
+                again = predicted_again(plan, problem)
+                row = measured(f"{model.name}, {title}", again, steps, folder)
+                found[title].append(row)
+                print(
+                    f"{model.name}, {title}, {plural(ranks, 'rank')}, round {number + 1}: "
+                    f"{row.predicted_s:.4f} s predicted, {row.measured_s:.4f} s measured "
+                    f"({row.ratio - 1:+.1%})",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        for title, of_plan in found.items():
+            yield _row(model.name, title, ranks, of_plan)
+
+
+def _row(model: str, plan: str, ranks: int, rounds: Sequence[Round]) -> Row:
+    by_ratio = sorted(rounds, key=lambda row: row.ratio)
+    middle = by_ratio[len(rounds) // 2]
+    pairs = list(zip(middle.measured_bytes, middle.predicted_bytes, strict=True))
+    most, expected = max(pairs)
+    return Row(
+        model=model,
+        plan=plan,
+        ranks=ranks,
+        predicted_s=middle.predicted_s,
+        measured_s=middle.measured_s,
+        spread=by_ratio[-1].ratio / by_ratio[0].ratio - 1,
+        predicted_bytes=expected,
+        measured_bytes=most,
+        lowest=min(ours / theirs - 1 for theirs, ours in pairs),
+    )
+
+
+def detected(ranks: int, folder: Path) -> Cluster:
+    """This machine as so many ranks.
+
+    Raises:
+        PipeplanError: if it cannot be measured.
+    """
+    path = folder / "cluster.toml"
+    words = ["-m", "planner.cli", "detect", "--ranks", str(ranks), "--device", "cpu"]
+    words += ["--no-together", "-o", str(path)]
+    _run([sys.executable, *words], "pipeplan detect")
+    return Cluster.load(path)
+
+
+def profiled(model: Model, folder: Path) -> Path:
+    """The file of the model's costs at its size.
 
     Raises:
         PipeplanError: if it fails.
     """
     job, costs = folder / "job.json", folder / "costs.json"
+    costs.unlink(missing_ok=True)
     job.write_text(model.job.model_dump_json())
     words = ["-m", "executor.profiling", model.factory, "--job", str(job), "--threads", "1"]
-    words += [
-        "--device",
-        "cpu",
-        "--samples",
-        str(model.samples),
-        "--seconds",
-        "3",
-        "-o",
-        str(costs),
-    ]
-    begin_s = time.monotonic()
+    words += ["--device", "cpu", "--samples", str(model.samples), "-o", str(costs)]
     _run(["taskset", "-c", "0", sys.executable, *words], "the profile")
-    return Costs.load(costs), time.monotonic() - begin_s
+    return costs
 
 
-def measured(model: str, name: str, plan: Plan, steps: int, folder: Path) -> Row:
+def measured(name: str, plan: Plan, steps: int, folder: Path) -> Round:
     """Train by a plan.
 
     Raises:
@@ -114,24 +167,14 @@ def measured(model: str, name: str, plan: Plan, steps: int, folder: Path) -> Row
     plan.save(path)
     agent = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     worker = ["-m", "benchmarks.prediction.worker", str(path), str(steps), str(answer)]
-    _run([*agent, "--nproc-per-node", str(len(plan.ranks)), *worker], f"{model}, {name}")
+    _run([*agent, "--nproc-per-node", str(len(plan.ranks)), *worker], name)
     found = json.loads(answer.read_text())
-    low, median, high = statistics.quantiles(found["seconds"], n=4)
-    predicted = [plan.predicted.devices[device].peak_memory_bytes for device in plan.ranks]
-    pairs = list(zip(found["peak_bytes"], predicted, strict=True))
-    most, expected = max(pairs)
-    row = Row(
-        model=model,
-        plan=name,
-        predicted_s=plan.predicted.iteration_time_s,
-        measured_s=median,
-        spread=(high - low) / median,
-        predicted_bytes=expected,
-        measured_bytes=most,
-        lowest=min(ours / theirs - 1 for theirs, ours in pairs),
+    return Round(
+        plan.predicted.iteration_time_s,
+        statistics.median(found["seconds"]),
+        tuple(plan.predicted.devices[device].peak_memory_bytes for device in plan.ranks),
+        tuple(found["peak_bytes"]),
     )
-    print(_line(row), file=sys.stderr, flush=True)
-    return row
 
 
 def _run(command: Sequence[str], what: str) -> None:
@@ -143,16 +186,8 @@ def _run(command: Sequence[str], what: str) -> None:
         raise PipeplanError(f"{what} failed with status {done.returncode}:\n{done.stderr[-3000:]}")
 
 
-def _line(row: Row) -> str:
-    return (
-        f"{row.model}, {row.plan}: {row.predicted_s:.4f} s predicted, {row.measured_s:.4f} s "
-        f"measured ({row.error:+.1%}); {row.predicted_bytes / _MIB:.1f} MiB predicted, "
-        f"{row.measured_bytes / _MIB:.1f} MiB measured ({row.memory_error:+.1%})"
-    )
-
-
 COLUMNS = (
-    *("model", "plan", "predicted ms", "measured ms", "spread", "error"),
+    *("model", "plan", "ranks", "predicted ms", "measured ms", "spread", "error"),
     *("predicted MiB", "measured MiB", "error", "lowest of all ranks"),
 )
 
@@ -160,7 +195,8 @@ COLUMNS = (
 def cells(row: Row) -> tuple[str, ...]:
     """Return the row's cells, in the order of :data:`COLUMNS`."""
     return (
-        *(row.model, row.plan, f"{1e3 * row.predicted_s:.1f}", f"{1e3 * row.measured_s:.1f}"),
+        *(row.model, row.plan, str(row.ranks)),
+        *(f"{1e3 * row.predicted_s:.1f}", f"{1e3 * row.measured_s:.1f}"),
         *(f"{row.spread:.0%}", f"{row.error:+.1%}"),
         *(f"{row.predicted_bytes / _MIB:.1f}", f"{row.measured_bytes / _MIB:.1f}"),
         *(f"{row.memory_error:+.1%}", f"{row.lowest:+.1%}"),
@@ -199,12 +235,17 @@ class Bar(NamedTuple):
 
 def bars(rows: Sequence[Row]) -> list[Bar]:
     """Return the errors of iteration times and memory, with their bars."""
-    errors = [abs(row.error) for row in rows]
+    found = []
+    for ranks, (middle, worst) in PREDICTION_BARS.items():
+        errors = [abs(row.error) for row in rows if row.ranks == ranks]
+        if errors:
+            among = f"error of the iteration time, {ranks} ranks"
+            found += [Bar(f"median {among}", statistics.median(errors), middle)]
+            found += [Bar(f"worst {among}", max(errors), worst)]
     memory = [abs(row.memory_error) for row in rows]
     low = -min(row.lowest for row in rows)
     return [
-        Bar("median error of the iteration time", statistics.median(errors), PREDICTION_MEDIAN_BAR),
-        Bar("worst error of the iteration time", max(errors), PREDICTION_WORST_BAR),
+        *found,
         Bar("worst error of the heaviest rank's peak memory", max(memory), PREDICTION_MEMORY_BAR),
         Bar("furthest below a rank's peak memory", max(0.0, low), PREDICTION_LOW_BAR),
     ]

@@ -12,8 +12,8 @@ from typing import Any, get_args
 import typer.main
 
 from executor.coordinator.__main__ import parser as coordinator_parser
+from executor.detect.options import parser as detect_parser
 from executor.launch.command_line import parser as executor_parser
-from executor.measure_links.options import parser as links_parser
 from executor.profiling.__main__ import parser as profiling_parser
 from planner.cli import app
 
@@ -25,7 +25,11 @@ This page is generated from the commands; `pipeplan COMMAND --help` prints the s
 in capitals by your own; *required* marks options without a default. For exit statuses and `--json`
 see [Command-line conventions](cli_conventions.md).
 """
-PROFILE_NOTE = "It starts `python -m executor.profiling` and takes the same options."
+NOTES = {
+    "profile": "It starts `python -m executor.profiling` and takes the same options.",
+    "detect": "It starts `python -m executor.detect` on one machine and takes the same options, "
+    "and `--ranks N`.",
+}
 
 
 def command_page() -> str:
@@ -34,8 +38,9 @@ def command_page() -> str:
     parts = [INTRODUCTION, "## pipeplan\n", *_table(map(_typer_row, group.params))]
     for name, command in group.commands.items():
         parts += ["", f"## pipeplan {name}\n", inspect.cleandoc(command.help or ""), ""]
-        if name == "profile":
-            parts += [PROFILE_NOTE, "", *_parser_parts(profiling_parser())]
+        if name in NOTES:
+            parser = profiling_parser() if name == "profile" else detect_parser()
+            parts += [NOTES[name], "", *_parser_parts(parser)]
         else:
             parts += [*_usage(f"pipeplan {name}", command.params)]
             parts += _table(map(_typer_row, command.params))
@@ -49,7 +54,7 @@ def command_page() -> str:
 def _programs() -> Iterator[tuple[str, argparse.ArgumentParser]]:
     yield "python -m executor", executor_parser()
     yield "python -m executor.coordinator", coordinator_parser()
-    yield "python -m executor.measure_links", links_parser()
+    yield "python -m executor.detect", detect_parser()
 
 
 def _usage(name: str, params: Iterable[Any]) -> list[str]:

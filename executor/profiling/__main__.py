@@ -139,7 +139,7 @@ def _sizes(text: str | None, job: Job) -> tuple[int, ...]:
 
 
 def _device_type(device: torch.device) -> str:
-    """The name that ``executor.measure_links`` gives the device in a cluster file."""
+    """The name that ``executor.detect`` gives the device in a cluster file."""
     if device.type == "cpu":
         return cpu_type().name
     memory_gib = torch.cuda.get_device_properties(device).total_memory / GIB

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from executor.profiling.layer_run import (
     BACKWARD,
@@ -25,48 +27,92 @@ from executor.profiling.layer_run import (
     received,
 )
 from executor.profiling.sizes import SizedModel
+from executor.training.master_weights import MasterWeights
+from executor.training.optimizer import job_optimizer
 from planner.cluster.link_table import FloatArray
 from planner.errors import PipeplanError
-from planner.model.measured_costs import SizedCosts, Timing
+from planner.job import Job
+from planner.model.measured_costs import OptimizerCosts, SizedCosts, Timing
 from planner.model.tracing.user_code import one_line
 
+_TIMES_THE_CACHE = 3
+"""A sweep over so many times its size leaves nothing of a layer in a cache."""
+_STEPPED = tuple(f"w{number}" for number in range(16))
+_ROWS, _COLUMNS = 1024, 1024
+"""Parameters whose step is timed: far more than caches hold."""
 Run = Callable[[int], None]
 """Runs the operation at a place."""
 
 
-def timed_round(run: Run, operations: int, device: torch.device) -> list[float]:
+def timed_round(
+    run: Run, operations: int, device: torch.device, before: Callable[[], object] = lambda: None
+) -> list[float]:
     """Run the operations of a round one after the other.
 
     Args:
         run: one of them, by its place.
         operations: how many.
         device: that computes.
+        before: called before each of them, and not timed.
 
     Returns:
         Seconds of each.
     """
     if device.type == "cuda":
-        return _by_events(run, operations, device)
-    times = [time.perf_counter()]
+        return _by_events(run, operations, device, before)
+    times = []
     for place in range(operations):
+        before()
+        begin_s = time.perf_counter()
         run(place)
-        times.append(time.perf_counter())
-    return [end - start for start, end in pairwise(times)]
+        times.append(time.perf_counter() - begin_s)
+    return times
 
 
-def _by_events(run: Run, operations: int, device: torch.device) -> list[float]:
-    """A GPU works behind: its own marks between the operations, read when all are done."""
+def _by_events(
+    run: Run, operations: int, device: torch.device, before: Callable[[], object]
+) -> list[float]:
+    """A GPU works behind: its own marks around the operations, read when all are done."""
     marks = [
         torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        for _ in range(operations + 1)
+        for _ in range(2 * operations)
     ]
     torch.cuda.synchronize(device)
-    marks[0].record()
     for place in range(operations):
+        before()
+        marks[2 * place].record()
         run(place)
-        marks[place + 1].record()
+        marks[2 * place + 1].record()
     torch.cuda.synchronize(device)
-    return [a.elapsed_time(b) / 1e3 for a, b in pairwise(marks)]
+    return [a.elapsed_time(b) / 1e3 for a, b in zip(marks[::2], marks[1::2], strict=True)]
+
+
+def emptied_caches(device: torch.device, model_bytes: int) -> Callable[[], object]:
+    """Return a function that drives a layer's weights out of the caches, as other layers do.
+
+    A layer that runs again and again finds its weights there, which it does in no training of a
+    model that is larger than the caches. Of a smaller model it may well, and nothing is done.
+
+    Args:
+        device: that computes.
+        model_bytes: of the whole model's weights.
+    """
+    cache_bytes = _cache_bytes(device)
+    if model_bytes <= cache_bytes:
+        return lambda: None
+    swept = torch.zeros(_TIMES_THE_CACHE * cache_bytes // 4, device=device)
+    return lambda: swept.add_(1)
+
+
+def _cache_bytes(device: torch.device) -> int:
+    """Return the size of the largest cache; 32 MiB where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        with suppress(OSError, ValueError):
+            sizes.append(int(path.read_text().strip().removesuffix("K")) * 1024)
+    return max(sizes, default=32 * 2**20)
 
 
 @dataclass(frozen=True)
@@ -83,7 +129,13 @@ class Patience:
     most: int = 200
 
 
-def measured(model: SizedModel, layer: str, device: torch.device, patience: Patience) -> SizedCosts:
+def measured(
+    model: SizedModel,
+    layer: str,
+    device: torch.device,
+    patience: Patience,
+    before: Callable[[], object] = lambda: None,
+) -> SizedCosts:
     """Run a layer alone, as the executor runs it, and tell its times and bytes.
 
     Args:
@@ -91,12 +143,13 @@ def measured(model: SizedModel, layer: str, device: torch.device, patience: Pati
         layer: its name.
         device: that computes.
         patience: how much is enough.
+        before: called before each operation, see :func:`emptied_caches`.
 
     Raises:
         PipeplanError: if the layer cannot run alone, or does not fit into the device's memory.
     """
     try:
-        return _measured(model, layer, device, patience)
+        return _measured(model, layer, device, patience, before)
     except (RuntimeError, IndexError, ValueError) as error:
         remedy = "give smaller --samples" if _is_memory(error) else "see the layer's own code"
         raise PipeplanError(
@@ -110,7 +163,11 @@ def _is_memory(error: Exception) -> bool:
 
 
 def _measured(
-    model: SizedModel, layer: str, device: torch.device, patience: Patience
+    model: SizedModel,
+    layer: str,
+    device: torch.device,
+    patience: Patience,
+    before: Callable[[], object],
 ) -> SizedCosts:
     generator = torch.Generator().manual_seed(0)
     stage = model.cut(layer, held(device, generator), device)
@@ -123,23 +180,24 @@ def _measured(
     )
     begin_s = time.perf_counter()
     run.round()  # Warms up, and makes the parameters' gradients.
-    rounds = _rounds(run, device, patience, time.perf_counter() - begin_s)
+    warm_up_s = time.perf_counter() - begin_s
+    rounds = _rounds(lambda: timed_round(run.run, OPERATIONS, device, before), patience, warm_up_s)
     bytes_ = held_bytes(run.run, OPERATIONS, device)
     return _costs(model, layer, rounds, bytes_)
 
 
 def _rounds(
-    run: LayerRun, device: torch.device, patience: Patience, warm_up_s: float
+    timed: Callable[[], list[float]], patience: Patience, warm_up_s: float
 ) -> list[list[float]]:
     """Times of each operation, by round; one that takes long needs no second to warm up."""
     if warm_up_s < patience.seconds:
-        run.round()
+        timed()
     rounds: list[list[float]] = []
     until_s = time.perf_counter() + patience.seconds
     while len(rounds) < patience.least or (
         len(rounds) < patience.most and time.perf_counter() < until_s
     ):
-        rounds.append(timed_round(run.run, OPERATIONS, device))
+        rounds.append(timed())
     return rounds
 
 
@@ -158,6 +216,38 @@ def _costs(
         weight_stash_bytes=max(0, bytes_.after[INPUT_GRADIENT] - bytes_.after[BACKWARD]),
         forward_bytes=max(0, bytes_.peak[FORWARD]),
         backward_bytes=max(0, bytes_.peak[BACKWARD]),
+    )
+
+
+def optimizer_costs(job: Job, device: torch.device, patience: Patience) -> OptimizerCosts:
+    """Time the step of the job's optimizer on matrices of a usual size.
+
+    Args:
+        job: its optimizer and precision.
+        device: that computes.
+        patience: how much is enough.
+    """
+    kind = getattr(torch, job.precision)
+    shape = (len(_STEPPED), _ROWS, _COLUMNS)
+    values = torch.full(shape, 0.01, dtype=kind, device=device)
+    parameters = {name: nn.Parameter(row) for name, row in zip(_STEPPED, values, strict=True)}
+    weights = MasterWeights(parameters, lambda held: job_optimizer(job, held))
+    gradients = torch.full(shape, 1e-3, dtype=kind, device=device)
+
+    def step(_: int) -> None:
+        for parameter, gradient in zip(parameters.values(), gradients, strict=True):
+            parameter.grad = gradient
+        weights.unscale()
+        weights.step()
+
+    step(0)  # Makes the state.
+    times: list[float] = []
+    while len(times) < patience.least or (
+        len(times) < patience.most and sum(times) < patience.seconds
+    ):
+        times += timed_round(step, 1, device)
+    return OptimizerCosts(
+        optimizer=job.optimizer, elements=values.numel(), step=_timing(np.asarray(times))
     )
 
 

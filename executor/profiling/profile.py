@@ -13,7 +13,7 @@ import torch
 
 from executor.distributed.host_tuning import keep_freed_memory
 from executor.profiling.kinds import alike
-from executor.profiling.measure import Patience, measured
+from executor.profiling.measure import Patience, emptied_caches, measured, optimizer_costs
 from executor.profiling.sizes import SizedModel, sized_model
 from planner.errors import PipeplanError
 from planner.job import Job
@@ -79,12 +79,22 @@ def profile(request: ProfileRequest, tell: Told) -> Costs:
         for number, kind in enumerate(costs.kinds)
         if (row := kind.at(model.samples)) is None or _is_unsteady(row)
     ]
+    weights = models[0].graph.parameters
+    before = emptied_caches(request.device, sum(weight.bytes for weight in weights))
     for done, (number, model) in enumerate(todo, 1):
         kind = costs.kinds[number]
-        row = measured(model, kind.layers[0], request.device, request.patience)
+        row = measured(model, kind.layers[0], request.device, request.patience, before)
         costs = _with(costs, number, row)
         costs.save(request.output)
         tell(f"{done}/{len(todo)}  {_line(kind, row)}")
+    if costs.optimizer is None or costs.optimizer.optimizer != request.job.optimizer:
+        timed = optimizer_costs(request.job, request.device, request.patience)
+        costs = costs.model_copy(update={"optimizer": timed})
+        costs.save(request.output)
+        tell(
+            f"step of {timed.optimizer}: {1e9 * timed.step.median_s / timed.elements:.3f} ns a "
+            f"parameter (spread {100 * timed.step.spread:.0f}%)"
+        )
     unsteady = sum(_is_unsteady(row) for kind in costs.kinds for row in kind.sizes)
     if unsteady:
         tell(

@@ -7,14 +7,14 @@ The simulator's times stand for every step; the measured ones are medians over t
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
 from typing import TypeVar
 
 from planner.errors import PipeplanError
 from planner.measured.timeline import MeasuredTimeline
-from planner.plan.operations import KIND_LABELS, Kind, Operation
+from planner.plan.operations import KIND_LABELS, Kind, Operation, stages_label
 from planner.plan.plan import Plan
 from planner.simulation.timeline import Timeline, reduction_spans
 
@@ -65,6 +65,7 @@ class Comparison:
         waiting: by device: iteration time less operations and optimizer step.
         iteration: the whole iteration.
         steps: the measured steps that count.
+        spread: distance between the quartiles of their times, as a share of the median.
         emulated: whether the measured operations were slept, not computed.
     """
 
@@ -76,7 +77,31 @@ class Comparison:
     waiting: Mapping[str, Deviation]
     iteration: Deviation
     steps: tuple[int, ...]
+    spread: float
     emulated: bool
+
+    @property
+    def largest(self) -> list[tuple[str, float]]:
+        """What differs most, with the measured seconds of an iteration less the predicted ones.
+
+        Operations of a stage on a device, messages from a device to another, reductions of stages
+        and optimizer steps; the largest differences first. They need not lie on the critical path.
+        """
+        rows = [
+            *(
+                (f"{KIND_LABELS[k]} of stage {s} on {d}", r)
+                for (s, d, k), r in self.operations.items()
+            ),
+            *((f"messages from {a} to {b}", row) for (a, b), row in self.transfers.items()),
+            *((f"all-reduce of {stages_label(s)}", row) for s, row in self.reductions.items()),
+            *((f"optimizer step of {device}", row) for device, row in self.optimizer.items()),
+        ]
+        found = [
+            (what, row.count * (row.measured_s - row.predicted_s))
+            for what, row in rows
+            if row.measured_s is not None and row.predicted_s is not None
+        ]
+        return sorted(found, key=lambda row: -abs(row[1]))
 
     @property
     def error(self) -> float | None:
@@ -110,8 +135,17 @@ def compare_with_measured(plan: Plan, timeline: Timeline, measured: MeasuredTime
         waiting=_deviations(expected.waiting, found.waiting, len(steps)),
         iteration=Deviation(1, timeline.iteration_time_s, median(times)),
         steps=steps,
+        spread=_spread(times),
         emulated=measured.emulated,
     )
+
+
+def _spread(times: Sequence[float]) -> float:
+    """Return the distance between the quartiles as a share of the median."""
+    if len(times) < 2:
+        return 0.0
+    low, middle, high = quantiles(times, n=4, method="inclusive")
+    return (high - low) / middle if middle else 0.0
 
 
 def require_timeline_of(plan: Plan, measured: MeasuredTimeline) -> None:
@@ -183,7 +217,7 @@ class _Predicted:
         self.reductions = {
             stages: [end_s - start_s] for stages, (start_s, end_s) in spans_s.items()
         }
-        self.optimizer = {d: [s] for d, s in timeline.pipeline.optimizer_s.items()}
+        self.optimizer = {d: [s] for d, s in timeline.optimizer_s.items()}
         self.waiting = {
             d: [max(0.0, timeline.iteration_time_s - s)] for d, s in timeline.busy_s.items()
         }

@@ -13,7 +13,7 @@ from planner.cli.compare import compare
 from planner.cli.explain import explain
 from planner.cli.export import export
 from planner.cli.import_ import import_
-from planner.cli.inspect import plot, presets, profile, schema, trace, verify
+from planner.cli.inspect import detect, plot, presets, profile, schema, trace, verify
 from planner.cli.migrate import migrate
 from planner.cli.plan import plan
 from planner.cli.replan import replan
@@ -76,14 +76,15 @@ def _main(
 
 
 app.command("import")(import_)
-# Its options are the executor's, whose own help says what they are.
-app.command(
-    context_settings={
-        "allow_extra_args": True,
-        "ignore_unknown_options": True,
-        "help_option_names": [],
-    }
-)(profile)
+# Their options are the executor's, whose own help says what they are.
+for measurement in (detect, profile):
+    app.command(
+        context_settings={
+            "allow_extra_args": True,
+            "ignore_unknown_options": True,
+            "help_option_names": [],
+        }
+    )(measurement)
 COMMANDS = (
     trace,
     plan,

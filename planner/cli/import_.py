@@ -24,7 +24,7 @@ DEFAULT_CLUSTER_OUTPUT = Path("cluster.toml")
 
 
 def import_cluster(
-    file: Path, output: Path | None, kind: str, device_type: str | None, *, as_json: bool
+    file: Path, output: Path | None, kind: str, options: ImportOptions, *, as_json: bool
 ) -> None:
     """Read measured or listed links and write the cluster file.
 
@@ -32,7 +32,7 @@ def import_cluster(
         file: to read.
         output: cluster file; None for ``cluster.toml``.
         kind: of the file, in :data:`planner.interop.importing.formats.CLUSTER_FORMATS`.
-        device_type: preset of the GPUs; None if the file names them.
+        options: what the file does not say.
         as_json: print JSON instead of a table.
 
     Raises:
@@ -47,7 +47,7 @@ def import_cluster(
             f"-o {path}: expected a name that ends in .toml or .json, as this file holds a cluster"
         )
     require_file_path(path)
-    imported = import_cluster_file(file, kind, device_type)
+    imported = import_cluster_file(file, kind, options)
     imported.cluster.save(path)
     if as_json:
         print_json(_data(imported, kind, path))
@@ -117,7 +117,8 @@ FormatOption = Annotated[
         "--from",
         metavar="FORMAT",
         help="kind of FILE (auto: detect it): dapple, pipedream, dnn-partitioning, nvidia-smi, "
-        "nccl-tests, nccl-all-reduce, nccl-sendrecv",
+        "nccl-tests, nccl-all-reduce, nccl-sendrecv, sailor, metis, galvatron, sailor-links, "
+        "metis-cluster, galvatron-links",
         autocompletion=completion.import_formats,
     ),
 ]
@@ -137,6 +138,15 @@ SamplesOption = Annotated[
 FreeInputsOption = Annotated[
     bool, typer.Option("--free-inputs", help="count input nodes of a profile as 0 s")
 ]
+GivenOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--given",
+        metavar="NAME=VALUE",
+        help="what FILE does not say, once for each: tensor_parallel=4, hosts=GH-96*4 (a name "
+        "that the format does not take is refused with those it takes)",
+    ),
+]
 
 
 def import_(
@@ -146,6 +156,7 @@ def import_(
     device_type: DeviceTypeOption = None,
     samples: SamplesOption = None,
     free_inputs: FreeInputsOption = False,
+    given: GivenOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Import a profile as a layer graph, or measured links as a cluster file."""
@@ -158,10 +169,22 @@ def import_(
         kind = format_of(file, format_name)
         if kind in CLUSTER_FORMATS:
             _refuse_profile_options(samples, free_inputs)
-            import_cluster(file, output, kind, device_type, as_json=as_json)
+        options = ImportOptions(device_type, samples, free_inputs, _given(given or []))
+        if kind in CLUSTER_FORMATS:
+            import_cluster(file, output, kind, options, as_json=as_json)
         else:
-            options = ImportOptions(device_type or "V100-16GB", samples, free_inputs)
             _import_profile(file, output or DEFAULT_OUTPUT, kind, options, as_json=as_json)
+
+
+def _given(settings: list[str]) -> dict[str, str]:
+    """Return given values by name."""
+    found: dict[str, str] = {}
+    for text in settings:
+        name, _, value = text.partition("=")
+        if not name or not value or name in found:
+            raise PipeplanError(f"--given {text}: expected NAME=VALUE, each name once")
+        found[name] = value
+    return found
 
 
 def _refuse_profile_options(samples: int | None, free_inputs: bool) -> None:

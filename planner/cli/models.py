@@ -83,7 +83,7 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
         PipeplanError: for a wrong file or setting, or if the three do not fit together.
     """
     from planner.cluster.cluster import Cluster
-    from planner.interop.calibrate.costs import with_costs
+    from planner.interop.calibrate.costs import with_costs, with_optimizer_costs
     from planner.plan.problem import ModelSource, Problem
     from planner.plan.runtimes import for_runtime
 
@@ -100,6 +100,7 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
     graph, text_problem = _traced(request.model, job)
     for path in request.costs:
         graph = with_costs(graph, cluster, path, "--costs")
+        cluster = with_optimizer_costs(cluster, job, path, "--costs")
     return LoadedProblem(for_runtime(Problem(graph, cluster, job, source)), text_problem)
 
 

@@ -184,6 +184,7 @@ def make_sweep(request: SweepRequest, *, as_json: bool) -> None:
     job = with_runtime(job_of(request.job, request.model_arguments), request.runtime)
     _require_possible(request, clusters, job)
     graphs = _graphs(request, clusters, job, quiet=as_json)
+    clusters = _with_steps(request, clusters, job)
     result = _swept(request, graphs, clusters, job, quiet=as_json)
     show_sweep(result, as_json=as_json)
     if request.plot is not None:
@@ -264,6 +265,21 @@ def _graphs(
         for path in request.costs:
             graph = with_costs(graph, any_cluster, path, "--costs")
         found.append(graph)
+    return found
+
+
+def _with_steps(
+    request: SweepRequest, clusters: Mapping[str, Cluster], job: Job
+) -> dict[str, Cluster]:
+    """Return the clusters with the optimizer's step as profiled."""
+    from planner.interop.calibrate.costs import with_optimizer_costs
+
+    found = dict(clusters)
+    for path in request.costs:
+        found = {
+            name: with_optimizer_costs(cluster, job, path, "--costs")
+            for name, cluster in found.items()
+        }
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -13,7 +13,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from planner.cluster.cluster_file import FORMAT as FILE_FORMAT
 from planner.cluster.cluster_file import ClusterFile, Currency, Name, cluster_toml
-from planner.cluster.hardware import DeviceType, LinkType, Price
+from planner.cluster.hardware import DeviceType, LinkType, Price, Slowdown, check_slowdown
 from planner.cluster.link_table import LinkTable
 from planner.cluster.routing import Edges, Messages, Route, Routing
 from planner.records.document import Record, read_json, read_toml, write_atomically
@@ -41,6 +41,35 @@ class Device(Record):
         return _without_missing(dump(self), "price_per_hour")
 
 
+class Host(Record):
+    """Devices that share the cores or the memory of a machine, and so slow each other.
+
+    Attributes:
+        devices: The devices, each in one host at most.
+        slowdown: Factors on the time of computation while one, two, … all of the devices compute.
+    """
+
+    devices: Annotated[tuple[Name, ...], Field(min_length=1)]
+    slowdown: Slowdown
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        check_slowdown(self.slowdown, len(self.devices))
+        return self
+
+    @property
+    def capacity(self) -> float:
+        """The most devices' worth of computation that it does at a time."""
+        return max(count / factor for count, factor in enumerate(self.slowdown, 1))
+
+    def of(self, devices: Collection[str]) -> Host | None:
+        """Return the host with those of its devices alone; None if it has none of them."""
+        kept = tuple(name for name in self.devices if name in devices)
+        if not kept:
+            return None
+        return Host(devices=kept, slowdown=self.slowdown[: len(kept)])
+
+
 class Link(LinkType):
     """A link between two vertices.
 
@@ -62,6 +91,7 @@ class Cluster(Record):
         devices: All devices.
         switches: Names of switches, which only forward.
         links: All links.
+        hosts: Devices that slow each other, host by host; others compute undisturbed.
     """
 
     format: Literal["pipeplan-cluster/1"] = "pipeplan-cluster/1"
@@ -71,6 +101,7 @@ class Cluster(Record):
     devices: Annotated[tuple[Device, ...], Field(min_length=1)]
     switches: tuple[Name, ...] = ()
     links: tuple[Link, ...] = ()
+    hosts: tuple[Host, ...] = ()
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
@@ -101,7 +132,10 @@ class Cluster(Record):
 
     @model_serializer(mode="wrap")
     def _without_missing_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without_missing(dump(self), "currency")
+        data = _without_missing(dump(self), "currency")
+        if not self.hosts:
+            data.pop("hosts", None)
+        return data
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -130,7 +164,18 @@ class Cluster(Record):
                 raise ValueError(
                     f"links: one joins {link.between[0]!r} to itself; name its other end"
                 )
+        self._check_hosts()
         return self
+
+    def _check_hosts(self) -> None:
+        known = {device.name for device in self.devices}
+        for name, count in Counter(name for host in self.hosts for name in host.devices).items():
+            if name not in known:
+                raise ValueError(
+                    f"hosts: unknown device {name!r}; correct the name or add it to devices"
+                )
+            if count > 1:
+                raise ValueError(f"hosts: device {name!r} is named twice; it is in one host alone")
 
     @cached_property
     def device_names(self) -> tuple[str, ...]:
@@ -153,6 +198,12 @@ class Cluster(Record):
     def device_type(self, device: str) -> DeviceType:
         """Return the type of a device."""
         return self.device_types[self._types[device]]
+
+    @cached_property
+    def host_of(self) -> dict[str, Host]:
+        """The hosts of devices that are slowed by others, by device."""
+        slowing = (host for host in self.hosts if host.slowdown[-1] > 1)
+        return {name: host for host in slowing for name in host.devices}
 
     @cached_property
     def prices_per_hour(self) -> dict[str, float | None]:

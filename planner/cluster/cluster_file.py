@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
-from planner.cluster.hardware import DeviceType, LinkType, NonNegative, Positive, Price, Source
+from planner.cluster.hardware import (
+    DeviceType,
+    LinkType,
+    NonNegative,
+    Positive,
+    Price,
+    Slowdown,
+    Source,
+    check_slowdown,
+)
 from planner.cluster.presets import DEVICES, LINKS
 from planner.errors import PipeplanError
 from planner.records.document import Record
@@ -54,6 +63,8 @@ class NodeEntry(Record):
         link: Link from each device to the inner switch: a preset, a name in ``link_types``, or a
             table.
         price_per_hour: Price of the whole node, instead of the sum of its devices.
+        slowdown: Factors on the time of computation while one, two, … all of its devices compute,
+            where they share cores or memory; left out, they compute undisturbed.
     """
 
     name: NodeName
@@ -61,6 +72,18 @@ class NodeEntry(Record):
     type: DeviceTypeName
     link: LinkTypeName | LinkType
     price_per_hour: Price | None = None
+    slowdown: Slowdown | None = None
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.slowdown is not None:
+            check_slowdown(self.slowdown, self.devices)
+        return self
+
+    @property
+    def host(self) -> dict[str, Any]:
+        """The host of its devices."""
+        return {"devices": [row["name"] for row in self.entries], "slowdown": self.slowdown}
 
     @property
     def entries(self) -> Iterator[dict[str, Any]]:
@@ -70,6 +93,18 @@ class NodeEntry(Record):
             price = {"price_per_hour": self.price_per_hour / self.devices}
         for index in range(self.devices):
             yield {"name": f"{self.name}/gpu{index}", "type": self.type, **price}
+
+
+class HostEntry(Record):
+    """Devices that share the cores or the memory of a machine, and so slow each other.
+
+    Attributes:
+        devices: The devices, each in one host at most.
+        slowdown: Factors on the time of computation while one, two, … all of the devices compute.
+    """
+
+    devices: Annotated[tuple[Name, ...], Field(min_length=1)]
+    slowdown: Slowdown
 
 
 class LinkEntry(Record):
@@ -113,6 +148,7 @@ class ClusterFile(Record):
         switches: Names of switches, which only forward.
         link_types: Your own link types by name; they override presets of the same name.
         links: Links between devices, switches and nodes.
+        hosts: Devices that slow each other, host by host.
     """
 
     model_config = ConfigDict(
@@ -133,6 +169,7 @@ class ClusterFile(Record):
     switches: tuple[Name, ...] = ()
     link_types: dict[str, LinkType] = Field(default_factory=dict)
     links: tuple[LinkEntry, ...] = ()
+    hosts: tuple[HostEntry, ...] = ()
 
     def expanded(self, source: str) -> dict[str, Any]:
         """Return the data of a Cluster, with every device, switch and link written out.
@@ -159,6 +196,10 @@ class ClusterFile(Record):
             "devices": devices,
             "switches": [*self.switches, *(node.name for node in self.nodes)],
             "links": links,
+            "hosts": [
+                *(host.model_dump() for host in self.hosts),
+                *(node.host for node in self.nodes if node.slowdown is not None),
+            ],
         }
 
     def _device_type(self, name: str, problems: list[str]) -> dict[str, Any]:
@@ -221,6 +262,8 @@ def cluster_toml(cluster: Cluster) -> str:
     for link in cluster.links:
         data = link.model_dump()
         lines += ["", "[[links]]", *_fields({"between": data.pop("between"), **data})]
+    for host in cluster.hosts:
+        lines += ["", "[[hosts]]", *_fields(host.model_dump())]
     return "\n".join(lines) + "\n"
 
 

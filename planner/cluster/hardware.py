@@ -1,5 +1,6 @@
 """Figures of one type of device and of one type of link."""
 
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -58,6 +59,7 @@ class DeviceType(Record):
             fill the device.
         operation_overhead_us: Extra time of each operation.
         by_class: Figures per class of operation.
+        optimizer_efficiency: Fraction of memory bandwidth that the optimizer's step reaches.
         reserved_gib: Memory used by driver and framework before the model.
         source: Source of the figures; with ``datasheet``, efficiencies and overheads still count as
             assumed.
@@ -72,6 +74,7 @@ class DeviceType(Record):
     ramp_up_us: NonNegative = 0.0
     operation_overhead_us: NonNegative = 0.0
     by_class: dict[EfficiencyClass, ClassEfficiency] = Field(default_factory=dict)
+    optimizer_efficiency: Positive = 1.0
     reserved_gib: NonNegative = 1.0
     source: Source = "datasheet"
     price_per_hour: Price | None = None
@@ -92,12 +95,17 @@ class DeviceType(Record):
         """Leave defaults of newer fields out, so that digests of older clusters do not change."""
         data: dict[str, Any] = dump(self)
         later = ("bandwidth_efficiency", "ramp_up_us", "operation_overhead_us")
-        for name in (*later, "source", "price_per_hour"):
+        for name in (*later, "optimizer_efficiency", "source", "price_per_hour"):
             if getattr(self, name) == type(self).model_fields[name].default:
                 data.pop(name, None)
         if not self.by_class:
             data.pop("by_class", None)
         return data
+
+    @property
+    def optimizer_gb_per_s(self) -> float:
+        """Bytes that the optimizer's step reads and writes, in 10^9 bytes/s."""
+        return self.memory_bandwidth_gb_per_s * self.optimizer_efficiency
 
     @property
     def capacity_bytes(self) -> int:
@@ -108,6 +116,35 @@ class DeviceType(Record):
     def precisions(self) -> tuple[str, ...]:
         """The precisions that a job may choose, sorted."""
         return tuple(sorted(set(self.peak_tflop_per_s) - {TF32}))
+
+
+Slowdown = Annotated[tuple[Annotated[float, Field(ge=1, le=MOST)], ...], Field(min_length=1)]
+"""Factors on the time of computation, by how many devices of a host compute at once, from one."""
+
+
+def check_slowdown(slowdown: tuple[float, ...], devices: int) -> None:
+    """Check the factors of a host.
+
+    Raises:
+        ValueError: if they are not one for each number of its devices, or fall, or the first is
+            not 1.
+    """
+    if len(slowdown) != devices:
+        raise ValueError(
+            f"slowdown has {len(slowdown)} factors for {devices} devices; give one for each number "
+            "of devices that compute at once, from one to all"
+        )
+    if slowdown[0] != 1:
+        raise ValueError(
+            f"slowdown begins with {slowdown[0]:g}; a device that computes alone is as fast as its "
+            "type says, so begin with 1"
+        )
+    for number, (before, after) in enumerate(pairwise(slowdown), 2):
+        if after < before:
+            raise ValueError(
+                f"slowdown falls from {before:g} to {after:g} with {number} devices; another "
+                "device at work makes none faster"
+            )
 
 
 class LinkType(Record):

@@ -378,7 +378,7 @@ def _optimizer_s(
         for group in set(stages_on.values())
     }
     return {
-        device: moved[group] / (problem.cluster.device_type(device).memory_bandwidth_gb_per_s * 1e9)
+        device: moved[group] / (problem.cluster.device_type(device).optimizer_gb_per_s * 1e9)
         for device, group in stages_on.items()
     }
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from planner.errors import PipeplanError
-from planner.job import Precision
+from planner.job import Optimizer, Precision
 from planner.model.graph_record import MeasuredTimes, Name, Seconds
 from planner.records.document import Count, Record
 from planner.records.formats import JsonFile
@@ -114,6 +114,20 @@ class LayerKind(Record):
         return next((row for row in self.sizes if row.samples_per_microbatch == samples), None)
 
 
+class OptimizerCosts(Record):
+    """Costs of the optimizer's step.
+
+    Attributes:
+        optimizer: Name of the optimizer, as in job files.
+        elements: Number of parameters that were updated.
+        step: Time of the step.
+    """
+
+    optimizer: Optimizer
+    elements: Annotated[int, Field(ge=1, lt=2**53)]
+    step: Timing
+
+
 class Costs(JsonFile):
     """Measured costs of a model on one device.
 
@@ -127,6 +141,7 @@ class Costs(JsonFile):
         made_with: Versions by name.
         date: Date of the first measurement, ISO 8601.
         kinds: Groups of layers that do the same work, in model order.
+        optimizer: Costs of the optimizer's step; null in files of earlier versions.
     """
 
     format: Literal["pipeplan-costs/1"] = "pipeplan-costs/1"
@@ -138,6 +153,7 @@ class Costs(JsonFile):
     made_with: dict[Name, Name]
     date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
     kinds: Annotated[tuple[LayerKind, ...], Field(min_length=1)]
+    optimizer: OptimizerCosts | None = None
 
     @model_validator(mode="after")
     def _every_layer_once(self) -> Self:

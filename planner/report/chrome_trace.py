@@ -91,7 +91,7 @@ def _steps(timeline: Timeline) -> Iterator[Event]:
         for device in what.devices:
             yield reduction_event(processes[device], what.stages, what.bytes, span)
     for device, end_s in timeline.end_s.items():
-        start_s = end_s - timeline.pipeline.optimizer_s[device]
+        start_s = end_s - timeline.optimizer_s[device]
         yield optimizer_event(processes[device], _span(start_s, end_s))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+MOST_LARGEST, NOTICEABLE = 3, 0.01
+"""Most differences that are named, and the share of an iteration from which on they are."""
+UNSTEADY = 0.1
+"""A spread of the steps' times that is told."""
 MOST_ROWS = 12
 """Most rows of a table; the rest is counted."""
 _FIGURES = ("count", "predicted ms", "measured ms", "measured / predicted")
@@ -30,7 +34,25 @@ def comparison_tables(comparison: Comparison) -> Group:
     tables = [_kinds_table(comparison), _stages_table(comparison)]
     if comparison.transfers:
         tables.append(_links_table(comparison))
-    return Group(*tables, Text(comparison_line(comparison), style="bold"))
+    lines = [Text(line) for line in comparison_notes(comparison)]
+    return Group(*tables, Text(comparison_line(comparison), style="bold"), *lines)
+
+
+def comparison_notes(comparison: Comparison) -> Iterator[str]:
+    """Yield where the difference comes from, and whether the measurement can be trusted."""
+    largest = [
+        f"{what} {seconds * 1e3:+,.0f} ms"
+        for what, seconds in comparison.largest[:MOST_LARGEST]
+        if abs(seconds) >= NOTICEABLE * (comparison.iteration.measured_s or 0.0)
+    ]
+    if largest:
+        yield f"measured less predicted, an iteration: {'; '.join(largest)}"
+    if comparison.spread > UNSTEADY:
+        yield (
+            f"note: half of the steps differ by {comparison.spread:.0%} or more: something else "
+            "used the machines, or their speed drifts; no prediction holds better than that, "
+            "measure again when nothing does"
+        )
 
 
 def comparison_line(comparison: Comparison) -> str:
@@ -55,6 +77,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "iteration": _data(comparison.iteration),
         "error": comparison.error,
         "steps": list(comparison.steps),
+        "spread": comparison.spread,
         "emulated": comparison.emulated,
         "kinds": {kind: _data(row) for kind, row in comparison.kinds.items()},
         "operations": [

@@ -316,7 +316,7 @@ def other_boxes(timeline: Timeline) -> tuple[Boxes, ...]:
 def _optimizer(timeline: Timeline) -> Iterator[tuple[GanttStyle, Box]]:
     rows = rows_of(timeline)
     for device, end_s in timeline.end_s.items():
-        seconds = timeline.pipeline.optimizer_s[device]
+        seconds = timeline.optimizer_s[device]
         if seconds > 0:
             yield _OPTIMIZER, Box(rows[device], end_s - seconds, end_s)
 

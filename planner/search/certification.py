@@ -137,7 +137,7 @@ class Certifier:
 
     def _take_closed_forms(self, best_s: float) -> None:
         chain, check = self._chain, self._check
-        work = WorkPrices(prices=self._by_type(chain.load_prices))
+        work = WorkPrices(prices=self._by_type(chain.work_prices))
         path = MicrobatchPath()
         self._take(work, min(best_s, check.least_s(work)))
         self._take(path, min(best_s, check.least_s(path)))

@@ -6,7 +6,8 @@ well as in the walk from the best partitions found: so reductions among all repl
 microbatches stay in their group. Data parallelism is the special case of groups of one device.
 
 Where the job asks for equal pipelines, one pipeline is searched by itself, by all steps of a
-search, and its best partitions are tried on the devices of all.
+search, and its best partitions are tried on the devices of all. So is a problem without those
+devices of a shared host that add little to what it computes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
 from planner.plan.problem import Problem
 from planner.search.budget import Clock, TimeSlice
@@ -40,6 +42,8 @@ PROGRAM_SHARE = 0.4
 """Share of the step's time for dynamic programs."""
 BEST = 3
 """Partitions of one pipeline that are tried on the devices of all."""
+WORTH = (0.5, 0.05)
+"""Devices that add a smaller share of one device's work to their host's are left out."""
 Run = Callable[[Search], None]
 """Runs the steps of a search."""
 
@@ -164,15 +168,62 @@ def _best_of_one(
         problem = problem_of_one(search.problem, grouping)
     except PipeplanError:  # A layer runs on none of its devices.
         return
+    place_of = {device: place for place, device in enumerate(grouping[-1])}
+    for partition in _best_of(search, problem, limit_s, run):
+        yield everywhere(partition, grouping, place_of)
+
+
+def _best_of(search: Search, problem: Problem, limit_s: float, run: Run) -> Iterator[Partition]:
+    """Yield the best partitions of a problem that is part of the one searched."""
     task = SearchTask(problem, search.settings, search.task.gap_limit)
     alone = Search(task, Clock(limit_s, search.settings.deterministic))
     run(alone)
     search.clock.spend(alone.clock.elapsed_s)
     if alone.clock.is_stopped:
         search.clock.stop()
-    place_of = {device: place for place, device in enumerate(grouping[-1])}
     for candidate in alone.ranked()[:BEST]:
-        yield everywhere(candidate.partition, grouping, place_of)
+        yield candidate.partition
+
+
+# --- hosts whose devices slow each other ----------------------------------------------------------
+
+
+def search_fewer_devices(search: Search, time: TimeSlice, run: Run) -> None:
+    """Search without devices that add nothing to what their hosts compute at a time.
+
+    The estimates that lead a search take every device for as fast as alone. Of a host that four
+    devices keep no busier than two, two may do as well with fewer bubbles.
+
+    Args:
+        search: of a problem with hosts whose devices slow each other.
+        time: which all numbers of devices share.
+        run: the steps of the search of one of them.
+    """
+    cluster = search.problem.cluster
+    kept = [_kept_devices(cluster, share) for share in WORTH]
+    choices = [names for names in dict.fromkeys(kept) if len(names) < len(cluster.devices)]
+    for number, names in enumerate(choices):
+        limit_s = time.left_s / (len(choices) - number)
+        try:
+            problem = restricted_to(search.problem, names)
+        except PipeplanError:  # A layer runs on none of its devices.
+            continue
+        for partition in _best_of(search, problem, max(limit_s, 0.0), run):
+            search.consider(partition)
+
+
+def _kept_devices(cluster: Cluster, share: float) -> tuple[str, ...]:
+    """Return the devices without those that add less than a share of one's work to their host's."""
+    gone: set[str] = set()
+    for host in cluster.hosts:
+        work = [count / factor for count, factor in enumerate(host.slowdown, 1)]
+        worth = [
+            number
+            for number, done in enumerate(work)
+            if done - max(work[:number], default=0) >= share
+        ]
+        gone.update(host.devices[worth[-1] + 1 :])
+    return tuple(name for name in cluster.device_names if name not in gone)
 
 
 def everywhere(partition: Partition, grouping: Grouping, place_of: Mapping[str, int]) -> Partition:

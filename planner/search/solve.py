@@ -22,7 +22,7 @@ from planner.search.finished import (
     plan_of,
     status_of,
 )
-from planner.search.group_search import plan_groups, search_pipelines
+from planner.search.group_search import plan_groups, search_fewer_devices, search_pipelines
 from planner.search.local_search import anneal, descend
 from planner.search.missing_freedoms import with_missing_freedoms
 from planner.search.partition.chain import Chain, Partition
@@ -114,6 +114,11 @@ def is_middling(search: Search) -> bool:
     return not model_applies(search) and is_small(search)
 
 
+def has_slow_hosts(search: Search) -> bool:
+    """Apply where devices of a host slow each other."""
+    return bool(search.problem.cluster.host_of)
+
+
 @dataclass(frozen=True)
 class SearchStep:
     """One step of a search.
@@ -136,8 +141,14 @@ def search_equal_pipelines(search: Search, time: TimeSlice) -> None:
     search_pipelines(search, time, run_until_stopped)
 
 
+def search_fewer(search: Search, time: TimeSlice) -> None:
+    """Search without devices that add little to their hosts by the steps of this table."""
+    search_fewer_devices(search, time, run_until_stopped)
+
+
 STEPS = (
     SearchStep("total work", bound_by_work, Share(1)),
+    SearchStep("fewer devices of hosts", search_fewer, Share(0.4, "whole"), has_slow_hosts),
     SearchStep("equal pipelines", search_equal_pipelines, Share(0.5, "whole"), has_pipelines),
     # On large clusters nothing else is scheduled as soon as one of many equal groups.
     SearchStep("equal groups of devices", plan_groups, Share(0.5, "whole"), is_large),

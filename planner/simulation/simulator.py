@@ -1,18 +1,21 @@
 """Timed replay of a pipeline's operations, transfers and reductions.
 
 The rules: a device runs one operation at a time, each as soon as its inputs have arrived and the
-operation before it has ended. A result is sent to the neighbouring stage the moment it is ready. A
-transfer holds every link of its route for latency + bytes / narrowest bandwidth; a link serves
-requests in the order they are made. Gradients of a stage are reduced after its last backward, or in
-buckets while it runs, one reduction per device at a time; the optimizer step follows the last of
-them.
+operation before it has ended. While k devices of a host compute, each takes the host's
+``slowdown[k - 1]`` times as long as alone. A result is sent to the neighbouring stage the moment it
+is ready. A transfer holds every link of its route for latency + bytes / narrowest bandwidth; a link
+serves requests in the order they are made. Gradients of a stage are reduced after its last
+backward, or in buckets while it runs, one reduction per device at a time; the optimizer step
+follows the last of them.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from planner.costs.placement import PlacedPipeline, Transfer, place_plan
@@ -20,6 +23,7 @@ from planner.costs.reductions import GradientReduction
 from planner.errors import DeadlockError
 from planner.plan.operations import Kind, Operation, Orders, owners
 from planner.plan.plan import Plan
+from planner.simulation.shared_hosts import HostLoad, computed_together, host_loads
 from planner.simulation.timeline import (
     OperationEvent,
     SynchronisationEvent,
@@ -127,6 +131,9 @@ class Replay:
         self.link_free_at: dict[tuple[int, int], float] = defaultdict(float)
         self.operations: list[OperationEvent] = []
         self.transfers: list[TransferEvent] = []
+        self._loads = host_loads(pipeline.problem.cluster)
+        self._on_hosts: dict[str, OperationEvent] = {}
+        self._changed: dict[HostLoad, None] = {}
         self._durations: dict[tuple[int, str, str], float] = {}
         self._transfers: dict[tuple[bool, int, str, str], Transfer] = {}
 
@@ -136,6 +143,7 @@ class Replay:
             if stage == 0:
                 self._offer(Operation(0, "F", microbatch))
         self._dispatch(self.pipeline.devices, 0.0)
+        self._time_again()
         while self.heap:
             now = self.heap[0][0]
             touched: dict[str, None] = {}
@@ -146,6 +154,8 @@ class Replay:
                 if device is not None:
                     touched[device] = None
             self._dispatch(touched, now)
+            if self._changed:
+                self._time_again()
         unfinished = self.policy.unfinished()
         if unfinished:
             raise DeadlockError(f"the orders deadlock: {unfinished}")
@@ -169,13 +179,50 @@ class Replay:
         key = (operation.stage, operation.kind, device)
         if key not in self._durations:
             self._durations[key] = self.pipeline.seconds(*key)
+        if device in self._loads:
+            self._compute_on_host(device, OperationEvent(device, operation, now, math.inf))
+            return
         end = now + self._durations[key]
         self.free_at[device] = end
         self.operations.append(OperationEvent(device, operation, now, end))
         heapq.heappush(self.heap, (end, operation, False))
 
-    def _finish(self, operation: Operation, now: float) -> str:
+    def _compute_on_host(self, device: str, event: OperationEvent) -> None:
+        """Begin an operation whose end depends on what else its host computes."""
+        load, operation = self._loads[device], event.operation
+        self.free_at[device] = math.inf
+        self._on_hosts[device] = event
+        load.start(device, self._durations[operation.stage, operation.kind, device], event.start_s)
+        self._changed[load] = None
+
+    def _time_again(self) -> None:
+        """Note when the computations of hosts end on which something began or ended."""
+        for load in self._changed:
+            for device, end_s in load.ends_s:
+                event = self._on_hosts[device]
+                if event.end_s != end_s:
+                    self._on_hosts[device] = replace(event, end_s=end_s)
+                    heapq.heappush(self.heap, (end_s, event.operation, False))
+        self._changed.clear()
+
+    def _ends_now(self, device: str, operation: Operation, now: float) -> bool:
+        """Return whether an operation ends; on a host its end may have been put off since."""
+        event = self._on_hosts.get(device)
+        if event is None or (event.operation, event.end_s) != (operation, now):
+            return False
+        load = self._loads[device]
+        load.stop(device, now)
+        self._changed[load] = None
+        self.free_at[device] = now
+        alone_s = self._durations[operation.stage, operation.kind, device]
+        stretch = (event.end_s - event.start_s) / alone_s if alone_s else 1.0
+        self.operations.append(replace(self._on_hosts.pop(device), stretch=stretch))
+        return True
+
+    def _finish(self, operation: Operation, now: float) -> str | None:
         device = self._device(operation)
+        if device in self._loads and not self._ends_now(device, operation, now):
+            return None
         stage, kind, microbatch = operation
         if kind == "F":
             if stage < self.last:
@@ -236,6 +283,8 @@ class Replay:
 
     def _timeline(self) -> Timeline:
         operations, transfers = self.operations, self.transfers
+        if self._loads:
+            operations = sorted(operations, key=lambda event: event.start_s)
         transfers = sorted(transfers, key=lambda event: (event.start_s, event.operation))
         return _reduced(self.pipeline, tuple(operations), tuple(transfers))
 
@@ -276,9 +325,15 @@ def _reduced(
         for device in sync.devices:
             free_at[device] = end
             done[device] = max(done[device], end)
-    end_s = {device: time_s + pipeline.optimizer_s[device] for device, time_s in done.items()}
+    loads = host_loads(pipeline.problem.cluster)
+    end_s = computed_together(loads, done, pipeline.optimizer_s)
     by_start = tuple(sorted(events, key=lambda event: event.start_s))
-    return Timeline(pipeline, operations, transfers, by_start, end_s)
+    # Differences of moments are rounded: where nothing slows a step it takes just its own time.
+    steps_s = {
+        device: end_s[device] - done[device] if device in loads else alone_s
+        for device, alone_s in pipeline.optimizer_s.items()
+    }
+    return Timeline(pipeline, operations, transfers, by_start, end_s, steps_s)
 
 
 def _ready_s(sync: GradientReduction, last: Mapping[tuple[int, str], OperationEvent]) -> float:

@@ -13,12 +13,16 @@ from planner.plan.operations import Operation
 
 @dataclass(frozen=True)
 class OperationEvent:
-    """An operation that ran on a device."""
+    """An operation that ran on a device.
+
+    ``stretch`` is how many times as long it took as alone, where the device's host computed more.
+    """
 
     device: str
     operation: Operation
     start_s: float
     end_s: float
+    stretch: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -44,19 +48,23 @@ class SynchronisationEvent:
 
 def gradients_ready_s(reduction: GradientReduction, last: OperationEvent) -> float:
     """Return when a stage's last backward on a device has made the gradients of a reduction."""
-    ahead_s = reduction.ahead_s(last.operation.kind, last.device)
+    ahead_s = reduction.ahead_s(last.operation.kind, last.device) * last.stretch
     return max(last.start_s, last.end_s - ahead_s)
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """One iteration, event by event, in order of start."""
+    """One iteration, event by event, in order of start.
+
+    ``end_s`` and ``optimizer_s`` are the end and the length of each device's optimizer step.
+    """
 
     pipeline: PlacedPipeline
     operations: tuple[OperationEvent, ...]
     transfers: tuple[TransferEvent, ...]
     synchronisations: tuple[SynchronisationEvent, ...]
     end_s: Mapping[str, float]
+    optimizer_s: Mapping[str, float]
 
     @cached_property
     def iteration_time_s(self) -> float:
@@ -66,7 +74,7 @@ class Timeline:
     @cached_property
     def busy_s(self) -> dict[str, float]:
         """Seconds of computation on each device, including the optimizer step."""
-        busy = dict(self.pipeline.optimizer_s)
+        busy = dict(self.optimizer_s)
         for event in self.operations:
             busy[event.device] += event.end_s - event.start_s
         return busy

@@ -202,6 +202,11 @@ def _switched_topology(
     return Topology(title, False, cluster, inner)
 
 
+def cluster_without_links(found: Measurements, name: str) -> Cluster:
+    """Return the measured devices alone, as where there is only one."""
+    return _cluster(found, (), (), (), name)
+
+
 def _cluster(
     found: Measurements,
     links: Sequence[_Link],
@@ -225,6 +230,7 @@ def _cluster(
         "devices": [{"name": member.name, "type": member.type} for member in found.members],
         "switches": list(switches),
         "links": link_rows,
+        "hosts": [host.model_dump(mode="json") for host in found.hosts],
     }
     return Cluster.parse(data, "measured cluster")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
+from planner.cluster.cluster import Host
 from planner.cluster.hardware import DeviceType
 from planner.topology.message_fit import OneWay
 
@@ -88,6 +89,8 @@ class Measurements:
         ways: single messages, by source and target.
         together: messages sent at the same time.
         reductions: all-reduces.
+        slowdowns: by host, how many times as long computation takes while one, two, … all of its
+            ranks compute; of hosts where that was measured.
     """
 
     members: tuple[MeasuredRank, ...]
@@ -95,6 +98,19 @@ class Measurements:
     ways: Mapping[Ends, OneWay]
     together: tuple[ConcurrentMessages, ...] = ()
     reductions: tuple[TimedReduction, ...] = ()
+    slowdowns: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def hosts(self) -> tuple[Host, ...]:
+        """Hosts whose ranks slow each other."""
+        members: dict[str, list[str]] = {}
+        for member in self.members:
+            members.setdefault(member.host, []).append(member.name)
+        return tuple(
+            Host(devices=tuple(members[host]), slowdown=slowdown)
+            for host, slowdown in self.slowdowns.items()
+            if slowdown[-1] > 1
+        )
 
     @cached_property
     def pairs(self) -> dict[Ends, BothWays]:

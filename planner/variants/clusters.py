@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.cluster.cluster import FORMAT, Cluster
+from planner.cluster.cluster import FORMAT, Cluster, Host
 from planner.cluster.cluster_file import ClusterFile
 from planner.cluster.hardware import LinkType
 from planner.errors import PipeplanError
@@ -26,13 +26,18 @@ def without(cluster: Cluster, names: Collection[str]) -> Cluster:
         "switches": tuple(name for name in cluster.switches if name not in gone),
         "links": tuple(link for link in cluster.links if gone.isdisjoint(link.between)),
     }
-    return cluster.model_copy(update=fields)
+    left = set(cluster.device_names) - gone
+    hosts = (host.of(left) for host in cluster.hosts)
+    return cluster.model_copy(
+        update={**fields, "hosts": tuple(host for host in hosts if host is not None)}
+    )
 
 
 def with_copies(cluster: Cluster, names: Mapping[str, str]) -> Cluster:
     """Return a cluster with copies of some devices and switches.
 
-    Copies have the type, price and links of the originals; links to others lead to these.
+    Copies have the type, price and links of the originals; links to others lead to these. They are
+    on other hosts: copies of one host's devices slow each other as the originals do.
 
     Args:
         cluster: as it is.
@@ -52,8 +57,17 @@ def with_copies(cluster: Cluster, names: Mapping[str, str]) -> Cluster:
         "devices": (*cluster.devices, *devices),
         "switches": (*cluster.switches, *(names[s] for s in cluster.switches if s in names)),
         "links": (*cluster.links, *links),
+        "hosts": (*cluster.hosts, *_copied_hosts(cluster, names)),
     }
     return cluster.model_copy(update=fields)
+
+
+def _copied_hosts(cluster: Cluster, names: Mapping[str, str]) -> Iterator[Host]:
+    for host in cluster.hosts:
+        copied = host.of(names)
+        if copied is not None:
+            devices = tuple(names[name] for name in copied.devices)
+            yield copied.model_copy(update={"devices": devices})
 
 
 # --- united with a file ---------------------------------------------------------------------------
@@ -104,8 +118,16 @@ def united(cluster: Cluster, added: Data, source: str) -> Cluster:
         "devices": [*data["devices"], *(d for d in added["devices"] if d["name"] not in mine)],
         "switches": [*dict.fromkeys((*cluster.switches, *added["switches"]))],
         "links": [*data["links"], *(x for x in added["links"] if _link_key(x) not in known)],
+        "hosts": _united_hosts(data.get("hosts", ()), added.get("hosts", ())),
     }
     return Cluster.parse(merged, source)
+
+
+def _united_hosts(mine: Sequence[Data], added: Sequence[Data]) -> list[Data]:
+    """Return all hosts; one that is extended by devices stands as it was added."""
+    extended = {name for host in added for name in host["devices"]}
+    kept = [host for host in mine if not extended.issuperset(host["devices"])]
+    return [*kept, *added]
 
 
 _REMEDY = "leave it out, or give all machines there are now as the new cluster"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.cluster.cluster import Cluster
+from planner.cluster.cluster import Cluster, Host
 from planner.cluster.hardware import DeviceType
 from planner.errors import PipeplanError, near, shorten
 from planner.plan.plan import Plan
@@ -239,8 +239,18 @@ def _restored(cluster: Cluster, name: str, before: Cluster) -> Cluster:
         "devices": (*cluster.devices, *(d for d in before.devices if d.name in devices)),
         "switches": (*cluster.switches, *(s for s in before.switches if s in inner)),
         "links": (*cluster.links, *links),
+        "hosts": _hosts_with(cluster, before, devices),
     }
     return _checked(cluster.model_copy(update=fields))
+
+
+def _hosts_with(cluster: Cluster, before: Cluster, devices: Collection[str]) -> tuple[Host, ...]:
+    """Return the hosts of a cluster with some devices more, which it had before."""
+    there = {*cluster.device_names, *devices}
+    known = {name for host in before.hosts for name in host.devices}
+    own = (host for host in cluster.hosts if known.isdisjoint(host.devices))
+    again = (host.of(there) for host in before.hosts)
+    return (*own, *(host for host in again if host is not None))
 
 
 def _without(cluster: Cluster, devices: Iterable[str], names: Iterable[str]) -> Cluster:

@@ -263,7 +263,7 @@ class PlanCosts:
             if parameter.trainable
         )
         kind = self._plan.cluster.device_type(device)
-        return moved / (kind.memory_bandwidth_gb_per_s * 1e9)
+        return moved / (kind.memory_bandwidth_gb_per_s * kind.optimizer_efficiency * 1e9)
 
     def _held(self, layers: Iterable[Layer]) -> list[Parameter]:
         names = dict.fromkeys(name for layer in layers for name in layer.parameters)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import groupby, pairwise
+from math import inf
 
 from planner.cluster.hardware import Source
 from planner.errors import DeadlockError
@@ -37,6 +38,44 @@ class Step:
     def seconds(self) -> float:
         """What it took."""
         return self.end_s - self.start_s
+
+
+class _Host:
+    """Devices that slow each other, and a clock that runs slower the more of them compute."""
+
+    def __init__(self, slowdown: Sequence[float]) -> None:
+        self._slowdown = slowdown
+        self._clock = self._moment = 0.0
+        self._rings_at: dict[str, float] = {}
+
+    def begin(self, device: str, seconds: float, now: float) -> None:
+        self._tick(now)
+        self._rings_at[device] = self._clock + seconds
+
+    def done(self, device: str, now: float) -> None:
+        self._tick(now)
+        del self._rings_at[device]
+
+    def moments(self) -> Iterator[tuple[str, float]]:
+        """Yield when each device that computes will be done, if none begins or ends before."""
+        for device, rings_at in self._rings_at.items():
+            yield device, self._moment + (rings_at - self._clock) * self._slower()
+
+    def _slower(self) -> float:
+        return self._slowdown[len(self._rings_at) - 1] if self._rings_at else 1.0
+
+    def _tick(self, now: float) -> None:
+        if now > self._moment:
+            self._clock += (now - self._moment) / self._slower()
+            self._moment = now
+
+
+def _hosts(plan: Plan) -> dict[str, _Host]:
+    """Return the hosts of devices that share one, by device."""
+    found: dict[str, _Host] = {}
+    for host in plan.cluster.hosts:
+        found.update(dict.fromkeys(host.devices, _Host(host.slowdown)))
+    return found
 
 
 @dataclass(frozen=True)
@@ -89,6 +128,7 @@ def replay(plan: Plan, orders: Orders, costs: PlanCosts) -> Replayed:
 class _Replay:
     def __init__(self, plan: Plan, orders: Orders, costs: PlanCosts) -> None:
         self._costs = costs
+        self._plan = plan
         self._last = len(plan.stages) - 1
         self._orders = orders
         self._runs_on = owners(orders)
@@ -102,31 +142,41 @@ class _Replay:
         self._carried: dict[Lane, Step] = {}
         self._brought: dict[Operation, Step] = {}
         self._last_backward: dict[tuple[int, str], Step] = {}
-        self._busy_s = {device: costs.optimizer_s(device) for device in costs.devices}
+        self._busy_s = dict.fromkeys(costs.devices, 0.0)
         self._changes = {d: [(0.0, costs.constant_bytes(d))] for d in costs.devices}
+        self._hosts = _hosts(plan)
+        self._disturbed: dict[_Host, None] = {}
+        # On hosts: when what a device computes will be done, as far as is known.
+        self._done_at: dict[str, float] = {}
 
     def run(self) -> Replayed:
         for device in self._orders:
             self._start_next(device, 0.0)
+        self._settle_hosts()
         while self._moments:
             now = self._moments[0][0]
             concerned = set()
             # All that happens at this moment comes before anything starts.
             while self._moments and self._moments[0][0] == now:
                 _, operation, arrives = heappop(self._moments)
-                concerned.add(self._runs_on[operation.stage, operation.microbatch])
+                device = self._runs_on[operation.stage, operation.microbatch]
                 if arrives:
                     self._receive(operation)
-                else:
+                elif self._is_done(device, operation, now):
                     self._end(operation, now)
+                else:
+                    continue
+                concerned.add(device)
             for device in concerned:
                 self._start_next(device, now)
+            self._settle_hosts()
         waiting = [device for device in self._orders if self._is_left(device)]
         if waiting:
             at = (f"{name} waits at {self._orders[name][self._next[name]]}" for name in waiting)
             raise DeadlockError(f"the orders deadlock: {', '.join(at)}")
         memory = {device: _held(rows) for device, rows in self._changes.items()}
-        return Replayed(self._last_step(), self._operations, self._busy_s, memory)
+        operations = sorted(self._operations, key=lambda step: step.start_s)
+        return Replayed(self._last_step(), operations, self._busy_s, memory)
 
     def _is_left(self, device: str) -> bool:
         return self._next[device] < len(self._orders[device])
@@ -142,10 +192,37 @@ class _Replay:
         seconds = self._costs.seconds(operation.stage, operation.kind, device)
         cause = _ended_at(now, before, self._brought.get(operation))
         self._ran[device] = Step(now, now + seconds, (device,), cause, operation)
-        self._operations.append(self._ran[device])
-        self._busy_s[device] += seconds
-        heappush(self._moments, (now + seconds, operation, False))
-        self._hold(device, operation, now, now + seconds)
+        host = self._hosts.get(device)
+        if host is None:
+            heappush(self._moments, (now + seconds, operation, False))
+            return
+        host.begin(device, seconds, now)
+        self._done_at[device] = inf
+        self._ran[device] = replace(self._ran[device], end_s=inf)
+        self._disturbed[host] = None
+
+    def _settle_hosts(self) -> None:
+        """What begins or ends on a host moves the ends of all that it computes."""
+        for host in self._disturbed:
+            for device, moment in host.moments():
+                operation = self._ran[device].operation
+                if operation is not None and self._done_at[device] != moment:
+                    self._done_at[device] = moment
+                    heappush(self._moments, (moment, operation, False))
+        self._disturbed.clear()
+
+    def _is_done(self, device: str, operation: Operation, now: float) -> bool:
+        """On a host an end that was announced may have been put off, or brought forward."""
+        host, step = self._hosts.get(device), self._ran[device]
+        if host is None:
+            return True
+        if step.operation != operation or self._done_at.get(device) != now:
+            return False
+        host.done(device, now)
+        del self._done_at[device]
+        self._disturbed[host] = None
+        self._ran[device] = replace(step, end_s=now)
+        return True
 
     def _receive(self, operation: Operation) -> None:
         """A gradient serves a whole backward or an input gradient, whichever the order has."""
@@ -157,6 +234,10 @@ class _Replay:
     def _end(self, operation: Operation, now: float) -> None:
         stage, kind, microbatch = operation
         row = self._costs.bytes[stage]
+        device = self._runs_on[stage, microbatch]
+        self._busy_s[device] += self._ran[device].seconds
+        self._hold(device, operation, self._ran[device])
+        self._operations.append(self._ran[device])
         if kind == "F" and stage < self._last:
             self._send(operation, Operation(stage + 1, "F", microbatch), row.sent, now)
         elif kind == "F":
@@ -166,7 +247,6 @@ class _Replay:
         if kind == "I":
             self._ready.add(Operation(stage, "W", microbatch))
         if kind in "BW":
-            device = self._runs_on[stage, microbatch]
             self._last_backward[stage, device] = self._ran[device]
 
     def _send(self, operation: Operation, user: Operation, bytes_: int, now: float) -> None:
@@ -188,7 +268,7 @@ class _Replay:
         self._changes[source].append((message.end_s, -bytes_))
         heappush(self._moments, (message.end_s, user, True))
 
-    def _hold(self, device: str, operation: Operation, start: float, end: float) -> None:
+    def _hold(self, device: str, operation: Operation, ran: Step) -> None:
         """What an operation takes and leaves; what it receives was counted as it arrived."""
         stage, kind, _ = operation
         row = self._costs.bytes[stage]
@@ -203,7 +283,7 @@ class _Replay:
             at_end = row.weight_stash - row.stash - row.gradient_received - apart
         else:
             at_end = -row.weight_stash
-        self._changes[device] += [(start, at_start), (end, at_end)]
+        self._changes[device] += [(ran.start_s, at_start), (ran.end_s, at_end)]
 
     def _last_step(self) -> Step:
         """Reductions, one a device at a time in the order in which they can begin; then steps."""
@@ -214,11 +294,14 @@ class _Replay:
             ring = (*reduction.devices, reduction.devices[0])
             done = _after(before, reduction.seconds, ring)
             network.update(dict.fromkeys(reduction.devices, done))
-        ends = []
+        steps = {}
         for device in self._costs.devices:
             before = [row[device] for row in (self._ran, network) if device in row]
-            ends.append(_after(before, self._costs.optimizer_s(device), (device,)))
-        return max(ends, key=lambda step: step.end_s)
+            steps[device] = _after(before, self._costs.optimizer_s(device), (device,))
+        steps = _on_hosts(steps, self._costs.optimizer_s, _hosts(self._plan))
+        for device, step in steps.items():
+            self._busy_s[device] += step.seconds
+        return max(steps.values(), key=lambda step: step.end_s)
 
     def _backwards(self, reduction: Reduction) -> list[Step]:
         """The last backwards, each as far as the gradients need it."""
@@ -234,11 +317,35 @@ class _Replay:
         if reduction.first_layer is None or backward.operation is None:
             return backward
         stage, kind, _ = backward.operation
-        left_s = self._costs.before_s(stage, reduction.first_layer, kind, backward.devices[0])
+        device = backward.devices[0]
+        left_s = self._costs.before_s(stage, reduction.first_layer, kind, device)
+        alone_s = self._costs.seconds(stage, kind, device)
+        if device in self._hosts and alone_s:
+            # Slowed by others, it makes each gradient later in proportion.
+            left_s *= backward.seconds / alone_s
         return replace(backward, end_s=max(backward.start_s, backward.end_s - left_s))
 
     def _ready_s(self, reduction: Reduction) -> float:
         return max((step.end_s for step in self._backwards(reduction)), default=0.0)
+
+
+def _on_hosts(
+    steps: dict[str, Step], seconds: Callable[[str], float], hosts: dict[str, _Host]
+) -> dict[str, Step]:
+    """Optimizer steps as long as they take while others of the same host step as well."""
+    found, computing = dict(steps), dict[str, float]()
+    begins = sorted((step.start_s, device) for device, step in steps.items() if device in hosts)
+    while begins or computing:
+        moment, device = min(((end, name) for name, end in computing.items()), default=(inf, ""))
+        if begins and begins[0][0] < moment:
+            moment, device = begins.pop(0)
+            hosts[device].begin(device, seconds(device), moment)
+        else:
+            del computing[device]
+            hosts[device].done(device, moment)
+            found[device] = replace(steps[device], end_s=moment)
+        computing.update(hosts[device].moments())
+    return found
 
 
 def _after(steps: list[Step], seconds: float, devices: tuple[str, ...]) -> Step:

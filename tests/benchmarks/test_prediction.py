@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.prediction.__main__ import chosen, parser
-from benchmarks.prediction.plans import MODELS, Model, plans_of, problem_of
+from benchmarks.prediction.plans import MODELS, Model, plans_of, predicted_again, problem_of
 from benchmarks.prediction.run import Row, verdicts
+from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
 from planner.verification import verify
 
@@ -17,6 +18,7 @@ def row(**fields: object) -> Row:
     given = {
         "model": "gpt",
         "plan": "even",
+        "ranks": 2,
         "predicted_s": 1.1,
         "measured_s": 1.0,
         "spread": 0.01,
@@ -29,19 +31,25 @@ def row(**fields: object) -> Row:
 
 
 def test_every_plan_of_a_model_holds_and_no_two_are_alike() -> None:
-    plans = dict(plans_of(problem_of(TINY, None), time_limit_s=1.0))
-    assert len(plans) == 4
+    cluster = Cluster.load("examples/clusters/this_machine.toml")
+    problem = problem_of(TINY, cluster, None)
+    plans = dict(plans_of(problem, time_limit_s=1.0))
+    assert len(plans) == 5
+    assert all(predicted_again(plan, problem) == plan for plan in plans.values())
     assert all(verify(plan) == [] for plan in plans.values())
-    assert len({str(plan.orders) + str(plan.stages) for plan in plans.values()}) == 4
+    assert len({str(plan.orders) + str(plan.stages) for plan in plans.values()}) == 5
     assert any("W" in text for text in plans["even, zero bubble"].orders.values())
     assert plans["interleaved, recomputed"].stages[0].recompute
 
 
 def test_bars_are_told_with_what_was_reached() -> None:
-    told = verdicts([row(), row(predicted_s=1.2, lowest=-0.04, predicted_bytes=96)])
+    low = {"lowest": -0.04, "predicted_bytes": 96}
+    told = verdicts([row(), row(predicted_s=1.2, **low), row(ranks=4, predicted_s=1.05)])
     assert told == [
-        "median error of the iteration time: 15.0% (bar 7%): **not reached**",
-        "worst error of the iteration time: 20.0% (bar 15%): **not reached**",
+        "median error of the iteration time, 2 ranks: 15.0% (bar 4%): **not reached**",
+        "worst error of the iteration time, 2 ranks: 20.0% (bar 10%): **not reached**",
+        "median error of the iteration time, 4 ranks: 5.0% (bar 8%): reached",
+        "worst error of the iteration time, 4 ranks: 5.0% (bar 15%): reached",
         "worst error of the heaviest rank's peak memory: 4.0% (bar 5%): reached",
         "furthest below a rank's peak memory: 4.0% (bar 3%): **not reached**",
     ]

@@ -269,13 +269,13 @@ def test_messages_are_held_against_latency_and_bandwidth_as_measured() -> None:
 def test_prediction_claims_are_its_bars() -> None:
     low = {"spread": 0.01, "lowest": -0.04}
     rows = [
-        PredictionRow("gpt", "even", 1.1, 1.0, predicted_bytes=98, measured_bytes=100, **low),
-        PredictionRow("gpt", "ours", 1.2, 1.0, predicted_bytes=96, measured_bytes=100, **low),
+        PredictionRow("gpt", "even", 2, 1.1, 1.0, predicted_bytes=98, measured_bytes=100, **low),
+        PredictionRow("gpt", "ours", 2, 1.2, 1.0, predicted_bytes=96, measured_bytes=100, **low),
     ]
     found = list(prediction.entries(rows))
     assert figures(iter(found)) == [
-        (pytest.approx(0.15), 0.07, False),
-        (pytest.approx(0.2), 0.15, False),
+        (pytest.approx(0.15), 0.04, False),
+        (pytest.approx(0.2), 0.1, False),
         (pytest.approx(0.04), 0.05, True),
         (pytest.approx(0.04), 0.03, False),
     ]

@@ -36,9 +36,9 @@ def test_a_plan_and_its_search_are_told_in_plain_text(tmp_path: Path) -> None:
 
 
 def test_the_demo_adds_no_escape_codes_of_its_own(tmp_path: Path) -> None:
-    for name in ("pipeplan", "torchrun"):
+    for name in ("pipeplan", "torchrun", "python"):
         (tmp_path / name).write_text("#!/bin/sh\necho it ran\n")
         (tmp_path / name).chmod(0o755)
     out = printed("sh", "examples/demo.sh", PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert out.count("it ran") == 6
+    assert out.count("it ran") == 9
     assert "\x1b" not in out

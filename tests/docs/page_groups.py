@@ -22,6 +22,7 @@ GROUPS = {
     ),
 }
 ELSEWHERE = {
+    "published_run.md": "tests/benchmarks/test_published.py",
     "own_constraints.md": "tests/solver/test_own_constraints.py",
     "sweep.md": "tests/sweeping/test_sweep_docs.py",
 }

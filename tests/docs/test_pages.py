@@ -11,8 +11,8 @@ from documents import SLOW, Block, blocks
 from page_groups import DOCS, ELSEWHERE, GROUPS, MOST_NOT_RUN, REASONS, steps
 
 from executor.coordinator.__main__ import parser as coordinator_parser
+from executor.detect.options import parser as measure_links_parser
 from executor.launch import command_line
-from executor.measure_links.options import parser as measure_links_parser
 from planner.cli import app
 
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
@@ -76,7 +76,7 @@ def test_pipeplan_takes_the_options_of_commands_that_are_not_run() -> None:
 
 PARSERS = {
     "executor": command_line.parser,
-    "executor.measure_links": measure_links_parser,
+    "executor.detect": measure_links_parser,
     "executor.coordinator": coordinator_parser,
 }
 

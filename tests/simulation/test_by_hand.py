@@ -5,8 +5,10 @@ from itertools import pairwise
 import pytest
 from builders import GIGA, boundary, graph, layer, orders, parameter, pipeline, star
 
+from planner.cluster.cluster import Host
 from planner.costs.placement import PlacedPipeline
 from planner.errors import DeadlockError
+from planner.plan.operations import Operation
 from planner.simulation.critical_path import critical_path
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import OperationEvent, Timeline
@@ -54,6 +56,42 @@ def test_two_stages_and_two_microbatches_by_hand() -> None:
     assert timeline.iteration_time_s == 10
     assert timeline.busy_s == {"d0": 6, "d1": 6}
     assert timeline.bubble == pytest.approx(8 / 20)
+
+
+def test_devices_of_one_host_slow_each_other_by_hand() -> None:
+    """While both compute each takes twice as long: 0F1 beside 1F0, 0B0 beside 1F1, then 1B1."""
+    the_graph = graph([layer("a"), layer("b")], [boundary("a", "b", bytes_=0)])
+    shared = star(2).model_copy(update={"hosts": (Host(devices=("d0", "d1"), slowdown=(1, 2)),)})
+    stages = [(["a"], ["d0"]), (["b"], ["d1"])]
+    timeline = simulate(pipeline(the_graph, shared, stages), ONE_F_ONE_B)
+    assert times(timeline) == {
+        "0F0": (0, 1),
+        "0F1": (1, 3),
+        "1F0": (1, 3),
+        "1B0": (3, 5),
+        "0B0": (5, 9),
+        "1F1": (5, 7),
+        "1B1": (7, 10),
+        "0B1": (10, 12),
+    }
+    assert {e.operation: e.stretch for e in timeline.operations}[Operation(1, "B", 1)] == 1.5
+    assert timeline.busy_s == {"d0": 9, "d1": 9}
+    events = [step.event for step in critical_path(timeline)]
+    ran = [str(event.operation) for event in events if isinstance(event, OperationEvent)]
+    assert ran == ["0F0", "1F0", "1B0", "1F1", "1B1", "0B1"]
+
+
+def test_optimizer_steps_of_one_host_slow_each_other_by_hand() -> None:
+    """Two replicas that step at once take twice as long as one alone."""
+    the_graph = graph([layer("a", parameters=["w"])], parameters=[parameter("w", 10**9)])
+    host = Host(devices=("d0", "d1"), slowdown=(1, 2))
+    one = pipeline(the_graph, star(2), [(["a"], ["d0"])], microbatches=1)
+    alone_s = one.optimizer_s["d0"]
+    shared = star(2).model_copy(update={"hosts": (host,)})
+    both = pipeline(the_graph, shared, [(["a"], ["d0", "d1"])], microbatches=2)
+    timeline = simulate(both, orders(d0="0F0 0B0", d1="0F1 0B1"))
+    assert times(timeline) == {name: (0, 2) if "F" in name else (2, 6) for name in times(timeline)}
+    assert timeline.optimizer_s == pytest.approx({"d0": 2 * alone_s, "d1": 2 * alone_s})
 
 
 def test_memory_of_two_stages_by_hand() -> None:

@@ -52,7 +52,7 @@ def resource_bounds(timeline: Timeline) -> tuple[Resource, ...]:
 
 def _devices(timeline: Timeline) -> list[Resource]:
     pipeline = timeline.pipeline
-    load_s = {d: timeline.busy_s[d] - pipeline.optimizer_s[d] for d in pipeline.devices}
+    load_s = {d: timeline.busy_s[d] - timeline.optimizer_s[d] for d in pipeline.devices}
     weights_s: defaultdict[str, float] = defaultdict(float)
     for event in timeline.operations:
         if event.operation.kind == "W":

@@ -7,6 +7,7 @@ from typing import Any
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError, shorten
+from planner.job import BYTES_OF, Job
 from planner.model.graph_record import MEASURED, GraphRecord, Layer
 from planner.model.layer_graph import LayerGraph
 from planner.model.measured_costs import FORMAT as COSTS_FORMAT
@@ -37,6 +38,40 @@ def with_costs(graph: LayerGraph, cluster: Cluster, path: str | Path, option: st
             "the graph of `pipeplan calibrate --graph`"
         )
     return with_measured_times(graph, costs, source)
+
+
+def with_optimizer_costs(cluster: Cluster, job: Job, path: str | Path, option: str) -> Cluster:
+    """A cluster whose device types step as fast as profiles say; see ``optimizer_efficiency``.
+
+    Args:
+        cluster: as it is.
+        job: whose optimizer and precision count; those of other optimizers change nothing.
+        path: of a costs file, or of a calibrated graph, which says nothing of the optimizer.
+        option: by which the file was named, for messages.
+
+    Raises:
+        PipeplanError: if it is neither.
+    """
+    data: Any = read_json(path)
+    if not isinstance(data, dict) or data.get("format") != COSTS_FORMAT:
+        return cluster
+    costs = Costs.parse(data, f"{option} {path}")
+    kind, measured = cluster.device_types.get(costs.device_type), costs.optimizer
+    if kind is None or measured is None or measured.optimizer != job.optimizer:
+        return cluster
+    moved = optimizer_traffic_bytes(job, measured.elements)
+    rate = moved / max(measured.step.median_s, 1e-9)
+    share = rate / (kind.memory_bandwidth_gb_per_s * 1e9)
+    kinds = {
+        **cluster.device_types,
+        costs.device_type: kind.model_copy(update={"optimizer_efficiency": float(f"{share:.4g}")}),
+    }
+    return cluster.model_copy(update={"device_types": kinds})
+
+
+def optimizer_traffic_bytes(job: Job, elements: int) -> int:
+    """Return the bytes that a step reads and writes: weights and state both, gradients read."""
+    return elements * (3 * BYTES_OF[job.precision] + 2 * job.optimizer_bytes_per_element)
 
 
 def with_profile(graph: LayerGraph, cluster: Cluster, costs: Costs, source: str) -> LayerGraph:

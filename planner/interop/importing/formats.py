@@ -13,17 +13,35 @@ from pathlib import Path
 from planner.errors import PipeplanError, shorten
 from planner.interop.importing.dnn_partitioning import looks_like_dnn_partitioning
 from planner.interop.importing.dnn_partitioning_graph import read_dnn_partitioning
+from planner.interop.importing.galvatron import (
+    looks_like_galvatron,
+    looks_like_galvatron_links,
+    read_galvatron,
+    read_galvatron_links,
+)
 from planner.interop.importing.imported import (
     MOST_SAMPLES,
     Imported,
     ImportedCluster,
     ImportOptions,
 )
+from planner.interop.importing.metis import (
+    looks_like_metis,
+    looks_like_metis_cluster,
+    read_metis,
+    read_metis_cluster,
+)
 from planner.interop.importing.nccl_cluster import read_nccl_cluster
 from planner.interop.importing.nccl_tests import looks_like_nccl_tests
 from planner.interop.importing.nvidia_topology import looks_like_topology, read_topology_cluster
 from planner.interop.importing.profile_graph import PRECISION, ProfileGraph
 from planner.interop.importing.profile_text import Profile, parse_profile
+from planner.interop.importing.sailor import (
+    looks_like_sailor,
+    looks_like_sailor_links,
+    read_sailor,
+    read_sailor_links,
+)
 from planner.job import Job
 from planner.records.document import read_text
 from planner.units import plural
@@ -90,7 +108,7 @@ def _model_name(path: Path) -> str:
 
 def _assumptions(profile: Profile, options: ImportOptions) -> Iterator[str]:
     yield (
-        f"times are those of {options.device_type} for the whole batch; other device types scale "
+        f"times are those of {options.type_name} for the whole batch; other device types scale "
         f"by their {PRECISION} peak times efficiency"
     )
     yield (
@@ -118,11 +136,13 @@ class Format:
         title: what it is, for messages.
         recognises: whether a file with this path and this beginning is one.
         read: the reader; raises PipeplanError.
+        given: names of what the user may have to say beside the file.
     """
 
     title: str
     recognises: Callable[[Path, str], bool]
     read: Callable[[Path, ImportOptions], Imported]
+    given: tuple[str, ...] = ()
 
 
 FORMATS: dict[str, Format] = {
@@ -141,45 +161,79 @@ FORMATS: dict[str, Format] = {
         lambda path, head: looks_like_dnn_partitioning(head),
         lambda path, options: read_dnn_partitioning(path),
     ),
+    "sailor": Format(
+        "layer times of Sailor, profile.json or profiles_tmp.json",
+        lambda path, head: looks_like_sailor(head),
+        read_sailor,
+        ("model", "gpu", "tensor_parallel"),
+    ),
+    "metis": Format(
+        "a profile of Metis, DeviceType.GPU_tpN_bsM.json",
+        lambda path, head: looks_like_metis(head),
+        read_metis,
+        ("boundary_bytes", "tensor_parallel"),
+    ),
+    "galvatron": Format(
+        "layer times of Galvatron, computation_profiling_PRECISION_MODEL.json",
+        lambda path, head: looks_like_galvatron(head),
+        read_galvatron,
+        ("layers", "boundary_bytes", "sequence", "gpu"),
+    ),
 }
 """Formats by name. A file is of the first one that recognises it."""
 
 
 @dataclass(frozen=True)
 class ClusterFormat:
-    """One kind of file that tells of links; as :class:`Format`.
-
-    ``read`` takes the path and the device preset of the user, or None.
-    """
+    """One kind of file that tells of links; as :class:`Format`."""
 
     title: str
     recognises: Callable[[Path, str], bool]
-    read: Callable[[Path, str | None], ImportedCluster]
+    read: Callable[[Path, ImportOptions], ImportedCluster]
+    given: tuple[str, ...] = ()
 
 
 CLUSTER_FORMATS: dict[str, ClusterFormat] = {
     "nvidia-smi": ClusterFormat(
         "the table of `nvidia-smi topo -m`",
         lambda path, head: looks_like_topology(head),
-        read_topology_cluster,
+        lambda path, options: read_topology_cluster(path, options.device_type),
     ),
     "nccl-tests": ClusterFormat(
         "a log of nccl-tests' all_reduce_perf or sendrecv_perf",
         lambda path, head: looks_like_nccl_tests(head),
-        read_nccl_cluster,
+        lambda path, options: read_nccl_cluster(path, options.device_type),
     ),
     "nccl-all-reduce": ClusterFormat(
         "a log of all_reduce_perf that does not name its test",
         lambda path, head: False,
-        lambda path, device_type: read_nccl_cluster(path, device_type, "all_reduce"),
+        lambda path, options: read_nccl_cluster(path, options.device_type, "all_reduce"),
     ),
     "nccl-sendrecv": ClusterFormat(
         "a log of sendrecv_perf that does not name its test",
         lambda path, head: False,
-        lambda path, device_type: read_nccl_cluster(path, device_type, "sendrecv"),
+        lambda path, options: read_nccl_cluster(path, options.device_type, "sendrecv"),
+    ),
+    "sailor-links": ClusterFormat(
+        "bandwidths of Sailor, network_coeffs_all_homo.json",
+        lambda path, head: looks_like_sailor_links(head),
+        read_sailor_links,
+        ("hosts", "gpus_per_host", "tensor_parallel"),
+    ),
+    "metis-cluster": ClusterFormat(
+        "a cluster file of Metis, JSON",
+        lambda path, head: looks_like_metis_cluster(head),
+        read_metis_cluster,
+        ("gpus_per_host",),
+    ),
+    "galvatron-links": ClusterFormat(
+        "bandwidths of Galvatron, p2p_bandwidth_…gpus_per_node.json",
+        lambda path, head: looks_like_galvatron_links(head),
+        read_galvatron_links,
+        ("gpu",),
     ),
 }
-"""Formats of measured links by name; the last two are never recognised from a file."""
+"""Formats of links by name; nccl-all-reduce and nccl-sendrecv are never recognised from a file."""
 
 
 def format_of(path: str | Path, format_name: str = AUTO) -> str:
@@ -198,19 +252,29 @@ def format_of(path: str | Path, format_name: str = AUTO) -> str:
 
 
 def import_cluster_file(
-    path: str | Path, format_name: str, device_type: str | None = None
+    path: str | Path, format_name: str, options: ImportOptions | None = None
 ) -> ImportedCluster:
     """Read what another tool tells of links.
 
     Args:
         path: the file.
         format_name: a name in :data:`CLUSTER_FORMATS`, as :func:`format_of` tells.
-        device_type: preset of the GPUs, where the file does not name them.
+        options: what the file does not say.
 
     Raises:
         PipeplanError: naming what cannot be read.
     """
-    return CLUSTER_FORMATS[format_name].read(Path(path), device_type)
+    kind, options = CLUSTER_FORMATS[format_name], options or ImportOptions()
+    _require_known(options, format_name, kind.given)
+    return kind.read(Path(path), options)
+
+
+def _require_known(options: ImportOptions, format_name: str, known: tuple[str, ...]) -> None:
+    """Refuse given values that a format has no use for."""
+    for name in options.given:
+        if name not in known:
+            takes = f"it takes {', '.join(known)}" if known else "it takes none"
+            raise PipeplanError(f"--given {shorten(name)}: unknown to {format_name}; {takes}")
 
 
 def import_file(
@@ -232,7 +296,9 @@ def import_file(
     name = format_of(path, format_name)
     if name not in FORMATS:
         raise PipeplanError(f"{path}: is {CLUSTER_FORMATS[name].title}, which holds no layers")
-    return name, FORMATS[name].read(Path(path), options or ImportOptions())
+    options = options or ImportOptions()
+    _require_known(options, name, FORMATS[name].given)
+    return name, FORMATS[name].read(Path(path), options)
 
 
 def _head(path: Path) -> str:

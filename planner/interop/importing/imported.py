@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from planner.cluster.cluster import Cluster
@@ -32,6 +32,7 @@ class Imported:
 
 
 MOST_SAMPLES = 2**20
+MOST_COUNT = 2**50
 
 
 @dataclass(frozen=True)
@@ -39,21 +40,24 @@ class ImportOptions:
     """Options for reading a file.
 
     Attributes:
-        device_type: the preset of the device that the times were measured on.
+        device_type: the preset of the device that the times were measured on; None: not said.
         samples_per_microbatch: samples of the batch that was measured; None leaves it to the file.
         free_inputs: whether ``Input`` nodes of a profile take no time.
+        given: what a file does not say, by name; :mod:`planner.interop.importing.formats` has the
+            names of each format.
 
     Raises:
         PipeplanError: if the device type is no preset or the samples are no count.
     """
 
-    device_type: str = "V100-16GB"
+    device_type: str | None = None
     samples_per_microbatch: int | None = None
     free_inputs: bool = False
+    given: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         problems = []
-        if self.device_type not in DEVICES:
+        if self.device_type is not None and self.device_type not in DEVICES:
             problems.append(
                 f"device_type: {shorten(self.device_type)} is unknown; use one of "
                 + ", ".join(DEVICES)
@@ -67,9 +71,54 @@ class ImportOptions:
             raise PipeplanError(problems)
 
     @property
+    def type_name(self) -> str:
+        """The device type; a V100, as of PipeDream's and DAPPLE's profiles, if none was said."""
+        return self.device_type or "V100-16GB"
+
+    @property
     def device(self) -> DeviceType:
-        """The figures of the device type."""
-        return DEVICES[self.device_type]
+        """The figures of :attr:`type_name`."""
+        return DEVICES[self.type_name]
+
+    @property
+    def named_device(self) -> DeviceType:
+        """The figures of the device type that was said.
+
+        Raises:
+            PipeplanError: if none was.
+        """
+        if self.device_type is None:
+            raise PipeplanError(
+                "device_type: the file has no peak throughput and memory bandwidth; add "
+                "--device-type PRESET with the preset nearest to its GPU (`pipeplan presets`)"
+            )
+        return self.device
+
+    def text(self, name: str, default: str | None) -> str:
+        """Return a given value, or the default.
+
+        Raises:
+            PipeplanError: if there is neither.
+        """
+        value = self.given.get(name, default)
+        if value is None:
+            raise PipeplanError(
+                f"{name}: the file does not say it; add --given {name}={name.upper()}"
+            )
+        return value
+
+    def count(self, name: str, default: int | None) -> int:
+        """Return a given count, or the default.
+
+        Raises:
+            PipeplanError: if there is neither, or the value is no count.
+        """
+        text = self.text(name, None if default is None else str(default))
+        if not text.isdecimal() or not 1 <= int(text) <= MOST_COUNT:
+            raise PipeplanError(
+                f"--given {name}={shorten(text)}: expected a whole number from 1 to {MOST_COUNT}"
+            )
+        return int(text)
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,7 @@ def read_topology_cluster(path: Path, device_type: str | None = None) -> Importe
     assumed = (
         "the table has classes of connections, no figures: bandwidths and latencies are presets "
         "and assumed; "
-        "`torchrun -m executor.measure_links` measures them"
+        "`torchrun -m executor.detect` measures them"
     )
     return ImportedCluster(cluster, (*topology.notes, *notes, *kind_notes, assumed))
 

@@ -171,7 +171,7 @@ class ProfileGraph:
             weight_gradient_traffic_bytes=0,
             stash_bytes=0 if node.identifier in self.views else sum(node.activation_bytes),
             parameters=(self._parameter(node).name,) if node.parameter_bytes else (),
-            measured={self.options.device_type: times},
+            measured={self.options.type_name: times},
         )
 
     def _parameter(self, node: ProfileNode) -> Parameter:

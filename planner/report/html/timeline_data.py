@@ -121,7 +121,7 @@ def _devices(timeline: Timeline, ticks: Ticks) -> list[dict[str, Any]]:
             "capacity_bytes": pipeline.capacity_bytes(device),
             "peak_bytes": timeline.peak_memory_bytes[device],
             "optimizer": ticks.span(
-                timeline.end_s[device] - pipeline.optimizer_s[device], timeline.end_s[device]
+                timeline.end_s[device] - timeline.optimizer_s[device], timeline.end_s[device]
             ),
         }
         for device in pipeline.devices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -229,6 +230,26 @@ class Chain:
     def load_prices(self) -> FloatArray:
         """Price of a second on each device type: see :mod:`planner.search.partition.chain`."""
         return even_load_prices(self.work_s, np.array(self.counts, dtype=float))
+
+    @cached_property
+    def capacities(self) -> FloatArray:
+        """How many devices' worth of computation each type does at a time, at most.
+
+        Fewer than there are devices, where those of a host slow each other.
+        """
+        cluster = self.problem.cluster
+        found = np.zeros(len(self.types))
+        for device in cluster.devices:
+            found[self.types.index(device.type)] += device.name not in cluster.host_of
+        for host in dict.fromkeys(cluster.host_of.values()):
+            for name, count in Counter(map(cluster.type_of, host.devices)).items():
+                found[self.types.index(name)] += min(count, host.capacity)
+        return found
+
+    @cached_property
+    def work_prices(self) -> FloatArray:
+        """Price of a second of computation on each device type, all that is done costing 1."""
+        return even_load_prices(self.work_s, self.capacities)
 
     @cached_property
     def cut_bytes(self) -> IntArray:

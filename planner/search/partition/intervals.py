@@ -304,7 +304,7 @@ class Intervals:
 
     def optimizer_s(self, counts: Counts) -> FloatArray:
         """Return the optimizer step, on the replica with the widest memory."""
-        widest = max(self.types[k].memory_bandwidth_gb_per_s for k in _held(counts))
+        widest = max(self.types[k].optimizer_gb_per_s for k in _held(counts))
         return self.optimizer_traffic_bytes / (widest * 1e9)
 
     def fits(self, counts: Counts) -> BoolArray:

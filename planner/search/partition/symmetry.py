@@ -75,11 +75,16 @@ class _Exchanges:
     def may_swap(self, first: str, second: str) -> bool:
         """Return whether exchanging two devices maps every route to one of equal figures.
 
+        Both are on one host, or on none: on another they would be slowed by other devices.
+
         Transfers wait for each other where their routes share a link, so the links along the
         routes must correspond one to one as well: devices behind different switches may look alike
         to each single transfer, but not to several at once.
         """
         if self._cluster.type_of(first) != self._cluster.type_of(second):
+            return False
+        host_of = self._cluster.host_of
+        if host_of.get(first) != host_of.get(second):
             return False
         image: dict[Resource, Resource] = {}
         uses: Counter[Resource] = Counter()

@@ -120,11 +120,11 @@ class PipelineGroups:
 
     @cached_property
     def are_apart(self) -> bool:
-        """Whether no two groups send microbatches over the same link, as far as that is known.
+        """Whether no two groups share a host or send microbatches over the same link.
 
-        Among very many devices it is not looked up.
+        Among very many devices links are not looked up, and groups count as sharing some.
         """
-        if self._ways > MOST_WAYS:
+        if self._share_hosts() or self._ways > MOST_WAYS:
             return False
         used: set[tuple[int, int]] = set()
         for names in self.counterparts:
@@ -133,6 +133,16 @@ class PipelineGroups:
                 return False
             used |= links
         return True
+
+    def _share_hosts(self) -> bool:
+        host_of = self.problem.cluster.host_of
+        if not host_of:
+            return False
+        hosts = [
+            {host_of[device] for device in names.values() if device in host_of}
+            for names in self.counterparts
+        ]
+        return sum(map(len, hosts)) > len(set().union(*hosts))
 
     @property
     def _ways(self) -> int:

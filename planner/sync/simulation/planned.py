@@ -67,7 +67,7 @@ def _ranks(plan: Plan, replica: PipelineReplica, timeline: Timeline) -> tuple[Pi
         _rank(
             events,
             start_s,
-            timeline.pipeline.optimizer_s[device],
+            timeline.optimizer_s[device],
             bytes_[device],
             nodes.index(node_of(device)),
         )

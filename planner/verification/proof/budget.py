@@ -69,9 +69,7 @@ class Budget:
             for figure in (layers.forward_s, layers.gradient_s, layers.backward_s, layers.weight_s)
         )
         self.fits = np.array(intervals.fits_type)
-        widths = [
-            layers.cluster.device_types[name].memory_bandwidth_gb_per_s for name in layers.types
-        ]
+        widths = [layers.cluster.device_types[name].optimizer_gb_per_s for name in layers.types]
         self.step_s = intervals.optimizer_bytes / (max(widths) * 1e9)
         way = layers.on_fastest(layers.forward_s + layers.gradient_s)
         self.rest_s = np.concatenate([np.cumsum(way[::-1])[::-1], [0.0]])
@@ -208,8 +206,10 @@ class _BudgetPass:
         return np.where(most[quickest] > 0, cost, np.inf)
 
 
-def typed_prices(prices: dict[str, float], types: list[str], counts: IntArray) -> FloatArray:
-    """Return prices by type, all devices together costing 1.
+def typed_prices(
+    prices: dict[str, float], types: list[str], counts: IntArray | FloatArray
+) -> FloatArray:
+    """Return prices by type, so many devices of each together costing 1.
 
     Raises:
         PipeplanError: if they are not of the types in use, or all nothing.

@@ -95,12 +95,12 @@ class BoundCheck:
         return float(way.sum() + layers.on_fastest(layers.weight_s)[0])
 
     def work_s(self, argument: WorkPrices) -> float:
-        """Return the work of all microbatches, in what all devices earn a second.
+        """Return the work of all microbatches, in what all devices together earn a second.
 
         Each second of a layer is paid the price of its device's type, at least the lowest one.
         """
         layers = self.layers
-        prices = typed_prices(argument.prices, layers.types, layers.counts)
+        prices = typed_prices(argument.prices, layers.types, layers.at_once)
         paid = layers.on_fastest(prices[:, None] * (layers.forward_s + layers.backward_s))
         return layers.microbatches * float(paid.sum())
 

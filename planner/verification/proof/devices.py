@@ -46,8 +46,7 @@ class ProvedDevices:
             for figure in (layers.forward_s, layers.gradient_s, layers.backward_s)
         )
         widths = [
-            layers.cluster.device_types[layers.types[k]].memory_bandwidth_gb_per_s
-            for k in self._types
+            layers.cluster.device_types[layers.types[k]].optimizer_gb_per_s for k in self._types
         ]
         self.step_s = self._step_bytes[None, :] / (np.array(widths)[:, None] * 1e9)
         self.fits = np.array([intervals.fits_type[k] for k in self._types])

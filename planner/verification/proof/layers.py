@@ -38,6 +38,8 @@ class ProvedLayers:
         microbatches: their number.
         types: names of the device types in use, in order of first use.
         counts: devices of each.
+        at_once: devices of each that compute at full speed at most: fewer than there are on hosts
+            whose devices slow each other.
         forward_s: by type and layer.
         gradient_s: from a layer's gradient to the one it sends back.
         backward_s: all of the backward, whether whole or split.
@@ -54,11 +56,23 @@ class ProvedLayers:
         kinds = [device.type for device in problem.cluster.devices]
         self.types = list(dict.fromkeys(kinds))
         self.counts = np.array([kinds.count(name) for name in self.types])
+        self.at_once = self.counts - self._lost_to_others()
         seconds = np.array([[self._seconds(row, name) for row in self.rows] for name in self.types])
         self.forward_s, self.gradient_s, self.backward_s, self.weight_s = np.moveaxis(seconds, 2, 0)
         self.may_run = np.array(
             [[row.may_run_on(name) for row in self.rows] for name in self.types]
         )
+
+    def _lost_to_others(self) -> FloatArray:
+        """By type, the devices less what they do at once: k of them do the work of k / slowdown."""
+        lost = np.zeros(len(self.types))
+        for host in self.cluster.hosts:
+            numbers = np.arange(1, len(host.slowdown) + 1)
+            most = float((numbers / np.array(host.slowdown)).max())
+            kinds = [self.cluster.type_of(name) for name in host.devices]
+            for k, name in enumerate(self.types):
+                lost[k] += max(0.0, kinds.count(name) - most)
+        return lost
 
     @property
     def length(self) -> int:

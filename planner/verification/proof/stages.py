@@ -295,7 +295,7 @@ class ProvedStages:
     def _step_s(self, number: int) -> FloatArray:
         types = self.layers.cluster.device_types
         names = [self.layers.types[k] for k in self._held_types[number]]
-        narrowest = min(types[name].memory_bandwidth_gb_per_s for name in names)
+        narrowest = min(types[name].optimizer_gb_per_s for name in names)
         return self.intervals.optimizer_bytes / (narrowest * 1e9)
 
     @cached_property

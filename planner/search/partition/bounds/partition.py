@@ -102,11 +102,12 @@ def with_least_stash(
 def work_bound_s(chain: Chain) -> float:
     """Return a time that no plan beats, with any number of stages a device and any schedule.
 
-    The larger of: all layers' work, spread over the devices as evenly as fractions allow, and one
+    The larger of: all layers' work, spread over the devices as evenly as fractions allow (of a host
+    whose devices slow each other, over as many as it keeps at full speed), and one
     microbatch's way through all layers and back, each on its fastest type.
     """
     path = float(chain.least_path_s.sum())
-    even = float((chain.load_prices[:, None] * chain.work_s).min(axis=0).sum())
+    even = float((chain.work_prices[:, None] * chain.work_s).min(axis=0).sum())
     return max(path, chain.problem.job.microbatches * even)
 
 
@@ -146,7 +147,7 @@ def longest_plan_s(chain: Chain, max_stages: int, crossing_bytes: float | None =
     state = float(chain.static_bytes.sum())
     reductions = max_stages + len(chain.tied_parameters)
     reduce_s = 2 * count * (reductions * latency_s + count * state / width)
-    memory_width = min(kind.memory_bandwidth_gb_per_s for kind in cluster.device_types.values())
+    memory_width = min(kind.optimizer_gb_per_s for kind in cluster.device_types.values())
     return microbatches * (work + transfers) + reduce_s + 2 * state / (memory_width * 1e9)
 
 

@@ -254,7 +254,7 @@ class QuickBound:
         if table.static_bytes[place] + table.least_stash_bytes[place] > room:
             never = _Shares((), np.inf, np.inf)
             return _Stage(never, never, 0.0, 0.0, 0.0, 0.0)
-        widest = max(table.types[k].memory_bandwidth_gb_per_s for k in held)
+        widest = max(table.types[k].optimizer_gb_per_s for k in held)
         step = float(table.optimizer_traffic_bytes[place]) / (widest * 1e9)
         ending_s = step + self.reduction_s(stage)
         through = self._shares(table.gradient_s, counts, place)

@@ -132,7 +132,7 @@ class SharedBound:
         if needed > kind.capacity_bytes:
             return float("inf")
         traffic = sum(_between(self._step, stage) for stage in stages)
-        step_s = traffic / (kind.memory_bandwidth_gb_per_s * 1e9)
+        step_s = traffic / (kind.optimizer_gb_per_s * 1e9)
         before_s = home_s = forward_s = gradient_s = 0.0
         for row in reversed(rows):
             forward_s, gradient_s = forward_s + row.forward_s, gradient_s + row.gradient_s

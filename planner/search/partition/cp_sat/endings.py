@@ -233,7 +233,7 @@ class StageEndings:
     def _optimizer_steps(self) -> list[cp_model.IntVar]:
         """On the type with the widest memory among those a stage uses."""
         types = self._d.chain.types
-        widths = [self._d.cluster.device_types[t].memory_bandwidth_gb_per_s for t in types]
+        widths = [self._d.cluster.device_types[t].optimizer_gb_per_s for t in types]
         moved = self._d.chain.optimizer_traffic_bytes
         steps = [self._d.time(f"optimizer {j}") for j in self._d.stages]
         for k, width in enumerate(widths):

@@ -213,7 +213,7 @@ def _kinds(chain: Chain, links: LinkTable) -> list[IntArray]:
 
 
 def _step_s(chain: Chain, name: str) -> FloatArray:
-    width = chain.problem.cluster.device_types[name].memory_bandwidth_gb_per_s * 1e9
+    width = chain.problem.cluster.device_types[name].optimizer_gb_per_s * 1e9
     return np.asarray(chain.optimizer_traffic_bytes / width)
 
 

@@ -316,7 +316,7 @@ class SurrogateFigures:
         return there + back if self.program == "through" else there
 
     def _least_step_s(self) -> FloatArray:
-        widest = max(kind.memory_bandwidth_gb_per_s for kind in self.intervals.types)
+        widest = max(kind.optimizer_gb_per_s for kind in self.intervals.types)
         return self.intervals.optimizer_traffic_bytes / (widest * 1e9)
 
     def all_reduce_s(self, replicas: IntArray, bytes_: FloatArray) -> FloatArray:

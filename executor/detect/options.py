@@ -1,4 +1,4 @@
-"""The options of ``python -m executor.measure_links``."""
+"""The options of ``python -m executor.detect``."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ class MeasurementOptions:
         at_once: whether pairs that share no rank are measured at the same time.
         together: whether flows at the same time are measured, to see what they share.
         reductions: whether all-reduces are measured.
+        compute: whether computation is measured.
+        all_pairs: whether every pair is measured, however many there are.
         device, backend: as of ``python -m executor``.
         timeout_s: a rank that lets others wait for so long counts as lost.
         as_json: print JSON instead of tables.
@@ -49,6 +51,8 @@ class MeasurementOptions:
     at_once: bool
     together: bool
     reductions: bool
+    compute: bool
+    all_pairs: bool
     device: str | None
     backend: str | None
     timeout_s: float
@@ -77,9 +81,10 @@ def parse_options(words: Sequence[str] | None = None) -> MeasurementOptions:
 def parser() -> argparse.ArgumentParser:
     """Every option with its help."""
     parser = RankParser(
-        "executor.measure_links",
-        "Measure latency and bandwidth between all ranks, and all-reduces, and write "
-        "a cluster file for `pipeplan plan`. Start one process a device, on all machines.",
+        "executor.detect",
+        "Measure how fast devices compute, how much ranks of a host slow each other, latency and "
+        "bandwidth between ranks, and all-reduces, and write a cluster file for `pipeplan plan`. "
+        "Start one process a device, on all machines; on one machine `pipeplan detect` does so.",
     )
     add = parser.add_argument
     _add_cluster(add)
@@ -162,6 +167,17 @@ def _add_turns(add: Add) -> None:
         help="leave out flows at the same time; then what pairs share is only assumed",
     )
     add("--no-all-reduce", dest="reductions", action="store_false", help="leave out all-reduces")
+    add(
+        "--no-compute",
+        dest="compute",
+        action="store_false",
+        help="leave out computation; devices then have the figures of presets",
+    )
+    add(
+        "--all-pairs",
+        action="store_true",
+        help="measure every pair also of more than 16 ranks, not only some of each kind",
+    )
 
 
 def _cluster_path(text: str) -> Path:

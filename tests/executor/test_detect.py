@@ -1,4 +1,4 @@
-"""``python -m executor.measure_links``: turns on paper, real runs, and testbeds measured back."""
+"""``python -m executor.detect``: turns on paper, real runs, and testbeds measured back."""
 
 from __future__ import annotations
 
@@ -22,15 +22,25 @@ from launch import ROOT, forked, start, torchrun
 from torch.distributed import TCPStore
 
 from benchmarks.testbed import Testbed, why_not
+from executor.detect.compute import slowdowns
+from executor.detect.options import parser
+from executor.detect.run import MeasurementRecord, members_of
+from executor.detect.turns import (
+    Turn,
+    TurnTaking,
+    all_turns,
+    compute_turns,
+    groups,
+    pairs_of_each_kind,
+    rounds,
+)
 from executor.distributed.errors import LostRankError
-from executor.measure_links.options import parser
-from executor.measure_links.run import members_of
-from executor.measure_links.turns import TurnTaking, all_turns, groups, rounds
 from planner import Cluster
 
-MODULE = "executor.measure_links"
+MODULE = "executor.detect"
 REASON = why_not()
-QUICK = ("--busy", "--most-mib", "1", "--longest-ms", "2", "--repeats", "3")
+QUICK = ("--no-compute", "--busy", "--most-mib", "1", "--longest-ms", "2", "--repeats", "3")
+LONG = ("--repeats", "300", "--most-mib", "4")
 hosts = st.lists(st.sampled_from("abc"), min_size=2, max_size=9)
 
 
@@ -82,6 +92,45 @@ def test_every_option_is_documented() -> None:
         name for action in parser()._actions for name in action.option_strings if name != "--help"
     }
     assert {name for name in options if name.startswith("--")} <= documented | {"--output"}
+
+
+def test_ranks_of_a_host_compute_alone_and_then_more_and_more() -> None:
+    turns = list(compute_turns(["a", "b", "a", "a"], share_cores=True))
+    assert [turn.group for turn in turns] == [(0,), (0, 2), (0, 2, 3), (1,)]
+    alone = list(compute_turns(["a", "b", "a"], share_cores=False))
+    assert [turn.group for turn in alone] == [(0,), (1,)]
+    sizes = [len(turn.group) for turn in compute_turns(["a"] * 20, share_cores=True)]
+    assert sizes == [1, 2, 3, 4, 5, 6, 7, 8, 16, 20]
+
+
+def test_of_many_ranks_some_pairs_of_each_kind_are_measured() -> None:
+    of_ranks = [f"h{n // 8}" for n in range(64)]
+    pairs = list(pairs_of_each_kind(of_ranks))
+    assert len(pairs) == len(set(pairs)) < 64 * 63 // 2 / 10
+    inside = {of_ranks[a] for a, b in pairs if of_ranks[a] == of_ranks[b]}
+    across = {(of_ranks[a], of_ranks[b]) for a, b in pairs if of_ranks[a] != of_ranks[b]}
+    assert inside == set(of_ranks)
+    assert across == set(combinations(sorted(set(of_ranks)), 2))
+    every = all_turns(of_ranks[:16], at_once=False, together=False, reductions=False)
+    assert len(every) == 16 * 15 // 2
+
+
+def test_slowdowns_are_interpolated_and_never_fall() -> None:
+    assert slowdowns({1: 2.0, 2: 2.4, 3: 2.2, 5: 4.0}, 5) == (1.0, 1.2, 1.2, 1.55, 2.0)
+
+
+def test_hosts_of_other_speed_have_a_type_of_their_own() -> None:
+    members, types = members_of([about("fast"), about("slow"), about("like-fast"), about("fast")])
+    record = MeasurementRecord(members, types)
+    figures = types["CPU-core"].figures.model_dump(mode="json")
+    for rank, block_s in ((0, 1.0), (1, 2.0), (2, 1.05)):
+        found = {rank: {"block_s": block_s, "figures": figures}}
+        record.add(Turn("compute", group=(rank,)), found)
+    record.add(Turn("compute", group=(0, 3)), {0: {"block_s": 1.4}, 3: {"block_s": 1.6}})
+    measured = record.measurements
+    assert [m.type for m in measured.members] == ["CPU-core", "CPU-core-2", "CPU-core", "CPU-core"]
+    (host,) = measured.hosts
+    assert (host.devices, host.slowdown) == (("fast/cpu0", "fast/cpu1"), (1.0, 1.5))
 
 
 # --- names ----------------------------------------------------------------------------------------
@@ -173,6 +222,40 @@ def test_ranks_of_this_machine_are_measured(tmp_path: Path) -> None:
     assert "[1/11] box/cpu0 > box/cpu1: " in done.stderr
 
 
+def test_a_device_alone_has_measured_figures_and_no_links(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    words = ["planner.cli", "detect", "--ranks", "1", "-o", str(path), "--host", "box"]
+    done = subprocess.run(
+        [sys.executable, "-m", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    cluster = Cluster.load(path)
+    (kind,) = cluster.device_types.values()
+    assert kind.source == "measured"
+    # Any core does between 0.1 GFLOP/s and 10 TFLOP/s, and moves 0.1 to 1000 GB/s.
+    assert 1e-4 < kind.peak_tflop_per_s["float32"] < 10
+    assert 0.1 < kind.memory_bandwidth_gb_per_s < 1000
+    assert cluster.device_names == ("box/cpu0",)
+    assert (cluster.links, cluster.hosts) == ((), ())
+
+
+@pytest.mark.extensive
+def test_ranks_that_share_cores_slow_each_other(tmp_path: Path) -> None:
+    """Three ranks on one core take longer than one alone, whatever else the core does."""
+    path, cores, ranks = tmp_path / "c.toml", os.sched_getaffinity(0), 3
+    options = ["--no-together", "--no-all-reduce", "--at-once", "--longest-ms", "1"]
+    os.sched_setaffinity(0, [min(cores)])
+    try:
+        done = torchrun(ranks, "-m", MODULE, "-o", str(path), "--host", "box", *options)
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert done.returncode == 0, done.stderr
+    (host,) = Cluster.load(path).hosts
+    assert host.devices == tuple(f"box/cpu{number}" for number in range(ranks))
+    assert host.slowdown[0] == 1
+    assert host.slowdown[-1] > 1.1
+
+
 @pytest.mark.extensive
 def test_pairs_at_once_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
@@ -207,12 +290,12 @@ def test_what_cannot_be_done_is_told_in_a_line(options: tuple[str, ...], words: 
 
 def test_one_process_alone_is_told_how_to_start_more(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", MODULE, "-o", str(tmp_path / "c.toml")],
+        [sys.executable, "-m", MODULE, "--no-compute", "-o", str(tmp_path / "c.toml")],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 1
-    assert "torchrun --nproc-per-node 4 -m executor.measure_links" in done.stderr
+    assert "torchrun --nproc-per-node 4 -m executor.detect" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -236,7 +319,7 @@ def _rank_pid(parent: int, rank: int) -> int:
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     # Long enough to be interrupted within the fourth of six pairs.
-    process = start(4, "-m", MODULE, "-o", str(path), "--repeats", "200", "--most-mib", "4")
+    process = start(4, "-m", MODULE, "-o", str(path), "--no-compute", *LONG)
     _await_turns(process, 3)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate()
@@ -250,7 +333,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
 
 @pytest.mark.extensive
 def test_ctrl_c_before_the_first_pair_writes_nothing(tmp_path: Path) -> None:
-    options = ["--repeats", "1000", "--longest-ms", "1000", "--most-mib", "64"]
+    options = ["--no-compute", "--repeats", "1000", "--longest-ms", "1000", "--most-mib", "64"]
     process = start(2, "-m", MODULE, "-o", str(tmp_path / "c.toml"), *options)
     end_s = time.monotonic() + 1000
     while not _meets(process.pid):
@@ -274,7 +357,7 @@ def _meets(parent: int) -> bool:
 @pytest.mark.extensive
 def test_a_rank_that_is_killed_ends_all_and_is_named(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
-    process = start(3, "-m", MODULE, "-o", str(path), "--repeats", "300", "--most-mib", "4")
+    process = start(3, "-m", MODULE, "-o", str(path), "--no-compute", *LONG)
     _await_turns(process, 1)
     os.kill(_rank_pid(process.pid, 2), signal.SIGKILL)
     _, error = process.communicate()
@@ -314,7 +397,7 @@ def _measured_on_a_testbed(tmp_path: Path, host: str) -> tuple[Cluster, Cluster]
     (tmp_path / "real.toml").write_text(NODES)
     real, path = Cluster.load(tmp_path / "real.toml"), tmp_path / "measured.toml"
     # Few cores carry the packets of all, and tests run beside it.
-    options = f"--busy --repeats 15 --longest-ms 40 --host {host} --no-all-reduce"
+    options = f"--no-compute --busy --repeats 15 --longest-ms 40 --host {host} --no-all-reduce"
     command = f"exec {sys.executable} -m {MODULE} -o {path} {options}"
     with Testbed(real) as testbed:
         outcome = testbed.run(["sh", "-c", command], timeout_s=1000)

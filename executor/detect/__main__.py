@@ -1,4 +1,4 @@
-"""``torchrun --nproc-per-node N -m executor.measure_links``: a cluster file from measured links."""
+"""``torchrun --nproc-per-node N -m executor.detect``: a cluster file from measured links."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 import time
 import traceback
 
+from executor.detect.interrupt import Interrupt
+from executor.detect.options import MeasurementOptions, parse_options
 from executor.launch.console import print_error, record_for_torchrun
 from executor.launch.rank_options import WrongUsageError
-from executor.measure_links.interrupt import Interrupt
-from executor.measure_links.options import MeasurementOptions, parse_options
 from planner.errors import PipeplanError
 
 _FIRST_COME_S = 1.0
@@ -52,7 +52,7 @@ def _measure(options: MeasurementOptions, rank: int, interrupt: Interrupt | None
 
     if rank == 0:
         require_file_path(options.output)
-    from executor.measure_links.run import measure
+    from executor.detect.run import measure
 
     measure(options, interrupt)
 

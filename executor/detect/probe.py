@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from executor.detect.options import MeasurementOptions
+from executor.detect.turns import Flow
 from executor.distributed.failure import talking_to
-from executor.measure_links.options import MeasurementOptions
-from executor.measure_links.turns import Flow
 from planner.errors import PipeplanError
 from planner.topology.message_fit import fit_one_way
 

@@ -1,6 +1,8 @@
-"""The turns in which ranks talk, the same list on every rank.
+"""The turns in which ranks compute and talk, the same list on every rank.
 
-First every pair, alone; then flows at the same time, which show what pairs share; then all-reduces.
+First one rank of each host computes, then more and more of them; then every pair of ranks talks,
+alone (of many ranks some of each kind); then flows at the same time, which show what pairs share;
+then all-reduces.
 
 One turn after another, and what each found, by way of the store that the ranks met at.
 
@@ -20,11 +22,15 @@ from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined
 
 from executor.distributed.failure import talking_to
 
-Kind = Literal["pair", "together", "all-reduce"]
+Kind = Literal["compute", "pair", "together", "all-reduce"]
 Flow = tuple[int, int]
 """Source and target, by rank."""
 MOST_DENSE = 8
 """Up to so many ranks every size of a group is measured, of more the powers of two."""
+MOST_PAIRED = 16
+"""Up to so many ranks every pair is measured, of more some of each kind."""
+WHOLE_HOSTS = 2
+"""Hosts whose pairs are all measured where only some are; of others the first rank's."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +38,11 @@ class Turn:
     """The measurements that run at a time.
 
     Attributes:
-        kind: ``pair`` (each of the flows and its reverse, one after the other; those of different
-            pairs at the same time), ``together`` (all flows at the same time) or ``all-reduce``.
+        kind: ``compute``, ``pair`` (each of the flows and its reverse, one after the other; those
+            of different pairs at the same time), ``together`` (all flows at the same time) or
+            ``all-reduce``.
         flows: of messages.
-        group: ranks of an all-reduce.
+        group: ranks that compute, or of an all-reduce.
         shows: what it is to show.
     """
 
@@ -51,7 +58,14 @@ class Turn:
 
 
 def all_turns(
-    hosts: Sequence[str], *, at_once: bool, together: bool, reductions: bool
+    hosts: Sequence[str],
+    *,
+    at_once: bool,
+    together: bool,
+    reductions: bool,
+    compute: bool = False,
+    all_pairs: bool = True,
+    share_cores: bool = True,
 ) -> tuple[Turn, ...]:
     """Every turn of a measurement.
 
@@ -60,14 +74,57 @@ def all_turns(
         at_once: whether pairs that share no rank are measured at the same time.
         together: whether to measure flows at the same time.
         reductions: whether to measure all-reduces.
+        compute: whether to measure computation.
+        all_pairs: whether every pair is measured, however many there are.
+        share_cores: whether ranks of a host may slow each other, as they do on a CPU.
     """
     count = len(hosts)
-    turns = list(rounds(count) if at_once else pairs_alone(count))
-    if together:
+    turns = list(compute_turns(hosts, share_cores=share_cores)) if compute else []
+    if all_pairs or at_once or count <= MOST_PAIRED:
+        turns += rounds(count) if at_once else pairs_alone(count)
+    else:
+        turns += (Turn("pair", (pair,)) for pair in pairs_of_each_kind(hosts))
+    if together and count > 1:
         turns += flows_together(hosts)
     if reductions:
         turns += [Turn("all-reduce", group=group) for group in groups(hosts)]
     return tuple(turns)
+
+
+def compute_turns(hosts: Sequence[str], *, share_cores: bool) -> Iterator[Turn]:
+    """The first rank of each host alone, then its first two, three, … all at once.
+
+    Of more than eight ranks the powers of two and all.
+    """
+    for ranks in members_of_hosts(hosts).values():
+        most = len(ranks) if share_cores else 1
+        for number in range(1, most + 1):
+            if number <= MOST_DENSE or not number & (number - 1) or number == most:
+                yield Turn("compute", group=tuple(ranks[:number]))
+
+
+def pairs_of_each_kind(hosts: Sequence[str]) -> Iterator[Flow]:
+    """Some pairs within hosts, and one between any two hosts, each by other ranks.
+
+    All pairs within the first hosts; in others the first rank's.
+    """
+    members = members_of_hosts(hosts)
+    for place, ranks in enumerate(members.values()):
+        yield from (
+            combinations(ranks, 2)
+            if place < WHOLE_HOSTS
+            else ((ranks[0], other) for other in ranks[1:])
+        )
+    for number, (first, second) in enumerate(combinations(members.values(), 2)):
+        yield first[number % len(first)], second[number % len(second)]
+
+
+def members_of_hosts(hosts: Sequence[str]) -> dict[str, list[int]]:
+    """Return the ranks of each host."""
+    members: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        members.setdefault(host, []).append(rank)
+    return members
 
 
 def pairs_alone(count: int) -> Iterator[Turn]:
@@ -96,9 +153,7 @@ def flows_together(hosts: Sequence[str]) -> Iterator[Turn]:
     Their number grows as that of ranks.
     """
     count = len(hosts)
-    members: dict[str, list[int]] = {}
-    for rank, host in enumerate(hosts):
-        members.setdefault(host, []).append(rank)
+    members = members_of_hosts(hosts)
     for rank in range(count if count > 2 else 1):
         other = (rank + 1) % count
         yield Turn("together", ((rank, other), (other, rank)), shows="both ways")
@@ -174,6 +229,12 @@ class TurnTaking:
         if self._store.add(f"done/{number}", 1) == ranks:
             self._store.add(_ENDED, 1)
             self._store.set(f"turn/{number + 1}", "")
+
+    def meet(self, number: int, ranks: int) -> None:
+        """Wait until so many ranks of a turn are ready for it."""
+        if self._store.add(f"ready/{number}", 1) == ranks:
+            self._store.set(f"begin/{number}", "")
+        self._wait(f"begin/{number}", "the ranks whose turn it is")
 
     def found(self, number: int, rank: int) -> Any:
         """Return a rank's results of a turn, once it has them."""

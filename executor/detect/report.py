@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from executor.measure_links.options import MeasurementOptions
+from executor.detect.options import MeasurementOptions
 from planner.cluster.cluster import Cluster
 from planner.cluster.cluster_file import cluster_toml
 from planner.errors import PipeplanError
 from planner.records.document import write_atomically
+from planner.topology.candidates import cluster_without_links
 from planner.topology.choice import (
     Latencies,
     TopologyChoice,
@@ -56,6 +57,10 @@ def conclude(
     Raises:
         PipeplanError: if the file cannot be written, or nothing can be concluded of any pair.
     """
+    if len(found.members) == 1:
+        _write(options, cluster_without_links(found, options.name), _single_head())
+        print(*_device_lines(found), f"wrote {options.output}", sep="\n", flush=True)
+        return
     if not found.pairs:
         raise PipeplanError(notes)
     choice = choose_topology(found, options.tolerance, options.name)
@@ -90,12 +95,16 @@ def _head(
 ) -> Iterator[str]:
     hosts = len({member.host for member in found.members})
     yield (
-        f"Measured by executor.measure_links over {backend}: "
+        f"Measured by pipeplan detect over {backend}: "
         f"{plural(len(found.members), 'rank')} on {plural(hosts, 'host')}."
     )
     yield f"Wiring: {choice.taken.topology.title}."
     if is_partial:
         yield f"Interrupted: {plural(len(found.missing), 'pair')} of devices not measured."
+
+
+def _single_head() -> Iterator[str]:
+    yield "Measured by pipeplan detect: one device, without links."
 
 
 def _notes(
@@ -152,6 +161,7 @@ def _shown(pairs: Sequence[Ends]) -> str:
 def _lines(
     found: Measurements, choice: TopologyChoice, latencies: Latencies, tolerance: float
 ) -> Iterator[str]:
+    yield from _device_lines(found)
     yield from _pair_lines(found)
     yield ""
     yield from _wiring_lines(found, choice, tolerance)
@@ -162,6 +172,30 @@ def _lines(
         yield ""
         yield from _reduction_lines(latencies, found)
     yield ""
+
+
+def _device_lines(found: Measurements) -> Iterator[str]:
+    """What was measured of device types, and how ranks of a host slow each other."""
+    rows = [
+        (
+            name,
+            f"{kind.memory_gib:.4g}",
+            f"{kind.memory_bandwidth_gb_per_s:.4g}",
+            ", ".join(f"{key} {value:.3g}" for key, value in kind.peak_tflop_per_s.items()),
+            f"{kind.operation_overhead_us:.3g}",
+        )
+        for name, kind in found.types.items()
+        if kind.source == "measured"
+    ]
+    if rows:
+        head = ("device type", "GiB", "GB/s", "TFLOP/s", "overhead µs")
+        yield from _table(head, rows)
+        yield ""
+    for host, slowdown in found.slowdowns.items():
+        factors = ", ".join(f"{factor:.3g}" for factor in slowdown)
+        yield f"{host}: while 1 to {len(slowdown)} ranks compute, they take {factors} times as long"
+    if found.slowdowns:
+        yield ""
 
 
 def _pair_lines(found: Measurements) -> Iterator[str]:
@@ -291,6 +325,8 @@ def _data(
         "cluster": str(options.output),
         "backend": backend,
         "devices": [asdict(member) for member in found.members],
+        "device_types": {name: row.model_dump(mode="json") for name, row in found.types.items()},
+        "slowdowns": {host: list(factors) for host, factors in found.slowdowns.items()},
         "tolerance": options.tolerance,
         "ways": [asdict(way) for way in found.ways.values()],
         "missing_pairs": [list(ends) for ends in found.missing],

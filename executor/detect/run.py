@@ -6,9 +6,10 @@ import re
 import socket
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -18,6 +19,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from executor.detect.compute import Computation, compute_line, slowdowns
+from executor.detect.interrupt import Interrupt, nothing_measured
+from executor.detect.options import MeasurementOptions
+from executor.detect.probe import Probe
+from executor.detect.report import conclude
+from executor.detect.turns import Flow, Turn, TurnTaking, all_turns
 from executor.distributed.host_tuning import let_others_finish
 from executor.distributed.process_group import (
     carrier_of,
@@ -26,13 +33,8 @@ from executor.distributed.process_group import (
     require_backend,
 )
 from executor.launch.run import PlanRank
-from executor.measure_links.interrupt import Interrupt, nothing_measured
-from executor.measure_links.options import MeasurementOptions
-from executor.measure_links.probe import Probe
-from executor.measure_links.report import conclude
-from executor.measure_links.turns import Flow, Turn, TurnTaking, all_turns
 from planner.cluster.device_types import KnownType, cpu_type, gpu_type
-from planner.cluster.hardware import GIB
+from planner.cluster.hardware import GIB, DeviceType
 from planner.errors import PipeplanError
 from planner.model.tracing.torch_private import default_store
 from planner.topology.candidates import NETWORK
@@ -72,14 +74,26 @@ class MeasurementRecord:
         self._ways: dict[Ends, OneWay] = {}
         self._together: list[ConcurrentMessages] = []
         self._reductions: list[TimedReduction] = []
+        self._block_s: defaultdict[str, dict[int, float]] = defaultdict(dict)
+        self._alone_s: dict[str, float] = {}
         self.notes: list[str] = [known.note for known in types.values() if known.note]
 
     @property
     def measurements(self) -> Measurements:
         """Return the results so far."""
         types = {name: known.figures for name, known in self.types.items()}
+        ranks = Counter(member.host for member in self.members)
         return Measurements(
-            self.members, types, dict(self._ways), tuple(self._together), tuple(self._reductions)
+            self.members,
+            types,
+            dict(self._ways),
+            tuple(self._together),
+            tuple(self._reductions),
+            {
+                host: slowdowns(block_s, ranks[host])
+                for host, block_s in self._block_s.items()
+                if ranks[host] in block_s
+            },
         )
 
     def add(self, turn: Turn, found: Found) -> str:
@@ -88,7 +102,12 @@ class MeasurementRecord:
         Returns:
             A line about it.
         """
-        said = {"pair": self._add_pairs, "together": self._add_flows}.get(turn.kind, self._add_sums)
+        adders = {
+            "compute": self._add_computation,
+            "pair": self._add_pairs,
+            "together": self._add_flows,
+        }
+        said = adders.get(turn.kind, self._add_sums)
         line = said(turn, found)
         self.turns_done += 1
         return line
@@ -96,6 +115,31 @@ class MeasurementRecord:
     def _ends(self, flow: Flow) -> Ends:
         source, target = flow
         return self.members[source].name, self.members[target].name
+
+    def _add_computation(self, turn: Turn, found: Found) -> str:
+        first = self.members[turn.group[0]]
+        block_s = sum(found[rank]["block_s"] for rank in turn.group) / len(turn.group)
+        self._block_s[first.host][len(turn.group)] = block_s
+        if len(turn.group) == 1:
+            figures = DeviceType.parse(found[turn.group[0]]["figures"], "measured device")
+            self._set_type(first, KnownType(first.type, figures), block_s)
+        return f"{first.host}: {compute_line(turn, found)}"
+
+    def _set_type(self, measured: MeasuredRank, known: KnownType, alone_s: float) -> None:
+        """Give a host's ranks the figures of one; those of another speed are another type."""
+        name, number = known.name, 1
+        while name in self._alone_s and abs(alone_s / self._alone_s[name] - 1) > SAME_SPEED:
+            number += 1
+            name = f"{known.name}-{number}"
+        if name not in self._alone_s:
+            self._alone_s[name] = alone_s
+            self.types[name] = KnownType(name, known.figures)
+        self.members = tuple(
+            replace(member, type=name)
+            if (member.host, member.type) == (measured.host, measured.type)
+            else member
+            for member in self.members
+        )
 
     def _add_pairs(self, turn: Turn, found: Found) -> str:
         said = []
@@ -143,6 +187,8 @@ class MeasurementRecord:
         return f"all-reduce among {plural(len(devices), 'rank')}: {', '.join(said)}"
 
 
+SAME_SPEED = 0.1
+"""Ranks of one type on other hosts count as alike if a block's times differ by no larger share."""
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.:-]+")
 _MOST_CHARACTERS = 90
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -217,10 +263,10 @@ def measure(options: MeasurementOptions, interrupt: Interrupt | None) -> None:
         PipeplanError: if it cannot be measured, or a rank is lost.
     """
     place = PlanRank.of_this_process()
-    if place.world_size < 2:
+    if place.world_size < 2 and not options.compute:
         raise PipeplanError(
             "there is one process, and links join two or more; start one a device, such as "
-            "torchrun --nproc-per-node 4 -m executor.measure_links"
+            "torchrun --nproc-per-node 4 -m executor.detect"
         )
     device = device_of_this_process(options.device)
     require_backend(options.backend, device)
@@ -235,13 +281,19 @@ def measure(options: MeasurementOptions, interrupt: Interrupt | None) -> None:
             at_once=options.at_once,
             together=options.together,
             reductions=options.reductions,
+            compute=options.compute,
+            all_pairs=options.all_pairs,
+            share_cores=device.type == "cpu",
         )
         record = MeasurementRecord(members, types, options.of_equal)
         if interrupt is not None:
             interrupt.finish_with(lambda: _keep(options, backend, record, turns))
         groups = _groups(turns, device, options.timeout_s)
-        probe = Probe(device, backend, options)
-        _take_turns(turns, taking, probe, groups, record)
+        ranks_here = sum(other.host == members[place.rank].host for other in members)
+        parts = _Parts(
+            Probe(device, backend, options), groups, Computation(device, ranks_here), taking
+        )
+        _take_turns(turns, taking, parts, record)
     if place.rank == 0:
         if interrupt is not None:
             interrupt.finish_with(lambda: print("interrupted", file=sys.stderr, flush=True))
@@ -265,6 +317,7 @@ def _keep(
 
 def _left_out(turns: Sequence[Turn]) -> str:
     counts = {
+        "groups of ranks that compute": sum(turn.kind == "compute" for turn in turns),
         "pairs of devices": sum(len(turn.flows) for turn in turns if turn.kind == "pair"),
         "trials of flows at the same time": sum(turn.kind == "together" for turn in turns),
         "groups of all-reduces": sum(turn.kind == "all-reduce" for turn in turns),
@@ -294,18 +347,14 @@ def _groups(
 
 
 def _take_turns(
-    turns: Sequence[Turn],
-    taking: TurnTaking,
-    probe: Probe,
-    groups: Mapping[tuple[int, ...], Any],
-    record: MeasurementRecord,
+    turns: Sequence[Turn], taking: TurnTaking, parts: _Parts, record: MeasurementRecord
 ) -> None:
     told_s = 0.0
     for number, turn in enumerate(turns):
-        if probe.rank in turn.ranks:
+        if parts.probe.rank in turn.ranks:
             taking.await_turn(number)
-            taking.done(number, len(turn.ranks), _part(turn, probe, groups))
-        if probe.rank == 0:
+            taking.done(number, len(turn.ranks), parts.of(number, turn))
+        if parts.probe.rank == 0:
             found = {rank: taking.found(number, rank) for rank in turn.ranks}
             line = record.add(turn, found)
             if len(turns) <= _TELL_ALL or time.monotonic() > told_s + _TELL_EVERY_S:
@@ -315,16 +364,28 @@ def _take_turns(
     taking.await_turn(len(turns))
 
 
-def _part(turn: Turn, probe: Probe, groups: Mapping[tuple[int, ...], Any]) -> Any:
-    """Return this rank's results of a turn, as plain JSON values."""
-    if turn.kind == "together":
-        return probe.flow(turn.flows)
-    if turn.kind == "all-reduce":
-        return probe.reduce(groups[turn.group], turn.group[0], len(turn.group))
-    first, second = next(flow for flow in turn.flows if probe.rank in flow)
-    if probe.rank == second:
-        probe.answer(first)
-        return {first: probe.ask(first)}
-    found = probe.ask(second)
-    probe.answer(second)
-    return {second: found}
+@dataclass(frozen=True)
+class _Parts:
+    """This rank's parts in turns of every kind."""
+
+    probe: Probe
+    groups: Mapping[tuple[int, ...], Any]
+    computation: Computation
+    taking: TurnTaking
+
+    def of(self, number: int, turn: Turn) -> Any:
+        """Return this rank's results of a turn, as plain JSON values."""
+        probe = self.probe
+        if turn.kind == "compute":
+            return self.computation.part(turn, lambda: self.taking.meet(number, len(turn.group)))
+        if turn.kind == "together":
+            return probe.flow(turn.flows)
+        if turn.kind == "all-reduce":
+            return probe.reduce(self.groups[turn.group], turn.group[0], len(turn.group))
+        first, second = next(flow for flow in turn.flows if probe.rank in flow)
+        if probe.rank == second:
+            probe.answer(first)
+            return {first: probe.ask(first)}
+        found = probe.ask(second)
+        probe.answer(second)
+        return {second: found}

@@ -1,4 +1,4 @@
-"""``torchrun … -m executor.measure_links``: a cluster file from what its links do.
+"""``torchrun … -m executor.detect``: a cluster file from what its links do.
 
 ``options`` reads the command line, ``turns`` decides who talks when and passes the turn on,
 ``probe`` times messages and all-reduces, ``run`` leads through all of it, and ``report`` writes

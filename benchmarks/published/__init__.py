@@ -1,0 +1,1 @@
+"""Published runs of other systems, predicted from their own profiles."""

@@ -1,0 +1,190 @@
+"""Runs of Sailor (Strati et al., SOSP 2025), from a checkout of github.com/eth-easl/sailor.
+
+``sailor/Planner/simulations/validation`` has a layout with its measured iteration (``real``) in
+each file: of OPT-350M and GPT-Neo 2.7B on GH200 (Alps Clariden), and of OPT-350M on a mixed cluster
+(MIT). Layer times are those of ``simulations/profiles_tmp.json``, which the authors' own validation
+reads; links those of ``providers/network_coeffs_all_homo.json``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from benchmarks.published.run import PublishedRun, Source
+from planner.cluster.cluster import Cluster
+from planner.interop.importing.formats import import_cluster_file, import_file
+from planner.interop.importing.imported import ImportOptions
+from planner.job import Job
+from planner.model.layer_graph import LayerGraph
+from planner.plan.problem import Problem
+from planner.records.document import read_json
+
+FOLDER = "sailor"
+PLANNER = Path("sailor/Planner")
+PROFILES = PLANNER / "simulations/profiles_tmp.json"
+VALIDATION = PLANNER / "simulations/validation"
+LINKS = Path("sailor/providers/network_coeffs_all_homo.json")
+
+_CITES = (
+    "Strati et al. 2025, Sailor (SOSP), github.com/eth-easl/sailor, MIT licence: iterations in "
+    "sailor/Planner/simulations/validation/{folder}, layer times in "
+    "sailor/Planner/simulations/profiles_tmp.json, sizes in sailor/Planner/llm_info.json, links in "
+    "sailor/providers/network_coeffs_all_homo.json."
+)
+_STATES = (
+    "A device is a tensor-parallel group; the layer times contain its collectives. Gradients are "
+    "reduced after the last backward, as in DeepSpeed's pipeline engine. The optimizer step is "
+    "predicted with the memory bandwidth of {preset}."
+)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Layouts of one model on one cluster.
+
+    Attributes:
+        source: what the report says of it.
+        model: its name in the profiles.
+        folder: below :data:`VALIDATION`.
+        preset: nearest to its GPUs.
+    """
+
+    source: Source
+    model: str
+    folder: str
+    preset: str
+
+
+def _series(name: str, model: str, folder: str, preset: str) -> Series:
+    source = Source(
+        publication="Sailor",
+        name=name,
+        cites=_CITES.format(folder=folder),
+        states=_STATES.format(preset=preset),
+    )
+    return Series(source, model, folder, preset)
+
+
+SERIES = (
+    _series("OPT-350M on GH200", "OPT-350", "clariden/OPT-350", "H200"),
+    _series("GPT-Neo 2.7B on GH200", "GPT-Neo-2.7", "clariden/GPT-NEO", "H200"),
+    _series("OPT-350M on RTX", "OPT-350", "mit", "RTX-4090"),
+)
+
+
+def runs(data: Path) -> Iterator[PublishedRun]:
+    """Yield the rows below a folder of checkouts; none without a checkout of Sailor."""
+    root = data / FOLDER
+    for series in SERIES if root.is_dir() else ():
+        files = sorted((root / VALIDATION / series.folder).glob("N*/*.json"), key=_number)
+        layouts = [_Layout(root, series, path, read_json(path)) for path in files]
+        repeated = Counter((row.data["real"], row.data["max_mem"]) for row in layouts)
+        for layout in layouts:
+            same = repeated[layout.data["real"], layout.data["max_mem"]] > 1
+            yield layout.run(is_repeated=same)
+
+
+def _number(path: Path) -> tuple[int, str]:
+    return int(path.parent.name[1:]), path.name
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """A file of the validation."""
+
+    root: Path
+    series: Series
+    path: Path
+    data: dict[str, Any]
+
+    @cached_property
+    def pipeline(self) -> dict[str, Any]:
+        (pipeline,) = self.data["pipeline_list"]
+        return dict(pipeline)
+
+    @cached_property
+    def groups(self) -> list[tuple[str, int]]:
+        """GPU and tensor degree of each group, the replicas of a stage after each other."""
+        found = []
+        for stage in self.pipeline["tmp_per_stage"]:
+            for vms, size in stage:
+                ((gpu, _, _),) = vms
+                found.append((str(gpu), int(size)))
+        return found
+
+    @cached_property
+    def size(self) -> int:
+        (size,) = {size for _, size in self.groups}
+        return size
+
+    def run(self, *, is_repeated: bool) -> PublishedRun:
+        """Return the row."""
+        graph = self._graph()
+        counts = [len(stage) for stage in self.pipeline["layers_per_stage"]]
+        fits = sum(counts) == len(graph.layers)
+        samples, batch = self.data["mbs"], self.data["gbs"]
+        job = Job(
+            name=self.series.model,
+            samples_per_microbatch=samples,
+            microbatches=batch // samples,
+            precision="float32",
+            backward="whole",
+            overlap_reduction=False,
+        )
+        return PublishedRun(
+            source=self.series.source,
+            name=f"{self.path.parent.name}/{self.path.stem}: {'-'.join(map(str, counts))} layers, "
+            f"{self.pipeline['dp'][0]} replicas, tensor degree {self.size}, {batch} samples by "
+            f"{samples}",
+            measured_s=float(self.data["real"]),
+            problem=Problem(graph, self._cluster(), job),
+            runtime="deepspeed",
+            stages=_stages(list(graph.layers), counts) if fits else (tuple(graph.layers),),
+            replicas=int(self.pipeline["dp"][0]),
+            contradiction=self._contradiction(sum(counts), len(graph.layers), is_repeated),
+        )
+
+    def _contradiction(self, listed: int, layers: int, is_repeated: bool) -> str:
+        if listed != layers:
+            return f"its stages list {listed} layers, the profile of the model has {layers}"
+        if is_repeated:
+            return (
+                "another file has the same measured time and memory for other devices, so that one "
+                "of the two was copied"
+            )
+        return ""
+
+    def _graph(self) -> LayerGraph:
+        """Return the layers with the times of all GPUs of the layout."""
+        graphs = [self._profile(gpu) for gpu in dict.fromkeys(gpu for gpu, _ in self.groups)]
+        layers = []
+        for rows in zip(*(graph.record.layers for graph in graphs), strict=True):
+            measured = {kind: times for row in rows for kind, times in row.measured.items()}
+            layers.append(rows[0].model_copy(update={"measured": measured}))
+        record = graphs[0].record.model_copy(update={"layers": tuple(layers)})
+        return LayerGraph.from_record(record)
+
+    def _profile(self, gpu: str) -> LayerGraph:
+        given = {"model": self.series.model, "gpu": gpu, "tensor_parallel": str(self.size)}
+        options = ImportOptions(self.series.preset, int(self.data["mbs"]), given=given)
+        return import_file(self.root / PROFILES, "sailor", options)[1].graph
+
+    def _cluster(self) -> Cluster:
+        given = {
+            "hosts": ",".join(gpu for gpu, _ in self.groups),
+            "gpus_per_host": str(self.size),
+            "tensor_parallel": str(self.size),
+        }
+        options = ImportOptions(self.series.preset, given=given)
+        return import_cluster_file(self.root / LINKS, "sailor-links", options).cluster
+
+
+def _stages(layers: Sequence[str], counts: Sequence[int]) -> tuple[tuple[str, ...], ...]:
+    """Divide layers by their number; a file names one twice and another not at all."""
+    rest = iter(layers)
+    return tuple(tuple(next(rest) for _ in range(count)) for count in counts)

@@ -1,0 +1,206 @@
+"""Published runs: our replay against the papers' own figures, and what is not scored."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import ROOT
+from documents import run_page
+from planner_profiles import (
+    galvatron_folder,
+    metis_profile,
+    sailor_folder,
+    sailor_links,
+    write,
+)
+
+from benchmarks.published import amp, sailor, zero_bubble
+from benchmarks.published.__main__ import main, published_runs
+from benchmarks.published.files import rows as imported_files
+from benchmarks.published.run import Prediction, PublishedRun, Summary, predict, report, scored
+from planner.errors import PipeplanError
+from planner.prediction import replay
+
+# Qi et al. 2024, table 5, calculated by the authors from table 9: idle share of the longest stage.
+BUBBLE_RATES = {
+    ("1.5B", 24, "1f1b"): 0.2431,
+    ("1.5B", 64, "1f1b"): 0.1240,
+    ("6.2B", 32, "1f1b"): 0.1898,
+    ("14.6B", 48, "1f1b"): 0.2552,
+    ("1.5B", 24, "zb-h1"): 0.1585,
+    ("1.5B", 64, "zb-h1"): 0.0674,
+    ("6.2B", 32, "zb-h1"): 0.1045,
+    ("14.6B", 48, "zb-h1"): 0.1397,
+}
+
+
+def zero_bubble_run(model: str, microbatches: int, schedule: str) -> PublishedRun:
+    (found,) = (
+        run
+        for run in zero_bubble.runs()
+        if run.name.startswith(f"{model},")
+        and run.name.endswith(f" {microbatches} microbatches, {schedule}")
+    )
+    return found
+
+
+@pytest.mark.parametrize("key", BUBBLE_RATES, ids=str)
+def test_profiled_stages_have_the_bubble_that_the_paper_calculates(
+    key: tuple[str, int, str],
+) -> None:
+    run = zero_bubble_run(*key)
+    timeline = replay(predict(run, by_runtime=False).plan)
+    took_s = timeline.iteration_time_s - max(timeline.pipeline.optimizer_s.values())
+    busy_s = sum(zero_bubble.PROFILED[key[0]][key[1]][:3]) * 1e-3 * key[1]
+    assert (took_s - busy_s) / took_s == pytest.approx(BUBBLE_RATES[key], abs=6e-5)
+
+
+def test_throughput_becomes_the_time_of_an_iteration() -> None:
+    run = zero_bubble_run("6.2B", 24, "1f1b")
+    # 24 microbatches of 3 samples at 3.50 samples a second on each of 8 GPUs.
+    assert run.measured_s == pytest.approx(72 / 28)
+
+
+def test_the_layouts_of_both_runtimes_are_one_plan() -> None:
+    run = zero_bubble_run("1.5B", 24, "1f1b")
+    ours, theirs = (predict(run, by_runtime=flag).plan for flag in (False, True))
+    assert theirs.problem.job.runtime == "megatron"
+    assert (ours.stages, ours.orders) == (theirs.stages, theirs.orders)
+
+
+def test_rows_that_contradict_themselves_are_shown_and_not_scored() -> None:
+    run = zero_bubble_run("1.5B", 24, "1f1b")
+    good = predict(run, by_runtime=False)
+    bad = Prediction(replace(run, measured_s=1e3, contradiction="it was copied"), good.plan)
+    assert scored([good, bad]) == [good]
+    assert Summary.of(scored([good, bad])).worst == pytest.approx(abs(good.error))
+    page = report([good, bad], "command", by_runtime=False)
+    assert "not scored, it was copied" in page
+    assert "1 rows of 1 publications" in page
+
+
+def sailor_checkout(folder: Path, layouts: dict[str, object], layers: int = 2) -> Path:
+    """Files of Sailor's structure with figures of our own: 3 ms a layer, layouts by path."""
+    root = folder / "sailor"
+    times = {str(index): [0.001, 0.002, 0.0] for index in range(layers)}
+    sizes = {"params_bytes": 400, "act_output_bytes": 80, "act_mem_bytes": 80}
+    link = {"4": [[0.0, 0.0, 40.0], 4e10]}
+    files: dict[Path, object] = {
+        sailor.PROFILES: {"OPT-350": {"GH-96": {"2": {"4": times}, "8": {"4": times}}}},
+        sailor.PLANNER / "llm_info.json": {"OPT-350": {"4": dict.fromkeys(times, sizes)}},
+        sailor.LINKS: {"inter": {"GH-96": link}, "intra": {"GH-96": link}},
+    }
+    for name, row in layouts.items():
+        files[sailor.VALIDATION / "clariden/OPT-350" / name] = row
+    for path, data in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(json.dumps(data))
+    return folder
+
+
+def layout(
+    layers: list[list[int]], measured_s: float, memory: int, replicas: int = 1
+) -> dict[str, object]:
+    group = [[["GH-96", 4, "zone"]], 4]
+    pipeline = {
+        "num_stages": len(layers),
+        "layers_per_stage": layers,
+        "tmp_per_stage": [[group] * replicas for _ in layers],
+        "dp": [replicas for _ in layers],
+    }
+    return {
+        "pipeline_list": [pipeline],
+        "mbs": 2,
+        "gbs": 16,
+        "real": measured_s,
+        "max_mem": memory,
+    }
+
+
+def test_layouts_of_sailor_are_plans_of_their_stages(tmp_path: Path) -> None:
+    data = sailor_checkout(tmp_path, {"N2/plan.json": layout([[0], [1]], 0.03, 1)})
+    (run,) = sailor.runs(data)
+    assert run.stages == (("layers.0",), ("layers.1",))
+    assert run.contradiction == ""
+    # 1F1B of 8 microbatches on 2 stages of 3 ms; messages and optimizer take next to nothing.
+    assert predict(run, by_runtime=False).predicted_s == pytest.approx(9 * 0.003, rel=1e-2)
+
+
+def test_contradictions_of_sailor_are_found_in_its_files(tmp_path: Path) -> None:
+    layouts = {
+        "N1/a.json": layout([[0]], 0.02, 1),
+        "N2/b.json": layout([[0], [1]], 0.03, 2),
+        "N2/c.json": layout([[0, 1]], 0.03, 2),
+        "N16/d.json": layout([[0, 1]], 0.04, 3),
+    }
+    data = sailor_checkout(tmp_path, layouts)
+    listed, first, second, sound = sailor.runs(data)
+    assert listed.contradiction.startswith("its stages list 1 layers, the profile of the model has")
+    assert "one of the two was copied" in first.contradiction
+    assert first.contradiction == second.contradiction
+    assert sound.contradiction == ""
+
+
+@pytest.mark.extensive
+def test_the_page_of_a_published_run_does_what_it_shows(tmp_path: Path) -> None:
+    stages = [list(range(12)), list(range(12, 26))]
+    layouts = {"N8/plan_config_N8_D4.json": layout(stages, 0.7, 1, replicas=4)}
+    sailor_checkout(tmp_path, layouts, layers=26)
+    printed = run_page(ROOT / "docs" / "published_run.md", tmp_path)
+    assert printed[1] == "4 replicas, measured 0.700 s\n"
+    # 64 microbatches on 4 replicas; the slower stage has 14 layers of 3 ms.
+    assert printed[-1] == f"predicted {12 * 0.003 + 16 * 14 * 0.003:.3f} s\n"
+
+
+def amp_checkout(folder: Path, log: str) -> Path:
+    source = folder / "AMP/src"
+    for part in ("known_cost", "results"):
+        (source / part).mkdir(parents=True)
+    for gpu in ("G4", "P3"):
+        np.save(source / f"known_cost/gpt2_{gpu}_1.npy", np.full(30, 0.001))
+    for name in ("homogeneous", "het_cluster"):
+        (source / f"results/{name}_results.txt").write_text(log if name == "homogeneous" else "")
+    return folder
+
+
+def trial(samples: int, tensor: int, measured: str) -> str:
+    return (
+        f"running real trials takes 3.5Simulating result: None, [0, 15, 30], {samples}, "
+        f"{{'mp_deg': tensor([{tensor}.]), 'dp_deg': tensor([8.]), 'pp_deg': tensor([2.])}}, "
+        f"with p_cost: tensor([1.5]), r_cost: {measured} \n"
+    )
+
+
+def test_trials_of_amp_are_those_whose_layers_were_timed(tmp_path: Path) -> None:
+    log = trial(1, 1, "1.28") + trial(2, 1, "1.3") + trial(1, 2, "1.4") + trial(1, 1, "inf")
+    (run,) = amp.runs(amp_checkout(tmp_path, log))
+    assert run.measured_s == 1.28
+    assert [len(stage) for stage in run.stages] == [15, 15]
+    assert run.replicas == 8
+
+
+def test_a_folder_without_checkouts_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(PipeplanError, match="has neither sailor nor AMP; clone"):
+        list(published_runs(tmp_path))
+    assert main(["--data", str(tmp_path)]) == 1
+    assert "has neither sailor nor AMP" in capsys.readouterr().err
+
+
+def test_real_files_are_imported_with_every_choice_and_refusals_are_shown(tmp_path: Path) -> None:
+    sailor_folder(tmp_path / "sailor/sailor")
+    links = {"inter": {"X-80": sailor_links()["inter"]["X-80"]}, "intra": {}}
+    write(tmp_path / "sailor/sailor/providers/network_coeffs_all_homo.json", sailor_links() | links)
+    metis = tmp_path / "Metis/profile_data_samples"
+    write(metis / "DeviceType.A100_tp2_bs1.json", metis_profile())
+    write(metis / "DeviceType.A100_tp4_bs1.json", metis_profile(layer_compute_total_ms=[1.0]))
+    galvatron_folder(tmp_path / "Hetu-Galvatron/galvatron/models/gpt/configs")
+    found = {name: (imported, why) for name, _, imported, why in imported_files(tmp_path)}
+    assert found["sailor"] == ("3", "-")
+    assert found["metis"][0] == "1"
+    assert found["metis"][1].startswith("DATA/Metis/profile_data_samples/DeviceType.A100_tp4_bs1")
+    assert found["galvatron"] == ("2", "-")
+    assert "galvatron-links" not in found
