@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import get_args
 
 from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
-from planner.errors import DeadlockError, InfeasibleError, PipeplanError, shorten
+from planner.errors import InfeasibleError, PipeplanError, shorten
 from planner.plan.plan import Stage
 from planner.plan.problem import Problem
 from planner.search.budget import DEFAULT_WORKERS, Clock, SearchWork, Settings
@@ -148,9 +148,8 @@ def _improved(
     if quick is None:
         return start
     found = improve_any(one, quick, task, limit_s)
-    try:
-        carried = carried_over(found, pipeline, groups)
-    except DeadlockError:  # Pipelines wait for each other's reductions.
+    carried = next(carried_over(pipeline, groups, [found]), None)
+    if carried is None:
         return start
     task.clock.charge(SearchWork.SIMULATED_OPERATION, len(carried.timeline.operations))
     if task.measured_s(carried) >= task.measured_s(start) or not fits_memory(carried.timeline):
