@@ -61,6 +61,11 @@ class Behaviour(Record):
         return self
 
     @property
+    def blocks(self) -> bool:
+        """Whether devices wait for messages that they send or receive."""
+        return "blocking" in (self.send, self.receive)
+
+    @property
     def computation_s(self) -> float:
         """Host time of an operation in seconds."""
         return self.computation_us * 1e-6

@@ -122,8 +122,7 @@ class Causes:
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         behaviour = timeline.pipeline.behaviour
-        self._sends_block = behaviour.send == "blocking"
-        self._blocks = self._sends_block or behaviour.receive == "blocking"
+        self._sends_block, self._blocks = behaviour.send == "blocking", behaviour.blocks
         self._ran_until: dict[tuple[str, float], OperationEvent] = {}
         self._messages_until: defaultdict[tuple[str, float], list[TransferEvent]]
         self._messages_until = defaultdict(list)

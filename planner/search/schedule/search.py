@@ -69,8 +69,8 @@ def search_schedule(
 
     Raises:
         InfeasibleError: if no schedule was found that fits memory.
-        PipeplanError: if two devices that must exchange data have no path of links, or there is no
-            such measure.
+        PipeplanError: if two devices that must exchange data have no path of links, there is no
+            such measure, or the runtime has no such spans.
     """
     if measure not in get_args(Measure):
         raise PipeplanError(
@@ -80,6 +80,11 @@ def search_schedule(
     pipeline = place(problem, specs)
     if not is_connected(pipeline):
         raise PipeplanError("stages: two devices that must exchange data have no path of links")
+    if measure == "longest_stage_span" and pipeline.behaviour.blocks:
+        raise PipeplanError(
+            f"measure: {measure} is of iterations that overlap, but the messages of "
+            f"{problem.runtime.name} block; choose makespan, or another runtime"
+        )
     settings, clock = Settings(seed, workers, deterministic), Clock(time_limit_s, deterministic)
     task = ScheduleTask(settings, clock, measure, "any" if split else "whole")
     return schedule_pipeline(pipeline, task)
