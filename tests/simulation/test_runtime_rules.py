@@ -147,6 +147,27 @@ def test_gradients_are_reduced_when_the_runtime_does(
     assert timeline.iteration_time_s == pytest.approx(9.003)
 
 
+@pytest.mark.parametrize(
+    ("rules", "bound_s"),
+    [
+        # d1 begins at 2, computes for 24 and, but after the last backward, sends g for 1 s each.
+        ({"send": "blocking"}, 33),
+        # d0 has 24 s, and receives each g in between.
+        ({"receive": "blocking"}, 33),
+        ({**BLOCKING, "exchange": "neighbour"}, 33),
+        # d1 also receives m for 1 s each, but for the first.
+        (BLOCKING, 40),
+        # The way of the first to d1, its work, and the way of the last back.
+        ({}, 29),
+    ],
+    ids=str,
+)
+def test_bounds_count_what_a_device_waits_for(rules: dict[str, object], bound_s: float) -> None:
+    placed = chain(2, **rules)
+    many = replace(placed, microbatches=8)
+    assert measure_bound_s(many, "makespan", split=False) == pytest.approx(bound_s)
+
+
 def test_no_buckets_where_gradients_are_reduced_later() -> None:
     rows = [layer("a", parameters=["p"]), layer("b", parameters=["q"])]
     placed = pipeline(
