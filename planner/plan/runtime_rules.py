@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from planner.job import Runtime
-from planner.records.document import Record, read_json, read_toml
+from planner.records.document import Record, read_toml_or_json
 from planner.records.formats import check_format
 
 FORMAT = "pipeplan-runtime/1"
@@ -103,7 +103,7 @@ class RuntimeRules(Record):
             PipeplanError: naming every wrong field.
         """
         source = str(path)
-        data = read_json(path) if source.endswith(".json") else read_toml(path)
+        data = read_toml_or_json(path)
         return cls.parse(check_format(data, FORMAT, source), source)
 
     def behaviour_on(self, devices_of_stages: Iterable[Iterable[str]]) -> Behaviour:

@@ -20,7 +20,8 @@ from planner.units import format_bytes
 from planner.verification.costs import PlanCosts
 from planner.verification.form import form_problems
 from planner.verification.proof.prove import proof_problems
-from planner.verification.replay import Replayed, replay, time_shares
+from planner.verification.replay import Replayed, replay
+from planner.verification.time_shares import time_shares
 
 RELATIVE_TOLERANCE = 1e-6
 DROP = "run `pipeplan simulate PLAN -o PLAN`, which drops the bound, or plan again"

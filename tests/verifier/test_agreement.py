@@ -19,7 +19,8 @@ from planner.records.document import digest
 from planner.simulation.simulator import simulate_plan
 from planner.verification import verify
 from planner.verification.costs import PlanCosts
-from planner.verification.replay import replay, time_shares
+from planner.verification.replay import replay
+from planner.verification.time_shares import time_shares
 
 RELATIVE = 1e-9
 
