@@ -106,6 +106,19 @@ class RuntimeRules(Record):
         data = read_toml_or_json(path)
         return cls.parse(check_format(data, FORMAT, source), source)
 
+    @property
+    def blocks(self) -> bool:
+        """Whether messages block in some plan."""
+        return self.behaviour.blocks or bool(self.interleaved and self.interleaved.blocks)
+
+    @property
+    def overlapped(self) -> RuntimeRules:
+        """The same runtime, if its messages did not block."""
+        ways = {"send": "overlapped", "receive": "overlapped", "exchange": "single"}
+        rows = (self.behaviour, self.interleaved)
+        behaviour, interleaved = (row and row.model_copy(update=ways) for row in rows)
+        return self.model_copy(update={"behaviour": behaviour, "interleaved": interleaved})
+
     def behaviour_on(self, devices_of_stages: Iterable[Iterable[str]]) -> Behaviour:
         """Return how a plan is run, given the devices of each of its stages."""
         held = Counter(device for devices in devices_of_stages for device in set(devices))

@@ -131,6 +131,7 @@ class Replay:
         self.owner = owner
         self.policy = policy
         self.exchanges = exchanges
+        self._waits = bool(exchanges.after)
         self.last = len(pipeline.stages) - 1
         self.heap: list[tuple[float, Operation, bool]] = []
         self.free_at = dict.fromkeys(pipeline.devices, 0.0)
@@ -154,7 +155,8 @@ class Replay:
             while self.heap and self.heap[0][0] == now:
                 _, operation, arrival = heapq.heappop(self.heap)
                 hear = self._arrive if arrival else self._finish
-                touched.update(dict.fromkeys(hear(operation, now)))
+                for device in hear(operation, now):
+                    touched[device] = None
             self._dispatch(touched, now)
         unfinished = self.policy.unfinished()
         if unfinished:
@@ -169,7 +171,7 @@ class Replay:
 
     def _dispatch(self, devices: Collection[str], now: float) -> None:
         for device in devices:
-            if self.free_at[device] > now or self.exchanges.is_waiting(device):
+            if self.free_at[device] > now or (self._waits and self.exchanges.is_waiting(device)):
                 continue
             operation = self.policy.choose(device, now)
             if operation is not None:
@@ -196,7 +198,10 @@ class Replay:
             sent = Operation(stage - 1, "B", microbatch)
         if kind == "I":
             self._offer(Operation(stage, "W", microbatch))
-        self._send(self.exchanges.end(device, operation, sent), now)
+        if self._waits:
+            self._send(self.exchanges.end(device, operation, sent), now)
+        elif sent is not None:
+            self._send((sent,), now)
         return (device,)
 
     def _offer_backward(self, stage: int, microbatch: int) -> None:
@@ -210,11 +215,11 @@ class Replay:
             target = self.owner.get((stage, microbatch))
             if target is None:
                 continue
-            source = self.owner[stage + (-1 if kind == "F" else 1), microbatch]
+            source = self.owner[stage - 1 if kind == "F" else stage + 1, microbatch]
             self._request(self._transfer(consumer, source, target), consumer, source, now)
 
     def _request(self, transfer: Transfer, consumer: Operation, source: str, now: float) -> None:
-        occupied = transfer.occupied
+        occupied = transfer.occupied if transfer.streams else transfer.links
         start = max([now, *(self.free_again_at[resource] for resource in occupied)])
         end = start + transfer.seconds
         for resource in occupied:
@@ -248,6 +253,8 @@ class Replay:
             self._offer(operation)
         else:
             self._offer_backward(operation.stage, operation.microbatch)
+        if not self._waits:
+            return (self._device(operation),)
         self._send(self.exchanges.arrive(operation), now)
         return (self._device(operation), *self.exchanges.ends.get(operation, ())[:1])
 
