@@ -38,7 +38,7 @@ docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 schemas: $(INSTALLED)
-	for kind in plan graph cluster job costs sweep sync-trace moves train; do \
+	for kind in plan graph cluster job runtime costs sweep sync-trace moves train; do \
 		$(BIN)/pipeplan schema $$kind -o schemas/$$kind.json || exit 1; \
 	done
 

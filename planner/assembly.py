@@ -44,6 +44,7 @@ def assemble_plan(
             },
             "cluster": problem.cluster,
             "job": problem.job,
+            "runtime": problem.runtime,
             "stages": tuple(
                 {
                     "index": index,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from planner.errors import PipeplanError
-from planner.records.document import Count, Record, read_json, read_toml
+from planner.records.document import Count, Record, read_toml_or_json
 from planner.records.field_docs import known_or_own_schema
 from planner.records.formats import check_format
 from planner.space import Space
@@ -97,7 +97,7 @@ class Job(Space):
             PipeplanError: naming every wrong field.
         """
         source = str(path)
-        data = read_json(path) if source.endswith(".json") else read_toml(path)
+        data = read_toml_or_json(path)
         return cls.parse(check_format(data, FORMAT, source), source)
 
     @property

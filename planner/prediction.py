@@ -6,10 +6,12 @@ import logging
 from pathlib import Path
 
 from planner.costs.placement import is_connected, place_plan
-from planner.errors import PipeplanError
+from planner.errors import DeadlockError, PipeplanError
 from planner.plan.membership import outside_bound
 from planner.plan.operations import Orders
 from planner.plan.plan import COST_MODEL, Plan, Predicted, Sync, gap, within
+from planner.plan.runtime_rules import RuntimeRules
+from planner.plan.runtimes import rules_of
 from planner.simulation.simulator import simulate
 from planner.simulation.time_provenance import time_provenance
 from planner.simulation.timeline import Timeline
@@ -17,7 +19,7 @@ from planner.space import covers_nothing
 from planner.verification.form import order_problems, stage_problems
 
 NOTHING_AFTER_EDIT = covers_nothing(
-    "the layer graph, the cluster or the job was edited after planning"
+    "the layer graph, the cluster, the job or the runtime was edited after planning"
 )
 NOTHING_BEYOND = covers_nothing("this plan lies outside the space that its bound was proved for")
 NOTHING_OF_OTHER_COSTS = covers_nothing(
@@ -83,7 +85,7 @@ def refresh(plan: Plan) -> Plan:
     covers, proof = None, plan.proof
     if provenance.cost_model != COST_MODEL:
         covers = NOTHING_OF_OTHER_COSTS
-    elif space is None or problem.digest_in(space) != provenance.problem_digest:
+    elif space is None or provenance.problem_digest not in problem.digests_in(space):
         covers = NOTHING_AFTER_EDIT if space is not None or bound_s > 0 else None
     elif timeline.iteration_time_s < bound_s * (1 - 1e-9) or any(
         outside_bound(space, plan.stages, plan.parsed_orders(), plan.layers, plan.bucket_bytes)
@@ -107,17 +109,41 @@ def with_strategy(plan: Plan, sync: Sync) -> Plan:
     return refresh(plan.model_copy(update={"sync": within(plan.job, sync)}))
 
 
-def load_plan(path: str | Path) -> Plan:
+def load_plan(path: str | Path, runtime: str | None = None) -> Plan:
     """Read a plan file; predict it again if it is from another revision of the cost model.
 
     It loses its bound then, and a warning is logged. ``planner.verify`` checks whether the plan is
     valid.
 
+    Args:
+        path: of the plan.
+        runtime: name or file of another runtime that will run it, which predicts it again.
+
     Raises:
-        PipeplanError: naming every wrong field, or a format that this version does not read.
+        PipeplanError: naming every wrong field, a format that this version does not read, or why
+            the runtime cannot run the plan.
     """
+    rules = None if runtime is None else rules_of(runtime)
     plan = Plan.load(path)
+    if rules is not None:
+        return run_by(plan, rules)
     return plan if plan.provenance.cost_model == COST_MODEL else _predicted_again(plan, str(path))
+
+
+def run_by(plan: Plan, rules: RuntimeRules) -> Plan:
+    """Return a plan as another runtime runs it, with new predictions.
+
+    Raises:
+        PipeplanError: if its devices would wait for each other in a circle, or the plan cannot be
+            simulated; see :func:`replay`.
+    """
+    try:
+        return refresh(plan.model_copy(update={"runtime": rules}))
+    except DeadlockError as error:
+        raise PipeplanError(
+            f"runtime: {error} under the rules of {rules.name}, whose messages block; plan for it "
+            "with `pipeplan plan --runtime`, or choose another runtime"
+        ) from None
 
 
 def _predicted_again(plan: Plan, source: str) -> Plan:

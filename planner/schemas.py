@@ -16,6 +16,7 @@ from planner.model.graph_record import GraphRecord
 from planner.model.measured_costs import Costs
 from planner.plan.moves import Moves
 from planner.plan.plan import Plan
+from planner.plan.runtime_rules import RuntimeRules
 from planner.plan.sweep_index import SweepIndex
 from planner.records.document import Record
 from planner.records.field_docs import meanings_of, summary_of, unit_of
@@ -45,6 +46,7 @@ ARTIFACTS = {
     "graph": Artifact("Pipeplan layer graph", GraphRecord),
     "cluster": Artifact("Pipeplan cluster file", ClusterFile),
     "job": Artifact("Pipeplan job file", Job),
+    "runtime": Artifact("Pipeplan runtime file", RuntimeRules),
     "costs": Artifact("Pipeplan measured costs of layers", Costs),
     "sweep": Artifact("Pipeplan index of a sweep", SweepIndex),
     "sync-trace": Artifact("Pipeplan trace of synchronisation", SyncTrace),

@@ -16,6 +16,7 @@ from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import Operation
 from planner.plan.plan import Plan, Sync
 from planner.plan.problem import ModelSource, Problem
+from planner.plan.runtime_rules import Behaviour, RuntimeRules
 
 MEGA = 10**6
 MAX_MICROBATCHES = 5
@@ -294,6 +295,33 @@ def orders_for(
         if kind == "I":
             ready.append(Operation(stage, "W", microbatch))
     return orders
+
+
+@st.composite
+def behaviours(draw: st.DrawFn) -> Behaviour:
+    """Any rules of a runtime; host times like those of operations and messages, or none."""
+    ways = st.sampled_from(["overlapped", "blocking"])
+    send, receive = draw(ways), draw(ways)
+    kinds = ["single", "neighbour", "together", "pairs"] if send == receive == "blocking" else []
+    return Behaviour(
+        send=send,
+        receive=receive,
+        exchange=draw(st.sampled_from(kinds or ["single"])),
+        streams=draw(st.sampled_from(["one", "several"])),
+        reduction=draw(st.sampled_from(["bucket", "stage", "device", "flush"])),
+        computation_us=draw(st.sampled_from([0.0, 0.0, 10_000.0])),
+        message_us=draw(st.sampled_from([0.0, 0.0, 10_000.0])),
+    )
+
+
+@st.composite
+def runtimes(draw: st.DrawFn) -> RuntimeRules:
+    """Any rules, others where devices hold several stages, or the same."""
+    return RuntimeRules(
+        name="random",
+        behaviour=draw(behaviours()),
+        interleaved=draw(st.none() | behaviours()),
+    )
 
 
 SYNCS = st.sampled_from(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.cli.models import LoadedProblem, ProblemRequest, loaded_problem
+from planner.cli.models import LoadedProblem, ProblemRequest, given_rules, loaded_problem
 from planner.cli.options import (
     ClusterOption,
     CostsOption,
@@ -16,6 +16,7 @@ from planner.cli.options import (
     JsonOption,
     ModelArgument,
     PlanOutputOption,
+    RunByOption,
     SetOption,
 )
 from planner.cli.output import print_json, show_plan, user_errors
@@ -42,6 +43,7 @@ class AdoptRequest:
         replicas: equal pipelines.
         devices: names, divided by commas.
         recompute: whether blocks run again.
+        runtime: name or file of what runs it.
     """
 
     problem: ProblemRequest
@@ -53,6 +55,7 @@ class AdoptRequest:
     replicas: int
     devices: str | None
     recompute: bool
+    runtime: str | None
 
     @property
     def inputs(self) -> list[Path]:
@@ -103,8 +106,9 @@ def _adopted(request: AdoptRequest) -> tuple[Adopted, LoadedProblem]:
     from planner.interop.adopt.division import divide
 
     stages, schedule = _given_stages(request), _given_schedule(request)
+    rules = given_rules(request.runtime)
     loaded = loaded_problem(request.problem)
-    problem = loaded.problem
+    problem = loaded.problem if rules is None else replace(loaded.problem, runtime=rules)
     names = None if request.devices is None else request.devices.split(",")
     found = adopted(
         problem,
@@ -219,6 +223,7 @@ def _search_command(request: AdoptRequest, output: Path) -> str:
     import shlex
 
     more = ["--warm-start", str(output), "-o", "better.json"]
+    more += [] if request.runtime is None else ["--runtime", request.runtime]
     return shlex.join(["pipeplan", "plan", *request.problem.words, *more])
 
 
@@ -311,6 +316,7 @@ def adopt(
     devices: DevicesOption = None,
     recompute: RecomputeOption = False,
     allow_overflow: OverflowOption = False,
+    runtime: RunByOption = None,
     output: PlanOutputOption = Path("plan.json"),
     as_json: JsonOption = False,
 ) -> None:
@@ -325,6 +331,7 @@ def adopt(
         replicas=replicas,
         devices=devices,
         recompute=recompute,
+        runtime=runtime,
     )
     with user_errors(as_json):
         adopt_plan(request, output, allow_overflow=allow_overflow, as_json=as_json)

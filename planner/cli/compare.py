@@ -16,6 +16,7 @@ from planner.cli.options import (
     JobOption,
     JsonOption,
     ModelArgument,
+    RuntimeOption,
     SeedOption,
     SetOption,
 )
@@ -47,6 +48,7 @@ def compare(
         typer.Option("--time-limit", metavar="SECONDS", help="time limit of Pipeplan's own search"),
     ] = 30.0,
     seed: SeedOption = 0,
+    runtime: RuntimeOption = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="also write the table as Markdown")
     ] = None,
@@ -72,7 +74,9 @@ def compare(
         for path in (output, best_baseline):
             if path is not None:
                 require_file_path(path)
-        problem = problem_of(ProblemRequest(model, cluster, job, tuple(set_ or ())))
+        problem = problem_of(
+            ProblemRequest(model, cluster, job, tuple(set_ or ()), runtime=runtime)
+        )
         rows = _compared(problem, names, time_limit, seed)
         _report(problem, rows, output, as_json)
         if best_baseline is not None:

@@ -45,9 +45,9 @@ def export_targets(incomplete: str) -> list[str]:
 
 def runtimes(incomplete: str) -> list[str]:
     """Return the runtimes that plans can be made for."""
-    from planner.plan.runtimes import RUNTIMES
+    from planner.plan.runtime_rules import RULES
 
-    return _beginning(RUNTIMES, incomplete)
+    return _beginning(RULES, incomplete)
 
 
 def import_formats(incomplete: str) -> list[str]:

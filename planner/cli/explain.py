@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.cli.options import DeterministicOption, JsonOption, PlanArgument
+from planner.cli.options import DeterministicOption, JsonOption, PlanArgument, RunByOption
 from planner.cli.output import named, print_json, print_rich, user_errors
 from planner.errors import PipeplanError
 from planner.search.budget import DEFAULT_WORKERS
@@ -156,20 +156,21 @@ def explain(
     seed: SeedOption = 0,
     workers: WorkersOption = DEFAULT_WORKERS,
     deterministic: DeterministicOption = False,
+    runtime: RunByOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Explain what limits a plan, what causes its bubble, and which changes would help."""
     with user_errors(as_json):
         request = value_request(what_if, change, time_limit, seed, workers, deterministic)
-        _explain(path, request, as_json=as_json)
+        _explain(path, request, runtime, as_json=as_json)
 
 
-def _explain(path: Path, request: ValueRequest, *, as_json: bool) -> None:
+def _explain(path: Path, request: ValueRequest, runtime: str | None, *, as_json: bool) -> None:
     """Explain a plan, then evaluate changes if the plan fits in memory."""
     from planner.analysis.explain import explain as explain_timeline
     from planner.prediction import load_plan, replay
 
-    plan = load_plan(path)
+    plan = load_plan(path, runtime)
     with named(path):
         explanation = explain_timeline(replay(plan))
     require_changes(plan, request.changes)

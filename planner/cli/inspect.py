@@ -13,7 +13,14 @@ import typer
 
 from planner.cli import completion
 from planner.cli.models import graph_of, job_of
-from planner.cli.options import JobOption, JsonOption, ModelArgument, PlanArgument, SetOption
+from planner.cli.options import (
+    JobOption,
+    JsonOption,
+    ModelArgument,
+    PlanArgument,
+    RunByOption,
+    SetOption,
+)
 from planner.cli.output import named, print_json, print_rich, print_written, user_errors
 from planner.errors import PipeplanError, shorten
 
@@ -99,6 +106,7 @@ def verify(
             "the plan if it proves nothing",
         ),
     ] = False,
+    runtime: RunByOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check that a plan is valid; print the reasons and exit with status 1 if not."""
@@ -110,7 +118,7 @@ def verify(
         problems: list[str] = []
         plan = proof = None
         try:
-            plan = load_plan(path)
+            plan = load_plan(path, runtime)
             require_valid(plan, str(path))
             proof = check_proof(plan) if prove else None
         except PipeplanError as error:
@@ -191,7 +199,10 @@ def presets(as_json: JsonOption = False) -> None:
             print_rich(table)
 
 
-KINDS = ("plan", "graph", "cluster", "job", "costs", "sweep", "sync-trace", "moves", "train")
+KINDS = (
+    *("plan", "graph", "cluster", "job", "runtime", "train"),
+    *("costs", "sweep", "sync-trace", "moves"),
+)
 
 
 def schema(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from planner.job import Job
     from planner.model.layer_graph import LayerGraph
     from planner.plan.problem import Problem
+    from planner.plan.runtime_rules import RuntimeRules
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class ProblemRequest:
         job: its file.
         settings: model arguments as NAME=VALUE.
         costs: files of measured times: profiles, or a calibrated graph of the same model.
-        runtime: what will train; by default the job's.
+        runtime: name or file of what will train; by default the job's.
     """
 
     model: str
@@ -39,7 +40,8 @@ class ProblemRequest:
     def inputs(self) -> list[Path]:
         """The files that the problem is made from."""
         job = [] if self.job is None else [self.job]
-        return [Path(self.model), self.cluster, *job, *self.costs]
+        runtime = [] if self.runtime is None else [Path(self.runtime)]
+        return [Path(self.model), self.cluster, *job, *self.costs, *runtime]
 
     @property
     def words(self) -> list[str]:
@@ -87,7 +89,7 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
     from planner.plan.problem import ModelSource, Problem
     from planner.plan.runtimes import for_runtime
 
-    job = with_runtime(job_of(request.job, request.settings), request.runtime)
+    job, rules = job_of(request.job, request.settings), given_rules(request.runtime)
     cluster = Cluster.load(request.cluster)
     factory = None if is_graph_file(request.model) else request.model
     if factory is None and request.settings:
@@ -101,7 +103,8 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
     for path in request.costs:
         graph = with_costs(graph, cluster, path, "--costs")
         cluster = with_optimizer_costs(cluster, job, path, "--costs")
-    return LoadedProblem(for_runtime(Problem(graph, cluster, job, source)), text_problem)
+    problem = for_runtime(Problem(graph, cluster, job, source), rules)
+    return LoadedProblem(problem, text_problem)
 
 
 def job_of(path: Path | None, settings: Sequence[str] | None) -> Job:
@@ -115,17 +118,15 @@ def job_of(path: Path | None, settings: Sequence[str] | None) -> Job:
     return job_with(Job() if path is None else Job.load(path), settings or [])
 
 
-def with_runtime(job: Job, runtime: str | None) -> Job:
-    """Return the job for the runtime of ``--runtime``, if that was given.
+def given_rules(runtime: str | None) -> RuntimeRules | None:
+    """Return the rules of ``--runtime``; None if that was not given.
 
     Raises:
-        PipeplanError: if there is no such runtime.
+        PipeplanError: if there is no such runtime, or its file is wrong.
     """
-    if runtime is None:
-        return job
-    from planner.plan.runtimes import runtime_of
+    from planner.plan.runtimes import rules_of
 
-    return job.model_copy(update={"runtime": runtime_of(runtime)})
+    return None if runtime is None else rules_of(runtime)
 
 
 def is_graph_file(model: str) -> bool:

@@ -51,8 +51,19 @@ RuntimeOption = Annotated[
     typer.Option(
         "--runtime",
         metavar="NAME",
-        help="keep to plans that this runtime can run as planned: pipeplan, torch, torchtitan, "
-        "megatron or deepspeed (default: the job's, else pipeplan, which runs every plan)",
+        help="keep to plans that this runtime can run as planned, under its rules: pipeplan, "
+        "torch, torchtitan, megatron, megatron-blocking, deepspeed, or a file of your own "
+        "(default: the job's, else pipeplan, which runs every plan)",
+        autocompletion=completion.runtimes,
+    ),
+]
+RunByOption = Annotated[
+    str | None,
+    typer.Option(
+        "--runtime",
+        metavar="NAME",
+        help="predict as this runtime would run it: pipeplan, torch, torchtitan, megatron, "
+        "megatron-blocking, deepspeed, or a file of your own (default: the plan's)",
         autocompletion=completion.runtimes,
     ),
 ]

@@ -207,13 +207,13 @@ def _require_possible(request: PlanRequest, settings: SearchSettings, output: Pa
 
 
 def _require_runtime(request: PlanRequest) -> None:
-    from planner.plan.runtimes import runtime_of
+    from planner.cli.models import given_rules
 
-    runtime = request.problem.runtime
-    if runtime is None or runtime_of(runtime) == "pipeplan" or not needs_pipelines(request.sync):
+    rules = given_rules(request.problem.runtime)
+    if rules is None or rules.expresses == "pipeplan" or not needs_pipelines(request.sync):
         return
     raise PipeplanError(
-        f"--sync {request.sync}: {runtime} reduces gradients over all pipelines in every "
+        f"--sync {request.sync}: {rules.name} reduces gradients over all pipelines in every "
         "iteration; leave --sync out, or plan for pipeplan"
     )
 

@@ -13,6 +13,7 @@ from planner.cli.options import (
     JsonOption,
     PlanArgument,
     PlanOutputOption,
+    RunByOption,
     SeedOption,
     WorkersOption,
 )
@@ -93,6 +94,7 @@ def replan(
     seed: SeedOption = 0,
     workers: WorkersOption = DEFAULT_WORKERS,
     deterministic: DeterministicOption = False,
+    runtime: RunByOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Plan again after devices were lost, slowed or added, moving as little state as possible."""
@@ -106,7 +108,7 @@ def replan(
         additions = [parse_added(text) for text in added or ()]
         files = [addition for addition in additions if isinstance(addition, Path)]
         _require_outputs(output, moves, [path, cluster, *files])
-        old = load_plan(path)
+        old = load_plan(path, runtime)
         require_valid(old, str(path))
         found = replan_plan(
             old,

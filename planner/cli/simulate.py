@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.cli.options import AgainstOption, JsonOption, PlanArgument
+from planner.cli.options import AgainstOption, JsonOption, PlanArgument, RunByOption
 from planner.cli.output import (
     named,
     print_json,
@@ -191,10 +191,13 @@ def simulate(
     jobs: JobsOption = None,
     sync_trace: SyncTraceOption = None,
     least_gain: LeastGainOption = None,
+    runtime: RunByOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a plan: times and memory, also under noise or other synchronisation strategies."""
     with user_errors(as_json):
+        from planner.prediction import load_plan
+
         noises = {
             "jitter": jitter,
             "transfer_jitter": transfer_jitter,
@@ -205,7 +208,7 @@ def simulate(
         }
         request = sync_request_of(
             sync,
-            {"trace": trace_path, "against": against, **noises},
+            {"trace": trace_path, "against": against, "runtime": runtime, **noises},
             workers=workers,
             iterations=iterations,
             slowness=slowness,
@@ -218,11 +221,13 @@ def simulate(
             show_sync(path, request, output, as_json=as_json)
         else:
             noise = noise_of(**noises)
-            _show_replay(path, output, trace_path, against, noise, as_json=as_json)
+            loaded = load_plan(path, runtime)
+            _show_replay(path, loaded, output, trace_path, against, noise, as_json=as_json)
 
 
 def _show_replay(
     path: Path,
+    loaded: Plan,
     output: Path | None,
     trace_path: Path | None,
     against: Path | None,
@@ -231,9 +236,8 @@ def _show_replay(
     as_json: bool,
 ) -> None:
     """Simulate a plan, write the requested files and print the results."""
-    from planner.prediction import load_plan, refresh
+    from planner.prediction import refresh
 
-    loaded = load_plan(path)
     with named(path):
         plan = refresh(loaded)
     comparison = comparison_of(plan, against)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from planner.cli.models import graph_of, is_graph_file, job_of, with_runtime
+from planner.cli.models import given_rules, graph_of, is_graph_file, job_of
 from planner.cli.output import print_json, print_rich
 from planner.errors import PipeplanError
 from planner.units import format_seconds, plural
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from planner.cluster.cluster import Cluster
     from planner.job import Job
     from planner.model.layer_graph import LayerGraph
+    from planner.plan.runtime_rules import RuntimeRules
 
 
 @contextmanager
@@ -181,11 +182,11 @@ def make_sweep(request: SweepRequest, *, as_json: bool) -> None:
         typer.Exit: with 130 after Ctrl-C, with 1 if no point has a plan.
     """
     clusters = _clusters(request.clusters)
-    job = with_runtime(job_of(request.job, request.model_arguments), request.runtime)
+    job, rules = job_of(request.job, request.model_arguments), given_rules(request.runtime)
     _require_possible(request, clusters, job)
     graphs = _graphs(request, clusters, job, quiet=as_json)
     clusters = _with_steps(request, clusters, job)
-    result = _swept(request, graphs, clusters, job, quiet=as_json)
+    result = _swept(request, graphs, clusters, job, rules, quiet=as_json)
     show_sweep(result, as_json=as_json)
     if request.plot is not None:
         draw_sweep(result, request.plot)
@@ -306,6 +307,7 @@ def _swept(
     graphs: list[LayerGraph],
     clusters: Mapping[str, Cluster],
     job: Job,
+    rules: RuntimeRules | None,
     *,
     quiet: bool,
 ) -> SweepResult:
@@ -332,6 +334,7 @@ def _swept(
             workers=request.workers,
             engine=_engine(request),
             bill=request.bill,
+            runtime=rules,
             progress=progress,
         )
 

@@ -16,7 +16,7 @@ from planner.cluster.cluster_file import ClusterFile, Currency, Name, cluster_to
 from planner.cluster.hardware import DeviceType, LinkType, Price, Slowdown, check_slowdown
 from planner.cluster.link_table import LinkTable
 from planner.cluster.routing import Edges, Messages, Route, Routing
-from planner.records.document import Record, read_json, read_toml, write_atomically
+from planner.records.document import Record, read_toml_or_json, write_atomically
 from planner.records.formats import check_format
 
 FORMAT = FILE_FORMAT
@@ -111,7 +111,7 @@ class Cluster(Record):
             PipeplanError: naming every wrong field.
         """
         source = str(path)
-        data = read_json(path) if source.endswith(".json") else read_toml(path)
+        data = read_toml_or_json(path)
         return cls.from_data(data, source)
 
     def save(self, path: str | Path) -> None:

@@ -24,6 +24,7 @@ from planner.errors import PipeplanError
 from planner.model.graph_record import Parameter
 from planner.plan.plan import Plan, Sync, overlapped_bucket_bytes, overlaps_reductions
 from planner.plan.problem import Problem
+from planner.plan.runtime_rules import Behaviour
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,22 @@ class StageSpec:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One message between two devices: the link resources it occupies and its duration."""
+    """One message between two devices: its duration, and what it occupies for so long.
+
+    Attributes:
+        seconds: host time included.
+        links: resources of links.
+        streams: devices that send or receive nothing else meanwhile, as they have one stream.
+    """
 
     seconds: float
     links: tuple[tuple[int, int], ...]
+    streams: tuple[str, ...] = ()
+
+    @property
+    def occupied(self) -> tuple[tuple[int, int] | str, ...]:
+        """All that serves one message at a time."""
+        return (*self.links, *self.streams)
 
 
 @dataclass(frozen=True)
@@ -127,10 +140,15 @@ class PlacedPipeline:
     sync: Sync = field(default_factory=Sync)
     groups: Sequence[Mapping[str, str]] = ()
 
+    @cached_property
+    def behaviour(self) -> Behaviour:
+        """How the runtime runs these stages."""
+        return self.problem.runtime.behaviour_on(stage.spec.devices for stage in self.stages)
+
     @property
     def overlaps(self) -> bool:
         """Whether gradients are reduced in buckets while the last backwards still run."""
-        return overlaps_reductions(self.problem.job, self.sync)
+        return overlaps_reductions(self.problem.job, self.sync, self.behaviour)
 
     @cached_property
     def reduced_at_once(self) -> PlacedPipeline | None:
@@ -207,13 +225,22 @@ class PlacedPipeline:
             return np.zeros((len(rows), len(columns)))
         block = np.ix_(rows, columns) if forward else np.ix_(columns, rows)
         seconds = table.latency_s[block] + bytes_ * table.s_per_byte[block]
-        return np.asarray(seconds if forward else seconds.T)
+        is_sent = np.not_equal.outer(rows, columns)
+        return np.asarray((seconds if forward else seconds.T) + self.behaviour.message_s * is_sent)
 
     def _transfer(self, bytes_: int, source: str, target: str) -> Transfer:
         route = self._route(source, target)
         if source == target or bytes_ == 0:
             return Transfer(0.0, ())
-        return Transfer(route.seconds(bytes_), route.links)
+        streams = (source, target) if self.behaviour.streams == "one" else ()
+        seconds = route.seconds(bytes_) + self.behaviour.message_s
+        return Transfer(seconds, route.links, streams)
+
+    def is_message(self, stage: int, source: str, target: str, *, forward: bool) -> bool:
+        """Return whether a stage's activations, or gradients of its input, take a message."""
+        placed = self.stages[stage]
+        bytes_ = placed.output_bytes if forward else placed.input_gradient_bytes
+        return source != target and bytes_ > 0
 
     def _route(self, source: str, target: str) -> Route:
         route = self.problem.cluster.route(source, target)
@@ -287,13 +314,15 @@ def place(
             reduced among all groups.
     """
     sync = sync or Sync()
-    bucket_bytes = overlapped_bucket_bytes(problem.job, sync)
+    behaviour = problem.runtime.behaviour_on(stage.devices for stage in stages)
+    bucket_bytes = overlapped_bucket_bytes(problem.job, sync, behaviour)
     times = [_layer_times(problem, stage) for stage in stages]
+    host = OperationTimes(*[behaviour.computation_s] * len(OperationTimes._fields))
     parameters = [problem.graph.parameters_of(stage.layers) for stage in stages]
     placed = tuple(
         PlacedStage(
             spec=spec,
-            times=_sums(by_device),
+            times=_sums(by_device, host),
             static_bytes=static_bytes(problem, held),
             workspace_bytes=row.workspace,
             split_workspace_bytes=row.split_workspace,
@@ -327,10 +356,10 @@ def place_plan(plan: Plan) -> PlacedPipeline:
     return place(plan.problem, specs, plan.sync)
 
 
-def _sums(times: TimesByDevice) -> dict[str, OperationTimes]:
-    """Return the seconds of all layers by device; devices of a type have the same list."""
+def _sums(times: TimesByDevice, host: OperationTimes) -> dict[str, OperationTimes]:
+    """Return the seconds of all layers and the host by device; devices of a type share a list."""
     by_row = {id(rows): rows for rows in times.values()}
-    sums = {row: _sum(rows) for row, rows in by_row.items()}
+    sums = {row: _sum(rows) + host for row, rows in by_row.items()}
     return {device: sums[id(rows)] for device, rows in times.items()}
 
 

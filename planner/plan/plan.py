@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -17,6 +16,7 @@ from planner.model.layer_graph import LayerGraph
 from planner.plan.certificate import Proof
 from planner.plan.operations import Operation, parse_order
 from planner.plan.problem import ModelSource, Problem
+from planner.plan.runtime_rules import Behaviour, RuntimeRules
 from planner.records.document import Count, Record, digest_of_data
 from planner.records.formats import JsonFile
 from planner.space import BoundCovers, Space
@@ -84,15 +84,15 @@ class Sync(Record):
     options: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-def overlaps_reductions(space: Space, sync: Sync) -> bool:
+def overlaps_reductions(space: Space, sync: Sync, behaviour: Behaviour) -> bool:
     """Return whether gradients are reduced in buckets while the last backwards still run.
 
-    The strategies ``all_reduce`` and ``fused`` do so if the freedoms of the job allow it, the first
-    one unless it says otherwise. Times under other strategies are simulated apart
-    (:mod:`planner.sync.simulation`).
+    The strategies ``all_reduce`` and ``fused`` do so if the runtime can and the freedoms of the job
+    allow it, the first one unless it says otherwise. Times under other strategies are simulated
+    apart (:mod:`planner.sync.simulation`).
     """
     said = sync.options.get("overlap", space.overlap_reduction)
-    return sync.strategy in _SIZES and bool(said)
+    return behaviour.reduction == "bucket" and sync.strategy in _SIZES and bool(said)
 
 
 def within(space: Space, sync: Sync) -> Sync:
@@ -102,12 +102,13 @@ def within(space: Space, sync: Sync) -> Sync:
     return Sync(strategy=sync.strategy, options={**sync.options, "overlap": False})
 
 
-def overlapped_bucket_bytes(space: Space, sync: Sync) -> float | None:
+def overlapped_bucket_bytes(space: Space, sync: Sync, behaviour: Behaviour) -> float | None:
     """Return the size of the buckets that are reduced while the last backwards still run.
 
     Args:
         space: the freedoms of the job.
         sync: the strategy of synchronisation.
+        behaviour: of the runtime.
 
     Returns:
         Bytes; None if gradients are reduced at once, after the last backward.
@@ -115,7 +116,7 @@ def overlapped_bucket_bytes(space: Space, sync: Sync) -> float | None:
     Raises:
         PipeplanError: if the strategy's size is no number.
     """
-    if not overlaps_reductions(space, sync):
+    if not overlaps_reductions(space, sync, behaviour):
         return None
     option, default = _SIZES[sync.strategy]
     mib = sync.options.get(option, default)
@@ -216,10 +217,11 @@ class Plan(JsonFile):
     """A complete plan: stages, devices, orders, predictions and the inputs they were made from.
 
     Attributes:
-        format: ``pipeplan/4``.
+        format: ``pipeplan/5``.
         model: The model.
         cluster: The cluster it was planned for.
         job: The job it was planned for.
+        runtime: How the runtime that will train runs it, which its predictions follow.
         stages: Stages in order.
         microbatches: Microbatches per iteration.
         orders: Operations of each device in order, such as ``2F0`` (stage 2, forward, microbatch
@@ -233,10 +235,11 @@ class Plan(JsonFile):
             versions.
     """
 
-    format: Literal["pipeplan/4"] = "pipeplan/4"
+    format: Literal["pipeplan/5"] = "pipeplan/5"
     model: PlannedModel
     cluster: Cluster
     job: Job
+    runtime: RuntimeRules
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
     microbatches: Annotated[int, Field(ge=1, le=MAX_MICROBATCHES)]
     orders: dict[str, str]
@@ -246,11 +249,6 @@ class Plan(JsonFile):
     provenance: Provenance
     proof: Proof | None = None
 
-    @classmethod
-    def parse(cls, data: Any, source: str = "") -> Self:
-        """Check the form of plain JSON data; see :meth:`JsonFile.parse`."""
-        return super().parse(_without_overlap(data), source)
-
     @property
     def problem(self) -> Problem:
         """The problem that the plan solves."""
@@ -259,7 +257,13 @@ class Plan(JsonFile):
             cluster=self.cluster,
             job=self.job,
             source=ModelSource(self.model.factory, dict(self.model.arguments)),
+            runtime=self.runtime,
         )
+
+    @property
+    def behaviour(self) -> Behaviour:
+        """How the runtime runs this plan."""
+        return self.runtime.behaviour_on(stage.devices for stage in self.stages)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -269,12 +273,12 @@ class Plan(JsonFile):
     @property
     def overlaps(self) -> bool:
         """Whether gradients are reduced during the last backwards (:func:`overlaps_reductions`)."""
-        return overlaps_reductions(self.job.space, self.sync)
+        return overlaps_reductions(self.job.space, self.sync, self.behaviour)
 
     @property
     def bucket_bytes(self) -> float | None:
         """The size of a bucket of gradients (:func:`overlapped_bucket_bytes`); None without any."""
-        return overlapped_bucket_bytes(self.job.space, self.sync)
+        return overlapped_bucket_bytes(self.job.space, self.sync, self.behaviour)
 
     @cached_property
     def execution_digest(self) -> str:
@@ -302,25 +306,3 @@ class Plan(JsonFile):
         return {
             device: parse_order(text, f"orders[{device!r}]") for device, text in self.orders.items()
         }
-
-
-def _without_overlap(data: Any) -> Any:
-    """Return plain data in which job and bound do without overlap where they do not speak of it.
-
-    Plans of ``pipeplan/4`` from before reductions could overlap were predicted, and their bounds
-    proved, without.
-    """
-    if not isinstance(data, Mapping) or data.get("format") != "pipeplan/4":
-        return data
-    found = _without_field(data, ("job",))
-    return _without_field(found, ("provenance", "bound_covers", "space"))
-
-
-def _without_field(data: Mapping[str, Any], way: tuple[str, ...]) -> Mapping[str, Any]:
-    """Set the freedom to false in a table, by the way to it, if it is there and lacks it."""
-    if not way:
-        return {"overlap_reduction": False, **data}
-    table = data.get(way[0])
-    if not isinstance(table, Mapping):
-        return data
-    return {**data, way[0]: _without_field(table, way[1:])}

@@ -1,12 +1,13 @@
 """The planning problem: one model, one cluster, one job."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError, near
 from planner.job import Job, JsonValue
 from planner.model.layer_graph import LayerGraph, require_samples
+from planner.plan.runtime_rules import PIPEPLAN, RuntimeRules
 from planner.records.document import digest_of_data
 from planner.space import Space
 
@@ -46,6 +47,8 @@ class Problem:
         cluster: devices and links.
         job: microbatches, precision, optimizer.
         source: how the executor can build the model again; optional for studies.
+        runtime: how plans will be run; :func:`planner.plan.runtimes.for_runtime` sets the rules of
+            the job's runtime.
 
     Raises:
         PipeplanError: if the three do not fit together.
@@ -55,6 +58,7 @@ class Problem:
     cluster: Cluster
     job: Job = field(default_factory=Job)
     source: ModelSource = field(default_factory=ModelSource)
+    runtime: RuntimeRules = PIPEPLAN
 
     def __post_init__(self) -> None:
         require_samples(self.graph, self.job.samples_per_microbatch)
@@ -94,15 +98,26 @@ class Problem:
     def digest_in(self, space: Space) -> str:
         """Return the SHA-256 of what a bound on a space depends on.
 
-        This is the layer graph, the cluster, the job's costs and the freedoms of the space.
+        This is the layer graph, the cluster, the job's costs, the freedoms of the space and the
+        rules of the runtime, where they are not those of Pipeplan's own.
         """
         return digest_of_data(
             {
                 "graph": self.graph.digest,
                 "cluster": _costs_of(self.cluster),
                 "job": _job_data(self.job.model_copy(update=dict(space))),
+                **_rules_of(self.runtime),
             }
         )
+
+    def digests_in(self, space: Space) -> tuple[str, ...]:
+        """Return the digests with which a bound on a space holds for this problem.
+
+        In no runtime may anything begin earlier than in Pipeplan's own, which is all that bounds
+        count on, so what was proved for that one holds for all.
+        """
+        own = replace(self, runtime=PIPEPLAN)
+        return tuple(dict.fromkeys((self.digest_in(space), own.digest_in(space))))
 
 
 def _require_known_cuts(graph: LayerGraph, job: Job) -> None:
@@ -142,6 +157,13 @@ _OLDER_FREEDOMS = {
     "equal_pipelines": False,
 }
 """Freedoms that older versions did not have, with their values there."""
+
+
+def _rules_of(runtime: RuntimeRules) -> dict[str, Any]:
+    """Return how a runtime runs plans; nothing for Pipeplan's own, as older versions had it."""
+    rules = runtime.model_dump(mode="json", include={"behaviour", "interleaved"})
+    own = PIPEPLAN.model_dump(mode="json", include={"behaviour", "interleaved"})
+    return {} if rules == own else {"runtime": rules}
 
 
 def _costs_of(cluster: Cluster) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """What each runtime can express of a plan: a job's freedoms, narrowed to that.
 
+How each runs a plan is in :mod:`planner.plan.runtime_rules`; :func:`for_runtime` sets both.
+
 The exporters in :mod:`planner.interop.export` say which plan a tool cannot run and why. Here the
 same is said of all plans at once, as a :class:`planner.space.Space`, so that a search finds no
 others. ``pipeplan`` is the executor of this project, which runs them all.
@@ -16,6 +18,7 @@ from planner.job import Job, Runtime
 from planner.model.blocks import LOSS, block_stack, module_of
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
+from planner.plan.runtime_rules import RULES, RuntimeRules
 
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 EXPORTS: Mapping[Runtime, str] = {
@@ -46,24 +49,27 @@ class Expressible:
     precisions: tuple[str, ...] = ()
 
 
-def for_runtime(problem: Problem, runtime: Runtime | None = None) -> Problem:
-    """Return a problem whose plans a runtime can run as they are planned.
+def for_runtime(problem: Problem, runtime: str | RuntimeRules | None = None) -> Problem:
+    """Return a problem whose plans a runtime can run as they are planned, under its rules.
 
     Args:
         problem: the model, cluster and job.
-        runtime: that will train; by default the job's.
+        runtime: that will train, a name or rules; by default the problem's rules if they are of the
+            job's runtime, else those of the name that the job has.
 
     Raises:
         PipeplanError: if the runtime cannot run any plan of the model, or of such a job.
     """
+    if runtime is None and problem.runtime.expresses == problem.job.runtime:
+        runtime = problem.runtime
     runtime = runtime or problem.job.runtime
     if runtime is None:
         return problem
-    runtime = runtime_of(runtime)
-    fields: dict[str, Any] = {"runtime": runtime}
-    if runtime in _EXPRESSIBLE:
-        fields |= _narrowed(problem, runtime, _EXPRESSIBLE[runtime])
-    return replace(problem, job=problem.job.model_copy(update=fields))
+    rules = runtime if isinstance(runtime, RuntimeRules) else rules_of(runtime)
+    fields: dict[str, Any] = {"runtime": rules.expresses}
+    if rules.expresses in _EXPRESSIBLE:
+        fields |= _narrowed(problem, rules.expresses, _EXPRESSIBLE[rules.expresses])
+    return replace(problem, job=problem.job.model_copy(update=fields), runtime=rules)
 
 
 def is_expressible(problem: Problem) -> bool:
@@ -71,17 +77,23 @@ def is_expressible(problem: Problem) -> bool:
     return for_runtime(problem).job == problem.job
 
 
-def runtime_of(name: str) -> Runtime:
-    """Return the runtime of a name.
+def rules_of(name: str) -> RuntimeRules:
+    """Return the rules of a runtime by its name, or those of a file.
+
+    Args:
+        name: of :data:`planner.plan.runtime_rules.RULES`, or a path that ends in .toml or .json.
 
     Raises:
-        PipeplanError: listing the known ones, if it is none.
+        PipeplanError: listing the known ones, if it is none; naming every wrong field of a file.
     """
-    found = next((runtime for runtime in RUNTIMES if runtime == name), None)
-    if found is None:
-        known = ", ".join(RUNTIMES)
-        raise PipeplanError(f"runtime: {shorten(name)} is unknown; choose from {known}")
-    return found
+    if name.endswith((".toml", ".json")):
+        return RuntimeRules.load(name)
+    if name not in RULES:
+        raise PipeplanError(
+            f"runtime: {shorten(name)} is unknown; choose from {', '.join(RULES)}, or name a file "
+            "of your own that ends in .toml or .json"
+        )
+    return RULES[name]
 
 
 def narrowed_by(runtime: Runtime | None) -> frozenset[str]:

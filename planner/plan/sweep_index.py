@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from planner.errors import shorten
 from planner.job import MAX_MICROBATCHES, Job, JsonValue
+from planner.plan.runtime_rules import RuntimeRules
 from planner.records.document import Count, Record
 from planner.records.formats import JsonFile
 
@@ -129,25 +130,27 @@ class SweepIndex(JsonFile):
     """The contents of a sweep's folder.
 
     Attributes:
-        format: ``pipeplan-sweep/2``.
+        format: ``pipeplan-sweep/3``.
         model: Name of the model.
         factory: ``module:factory`` that builds it; null if the graph was read from a file.
         arguments: Keyword arguments of the factory.
         graphs: Digests of the layer graphs, by samples per microbatch.
         clusters: Digests of the clusters without prices, by label.
         job: The job; fields in :data:`SWEPT_JOB_FIELDS` are ignored.
+        runtime: How the runtime that will train runs the plans.
         settings: Search settings.
         cost_model: Revision of the cost model (:data:`planner.plan.plan.COST_MODEL`) of the times.
         points: Points found so far, unordered.
     """
 
-    format: Literal["pipeplan-sweep/2"] = "pipeplan-sweep/2"
+    format: Literal["pipeplan-sweep/3"] = "pipeplan-sweep/3"
     model: str
     factory: str | None = None
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
     graphs: dict[str, Digest]
     clusters: dict[Label, Digest]
     job: Job
+    runtime: RuntimeRules
     settings: SweepSettings
     cost_model: Count
     points: tuple[SweptPoint, ...] = ()
@@ -161,7 +164,7 @@ class SweepIndex(JsonFile):
 
     def differences(self, other: SweepIndex) -> Iterator[str]:
         """Yield, for each differing field, why points of another sweep cannot join this one."""
-        for field in ("model", "factory", "arguments", "cost_model"):
+        for field in ("model", "factory", "arguments", "runtime", "cost_model"):
             yield from _difference(field, getattr(self, field), getattr(other, field))
         for field in type(self.job).model_fields.keys() - SWEPT_JOB_FIELDS:
             yield from _difference(

@@ -192,6 +192,11 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise PipeplanError(f"{path}: {error}") from None
 
 
+def read_toml_or_json(path: str | Path) -> Any:
+    """Read a file that people write as TOML and programs as JSON, by the end of its name."""
+    return read_json(path) if str(path).endswith(".json") else read_toml(path)
+
+
 def read_text(path: Path) -> str:
     """Read a text file.
 

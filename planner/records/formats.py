@@ -107,6 +107,31 @@ def _plan_with_space(data: Mapping[str, Any]) -> dict[str, Any]:
     return changed
 
 
+def _with_own_runtime(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Name the runtime behind the predictions, which was Pipeplan's own."""
+    return {**data, "runtime": {"format": "pipeplan-runtime/1"}}
+
+
+def _plan_with_runtime(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Name the runtime: predictions were those of Pipeplan's own.
+
+    Plans from before reductions could overlap do not speak of it, neither in the job nor in the
+    space of the bound; they were predicted, and their bounds proved, without.
+    """
+    changed = _with_own_runtime(_without_field(data, ("job",)))
+    return dict(_without_field(changed, ("provenance", "bound_covers", "space")))
+
+
+def _without_field(data: Mapping[str, Any], way: tuple[str, ...]) -> Mapping[str, Any]:
+    """Set the overlap to false in a table, by the way to it, if it is there and lacks it."""
+    if not way:
+        return {"overlap_reduction": False, **data}
+    table = data.get(way[0])
+    if not isinstance(table, Mapping):
+        return data
+    return {**data, way[0]: _without_field(table, way[1:])}
+
+
 def _without_overlap(sync: Any) -> Any:
     """Return the options of a strategy but that it overlaps, which is its default."""
     options = sync.get("options", {}) if isinstance(sync, Mapping) else {}
@@ -170,10 +195,20 @@ STEPS: Mapping[str, MigrationStep] = {
         _plan_with_space,
         "the job names the kinds of backward, and the bound the freedoms that it covers",
     ),
+    "pipeplan/4": MigrationStep(
+        "pipeplan/5",
+        _plan_with_runtime,
+        "plans name the rules of the runtime; older ones keep those of Pipeplan's own",
+    ),
     "pipeplan-sweep/1": MigrationStep(
         "pipeplan-sweep/2",
         _sweep_with_cost_model,
         "sweeps name the revision of the cost model behind their times",
+    ),
+    "pipeplan-sweep/2": MigrationStep(
+        "pipeplan-sweep/3",
+        _with_own_runtime,
+        "sweeps name the rules of the runtime; older ones keep those of Pipeplan's own",
     ),
     "pipeplan-sync-trace/1": MigrationStep(
         "pipeplan-sync-trace/2",
@@ -213,16 +248,17 @@ def migrate(data: Mapping[str, Any], newest: str, source: str) -> Mapping[str, A
 
 
 KINDS = {
-    "pipeplan/4": "a plan",
+    "pipeplan/5": "a plan",
     "pipeplan-graph/1": "a layer graph",
     "pipeplan-cluster/1": "a cluster file",
     "pipeplan-job/1": "a job file",
+    "pipeplan-runtime/1": "a runtime file",
     "pipeplan-train/1": "a training file",
     "pipeplan-checkpoint/1": "a checkpoint's manifest",
     "pipeplan-timeline/1": "a measured timeline",
     "pipeplan-costs/1": "measured costs of layers",
     "pipeplan-sync-trace/2": "a trace of synchronisation",
-    "pipeplan-sweep/2": "the index of a sweep",
+    "pipeplan-sweep/3": "the index of a sweep",
     "pipeplan-moves/1": "what a new plan moves",
 }
 """Kinds of files by their newest ``format``."""

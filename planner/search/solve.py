@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from planner.costs.placement import StageSpec
@@ -136,6 +136,33 @@ class SearchStep:
     applies_to: Callable[[Search], bool] = always
 
 
+def has_blocking_messages(search: Search) -> bool:
+    """Apply where the runtime waits for messages."""
+    return search.problem.runtime.blocks
+
+
+def plan_as_if_overlapped(search: Search, time: TimeSlice) -> None:
+    """Search as if no message blocked, and schedule the best stages as they are run.
+
+    The way from one partition to a better one is often longer where messages block.
+    """
+    problem = replace(search.problem, runtime=search.problem.runtime.overlapped)
+    clock = Clock(max(time.left_s, 0.0), search.settings.deterministic)
+    other = Search(replace(search.task, problem=problem), clock)
+    run_until_stopped(other)
+    search.clock.spend(clock.elapsed_s)
+    if clock.is_stopped:
+        search.clock.stop()
+    schedule_warm_starts(search, [row.partition for row in other.ranked()[:MOST_OVERLAPPED]])
+
+
+OVERLAPPED = SearchStep(
+    "as if messages overlapped", plan_as_if_overlapped, Share(0.4, "whole"), has_blocking_messages
+)
+MOST_OVERLAPPED = 8
+"""Partitions of a search as if no message blocked that are scheduled as they are run."""
+
+
 def search_equal_pipelines(search: Search, time: TimeSlice) -> None:
     """Search one of several equal pipelines by the steps of this table."""
     search_pipelines(search, time, run_until_stopped)
@@ -252,7 +279,7 @@ def solve(
     known = _partitions(search.chain, warm_starts)
     search.found.is_infeasible = form_problem(search.chain) is not None
     if not search.found.is_infeasible:
-        run_until_stopped(search, (_warm_starts(known), *STEPS))
+        run_until_stopped(search, (_warm_starts(known), OVERLAPPED, *STEPS))
     return _result(search, limit_text(time_limit_s, deterministic), noise)
 
 

@@ -9,11 +9,13 @@ arithmetic.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
+from planner.costs.reductions import GradientReduction
 from planner.plan.operations import Operation
 from planner.simulation.timeline import (
     OperationEvent,
@@ -35,7 +37,16 @@ class OptimizerEvent:
 
 Event = OperationEvent | TransferEvent | SynchronisationEvent | OptimizerEvent
 Wait = Literal[
-    "nothing", "device", "tensor", "producer", "link", "last backward", "network", "reduction"
+    "nothing",
+    "device",
+    "tensor",
+    "send",
+    "producer",
+    "receiver",
+    "link",
+    "last backward",
+    "network",
+    "reduction",
 ]
 _WAITS: dict[tuple[type, type], Wait] = {
     (OperationEvent, OperationEvent): "device",
@@ -43,8 +54,10 @@ _WAITS: dict[tuple[type, type], Wait] = {
     (OperationEvent, TransferEvent): "producer",
     (TransferEvent, TransferEvent): "link",
     (OperationEvent, SynchronisationEvent): "last backward",
+    (TransferEvent, SynchronisationEvent): "send",
     (SynchronisationEvent, SynchronisationEvent): "network",
     (OperationEvent, OptimizerEvent): "device",
+    (TransferEvent, OptimizerEvent): "send",
     (SynchronisationEvent, OptimizerEvent): "reduction",
 }
 
@@ -59,7 +72,9 @@ class PathStep:
         waited_for: the ``device`` (the operation before it in the device's order), a ``tensor`` in
             transfer, the ``producer`` of a sent tensor, a ``link`` (a transfer before it), the
             ``last backward`` of the gradients to reduce, the ``network`` (a reduction before it), a
-            ``reduction`` before the optimizer step; ``nothing`` at time 0.
+            ``reduction`` before the optimizer step; ``nothing`` at time 0. Where messages block,
+            also a ``send`` of its device (any message but the one it needs), and the ``receiver``
+            of a message (the operation before it there).
     """
 
     event: Event
@@ -82,9 +97,23 @@ def critical_path(timeline: Timeline) -> tuple[PathStep, ...]:
 
 
 def _steps(events: list[Event]) -> tuple[PathStep, ...]:
-    waits: list[Wait] = ["nothing"]
-    waits += [_WAITS[type(first), type(second)] for first, second in pairwise(events)]
+    waits: list[Wait] = ["nothing", *(_wait(first, second) for first, second in pairwise(events))]
     return tuple(PathStep(event, wait) for event, wait in zip(events, waits, strict=True))
+
+
+def _wait(first: Event, second: Event) -> Wait:
+    """Return what the second event waited for, which was the first."""
+    match first, second:
+        case TransferEvent(), OperationEvent() if first.consumer != _as_sent(second.operation):
+            return "send"
+        case OperationEvent(), TransferEvent() if first.device != second.source:
+            return "receiver"
+    return _WAITS[type(first), type(second)]
+
+
+def _as_sent(operation: Operation) -> Operation:
+    """Return an operation as the message that it needs is named: gradients go to a backward."""
+    return operation._replace(kind="B") if operation.kind == "I" else operation
 
 
 class Causes:
@@ -92,6 +121,11 @@ class Causes:
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
+        behaviour = timeline.pipeline.behaviour
+        self._sends_block, self._blocks = behaviour.send == "blocking", behaviour.blocks
+        self._ran_until: dict[tuple[str, float], OperationEvent] = {}
+        self._messages_until: defaultdict[tuple[str, float], list[TransferEvent]]
+        self._messages_until = defaultdict(list)
         self._runs = {event.operation: event for event in timeline.operations}
         self._before: dict[Operation, OperationEvent] = {}
         self._last: dict[str, OperationEvent] = {}
@@ -99,7 +133,7 @@ class Causes:
         for event in timeline.operations:
             self._note_operation(event)
         self._arrivals: dict[Operation, TransferEvent] = {}
-        self._ends_on: defaultdict[tuple[tuple[int, int], float], list[TransferEvent]]
+        self._ends_on: defaultdict[tuple[tuple[int, int] | str, float], list[TransferEvent]]
         self._ends_on = defaultdict(list)
         for transfer in timeline.transfers:
             self._note_transfer(transfer)
@@ -108,15 +142,16 @@ class Causes:
         if event.device in self._last:
             self._before[event.operation] = self._last[event.device]
         self._last[event.device] = event
+        self._ran_until[event.device, event.end_s] = event
         if event.operation.kind in "BW":
             self._backwards[event.operation.stage, event.device].append(event)
 
     def _note_transfer(self, event: TransferEvent) -> None:
-        stage, kind, microbatch = event.operation
-        step = 1 if kind == "F" else -1
-        self._arrivals[Operation(stage + step, kind, microbatch)] = event
-        for link in event.links:
-            self._ends_on[link, event.end_s].append(event)
+        self._arrivals[event.consumer] = event
+        for resource in event.occupied:
+            self._ends_on[resource, event.end_s].append(event)
+        for device in {event.source, event.target}:
+            self._messages_until[device, event.end_s].append(event)
 
     def chain(self, event: Event, until_s: float = 0.0) -> list[Event]:
         """Return a chain of events without gaps that ends with the given event.
@@ -163,34 +198,73 @@ class Causes:
         return (cause for cause in found if cause.end_s == event.start_s)
 
     def _before_operation(self, event: OperationEvent) -> Iterator[Event]:
-        stage, kind, microbatch = event.operation
         if event.operation in self._before:
             yield self._before[event.operation]
-        arrival = self._arrivals.get(Operation(stage, "B" if kind == "I" else kind, microbatch))
+        arrival = self._arrivals.get(_as_sent(event.operation))
         if arrival is not None:
             yield arrival
+        yield from self._blocking_messages(event.start_s, event.device)
+
+    def _blocking_messages(self, end_s: float, *devices: str) -> list[TransferEvent]:
+        """Return messages of some devices that ended at a time, if devices wait for any."""
+        if not self._blocks:
+            return []
+        found = {event for device in devices for event in self._messages_until[device, end_s]}
+        return sorted(found, key=lambda event: (event.start_s, event.consumer))
 
     def _before_transfer(self, event: TransferEvent) -> Iterator[Event]:
         whole = self._runs.get(event.operation)
         # A gradient is named after the whole backward, also where the input gradient sends it.
         yield whole or self._runs[event.operation._replace(kind="I")]
-        for link in event.links:
-            rivals = self._ends_on[link, event.start_s]
+        for resource in event.occupied:
+            rivals = self._ends_on[resource, event.start_s]
             yield from sorted(rivals, key=lambda rival: rival.start_s)
+        ends = (event.source, event.target) if self._blocks else ()
+        for device in ends:
+            if (device, event.start_s) in self._ran_until:
+                yield self._ran_until[device, event.start_s]
+        yield from self._blocking_messages(event.start_s, *ends)
 
     def _before_reduction(self, event: SynchronisationEvent) -> Iterator[Event]:
-        members = event.synchronisation
-        for stage in members.stages:
-            for device in members.devices:
-                for backward in self._backwards[stage, device][-1:]:
-                    yield replace(backward, end_s=gradients_ready_s(members, backward))
+        members, pipeline = event.synchronisation, self._timeline.pipeline
+        match pipeline.behaviour.reduction:
+            case "flush":
+                yield from self._before_end(pipeline.devices)
+            case "device":
+                yield from self._before_end(members.devices)
+            case _:
+                yield from self._last_backwards(members)
         for other in self._timeline.synchronisations:
             if not set(members.devices).isdisjoint(other.synchronisation.devices):
                 yield other
 
+    def _last_backwards(self, members: GradientReduction) -> Iterator[Event]:
+        for stage in members.stages:
+            for device in members.devices:
+                for backward in self._backwards[stage, device][-1:]:
+                    yield replace(backward, end_s=gradients_ready_s(members, backward))
+
+    def _before_end(self, devices: Iterable[str]) -> Iterator[Event]:
+        """Yield the last that each device runs, and its last sends where it waits for them."""
+        for device in devices:
+            if device in self._last:
+                yield self._last[device]
+            yield from self._last_sends[device]
+
+    @cached_property
+    def _last_sends(self) -> Mapping[str, Sequence[TransferEvent]]:
+        sent: defaultdict[str, list[TransferEvent]] = defaultdict(list)
+        for event in self._timeline.transfers if self._sends_block else ():
+            if event.end_s > event.start_s:
+                sent[event.source].append(event)
+        for device, events in sent.items():
+            last_s = max(event.end_s for event in events)
+            last = (event for event in events if event.end_s == last_s)
+            sent[device] = sorted(last, key=lambda event: (event.start_s, event.consumer))
+        return sent
+
     def _before_optimizer(self, device: str) -> Iterator[Event]:
-        if device in self._last:
-            yield self._last[device]
+        yield from self._before_end((device,))
         for event in self._timeline.synchronisations:
             if device in event.synchronisation.devices:
                 yield event

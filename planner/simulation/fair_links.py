@@ -12,12 +12,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.costs.placement import PlacedPipeline, Transfer, place_plan
 from planner.plan.operations import Operation, Orders, owners
 from planner.plan.plan import Plan
+from planner.simulation.exchanges import Exchanges, exchanges_of
 from planner.simulation.simulator import FixedOrder, Policy, Replay
 from planner.simulation.timeline import Timeline
 
@@ -33,7 +34,9 @@ def simulate_fair_links(pipeline: PlacedPipeline, orders: Orders) -> Timeline:
     Raises:
         DeadlockError: if the orders wait for each other; the message names every waiting device.
     """
-    return _FairReplay(pipeline, owners(orders), FixedOrder(orders)).run()
+    owner = owners(orders)
+    exchanges = exchanges_of(pipeline, owner, orders)
+    return _FairReplay(pipeline, owner, FixedOrder(orders), exchanges).run()
 
 
 def simulate_plan_fair_links(plan: Plan) -> Timeline:
@@ -110,9 +113,13 @@ class _FairReplay(Replay):
     """A replay in which each message that begins or ends changes the rates of the others."""
 
     def __init__(
-        self, pipeline: PlacedPipeline, owner: Mapping[tuple[int, int], str], policy: Policy
+        self,
+        pipeline: PlacedPipeline,
+        owner: Mapping[tuple[int, int], str],
+        policy: Policy,
+        exchanges: Exchanges,
     ) -> None:
-        super().__init__(pipeline, owner, policy)
+        super().__init__(pipeline, owner, policy, exchanges)
         self._cluster = pipeline.problem.cluster
         self._on_their_way: dict[Operation, _Flow] = {}
         self._flowing: defaultdict[Link, dict[Operation, _Flow]] = defaultdict(dict)
@@ -125,8 +132,9 @@ class _FairReplay(Replay):
             super()._request(transfer, consumer, source, now)
             return
         bandwidth = route.bandwidth_gb_per_s
-        gigabytes = (transfer.seconds - route.latency_s) * bandwidth
-        first_s = now + route.latency_s
+        before_s = route.latency_s + self.pipeline.behaviour.message_s
+        gigabytes = (transfer.seconds - before_s) * bandwidth
+        first_s = now + before_s
         flow = _Flow(transfer, source, now, bandwidth, gigabytes, first_s)
         self._on_their_way[consumer] = flow
         queue = self._queue(flow, consumer)
@@ -134,18 +142,18 @@ class _FairReplay(Replay):
         if len(queue) == 1:
             self._announce(consumer, flow, first_s)
 
-    def _arrive(self, operation: Operation, now: float) -> str | None:
+    def _arrive(self, operation: Operation, now: float) -> Collection[str]:
         flow = self._on_their_way.get(operation)
         if flow is None:
             # A message over no link, or an end that was put off or brought forward since.
-            return None if operation in self._received else super()._arrive(operation, now)
+            return () if operation in self._received else super()._arrive(operation, now)
         if flow.end_s != now:
-            return None
+            return ()
         if flow.rate == 0:
             for link in flow.transfer.links:
                 self._flowing[link][operation] = flow
             self._share(flow.transfer.links, now)
-            return None
+            return ()
         for link in flow.transfer.links:
             del self._flowing[link][operation]
         del self._on_their_way[operation]

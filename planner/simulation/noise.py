@@ -1,16 +1,19 @@
 """Iteration times under noise: how robust a schedule is to varying durations.
 
 The replay without noise fixes the orders: every device keeps its order of operations, every link
-its order of transfers, every group of devices its order of all-reduces. The start of each event is
-then the longest path to it, evaluated for all samples at once.
+its order of transfers, every group of devices its order of all-reduces. Where messages block, an
+event also follows every message of its devices that had ended when it began without noise. The
+start of each event is then the longest path to it, evaluated for all samples at once.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from itertools import product
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -277,7 +280,12 @@ class _Replay:
         self.factors = factors
         self.last = len(timeline.pipeline.stages) - 1
         self.free_s: defaultdict[str, FloatArray] = defaultdict(_begin)
-        self.link_free_s: defaultdict[tuple[int, int], FloatArray] = defaultdict(_begin)
+        self.free_again_s: defaultdict[tuple[int, int] | str, FloatArray] = defaultdict(_begin)
+        behaviour = timeline.pipeline.behaviour
+        self.sends_block = behaviour.send == "blocking"
+        self.receives_block = behaviour.receive == "blocking"
+        self.under_way: defaultdict[str, list[tuple[float, FloatArray]]] = defaultdict(list)
+        """By device: messages that it waits for, with their ends without noise."""
         self.result_s: dict[_Result, FloatArray] = {}
         self.last_backwards: dict[tuple[int, str], _Backward] = {}
 
@@ -287,6 +295,8 @@ class _Replay:
                 self._operate(event)
             else:
                 self._transfer(event)
+        for device in self.timeline.pipeline.devices:
+            self._wait(device, math.inf)
         self._synchronise()
         optimizer_s = self.timeline.pipeline.optimizer_s
         ends_s = [
@@ -298,6 +308,7 @@ class _Replay:
 
     def _operate(self, event: OperationEvent) -> None:
         stage, kind, _ = event.operation
+        self._wait(event.device, event.start_s)
         # Whatever the operation needs from its own device came before it in the device's order.
         begin_s = self.free_s[event.device]
         if kind != "W":
@@ -313,28 +324,62 @@ class _Replay:
 
     def _transfer(self, event: TransferEvent) -> None:
         begin_s = self.result_s[_result(event.operation)]
-        for link in event.links:
-            begin_s = np.maximum(begin_s, self.link_free_s[link])
+        for device, blocks in self._ends(event):
+            if blocks:
+                self._wait(device, event.start_s)
+                begin_s = np.maximum(begin_s, self.free_s[device])
+        for resource in event.occupied:
+            begin_s = np.maximum(begin_s, self.free_again_s[resource])
         end_s = begin_s + (event.end_s - event.start_s) * self.factors.transfer(event)
-        for link in event.links:
-            self.link_free_s[link] = end_s
+        for resource in event.occupied:
+            self.free_again_s[resource] = end_s
+        for device, blocks in self._ends(event):
+            if blocks:
+                self.under_way[device].append((event.end_s, end_s))
         self.result_s[_result(event.operation)] = end_s
+
+    def _ends(self, event: TransferEvent) -> tuple[tuple[str, bool], tuple[str, bool]]:
+        """Return the devices of a message, and whether each waits for it."""
+        moves = event.end_s > event.start_s
+        return (
+            (event.source, moves and self.sends_block),
+            (event.target, moves and self.receives_block),
+        )
+
+    def _wait(self, device: str, until_s: float) -> None:
+        """Let a device go on after the messages that had ended at a time without noise."""
+        ended = [end_s for planned_s, end_s in self.under_way[device] if planned_s <= until_s]
+        if ended:
+            self.free_s[device] = reduce(np.maximum, ended, self.free_s[device])
+            left = [row for row in self.under_way[device] if row[0] > until_s]
+            self.under_way[device] = left
 
     def _synchronise(self) -> None:
         network_free_s: defaultdict[str, FloatArray] = defaultdict(_begin)
+        done_s = {device: self.free_s[device] for device in self.timeline.pipeline.devices}
         for event in self.timeline.synchronisations:
-            stages, devices = event.synchronisation.stages, event.synchronisation.devices
-            begin_s = _begin()
-            for device in devices:
-                begin_s = np.maximum(begin_s, network_free_s[device])
-                for stage in stages:
-                    if (stage, device) in self.last_backwards:
-                        last = self.last_backwards[stage, device]
-                        begin_s = np.maximum(begin_s, last.ready_s(event.synchronisation))
+            devices = event.synchronisation.devices
+            before = [network_free_s[device] for device in devices]
+            begin_s = reduce(np.maximum, [*before, *self._ready_s(event, done_s)], _begin())
             end_s = begin_s + event.synchronisation.seconds * self.factors.synchronisation(event)
             for device in devices:
                 network_free_s[device] = end_s
                 self.free_s[device] = np.maximum(self.free_s[device], end_s)
+
+    def _ready_s(
+        self, event: SynchronisationEvent, done_s: Mapping[str, FloatArray]
+    ) -> Iterator[FloatArray]:
+        """Yield the times that the gradients of a reduction wait for."""
+        stages, devices = event.synchronisation.stages, event.synchronisation.devices
+        match self.timeline.pipeline.behaviour.reduction:
+            case "flush":
+                yield from done_s.values()
+            case "device":
+                yield from (done_s[device] for device in devices)
+            case _:
+                members = product(stages, devices)
+                found = (self.last_backwards.get(member) for member in members)
+                yield from (last.ready_s(event.synchronisation) for last in found if last)
 
 
 def _begin() -> FloatArray:

@@ -3,10 +3,11 @@
 The rules: a device runs one operation at a time, each as soon as its inputs have arrived and the
 operation before it has ended. While k devices of a host compute, each takes the host's
 ``slowdown[k - 1]`` times as long as alone. A result is sent to the neighbouring stage the moment it
-is ready. A transfer holds every link of its route for latency + bytes / narrowest bandwidth; a link
-serves requests in the order they are made. Gradients of a stage are reduced after its last
-backward, or in buckets while it runs, one reduction per device at a time; the optimizer step
-follows the last of them.
+is ready, or when the runtime's rules let it set off (:mod:`planner.simulation.exchanges`), and the
+device goes on, or waits. A transfer holds every link of its route for latency + bytes / narrowest
+bandwidth; a link serves requests in the order they are made. Gradients of a stage are reduced after
+its last backward, or in buckets while it runs, or later if the runtime does, one reduction per
+device at a time; the optimizer step follows the last of them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from planner.costs.reductions import GradientReduction
 from planner.errors import DeadlockError
 from planner.plan.operations import Kind, Operation, Orders, owners
 from planner.plan.plan import Plan
+from planner.simulation.exchanges import Exchanges, Message, exchanges_of
 from planner.simulation.shared_hosts import HostLoad, computed_together, host_loads
 from planner.simulation.timeline import (
     OperationEvent,
@@ -81,7 +83,9 @@ def simulate(pipeline: PlacedPipeline, orders: Orders) -> Timeline:
     Raises:
         DeadlockError: if the orders wait for each other; the message names every waiting device.
     """
-    return run(pipeline, owners(orders), FixedOrder(orders))
+    owner = owners(orders)
+    exchanges = exchanges_of(pipeline, owner, orders)
+    return Replay(pipeline, owner, FixedOrder(orders), exchanges).run()
 
 
 def simulate_plan(plan: Plan) -> Timeline:
@@ -108,27 +112,34 @@ def run(pipeline: PlacedPipeline, owner: Mapping[tuple[int, int], str], policy: 
     Args:
         pipeline: stages with their times.
         owner: the device of each (stage, microbatch).
-        policy: what each device runs next.
+        policy: what each device runs next. As nobody knows that in advance, receives that block
+            count as overlapped.
 
     Raises:
         DeadlockError: if nothing can run although operations are left.
     """
-    return Replay(pipeline, owner, policy).run()
+    return Replay(pipeline, owner, policy, exchanges_of(pipeline, owner, None)).run()
 
 
 class Replay:
     """The event loop over ends of operations and arrivals of transfers, in order of time."""
 
     def __init__(
-        self, pipeline: PlacedPipeline, owner: Mapping[tuple[int, int], str], policy: Policy
+        self,
+        pipeline: PlacedPipeline,
+        owner: Mapping[tuple[int, int], str],
+        policy: Policy,
+        exchanges: Exchanges,
     ) -> None:
         self.pipeline = pipeline
         self.owner = owner
         self.policy = policy
+        self.exchanges = exchanges
+        self._waits = bool(exchanges.after)
         self.last = len(pipeline.stages) - 1
         self.heap: list[tuple[float, Operation, bool]] = []
         self.free_at = dict.fromkeys(pipeline.devices, 0.0)
-        self.link_free_at: dict[tuple[int, int], float] = defaultdict(float)
+        self.free_again_at: dict[tuple[int, int] | str, float] = defaultdict(float)
         self.operations: list[OperationEvent] = []
         self.transfers: list[TransferEvent] = []
         self._loads = host_loads(pipeline.problem.cluster)
@@ -142,6 +153,8 @@ class Replay:
         for stage, microbatch in self.owner:
             if stage == 0:
                 self._offer(Operation(0, "F", microbatch))
+        for device in self.pipeline.devices:
+            self._send(self.exchanges.start(device), 0.0)
         self._dispatch(self.pipeline.devices, 0.0)
         self._time_again()
         while self.heap:
@@ -150,8 +163,7 @@ class Replay:
             while self.heap and self.heap[0][0] == now:
                 _, operation, arrival = heapq.heappop(self.heap)
                 hear = self._arrive if arrival else self._finish
-                device = hear(operation, now)
-                if device is not None:
+                for device in hear(operation, now):
                     touched[device] = None
             self._dispatch(touched, now)
             if self._changed:
@@ -169,7 +181,7 @@ class Replay:
 
     def _dispatch(self, devices: Collection[str], now: float) -> None:
         for device in devices:
-            if self.free_at[device] > now:
+            if self.free_at[device] > now or (self._waits and self.exchanges.is_waiting(device)):
                 continue
             operation = self.policy.choose(device, now)
             if operation is not None:
@@ -219,39 +231,46 @@ class Replay:
         self.operations.append(replace(self._on_hosts.pop(device), stretch=stretch))
         return True
 
-    def _finish(self, operation: Operation, now: float) -> str | None:
-        device = self._device(operation)
+    def _finish(self, operation: Operation, now: float) -> Collection[str]:
+        device, sent = self._device(operation), None
         if device in self._loads and not self._ends_now(device, operation, now):
-            return None
+            return ()
         stage, kind, microbatch = operation
         if kind == "F":
             if stage < self.last:
-                self._send(Operation(stage + 1, "F", microbatch), device, now)
+                sent = Operation(stage + 1, "F", microbatch)
             else:
                 self._offer_backward(stage, microbatch)
         if kind in "BI" and stage > 0:
-            self._send(Operation(stage - 1, "B", microbatch), device, now)
+            sent = Operation(stage - 1, "B", microbatch)
         if kind == "I":
             self._offer(Operation(stage, "W", microbatch))
-        return device
+        if self._waits:
+            self._send(self.exchanges.end(device, operation, sent), now)
+        elif sent is not None:
+            self._send((sent,), now)
+        return (device,)
 
     def _offer_backward(self, stage: int, microbatch: int) -> None:
         self._offer(Operation(stage, "B", microbatch))
         self._offer(Operation(stage, "I", microbatch))
 
-    def _send(self, consumer: Operation, source: str, now: float) -> None:
-        """Request the links of the route now; the consumer can run when the transfer ends."""
-        target = self.owner.get((consumer.stage, consumer.microbatch))
-        if target is None:
-            return
-        transfer = self._transfer(consumer, source, target)
-        self._request(transfer, consumer, source, now)
+    def _send(self, messages: Iterable[Message], now: float) -> None:
+        """Request the links of the routes now; a consumer can run when its transfer ends."""
+        for consumer in messages:
+            stage, kind, microbatch = consumer
+            target = self.owner.get((stage, microbatch))
+            if target is None:
+                continue
+            source = self.owner[stage - 1 if kind == "F" else stage + 1, microbatch]
+            self._request(self._transfer(consumer, source, target), consumer, source, now)
 
     def _request(self, transfer: Transfer, consumer: Operation, source: str, now: float) -> None:
-        start = max([now, *(self.link_free_at[link] for link in transfer.links)])
+        occupied = transfer.occupied if transfer.streams else transfer.links
+        start = max([now, *(self.free_again_at[resource] for resource in occupied)])
         end = start + transfer.seconds
-        for link in transfer.links:
-            self.link_free_at[link] = end
+        for resource in occupied:
+            self.free_again_at[resource] = end
         self._note_transfer(transfer, consumer, source, start, end)
         heapq.heappush(self.heap, (end, consumer, True))
 
@@ -261,7 +280,9 @@ class Replay:
         kind: Kind = consumer.kind
         producer = Operation(consumer.stage + (-1 if kind == "F" else 1), kind, consumer.microbatch)
         target = self._device(consumer)
-        self.transfers.append(TransferEvent(source, target, producer, start, end, transfer.links))
+        self.transfers.append(
+            TransferEvent(source, target, producer, start, end, transfer.links, transfer.streams)
+        )
 
     def _transfer(self, consumer: Operation, source: str, target: str) -> Transfer:
         key = (consumer.kind == "F", consumer.stage, source, target)
@@ -273,13 +294,16 @@ class Replay:
             self._transfers[key] = found
         return self._transfers[key]
 
-    def _arrive(self, operation: Operation, now: float) -> str | None:
-        """Deliver a message and return its device; None if it has not come."""
+    def _arrive(self, operation: Operation, now: float) -> Collection[str]:
+        """Deliver a message and return the devices that may go on; none if it has not come."""
         if operation.kind == "F":
             self._offer(operation)
         else:
             self._offer_backward(operation.stage, operation.microbatch)
-        return self._device(operation)
+        if not self._waits:
+            return (self._device(operation),)
+        self._send(self.exchanges.arrive(operation), now)
+        return (self._device(operation), *self.exchanges.ends.get(operation, ())[:1])
 
     def _timeline(self) -> Timeline:
         operations, transfers = self.operations, self.transfers
@@ -313,9 +337,13 @@ def _reduced(
         done[event.device] = event.end_s
         if event.operation.kind in "BW":
             last[event.operation.stage, event.device] = event
+    if pipeline.behaviour.send == "blocking":
+        for transfer in transfers:
+            done[transfer.source] = max(done[transfer.source], transfer.end_s)
     free_at = dict.fromkeys(pipeline.devices, 0.0)
     syncs = pipeline.synchronisations
-    waiting = sorted((_ready_s(sync, last), index) for index, sync in enumerate(syncs))
+    ready_s = (_ready_s(pipeline, sync, last, done) for sync in syncs)
+    waiting = sorted((ready, index) for index, ready in enumerate(ready_s))
     events = []
     for ready, index in waiting:
         sync = syncs[index]
@@ -336,7 +364,25 @@ def _reduced(
     return Timeline(pipeline, operations, transfers, by_start, end_s, steps_s)
 
 
-def _ready_s(sync: GradientReduction, last: Mapping[tuple[int, str], OperationEvent]) -> float:
+def _ready_s(
+    pipeline: PlacedPipeline,
+    sync: GradientReduction,
+    last: Mapping[tuple[int, str], OperationEvent],
+    done: Mapping[str, float],
+) -> float:
+    """Return when gradients may be reduced.
+
+    Args:
+        pipeline: whose runtime reduces them.
+        sync: the reduction.
+        last: the last backward of each stage and device.
+        done: when each device has run its operations and ended the sends that it waits for.
+    """
+    match pipeline.behaviour.reduction:
+        case "flush":
+            return max(done.values())
+        case "device":
+            return max(done[device] for device in sync.devices)
     members = ((stage, device) for stage in sync.stages for device in sync.devices)
     events = (last[pair] for pair in members if pair in last)
     return max((gradients_ready_s(sync, event) for event in events), default=0.0)

@@ -27,7 +27,10 @@ class OperationEvent:
 
 @dataclass(frozen=True)
 class TransferEvent:
-    """The transfer of activations (kind F) or gradients (kind B) of a stage's microbatch."""
+    """The transfer of activations (kind F) or gradients (kind B) of a stage's microbatch.
+
+    ``streams`` are devices that have one stream, and send and receive nothing else meanwhile.
+    """
 
     source: str
     target: str
@@ -35,6 +38,18 @@ class TransferEvent:
     start_s: float
     end_s: float
     links: tuple[tuple[int, int], ...]
+    streams: tuple[str, ...] = ()
+
+    @property
+    def occupied(self) -> tuple[tuple[int, int] | str, ...]:
+        """All that serves one message at a time."""
+        return (*self.links, *self.streams)
+
+    @property
+    def consumer(self) -> Operation:
+        """The operation that needs it; of a gradient, the whole backward."""
+        stage, kind, microbatch = self.operation
+        return Operation(stage + (1 if kind == "F" else -1), kind, microbatch)
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,10 @@ class PlanCosts:
         key = stage, self._plan.cluster.type_of(device)
         if key not in self._seconds:
             rows = [self.layer_seconds(layer, key[1]) for layer in self.layers(stage)]
-            forward, inputs, weights, whole = (sum(column) for column in zip(*rows, strict=True))
+            host_s = self._plan.behaviour.computation_us * 1e-6
+            forward, inputs, weights, whole = (
+                sum(column) + host_s for column in zip(*rows, strict=True)
+            )
             self._seconds[key] = forward, inputs, weights, whole
         return self._seconds[key]["FIWB".index(kind)]
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from itertools import groupby, pairwise
+from itertools import groupby
 from math import inf
 
-from planner.cluster.hardware import Source
 from planner.errors import DeadlockError
 from planner.plan.operations import Operation, Orders, owners
 from planner.plan.plan import Plan
 from planner.verification.costs import PlanCosts, Reduction
 from planner.verification.routes import Lane
+from planner.verification.script import Entry, Message, Scripts
 
 
 @dataclass(frozen=True)
@@ -128,19 +129,28 @@ def replay(plan: Plan, orders: Orders, costs: PlanCosts) -> Replayed:
 class _Replay:
     def __init__(self, plan: Plan, orders: Orders, costs: PlanCosts) -> None:
         self._costs = costs
-        self._plan = plan
+        self._plan, self._rules = plan, plan.behaviour
         self._last = len(plan.stages) - 1
-        self._orders = orders
         self._runs_on = owners(orders)
-        self._next = dict.fromkeys(orders, 0)
+        self._scripts = Scripts(plan.behaviour, self._last, self._runs_on, self._leaves_device)
+        self._left = {name: self._scripts.of(order)[::-1] for name, order in orders.items()}
+        # Messages that their senders or receivers have posted, and those that have arrived.
+        self._posted: Counter[Message] = Counter()
+        self._arrived: set[Message] = set()
+        self._entered: set[str] = set()
         self._ready = {Operation(0, "F", microbatch) for microbatch in range(plan.microbatches)}
         # Moments at which an operation ends, or its input arrives (True).
         self._moments: list[tuple[float, Operation, bool]] = []
         # The last step of each device and link, the message for each operation.
         self._ran: dict[str, Step] = {}
         self._operations: list[Step] = []
-        self._carried: dict[Lane, Step] = {}
+        self._carried: dict[Lane | str, Step] = {}
+        self._made: dict[Message, Step] = {}
         self._brought: dict[Operation, Step] = {}
+        # The messages of a device by the moment at which they end, and those it sends.
+        self._met: defaultdict[tuple[str, float], list[tuple[float, Message, Step]]]
+        self._met = defaultdict(list)
+        self._sent: defaultdict[str, list[tuple[float, Message, Step]]] = defaultdict(list)
         self._last_backward: dict[tuple[int, str], Step] = {}
         self._busy_s = dict.fromkeys(costs.devices, 0.0)
         self._changes = {d: [(0.0, costs.constant_bytes(d))] for d in costs.devices}
@@ -150,7 +160,9 @@ class _Replay:
         self._done_at: dict[str, float] = {}
 
     def run(self) -> Replayed:
-        for device in self._orders:
+        for device in self._costs.devices:
+            self._exchange(device, 0.0)
+        for device in self._left:
             self._start_next(device, 0.0)
         self._settle_hosts()
         while self._moments:
@@ -161,7 +173,7 @@ class _Replay:
                 _, operation, arrives = heappop(self._moments)
                 device = self._runs_on[operation.stage, operation.microbatch]
                 if arrives:
-                    self._receive(operation)
+                    concerned.add(self._arrive(operation, now))
                 elif self._is_done(device, operation, now):
                     self._end(operation, now)
                 else:
@@ -170,27 +182,29 @@ class _Replay:
             for device in concerned:
                 self._start_next(device, now)
             self._settle_hosts()
-        waiting = [device for device in self._orders if self._is_left(device)]
+        waiting = [device for device, left in self._left.items() if left]
         if waiting:
-            at = (f"{name} waits at {self._orders[name][self._next[name]]}" for name in waiting)
+            at = (f"{name} waits at {self._next_operation(name)}" for name in waiting)
             raise DeadlockError(f"the orders deadlock: {', '.join(at)}")
         memory = {device: _held(rows) for device, rows in self._changes.items()}
         operations = sorted(self._operations, key=lambda step: step.start_s)
         return Replayed(self._last_step(), operations, self._busy_s, memory)
 
-    def _is_left(self, device: str) -> bool:
-        return self._next[device] < len(self._orders[device])
+    def _next_operation(self, device: str) -> Operation | str:
+        entries: Iterator[Entry] = reversed(self._left[device])
+        found = (entry for entry in entries if isinstance(entry, Operation))
+        return next(found, "the end of its messages")
 
     def _start_next(self, device: str, now: float) -> None:
-        before = self._ran.get(device)
-        if not self._is_left(device) or (before is not None and before.end_s > now):
+        before, left = self._ran.get(device), self._left[device]
+        if not left or (before is not None and before.end_s > now):
             return
-        operation = self._orders[device][self._next[device]]
-        if operation not in self._ready:
+        operation = left[-1]
+        if not isinstance(operation, Operation) or operation not in self._ready:
             return
-        self._next[device] += 1
+        left.pop()
         seconds = self._costs.seconds(operation.stage, operation.kind, device)
-        cause = _ended_at(now, before, self._brought.get(operation))
+        cause = _ended_at(now, before, self._brought.get(operation), *self._met_at(now, device))
         self._ran[device] = Step(now, now + seconds, (device,), cause, operation)
         host = self._hosts.get(device)
         if host is None:
@@ -231,35 +245,83 @@ class _Replay:
         if kind == "B":
             self._ready.add(Operation(stage, "I", microbatch))
 
+    def _arrive(self, user: Operation, now: float) -> str:
+        """Hand on a message; its sender goes on first, and is returned."""
+        self._receive(user)
+        self._arrived.add(user)
+        source = self._scripts.source(user)
+        for device in (source, self._runs_on[user.stage, user.microbatch]):
+            if device in self._entered:
+                self._exchange(device, now)
+        return source
+
+    def _exchange(self, device: str, now: float) -> None:
+        """Post the messages of an exchange, once, and leave it when all have arrived."""
+        left = self._left.get(device, [])
+        while left and not isinstance(left[-1], Operation):
+            if device not in self._entered:
+                self._entered.add(device)
+                for message in left[-1]:
+                    self._post(message, now)
+            if not self._arrived.issuperset(left[-1]):
+                return
+            self._entered.discard(device)
+            left.pop()
+
+    def _post(self, message: Message, now: float) -> None:
+        self._posted[message] += 1
+        if self._posted[message] == (2 if self._rules.receive == "blocking" else 1):
+            self._send(message, now)
+
+    def _leaves_device(self, message: Message) -> bool:
+        """Whether it is a message at all: it has bytes, and another device needs it."""
+        source = self._scripts.source(message)
+        target = self._runs_on[message.stage, message.microbatch]
+        return source != target and self._bytes(message) > 0
+
+    def _bytes(self, message: Message) -> int:
+        if message.kind == "F":
+            return self._costs.bytes[message.stage - 1].sent
+        return self._costs.bytes[message.stage + 1].gradient_sent
+
     def _end(self, operation: Operation, now: float) -> None:
         stage, kind, microbatch = operation
-        row = self._costs.bytes[stage]
-        device = self._runs_on[stage, microbatch]
+        device, message = self._runs_on[stage, microbatch], self._scripts.made_by(operation)
         self._busy_s[device] += self._ran[device].seconds
         self._hold(device, operation, self._ran[device])
         self._operations.append(self._ran[device])
-        if kind == "F" and stage < self._last:
-            self._send(operation, Operation(stage + 1, "F", microbatch), row.sent, now)
-        elif kind == "F":
+        if kind == "F" and stage == self._last:
             self._receive(Operation(stage, "B", microbatch))
-        elif kind in "BI" and stage > 0:
-            self._send(operation, Operation(stage - 1, "B", microbatch), row.gradient_sent, now)
         if kind == "I":
             self._ready.add(Operation(stage, "W", microbatch))
         if kind in "BW":
             self._last_backward[stage, device] = self._ran[device]
+        if message is not None:
+            self._made[message] = self._ran[device]
+            if not self._leaves_device(message):
+                self._send(message, now)
+            elif self._rules.send == "overlapped":
+                self._post(message, now)
+        self._exchange(device, now)
 
-    def _send(self, operation: Operation, user: Operation, bytes_: int, now: float) -> None:
+    def _send(self, user: Message, now: float) -> None:
         """It waits for all links of its path and then holds them all."""
-        source = self._runs_on[operation.stage, operation.microbatch]
-        target = self._runs_on[user.stage, user.microbatch]
+        source, target = self._scripts.source(user), self._runs_on[user.stage, user.microbatch]
+        bytes_, ends = self._bytes(user), (source, target)
         path = self._costs.message(bytes_, source, target)
-        lanes = () if path is None else path.lanes
+        lanes: tuple[Lane | str, ...] = () if path is None else path.lanes
+        if path is not None and self._rules.streams == "one":
+            lanes = (*lanes, *ends)
         rivals = [self._carried[lane] for lane in lanes if lane in self._carried]
         start = max([now, *(rival.end_s for rival in rivals)])
-        seconds = 0.0 if path is None else path.seconds(bytes_)
-        cause = _ended_at(start, self._ran[source], *rivals)
-        message = Step(start, start + seconds, (source, target), cause)
+        seconds = 0.0 if path is None else path.seconds(bytes_) + self._rules.message_us * 1e-6
+        causes = [self._made[user], *rivals, *self._blocked_by(start, ends)]
+        message = Step(start, start + seconds, ends, _ended_at(start, *causes))
+        if path is not None:
+            row = (start, user, message)
+            self._sent[source].append(row)
+            for device in ends:
+                self._met[device, message.end_s].append(row)
         self._carried.update(dict.fromkeys(lanes, message))
         self._brought[user] = message
         if user.kind == "B":
@@ -267,6 +329,19 @@ class _Replay:
         self._changes[target].append((start, bytes_))
         self._changes[source].append((message.end_s, -bytes_))
         heappush(self._moments, (message.end_s, user, True))
+
+    def _blocked_by(self, moment: float, devices: tuple[str, ...]) -> list[Step | None]:
+        """What devices did before they posted a message, where they wait."""
+        if self._rules.send == self._rules.receive == "overlapped":
+            return []
+        return [*(self._ran.get(device) for device in devices), *self._met_at(moment, *devices)]
+
+    def _met_at(self, moment: float, *devices: str) -> list[Step]:
+        """The messages of some devices that end at a moment, where devices wait for any."""
+        if self._rules.send == self._rules.receive == "overlapped":
+            return []
+        rows = {row[:2]: row[2] for device in devices for row in self._met[device, moment]}
+        return [rows[key] for key in sorted(rows)]
 
     def _hold(self, device: str, operation: Operation, ran: Step) -> None:
         """What an operation takes and leaves; what it receives was counted as it arrived."""
@@ -290,18 +365,34 @@ class _Replay:
         network: dict[str, Step] = {}
         for reduction in sorted(self._costs.reductions, key=self._ready_s):
             others = [network[device] for device in reduction.devices if device in network]
-            before = [*self._backwards(reduction), *others]
+            before = [*self._waited_for(reduction), *others]
             ring = (*reduction.devices, reduction.devices[0])
             done = _after(before, reduction.seconds, ring)
             network.update(dict.fromkeys(reduction.devices, done))
         steps = {}
         for device in self._costs.devices:
-            before = [row[device] for row in (self._ran, network) if device in row]
+            before = [*self._at_end(device), *(network[d] for d in (device,) if d in network)]
             steps[device] = _after(before, self._costs.optimizer_s(device), (device,))
         steps = _on_hosts(steps, self._costs.optimizer_s, _hosts(self._plan))
         for device, step in steps.items():
             self._busy_s[device] += step.seconds
         return max(steps.values(), key=lambda step: step.end_s)
+
+    def _at_end(self, device: str) -> list[Step]:
+        """The last operation of a device, and its last sends where it waits for them."""
+        sent = self._sent[device] if self._rules.send == "blocking" else []
+        last_s = max((step.end_s for _, _, step in sent), default=0.0)
+        last = sorted((row for row in sent if row[2].end_s == last_s), key=lambda row: row[:2])
+        ran = [self._ran[device]] if device in self._ran else []
+        return [*ran, *(step for _, _, step in last)]
+
+    def _waited_for(self, reduction: Reduction) -> list[Step]:
+        """What has ended, or has made the gradients, before a reduction."""
+        if self._rules.reduction in ("bucket", "stage"):
+            return self._backwards(reduction)
+        everywhere = self._rules.reduction == "flush"
+        devices = self._costs.devices if everywhere else reduction.devices
+        return [step for device in devices for step in self._at_end(device)]
 
     def _backwards(self, reduction: Reduction) -> list[Step]:
         """The last backwards, each as far as the gradients need it."""
@@ -326,7 +417,7 @@ class _Replay:
         return replace(backward, end_s=max(backward.start_s, backward.end_s - left_s))
 
     def _ready_s(self, reduction: Reduction) -> float:
-        return max((step.end_s for step in self._backwards(reduction)), default=0.0)
+        return max((step.end_s for step in self._waited_for(reduction)), default=0.0)
 
 
 def _on_hosts(
@@ -365,69 +456,3 @@ def _held(changes: list[tuple[float, int]]) -> list[tuple[float, int]]:
         total += sum(change for _, change in rows)
         steps.append((moment, total))
     return steps
-
-
-_WEAKEST_FIRST: tuple[Source, ...] = ("assumed", "datasheet", "measured")
-_PHASES_OF = {
-    "F": ("forward",),
-    "I": ("input_gradient",),
-    "W": ("weight_gradient",),
-    "B": ("input_gradient", "weight_gradient"),
-}
-
-
-def time_shares(plan: Plan, costs: PlanCosts, last: Step) -> dict[str, float] | None:
-    """Return the shares of the critical path by what its times come from; None if it takes none.
-
-    Args:
-        plan: that was replayed.
-        costs: of the plan.
-        last: the step that ends the iteration.
-    """
-    found: dict[str, float] = dict.fromkeys(_WEAKEST_FIRST, 0.0)
-    step: Step | None = last
-    while step is not None:
-        if step.seconds:
-            parts = list(_parts(plan, costs, step))
-            whole = sum(seconds for _, seconds in parts)
-            for source, seconds in parts:
-                found[source] += seconds / whole * step.seconds
-        step = step.cause
-    total = sum(found.values())
-    return {name: seconds / total for name, seconds in found.items()} if total else None
-
-
-def _parts(plan: Plan, costs: PlanCosts, step: Step) -> Iterator[tuple[Source, float]]:
-    """The seconds of a step, or a share of them, by their source."""
-    if step.operation is not None:
-        stage, kind, _ = step.operation
-        yield from _operation_parts(plan, costs, stage, kind, step.devices[0])
-    elif len(step.devices) == 1:  # An optimizer step.
-        yield plan.cluster.device_type(step.devices[0]).source, 1.0
-    else:
-        yield _weakest_link(plan, costs, step.devices), 1.0
-
-
-def _weakest_link(plan: Plan, costs: PlanCosts, devices: Sequence[str]) -> Source:
-    """Return the weakest source of the links on a message's path or an all-reduce's ring."""
-    links = plan.cluster.links
-    paths = (costs.routes.path(*ends) for ends in pairwise(devices))
-    sources = {links[number].source for path in paths for number in path.links}
-    return next(source for source in _WEAKEST_FIRST if source in sources)
-
-
-def _operation_parts(
-    plan: Plan, costs: PlanCosts, stage: int, kind: str, device: str
-) -> Iterator[tuple[Source, float]]:
-    """Each layer by its time: measured, or phase by phase of its roofline."""
-    type_name, rerun = plan.cluster.type_of(device), set(plan.stages[stage].recompute)
-    for layer in costs.layers(stage):
-        if type_name in layer.measured:
-            yield "measured", costs.layer_seconds(layer, type_name)["FIWB".index(kind)]
-            continue
-        kind_of_device = plan.cluster.device_types[type_name]
-        again = _PHASES_OF["F"] if layer.name in rerun and kind in "BI" else ()
-        for phase in (*_PHASES_OF[kind], *again):
-            seconds, by_throughput = costs.problem.roofline(layer, phase, kind_of_device)
-            is_guess = kind_of_device.source == "datasheet" and by_throughput
-            yield "assumed" if is_guess else kind_of_device.source, seconds

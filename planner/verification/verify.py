@@ -21,7 +21,8 @@ from planner.verification.costs import PlanCosts
 from planner.verification.form import form_problems
 from planner.verification.issue_order import plan_problems
 from planner.verification.proof.prove import proof_problems
-from planner.verification.replay import Replayed, replay, time_shares
+from planner.verification.replay import Replayed, replay
+from planner.verification.time_shares import time_shares
 
 RELATIVE_TOLERANCE = 1e-6
 DROP = "run `pipeplan simulate PLAN -o PLAN`, which drops the bound, or plan again"
@@ -147,17 +148,17 @@ def _bound(plan: Plan, problem: Problem, orders: Orders) -> Iterator[str]:
             f"predicted.lower_bound_s is {plan.predicted.lower_bound_s}; {DROP}"
         )
         return
-    found = problem.digest_in(space)
+    found = problem.digests_in(space)
     if plan.provenance.cost_model != COST_MODEL:
         yield (
             f"provenance.cost_model: {plan.provenance.cost_model}, expected {COST_MODEL}: "
             f"predicted.lower_bound_s was proved under another revision of the cost model; {DROP}"
         )
-    elif said != found:
+    elif said not in found:
         yield (
             f"provenance.problem_digest: {'none' if said is None else said[:19] + '…'}, but the "
-            f"plan's layer graph, cluster and job have {found[:19]}…: predicted.lower_bound_s was "
-            f"proved for another problem; {DROP}"
+            f"plan's layer graph, cluster, job and runtime have {found[0][:19]}…: "
+            f"predicted.lower_bound_s was proved for another problem; {DROP}"
         )
     else:
         beyond = outside_bound(space, plan.stages, orders, plan.layers, plan.bucket_bytes)

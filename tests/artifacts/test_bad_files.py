@@ -71,7 +71,7 @@ def test_a_missing_file_and_a_folder_are_refused(
 @pytest.mark.parametrize(
     ("load", "kind", "current"),
     [
-        (Plan.load, "pipeplan", 4),
+        (Plan.load, "pipeplan", 5),
         (LayerGraph.load, "pipeplan-graph", 1),
         (Cluster.load, "pipeplan-cluster", 1),
     ],
@@ -93,10 +93,10 @@ def test_a_future_format_asks_for_an_upgrade(
 @example("pipeplan/0")
 @example("pipeplan/01")
 def test_any_other_format_is_refused(value: object) -> None:
-    if value in ("pipeplan/1", "pipeplan/2", "pipeplan/3", "pipeplan/4"):
+    if value in [f"pipeplan/{number}" for number in range(1, 6)]:
         return
     with pytest.raises(PipeplanError, match="some file: format"):
-        check_format({"format": value}, "pipeplan/4", "some file")
+        check_format({"format": value}, "pipeplan/5", "some file")
 
 
 @given(share=st.floats(0, 1, exclude_max=True))

@@ -21,6 +21,7 @@ from planner.cluster.cluster_file import cluster_toml
 from planner.measured.sync_trace import SyncStep, SyncTrace
 from planner.model.measured_costs import Costs, LayerKind, SizedCosts, Timing
 from planner.plan.plan import COST_MODEL, Sync
+from planner.plan.runtime_rules import PIPEPLAN
 from planner.plan.sweep_index import SweepIndex, SweepSettings, SweptPoint
 from planner.schemas import ARTIFACTS, json_schema, schema_text
 
@@ -125,6 +126,7 @@ def test_costs_sweeps_and_traces_of_synchronisation_hold() -> None:
         graphs={"1": "sha256:" + "0" * 64},
         clusters={"lab": "sha256:" + "1" * 64},
         job=Job(),
+        runtime=PIPEPLAN,
         settings=SweepSettings(),
         cost_model=COST_MODEL,
         points=(SweptPoint(**point, reason="does not fit"),),

@@ -41,7 +41,9 @@ def test_a_plan_for_a_runtime_says_its_space_and_is_exported(
 def test_an_unknown_runtime_is_refused_with_the_known_ones(words: list[str]) -> None:
     refused = pipeplan("plan", *words, "--runtime", "jax")
     assert refused.exit_code == 1
-    known = "choose from pipeplan, torch, torchtitan, megatron, deepspeed"
+    known = (
+        "choose from pipeplan, torch, torchtitan, megatron, megatron-blocking, deepspeed, or name"
+    )
     assert f"error: --runtime: 'jax' is unknown; {known}" in refused.output
 
 
@@ -58,3 +60,70 @@ def test_a_sweep_keeps_to_the_runtime(words: list[str], tmp_path: Path) -> None:
     assert swept.exit_code == 0, swept.output
     plans = [json.loads(path.read_text()) for path in folder.rglob("*.json")]
     assert [plan["job"]["replication"] for plan in plans if "stages" in plan] == [False]
+
+
+OWN = """
+format = "pipeplan-runtime/1"
+name = "ours"
+
+[behaviour]
+send = "blocking"
+message_us = 2e6
+"""
+
+
+def test_a_plan_is_replayed_as_another_runtime_runs_it(words: list[str], tmp_path: Path) -> None:
+    plan, again, rules = (tmp_path / name for name in ("plan.json", "again.json", "ours.toml"))
+    rules.write_text(OWN)
+    stages = tmp_path / "stages.json"
+    stages.write_text(json.dumps([list(NAMES[:2]), list(NAMES[2:])]))
+    problem = words[: words.index("--time-limit")]
+    adopted = pipeplan("adopt", *problem, "--stages", stages, "-o", plan)
+    assert adopted.exit_code == 0, adopted.output
+    assert pipeplan("simulate", plan, "--runtime", rules, "-o", again).exit_code == 0
+    data = json.loads(again.read_text())
+    assert data["runtime"]["name"] == "ours"
+    before_s = json.loads(plan.read_text())["predicted"]["iteration_time_s"]
+    assert data["predicted"]["iteration_time_s"] > before_s + 2
+    for command in ("verify", "explain"):
+        assert pipeplan(command, again, "--runtime", "megatron").exit_code == 0
+    assert pipeplan("verify", again).exit_code == 0
+    as_run = pipeplan("adopt", *problem, "--stages", stages, "--runtime", rules, "-o", plan)
+    assert as_run.exit_code == 0, as_run.output
+    assert json.loads(plan.read_text())["predicted"] == data["predicted"]
+    both = pipeplan("simulate", plan, "--runtime", "megatron", "--sync", "all")
+    assert both.exit_code == 1
+    assert "--runtime: megatron has no effect together with --sync" in both.output
+
+
+def test_orders_that_wait_in_a_circle_are_refused(words: list[str], tmp_path: Path) -> None:
+    plan, rules = tmp_path / "plan.json", tmp_path / "ours.toml"
+    rules.write_text(OWN.replace('"blocking"', '"blocking"\nreceive = "blocking"'))
+    stages = tmp_path / "stages.json"
+    stages.write_text(json.dumps([list(NAMES[:2]), list(NAMES[2:])]))
+    problem = words[: words.index("--time-limit")]
+    assert pipeplan("adopt", *problem, "--stages", stages, "-o", plan).exit_code == 0
+    for command in ("simulate", "verify", "explain"):
+        refused = pipeplan(command, plan, "--runtime", rules)
+        assert refused.exit_code == 1
+        assert "the orders deadlock: " in refused.output
+        assert "under the rules of ours, whose messages block; plan for it" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("sends = 1", "behaviour.sends: "),
+        ('send = "async"', "behaviour.send: "),
+        ("message_us = -1", "behaviour.message_us: "),
+        ('exchange = "together"', 'exchange = "together" has no effect where sends or receives'),
+    ],
+)
+def test_a_wrong_runtime_file_names_its_field(
+    text: str, reason: str, words: list[str], tmp_path: Path
+) -> None:
+    rules = tmp_path / "ours.toml"
+    rules.write_text(f'format = "pipeplan-runtime/1"\n[behaviour]\n{text}\n')
+    refused = pipeplan("plan", *words, "--runtime", rules)
+    assert refused.exit_code == 1
+    assert reason in refused.output

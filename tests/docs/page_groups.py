@@ -19,6 +19,7 @@ GROUPS = {
         "how_plans_are_found.md",
         "index.md",
         "proofs.md",
+        "runtimes.md",
     ),
 }
 ELSEWHERE = {

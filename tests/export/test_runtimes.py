@@ -19,7 +19,7 @@ from planner import (
 )
 from planner.job import Runtime
 from planner.plan.membership import outside
-from planner.plan.runtimes import EXPORTS, RUNTIMES, for_runtime, runtime_of
+from planner.plan.runtimes import EXPORTS, RUNTIMES, for_runtime, rules_of
 from planner.variants.problems import with_job
 
 NAMES = (
@@ -164,7 +164,7 @@ def test_a_job_that_a_runtime_cannot_run_is_refused(
 
 def test_unknown_runtimes_list_the_known_ones() -> None:
     with pytest.raises(PipeplanError, match="'jax' is unknown; choose from pipeplan, torch, "):
-        runtime_of("jax")
+        rules_of("jax")
 
 
 def test_a_plan_of_a_runtime_that_cannot_run_its_space_is_refused() -> None:

@@ -1,27 +1,32 @@
 """Spaces narrowed to a runtime: bounds and plans against every plan there is."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from builders import GIGA, boundary, graph, layer, star
 from solver.runtime_brute_force import best_in_space_s
 from solver.tiny_problems import renamed, tiny_problem
 
 from planner import InfeasibleError, Problem, solve
 from planner.costs.placement import place
-from planner.job import Runtime
+from planner.job import Job, Runtime
 from planner.plan.operations import one_forward_one_backward
+from planner.plan.runtime_rules import RULES, Behaviour, RuntimeRules
 from planner.plan.runtimes import for_runtime
+from planner.prediction import run_by
 from planner.search.partition.candidates import even_partition
 from planner.search.partition.chain import Chain
 from planner.search.schedule import classics
 from planner.search.schedule.assignment import balanced_assignment
 from planner.variants.problems import with_job
+from planner.verification import verify
 
 NAMES = ("embed", "layers.0", "layers.1.attention", "layers.1.mlp", "loss")
 
 
-def small(runtime: Runtime, seed: int, **changes: Any) -> Problem:
+def small(runtime: Runtime | RuntimeRules, seed: int, **changes: Any) -> Problem:
     """A tiny problem for a runtime, whole backwards and nothing recomputed."""
     most = changes.get("max_stages")
     changes = {name: value for name, value in changes.items() if name != "max_stages"}
@@ -30,6 +35,22 @@ def small(runtime: Runtime, seed: int, **changes: Any) -> Problem:
     return for_runtime(with_job(renamed(problem, NAMES), max_stages=most), runtime)
 
 
+def own(number: int, **rules: object) -> RuntimeRules:
+    """A runtime of one's own that can run what torch can: any order."""
+    behaviour = Behaviour.model_validate(rules)
+    return RuntimeRules(name=f"own {number}", expresses="torch", behaviour=behaviour)
+
+
+BLOCKING = {"send": "blocking", "receive": "blocking"}
+OWN = [
+    {"send": "blocking"},
+    {"receive": "blocking", "streams": "one"},
+    BLOCKING,
+    {**BLOCKING, "exchange": "neighbour"},
+    {**BLOCKING, "exchange": "together", "message_us": 2e4},
+    {**BLOCKING, "exchange": "pairs"},
+    {"computation_us": 1e5},
+]
 PIPELINES = {"devices": 4, "microbatches": 2, "max_stages": 2}
 CASES = [
     *(("deepspeed", seed, {}) for seed in range(6)),
@@ -40,12 +61,17 @@ CASES = [
     ),
     *(("torch", seed, {"devices": 2, "microbatches": 2}) for seed in range(3)),
     *(("torchtitan", seed, PIPELINES) for seed in (0, 1)),
+    *(
+        (own(number, **rules), seed, {"devices": 2, "microbatches": 2})
+        for number, rules in enumerate(OWN)
+        for seed in (0, 2)
+    ),
 ]
 
 
 @pytest.mark.parametrize(("runtime", "seed", "changes"), CASES)
 def test_plan_and_bound_are_those_of_the_narrow_space(
-    runtime: Runtime, seed: int, changes: dict[str, Any]
+    runtime: Runtime | RuntimeRules, seed: int, changes: dict[str, Any]
 ) -> None:
     problem = small(runtime, seed, **changes)
     best_s = best_in_space_s(problem)
@@ -56,8 +82,40 @@ def test_plan_and_bound_are_those_of_the_narrow_space(
         return
     assert result.lower_bound_s <= best_s * (1 + 1e-9)
     assert best_s <= result.iteration_time_s * (1 + 1e-9)
+    assert verify(result.plan) == []
     if result.status == "optimal":
         assert result.iteration_time_s == pytest.approx(best_s, rel=2e-4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_plan_for_a_runtime_is_no_slower_there_than_one_for_another(seed: int) -> None:
+    """Both keep to what Megatron-LM can express; the other is for messages that overlap."""
+    problem = small("megatron", seed, devices=3)
+    overlapped = RULES["megatron"].model_copy(update={"behaviour": Behaviour()})
+    own, other = (
+        solve(for_runtime(problem, rules), time_limit_s=0.3, deterministic=True)
+        for rules in (RULES["megatron"], overlapped)
+    )
+    theirs = run_by(other.plan, RULES["megatron"])
+    assert own.plan.runtime == RULES["megatron"]
+    assert own.iteration_time_s <= theirs.predicted.iteration_time_s * (1 + 1e-9)
+    assert other.iteration_time_s <= own.iteration_time_s * (1 + 1e-9)
+
+
+def test_devices_that_block_are_given_fewer_cuts() -> None:
+    """Four layers of 1 and 2 s, messages of 2 s: four stages if these overlap, fewer if not."""
+    layers = [layer(f"layers.{number}") for number in range(4)]
+    cuts = [boundary(f"layers.{n}", f"layers.{n + 1}", bytes_=2 * GIGA) for n in range(3)]
+    job = Job(microbatches=8, optimizer="sgd", backward="whole", replication=False)
+    problem = Problem(graph(layers, cuts), star(4), job)
+    blocking = RuntimeRules(behaviour=Behaviour(send="blocking"))
+    free, own = (
+        solve(replace(problem, runtime=rules), time_limit_s=0.5, deterministic=True)
+        for rules in (RuntimeRules(), blocking)
+    )
+    theirs = run_by(free.plan, blocking)
+    assert len(own.plan.stages) < len(free.plan.stages)
+    assert own.iteration_time_s < theirs.predicted.iteration_time_s
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from builders import GIGA, TERA, boundary, cluster, device_type, graph, layer, link, parameter
@@ -13,9 +13,10 @@ from planner.cluster.cluster import Cluster
 from planner.costs.placement import PlacedPipeline, StageSpec, place
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
-from planner.plan.operations import Operation
+from planner.plan.operations import Operation, one_forward_one_backward
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
+from planner.plan.runtime_rules import Behaviour, RuntimeRules
 
 MIB = 2**20
 NAMES = [f"l{index}" for index in range(8)]
@@ -24,7 +25,7 @@ NAMES = [f"l{index}" for index in range(8)]
 def many_sided_plans() -> list[Plan]:
     """Return plans with replicas, several stages a device, recompute and split backwards.
 
-    All but the last overlap reductions with backwards.
+    All but the fourth overlap reductions with backwards. Others run by other rules than our own.
     """
     one_each = [(NAMES[:3], "abc", ["l1"]), (NAMES[3:5], "de", ["l4"]), (NAMES[5:], "f", [])]
     twice = [(NAMES[:2], "d", []), (NAMES[2:4], "a", ["l2", "l3"]), (NAMES[4:6], "e", [])]
@@ -38,7 +39,33 @@ def many_sided_plans() -> list[Plan]:
         _plan(
             behind_shared, "bfloat16", "sgd", split=0.0, seed=4, slow_us=2_000_000, overlap=False
         ),
+        *_of_other_runtimes(),
     ]
+
+
+def _of_other_runtimes() -> Iterator[Plan]:
+    """Yield plans whose messages block in every way; where both ends do, in the order of 1F1B."""
+    both = {"send": "blocking", "receive": "blocking"}
+    host = {"computation_us": 30_000.0, "message_us": 40_000.0}
+    loose = (
+        {"send": "blocking", "reduction": "device", **host},
+        {"receive": "blocking", "streams": "one", "reduction": "flush"},
+    )
+    # Stage 0 ends last, the others reduce for long.
+    replicas = [(NAMES[:1], "f", []), (NAMES[1:5], "ad", []), (NAMES[5:], "be", [])]
+    for seed, rules in enumerate(loose):
+        yield _plan(replicas, "float32", "sgd", split=0.5, seed=seed, rules=rules)
+    # The middle one has most work, and a link that sends and receives at once.
+    three = [(NAMES[:1], "a", []), (NAMES[1:7], "e", []), (NAMES[7:], "f", [])]
+    six = [((name,), "adf"[number % 3], []) for number, name in enumerate(NAMES[:5])]
+    six.append((NAMES[5:], "f", []))
+    for stages, exchange, streams in (
+        (three, "neighbour", "several"),
+        (three, "together", "one"),
+        (six, "pairs", "several"),
+    ):
+        rules = {**both, "exchange": exchange, "streams": streams, "reduction": "stage"}
+        yield _plan(stages, "float32", "adamw", rules=rules)
 
 
 def _plan(
@@ -46,21 +73,31 @@ def _plan(
     precision: str,
     optimizer: str,
     *,
-    split: float,
-    seed: int,
+    split: float = 0.0,
+    seed: int | None = None,
     slow_us: int = 300_000,
     overlap: bool = True,
+    rules: Mapping[str, object] | None = None,
 ) -> Plan:
+    """A plan in random orders, or without a seed in the order of 1F1B."""
     job = Job(
         precision=precision,
         optimizer=optimizer,
-        microbatches=8,
+        microbatches=8 if seed is not None else 6,
         max_stages_per_device=2,
         overlap_reduction=overlap,
     )
-    problem = Problem(_graph(precision), _cluster(slow_us), job)
+    runtime = RuntimeRules(behaviour=Behaviour.model_validate(rules or {}))
+    problem = Problem(_graph(precision), _cluster(slow_us), job, runtime=runtime)
     pipeline = place(problem, [StageSpec(*map(tuple, stage)) for stage in stages])
-    return plan_by_hand(pipeline, _random_orders(pipeline, split, random.Random(seed)))
+    if seed is not None:
+        return plan_by_hand(pipeline, _random_orders(pipeline, split, random.Random(seed)))
+    ranks, count = pipeline.devices, len(pipeline.stages)
+    rows = [
+        one_forward_one_backward(rank, len(ranks), count, range(pipeline.microbatches))
+        for rank in range(len(ranks))
+    ]
+    return plan_by_hand(pipeline, dict(zip(ranks, rows, strict=True)))
 
 
 def _cluster(slow_us: int) -> Cluster:

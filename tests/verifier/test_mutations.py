@@ -16,7 +16,7 @@ from planner.costs import collectives, placement, reductions, roofline, stage_by
 from planner.costs import stage_bytes as workspace
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
-from planner.simulation import simulator, timeline
+from planner.simulation import exchanges, simulator, timeline
 from planner.simulation.simulator import Replay
 from planner.verification import verify
 
@@ -44,19 +44,50 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
     "a shared link is held": (Routing._resource, "if link.shared", "if False"),
     "messages do not wait for links": (
         Replay._request,
-        "max([now, *(self.link_free_at[link] for link in transfer.links)])",
+        "max([now, *(self.free_again_at[resource] for resource in occupied)])",
         "now",
     ),
     "a link is held by every other message only": (
         Replay._request,
-        "self.link_free_at[link] = end",
-        "self.link_free_at[link] = end if consumer.microbatch % 2 else now",
+        "self.free_again_at[resource] = end",
+        "self.free_again_at[resource] = end if consumer.microbatch % 2 else now",
     ),
     "a link serves those that ask at the same moment in reverse": (
         Replay.run,
         "heapq.heappop(self.heap)",
         "(self.heap.sort(), self.heap.pop(max(range(len(self.heap)), "
         "key=lambda i: (self.heap[i][0] == now, self.heap[i]))))[1]",
+    ),
+    "a device has any number of streams": (
+        placement.PlacedPipeline._transfer,
+        'self.behaviour.streams == "one"',
+        "False",
+    ),
+    "a message takes no host time": (
+        placement.PlacedPipeline._transfer,
+        "+ self.behaviour.message_s",
+        "",
+    ),
+    "an operation takes no host time": (placement._sums, "+ host", ""),
+    "devices do not wait": (
+        exchanges.Exchanges.is_waiting,
+        "bool(self._awaited and self._awaited[device])",
+        "False",
+    ),
+    "everything is exchanged at once": (
+        exchanges._Rows._exchanges,
+        "len(others) == 1",
+        "True",
+    ),
+    "the end of a device is that of its operations": (
+        simulator._reduced,
+        'pipeline.behaviour.send == "blocking"',
+        "False",
+    ),
+    "the flush is that of the devices that reduce": (
+        simulator._ready_s,
+        "max(done.values())",
+        "max(done[device] for device in sync.devices)",
     ),
     "activations are charged for gradients": (
         placement.PlacedPipeline.backward_transfer,

@@ -18,6 +18,8 @@ from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.plan.plan import COST_MODEL
 from planner.plan.problem import ModelSource, Problem, cluster_digest
+from planner.plan.runtime_rules import RuntimeRules
+from planner.plan.runtimes import rules_of
 from planner.plan.sweep_index import Point, SweepIndex, SweepSettings
 from planner.search.finished import OPTIMALITY_TOLERANCE
 from planner.search.solve import check_settings
@@ -85,6 +87,7 @@ def sweep(
     workers: int | None = None,
     engine: Engine | None = None,
     bill: str = "devices",
+    runtime: RuntimeRules | None = None,
     progress: Callable[[SweepProgress], None] | None = None,
 ) -> SweepResult:
     """Find plans for all combinations of microbatches, numbers of devices and clusters.
@@ -112,6 +115,7 @@ def sweep(
             deterministic mode.
         engine: how points are solved; by default one after the other.
         bill: ``devices`` in use, or ``machines``: all devices of those that have one in use.
+        runtime: that will train; by default the job's.
         progress: called once at the start, then as each point is done.
 
     Returns:
@@ -131,10 +135,12 @@ def sweep(
         "deterministic": deterministic,
     }
     named = {clusters.name: clusters} if isinstance(clusters, Cluster) else dict(clusters)
+    rules = runtime or rules_of(job.runtime or "pipeplan")
     run = _Sweep(
         graphs=_by_samples(graphs),
         clusters=named,
-        job=job,
+        job=job if runtime is None else job.model_copy(update={"runtime": rules.expresses}),
+        rules=rules,
         source=source or ModelSource(),
         settings=SweepSettings.parse(settings, "sweep"),
         workers=the_workers,
@@ -153,6 +159,7 @@ class _Sweep:
     graphs: Mapping[int, LayerGraph]
     clusters: Mapping[str, Cluster]
     job: Job
+    rules: RuntimeRules
     source: ModelSource
     settings: SweepSettings
     workers: int
@@ -219,7 +226,8 @@ class _Sweep:
         job = self.job.model_copy(update=sizes)
         cluster = self.clusters[point.cluster]
         try:
-            return Problem(self.graphs[point.samples_per_microbatch], cluster, job, self.source)
+            graph = self.graphs[point.samples_per_microbatch]
+            return Problem(graph, cluster, job, self.source, self.rules)
         except PipeplanError as error:
             raise PipeplanError(
                 f"cluster {point.cluster}: {problem}" for problem in error.problems
@@ -233,6 +241,7 @@ class _Sweep:
             graphs={str(samples): graph.digest for samples, graph in self.graphs.items()},
             clusters={label: cluster_digest(c) for label, c in self.clusters.items()},
             job=self.job,
+            runtime=self.rules,
             settings=self.settings,
             cost_model=COST_MODEL,
         )

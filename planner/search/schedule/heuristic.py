@@ -143,21 +143,33 @@ def _of_all(form: ScheduledForm, schedules: Iterable[Schedule]) -> Iterable[Sche
     ranked = sorted(schedules, key=lambda s: (not fits_memory(s.timeline), s.iteration_time_s))
     many = operation_count(form.whole) > MANY_OPERATIONS
     kept = ranked[: 1 if many else BEST_OF_GROUP]
-    return [carried_over(schedule, form.whole, groups) for schedule in kept]
+    return carried_over(form.whole, groups, kept)
 
 
-def carried_over(schedule: Schedule, pipeline: PlacedPipeline, groups: PipelineGroups) -> Schedule:
-    """Return a schedule of the first of a pipeline's equal groups as one of all of them."""
-    orders = groups.spread(schedule.orders)
-    method = f"{schedule.method}, in {len(groups.counterparts)} equal groups"
-    return Schedule(orders, simulate(pipeline, orders), method)
+def carried_over(
+    pipeline: PlacedPipeline, groups: PipelineGroups, schedules: Iterable[Schedule]
+) -> Iterator[Schedule]:
+    """Yield schedules of the first of a pipeline's equal groups as schedules of all of them.
+
+    Groups may wait for each other's reductions in a circle.
+    """
+    suffix = f", in {len(groups.counterparts)} equal groups"
+    rows = ((f"{row.method}{suffix}", groups.spread(row.orders)) for row in schedules)
+    return _that_run(pipeline, rows)
+
+
+def _that_run(pipeline: PlacedPipeline, rows: Iterable[tuple[str, Orders]]) -> Iterator[Schedule]:
+    """Yield schedules by their methods and orders; not those whose devices wait in a circle."""
+    for method, orders in rows:
+        with suppress(DeadlockError):
+            yield Schedule(orders, simulate(pipeline, orders), method)
 
 
 def _quick_schedules(
     pipeline: PlacedPipeline, owner: Assignment, backward: Backward, *, listed: bool
 ) -> Iterator[Schedule]:
     if backward != "split":
-        yield from _classic_schedules(pipeline, owner)
+        yield from _that_run(pipeline, _classic_orders(pipeline, owner))
         if listed:
             yield from _list_schedules(pipeline, owner, split=False)
     if backward == "whole":
@@ -166,7 +178,7 @@ def _quick_schedules(
     for schedule in chain(_split_schedules(pipeline, owner), lists):
         yield schedule
         if backward == "any" and pipeline.has_quicker_wholes:
-            yield _joined(schedule)
+            yield from _that_run(pipeline, [_joined(schedule)])
 
 
 def _one_forward_one_backward(pipeline: PlacedPipeline) -> Iterator[Schedule]:
@@ -182,7 +194,7 @@ def _one_forward_one_backward(pipeline: PlacedPipeline) -> Iterator[Schedule]:
     orders = {device: row for device, row in zip(loop, rows, strict=True) if row is not None}
     if len(orders) == len(loop):
         name = "1f1b" if rounds == 1 else "interleaved 1f1b"
-        yield Schedule(orders, simulate(pipeline, orders), name)
+        yield from _that_run(pipeline, [(name, orders)])
 
 
 def _in_pipelines(pipeline: PlacedPipeline, backward: Backward) -> Iterator[Schedule]:
@@ -190,12 +202,11 @@ def _in_pipelines(pipeline: PlacedPipeline, backward: Backward) -> Iterator[Sche
     groups = pipelines_of(pipeline)
     if groups is None:
         return
-    for schedule in quick_schedules(groups.first_of(pipeline), backward=backward):
-        with suppress(DeadlockError):  # Pipelines wait for each other's reductions.
-            yield carried_over(schedule, pipeline, groups)
+    first = quick_schedules(groups.first_of(pipeline), backward=backward)
+    yield from carried_over(pipeline, groups, first)
 
 
-def _joined(schedule: Schedule) -> Schedule:
+def _joined(schedule: Schedule) -> tuple[str, Orders]:
     """Join split backwards whose parts follow each other where whole ones are quicker."""
     pipeline = schedule.timeline.pipeline
     owner = owners(schedule.orders)
@@ -207,7 +218,7 @@ def _joined(schedule: Schedule) -> Schedule:
     orders = {
         device: join_split_backwards(order, is_quicker) for device, order in schedule.orders.items()
     }
-    return Schedule(orders, simulate(pipeline, orders), f"{schedule.method}, backwards joined")
+    return f"{schedule.method}, backwards joined", orders
 
 
 def _roomier_schedules(
@@ -228,17 +239,15 @@ def _roomier_schedules(
 
 def _split_schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Schedule]:
     every = classic_orders(pipeline, owner, split=True)
-    for method, orders in chain(every, _side_by_side(pipeline, split=True)):
-        apart = {device: split_backwards(order) for device, order in orders.items()}
-        try:
-            yield Schedule(apart, simulate(pipeline, apart), method)
-        except DeadlockError:
-            continue
-    try:
-        for orders in zero_bubble_orders(pipeline):
-            yield Schedule(orders, simulate(pipeline, orders), "zero-bubble rules")
-    except DoesNotApplyError:
-        return
+    published = chain(every, _side_by_side(pipeline, split=True))
+    yield from _that_run(pipeline, ((method, _apart(orders)) for method, orders in published))
+    with suppress(DoesNotApplyError):
+        by_rules = (("zero-bubble rules", orders) for orders in zero_bubble_orders(pipeline))
+        yield from _that_run(pipeline, by_rules)
+
+
+def _apart(orders: Orders) -> Orders:
+    return {device: split_backwards(order) for device, order in orders.items()}
 
 
 def best_classic_schedule(
@@ -273,6 +282,9 @@ def quick_estimate_s(pipeline: PlacedPipeline, *, split: bool = False) -> float 
     Returns:
         Seconds; None if memory is too small for it, which says nothing of other schedules.
     """
+    if pipeline.problem.job.order == "1f1b":
+        fit = (row for row in quick_schedules(pipeline) if fits_memory(row.timeline))
+        return min((row.iteration_time_s for row in fit), default=None)
     form = scheduled_forms(pipeline)[0]
     if pipeline.shares_devices:
         rhythmic = _rhythmic(form.pipeline, form.owner, split=split)
@@ -310,18 +322,8 @@ def _least_memory(
     pipeline: PlacedPipeline, owner: Assignment, *, split: bool = False
 ) -> Schedule | None:
     orders: Orders = one_by_one(pipeline, owner)
-    if split:
-        orders = {device: split_backwards(order) for device, order in orders.items()}
-    timeline = simulate(pipeline, orders)
-    return Schedule(orders, timeline, "one by one") if fits_memory(timeline) else None
-
-
-def _classic_schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Schedule]:
-    for method, orders in _classic_orders(pipeline, owner):
-        try:
-            yield Schedule(orders, simulate(pipeline, orders), method)
-        except DeadlockError:
-            continue
+    found = _that_run(pipeline, [("one by one", _apart(orders) if split else orders)])
+    return next((schedule for schedule in found if fits_memory(schedule.timeline)), None)
 
 
 def _list_schedules(

@@ -14,7 +14,7 @@ from planner.costs.placement import PlacedPipeline
 from planner.errors import DeadlockError
 from planner.plan.operations import Operation
 from planner.search.schedule.assignment import Assignment
-from planner.simulation.simulator import run
+from planner.simulation.simulator import run, simulate
 from planner.simulation.timeline import Timeline
 
 Priority = Callable[[Operation], tuple[int, ...]]
@@ -182,7 +182,10 @@ def list_schedule(
     split: bool = False,
     shares: Mapping[tuple[int, str], int] | None = None,
 ) -> Timeline | None:
-    """Schedule greedily; None if the limits leave no way to finish.
+    """Schedule greedily; None if the limits, or the rules of the runtime, leave no way to finish.
+
+    A device chooses without knowing what it receives next. Where the runtime waits for that, the
+    orders are chosen as if it did not, and then run by its rules.
 
     Args:
         pipeline: the stages.
@@ -198,7 +201,9 @@ def list_schedule(
         left[device] += 3 if split else 2
     policy = _Limited(pipeline, priority, limits, split, left, shares)
     try:
-        return run(pipeline, owner, policy)
+        timeline = run(pipeline, owner, policy)
+        waits = pipeline.behaviour.receive == "blocking"
+        return simulate(pipeline, orders_of(timeline)) if waits else timeline
     except DeadlockError:
         return None
 

@@ -62,8 +62,8 @@ def _in_turn(timeline: Timeline, events: list[Event]) -> Iterator[tuple[int, int
             number_of[event.operation] = number
         else:
             # What takes no time holds no link, and has no place in the order of those that do.
-            for link in event.links if event.end_s > event.start_s else ():
-                on[link].append(number)
+            for resource in event.occupied if event.end_s > event.start_s else ():
+                on[resource].append(number)
     for row in on.values():
         yield from pairwise(row)
     for number, event in enumerate(events):

@@ -9,9 +9,11 @@ Whether they fit memory is checked afterwards.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from planner.costs.placement import PlacedPipeline
+from planner.errors import DeadlockError
 from planner.plan.operations import Operation
 from planner.search.schedule.heuristic import Schedule
 from planner.simulation.simulator import simulate
@@ -51,7 +53,8 @@ def periodic_schedules(pipeline: PlacedPipeline, short: Schedule) -> Iterator[Sc
             if begin + core >= few or (count - few) % core:
                 continue
             orders = _orders(pipeline, starts, begin, core, count - few)
-            yield Schedule(orders, simulate(pipeline, orders), f"{short.method}, periodic")
+            with suppress(DeadlockError):  # Possible where messages block.
+                yield Schedule(orders, simulate(pipeline, orders), f"{short.method}, periodic")
 
 
 def _starts(timeline: Timeline) -> dict[Operation, tuple[float, int]]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import get_args
 
 from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
-from planner.errors import DeadlockError, InfeasibleError, PipeplanError, shorten
+from planner.errors import InfeasibleError, PipeplanError, shorten
 from planner.plan.plan import Stage
 from planner.plan.problem import Problem
 from planner.search.budget import DEFAULT_WORKERS, Clock, SearchWork, Settings
@@ -69,8 +69,8 @@ def search_schedule(
 
     Raises:
         InfeasibleError: if no schedule was found that fits memory.
-        PipeplanError: if two devices that must exchange data have no path of links, or there is no
-            such measure.
+        PipeplanError: if two devices that must exchange data have no path of links, there is no
+            such measure, or the runtime has no such spans.
     """
     if measure not in get_args(Measure):
         raise PipeplanError(
@@ -80,6 +80,11 @@ def search_schedule(
     pipeline = place(problem, specs)
     if not is_connected(pipeline):
         raise PipeplanError("stages: two devices that must exchange data have no path of links")
+    if measure == "longest_stage_span" and pipeline.behaviour.blocks:
+        raise PipeplanError(
+            f"measure: {measure} is of iterations that overlap, but the messages of "
+            f"{problem.runtime.name} block; choose makespan, or another runtime"
+        )
     settings, clock = Settings(seed, workers, deterministic), Clock(time_limit_s, deterministic)
     task = ScheduleTask(settings, clock, measure, "any" if split else "whole")
     return schedule_pipeline(pipeline, task)
@@ -148,9 +153,8 @@ def _improved(
     if quick is None:
         return start
     found = improve_any(one, quick, task, limit_s)
-    try:
-        carried = carried_over(found, pipeline, groups)
-    except DeadlockError:  # Pipelines wait for each other's reductions.
+    carried = next(carried_over(pipeline, groups, [found]), None)
+    if carried is None:
         return start
     task.clock.charge(SearchWork.SIMULATED_OPERATION, len(carried.timeline.operations))
     if task.measured_s(carried) >= task.measured_s(start) or not fits_memory(carried.timeline):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from planner.costs.placement import PlacedPipeline, Transfer
@@ -45,7 +45,7 @@ class TickPipeline(PlacedPipeline):
 
     def _transfer(self, bytes_: int, source: str, target: str) -> Transfer:
         transfer = super()._transfer(bytes_, source, target)
-        return Transfer(self._ticks(transfer.seconds), transfer.links)
+        return replace(transfer, seconds=self._ticks(transfer.seconds))
 
     def tail_s(self, stage: int, device: str) -> int:
         """Return the tail in ticks; reductions take the least time any order of devices allows."""

@@ -20,7 +20,7 @@ def schedule_bound_s(pipeline: PlacedPipeline, *, split: bool = False) -> float:
     its last gradient still has to go to some earlier stage and that stage's reduction and
     optimizer step. For each channel
     between two single devices likewise. Where devices hold several stages: their own work, and the
-    way of a single microbatch.
+    way of a single microbatch. Where messages block, the work of each device and what it waits for.
 
     The CP-SAT model of planner.search.partition minimises the same expression, for whole backwards.
 
@@ -29,9 +29,9 @@ def schedule_bound_s(pipeline: PlacedPipeline, *, split: bool = False) -> float:
         split: whether input and weight gradients may run apart.
     """
     ways, count = PathBounds(pipeline, split), pipeline.microbatches
+    bound = _blocking_bound_s(ways) if pipeline.behaviour.blocks else 0.0
     if pipeline.shares_devices:
-        return _shared_device_bound_s(ways)
-    bound = 0.0
+        return max(bound, _shared_device_bound_s(ways))
     for index in range(len(pipeline.stages)):
         through_s = balanced_span_s(ways, index, count) + ways.drain[index]
         all_s = balanced_span_s(ways, index, count, weights=True) + ways.tail[index]
@@ -57,6 +57,40 @@ def _shared_device_bound_s(ways: PathBounds) -> float:
         for device in singles
     ]
     return max([path, *loads])
+
+
+def _blocking_bound_s(ways: PathBounds) -> float:
+    """Return the longest time that a device computes and waits for its messages.
+
+    From the start of its first forward to the end of its last backward, it waits for all it sends
+    but after the last operation, and for all it receives but before the first.
+    """
+    pipeline, found = ways.pipeline, [0.0]
+    for held in pipeline.stages_on.values():
+        alone = [index for index in held if len(pipeline.stages[index].spec.devices) == 1]
+        if not alone:
+            continue
+        work_s = sum(ways.forward[i] + ways.gradient[i] + ways.weight[i] for i in alone)
+        begin_s = min(ways.head[index] for index in held)
+        end_s = min(ways.tail[index] for index in held)
+        waits_s = _waits_s(ways, alone)
+        found.append(begin_s + pipeline.microbatches * work_s + waits_s + end_s)
+    return max(found)
+
+
+def _waits_s(ways: PathBounds, held: Sequence[int]) -> float:
+    """Return the least seconds that the only device of some stages waits for messages."""
+    behaviour, count = ways.pipeline.behaviour, ways.pipeline.microbatches
+    back_to = [ways.send_back[index - 1] if index else 0.0 for index in held]
+    from_before = [ways.send[index - 1] if index else 0.0 for index in held]
+    to_next, from_next = ([row[i] for i in held] for row in (ways.send, ways.send_back))
+    sent = (count * sum(to_next), count * sum(back_to) - max(back_to))
+    received = (count * sum(from_before) - max(from_before), count * sum(from_next))
+    if behaviour.exchange == "pairs":  # A forward's with a backward's.
+        return max(*sent, *received[:1], received[1] - max(from_next))
+    sent_s = sum(sent) if behaviour.send == "blocking" else 0.0
+    received_s = sum(received) if behaviour.receive == "blocking" else 0.0
+    return sent_s + received_s if behaviour.exchange == "single" else max(sent_s, received_s)
 
 
 def balanced_span_s(ways: PathBounds, index: int, count: int, *, weights: bool = False) -> float:

@@ -5,7 +5,7 @@ Equal microbatches are interchangeable, so each kind of operation runs them in o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from ortools.sat.python import cp_model
@@ -210,20 +210,66 @@ Message = tuple[Operation, str, str]
 class Transfers:
     """Every activation and gradient on its way.
 
+    Where the runtime blocks, a device computes nothing from the begin of an operation until what it
+    sends has arrived, or from the moment at which what it receives sets off until the end of the
+    operation that needs it. Which messages a device exchanges at once is left out, blocking as a
+    whole where replicas are free or forwards and backwards run in pairs: the model allows more than
+    the runtime does, which keeps its bound valid; its schedules are replayed.
+
     Attributes:
-        start: when each message that holds links sets off.
+        start: when each message that holds links sets off, or each where messages block.
     """
 
     def __init__(self, operations: Operations) -> None:
         self.operations = operations
         self.model = operations.model
         self.start: dict[Message, cp_model.IntVar] = {}
-        self._on_link: dict[tuple[int, int], list[cp_model.IntervalVar]] = {}
+        behaviour = operations.pipeline.behaviour
+        self._blocks = behaviour.send == "blocking", behaviour.receive == "blocking"
+        self._sent: dict[Operation, cp_model.LinearExprT] = {}
+        self._received: dict[Operation, cp_model.LinearExprT] = {}
+        self._on_link: dict[tuple[int, int] | str, list[cp_model.IntervalVar]] = {}
         for producer, consumer in self._pairs():
             self._connect(producer, consumer)
         for intervals in self._on_link.values():
             if len(intervals) > 1:
                 self.model.add_no_overlap(intervals)
+        if any(self._blocks) and behaviour.exchange != "pairs" and not operations.free:
+            self._wait(*self._blocks, at_once=behaviour.exchange != "single")
+
+    def _wait(self, sends_block: bool, receives_block: bool, *, at_once: bool) -> None:
+        """Let devices compute nothing while they send or receive.
+
+        Args:
+            sends_block: whether they wait for what they send.
+            receives_block: whether they wait for what they receive.
+            at_once: whether they may do both at once, each apart from computation.
+        """
+        sent = self._sent if sends_block else {}
+        received = self._received if receives_block else {}
+        if sends_block and receives_block and at_once:
+            self._occupy(sent, {})
+            self._occupy({}, received)
+        else:
+            self._occupy(sent, received)
+
+    def _occupy(
+        self,
+        sent: Mapping[Operation, cp_model.LinearExprT],
+        received: Mapping[Operation, cp_model.LinearExprT],
+    ) -> None:
+        """Let a device run one operation at a time, with what it sends and receives for it."""
+        operations = self.operations
+        intervals: dict[str, list[cp_model.IntervalVar]] = {}
+        for operation in operations:
+            begin = received.get(operation, operations.start[operation])
+            end = sent.get(operation, operations.end[operation])
+            size = self.model.new_int_var(0, operations.horizon, "")
+            interval = self.model.new_interval_var(begin, size, end, f"{operation} with messages")
+            device = operations.owner[operation.stage, operation.microbatch]
+            intervals.setdefault(device, []).append(interval)
+        for row in intervals.values():
+            self.model.add_no_overlap(row)
 
     def _pairs(self) -> Iterator[tuple[Operation, Operation]]:
         """Yield operations of neighbouring stages that wait for each other, or the last's own."""
@@ -256,7 +302,7 @@ class Transfers:
         ticks = int(transfer.seconds)
         literals = self._both(producer, source, consumer, target)
         start, end = self.operations.start, self.operations.end
-        if not transfer.links or ticks == 0:
+        if ticks == 0 or not (transfer.occupied or any(self._blocks)):
             self.model.add(start[consumer] >= end[producer] + ticks).only_enforce_if(literals)
             return
         name = f"{producer} {source}>{target}"
@@ -264,9 +310,10 @@ class Transfers:
         self.start[producer, source, target] = begin
         self.model.add(begin >= end[producer]).only_enforce_if(literals)
         self.model.add(start[consumer] >= begin + ticks).only_enforce_if(literals)
+        self._sent[producer], self._received[consumer] = begin + ticks, begin
         interval = self._interval(begin, ticks, literals, name)
-        for link in transfer.links:
-            self._on_link.setdefault(link, []).append(interval)
+        for resource in transfer.occupied:
+            self._on_link.setdefault(resource, []).append(interval)
 
     def _transfer(self, producer: Operation, source: str, target: str) -> Transfer:
         pipeline = self.operations.pipeline
