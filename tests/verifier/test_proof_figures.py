@@ -116,8 +116,8 @@ def test_no_microbatch_passes_a_stage_sooner_than_said(seed: int) -> None:
         done_s.append(max(came_s, heapq.heappop(free_s)) + each_s)
         heapq.heappush(free_s, done_s[-1])
     columns = [number - 1 for number in NUMBERS if number <= len(come_s)]
-    row = np.array(come_s)[None, columns]
-    (said_s,) = passed_s(row, np.array([each_s]), np.array([replicas]))
+    rows = np.array(come_s)[columns, None]
+    said_s = passed_s(rows, np.array([each_s]), np.array([replicas]))[:, 0]
     assert (said_s <= np.array(sorted(done_s))[columns] + 1e-12).all()
     assert said_s[-1] >= come_s[-1] + each_s
 
@@ -133,7 +133,7 @@ def test_replicas_that_begin_and_end_one_after_the_other_run_no_more_than_said(s
         for row in permutations(end_s)
     )
     columns = [number - 1 for number in NUMBERS if number <= count]
-    rows = (np.array(values)[None, columns] for values in (begin_s, end_s))
+    rows = (np.array(values)[columns, None] for values in (begin_s, end_s))
     spare_s = np.maximum(limit_s - around_s(*rows), 0.0)
     numbers = replicas_by_number(np.array([count]), len(columns))
     assert numbers.sum() == count

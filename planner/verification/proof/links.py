@@ -21,8 +21,6 @@ FEW_CLASSES = 6
 """With more classes of devices single lanes are looked at, not pairs of them."""
 FAR = 1e60
 """Seconds, or seconds a byte, where no path is: above any bound, and no sum of such overflows."""
-
-
 WIDER = 1.5
 """By this factor links are wider than others, as those of a node than those between nodes."""
 
@@ -265,7 +263,11 @@ class ClassLinks:
         return np.where(bytes_ > 0, np.minimum(np.maximum(seconds, joint), FAR), 0.0)
 
     def alone(self, k: int) -> tuple[float, float, float]:
-        """Return the same of a device of a class, and seconds a byte both ways if in turns."""
+        """Return least latency and seconds a byte of a device, and those both ways if in turns.
+
+        Args:
+            k: its class.
+        """
         return float(self._latency_s[k].min()), float(self._inverse[k].min()), self._turns(k)
 
     def joining(self, kept: Sequence[int], count: int) -> tuple[float, float]:
@@ -280,7 +282,14 @@ class ClassLinks:
     def _joining(
         self, kept: Sequence[int], among: Sequence[int], most: IntArray, count: int
     ) -> tuple[float, float]:
-        """Return the same for devices of some classes, of each of which so many count at most."""
+        """Return least latency and seconds a byte of the worst link among so many devices.
+
+        Args:
+            kept: classes with a device among them.
+            among: classes of all of them.
+            most: of each class.
+            count: of devices.
+        """
         growth = self._growth(tuple(among))
         has_all = (growth.devices[:, list(kept)] > 0).all(axis=1)
         enough = np.minimum(growth.devices, most).sum(axis=1) >= count
@@ -303,6 +312,7 @@ class ClassLinks:
         return [(before + 1, end) for before, end in zip([0, *ends], ends, strict=False)]
 
     def _growth_of(self, among: tuple[int, ...]) -> Growth:
+        """Return how sets of devices of some classes grow."""
         class_of = {name: k for k in among for name in self._classes[k]}
         edges = sorted(self._edges(list(class_of)))
         least_s = np.minimum.accumulate([latency_s for _, latency_s, _ in edges][::-1])[::-1]

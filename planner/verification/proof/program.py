@@ -77,8 +77,8 @@ class _Reached:
         pairs: their numbers.
         arrival_s: what has passed and is to follow, with the messages of the cut.
         left_s: the same without them.
-        come_s: when the first microbatches come, by pair and number.
-        follow_s: what follows the last gradients that leave, by pair and number.
+        come_s: when the first microbatches come, by number and pair.
+        follow_s: what follows the last gradients that leave, by number and pair.
     """
 
     pairs: IntArray
@@ -164,10 +164,10 @@ class _Pass:
         columns = self._columns
         if cut == 0:
             nothing = np.zeros(len(vectors.first))
-            at_once = np.zeros((len(vectors.first), columns))
+            at_once = np.zeros((columns, len(vectors.first)))
             return _Reached(vectors.first, nothing, nothing, at_once, at_once)
         if not len(vectors.later) or not np.isfinite(self._table[cut]).any():
-            none, nowhere = np.zeros(0), np.zeros((0, columns))
+            none, nowhere = np.zeros(0), np.zeros((columns, 0))
             return _Reached(vectors.later[:0], none, none, nowhere, nowhere)
         there, back = self._stages.messages_s(cut)
         channel = self._stages.channel_s(cut, there, back)
@@ -181,13 +181,13 @@ class _Pass:
         messages = there + back if self._back else there
         arrival, left = least(value + messages[vectors.between]), least(value)
         alive = np.flatnonzero(arrival + self._stages.rest_s[cut] <= self._limit_s)
-        come, follow = (
-            np.array([least(row[cut][vectors.before] + message)[alive] for row in table]).T
-            for table, message in (
-                (self._past_s, there[vectors.between]),
-                (self._home_s, back[vectors.between]),
-            )
-        )
+
+        def by_number(table: FloatArray, message: FloatArray) -> FloatArray:
+            rows = [least(row[cut][vectors.before] + message[vectors.between]) for row in table]
+            return np.array(rows)[:, alive]
+
+        come = by_number(self._past_s, there)
+        follow = by_number(self._home_s, back) if self._back else np.zeros_like(come)
         return _Reached(vectors.later[alive], arrival[alive], left[alive], come, follow)
 
     def _extend(self, cut: int, reached: _Reached) -> None:
@@ -202,28 +202,35 @@ class _Pass:
         for runs in (self._most, self._most_in_memory):
             kept = kept[self._run(cut, tried.of(kept), runs) >= stages.layers.microbatches]
         some = tried.of(kept)
-        come, follow = reached.come_s[some.place], self._follow_s(cut, some, reached)
+        come, follow = reached.come_s[:, some.place], self._follow_s(cut, some, reached)
         enough = self._run_staggered(cut, some, come, follow) >= stages.layers.microbatches
-        kept, come, follow, some = kept[enough], come[enough], follow[enough], some.of(enough)
+        kept, some = kept[enough], some.of(enough)
+        come, follow = come[:, enough], follow[:, enough]
         # No two pairs lead to one state by a stage from the same cut.
         state = some.end, some.pair
         self._table[state] = np.minimum(self._table[state], value[kept])
-        replicas = stages.vectors.rows[stages.vectors.stage[some.pair]].sum(axis=1)
-        place = some.option, cut, some.end
-        for table, passed in (
-            (self._past_s, passed_s(come, stages.forward_s[place], replicas)),
-            (self._home_s, passed_s(follow, stages.gradient_s[place], replicas)),
-        ):
-            for row, seconds in zip(table, passed.T, strict=True):
-                row[state] = np.minimum(row[state], seconds)
+        self._note(cut, some, self._past_s, come, stages.forward_s)
+        if self._back:
+            self._note(cut, some, self._home_s, follow, stages.gradient_s)
+
+    def _note(
+        self, cut: int, tried: _Tried, table: FloatArray, around_s: FloatArray, each_s: FloatArray
+    ) -> None:
+        """Note when microbatches or, backwards in time, gradients have passed stages."""
+        vectors = self._stages.vectors
+        replicas = vectors.rows[vectors.stage[tried.pair]].sum(axis=1)
+        passed = passed_s(around_s, each_s[tried.option, cut, tried.end], replicas)
+        state = tried.end, tried.pair
+        for row, seconds in zip(table, passed, strict=True):
+            row[state] = np.minimum(row[state], seconds)
 
     def _follow_s(self, cut: int, tried: _Tried, reached: _Reached) -> FloatArray:
         """Return what follows the last gradients of stages, by number."""
-        follow = reached.follow_s[tried.place]
+        follow = reached.follow_s[:, tried.place]
         if not self._back:
-            return np.zeros_like(follow)
+            return follow
         after = self._stages.tails.after_gradient_s[tried.option, cut, tried.end] + tried.end_s
-        return np.asarray(np.maximum(follow, after[:, None]))
+        return np.asarray(np.maximum(follow, after))
 
     def _tried(self, cut: int, reached: _Reached) -> _Tried:
         """Return all stages that begin at a cut and that their devices may hold."""
@@ -266,12 +273,12 @@ class _Pass:
         held = stages.vectors.rows[stages.vectors.stage[tried.pair]]
         total, around = np.zeros(len(held)), around_s(come_s, follow_s)
         for k in range(held.shape[1]):
-            numbers = replicas_by_number(held[:, k], come_s.shape[1])
-            for place in range(numbers.shape[1]):
-                rows = np.flatnonzero(numbers[:, place])
+            numbers = replicas_by_number(held[:, k], len(come_s))
+            for place, number in enumerate(numbers):
+                rows = np.flatnonzero(number)
                 if len(rows):
-                    late = tried.of(rows).later(come_s[rows, place], around[rows, place])
-                    total[rows] += numbers[rows, place] * self._most(cut, k, late)
+                    late = tried.of(rows).later(come_s[place, rows], around[place, rows])
+                    total[rows] += number[rows] * self._most(cut, k, late)
         return total
 
     def _most(self, cut: int, k: int, tried: _Tried) -> FloatArray:
