@@ -36,8 +36,8 @@ MOST_ORDERS = 6
 """Orders of a group's devices that are tried."""
 SCHEDULED = 6
 """Partitions that are scheduled, those with the least estimates."""
-WALKS = 2
-"""Numbers of groups from whose best partitions there is a walk."""
+WALKS, LARGE_WALKS = 5, 2
+"""Numbers of groups from whose best partitions there is a walk; fewer where estimates take long."""
 PROGRAM_SHARE = 0.4
 """Share of the step's time for dynamic programs."""
 BEST = 3
@@ -69,14 +69,16 @@ def plan_groups(search: Search, time: TimeSlice) -> None:
         if search.has_time and not search.is_done() and not is_behind:
             search.optimiser.offer(row.partition)
             search.consider(row.partition)
-    starts = _starts(found)
+    starts = _starts(found)[: LARGE_WALKS if search.optimiser.is_large else WALKS]
     for number, row in enumerate(starts):
         each_s = time.left_s / (len(starts) - number)
         Walk(search, row.units, search.settings.seed + number).go(row.partition, each_s)
 
 
 def _starts(found: Sequence[_Found]) -> list[_Found]:
-    """Return the best of the first numbers of groups, with different partitions.
+    """Return the best of each number of groups of several devices.
+
+    Walks in other groups from the same partition lead elsewhere.
 
     Args:
         found: the least estimates first; of equal ones the fewest groups, which leave most to
@@ -84,9 +86,9 @@ def _starts(found: Sequence[_Found]) -> list[_Found]:
     """
     starts: dict[int, _Found] = {}
     for row in found:
-        if all(row.partition != other.partition for other in starts.values()):
+        if len(row.units) > 1:
             starts.setdefault(len(row.units[0]), row)
-    return list(starts.values())[:WALKS]
+    return list(starts.values())
 
 
 def _partitions(search: Search, time: TimeSlice) -> Iterator[_Found]:

@@ -7,7 +7,7 @@ from networkx.utils import UnionFind
 
 from planner.cluster.cluster import Cluster
 from planner.verification.proof.layers import FloatArray, IntArray
-from planner.verification.proof.links import FAR
+from planner.verification.proof.links import FAR, reduced_s
 
 
 class AnyDevices:
@@ -18,8 +18,9 @@ class AnyDevices:
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        self._joint = _any_joined(cluster)
         self._latency_s = _least_latency_s(cluster)
+        self._joint, narrow_s = _any_joined(cluster)
+        self._joint_latency_s = np.maximum(self._latency_s, narrow_s)
 
     def message_s(self, bytes_: FloatArray) -> FloatArray:
         """Return the least seconds of a message; 0 where nothing is sent."""
@@ -31,25 +32,26 @@ class AnyDevices:
         """Return the least seconds of an all-reduce over so many devices at least."""
         total = len(self._joint) - 1
         count = np.clip(replicas, 2, max(total, 2))
-        steps = np.minimum(2 * (count - 1), 2 * np.ceil(np.log2(count)))
-        moved = 2 * (count - 1) / count * bytes_
-        seconds = steps * self._latency_s + moved * self._joint[np.minimum(count, total)]
+        place = np.minimum(count, total)
+        seconds = reduced_s(count, bytes_, self._joint_latency_s[place], self._joint[place])
         seconds = np.where((bytes_ > 0) & (replicas > 1), np.minimum(seconds, FAR), 0.0)
         return np.where((replicas > total) & (bytes_ > 0), FAR, seconds)
 
 
-def _any_joined(cluster: Cluster) -> FloatArray:
-    """Return seconds a byte of the worst link that joining any so many devices needs.
+def _any_joined(cluster: Cluster) -> tuple[FloatArray, FloatArray]:
+    """Return seconds a byte and least latency of the worst link that joining so many devices needs.
 
     Sets of devices and switches grow by the widest links first (Kruskal 1956): devices in different
     sets are not joined by wider links, by whatever switches or other devices.
     """
-    slowest = np.full(len(cluster.devices) + 1, FAR)
-    slowest[:2] = 0.0
+    slowest, latency_s = np.full((2, len(cluster.devices) + 1), FAR)
+    slowest[:2] = latency_s[:2] = 0.0
     sets = UnionFind([*cluster.device_names, *cluster.switches])
     count = dict.fromkeys(cluster.switches, 0) | dict.fromkeys(cluster.device_names, 1)
     largest = 1
-    for link in sorted(cluster.links, key=lambda link: -link.bandwidth_gb_per_s):
+    links = sorted(cluster.links, key=lambda link: -link.bandwidth_gb_per_s)
+    least_us = np.minimum.accumulate([link.latency_us for link in links][::-1])[::-1]
+    for link, least in zip(links, least_us, strict=True):
         first, second = (sets[end] for end in link.between)
         if first == second:
             continue
@@ -57,8 +59,9 @@ def _any_joined(cluster: Cluster) -> FloatArray:
         joined = count[first] + count[second]
         count[sets[first]] = joined
         slowest[largest + 1 : joined + 1] = 1 / (link.bandwidth_gb_per_s * 1e9)
+        latency_s[largest + 1 : joined + 1] = least * 1e-6
         largest = max(largest, joined)
-    return slowest
+    return slowest, latency_s
 
 
 def _least_latency_s(cluster: Cluster) -> float:

@@ -14,7 +14,7 @@ from planner.verification.proof.layers import (
     ProvedIntervals,
     ProvedLayers,
 )
-from planner.verification.proof.links import FAR, ClassLinks
+from planner.verification.proof.links import FAR, ClassLinks, reduced_s
 from planner.verification.routes import Routes
 
 
@@ -85,12 +85,15 @@ class ProvedDevices:
 
     @cached_property
     def _joining(self) -> FloatArray:
-        """Seconds a byte that joining a device of a kind with so many in all needs."""
+        """Least latency and seconds a byte of the worst link of a device of a kind and others.
+
+        By kind and the number of all these devices.
+        """
         total = int(self.counts.sum())
-        table = np.zeros((len(self.counts), total + 1))
+        table = np.zeros((len(self.counts), total + 1, 2))
         for k in range(len(self.counts)):
             for count in range(2, total + 1):
-                table[k, count] = self.links.joining_s_per_byte([k], count)
+                table[k, count] = self.links.joining([k], count)
         return table
 
     def reduction_s(self, kind: int, replicas: IntArray, bytes_: FloatArray) -> FloatArray:
@@ -103,12 +106,11 @@ class ProvedDevices:
         """
         total = int(self.counts.sum())
         counted = np.clip(replicas, 2, total) if total > 1 else np.full_like(replicas, 2)
-        levels = np.ceil(np.log2(np.arange(total + 2).clip(1)))
-        steps = np.minimum(2 * (counted - 1), 2 * levels[counted])
-        alone_s = self.links.alone_s_per_byte(kind)
-        each_s = np.maximum(alone_s, self._joining[kind][np.minimum(counted, total)])
-        moved = 2 * (counted - 1) / counted * bytes_
-        seconds = steps * float(self.links.latency_s.min()) + moved * each_s
+        joint = self._joining[kind][np.minimum(counted, total)]
+        seconds = np.maximum(
+            reduced_s(counted, bytes_, joint[..., 0], joint[..., 1]),
+            reduced_s(counted, bytes_, *self.links.alone(kind)),
+        )
         seconds = np.where((bytes_ > 0) & (replicas > 1), np.minimum(seconds, FAR), 0.0)
         return np.where(replicas > total, FAR, seconds)
 

@@ -10,16 +10,19 @@ from itertools import combinations, product
 from typing import NamedTuple
 
 import numpy as np
+from networkx.utils import UnionFind
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.verification.proof.layers import BoolArray, FloatArray, IntArray
+from planner.verification.proof.layers import FloatArray, IntArray
 from planner.verification.routes import Lane, Path, Routes, ring_and_tree
 
 FEW_CLASSES = 6
 """With more classes of devices single lanes are looked at, not pairs of them."""
 FAR = 1e60
 """Seconds, or seconds a byte, where no path is: above any bound, and no sum of such overflows."""
+WIDER = 1.5
+"""By this factor links are wider than others, as those of a node than those between nodes."""
 
 
 class DevicePort(NamedTuple):
@@ -45,6 +48,20 @@ class _Cut(NamedTuple):
     bytes_per_s: float
     senders: frozenset[int]
     receivers: frozenset[int]
+
+
+class Growth(NamedTuple):
+    """Sets of devices that grow over ever narrower links (Kruskal 1956): a row for each join.
+
+    Attributes:
+        s_per_byte: of the widest links between the two sets that are joined.
+        latency_s: least, of any link that is no wider.
+        devices: in the set that is joined, by class.
+    """
+
+    s_per_byte: FloatArray
+    latency_s: FloatArray
+    devices: IntArray
 
 
 class ClassLinks:
@@ -74,6 +91,7 @@ class ClassLinks:
             self._fill(a, b, list(self._paths(a, b)))
         self.ports = [self._widest_port(members) for members in classes]
         self._cuts = cache(self._cuts_between)
+        self._growth = cache(self._growth_of)
 
     def _fill(self, a: int, b: int, paths: Sequence[Path]) -> None:
         if not paths:
@@ -175,9 +193,8 @@ class ClassLinks:
             for table in (self._latency_s, self._inverse)
         )
         seconds = self._by_device_s(kept, count, bytes_, latency_s, inverse)
-        joint = _worst_of_tree(self._inverse[np.ix_(kept, kept)])
-        least = _taken_s(count, bytes_, float(latency_s.min()), joint)
-        return np.where(bytes_ > 0, np.minimum(np.maximum(seconds, least), FAR), 0.0)
+        joint = reduced_s(count, bytes_, *self._joining(kept, kept, held, count))
+        return np.where(bytes_ > 0, np.minimum(np.maximum(seconds, joint), FAR), 0.0)
 
     def _by_device_s(
         self,
@@ -199,7 +216,7 @@ class ClassLinks:
             inverse: seconds a byte between them.
         """
         rows = [
-            _taken_s(count, bytes_, float(latency), max(float(each), self._turns(k)))
+            reduced_s(count, bytes_, float(latency), float(each), self._turns(k))
             for k, latency, each in zip(kept, latency_s.min(1), inverse.min(1), strict=True)
         ]
         return np.asarray(np.max(rows, axis=0))
@@ -242,48 +259,111 @@ class ClassLinks:
         """Return the least seconds of an all-reduce over a set and other devices besides."""
         count, kept = int(held.sum()) + 1, _held(held)
         seconds = self._by_device_s(kept, count, bytes_, self._latency_s[kept], self._inverse[kept])
-        joint = self.joining_s_per_byte(kept, count)
-        least = _taken_s(count, bytes_, float(self.latency_s.min()), joint)
-        return np.where(bytes_ > 0, np.minimum(np.maximum(seconds, least), FAR), 0.0)
+        joint = reduced_s(count, bytes_, *self.joining(kept, count))
+        return np.where(bytes_ > 0, np.minimum(np.maximum(seconds, joint), FAR), 0.0)
 
-    def alone_s_per_byte(self, k: int) -> float:
-        """Return seconds a byte of a device of a class that sends and receives as much."""
-        return max(float(self._inverse[k].min()), self._turns(k))
+    def alone(self, k: int) -> tuple[float, float, float]:
+        """Return least latency and seconds a byte of a device, and those both ways if in turns.
 
-    def joining_s_per_byte(self, kept: Sequence[int], count: int) -> float:
-        """Return seconds a byte of the worst link that joins classes and so many devices in all."""
-        for slowest in np.unique(self._inverse):
-            reached, grown = {kept[0]}, True
-            while grown:
-                near = np.flatnonzero((self._inverse[list(reached)] <= slowest).any(axis=0))
-                grown = not reached.issuperset(near.tolist())
-                reached |= set(near.tolist())
-            if reached.issuperset(kept) and self.sizes[list(reached)].sum() >= count:
-                return float(slowest)
-        return FAR
+        Args:
+            k: its class.
+        """
+        return float(self._latency_s[k].min()), float(self._inverse[k].min()), self._turns(k)
+
+    def joining(self, kept: Sequence[int], count: int) -> tuple[float, float]:
+        """Return least latency and seconds a byte of the worst link among so many devices.
+
+        Args:
+            kept: classes with a device among them.
+            count: of devices, of any class.
+        """
+        return self._joining(kept, range(len(self.sizes)), self.sizes, count)
+
+    def _joining(
+        self, kept: Sequence[int], among: Sequence[int], most: IntArray, count: int
+    ) -> tuple[float, float]:
+        """Return least latency and seconds a byte of the worst link among so many devices.
+
+        Args:
+            kept: classes with a device among them.
+            among: classes of all of them.
+            most: of each class.
+            count: of devices.
+        """
+        growth = self._growth(tuple(among))
+        has_all = (growth.devices[:, list(kept)] > 0).all(axis=1)
+        enough = np.minimum(growth.devices, most).sum(axis=1) >= count
+        row = np.flatnonzero(has_all & enough)[:1]
+        if not len(row):
+            return FAR, FAR
+        return float(growth.latency_s[row[0]]), float(growth.s_per_byte[row[0]])
+
+    def counts_by_width(self) -> list[tuple[int, int]]:
+        """Return ranges of numbers of devices; those of one range are joined by links as wide.
+
+        The last one, over the narrowest links, in two.
+        """
+        growth, total = self._growth(tuple(range(len(self.sizes)))), int(self.sizes.sum())
+        largest = np.maximum.accumulate(growth.devices.sum(axis=1))
+        narrows = growth.s_per_byte[1:] > growth.s_per_byte[:-1] * WIDER
+        most = [int(n) for n in np.unique(largest[:-1][narrows]) if n < total]
+        middle = math.isqrt(([0, *most][-1] + 1) * total)
+        ends = sorted({*most, middle, total})
+        return [(before + 1, end) for before, end in zip([0, *ends], ends, strict=False)]
+
+    def _growth_of(self, among: tuple[int, ...]) -> Growth:
+        """Return how sets of devices of some classes grow."""
+        class_of = {name: k for k in among for name in self._classes[k]}
+        edges = sorted(self._edges(list(class_of)))
+        least_s = np.minimum.accumulate([latency_s for _, latency_s, _ in edges][::-1])[::-1]
+        sets, held = UnionFind(class_of), {name: np.zeros_like(self.sizes) for name in class_of}
+        for name, k in class_of.items():
+            held[name][k] = 1
+        rows = []
+        for (inverse, _, ends), latency_s in zip(edges, least_s, strict=True):
+            first, second = (sets[end] for end in ends)
+            if first != second:
+                sets.union(first, second)
+                held[sets[first]] = held[first] + held[second]
+                rows.append((inverse, latency_s, held[sets[first]]))
+        inverses, latencies, devices = zip(*rows, strict=True) if rows else ((), (), ())
+        shape = (len(rows), len(self.sizes))
+        return Growth(np.array(inverses), np.array(latencies), np.array(devices).reshape(shape))
+
+    def _edges(self, devices: Sequence[str]) -> Iterator[tuple[float, float, tuple[str, str]]]:
+        """Yield seconds a byte and latency in the better direction for pairs that are joined."""
+        for ends in combinations(devices, 2):
+            try:
+                there, back = self._routes.path(*ends), self._routes.path(*ends[::-1])
+            except PipeplanError:  # No path: they are joined by others, if at all.
+                continue
+            width = max(there.bytes_per_s, back.bytes_per_s)
+            yield 1 / width, min(there.latency_s, back.latency_s), ends
 
 
 def _held(vector: IntArray) -> list[int]:
     return [int(k) for k in np.flatnonzero(vector)]
 
 
-def _taken_s(count: int, bytes_: FloatArray, latency_s: float, s_per_byte: float) -> FloatArray:
+def reduced_s(
+    count: IntArray | int,
+    bytes_: FloatArray,
+    latency_s: float | FloatArray,
+    s_per_byte: float | FloatArray,
+    in_turns_s_per_byte: float = 0.0,
+) -> FloatArray:
     """Return the least seconds of an all-reduce of which a link takes part in every step.
 
     A ring takes 2 (r - 1) steps of an r-th of the bytes, a tree 2 log2(r) of all of them.
+
+    Args:
+        count: of devices, at least two.
+        bytes_: that are reduced.
+        latency_s: of the link.
+        s_per_byte: of the link.
+        in_turns_s_per_byte: of a device in a ring that sends and receives one after the other.
     """
-    steps = min(2 * (count - 1), 2 * math.ceil(math.log2(count)))
-    return steps * latency_s + 2 * (count - 1) / count * bytes_ * s_per_byte
-
-
-def _worst_of_tree(inverse: FloatArray) -> float:
-    """Return the worst edge of the best spanning tree."""
-    joined: BoolArray = np.zeros(len(inverse), dtype=bool)
-    reach, worst = inverse[0].copy(), 0.0
-    joined[0] = True
-    while not joined.all():
-        nearest = int(np.where(joined, np.inf, reach).argmin())
-        worst = max(worst, float(reach[nearest]))
-        joined[nearest] = True
-        reach = np.minimum(reach, inverse[nearest])
-    return worst
+    each_s = np.maximum(s_per_byte, in_turns_s_per_byte)
+    ring = 2 * (count - 1) * (latency_s + bytes_ / count * each_s)
+    tree = 2 * np.ceil(np.log2(count)) * (latency_s + bytes_ * s_per_byte)
+    return np.asarray(np.minimum(ring, tree))

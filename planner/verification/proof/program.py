@@ -8,7 +8,7 @@ run only so many microbatches in what is left, together run all of them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -17,6 +17,12 @@ from planner.errors import PipeplanError
 from planner.verification.proof.layers import BoolArray, FloatArray, IntArray
 from planner.verification.proof.memory import ProvedMemoryLevel
 from planner.verification.proof.stages import ProvedStages, StageTails
+from planner.verification.proof.staggered import (
+    NUMBERS,
+    around_s,
+    passed_s,
+    replicas_by_number,
+)
 from planner.verification.proof.tied import StageCase, all_plans, cases_by_classes
 from planner.verification.proof.vectors import Vectors
 
@@ -71,11 +77,15 @@ class _Reached:
         pairs: their numbers.
         arrival_s: what has passed and is to follow, with the messages of the cut.
         left_s: the same without them.
+        come_s: when the first microbatches come, by number and pair.
+        follow_s: what follows the last gradients that leave, by number and pair.
     """
 
     pairs: IntArray
     arrival_s: FloatArray
     left_s: FloatArray
+    come_s: FloatArray
+    follow_s: FloatArray
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,7 @@ class _Tried:
     """Stages that begin at a cut, of which each may be reached in time; one entry for each.
 
     Attributes:
+        place: where among the pairs that the cut is reached with.
         pair: numbers of devices used before it and of its own.
         option: on which devices.
         end: the cut behind it.
@@ -92,6 +103,7 @@ class _Tried:
         end_s: all-reduces together with other stages, and its optimizer step.
     """
 
+    place: IntArray
     pair: IntArray
     option: IntArray
     end: IntArray
@@ -103,6 +115,14 @@ class _Tried:
     def of(self, rows: IntArray | BoolArray) -> _Tried:
         """Return some of them."""
         return _Tried(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+    def later(self, before_s: FloatArray, around_s: FloatArray) -> _Tried:
+        """Return the same for replicas with more before them, and more before and after them."""
+        return replace(
+            self,
+            before_s=np.maximum(self.before_s, before_s),
+            arrival_s=np.maximum(self.arrival_s, around_s),
+        )
 
 
 class _Pass:
@@ -123,6 +143,13 @@ class _Pass:
         self._count = stages.intervals.count
         # A row for each cut, a column for each pair: the stage before the cut is its second one.
         self._table = np.full((self._count, len(stages.vectors.used)), np.inf)
+        replicas = int(stages.vectors.rows[stages.vectors.options].sum(axis=1).max())
+        most = min(replicas, stages.layers.microbatches)
+        self._columns = int(np.searchsorted(NUMBERS, most, side="right"))
+        # By number, when first microbatches have passed that stage, and what follows before the
+        # last gradients begin there.
+        shape = (self._columns, *self._table.shape)
+        self._past_s, self._home_s = np.full(shape, np.inf), np.full(shape, np.inf)
 
     def refutes(self) -> bool:
         """Return whether the end is not reached within the limit."""
@@ -134,20 +161,34 @@ class _Pass:
 
     def _reached(self, cut: int) -> _Reached:
         vectors = self._stages.vectors
+        columns = self._columns
         if cut == 0:
             nothing = np.zeros(len(vectors.first))
-            return _Reached(vectors.first, nothing, nothing)
+            at_once = np.zeros((columns, len(vectors.first)))
+            return _Reached(vectors.first, nothing, nothing, at_once, at_once)
         if not len(vectors.later) or not np.isfinite(self._table[cut]).any():
-            return _Reached(vectors.later[:0], np.zeros(0), np.zeros(0))
+            none, nowhere = np.zeros(0), np.zeros((columns, 0))
+            return _Reached(vectors.later[:0], none, none, nowhere, nowhere)
         there, back = self._stages.messages_s(cut)
         channel = self._stages.channel_s(cut, there, back)
         value = self._table[cut][vectors.before]
         value = np.where(value + channel[vectors.between] <= self._limit_s, value, np.inf)
+
+        def least(values: FloatArray) -> FloatArray:
+            kept = np.where(value < np.inf, values, np.inf)
+            return np.asarray(np.minimum.reduceat(kept, vectors.begins))
+
         messages = there + back if self._back else there
-        arrival = np.minimum.reduceat(value + messages[vectors.between], vectors.begins)
-        left = np.minimum.reduceat(value, vectors.begins)
+        arrival, left = least(value + messages[vectors.between]), least(value)
         alive = np.flatnonzero(arrival + self._stages.rest_s[cut] <= self._limit_s)
-        return _Reached(vectors.later[alive], arrival[alive], left[alive])
+
+        def by_number(table: FloatArray, message: FloatArray) -> FloatArray:
+            rows = [least(row[cut][vectors.before] + message[vectors.between]) for row in table]
+            return np.array(rows)[:, alive]
+
+        come = by_number(self._past_s, there)
+        follow = by_number(self._home_s, back) if self._back else np.zeros_like(come)
+        return _Reached(vectors.later[alive], arrival[alive], left[alive], come, follow)
 
     def _extend(self, cut: int, reached: _Reached) -> None:
         """Note what is reached by a stage on each pair's second vector, for every end."""
@@ -160,9 +201,36 @@ class _Pass:
         kept = np.flatnonzero(value + stages.rest_s[tried.end] <= self._limit_s)
         for runs in (self._most, self._most_in_memory):
             kept = kept[self._run(cut, tried.of(kept), runs) >= stages.layers.microbatches]
+        some = tried.of(kept)
+        come, follow = reached.come_s[:, some.place], self._follow_s(cut, some, reached)
+        enough = self._run_staggered(cut, some, come, follow) >= stages.layers.microbatches
+        kept, some = kept[enough], some.of(enough)
+        come, follow = come[:, enough], follow[:, enough]
         # No two pairs lead to one state by a stage from the same cut.
-        state = tried.end[kept], tried.pair[kept]
+        state = some.end, some.pair
         self._table[state] = np.minimum(self._table[state], value[kept])
+        self._note(cut, some, self._past_s, come, stages.forward_s)
+        if self._back:
+            self._note(cut, some, self._home_s, follow, stages.gradient_s)
+
+    def _note(
+        self, cut: int, tried: _Tried, table: FloatArray, around_s: FloatArray, each_s: FloatArray
+    ) -> None:
+        """Note when microbatches or, backwards in time, gradients have passed stages."""
+        vectors = self._stages.vectors
+        replicas = vectors.rows[vectors.stage[tried.pair]].sum(axis=1)
+        passed = passed_s(around_s, each_s[tried.option, cut, tried.end], replicas)
+        state = tried.end, tried.pair
+        for row, seconds in zip(table, passed, strict=True):
+            row[state] = np.minimum(row[state], seconds)
+
+    def _follow_s(self, cut: int, tried: _Tried, reached: _Reached) -> FloatArray:
+        """Return what follows the last gradients of stages, by number."""
+        follow = reached.follow_s[:, tried.place]
+        if not self._back:
+            return follow
+        after = self._stages.tails.after_gradient_s[tried.option, cut, tried.end] + tried.end_s
+        return np.asarray(np.maximum(follow, after))
 
     def _tried(self, cut: int, reached: _Reached) -> _Tried:
         """Return all stages that begin at a cut and that their devices may hold."""
@@ -172,7 +240,8 @@ class _Pass:
         before = stages.head_s[option, cut] if self._back else arrival
         joint, step = self._case.joint_reduction_s, stages.step_s
         end_s = joint[option, cut, end] + step[option, cut, end]
-        return _Tried(reached.pairs[row], option, end, arrival, reached.left_s[row], before, end_s)
+        pairs, left = reached.pairs[row], reached.left_s[row]
+        return _Tried(row, pairs, option, end, arrival, left, before, end_s)
 
     def _spent_s(self, cut: int, tried: _Tried, tails: StageTails) -> FloatArray:
         """Return what passes before the first operation and after the last gradient."""
@@ -194,6 +263,22 @@ class _Pass:
             rows = np.flatnonzero(held[:, k])
             if len(rows):
                 total[rows] += held[rows, k] * most(cut, k, tried.of(rows))
+        return total
+
+    def _run_staggered(
+        self, cut: int, tried: _Tried, come_s: FloatArray, follow_s: FloatArray
+    ) -> FloatArray:
+        """Return how many microbatches replicas can run that begin and end one after the other."""
+        stages = self._stages
+        held = stages.vectors.rows[stages.vectors.stage[tried.pair]]
+        total, around = np.zeros(len(held)), around_s(come_s, follow_s)
+        for k in range(held.shape[1]):
+            numbers = replicas_by_number(held[:, k], len(come_s))
+            for place, number in enumerate(numbers):
+                rows = np.flatnonzero(number)
+                if len(rows):
+                    late = tried.of(rows).later(come_s[place, rows], around[place, rows])
+                    total[rows] += number[rows] * self._most(cut, k, late)
         return total
 
     def _most(self, cut: int, k: int, tried: _Tried) -> FloatArray:

@@ -1,10 +1,11 @@
-"""Parameters that two stages hold, by the classes of devices of the later one.
+"""Parameters that two stages hold, by the devices of the later one.
 
 Such a parameter is reduced over the devices of both stages. A stage alone does not tell which the
-others are, so all plans are looked at once for each set of classes that the later stage may lie on:
-the later stage then lies on no others, and the earlier one takes part in a reduction over its own
-devices and at least one of each of these classes. Plans in which one stage holds both layers are
-among those of every set.
+others are, so all plans are looked at once for each set of classes that the later stage may lie on,
+and for ranges of the number of its devices: the later stage then lies on no others, and the earlier
+one takes part in a reduction over its own devices, at least one of each of these classes and at
+least as many as the range begins with. Plans in which one stage holds both layers are among those
+of every set.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,44 +43,71 @@ def all_plans(stages: ProvedStages) -> StageCase:
     return StageCase(stages.fits, stages.joint_reduction_s)
 
 
+class _LaterStage(NamedTuple):
+    """The devices of the later stage.
+
+    Attributes:
+        classes: on all of which it lies.
+        least, most: devices.
+    """
+
+    classes: BoolArray
+    least: int
+    most: int
+
+
 def case_count(stages: ProvedStages) -> int:
-    """Return how many cases by classes there are; 0 if they would tell no more or are too many."""
-    count = 2 ** len(stages.kinds) - 1
-    return 0 if stages.intervals.tied_pair is None or count > MOST_CASES else count
+    """Return how many cases there are; 0 if they would tell no more or are too many."""
+    return len(_later_stages(stages))
+
+
+def _later_stages(stages: ProvedStages) -> list[_LaterStage]:
+    """Return what the later stage may lie on, by sets of classes and numbers of devices."""
+    classes = range(len(stages.kinds))
+    sets = 2 ** len(classes) - 1
+    if stages.intervals.tied_pair is None or sets > MOST_CASES:
+        return []
+    chosen = (chosen for number in classes for chosen in combinations(classes, number + 1))
+    replicas = stages.links.counts_by_width() if stages.layers.space.replication else [(1, 1)]
+    if sets * len(replicas) > MOST_CASES:
+        replicas = [(1, int(stages.links.sizes.sum()))]
+    found = [_LaterStage(np.isin(classes, row), *some) for row in chosen for some in replicas]
+    return found if len(found) > 1 else []
 
 
 def cases_by_classes(stages: ProvedStages) -> Iterator[StageCase]:
     """Yield cases of which every plan is in some one; none if there are not any."""
-    pair, classes = stages.intervals.tied_pair, range(len(stages.kinds))
-    if pair is None or not case_count(stages):
+    pair, later = stages.intervals.tied_pair, _later_stages(stages)
+    if pair is None or not later:
         return
     others = stages.joint_reduce_s(stages.intervals.shared_gradient_bytes - pair.shared_bytes)
-    for number in classes:
-        for chosen in combinations(classes, number + 1):
-            support = np.isin(classes, chosen)
-            yield _case(stages, pair, others, support)
+    for devices in later:
+        yield _case(stages, pair, others, devices)
 
 
 def _case(
-    stages: ProvedStages, pair: ProvedTiedPair, others: FloatArray, support: BoolArray
+    stages: ProvedStages, pair: ProvedTiedPair, others: FloatArray, later: _LaterStage
 ) -> StageCase:
     held = stages.vectors.rows[stages.vectors.options]
-    lies = ((held > 0) == support).all(axis=1)
+    number = held.sum(axis=1)
+    lies = ((held > 0) == later.classes).all(axis=1)
+    lies &= (later.least <= number) & (number <= later.most)
     fits = stages.fits & (lies[:, None, None] | ~pair.last_alone)
-    both = np.array([_both_s(stages, row, support, pair.bytes) for row in held])
+    both = np.array([_both_s(stages, row, later, pair.bytes) for row in held])
     fits &= (both < FAR)[:, None, None] | ~pair.first_alone
     with_last = others + both[:, None, None]
     return StageCase(fits, np.where(pair.first_alone, with_last, stages.joint_reduction_s))
 
 
-def _both_s(stages: ProvedStages, held: IntArray, support: BoolArray, bytes_: float) -> float:
-    """Return the least all-reduce over a stage's devices and one at least of some classes each.
+def _both_s(stages: ProvedStages, held: IntArray, later: _LaterStage, bytes_: float) -> float:
+    """Return the least all-reduce over a stage's devices and those of the later stage at least.
 
     Of a class with two devices left both count as possible partners of each other.
     """
     left = stages.links.sizes - held
-    if (left[support] == 0).any():
+    least = max(int(later.classes.sum()), later.least)
+    if (left[later.classes] == 0).any() or left[later.classes].sum() < least:
         return FAR
-    count = int(held.sum() + support.sum())
-    spread = held + np.where(support, np.minimum(left, 2), 0)
+    spread = held + np.where(later.classes, np.minimum(left, max(least, 2)), 0)
+    count = int(held.sum()) + least
     return float(stages.links.spread_reduce_s(spread, count, np.array([bytes_]))[0])
