@@ -69,7 +69,7 @@ def _data(result: Result, output: Path) -> dict[str, Any]:
         "ended": result.ended,
         "plan": str(output),
         **result.plan.predicted.model_dump(mode="json"),
-        "runtime": result.plan.job.runtime,
+        "runtime": result.plan.job.runtime and result.plan.runtime.name,
         "bound_covers": result.plan.provenance.bound_covers.model_dump(mode="json"),
         "unjoined_devices": list(result.unjoined_devices),
         "robustness": None if result.robustness is None else asdict(result.robustness),

@@ -67,7 +67,7 @@ class Exchanges:
 
     def arrive(self, message: Message) -> Iterator[Message]:
         """Let both ends of a message that has arrived go on; return those that set off."""
-        for device in self.ends.get(message, ()) if self.after else ():
+        for device in self.ends.get(message, ()):
             self._awaited[device].discard(message)
             yield from self._advance(device)
 
