@@ -9,7 +9,7 @@ from itertools import pairwise
 from builders import GIGA, TERA, boundary, cluster, device_type, graph, layer, link, parameter
 
 from planner.assembly import plan_by_hand
-from planner.cluster.cluster import Cluster
+from planner.cluster.cluster import Cluster, Host
 from planner.costs.placement import PlacedPipeline, StageSpec, place
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
@@ -20,12 +20,17 @@ from planner.plan.runtime_rules import Behaviour, RuntimeRules
 
 MIB = 2**20
 NAMES = [f"l{index}" for index in range(8)]
+HOSTS = (
+    Host(devices=("a", "b", "d"), slowdown=(1, 1.5, 2.5)),
+    Host(devices=("e", "f"), slowdown=(1, 1.25)),
+)
 
 
 def many_sided_plans() -> list[Plan]:
     """Return plans with replicas, several stages a device, recompute and split backwards.
 
-    All but the fourth overlap reductions with backwards. Others run by other rules than our own.
+    All but the fourth overlap reductions with backwards. One is on hosts whose devices slow each
+    other; others run by other rules than our own.
     """
     one_each = [(NAMES[:3], "abc", ["l1"]), (NAMES[3:5], "de", ["l4"]), (NAMES[5:], "f", [])]
     twice = [(NAMES[:2], "d", []), (NAMES[2:4], "a", ["l2", "l3"]), (NAMES[4:6], "e", [])]
@@ -39,6 +44,7 @@ def many_sided_plans() -> list[Plan]:
         _plan(
             behind_shared, "bfloat16", "sgd", split=0.0, seed=4, slow_us=2_000_000, overlap=False
         ),
+        _plan([(NAMES, "abd", [])], "float32", "adamw", seed=5, hosts=HOSTS),
         *_of_other_runtimes(),
     ]
 
@@ -78,6 +84,7 @@ def _plan(
     slow_us: int = 300_000,
     overlap: bool = True,
     rules: Mapping[str, object] | None = None,
+    hosts: Sequence[Host] = (),
 ) -> Plan:
     """A plan in random orders, or without a seed in the order of 1F1B."""
     job = Job(
@@ -88,7 +95,8 @@ def _plan(
         overlap_reduction=overlap,
     )
     runtime = RuntimeRules(behaviour=Behaviour.model_validate(rules or {}))
-    problem = Problem(_graph(precision), _cluster(slow_us), job, runtime=runtime)
+    machines = _cluster(slow_us).model_copy(update={"hosts": tuple(hosts)})
+    problem = Problem(_graph(precision), machines, job, runtime=runtime)
     pipeline = place(problem, [StageSpec(*map(tuple, stage)) for stage in stages])
     if seed is not None:
         return plan_by_hand(pipeline, _random_orders(pipeline, split, random.Random(seed)))

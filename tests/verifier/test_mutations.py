@@ -16,7 +16,7 @@ from planner.costs import collectives, placement, reductions, roofline, stage_by
 from planner.costs import stage_bytes as workspace
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
-from planner.simulation import exchanges, simulator, timeline
+from planner.simulation import exchanges, shared_hosts, simulator, timeline
 from planner.simulation.simulator import Replay
 from planner.verification import verify
 
@@ -136,8 +136,28 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
     ),
     "there is no optimizer step": (
         simulator._reduced,
-        "time_s + pipeline.optimizer_s[device]",
-        "time_s",
+        "computed_together(loads, done, pipeline.optimizer_s)",
+        "dict(done)",
+    ),
+    "optimizer steps of a host do not slow each other": (
+        simulator._reduced,
+        "computed_together(loads, ",
+        "computed_together({}, ",
+    ),
+    "devices of a host do not slow each other": (
+        shared_hosts.HostLoad._advance,
+        "/ self._factor",
+        "/ 1.0",
+    ),
+    "a host is slowed by one device too few": (
+        shared_hosts.HostLoad._factor.fget,
+        "[len(self._due) - 1]",
+        "[len(self._due) - 2]",
+    ),
+    "gradients of a slowed backward are ready as soon as of another": (
+        timeline.gradients_ready_s,
+        "* last.stretch",
+        "",
     ),
     "a ring has a step too many": (
         collectives.all_reduce_algorithms,
