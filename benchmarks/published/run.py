@@ -14,6 +14,7 @@ from planner.interop.adopt.adopt import adopt
 from planner.job import Runtime
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
+from planner.plan.runtimes import rules_of
 
 
 @dataclass(frozen=True)
@@ -88,14 +89,12 @@ def predict(run: PublishedRun, *, by_runtime: bool) -> Prediction:
 
     Args:
         run: the row.
-        by_runtime: whether the job names the runtime that was used; otherwise the run is replayed
-            as our own executor would run it, with messages that overlap computation.
+        by_runtime: whether it is replayed by the rules of the runtime that was used; otherwise as
+            our own executor would run it, with messages that overlap computation.
     """
-    problem = run.problem
-    runtime = run.runtime if by_runtime else None
-    job = problem.job.model_copy(update={"runtime": runtime})
+    rules = rules_of(run.runtime if by_runtime else "pipeplan")
     plan = adopt(
-        replace(problem, job=job),
+        replace(run.problem, runtime=rules),
         run.stages,
         schedule=run.schedule,
         pipeline_size=run.pipeline_size,
