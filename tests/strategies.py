@@ -16,7 +16,7 @@ from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import Operation
 from planner.plan.plan import Plan, Sync
 from planner.plan.problem import ModelSource, Problem
-from planner.plan.runtime_rules import Behaviour, RuntimeRules
+from planner.plan.runtime_rules import RuntimeBehaviour, RuntimeRules
 
 MEGA = 10**6
 MAX_MICROBATCHES = 5
@@ -298,12 +298,12 @@ def orders_for(
 
 
 @st.composite
-def behaviours(draw: st.DrawFn) -> Behaviour:
+def behaviours(draw: st.DrawFn) -> RuntimeBehaviour:
     """Any rules of a runtime; host times like those of operations and messages, or none."""
     ways = st.sampled_from(["overlapped", "blocking"])
     send, receive = draw(ways), draw(ways)
     kinds = ["single", "neighbour", "together", "pairs"] if send == receive == "blocking" else []
-    return Behaviour(
+    return RuntimeBehaviour(
         send=send,
         receive=receive,
         exchange=draw(st.sampled_from(kinds or ["single"])),

@@ -30,7 +30,7 @@ LONGEST_S = 0.4
 TOGETHER_S = 1.5
 """Seconds for which ranks of a host compute at the same time."""
 ROWS, WIDTH = 64, 768
-"""Of the block that is trained to see how ranks slow each other."""
+"""Rows and width of the block that is trained to see how ranks slow each other."""
 _CPU_SIZES, _GPU_SIZES = (128, 384, 1024), (512, 2048, 8192)
 _CPU_ELEMENTS, _GPU_ELEMENTS = 4_000_000, 128_000_000
 _DIGITS = 4
@@ -117,7 +117,7 @@ class Computation:
         return self._median_s(many) / 100
 
     def _bytes_per_s(self) -> float:
-        """Of an addition that reads two tensors and writes one."""
+        """Return the bytes a second of an addition that reads two tensors and writes one."""
         count = _GPU_ELEMENTS if self._device.type == "cuda" else _CPU_ELEMENTS
         a, b = (torch.ones(count, device=self._device) for _ in range(2))
         return 3 * 4 * count / self._median_s(lambda: torch.add(a, b, out=a))

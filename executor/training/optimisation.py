@@ -130,7 +130,7 @@ class StepOutcome:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepDecision:
     """What is to be done with the gradients of an iteration.
 
     Attributes:
@@ -229,7 +229,7 @@ class Optimisation:
         """Return whether this rank counts a parameter in the model's norm."""
         return name in self._held and self._held[name].counted
 
-    def judge(self, norm: Tensor | None) -> Step:
+    def judge(self, norm: Tensor | None) -> StepDecision:
         """Decide on gradients of this norm; moves the loss scale on.
 
         All ranks pass the same norm. One that is not finite, with no loss scale to explain it, is
@@ -237,15 +237,17 @@ class Optimisation:
         waits for the device to know.
         """
         if norm is None:
-            return Step()
+            return StepDecision()
         if self.loss_scale is not None:
             overflowed = not math.isfinite(norm)
             self.loss_scale = self.loss_scale.after(overflowed=overflowed)
             if overflowed:
-                return Step(skipped=True)
-        return Step(factor=None if self.clip_norm is None else clip_factor(norm, self.clip_norm))
+                return StepDecision(skipped=True)
+        return StepDecision(
+            factor=None if self.clip_norm is None else clip_factor(norm, self.clip_norm)
+        )
 
-    def outcome(self, rate: float, norm: Tensor | None, decided: Step) -> StepOutcome:
+    def outcome(self, rate: float, norm: Tensor | None, decided: StepDecision) -> StepOutcome:
         """Return the outcome of a step, from its norm and what :meth:`judge` decided."""
         told = None if self.clip_norm is None else norm
         return StepOutcome(rate, told, skipped=decided.skipped)

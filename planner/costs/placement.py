@@ -24,7 +24,7 @@ from planner.errors import PipeplanError
 from planner.model.graph_record import Parameter
 from planner.plan.plan import Plan, Sync, overlapped_bucket_bytes, overlaps_reductions
 from planner.plan.problem import Problem
-from planner.plan.runtime_rules import Behaviour
+from planner.plan.runtime_rules import RuntimeBehaviour
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class PlacedPipeline:
     groups: Sequence[Mapping[str, str]] = ()
 
     @cached_property
-    def behaviour(self) -> Behaviour:
+    def behaviour(self) -> RuntimeBehaviour:
         """How the runtime runs these stages."""
         return self.problem.runtime.behaviour_on(stage.spec.devices for stage in self.stages)
 

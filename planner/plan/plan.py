@@ -16,7 +16,7 @@ from planner.model.layer_graph import LayerGraph
 from planner.plan.certificate import Proof
 from planner.plan.operations import Operation, parse_order
 from planner.plan.problem import ModelSource, Problem
-from planner.plan.runtime_rules import Behaviour, RuntimeRules
+from planner.plan.runtime_rules import RuntimeBehaviour, RuntimeRules
 from planner.records.document import Count, Record, digest_of_data
 from planner.records.formats import JsonFile
 from planner.space import BoundCovers, Space
@@ -84,7 +84,7 @@ class Sync(Record):
     options: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-def overlaps_reductions(space: Space, sync: Sync, behaviour: Behaviour) -> bool:
+def overlaps_reductions(space: Space, sync: Sync, behaviour: RuntimeBehaviour) -> bool:
     """Return whether gradients are reduced in buckets while the last backwards still run.
 
     The strategies ``all_reduce`` and ``fused`` do so if the runtime can and the freedoms of the job
@@ -102,7 +102,7 @@ def within(space: Space, sync: Sync) -> Sync:
     return Sync(strategy=sync.strategy, options={**sync.options, "overlap": False})
 
 
-def overlapped_bucket_bytes(space: Space, sync: Sync, behaviour: Behaviour) -> float | None:
+def overlapped_bucket_bytes(space: Space, sync: Sync, behaviour: RuntimeBehaviour) -> float | None:
     """Return the size of the buckets that are reduced while the last backwards still run.
 
     Args:
@@ -261,7 +261,7 @@ class Plan(JsonFile):
         )
 
     @property
-    def behaviour(self) -> Behaviour:
+    def behaviour(self) -> RuntimeBehaviour:
         """How the runtime runs this plan."""
         return self.runtime.behaviour_on(stage.devices for stage in self.stages)
 

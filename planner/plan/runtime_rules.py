@@ -22,7 +22,7 @@ Way = Literal["overlapped", "blocking"]
 HostTime = Annotated[float, Field(ge=0, le=1e9)]
 
 
-class Behaviour(Record):
+class RuntimeBehaviour(Record):
     """The rules by which a runtime runs the operations of a plan.
 
     Attributes:
@@ -52,7 +52,7 @@ class Behaviour(Record):
     message_us: HostTime = 0.0
 
     @model_validator(mode="after")
-    def _exchanges_block(self) -> Behaviour:
+    def _exchanges_block(self) -> RuntimeBehaviour:
         if self.exchange != "single" and not (self.send == self.receive == "blocking"):
             raise ValueError(
                 f'exchange = "{self.exchange}" has no effect where sends or receives overlap; set '
@@ -92,8 +92,8 @@ class RuntimeRules(Record):
     name: Annotated[str, Field(min_length=1)] = "pipeplan"
     expresses: Runtime = "pipeplan"
     source: str = ""
-    behaviour: Behaviour = Behaviour()
-    interleaved: Behaviour | None = None
+    behaviour: RuntimeBehaviour = RuntimeBehaviour()
+    interleaved: RuntimeBehaviour | None = None
 
     @classmethod
     def load(cls, path: str | Path) -> RuntimeRules:
@@ -119,7 +119,7 @@ class RuntimeRules(Record):
         behaviour, interleaved = (row and row.model_copy(update=ways) for row in rows)
         return self.model_copy(update={"behaviour": behaviour, "interleaved": interleaved})
 
-    def behaviour_on(self, devices_of_stages: Iterable[Iterable[str]]) -> Behaviour:
+    def behaviour_on(self, devices_of_stages: Iterable[Iterable[str]]) -> RuntimeBehaviour:
         """Return how a plan is run, given the devices of each of its stages."""
         held = Counter(device for devices in devices_of_stages for device in set(devices))
         is_interleaved = max(held.values(), default=0) > 1
@@ -128,7 +128,9 @@ class RuntimeRules(Record):
 
 PIPEPLAN = RuntimeRules()
 """Our own executor (executor/runtime/runtime.py), as which plans have always been predicted."""
-_IN_TURN = Behaviour(send="blocking", receive="blocking", exchange="neighbour", reduction="device")
+_IN_TURN = RuntimeBehaviour(
+    send="blocking", receive="blocking", exchange="neighbour", reduction="device"
+)
 _TORCH_SOURCE = (
     "torch 2.13, torch/distributed/pipelining/schedules.py: _PipelineScheduleRuntime, _batch_p2p, "
     "_add_reduce_grad"
@@ -144,20 +146,20 @@ RULES: Mapping[str, RuntimeRules] = MappingProxyType(
             name="torch",
             expresses="torch",
             source=_TORCH_SOURCE,
-            behaviour=Behaviour(reduction="stage"),
+            behaviour=RuntimeBehaviour(reduction="stage"),
         ),
         "torchtitan": RuntimeRules(
             name="torchtitan",
             expresses="torchtitan",
             source=_TORCH_SOURCE,
-            behaviour=Behaviour(reduction="stage"),
+            behaviour=RuntimeBehaviour(reduction="stage"),
         ),
         "megatron": RuntimeRules(
             name="megatron",
             expresses="megatron",
             source=_MEGATRON_SOURCE,
             behaviour=_IN_TURN,
-            interleaved=Behaviour(reduction="device"),
+            interleaved=RuntimeBehaviour(reduction="device"),
         ),
         "megatron-blocking": RuntimeRules(
             name="megatron-blocking",

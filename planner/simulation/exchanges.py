@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from planner.costs.placement import PlacedPipeline
 from planner.plan.operations import Kind, Operation, Orders
-from planner.plan.runtime_rules import Behaviour
+from planner.plan.runtime_rules import RuntimeBehaviour
 
 Message = Operation
 """A message by the operation that needs it; of a gradient, by the whole backward."""
@@ -120,7 +120,7 @@ class _Rows:
     def __init__(
         self, pipeline: PlacedPipeline, owner: Owner, sends_block: bool, receives_block: bool
     ) -> None:
-        self._behaviour: Behaviour = pipeline.behaviour
+        self._behaviour: RuntimeBehaviour = pipeline.behaviour
         self._sends_block, self._receives_block = sends_block, receives_block
         self._last = len(pipeline.stages) - 1
         self.ends: dict[Message, tuple[str, str]] = {}

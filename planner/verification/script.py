@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.plan.operations import Operation
-from planner.plan.runtime_rules import Behaviour
+from planner.plan.runtime_rules import RuntimeBehaviour
 
 Message = Operation
 """A message is named after the operation that needs it; a gradient after the whole backward."""
@@ -25,7 +25,7 @@ class Scripts:
         leaves_device: whether a message has bytes and goes to another device.
     """
 
-    rules: Behaviour
+    rules: RuntimeBehaviour
     last: int
     runs_on: Mapping[tuple[int, int], str]
     leaves_device: Callable[[Message], bool]

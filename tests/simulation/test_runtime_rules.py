@@ -18,7 +18,7 @@ from planner.assembly import plan_by_hand
 from planner.costs.placement import PlacedPipeline, place
 from planner.errors import DeadlockError
 from planner.plan.operations import Orders
-from planner.plan.runtime_rules import Behaviour, RuntimeRules
+from planner.plan.runtime_rules import RuntimeBehaviour, RuntimeRules
 from planner.search.schedule.measure import measure_bound_s
 from planner.simulation.critical_path import critical_path
 from planner.simulation.noise import Noise, sample_times_s
@@ -40,7 +40,7 @@ def chain(stages: int, **rules: object) -> PlacedPipeline:
 
 
 def under(placed: PlacedPipeline, **rules: object) -> PlacedPipeline:
-    runtime = RuntimeRules(name="by hand", behaviour=Behaviour.model_validate(rules))
+    runtime = RuntimeRules(name="by hand", behaviour=RuntimeBehaviour.model_validate(rules))
     problem = replace(placed.problem, runtime=runtime)
     return place(problem, [stage.spec for stage in placed.stages])
 
@@ -180,10 +180,12 @@ def test_no_buckets_where_gradients_are_reduced_later() -> None:
 
 
 def test_rules_of_interleaved_plans() -> None:
-    rules = RuntimeRules(behaviour=Behaviour(send="blocking"), interleaved=Behaviour())
+    rules = RuntimeRules(
+        behaviour=RuntimeBehaviour(send="blocking"), interleaved=RuntimeBehaviour()
+    )
     assert rules.behaviour_on([("d0",), ("d1",)]).send == "blocking"
     assert rules.behaviour_on([("d0",), ("d1",), ("d0",)]).send == "overlapped"
-    assert RuntimeRules().behaviour_on([("d0",), ("d0",)]) == Behaviour()
+    assert RuntimeRules().behaviour_on([("d0",), ("d0",)]) == RuntimeBehaviour()
 
 
 @given(scheduled(), runtimes())

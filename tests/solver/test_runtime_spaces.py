@@ -13,7 +13,7 @@ from planner import InfeasibleError, Problem, solve
 from planner.costs.placement import place
 from planner.job import Job, Runtime
 from planner.plan.operations import one_forward_one_backward
-from planner.plan.runtime_rules import RULES, Behaviour, RuntimeRules
+from planner.plan.runtime_rules import RULES, RuntimeBehaviour, RuntimeRules
 from planner.plan.runtimes import for_runtime
 from planner.prediction import run_by
 from planner.search.partition.candidates import even_partition
@@ -37,7 +37,7 @@ def small(runtime: Runtime | RuntimeRules, seed: int, **changes: Any) -> Problem
 
 def own(number: int, **rules: object) -> RuntimeRules:
     """A runtime of one's own that can run what torch can: any order."""
-    behaviour = Behaviour.model_validate(rules)
+    behaviour = RuntimeBehaviour.model_validate(rules)
     return RuntimeRules(name=f"own {number}", expresses="torch", behaviour=behaviour)
 
 
@@ -91,7 +91,7 @@ def test_plan_and_bound_are_those_of_the_narrow_space(
 def test_a_plan_for_a_runtime_is_no_slower_there_than_one_for_another(seed: int) -> None:
     """Both keep to what Megatron-LM can express; the other is for messages that overlap."""
     problem = small("megatron", seed, devices=3)
-    overlapped = RULES["megatron"].model_copy(update={"behaviour": Behaviour()})
+    overlapped = RULES["megatron"].model_copy(update={"behaviour": RuntimeBehaviour()})
     own, other = (
         solve(for_runtime(problem, rules), time_limit_s=0.3, deterministic=True)
         for rules in (RULES["megatron"], overlapped)
@@ -108,7 +108,7 @@ def test_devices_that_block_are_given_fewer_cuts() -> None:
     cuts = [boundary(f"layers.{n}", f"layers.{n + 1}", bytes_=2 * GIGA) for n in range(3)]
     job = Job(microbatches=8, optimizer="sgd", backward="whole", replication=False)
     problem = Problem(graph(layers, cuts), star(4), job)
-    blocking = RuntimeRules(behaviour=Behaviour(send="blocking"))
+    blocking = RuntimeRules(behaviour=RuntimeBehaviour(send="blocking"))
     free, own = (
         solve(replace(problem, runtime=rules), time_limit_s=0.5, deterministic=True)
         for rules in (RuntimeRules(), blocking)

@@ -16,7 +16,7 @@ from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import Operation, one_forward_one_backward
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
-from planner.plan.runtime_rules import Behaviour, RuntimeRules
+from planner.plan.runtime_rules import RuntimeBehaviour, RuntimeRules
 
 MIB = 2**20
 NAMES = [f"l{index}" for index in range(8)]
@@ -94,7 +94,7 @@ def _plan(
         max_stages_per_device=2,
         overlap_reduction=overlap,
     )
-    runtime = RuntimeRules(behaviour=Behaviour.model_validate(rules or {}))
+    runtime = RuntimeRules(behaviour=RuntimeBehaviour.model_validate(rules or {}))
     machines = _cluster(slow_us).model_copy(update={"hosts": tuple(hosts)})
     problem = Problem(_graph(precision), machines, job, runtime=runtime)
     pipeline = place(problem, [StageSpec(*map(tuple, stage)) for stage in stages])
