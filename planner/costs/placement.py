@@ -12,6 +12,7 @@ import numpy as np
 
 from planner.cluster.link_table import FloatArray
 from planner.cluster.routing import Route
+from planner.costs.optimizer import optimizer_s, static_bytes
 from planner.costs.reductions import (
     GradientReduction,
     ReductionTails,
@@ -21,7 +22,6 @@ from planner.costs.reductions import (
 from planner.costs.roofline import OperationTimes, layer_times
 from planner.costs.stage_bytes import stage_bytes
 from planner.errors import PipeplanError
-from planner.model.graph_record import Parameter
 from planner.plan.plan import Plan, Sync, overlapped_bucket_bytes, overlaps_reductions
 from planner.plan.problem import Problem
 from planner.plan.runtime_rules import RuntimeBehaviour
@@ -343,7 +343,7 @@ def place(
         synchronisations=gradient_reductions(
             problem, stages, parameters, times, bucket_bytes, groups
         ),
-        optimizer_s=_optimizer_s(problem, stages, parameters),
+        optimizer_s=optimizer_s(problem, [stage.devices for stage in stages], parameters),
         microbatches=problem.job.microbatches // max(1, len(groups)),
         sync=sync,
         groups=groups,
@@ -381,42 +381,6 @@ def _layer_times_on(problem: Problem, spec: StageSpec, type_name: str) -> list[O
 
 def _sum(rows: Sequence[OperationTimes]) -> OperationTimes:
     return OperationTimes(*(sum(column) for column in zip(*rows, strict=True)))
-
-
-def static_bytes(problem: Problem, parameters: Sequence[Parameter]) -> int:
-    """Return the bytes of weights, gradients and optimizer state of parameters."""
-    per_element = problem.job.optimizer_bytes_per_element
-    return sum(
-        p.bytes + (p.bytes + per_element * p.elements if p.trainable else 0) for p in parameters
-    )
-
-
-def _optimizer_s(
-    problem: Problem, stages: Sequence[StageSpec], parameters: Sequence[Sequence[Parameter]]
-) -> dict[str, float]:
-    """Return the seconds of the optimizer step, limited by memory bandwidth.
-
-    It reads and writes weights and state, and reads gradients.
-    """
-    stages_on: dict[str, tuple[int, ...]] = {}
-    for index, stage in enumerate(stages):
-        for device in stage.devices:
-            stages_on[device] = (*stages_on.get(device, ()), index)
-    moved = {
-        group: _optimizer_traffic_bytes(problem, [parameters[index] for index in group])
-        for group in set(stages_on.values())
-    }
-    return {
-        device: moved[group] / (problem.cluster.device_type(device).optimizer_gb_per_s * 1e9)
-        for device, group in stages_on.items()
-    }
-
-
-def _optimizer_traffic_bytes(problem: Problem, parameters: Sequence[Sequence[Parameter]]) -> int:
-    """Return the optimizer's traffic on one device, counting tied parameters once."""
-    per_element = problem.job.optimizer_bytes_per_element
-    held = {p.name: p for row in parameters for p in row if p.trainable}
-    return sum(3 * p.bytes + 2 * per_element * p.elements for p in held.values())
 
 
 def is_connected(placed: PlacedPipeline) -> bool:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from planner.cluster.hardware import GIB
-from planner.costs.placement import PlacedPipeline, PlacedStage, static_bytes
+from planner.costs.optimizer import static_bytes
+from planner.costs.placement import PlacedPipeline, PlacedStage
 from planner.plan.operations import compress_devices
 from planner.plan.plan import TimeProvenance, gap
 from planner.report.tables import new_table, plain

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import groupby
@@ -13,6 +13,7 @@ from planner.errors import DeadlockError
 from planner.plan.operations import Operation, Orders, owners
 from planner.plan.plan import Plan
 from planner.verification.costs import PlanCosts, Reduction
+from planner.verification.host_clocks import HostClock, ends_together, host_clocks
 from planner.verification.routes import Lane
 from planner.verification.script import Entry, Message, Scripts
 
@@ -39,44 +40,6 @@ class Step:
     def seconds(self) -> float:
         """What it took."""
         return self.end_s - self.start_s
-
-
-class _Host:
-    """Devices that slow each other, and a clock that runs slower the more of them compute."""
-
-    def __init__(self, slowdown: Sequence[float]) -> None:
-        self._slowdown = slowdown
-        self._clock = self._moment = 0.0
-        self._rings_at: dict[str, float] = {}
-
-    def begin(self, device: str, seconds: float, now: float) -> None:
-        self._tick(now)
-        self._rings_at[device] = self._clock + seconds
-
-    def done(self, device: str, now: float) -> None:
-        self._tick(now)
-        del self._rings_at[device]
-
-    def moments(self) -> Iterator[tuple[str, float]]:
-        """Yield when each device that computes will be done, if none begins or ends before."""
-        for device, rings_at in self._rings_at.items():
-            yield device, self._moment + (rings_at - self._clock) * self._slower()
-
-    def _slower(self) -> float:
-        return self._slowdown[len(self._rings_at) - 1] if self._rings_at else 1.0
-
-    def _tick(self, now: float) -> None:
-        if now > self._moment:
-            self._clock += (now - self._moment) / self._slower()
-            self._moment = now
-
-
-def _hosts(plan: Plan) -> dict[str, _Host]:
-    """Return the hosts of devices that share one, by device."""
-    found: dict[str, _Host] = {}
-    for host in plan.cluster.hosts:
-        found.update(dict.fromkeys(host.devices, _Host(host.slowdown)))
-    return found
 
 
 @dataclass(frozen=True)
@@ -154,8 +117,8 @@ class _Replay:
         self._last_backward: dict[tuple[int, str], Step] = {}
         self._busy_s = dict.fromkeys(costs.devices, 0.0)
         self._changes = {d: [(0.0, costs.constant_bytes(d))] for d in costs.devices}
-        self._hosts = _hosts(plan)
-        self._disturbed: dict[_Host, None] = {}
+        self._hosts = host_clocks(plan)
+        self._disturbed: dict[HostClock, None] = {}
         # On hosts: when what a device computes will be done, as far as is known.
         self._done_at: dict[str, float] = {}
 
@@ -369,11 +332,13 @@ class _Replay:
             ring = (*reduction.devices, reduction.devices[0])
             done = _after(before, reduction.seconds, ring)
             network.update(dict.fromkeys(reduction.devices, done))
-        steps = {}
+        steps, seconds = {}, {d: self._costs.optimizer_s(d) for d in self._costs.devices}
         for device in self._costs.devices:
             before = [*self._at_end(device), *(network[d] for d in (device,) if d in network)]
-            steps[device] = _after(before, self._costs.optimizer_s(device), (device,))
-        steps = _on_hosts(steps, self._costs.optimizer_s, _hosts(self._plan))
+            steps[device] = _after(before, seconds[device], (device,))
+        begins_s = {device: step.start_s for device, step in steps.items()}
+        for device, end_s in ends_together(begins_s, seconds, host_clocks(self._plan)).items():
+            steps[device] = replace(steps[device], end_s=end_s)
         for device, step in steps.items():
             self._busy_s[device] += step.seconds
         return max(steps.values(), key=lambda step: step.end_s)
@@ -418,25 +383,6 @@ class _Replay:
 
     def _ready_s(self, reduction: Reduction) -> float:
         return max((step.end_s for step in self._waited_for(reduction)), default=0.0)
-
-
-def _on_hosts(
-    steps: dict[str, Step], seconds: Callable[[str], float], hosts: dict[str, _Host]
-) -> dict[str, Step]:
-    """Optimizer steps as long as they take while others of the same host step as well."""
-    found, computing = dict(steps), dict[str, float]()
-    begins = sorted((step.start_s, device) for device, step in steps.items() if device in hosts)
-    while begins or computing:
-        moment, device = min(((end, name) for name, end in computing.items()), default=(inf, ""))
-        if begins and begins[0][0] < moment:
-            moment, device = begins.pop(0)
-            hosts[device].begin(device, seconds(device), moment)
-        else:
-            del computing[device]
-            hosts[device].done(device, moment)
-            found[device] = replace(steps[device], end_s=moment)
-        computing.update(hosts[device].moments())
-    return found
 
 
 def _after(steps: list[Step], seconds: float, devices: tuple[str, ...]) -> Step:

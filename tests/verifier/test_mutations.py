@@ -12,7 +12,7 @@ from many_sided import many_sided_plans
 from test_agreement import assert_they_agree
 
 from planner.cluster.routing import Route, Routing
-from planner.costs import collectives, placement, reductions, roofline, stage_bytes
+from planner.costs import collectives, optimizer, placement, reductions, roofline, stage_bytes
 from planner.costs import stage_bytes as workspace
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
@@ -185,14 +185,14 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "if len(held) > 9",
     ),
     "frozen parameters are stepped": (
-        placement._optimizer_traffic_bytes,
+        optimizer._held_traffic_bytes,
         "if p.trainable",
         "",
     ),
     "the optimizer does not read gradients": (
-        placement._optimizer_traffic_bytes,
-        "3 * p.bytes",
-        "2 * p.bytes",
+        optimizer.step_traffic_bytes,
+        "3 * parameter_bytes",
+        "2 * parameter_bytes",
     ),
     "a forward is not repeated where its layer is recomputed": (
         roofline.layer_times,

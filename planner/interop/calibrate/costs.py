@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.cluster.cluster import Cluster
+from planner.costs.optimizer import step_traffic_bytes
 from planner.errors import PipeplanError, shorten
 from planner.job import BYTES_OF, Job
 from planner.model.graph_record import MEASURED, GraphRecord, Layer
@@ -59,7 +60,8 @@ def with_optimizer_costs(cluster: Cluster, job: Job, path: str | Path, option: s
     kind, measured = cluster.device_types.get(costs.device_type), costs.optimizer
     if kind is None or measured is None or measured.optimizer != job.optimizer:
         return cluster
-    moved = optimizer_traffic_bytes(job, measured.elements)
+    elements = measured.elements
+    moved = step_traffic_bytes(job, BYTES_OF[job.precision] * elements, elements)
     rate = moved / max(measured.step.median_s, 1e-9)
     share = rate / (kind.memory_bandwidth_gb_per_s * 1e9)
     kinds = {
@@ -67,11 +69,6 @@ def with_optimizer_costs(cluster: Cluster, job: Job, path: str | Path, option: s
         costs.device_type: kind.model_copy(update={"optimizer_efficiency": float(f"{share:.4g}")}),
     }
     return cluster.model_copy(update={"device_types": kinds})
-
-
-def optimizer_traffic_bytes(job: Job, elements: int) -> int:
-    """Return the bytes that a step reads and writes: weights and state both, gradients read."""
-    return elements * (3 * BYTES_OF[job.precision] + 2 * job.optimizer_bytes_per_element)
 
 
 def with_profile(graph: LayerGraph, cluster: Cluster, costs: Costs, source: str) -> LayerGraph:

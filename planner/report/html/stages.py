@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from xml.etree.ElementTree import Element
 
-from planner.costs.placement import PlacedStage, static_bytes
+from planner.costs.optimizer import static_bytes
+from planner.costs.placement import PlacedStage
 from planner.costs.roofline import layer_times
 from planner.plan.operations import compress_devices
 from planner.plan.plan import Plan

@@ -10,7 +10,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.placement import StageSpec, static_bytes
+from planner.costs.optimizer import static_bytes, step_traffic_bytes
+from planner.costs.placement import StageSpec
 from planner.costs.roofline import OperationTimes, layer_times
 from planner.plan.problem import Problem
 from planner.search.partition.stash import StashModel
@@ -327,15 +328,15 @@ class Chain:
 
         Weights are read and written, gradients read, the state read and written.
         """
-        per_element = self.problem.job.optimizer_bytes_per_element
+        job = self.problem.job
         seen: set[str] = set()
         rows = []
         for name in self.names:
             held = self.problem.graph.parameters_of([name])
             new = [p for p in held if p.trainable and p.name not in seen]
             seen.update(parameter.name for parameter in new)
-            rows.append(sum(3.0 * p.bytes + 2.0 * per_element * p.elements for p in new))
-        return np.array(rows)
+            rows.append(sum(step_traffic_bytes(job, p.bytes, p.elements) for p in new))
+        return np.array(rows, dtype=float)
 
     @cached_property
     def stash_bytes(self) -> IntArray:

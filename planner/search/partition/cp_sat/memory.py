@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
-from planner.costs.placement import static_bytes
+from planner.costs.optimizer import static_bytes
 from planner.search.partition.chain import Chain, FloatArray
 from planner.search.partition.cp_sat.decisions import Decisions, Form
 from planner.search.partition.cp_sat.recomputation import RecomputeDecisions, StageStashes

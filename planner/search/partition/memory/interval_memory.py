@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner.costs.placement import static_bytes
+from planner.costs.optimizer import static_bytes
 from planner.search.partition.chain import Chain, FloatArray, IntArray
 from planner.search.partition.intervals import interval_sums
 
