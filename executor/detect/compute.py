@@ -190,13 +190,11 @@ class Computation:
         return train
 
     def _block_s(self, block: Callable[[], None]) -> float:
-        """Return the mean time of a block while the turn lasts."""
-        begin_s, count = time.perf_counter(), 0
-        while (passed_s := time.perf_counter() - begin_s) < TOGETHER_S:
-            block()
-            self._settle()
-            count += 1
-        return passed_s / count
+        """Return the median time of a block while the turn lasts."""
+        begin_s, times = time.perf_counter(), list[float]()
+        while time.perf_counter() < begin_s + TOGETHER_S:
+            times.append(self._timed_s(block))
+        return median(times)
 
 
 def host_memory_bytes() -> int:
@@ -217,7 +215,7 @@ def slowdowns(block_s: Mapping[int, float], ranks: int) -> tuple[float, ...]:
     """Return factors for one to all ranks of a host, from the times of a block.
 
     Args:
-        block_s: its mean time while so many ranks computed; of one and of all at least. Numbers
+        block_s: its median time while so many ranks computed; of one and of all at least. Numbers
             in between are interpolated.
         ranks: of the host.
     """
