@@ -79,8 +79,8 @@ LINES: dict[str, tuple[str, ...]] = {
     "replan": ("plan.json", "--slow", "big/gpu0:1.5", "--time-limit", "1", "-o", "made.json"),
     "import": ("bert-24-pbs-6.txt", "-o", "graph.json"),
 }
-OF_THE_EXECUTOR = {"profile"}
-"""Runs in a process of its own; tests/executor/test_profile.py has its document."""
+OF_THE_EXECUTOR = {"detect", "profile"}
+"""Run in processes of their own; tests/executor has their documents."""
 JSON_ANYWAY = {"schema"}
 """Prints nothing else."""
 

@@ -90,7 +90,9 @@ def test_every_kind_is_measured_once_at_every_size(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     costs = profile(request(path), told.append)
     assert Costs.load(path) == costs
-    assert len(told) == 2 * len(costs.kinds)
+    assert len(told) == 2 * len(costs.kinds) + 1
+    assert costs.optimizer is not None
+    assert told[-1].startswith(f"step of {costs.optimizer.optimizer}: ")
     for kind in costs.kinds:
         assert [row.samples_per_microbatch for row in kind.sizes] == [1, 2]
         assert all(row.forward.repeats >= QUICK.least for row in kind.sizes)
@@ -112,7 +114,7 @@ def test_what_was_measured_before_an_interruption_is_not_measured_again(tmp_path
     assert sum(len(kind.sizes) for kind in kept.kinds) == 3
     told: list[str] = []
     whole = profile(request(path), told.append)
-    assert len(told) == 2 * len(whole.kinds) - 3
+    assert len(told) == 2 * len(whole.kinds) - 3 + 1
     assert list(kept.kinds[0].sizes) == [whole.kinds[0].sizes[0]]
 
 
