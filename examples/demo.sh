@@ -22,7 +22,7 @@ pipeplan simulate demo/irregular.json --trace demo/irregular.trace.json >/dev/nu
 say "2. Measure this machine for four CPU processes, and the model's layers on it (half a minute each)"
 pipeplan detect --ranks 4 --device cpu --no-together -o demo/this_machine.toml >demo/detect.log 2>&1 ||
     { cat demo/detect.log; exit 1; }
-grep 'ranks compute' demo/detect.log || true
+grep 'ranks compute\|^note: more ranks' demo/detect.log || true
 rm -f demo/costs.json
 pipeplan profile models.gpt:gpt2_small --job examples/jobs/demo.toml --samples 1 \
     --device cpu --threads 1 -o demo/costs.json
@@ -34,6 +34,9 @@ pipeplan plot demo/local.json -o demo/local.png
 
 say "4. Train with this plan, on the text of Python's standard library"
 ranks=$(python -c 'from planner import Plan; print(len(Plan.load("demo/local.json").ranks))')
+if [ "$ranks" = 1 ]; then
+    echo "One process is fastest on these cores: together they do hardly more than one."
+fi
 OMP_NUM_THREADS=1 torchrun --nproc-per-node "$ranks" -m executor demo/local.json --steps 8 \
     --timeline demo/measured.json
 
@@ -45,7 +48,8 @@ say "Files in demo/"
 echo "  irregular.json            the plan for the irregular cluster: read it, edit it, verify it again"
 echo "  irregular.png             its Gantt chart"
 echo "  irregular.trace.json      its timeline; open it at https://ui.perfetto.dev"
-echo "  this_machine.toml         this machine as a cluster; costs.json: the layers' times on it"
+echo "  this_machine.toml         this machine as a cluster; costs.json: the layers' times on it;"
+echo "                            detect.log: how it was measured"
 echo "  local.json, local.png     the plan that was just trained"
 echo "  measured.json             its measured timeline; deviation.txt: where it differs from the plan"
 say "Try next"

@@ -27,8 +27,7 @@ see [Command-line conventions](cli_conventions.md).
 """
 NOTES = {
     "profile": "It starts `python -m executor.profiling` and takes the same options.",
-    "detect": "It starts `python -m executor.detect` on one machine and takes the same options, "
-    "and `--ranks N`.",
+    "detect": "It starts `python -m executor.detect` and takes the same options.",
 }
 
 

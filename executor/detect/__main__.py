@@ -7,6 +7,8 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
+from typing import NoReturn
 
 from executor.detect.interrupt import Interrupt
 from executor.detect.options import MeasurementOptions, parse_options
@@ -14,12 +16,15 @@ from executor.launch.console import print_error, record_for_torchrun
 from executor.launch.rank_options import WrongUsageError
 from planner.errors import PipeplanError
 
+MODULE = "executor.detect"
 _FIRST_COME_S = 1.0
 """The first rank tells what all of them found."""
 
 
 def main() -> int:
     """Measure and return the exit status: 0 done, 1 it failed, 2 wrong usage, 130 interrupted."""
+    if "RANK" not in os.environ:
+        _start_ranks(sys.argv[1:])
     rank = int(os.environ.get("RANK", "0"))
     try:
         options = parse_options()
@@ -45,6 +50,45 @@ def main() -> int:
         record_for_torchrun(error)
         return 1
     return 0
+
+
+def _start_ranks(words: Sequence[str]) -> NoReturn:
+    """Become torchrun with the ranks of this machine; what one process can refuse is refused."""
+    options = parse_options(words)
+    try:
+        ranks = _checked_ranks(options)
+    except PipeplanError as error:
+        for problem in error.problems:
+            print_error(problem)
+        sys.exit(1)
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "-m", MODULE]
+    # Ranks that share cores compute by one thread each, as in training.
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    os.execve(sys.executable, [sys.executable, *command, *words], environment)
+
+
+def _checked_ranks(options: MeasurementOptions) -> int:
+    from executor.distributed.process_group import device_of_this_process, require_backend
+    from planner.records.document import require_file_path
+
+    require_file_path(options.output)
+    device = device_of_this_process(options.device)
+    require_backend(options.backend, device)
+    ranks = options.ranks or _devices_here(device.type)
+    if ranks == 1 and not options.compute:
+        raise PipeplanError(
+            "there is one process, and links join two or more; give --ranks, or start torchrun "
+            "--nproc-per-node 4 -m executor.detect"
+        )
+    return ranks
+
+
+def _devices_here(kind: str) -> int:
+    if kind == "cuda":
+        import torch
+
+        return torch.cuda.device_count()
+    return len(os.sched_getaffinity(0))
 
 
 def _measure(options: MeasurementOptions, rank: int, interrupt: Interrupt | None) -> None:

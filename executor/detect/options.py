@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ class MeasurementOptions:
     """The options that the user typed.
 
     Attributes:
+        ranks: to start on this machine; None: one for each GPU, or for each core without GPUs.
         output: the cluster file to write.
         name: of the cluster.
         host: of this rank; None for the machine's own name.
@@ -40,6 +42,7 @@ class MeasurementOptions:
         as_json: print JSON instead of tables.
     """
 
+    ranks: int | None
     output: Path
     name: str
     host: str | None
@@ -84,8 +87,11 @@ def parser() -> argparse.ArgumentParser:
         "executor.detect",
         "Measure how fast devices compute, how much ranks of a host slow each other, latency and "
         "bandwidth between ranks, and all-reduces, and write a cluster file for `pipeplan plan`. "
-        "Start one process a device, on all machines; on one machine `pipeplan detect` does so.",
+        "On one machine it starts a process for each device by itself; for several machines start "
+        "torchrun ... -m executor.detect on each of them.",
     )
+    if "RANK" not in os.environ:
+        parser.prog = "pipeplan detect"
     add = parser.add_argument
     _add_cluster(add)
     _add_messages(add)
@@ -96,7 +102,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_cluster(add: Add) -> None:
-    """The options of the output."""
+    """The options of the ranks and of the output."""
+    add(
+        "--ranks",
+        type=_ranks,
+        metavar="N",
+        help="processes to start on this machine (default one for each GPU, or for each core "
+        "without GPUs); torchrun has --nproc-per-node",
+    )
     add(
         "-o",
         "--output",
@@ -207,6 +220,13 @@ def _mebibytes(text: str) -> float:
 
 def _milliseconds(text: str) -> float:
     return _number(text, 1, 60_000, "from 1 to 60000 ms")
+
+
+def _ranks(text: str) -> int:
+    value = _number(text, 1, 4096, "from 1 to 4096")
+    if value != int(value):
+        raise argparse.ArgumentTypeError(f"{text} is no whole number")
+    return int(value)
 
 
 def _repeats(text: str) -> int:

@@ -31,6 +31,8 @@ MOST_PAIRS = 32
 """With more pairs only the extremes are shown."""
 ASYMMETRIC = 0.1
 """Ways that differ by more than this, and more than the tolerance, are told."""
+LITTLE_MORE = 1.1
+"""Ranks of a host that together do less than so many times one rank's work are told."""
 UNEASY = 0.5
 """A spread over the median that is told."""
 EXACT = 5e-4
@@ -124,7 +126,7 @@ def _notes(
         yield (
             f"messages of {plural(len(uneasy), 'pair')} of devices took uneven times, most {a} - "
             f"{b} (spread {spread:.0%}): something else used the machines or the network; measure "
-            "again when nothing does"
+            "again when nothing does, or with --busy"
         )
     uneven = [
         (row.asymmetry, ends)
@@ -194,6 +196,11 @@ def _device_lines(found: Measurements) -> Iterator[str]:
     for host, slowdown in found.slowdowns.items():
         factors = ", ".join(f"{factor:.3g}" for factor in slowdown)
         yield f"{host}: while 1 to {len(slowdown)} ranks compute, they take {factors} times as long"
+        if len(slowdown) > 1 and max(n / f for n, f in enumerate(slowdown, 1)) < LITTLE_MORE:
+            yield (
+                f"note: more ranks bring nothing on {host}, or something else used it while they "
+                "were measured; plans will use one rank there: measure again when nothing does"
+            )
     if found.slowdowns:
         yield ""
 

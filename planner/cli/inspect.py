@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -61,39 +60,9 @@ def profile(context: typer.Context) -> None:
 
 
 def detect(context: typer.Context) -> None:
-    """Measure this machine and write its cluster file (--help: all options).
-
-    --ranks N starts so many processes, by default one for each GPU, or for each core without GPUs.
-    For several machines start `torchrun … -m executor.detect` on each of them.
-    """
-    words = list(context.args)
-    with user_errors(as_json=False):
-        ranks = _taken_number(words, "--ranks") or _devices_here()
-    program = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    # Ranks that share cores compute by one thread each, as in training.
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    asks_for_help = not {"-h", "--help"}.isdisjoint(words)
-    command = [sys.executable, *(() if asks_for_help else program), "-m", "executor.detect", *words]
-    raise typer.Exit(subprocess.run(command, env=environment, check=False).returncode)
-
-
-def _taken_number(words: list[str], option: str) -> int | None:
-    """Remove an option with a whole number from words, and return the number."""
-    for place, word in enumerate(words):
-        name, _, value = word.partition("=")
-        if name == option:
-            value = value or "".join(words[place + 1 : place + 2])
-            del words[place : place + (1 if "=" in word else 2)]
-            if not value.isdecimal() or int(value) < 1:
-                raise PipeplanError(f"{option}: {value!r}; expected a whole number from 1")
-            return int(value)
-    return None
-
-
-def _devices_here() -> int:
-    import torch
-
-    return torch.cuda.device_count() or len(os.sched_getaffinity(0))
+    """Measure this machine's devices and links, and write a cluster file (--help: all options)."""
+    command = [sys.executable, "-m", "executor.detect", *context.args]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
 def verify(

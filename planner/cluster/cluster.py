@@ -175,7 +175,7 @@ class Cluster(Record):
                     f"hosts: unknown device {name!r}; correct the name or add it to devices"
                 )
             if count > 1:
-                raise ValueError(f"hosts: device {name!r} is named twice; it is in one host alone")
+                raise ValueError(f"hosts: device {name!r} is named twice; keep it in one host")
 
     @cached_property
     def device_names(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from planner.model.graph_record import EfficiencyClass
 from planner.records.document import Record
+from planner.units import plural
 
 GIB = 2**30
 # Far beyond any machine, and near enough for every product and quotient of figures to be finite.
@@ -131,8 +132,8 @@ def check_slowdown(slowdown: tuple[float, ...], devices: int) -> None:
     """
     if len(slowdown) != devices:
         raise ValueError(
-            f"slowdown has {len(slowdown)} factors for {devices} devices; give one for each number "
-            "of devices that compute at once, from one to all"
+            f"slowdown has {plural(len(slowdown), 'factor')} for {plural(devices, 'device')}; give "
+            "one for each number of devices that compute at once, from one to all"
         )
     if slowdown[0] != 1:
         raise ValueError(

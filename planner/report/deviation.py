@@ -41,12 +41,12 @@ def comparison_tables(comparison: Comparison) -> Group:
 def comparison_notes(comparison: Comparison) -> Iterator[str]:
     """Yield where the difference comes from, and whether the measurement can be trusted."""
     largest = [
-        f"{what} {seconds * 1e3:+,.0f} ms"
+        f"{what} {-seconds * 1e3:+,.0f} ms"
         for what, seconds in comparison.largest[:MOST_LARGEST]
         if abs(seconds) >= NOTICEABLE * (comparison.iteration.measured_s or 0.0)
     ]
     if largest:
-        yield f"measured less predicted, an iteration: {'; '.join(largest)}"
+        yield f"predicted less measured, an iteration: {'; '.join(largest)}"
     if comparison.spread > UNSTEADY:
         yield (
             f"note: half of the steps differ by {comparison.spread:.0%} or more: something else "

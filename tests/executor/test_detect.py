@@ -288,14 +288,27 @@ def test_what_cannot_be_done_is_told_in_a_line(options: tuple[str, ...], words: 
     assert not list(Path.cwd().glob("missing*"))
 
 
-def test_one_process_alone_is_told_how_to_start_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["--ranks", "1", "--no-compute"], 1, "--nproc-per-node 4 -m executor.detect"),
+        (["--ranks", "0"], 2, "argument --ranks: 0 is not from 1 to 4096"),
+        (["--device", "gpu"], 2, "invalid choice: 'gpu'"),
+        (["-o", "missing/c.toml"], 1, "there is no folder"),
+        (["--frob"], 2, "unrecognized arguments: --frob"),
+    ],
+)
+def test_one_process_refuses_what_it_can(
+    words: list[str], status: int, message: str, tmp_path: Path
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", MODULE, "--no-compute", "-o", str(tmp_path / "c.toml")],
+        [sys.executable, "-m", MODULE, "-o", str(tmp_path / "c.toml"), *words],
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 1
-    assert "torchrun --nproc-per-node 4 -m executor.detect" in done.stderr
+    assert done.returncode == status
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
 
 

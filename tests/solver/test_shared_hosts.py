@@ -68,7 +68,7 @@ def test_hosts_follow_their_devices() -> None:
 @pytest.mark.parametrize(
     ("hosts", "message"),
     [
-        ([{"devices": ["d0", "d1"], "slowdown": [1]}], "slowdown has 1 factors for 2 devices"),
+        ([{"devices": ["d0", "d1"], "slowdown": [1]}], "slowdown has 1 factor for 2 devices"),
         ([{"devices": ["d0", "d1"], "slowdown": [1.5, 2]}], "begins with 1.5"),
         (
             [{"devices": ["d0", "d1", "d2"], "slowdown": [1, 2, 1.5]}],
