@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from planner.errors import PipeplanError
-from planner.records.document import Count, Record, read_toml_or_json
+from planner.records.document import Count, Record
 from planner.records.field_docs import known_or_own_schema
-from planner.records.formats import check_format
+from planner.records.formats import read_formatted
 from planner.space import Space
 
 FORMAT = "pipeplan-job/1"
@@ -96,9 +96,7 @@ class Job(Space):
         Raises:
             PipeplanError: naming every wrong field.
         """
-        source = str(path)
-        data = read_toml_or_json(path)
-        return cls.parse(check_format(data, FORMAT, source), source)
+        return cls.parse(read_formatted(path, FORMAT), str(path))
 
     @property
     def space(self) -> Space:

@@ -1,4 +1,4 @@
-"""Times, sizes and counts as text for people."""
+"""Times, sizes and counts as text for people, and rounded figures."""
 
 from typing import NamedTuple
 
@@ -10,6 +10,8 @@ SIZES = (
     ("MiB", 2**20),
     ("KiB", 2**10),
 )
+MEASURED_DIGITS = 5
+"""Significant digits of what was measured."""
 
 
 class TimeUnit(NamedTuple):
@@ -52,6 +54,11 @@ def plural(number: int, noun: str, ending: str = "s") -> str:
 def and_more(number: int, noun: str) -> str:
     """Format how many more there are than those shown, such as `` (and 3 stages more)``."""
     return f" (and {plural(number, noun)} more)" if number else ""
+
+
+def significant(value: float, digits: int) -> float:
+    """Round to so many significant digits."""
+    return float(f"{value:.{digits}g}")
 
 
 def four_digits(value: float) -> str:

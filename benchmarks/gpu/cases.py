@@ -17,9 +17,9 @@ from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.model.tracing.factory import import_factory
 from planner.model.tracing.trace import trace
-from planner.plan.operations import Operation
 from planner.plan.plan import Plan
 from planner.plan.problem import ModelSource, Problem
+from planner.search.schedule.classics import split_backwards
 from planner.search.schedule.heuristic import best_heuristic_schedule
 from planner.sync.strategies import OPTIONS
 
@@ -84,8 +84,9 @@ class Shape:
         pipeline = place(problem, specs)
         schedule = best_heuristic_schedule(pipeline)
         assert schedule is not None
-        orders = {device: list(order) for device, order in schedule.orders.items()}
-        return plan_by_hand(pipeline, _split(orders) if self.split else orders)
+        arranged = split_backwards if self.split else list
+        orders = {device: arranged(order) for device, order in schedule.orders.items()}
+        return plan_by_hand(pipeline, orders)
 
 
 @cache
@@ -93,22 +94,6 @@ def _traced(model: str, samples: int, precision: str, arguments: str) -> LayerGr
     job = {"samples_per_microbatch": samples, "precision": precision}
     job["model_arguments"] = json.loads(arguments)
     return trace(ZOO[model], Job.model_validate(job))
-
-
-def _split(orders: Mapping[str, Sequence[Operation]]) -> dict[str, list[Operation]]:
-    """Each backward in two halves, one right after the other."""
-    return {
-        device: [
-            half
-            for operation in order
-            for half in (
-                [operation._replace(kind="I"), operation._replace(kind="W")]
-                if operation.kind == "B"
-                else [operation]
-            )
-        ]
-        for device, order in orders.items()
-    }
 
 
 def _star(ranks: int) -> Cluster:

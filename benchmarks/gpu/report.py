@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -23,25 +24,19 @@ COLUMNS = (
 
 def ended_in(journal: Path) -> dict[str, dict[str, Any]]:
     """Return the rows of the cases that have ended, by key; a half-written last line is none."""
-    found = {}
+    return {row["end"]: row for row in _rows(journal) if "end" in row}
+
+
+def _rows(journal: Path) -> Iterator[dict[str, Any]]:
     for line in journal.read_text().splitlines() if journal.exists() else []:
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if "end" in row:
-            found[row["end"]] = row
-    return found
+        with suppress(json.JSONDecodeError):
+            yield json.loads(line)
 
 
 def running_in(journal: Path) -> str | None:
     """Return the key of the case that has begun and not ended, if there is one."""
     begun = None
-    for line in journal.read_text().splitlines() if journal.exists() else []:
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
+    for row in _rows(journal):
         begun = row.get("begin", begun)
         begun = None if row.get("end") == begun else begun
     return begun

@@ -11,7 +11,7 @@ from typing import Any
 from planner import Cluster, Job, ModelSource, Plan, Problem, solve, trace
 from planner.assembly import plan_by_hand
 from planner.costs.placement import PlacedPipeline, StageSpec, place
-from planner.interop.calibrate.costs import with_costs, with_optimizer_costs
+from planner.interop.calibrate.costs import read_costs, with_costs, with_optimizer_costs
 from planner.prediction import refresh
 from planner.records.document import digest
 from planner.search.partition.baselines import BASELINES
@@ -75,8 +75,9 @@ def problem_of(model: Model, cluster: Cluster, costs: Path | None) -> Problem:
     job = model.job
     graph = trace(model.factory, job)
     if costs is not None:
-        graph = with_costs(graph, cluster, costs, f"the profile of {model.name}")
-        cluster = with_optimizer_costs(cluster, job, costs, f"the profile of {model.name}")
+        file = read_costs(costs, f"the profile of {model.name}")
+        graph = with_costs(graph, cluster, file)
+        cluster = with_optimizer_costs(cluster, job, file)
     return Problem(graph, cluster, job, ModelSource(model.factory, dict(model.arguments)))
 
 

@@ -19,7 +19,7 @@ from planner.plan.runtimes import rules_of
 
 @dataclass(frozen=True)
 class Source:
-    """Who measured, and what.
+    """A publication and what it measured.
 
     Attributes:
         publication: the paper, one for several clusters and models.

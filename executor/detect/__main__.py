@@ -1,4 +1,4 @@
-"""``torchrun --nproc-per-node N -m executor.detect``: a cluster file from measured links."""
+"""``python -m executor.detect``, also under torchrun: a cluster file from what is measured."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main() -> int:
     """Measure and return the exit status: 0 done, 1 it failed, 2 wrong usage, 130 interrupted."""
     if "RANK" not in os.environ:
         _start_ranks(sys.argv[1:])
-    rank = int(os.environ.get("RANK", "0"))
+    rank = int(os.environ["RANK"])
     try:
         options = parse_options()
     except WrongUsageError as error:
@@ -75,11 +75,7 @@ def _checked_ranks(options: MeasurementOptions) -> int:
     device = device_of_this_process(options.device)
     require_backend(options.backend, device)
     ranks = options.ranks or _devices_here(device.type)
-    if ranks == 1 and not options.compute:
-        raise PipeplanError(
-            "there is one process, and links join two or more; give --ranks, or start torchrun "
-            "--nproc-per-node 4 -m executor.detect"
-        )
+    options.require_ranks(ranks)
     return ranks
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from executor.detect.turns import Turn
 from planner.cluster.hardware import GIB, ClassEfficiency, DeviceType
-from planner.units import plural
+from planner.units import significant
 
 DTYPES = {
     "float32": torch.float32,
@@ -231,14 +231,8 @@ def slowdowns(block_s: Mapping[int, float], ranks: int) -> tuple[float, ...]:
     return (1.0, *factors[1:])
 
 
-def compute_line(turn: Turn, found: Mapping[int, Any]) -> str:
-    """Return a line about what a turn showed."""
-    mean_s = sum(found[rank]["block_s"] for rank in turn.group) / len(turn.group)
-    return f"{plural(len(turn.group), 'rank')} computing: a block takes {mean_s * 1e3:.2f} ms"
-
-
 def _digits(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")
+    return significant(value, _DIGITS)
 
 
 def _share(value: float) -> float:

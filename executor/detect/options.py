@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from executor.launch.rank_options import Add, RankParser, add_rank_options
+from planner.errors import PipeplanError
 
 SUFFIXES = (".toml", ".json")
 DEFAULT_MOST_MIB = 256
@@ -60,6 +61,18 @@ class MeasurementOptions:
     backend: str | None
     timeout_s: float
     as_json: bool
+
+    def require_ranks(self, count: int) -> None:
+        """Refuse a single rank where only links are to be measured.
+
+        Raises:
+            PipeplanError: saying how to start more.
+        """
+        if count < 2 and not self.compute:
+            raise PipeplanError(
+                "there is one process, and links join two or more; give --ranks, or start one a "
+                "device, such as torchrun --nproc-per-node 4 -m executor.detect"
+            )
 
     @property
     def of_equal(self) -> Callable[[Sequence[float]], float]:
@@ -223,14 +236,15 @@ def _milliseconds(text: str) -> float:
 
 
 def _ranks(text: str) -> int:
-    value = _number(text, 1, 4096, "from 1 to 4096")
-    if value != int(value):
-        raise argparse.ArgumentTypeError(f"{text} is no whole number")
-    return int(value)
+    return _whole(text, 1, 4096)
 
 
 def _repeats(text: str) -> int:
-    value = _number(text, 3, 1000, "from 3 to 1000")
+    return _whole(text, 3, 1000)
+
+
+def _whole(text: str, least: int, most: int) -> int:
+    value = _number(text, least, most, f"from {least} to {most}")
     if value != int(value):
         raise argparse.ArgumentTypeError(f"{text} is no whole number")
     return int(value)

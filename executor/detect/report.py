@@ -28,7 +28,7 @@ from planner.topology.measurements import Ends, Measurements
 from planner.units import format_seconds, plural
 
 MOST_PAIRS = 32
-"""With more pairs only the extremes are shown."""
+"""Number of pairs beyond which only the extremes are shown."""
 ASYMMETRIC = 0.1
 """Ways that differ by more than this, and more than the tolerance, are told."""
 LITTLE_MORE = 1.1
@@ -60,8 +60,7 @@ def conclude(
         PipeplanError: if the file cannot be written, or nothing can be concluded of any pair.
     """
     if len(found.members) == 1:
-        _write(options, cluster_without_links(found, options.name), _single_head())
-        print(*_device_lines(found), f"wrote {options.output}", sep="\n", flush=True)
+        _conclude_alone(options, backend, found)
         return
     if not found.pairs:
         raise PipeplanError(notes)
@@ -84,6 +83,17 @@ def conclude(
     sys.stdout.flush()
 
 
+def _conclude_alone(options: MeasurementOptions, backend: str, found: Measurements) -> None:
+    """Write and tell what was measured of a single device."""
+    head = ["Measured by pipeplan detect: one device, without links."]
+    _write(options, cluster_without_links(found, options.name), head)
+    if options.as_json:
+        data = {"is_partial": False, **_device_data(options, backend, found)}
+        print(json.dumps(data, indent=1), flush=True)
+    else:
+        print(*_device_lines(found), f"wrote {options.output}", sep="\n", flush=True)
+
+
 def _write(options: MeasurementOptions, cluster: Cluster, head: Iterable[str]) -> None:
     if options.output.suffix == ".json":
         cluster.save(options.output)
@@ -103,10 +113,6 @@ def _head(
     yield f"Wiring: {choice.taken.topology.title}."
     if is_partial:
         yield f"Interrupted: {plural(len(found.missing), 'pair')} of devices not measured."
-
-
-def _single_head() -> Iterator[str]:
-    yield "Measured by pipeplan detect: one device, without links."
 
 
 def _notes(
@@ -196,7 +202,7 @@ def _device_lines(found: Measurements) -> Iterator[str]:
     for host, slowdown in found.slowdowns.items():
         factors = ", ".join(f"{factor:.3g}" for factor in slowdown)
         yield f"{host}: while 1 to {len(slowdown)} ranks compute, they take {factors} times as long"
-        if len(slowdown) > 1 and max(n / f for n, f in enumerate(slowdown, 1)) < LITTLE_MORE:
+        if host in found.hosts and found.hosts[host].capacity < LITTLE_MORE:
             yield (
                 f"note: more ranks bring nothing on {host}, or something else used it while they "
                 "were measured; plans will use one rank there: measure again when nothing does"
@@ -329,11 +335,7 @@ def _data(
 ) -> dict[str, Any]:
     taken = choice.taken
     return {
-        "cluster": str(options.output),
-        "backend": backend,
-        "devices": [asdict(member) for member in found.members],
-        "device_types": {name: row.model_dump(mode="json") for name, row in found.types.items()},
-        "slowdowns": {host: list(factors) for host, factors in found.slowdowns.items()},
+        **_device_data(options, backend, found),
         "tolerance": options.tolerance,
         "ways": [asdict(way) for way in found.ways.values()],
         "missing_pairs": [list(ends) for ends in found.missing],
@@ -354,6 +356,16 @@ def _data(
         ],
         "latency_factor": latencies.factor,
         "notes": list(notes),
+    }
+
+
+def _device_data(options: MeasurementOptions, backend: str, found: Measurements) -> dict[str, Any]:
+    return {
+        "cluster": str(options.output),
+        "backend": backend,
+        "devices": [asdict(member) for member in found.members],
+        "device_types": {name: row.model_dump(mode="json") for name, row in found.types.items()},
+        "slowdowns": {host: list(factors) for host, factors in found.slowdowns.items()},
     }
 
 

@@ -12,14 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from executor.detect.compute import Computation, compute_line, slowdowns
+from executor.detect.compute import Computation, slowdowns
 from executor.detect.interrupt import Interrupt, nothing_measured
 from executor.detect.options import MeasurementOptions
 from executor.detect.probe import Probe
@@ -118,12 +118,15 @@ class MeasurementRecord:
 
     def _add_computation(self, turn: Turn, found: Found) -> str:
         first = self.members[turn.group[0]]
-        block_s = sum(found[rank]["block_s"] for rank in turn.group) / len(turn.group)
+        block_s = fmean(found[rank]["block_s"] for rank in turn.group)
         self._block_s[first.host][len(turn.group)] = block_s
         if len(turn.group) == 1:
             figures = DeviceType.parse(found[turn.group[0]]["figures"], "measured device")
             self._set_type(first, KnownType(first.type, figures), block_s)
-        return f"{first.host}: {compute_line(turn, found)}"
+        return (
+            f"{first.host}: {plural(len(turn.group), 'rank')} computing: a block takes "
+            f"{block_s * 1e3:.2f} ms"
+        )
 
     def _set_type(self, measured: MeasuredRank, known: KnownType, alone_s: float) -> None:
         """Give a host's ranks the figures of one; those of another speed are another type."""
@@ -249,7 +252,7 @@ def _host_names(machines: Sequence[tuple[str, str]]) -> list[str]:
 
 _TELL_EVERY_S = 1.0
 _TELL_ALL = 40
-"""With so few turns each is reported."""
+"""Number of turns up to which each is reported."""
 
 
 def measure(options: MeasurementOptions, interrupt: Interrupt | None) -> None:
@@ -263,11 +266,7 @@ def measure(options: MeasurementOptions, interrupt: Interrupt | None) -> None:
         PipeplanError: if it cannot be measured, or a rank is lost.
     """
     place = PlanRank.of_this_process()
-    if place.world_size < 2 and not options.compute:
-        raise PipeplanError(
-            "there is one process, and links join two or more; start one a device, such as "
-            "torchrun --nproc-per-node 4 -m executor.detect"
-        )
+    options.require_ranks(place.world_size)
     device = device_of_this_process(options.device)
     require_backend(options.backend, device)
     with process_group(device, options.timeout_s, options.backend):

@@ -97,10 +97,14 @@ def compute_turns(hosts: Sequence[str], *, share_cores: bool) -> Iterator[Turn]:
     Of more than eight ranks the powers of two and all.
     """
     for ranks in members_of_hosts(hosts).values():
-        most = len(ranks) if share_cores else 1
-        for number in range(1, most + 1):
-            if number <= MOST_DENSE or not number & (number - 1) or number == most:
-                yield Turn("compute", group=tuple(ranks[:number]))
+        for number in _sizes(len(ranks) if share_cores else 1):
+            yield Turn("compute", group=tuple(ranks[:number]))
+
+
+def _sizes(most: int) -> list[int]:
+    """Return sizes of groups of so many ranks at most: a few, then powers of two, and all."""
+    dense, powers = range(1, most + 1), (2**k for k in range(most.bit_length()))
+    return sorted({*dense[:MOST_DENSE], *powers, most})
 
 
 def pairs_of_each_kind(hosts: Sequence[str]) -> Iterator[Flow]:
@@ -186,9 +190,7 @@ def groups(hosts: Sequence[str]) -> Iterator[tuple[int, ...]]:
     The first ranks by number, for every size up to 8 and then powers of two; one rank a host;
     all.
     """
-    count = len(hosts)
-    sizes = {size for size in range(2, count + 1) if size <= MOST_DENSE or not size & (size - 1)}
-    found = [tuple(range(size)) for size in sorted({*sizes, count})]
+    found = [tuple(range(size)) for size in _sizes(len(hosts))]
     one_each = tuple({host: rank for rank, host in reversed(list(enumerate(hosts)))}.values())
     found.append(tuple(sorted(one_each)))
     yield from (group for group in dict.fromkeys(found) if len(group) > 1)

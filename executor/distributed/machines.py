@@ -21,7 +21,7 @@ from planner.plan.plan import Plan
 logger = logging.getLogger(__name__)
 
 BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
-"""By the name that a user gives; metrics and checkpoints are gathered from the CPU all the same."""
+"""Backends of torch.distributed by the names that users give; both gather metrics on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -121,11 +121,16 @@ def _unlike(machines: Sequence[Machine], name: str) -> Iterator[str]:
 
 def _shared_gpus(machines: Sequence[Machine]) -> list[list[int]]:
     """The ranks of each GPU that several share."""
+    return [held for held in _ranks_of_gpus(machines) if len(held) > 1]
+
+
+def _ranks_of_gpus(machines: Sequence[Machine]) -> list[list[int]]:
+    """The ranks of each GPU."""
     ranks: dict[str, list[int]] = defaultdict(list)
     for rank, machine in enumerate(machines):
         if machine.gpu is not None:
             ranks[machine.gpu].append(rank)
-    return [held for held in ranks.values() if len(held) > 1]
+    return list(ranks.values())
 
 
 def require_machines(plan: Plan, machines: Sequence[Machine]) -> None:
@@ -206,11 +211,7 @@ def _mixed_types(plan: Plan, machines: Sequence[Machine]) -> Iterator[str]:
 
 def _full_gpus(plan: Plan, machines: Sequence[Machine]) -> Iterator[str]:
     """GPUs with less memory than their ranks are predicted to take."""
-    ranks: dict[str, list[int]] = defaultdict(list)
-    for rank, machine in enumerate(machines):
-        if machine.gpu is not None:
-            ranks[machine.gpu].append(rank)
-    for held in ranks.values():
+    for held in _ranks_of_gpus(machines):
         machine = machines[held[0]]
         needed = sum(plan.predicted.devices[plan.ranks[r]].peak_memory_bytes for r in held)
         if needed > machine.gpu_bytes:

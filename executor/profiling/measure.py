@@ -241,14 +241,9 @@ def optimizer_costs(job: Job, device: torch.device, patience: Patience) -> Optim
         weights.step()
 
     step(0)  # Makes the state.
-    times: list[float] = []
-    while len(times) < patience.least or (
-        len(times) < patience.most and sum(times) < patience.seconds
-    ):
-        times += timed_round(step, 1, device)
-    return OptimizerCosts(
-        optimizer=job.optimizer, elements=values.numel(), step=_timing(np.asarray(times))
-    )
+    rounds = _rounds(lambda: timed_round(step, 1, device), patience, 0.0)
+    times = np.asarray(rounds)[:, 0]
+    return OptimizerCosts(optimizer=job.optimizer, elements=values.numel(), step=_timing(times))
 
 
 def _timing(values: FloatArray) -> Timing:

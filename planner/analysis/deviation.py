@@ -82,7 +82,7 @@ class Comparison:
 
     @property
     def largest(self) -> list[tuple[str, float]]:
-        """What differs most, with the measured seconds of an iteration less the predicted ones.
+        """What differs most, with the predicted seconds of an iteration less the measured ones.
 
         Operations of a stage on a device, messages from a device to another, reductions of stages
         and optimizer steps; the largest differences first. They need not lie on the critical path.
@@ -97,7 +97,7 @@ class Comparison:
             *((f"optimizer step of {device}", row) for device, row in self.optimizer.items()),
         ]
         found = [
-            (what, row.count * (row.measured_s - row.predicted_s))
+            (what, row.count * (row.predicted_s - row.measured_s))
             for what, row in rows
             if row.measured_s is not None and row.predicted_s is not None
         ]

@@ -85,7 +85,7 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
         PipeplanError: for a wrong file or setting, or if the three do not fit together.
     """
     from planner.cluster.cluster import Cluster
-    from planner.interop.calibrate.costs import with_costs, with_optimizer_costs
+    from planner.interop.calibrate.costs import read_costs, with_costs, with_optimizer_costs
     from planner.plan.problem import ModelSource, Problem
     from planner.plan.runtimes import for_runtime
 
@@ -101,8 +101,9 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
     source = ModelSource(factory, dict(job.model_arguments))
     graph, text_problem = _traced(request.model, job)
     for path in request.costs:
-        graph = with_costs(graph, cluster, path, "--costs")
-        cluster = with_optimizer_costs(cluster, job, path, "--costs")
+        costs = read_costs(path, "--costs")
+        graph = with_costs(graph, cluster, costs)
+        cluster = with_optimizer_costs(cluster, job, costs)
     problem = for_runtime(Problem(graph, cluster, job, source), rules)
     return LoadedProblem(problem, text_problem)
 

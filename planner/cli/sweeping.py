@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from planner.analysis.sweep.rows import SweepRow
     from planner.analysis.sweep.run import SweepProgress, SweepResult
     from planner.cluster.cluster import Cluster
+    from planner.interop.calibrate.costs import CostsFile
     from planner.job import Job
     from planner.model.layer_graph import LayerGraph
     from planner.plan.runtime_rules import RuntimeRules
@@ -184,8 +185,9 @@ def make_sweep(request: SweepRequest, *, as_json: bool) -> None:
     clusters = _clusters(request.clusters)
     job, rules = job_of(request.job, request.model_arguments), given_rules(request.runtime)
     _require_possible(request, clusters, job)
-    graphs = _graphs(request, clusters, job, quiet=as_json)
-    clusters = _with_steps(request, clusters, job)
+    costs = _costs(request)
+    graphs = _graphs(request, clusters, job, costs, quiet=as_json)
+    clusters = _with_steps(costs, clusters, job)
     result = _swept(request, graphs, clusters, job, rules, quiet=as_json)
     show_sweep(result, as_json=as_json)
     if request.plot is not None:
@@ -249,8 +251,19 @@ def _require_possible(request: SweepRequest, clusters: Mapping[str, Cluster], jo
             require_file_path(request.plot)
 
 
+def _costs(request: SweepRequest) -> list[CostsFile]:
+    from planner.interop.calibrate.costs import read_costs
+
+    return [read_costs(path, "--costs") for path in request.costs]
+
+
 def _graphs(
-    request: SweepRequest, clusters: Mapping[str, Cluster], job: Job, *, quiet: bool
+    request: SweepRequest,
+    clusters: Mapping[str, Cluster],
+    job: Job,
+    costs: Sequence[CostsFile],
+    *,
+    quiet: bool,
 ) -> list[LayerGraph]:
     """Return the model's graph at each microbatch size, with the given measured times."""
     from planner.interop.calibrate.costs import with_costs
@@ -263,24 +276,21 @@ def _graphs(
         if not quiet and len(sizes) > 1 and not is_graph_file(request.model):
             typer.echo(f"tracing {request.model} with {samples} samples per microbatch", err=True)
         graph = _graph(request.model, job.model_copy(update={"samples_per_microbatch": samples}))
-        for path in request.costs:
-            graph = with_costs(graph, any_cluster, path, "--costs")
+        for file in costs:
+            graph = with_costs(graph, any_cluster, file)
         found.append(graph)
     return found
 
 
 def _with_steps(
-    request: SweepRequest, clusters: Mapping[str, Cluster], job: Job
+    costs: Sequence[CostsFile], clusters: Mapping[str, Cluster], job: Job
 ) -> dict[str, Cluster]:
     """Return the clusters with the optimizer's step as profiled."""
     from planner.interop.calibrate.costs import with_optimizer_costs
 
     found = dict(clusters)
-    for path in request.costs:
-        found = {
-            name: with_optimizer_costs(cluster, job, path, "--costs")
-            for name, cluster in found.items()
-        }
+    for file in costs:
+        found = {name: with_optimizer_costs(cluster, job, file) for name, cluster in found.items()}
     return found
 
 

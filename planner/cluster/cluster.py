@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -12,8 +12,8 @@ import networkx as nx
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from planner.cluster.cluster_file import FORMAT as FILE_FORMAT
-from planner.cluster.cluster_file import ClusterFile, Currency, Name, cluster_toml
-from planner.cluster.hardware import DeviceType, LinkType, Price, Slowdown, check_slowdown
+from planner.cluster.cluster_file import ClusterFile, Currency, Host, Name, cluster_toml
+from planner.cluster.hardware import DeviceType, LinkType, Price
 from planner.cluster.link_table import LinkTable
 from planner.cluster.routing import Edges, Messages, Route, Routing
 from planner.records.document import Record, read_toml_or_json, write_atomically
@@ -39,35 +39,6 @@ class Device(Record):
     def _without_missing_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave a missing price out, so that digests of clusters without prices do not change."""
         return _without_missing(dump(self), "price_per_hour")
-
-
-class Host(Record):
-    """Devices that share the cores or the memory of a machine, and so slow each other.
-
-    Attributes:
-        devices: The devices, each in one host at most.
-        slowdown: Factors on the time of computation while one, two, … all of the devices compute.
-    """
-
-    devices: Annotated[tuple[Name, ...], Field(min_length=1)]
-    slowdown: Slowdown
-
-    @model_validator(mode="after")
-    def _is_consistent(self) -> Self:
-        check_slowdown(self.slowdown, len(self.devices))
-        return self
-
-    @property
-    def capacity(self) -> float:
-        """The most devices' worth of computation that it does at a time."""
-        return max(count / factor for count, factor in enumerate(self.slowdown, 1))
-
-    def of(self, devices: Collection[str]) -> Host | None:
-        """Return the host with those of its devices alone; None if it has none of them."""
-        kept = tuple(name for name in self.devices if name in devices)
-        if not kept:
-            return None
-        return Host(devices=kept, slowdown=self.slowdown[: len(kept)])
 
 
 class Link(LinkType):
@@ -110,9 +81,7 @@ class Cluster(Record):
         Raises:
             PipeplanError: naming every wrong field.
         """
-        source = str(path)
-        data = read_toml_or_json(path)
-        return cls.from_data(data, source)
+        return cls.from_data(read_toml_or_json(path), str(path))
 
     def save(self, path: str | Path) -> None:
         """Write the cluster, all written out, atomically; :meth:`load` reads it.
@@ -202,7 +171,7 @@ class Cluster(Record):
     @cached_property
     def host_of(self) -> dict[str, Host]:
         """The hosts of devices that are slowed by others, by device."""
-        slowing = (host for host in self.hosts if host.slowdown[-1] > 1)
+        slowing = (host for host in self.hosts if host.is_slowed)
         return {name: host for host in slowing for name in host.devices}
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -95,7 +95,7 @@ class NodeEntry(Record):
             yield {"name": f"{self.name}/gpu{index}", "type": self.type, **price}
 
 
-class HostEntry(Record):
+class Host(Record):
     """Devices that share the cores or the memory of a machine, and so slow each other.
 
     Attributes:
@@ -105,6 +105,33 @@ class HostEntry(Record):
 
     devices: Annotated[tuple[Name, ...], Field(min_length=1)]
     slowdown: Slowdown
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        check_slowdown(self.slowdown, len(self.devices))
+        return self
+
+    @property
+    def is_slowed(self) -> bool:
+        """Whether its devices slow each other at all."""
+        return self.slowdown[-1] > 1
+
+    @property
+    def work(self) -> tuple[float, ...]:
+        """How many devices' worth of computation one, two, … all of its devices do at a time."""
+        return tuple(count / factor for count, factor in enumerate(self.slowdown, 1))
+
+    @property
+    def capacity(self) -> float:
+        """The most devices' worth of computation that it does at a time."""
+        return max(self.work)
+
+    def of(self, devices: Collection[str]) -> Host | None:
+        """Return the host with those of its devices alone; None if it has none of them."""
+        kept = tuple(name for name in self.devices if name in devices)
+        if not kept:
+            return None
+        return Host(devices=kept, slowdown=self.slowdown[: len(kept)])
 
 
 class LinkEntry(Record):
@@ -169,7 +196,7 @@ class ClusterFile(Record):
     switches: tuple[Name, ...] = ()
     link_types: dict[str, LinkType] = Field(default_factory=dict)
     links: tuple[LinkEntry, ...] = ()
-    hosts: tuple[HostEntry, ...] = ()
+    hosts: tuple[Host, ...] = ()
 
     def expanded(self, source: str) -> dict[str, Any]:
         """Return the data of a Cluster, with every device, switch and link written out.

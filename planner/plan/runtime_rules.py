@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from planner.job import Runtime
-from planner.records.document import Record, read_toml_or_json
-from planner.records.formats import check_format
+from planner.records.document import Record
+from planner.records.formats import read_formatted
 
 FORMAT = "pipeplan-runtime/1"
 Way = Literal["overlapped", "blocking"]
@@ -102,9 +102,7 @@ class RuntimeRules(Record):
         Raises:
             PipeplanError: naming every wrong field.
         """
-        source = str(path)
-        data = read_toml_or_json(path)
-        return cls.parse(check_format(data, FORMAT, source), source)
+        return cls.parse(read_formatted(path, FORMAT), str(path))
 
     @property
     def blocks(self) -> bool:

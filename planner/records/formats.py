@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from planner.errors import PipeplanError, shorten
-from planner.records.document import Record, read_json, write_atomically
+from planner.records.document import Record, read_json, read_toml_or_json, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -264,6 +264,11 @@ KINDS = {
 """Kinds of files by their newest ``format``."""
 WRITTEN_ONLY = {"pipeplan-stages/1": "the stages of an export"}
 """Files for people's own scripts: Pipeplan writes them and never reads them."""
+
+
+def read_formatted(path: str | Path, expected: str) -> Mapping[str, Any]:
+    """Read a TOML or JSON file in the ``expected`` format; see :func:`check_format`."""
+    return check_format(read_toml_or_json(path), expected, str(path))
 
 
 def check_format(data: Any, expected: str, source: str) -> Mapping[str, Any]:

@@ -41,7 +41,7 @@ def comparison_tables(comparison: Comparison) -> Group:
 def comparison_notes(comparison: Comparison) -> Iterator[str]:
     """Yield where the difference comes from, and whether the measurement can be trusted."""
     largest = [
-        f"{what} {-seconds * 1e3:+,.0f} ms"
+        f"{what} {seconds * 1e3:+,.0f} ms"
         for what, seconds in comparison.largest[:MOST_LARGEST]
         if abs(seconds) >= NOTICEABLE * (comparison.iteration.measured_s or 0.0)
     ]

@@ -27,6 +27,7 @@ from planner.plan.plan import COST_MODEL
 from planner.search.budget import Clock, SearchWork
 from planner.search.partition.chain import Chain
 from planner.search.partition.symmetry import interchangeable_devices
+from planner.units import significant
 from planner.verification.proof import MOST_DEVICES, BoundCheck
 
 Searched = LikeDevices | TypePrices | LayerPrices
@@ -82,7 +83,8 @@ class Certifier:
         yield TypePrices(prices=self._by_type(chain.load_prices))
 
     def _by_type(self, prices: Iterable[float]) -> dict[str, float]:
-        return dict(zip(self._chain.types, map(_rounded, prices), strict=True))
+        rounded = (significant(price, DIGITS) for price in prices)
+        return dict(zip(self._chain.types, rounded, strict=True))
 
     def _classes(self) -> Iterator[LikeDevices]:
         cluster = self._chain.problem.cluster
@@ -228,7 +230,3 @@ class Certifier:
             problem_digest=problem.digest,
             cost_model=COST_MODEL,
         )
-
-
-def _rounded(price: float) -> float:
-    return float(f"{price:.{DIGITS}g}")

@@ -152,7 +152,7 @@ def search_pipelines(search: Search, time: TimeSlice, run: Run) -> None:
     groupings = [(search.problem.cluster.device_names,), *_of_several(search.problem)]
     for number, grouping in enumerate(groupings):
         limit_s = time.left_s / (len(groupings) - number)
-        for partition in _best_of_one(search, grouping, max(limit_s, 0.0), run):
+        for partition in _best_of_one(search, grouping, limit_s, run):
             search.consider(partition)
         if search.clock.is_stopped or (search.best is not None and search.is_done()):
             return
@@ -171,20 +171,30 @@ def _best_of_one(
     except PipeplanError:  # A layer runs on none of its devices.
         return
     place_of = {device: place for place, device in enumerate(grouping[-1])}
-    for partition in _best_of(search, problem, limit_s, run):
+    for partition in searched_apart(search, _part(search, problem), limit_s, run)[:BEST]:
         yield everywhere(partition, grouping, place_of)
 
 
-def _best_of(search: Search, problem: Problem, limit_s: float, run: Run) -> Iterator[Partition]:
-    """Yield the best partitions of a problem that is part of the one searched."""
-    task = SearchTask(problem, search.settings, search.task.gap_limit)
-    alone = Search(task, Clock(limit_s, search.settings.deterministic))
-    run(alone)
-    search.clock.spend(alone.clock.elapsed_s)
-    if alone.clock.is_stopped:
+def _part(search: Search, problem: Problem) -> SearchTask:
+    """Return the task of searching a problem on some of the devices, of which no user speaks."""
+    return SearchTask(problem, search.settings, search.task.gap_limit)
+
+
+def searched_apart(search: Search, task: SearchTask, limit_s: float, run: Run) -> list[Partition]:
+    """Return the partitions that another search finds, the best first.
+
+    Args:
+        search: whose time it takes.
+        task: of the other search.
+        limit_s: for it.
+        run: its steps.
+    """
+    other = Search(task, Clock(max(limit_s, 0.0), search.settings.deterministic))
+    run(other)
+    search.clock.spend(other.clock.elapsed_s)
+    if other.clock.is_stopped:
         search.clock.stop()
-    for candidate in alone.ranked()[:BEST]:
-        yield candidate.partition
+    return [candidate.partition for candidate in other.ranked()]
 
 
 # --- hosts whose devices slow each other ----------------------------------------------------------
@@ -210,7 +220,7 @@ def search_fewer_devices(search: Search, time: TimeSlice, run: Run) -> None:
             problem = restricted_to(search.problem, names)
         except PipeplanError:  # A layer runs on none of its devices.
             continue
-        for partition in _best_of(search, problem, max(limit_s, 0.0), run):
+        for partition in searched_apart(search, _part(search, problem), limit_s, run)[:BEST]:
             search.consider(partition)
 
 
@@ -218,11 +228,10 @@ def _kept_devices(cluster: Cluster, share: float) -> tuple[str, ...]:
     """Return the devices without those that add less than a share of one's work to their host's."""
     gone: set[str] = set()
     for host in cluster.hosts:
-        work = [count / factor for count, factor in enumerate(host.slowdown, 1)]
         worth = [
             number
-            for number, done in enumerate(work)
-            if done - max(work[:number], default=0) >= share
+            for number, done in enumerate(host.work)
+            if done - max(host.work[:number], default=0) >= share
         ]
         gone.update(host.devices[worth[-1] + 1 :])
     return tuple(name for name in cluster.device_names if name not in gone)

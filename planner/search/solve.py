@@ -22,7 +22,12 @@ from planner.search.finished import (
     plan_of,
     status_of,
 )
-from planner.search.group_search import plan_groups, search_fewer_devices, search_pipelines
+from planner.search.group_search import (
+    plan_groups,
+    search_fewer_devices,
+    search_pipelines,
+    searched_apart,
+)
 from planner.search.local_search import anneal, descend
 from planner.search.missing_freedoms import with_missing_freedoms
 from planner.search.partition.chain import Chain, Partition
@@ -147,13 +152,9 @@ def plan_as_if_overlapped(search: Search, time: TimeSlice) -> None:
     The way from one partition to a better one is often longer where messages block.
     """
     problem = replace(search.problem, runtime=search.problem.runtime.overlapped)
-    clock = Clock(max(time.left_s, 0.0), search.settings.deterministic)
-    other = Search(replace(search.task, problem=problem), clock)
-    run_until_stopped(other)
-    search.clock.spend(clock.elapsed_s)
-    if clock.is_stopped:
-        search.clock.stop()
-    schedule_warm_starts(search, [row.partition for row in other.ranked()[:MOST_OVERLAPPED]])
+    task = replace(search.task, problem=problem)
+    found = searched_apart(search, task, time.left_s, run_until_stopped)
+    schedule_warm_starts(search, found[:MOST_OVERLAPPED])
 
 
 OVERLAPPED = SearchStep(
@@ -169,8 +170,12 @@ def search_equal_pipelines(search: Search, time: TimeSlice) -> None:
 
 
 def search_fewer(search: Search, time: TimeSlice) -> None:
-    """Search without devices that add little to their hosts by the steps of this table."""
-    search_fewer_devices(search, time, run_until_stopped)
+    """Search without devices that add little to their hosts by the other steps of this table.
+
+    This one would leave out again what another share already does.
+    """
+    others = [step for step in STEPS if step.run is not search_fewer]
+    search_fewer_devices(search, time, lambda part: run_until_stopped(part, others))
 
 
 STEPS = (

@@ -251,6 +251,7 @@ class _Backward(NamedTuple):
     def ready_s(self, reduction: GradientReduction) -> FloatArray:
         """Return when the gradients of a reduction are there."""
         ahead_s = reduction.ahead_s(self.event.operation.kind, self.event.device)
+        ahead_s *= self.event.stretch
         return np.maximum(self.begin_s, self.end_s - ahead_s * self.factors)
 
 
@@ -298,7 +299,7 @@ class _Replay:
         for device in self.timeline.pipeline.devices:
             self._wait(device, math.inf)
         self._synchronise()
-        optimizer_s = self.timeline.pipeline.optimizer_s
+        optimizer_s = self.timeline.optimizer_s
         ends_s = [
             self.free_s[device] + optimizer_s[device] * self.factors.optimizer_step(device)
             for device in self.timeline.pipeline.devices

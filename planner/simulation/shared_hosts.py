@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from planner.cluster.cluster import Cluster, Host
+from planner.cluster.cluster import Cluster
+from planner.cluster.cluster_file import Host
 
 
 class HostLoad:

@@ -17,6 +17,7 @@ import numpy as np
 
 from planner.cluster.cluster import Cluster
 from planner.topology.measurements import BothWays, Ends, Measurements
+from planner.units import MEASURED_DIGITS, significant
 
 NETWORK = "network"
 _STEPS = 2000
@@ -217,8 +218,8 @@ def _cluster(
     link_rows = [
         {
             "between": list(link.between),
-            "bandwidth_gb_per_s": _digits(link.bandwidth_gb_per_s),
-            "latency_us": _digits(latency_s * 1e6),
+            "bandwidth_gb_per_s": significant(link.bandwidth_gb_per_s, MEASURED_DIGITS),
+            "latency_us": significant(latency_s * 1e6, MEASURED_DIGITS),
             "source": "measured",
         }
         for link, latency_s in zip(links, latencies_s, strict=True)
@@ -230,14 +231,9 @@ def _cluster(
         "devices": [{"name": member.name, "type": member.type} for member in found.members],
         "switches": list(switches),
         "links": link_rows,
-        "hosts": [host.model_dump(mode="json") for host in found.hosts],
+        "hosts": [host.model_dump(mode="json") for host in found.hosts.values()],
     }
     return Cluster.parse(data, "measured cluster")
-
-
-def _digits(value: float) -> float:
-    """Round to the precision of a measurement."""
-    return float(f"{value:.5g}")
 
 
 def _latencies_s(cluster: Cluster, pairs: Mapping[Ends, BothWays]) -> list[float]:

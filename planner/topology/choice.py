@@ -23,6 +23,7 @@ from planner.errors import PipeplanError
 from planner.simulation.fair_links import fair_rates
 from planner.topology.candidates import Topology, topologies, with_links
 from planner.topology.measurements import ConcurrentMessages, Ends, Measurements, TimedReduction
+from planner.units import MEASURED_DIGITS, significant
 
 LATENCY_SHARE = 0.5
 LATENCY_S = 100e-6
@@ -282,7 +283,9 @@ def suited_latencies(cluster: Cluster, found: Measurements) -> Latencies:
 def _scaled(cluster: Cluster, factor: float) -> Cluster:
     return with_links(
         cluster,
-        lambda index: {"latency_us": float(f"{cluster.links[index].latency_us * factor:.5g}")},
+        lambda index: {
+            "latency_us": significant(cluster.links[index].latency_us * factor, MEASURED_DIGITS)
+        },
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from planner.cluster.cluster import Host
+from planner.cluster.cluster_file import Host
 from planner.cluster.hardware import DeviceType
 from planner.topology.message_fit import OneWay
 
@@ -101,16 +101,16 @@ class Measurements:
     slowdowns: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @cached_property
-    def hosts(self) -> tuple[Host, ...]:
-        """Hosts whose ranks slow each other."""
+    def hosts(self) -> dict[str, Host]:
+        """Hosts whose ranks slow each other, by name."""
         members: dict[str, list[str]] = {}
         for member in self.members:
             members.setdefault(member.host, []).append(member.name)
-        return tuple(
-            Host(devices=tuple(members[host]), slowdown=slowdown)
-            for host, slowdown in self.slowdowns.items()
-            if slowdown[-1] > 1
-        )
+        found = {
+            name: Host(devices=tuple(members[name]), slowdown=slowdown)
+            for name, slowdown in self.slowdowns.items()
+        }
+        return {name: host for name, host in found.items() if host.is_slowed}
 
     @cached_property
     def pairs(self) -> dict[Ends, BothWays]:

@@ -6,12 +6,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.cluster.cluster import FORMAT, Cluster, Host
-from planner.cluster.cluster_file import ClusterFile
+from planner.cluster.cluster import FORMAT, Cluster
+from planner.cluster.cluster_file import ClusterFile, Host
 from planner.cluster.hardware import LinkType
 from planner.errors import PipeplanError
-from planner.records.document import read_json, read_toml
-from planner.records.formats import check_format
+from planner.records.formats import read_formatted
 
 Data = Mapping[str, Any]
 
@@ -26,11 +25,13 @@ def without(cluster: Cluster, names: Collection[str]) -> Cluster:
         "switches": tuple(name for name in cluster.switches if name not in gone),
         "links": tuple(link for link in cluster.links if gone.isdisjoint(link.between)),
     }
-    left = set(cluster.device_names) - gone
-    hosts = (host.of(left) for host in cluster.hosts)
-    return cluster.model_copy(
-        update={**fields, "hosts": tuple(host for host in hosts if host is not None)}
-    )
+    hosts = tuple(hosts_of(cluster, set(cluster.device_names) - gone))
+    return cluster.model_copy(update={**fields, "hosts": hosts})
+
+
+def hosts_of(cluster: Cluster, devices: Collection[str]) -> Iterator[Host]:
+    """Yield a cluster's hosts with some of its devices alone; none without any."""
+    return (kept for host in cluster.hosts if (kept := host.of(devices)) is not None)
 
 
 def with_copies(cluster: Cluster, names: Mapping[str, str]) -> Cluster:
@@ -53,21 +54,17 @@ def with_copies(cluster: Cluster, names: Mapping[str, str]) -> Cluster:
         for link in cluster.links
         if not names.keys().isdisjoint(link.between)
     )
+    hosts = (
+        host.model_copy(update={"devices": tuple(names[name] for name in host.devices)})
+        for host in hosts_of(cluster, names)
+    )
     fields = {
         "devices": (*cluster.devices, *devices),
         "switches": (*cluster.switches, *(names[s] for s in cluster.switches if s in names)),
         "links": (*cluster.links, *links),
-        "hosts": (*cluster.hosts, *_copied_hosts(cluster, names)),
+        "hosts": (*cluster.hosts, *hosts),
     }
     return cluster.model_copy(update=fields)
-
-
-def _copied_hosts(cluster: Cluster, names: Mapping[str, str]) -> Iterator[Host]:
-    for host in cluster.hosts:
-        copied = host.of(names)
-        if copied is not None:
-            devices = tuple(names[name] for name in copied.devices)
-            yield copied.model_copy(update={"devices": devices})
 
 
 # --- united with a file ---------------------------------------------------------------------------
@@ -85,8 +82,7 @@ def with_file(cluster: Cluster, path: Path) -> Cluster:
             form.
     """
     source = str(path)
-    data = read_json(path) if source.endswith(".json") else read_toml(path)
-    file = ClusterFile.parse(check_format(data, FORMAT, source), source)
+    file = ClusterFile.parse(read_formatted(path, FORMAT), source)
     types = {**cluster.device_types, **file.device_types}
     added = file.model_copy(update={"device_types": types}).expanded(source)
     return united(cluster, added, source)

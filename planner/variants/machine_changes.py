@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.cluster.cluster import Cluster, Host
+from planner.cluster.cluster import Cluster
+from planner.cluster.cluster_file import Host
 from planner.cluster.hardware import DeviceType
 from planner.errors import PipeplanError, near, shorten
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
-from planner.variants.clusters import with_copies, with_file, without
+from planner.variants.clusters import hosts_of, with_copies, with_file, without
 from planner.variants.problems import with_device_type
 
 MOST_FACTOR = 1e3
@@ -249,8 +250,7 @@ def _hosts_with(cluster: Cluster, before: Cluster, devices: Collection[str]) -> 
     there = {*cluster.device_names, *devices}
     known = {name for host in before.hosts for name in host.devices}
     own = (host for host in cluster.hosts if known.isdisjoint(host.devices))
-    again = (host.of(there) for host in before.hosts)
-    return (*own, *(host for host in again if host is not None))
+    return (*own, *hosts_of(before, there))
 
 
 def _without(cluster: Cluster, devices: Iterable[str], names: Iterable[str]) -> Cluster:

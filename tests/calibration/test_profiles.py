@@ -12,7 +12,7 @@ from builders import boundary, cluster, device_type, graph, layer
 from planner.cluster.cluster import Cluster
 from planner.costs.roofline import layer_times
 from planner.errors import PipeplanError
-from planner.interop.calibrate.costs import with_costs, with_profile
+from planner.interop.calibrate.costs import read_costs, with_costs, with_profile
 from planner.model.layer_graph import LayerGraph
 from planner.model.measured_costs import Costs
 
@@ -157,10 +157,10 @@ def test_costs_of_something_else_are_refused(costs: Costs, told: str) -> None:
 def test_a_file_is_read_by_its_format(tmp_path: Path) -> None:
     profile, calibrated = tmp_path / "costs.json", tmp_path / "graph.json"
     costs_of(GRAPH, {"a": 5.0, "b": 7.0}).save(profile)
-    found = with_costs(GRAPH, CLUSTER, profile, "--costs")
+    found = with_costs(GRAPH, CLUSTER, read_costs(profile, "--costs"))
     assert times(found, "a")[0] == 5.0
     found.save(calibrated)
-    assert times(with_costs(GRAPH, CLUSTER, calibrated, "--costs"), "b")[0] == 7.0
+    assert times(with_costs(GRAPH, CLUSTER, read_costs(calibrated, "--costs")), "b")[0] == 7.0
     calibrated.write_text(json.dumps({"format": "pipeplan/1"}))
     with pytest.raises(PipeplanError, match=r"--costs .*graph\.json: .*a plan"):
-        with_costs(GRAPH, CLUSTER, calibrated, "--costs")
+        with_costs(GRAPH, CLUSTER, read_costs(calibrated, "--costs"))

@@ -129,7 +129,7 @@ def test_hosts_of_other_speed_have_a_type_of_their_own() -> None:
     record.add(Turn("compute", group=(0, 3)), {0: {"block_s": 1.4}, 3: {"block_s": 1.6}})
     measured = record.measurements
     assert [m.type for m in measured.members] == ["CPU-core", "CPU-core-2", "CPU-core", "CPU-core"]
-    (host,) = measured.hosts
+    (host,) = measured.hosts.values()
     assert (host.devices, host.slowdown) == (("fast/cpu0", "fast/cpu1"), (1.0, 1.5))
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from builders import GIGA, boundary, graph, layer, orders, parameter, pipeline, star
 
-from planner.cluster.cluster import Host
+from planner.cluster.cluster_file import Host
 from planner.costs.placement import PlacedPipeline
 from planner.errors import DeadlockError
 from planner.plan.operations import Operation

@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 from builders import boundary, graph, layer, star
 
-from planner.cluster.cluster import Cluster, Host
+from planner.cluster.cluster import Cluster
+from planner.cluster.cluster_file import Host
 from planner.errors import PipeplanError
 from planner.job import Job
 from planner.plan.problem import Problem

@@ -9,7 +9,8 @@ from itertools import pairwise
 from builders import GIGA, TERA, boundary, cluster, device_type, graph, layer, link, parameter
 
 from planner.assembly import plan_by_hand
-from planner.cluster.cluster import Cluster, Host
+from planner.cluster.cluster import Cluster
+from planner.cluster.cluster_file import Host
 from planner.costs.placement import PlacedPipeline, StageSpec, place
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,49 +15,72 @@ from planner.model.layer_graph import LayerGraph
 from planner.model.measured_costs import FORMAT as COSTS_FORMAT
 from planner.model.measured_costs import Costs
 from planner.records.document import read_json
+from planner.units import significant
 
 
-def with_costs(graph: LayerGraph, cluster: Cluster, path: str | Path, option: str) -> LayerGraph:
-    """A graph with the measured times of a file.
+@dataclass(frozen=True)
+class CostsFile:
+    """A file of measured times.
+
+    Attributes:
+        source: how messages name it.
+        costs: a profile, or a calibrated graph.
+    """
+
+    source: str
+    costs: Costs | LayerGraph
+
+
+def read_costs(path: str | Path, option: str) -> CostsFile:
+    """Read a costs file, or a calibrated graph.
 
     Args:
-        graph: as traced.
-        cluster: whose device types they are for.
-        path: of a costs file, or of a calibrated graph of the same model.
-        option: by which the file was named, for messages.
+        path: of the file.
+        option: by which it was named, for messages.
 
     Raises:
-        PipeplanError: if it is none, or of another model, precision or cluster, or has no times.
+        PipeplanError: if it is neither, or has no times.
     """
     data: Any = read_json(path)
     source = f"{option} {path}"
     if isinstance(data, dict) and data.get("format") == COSTS_FORMAT:
-        return with_profile(graph, cluster, Costs.parse(data, source), source)
+        return CostsFile(source, Costs.parse(data, source))
     costs = LayerGraph.parse(data, source)
     if not any(layer.measured for layer in costs.record.layers):
         raise PipeplanError(
             f"{source}: layers: none has measured times; give what `pipeplan profile` wrote, or "
             "the graph of `pipeplan calibrate --graph`"
         )
-    return with_measured_times(graph, costs, source)
+    return CostsFile(source, costs)
 
 
-def with_optimizer_costs(cluster: Cluster, job: Job, path: str | Path, option: str) -> Cluster:
+def with_costs(graph: LayerGraph, cluster: Cluster, file: CostsFile) -> LayerGraph:
+    """A graph with the measured times of a file.
+
+    Args:
+        graph: as traced.
+        cluster: whose device types they are for.
+        file: of the same model.
+
+    Raises:
+        PipeplanError: if it is of another model, precision or cluster.
+    """
+    if isinstance(file.costs, Costs):
+        return with_profile(graph, cluster, file.costs, file.source)
+    return with_measured_times(graph, file.costs, file.source)
+
+
+def with_optimizer_costs(cluster: Cluster, job: Job, file: CostsFile) -> Cluster:
     """A cluster whose device types step as fast as profiles say; see ``optimizer_efficiency``.
 
     Args:
         cluster: as it is.
         job: whose optimizer and precision count; those of other optimizers change nothing.
-        path: of a costs file, or of a calibrated graph, which says nothing of the optimizer.
-        option: by which the file was named, for messages.
-
-    Raises:
-        PipeplanError: if it is neither.
+        file: a profile; a calibrated graph says nothing of the optimizer.
     """
-    data: Any = read_json(path)
-    if not isinstance(data, dict) or data.get("format") != COSTS_FORMAT:
+    costs = file.costs
+    if not isinstance(costs, Costs):
         return cluster
-    costs = Costs.parse(data, f"{option} {path}")
     kind, measured = cluster.device_types.get(costs.device_type), costs.optimizer
     if kind is None or measured is None or measured.optimizer != job.optimizer:
         return cluster
@@ -64,10 +88,8 @@ def with_optimizer_costs(cluster: Cluster, job: Job, path: str | Path, option: s
     moved = step_traffic_bytes(job, BYTES_OF[job.precision] * elements, elements)
     rate = moved / max(measured.step.median_s, 1e-9)
     share = rate / (kind.memory_bandwidth_gb_per_s * 1e9)
-    kinds = {
-        **cluster.device_types,
-        costs.device_type: kind.model_copy(update={"optimizer_efficiency": float(f"{share:.4g}")}),
-    }
+    measured_kind = kind.model_copy(update={"optimizer_efficiency": significant(share, 4)})
+    kinds = {**cluster.device_types, costs.device_type: measured_kind}
     return cluster.model_copy(update={"device_types": kinds})
 
 

@@ -28,13 +28,14 @@ from planner.interop.importing.profiled_chain import (
     Measured,
     ProfiledLayer,
     amount,
-    chain_graph,
     entry,
+    imported_chain,
     table,
 )
-from planner.job import Job
+from planner.job import BYTES_OF
 from planner.records.document import read_json
 from planner.topology.candidates import NETWORK
+from planner.units import MEASURED_DIGITS, significant
 
 MIB = 2**20
 BACKWARD_OVER_FORWARD = 2.0
@@ -70,19 +71,7 @@ def read_galvatron(path: Path, options: ImportOptions) -> Imported:
     name = options.text("gpu", options.device_type)
     layers = tuple(_layers(path, data, options, samples, sequence, precision))
     measured = Measured(name, options.named_device, samples, precision)
-    return Imported(
-        graph=chain_graph(model, layers, measured),
-        cluster=None,
-        job=Job.model_validate(
-            {
-                "name": model[:100],
-                "samples_per_microbatch": samples,
-                "precision": precision,
-                "backward": "whole",
-            }
-        ),
-        notes=tuple(_notes(name, samples, sequence)),
-    )
+    return imported_chain(model, layers, measured, [*_notes(name, samples, sequence)])
 
 
 def _batch(path: Path, data: dict[str, Any], options: ImportOptions) -> tuple[int, int]:
@@ -117,7 +106,7 @@ def _layers(
 ) -> Iterator[ProfiledLayer]:
     of_block, of_rest = _sizes(path, sequence)
     boundary_bytes = options.count("boundary_bytes", None)
-    element = 4 if precision == "float32" else 2
+    element = BYTES_OF[precision]
     rows = [("other", "embedding", 0.0), *_blocks(options), ("other", "head", 1.0)]
     for kind, name, share in rows:
         key = f"layertype_{kind}_bsz{samples}_seq{sequence}"
@@ -252,5 +241,7 @@ def _link(path: Path, size: int) -> LinkType:
     data, key = table(read_json(path), str(path)), f"pp_size_{size}"
     value = amount(entry(data, key, str(path), "profile it"), f"{path}: {key}", least=1e-3)
     return LinkType(
-        bandwidth_gb_per_s=float(f"{value * MIB / 1e6:.5g}"), latency_us=0.0, source="measured"
+        bandwidth_gb_per_s=significant(value * MIB / 1e6, MEASURED_DIGITS),
+        latency_us=0.0,
+        source="measured",
     )

@@ -24,13 +24,12 @@ from planner.interop.importing.profiled_chain import (
     Measured,
     ProfiledLayer,
     amount,
-    chain_graph,
     entry,
     group_note,
     group_of,
+    imported_chain,
     table,
 )
-from planner.job import Job
 from planner.records.document import read_json
 from planner.topology.candidates import NETWORK
 
@@ -58,17 +57,8 @@ def read_metis(path: Path, options: ImportOptions) -> Imported:
     name, figures = group_of(gpu, options.named_device, size)
     model = data["model"].get("model_name")
     job_name = model if isinstance(model, str) and model else path.stem
-    return Imported(
-        graph=chain_graph(job_name, layers, Measured(name, figures, samples, PRECISION)),
-        cluster=None,
-        job=Job(
-            name=job_name[:100],
-            samples_per_microbatch=samples,
-            precision=PRECISION,
-            backward="whole",
-        ),
-        notes=(*_notes(name), *group_note(size)),
-    )
+    measured = Measured(name, figures, samples, PRECISION)
+    return imported_chain(job_name, layers, measured, [*_notes(name), *group_note(size)])
 
 
 def _name(path: Path, options: ImportOptions) -> tuple[str, int, int]:

@@ -13,6 +13,7 @@ from planner.errors import PipeplanError
 from planner.interop.importing.imported import ImportedCluster, Wire, cluster_of
 from planner.interop.importing.nccl_tests import NcclLog, Test, line_of, read_log
 from planner.topology.candidates import NETWORK
+from planner.units import MEASURED_DIGITS, significant
 
 
 def read_nccl_cluster(
@@ -78,14 +79,10 @@ def _link(log: NcclLog, test: Test) -> tuple[LinkType, list[str]]:
         )
     latency_us = (line.short_s or 0.0) / steps * 1e6
     return LinkType(
-        bandwidth_gb_per_s=_digits(moved / line.s_per_byte * 1e-9),
-        latency_us=_digits(latency_us),
+        bandwidth_gb_per_s=significant(moved / line.s_per_byte * 1e-9, MEASURED_DIGITS),
+        latency_us=significant(latency_us, MEASURED_DIGITS),
         source="measured",
     ), notes
-
-
-def _digits(value: float) -> float:
-    return float(f"{value:.5g}")
 
 
 def _devices(

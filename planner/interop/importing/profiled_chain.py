@@ -19,10 +19,10 @@ from typing import Any
 
 from planner.cluster.hardware import DeviceType
 from planner.errors import PipeplanError, shorten
+from planner.interop.importing.imported import Imported
+from planner.job import BYTES_OF, Job
 from planner.model.graph_record import Boundary, GraphRecord, Layer, MeasuredTimes, Parameter
 from planner.model.layer_graph import LayerGraph
-
-ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ProfiledLayer:
 
 @dataclass(frozen=True)
 class Measured:
-    """Where times were measured.
+    """What times were measured on, and of what.
 
     Attributes:
         name: of the type of device, in the cluster file too.
@@ -90,7 +90,7 @@ def group_of(name: str, figures: DeviceType, size: int) -> tuple[str, DeviceType
 
 def chain_graph(name: str, layers: Sequence[ProfiledLayer], measured: Measured) -> LayerGraph:
     """Return layers that each read the output of the one before, as a layer graph."""
-    precision, element = measured.precision, ELEMENT_BYTES[measured.precision]
+    precision, element = measured.precision, BYTES_OF[measured.precision]
     flop_per_s = _flop_per_s(measured)
     return LayerGraph.from_record(
         GraphRecord(
@@ -124,6 +124,25 @@ def chain_graph(name: str, layers: Sequence[ProfiledLayer], measured: Measured) 
             ),
             flop_coverage=0.0,
         )
+    )
+
+
+def imported_chain(
+    name: str, layers: Sequence[ProfiledLayer], measured: Measured, notes: Sequence[str]
+) -> Imported:
+    """Return a row of layers as an import, with a job of whole backwards of its size."""
+    return Imported(
+        graph=chain_graph(name, layers, measured),
+        cluster=None,
+        job=Job.model_validate(
+            {
+                "name": name[:100],
+                "samples_per_microbatch": measured.samples,
+                "precision": measured.precision,
+                "backward": "whole",
+            }
+        ),
+        notes=tuple(notes),
     )
 
 

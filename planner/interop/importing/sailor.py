@@ -32,16 +32,16 @@ from planner.interop.importing.profiled_chain import (
     Measured,
     ProfiledLayer,
     amount,
-    chain_graph,
     entry,
     group_note,
     group_of,
+    imported_chain,
     skipped_note,
     table,
 )
-from planner.job import Job
 from planner.records.document import read_json
 from planner.topology.candidates import NETWORK
+from planner.units import MEASURED_DIGITS, significant
 
 SIZES = "llm_info.json"
 PRECISION: Final = "float32"
@@ -73,22 +73,13 @@ def read_sailor(path: Path, options: ImportOptions) -> Imported:
     name, figures = group_of(gpu, options.named_device, size)
     layers = tuple(_layers(path, times, _sizes(path, model, size), samples, size))
     measured = Measured(name, figures, samples, PRECISION)
-    return Imported(
-        graph=chain_graph(model, layers, measured),
-        cluster=None,
-        job=Job(
-            name=model,
-            samples_per_microbatch=samples,
-            precision=PRECISION,
-            backward="whole",
-        ),
-        notes=(
-            f"times of {name}, which a cluster file must define; microbatches of {samples}",
-            *group_note(size),
-            *skipped_note(sorted(degrees, key=int), size),
-            *_optimizer_note(times),
-        ),
+    notes = (
+        f"times of {name}, which a cluster file must define; microbatches of {samples}",
+        *group_note(size),
+        *skipped_note(sorted(degrees, key=int), size),
+        *_optimizer_note(times),
     )
+    return imported_chain(model, layers, measured, notes)
 
 
 _SAMPLES_REMEDY = "choose a profiled microbatch size by --samples-per-microbatch"
@@ -188,9 +179,7 @@ _HOSTS = re.compile(r"([^*,=\s]+)(?:\*(\d{1,4}))?")
 
 def looks_like_sailor_links(head: str) -> bool:
     """Return whether the beginning of a file has coefficients between hosts."""
-    return (
-        re.match(r'\s*\{\s*"inter"\s*:\s*\{\s*"[^"]+"\s*:\s*\{\s*"\d+"\s*:\s*\[', head) is not None
-    )
+    return _LINKS.match(head) is not None
 
 
 @dataclass(frozen=True)
@@ -288,11 +277,11 @@ def _line(path: Path, scale: dict[str, Any], name: str, gpu: str, gpus: int) -> 
     if latency_s < 0:
         latency_s, s_per_byte = 0.0, 1 / float(np.mean(bytes_ / seconds))
     worst = float(np.max(np.abs((latency_s + s_per_byte * bytes_) / seconds - 1)))
-    return _Line(_digits(latency_s * 1e6), _digits(1e-9 / s_per_byte), worst)
-
-
-def _digits(value: float) -> float:
-    return float(f"{value:.5g}")
+    return _Line(
+        significant(latency_s * 1e6, MEASURED_DIGITS),
+        significant(1e-9 / s_per_byte, MEASURED_DIGITS),
+        worst,
+    )
 
 
 def _half(line: _Line) -> LinkType:

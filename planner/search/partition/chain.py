@@ -356,7 +356,7 @@ class Chain:
 
     @cached_property
     def _foreign(self) -> dict[str, IntArray]:
-        """By device type, how many layers before each position may not run on it."""
+        """How many layers before each position may not run on a device type, by its name."""
         layers = self.problem.graph.record.layers
         return {
             name: np.cumsum([0, *(not layer.may_run_on(name) for layer in layers)])

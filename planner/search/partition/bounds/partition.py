@@ -41,7 +41,7 @@ def in_flight_bound_s(pipeline: PlacedPipeline, *, split: bool = False) -> float
 
 
 def _blocks_s(ways: PathBounds, index: int) -> float:
-    """From a stage's first forward to its last backward."""
+    """Return the seconds from a stage's first forward to its last backward."""
     count = ways.pipeline.microbatches
     limit, round_trip_s = ways.most_in_flight[index], ways.round_trip[index]
     if limit == 0:

@@ -104,7 +104,7 @@ class Reductions:
     def _scaled(
         self, s_per_byte: float, delay_s: float, moved: Expression, steps: Expression
     ) -> Expression:
-        """In fixed point, where every step takes this path."""
+        """Return the seconds of steps that all take this path, in fixed point."""
         each = fixed_point(s_per_byte * self.unit.bytes / self._d.tick_s, 2 * self._most_units + 1)
         return each * moved + fixed_point(delay_s / self._d.tick_s, MOST_STEPS) * steps
 
