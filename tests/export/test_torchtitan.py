@@ -77,6 +77,28 @@ def test_the_modules_of_each_part_are_its_layers_without_the_loss() -> None:
     assert keys["training"]["local_batch_size"] == 4
 
 
+@pytest.mark.parametrize("length", [None, 16])
+def test_fields_by_their_names_after_the_release_count_microbatches_and_tokens(
+    length: int | None,
+) -> None:
+    pipeline = placed(titan_graph(), [4], ("d0", "d1"), microbatches=4)
+    plan = on_pipelines(in_order(pipeline), 2)
+    if length is not None:
+        inputs = {"tokens": InputSpec(shape=(length,), dtype="int64", below=9)}
+        plan = plan.model_copy(update={"job": plan.job.model_copy(update={"inputs": inputs})})
+    exported = export_plan(plan, "torchtitan")
+    keys = json.loads(exported.files["torchtitan_main.json"])
+    assert keys["parallelism"]["num_pp_microbatches"] == 4
+    assert "pipeline_parallel_microbatch_size" not in keys["parallelism"]
+    tokens = {key: n for key, n in keys["training"].items() if "token" in key}
+    told = any("num_tokens_per_microbatch_per_dp_rank to 1 times" in n for n in exported.notes)
+    if length is None:
+        assert (tokens, told) == ({}, True)
+    else:
+        counts = {"microbatch_per_dp_rank": 16, "train_step": 2 * 4 * 16}
+        assert (tokens, told) == ({f"num_tokens_per_{k}": n for k, n in counts.items()}, False)
+
+
 @pytest.mark.parametrize(
     ("devices", "schedule"),
     [

@@ -2,7 +2,9 @@
 
 Checked against torchtitan 0.3.0, ``torchtitan/distributed/pipeline_parallel.py``. It places stage s
 on pipeline rank s mod D, or as a V with two stages a rank if the schedule's name is that of a V;
-the schedule file then says the order, whatever the name.
+the schedule file then says the order, whatever the name. After 0.3.0 torchtitan renamed the fields
+that hold batch sizes (``torchtitan/config/configs.py``, main of August 2026): they count
+microbatches and tokens instead of samples, so there is a file for either.
 """
 
 from __future__ import annotations
@@ -163,7 +165,7 @@ PLACEMENTS = {"loop": "PipelineScheduleMulti", "v": "ZBVZeroBubble"}
 DTYPES = ("float32", "bfloat16")
 """Types of computation: torchtitan's weights stay in float32, as a plan's masters do."""
 USE = """\
-in a config of yours (torchtitan 0.3):
+in a config of yours (torchtitan 0.3; after it torchtitan_main.json, whose options count tokens):
   folder = "FOLDER"
   keys = json.load(open(folder + "/torchtitan.json"))
   keys["parallelism"]["pipeline_parallel_schedule_csv"] = folder + "/schedule.csv"
@@ -173,7 +175,7 @@ start {ranks} processes; rank 0, 1, … must be the devices of "ranks" in FOLDER
 
 
 def export(plan: Plan) -> Exported:
-    """Return a plan as ``torchtitan.json``, ``schedule.csv`` and ``stages.json``.
+    """Return a plan as torchtitan's options, ``schedule.csv`` and ``stages.json``.
 
     Args:
         plan: verified.
@@ -194,9 +196,11 @@ def export(plan: Plan) -> Exported:
         raise PipeplanError(problems)
     ranks = _ranks(by_pipeline)
     table = stage_table(plan, ranks, module_fqns_per_model_part=modules)
+    keys = _keys(plan, by_pipeline, modules)
     return Exported(
         files={
-            "torchtitan.json": json.dumps(_keys(plan, by_pipeline, modules), indent=1) + "\n",
+            "torchtitan.json": json.dumps(keys, indent=1) + "\n",
+            "torchtitan_main.json": json.dumps(_newer(plan, keys), indent=1) + "\n",
             "schedule.csv": schedule_csv(
                 order.orders[place] for place in dict.fromkeys(by_pipeline[0])
             ),
@@ -317,6 +321,30 @@ def _keys(
     }
 
 
+def _newer(plan: Plan, keys: dict[str, Any]) -> dict[str, Any]:
+    """Return the same fields by their names after torchtitan 0.3.0."""
+    parallelism, training = dict(keys["parallelism"]), dict(keys["training"])
+    samples = parallelism.pop("pipeline_parallel_microbatch_size")
+    parallelism["num_pp_microbatches"] = training.pop("local_batch_size") // samples
+    batch = training.pop("global_batch_size")
+    length = _tokens_per_sample(plan)
+    if length is not None:
+        training["num_tokens_per_microbatch_per_dp_rank"] = samples * length
+        training["num_tokens_per_train_step"] = batch * length
+        training["max_context_length"] = length
+    return {"parallelism": parallelism, "training": training}
+
+
+def _tokens_per_sample(plan: Plan) -> int | None:
+    """Return the length of the job's token sequences; None where the job lists no such input."""
+    lengths = [
+        spec.shape[0]
+        for spec in plan.job.inputs.values()
+        if len(spec.shape) == 1 and spec.dtype in ("int32", "int64")
+    ]
+    return lengths[0] if lengths else None
+
+
 def _notes(
     plan: Plan, by_pipeline: tuple[StageDevices, ...], modules: list[list[str]], order: OneOrder
 ) -> Iterator[str]:
@@ -333,3 +361,11 @@ def _notes(
     if not any(stage.recompute for stage in plan.stages):
         yield "the plan recomputes nothing: set config.activation_checkpoint = None"
     yield from receive_buffer_notes(plan, plan.microbatches // len(by_pipeline))
+    if _tokens_per_sample(plan) is None:
+        yield (
+            "torchtitan_main.json: the job lists no sequence of tokens in inputs, so set "
+            "training.num_tokens_per_microbatch_per_dp_rank to "
+            f"{plan.job.samples_per_microbatch} times your sequence's length, and "
+            f"num_tokens_per_train_step to {plan.microbatches * plan.job.samples_per_microbatch} "
+            "times it"
+        )
