@@ -9,6 +9,7 @@ import typer
 
 from planner.cli.adopt import adopt
 from planner.cli.calibrate import calibrate
+from planner.cli.cluster import app as cluster_app
 from planner.cli.compare import compare
 from planner.cli.explain import explain
 from planner.cli.export import export
@@ -76,6 +77,7 @@ def _main(
 
 
 app.command("import")(import_)
+app.add_typer(cluster_app, name="cluster")
 # Their options are the executor's, whose own help says what they are.
 for measurement in (detect, profile):
     app.command(
