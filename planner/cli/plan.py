@@ -105,12 +105,12 @@ def _about_gap(result: Result) -> str | None:
 
 def print_run_command(plan: Plan, output: Path, text_problem: str | None) -> None:
     """Print how to run a plan, and on what data, if its model is known."""
-    from planner.plan.run_command import data_line, run_command
+    from planner.plan.run_command import data_line, run_commands
 
-    command = run_command(plan, output, text_problem)
-    if command is not None:
-        typer.echo(f"run it on one host with: {command}")
-        typer.echo(data_line(text_problem))
+    commands = run_commands(plan, output, text_problem)
+    if commands is not None:
+        for line in (*commands.lines("run it"), data_line(text_problem)):
+            typer.echo(line)
 
 
 def progress_table(quiet: bool) -> Callable[[HistoryRow], None]:

@@ -171,12 +171,10 @@ def _show(found: Replanned, output: Path, moves: Path | None, *, as_json: bool) 
 
 
 def _print_resume_command(found: Replanned, output: Path) -> None:
-    from planner.plan.run_command import resume_command
+    from planner.plan.run_command import resume_commands
 
-    command = resume_command(found.plan, output)
-    if command is not None:
-        typer.echo(
-            f"to resume from the last checkpoint on one host, add the options of the original "
-            f"training to:  "
-            f"{command}"
-        )
+    commands = resume_commands(found.plan, output)
+    if commands is not None:
+        start = "with the options of the original training, resume from the last checkpoint"
+        for line in commands.lines(start):
+            typer.echo(line)
