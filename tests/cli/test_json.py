@@ -80,7 +80,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "import": ("bert-24-pbs-6.txt", "-o", "graph.json"),
     "cluster": (
         *("merge", "cluster.toml", "cluster.toml", "--prefix", "a", "--prefix", "b"),
-        *("--card", "big", "--network", "25gbit", "-o", "merged.toml"),
+        *("--card", "n0", "--network", "25gbit", "-o", "merged.toml"),
     ),
 }
 OF_THE_EXECUTOR = {"detect", "profile"}

@@ -78,7 +78,7 @@ def test_the_product_name_tells_the_type(tmp_path: Path) -> None:
     names = "".join(f"GPU[{n}]\t\t: Card Series: \t\tAMD Instinct MI300X\n" for n in range(4))
     cluster, _ = read(tmp_path, ALL_JOINED + names, None)
     assert set(cluster.device_types) == {"MI300X"}
-    with pytest.raises(PipeplanError, match="do not say what GPU0 is; give --device-type"):
+    with pytest.raises(PipeplanError, match="does not say what GPU0 is; give --device-type"):
         read(tmp_path, ALL_JOINED, None)
 
 

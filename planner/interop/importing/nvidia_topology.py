@@ -13,26 +13,22 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from planner.cluster.device_types import KnownType, named_type
+from planner.cluster.device_types import KnownType
 from planner.cluster.hardware import LinkType
 from planner.cluster.ports import OTHER_PORTS, PORTS, Ports
 from planner.errors import PipeplanError, shorten
-from planner.interop.importing.imported import (
-    ImportedCluster,
-    ImportOptions,
-    Wire,
-    cluster_of,
-)
+from planner.interop.importing.imported import ImportedCluster, ImportOptions, Wire
 from planner.interop.importing.pcie import (
     ASSUMED_FIGURES,
     CLASSES,
     Machine,
     Pair,
     assumed,
+    gpu_types,
+    machine_cluster,
     notes_on_ports,
     pcie_tree,
     ports_of,
-    switches_of,
 )
 from planner.records.document import read_text
 
@@ -203,31 +199,11 @@ def read_topology_cluster(path: Path, options: ImportOptions) -> ImportedCluster
         PipeplanError: if there is no whole table, or the GPUs' type is not known.
     """
     topology = read_topology(path)
-    types = {gpu: _type(path, topology, gpu, options) for gpu in topology.gpus}
+    types = gpu_types(path, topology.gpus, topology.names, options, "the lines of `nvidia-smi -L`")
     ports = {gpu: ports_of(kind.name, options) for gpu, kind in types.items()}
     wires = _wires(topology, ports)
-    cluster = cluster_of(
-        path.stem,
-        {gpu: kind.name for gpu, kind in types.items()},
-        {kind.name: kind.figures for kind in types.values()},
-        switches_of(wires, types),
-        wires,
-    )
-    kind_notes = dict.fromkeys(kind.note for kind in types.values() if kind.note is not None)
-    return ImportedCluster(
-        cluster, (*topology.notes, *_notes(topology, types, options), *kind_notes, ASSUMED_FIGURES)
-    )
-
-
-def _type(path: Path, topology: NvidiaTopology, gpu: str, options: ImportOptions) -> KnownType:
-    if options.known_type is not None:
-        return options.known_type
-    if gpu not in topology.names:
-        raise PipeplanError(
-            f"{path}: the table does not say what {gpu.upper()} is; give --device-type NAME, or "
-            "put the lines of `nvidia-smi -L` into the file"
-        )
-    return named_type(topology.names[gpu], f"{path}: {gpu.upper()}")
+    notes = (*topology.notes, *_notes(topology, types, options), ASSUMED_FIGURES)
+    return ImportedCluster(machine_cluster(path.stem, types, wires), notes)
 
 
 def _wires(topology: NvidiaTopology, ports: Mapping[str, Ports]) -> list[Wire]:

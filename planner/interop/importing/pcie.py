@@ -10,13 +10,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from pathlib import Path
 
 from networkx.utils import UnionFind
 
+from planner.cluster.cluster import Cluster
+from planner.cluster.device_types import KnownType, named_type
 from planner.cluster.hardware import LinkType
 from planner.cluster.ports import OTHER_PORTS, PORTS, Ports
 from planner.cluster.presets import LINKS
-from planner.interop.importing.imported import ImportOptions, Wire
+from planner.errors import PipeplanError
+from planner.interop.importing.imported import ImportOptions, Wire, cluster_of
 
 Pair = tuple[str, str]
 CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")
@@ -42,6 +46,38 @@ ASSUMED_FIGURES = (
     "the file has kinds of connections, no figures: bandwidths and latencies are presets and "
     "assumed; `torchrun -m executor.detect` measures them"
 )
+
+
+def gpu_types(
+    path: Path,
+    gpus: Iterable[str],
+    called: Mapping[str, str],
+    options: ImportOptions,
+    names: str,
+) -> dict[str, KnownType]:
+    """Return the type of each GPU: the one that was given, or what the driver calls it.
+
+    Args:
+        path: of the file, for messages.
+        gpus: by the names that they have in the cluster.
+        called: what the driver calls them, where the file says so.
+        options: with the type of all GPUs, if it was given.
+        names: what the user may add to the file to name them.
+
+    Raises:
+        PipeplanError: if a type is not known.
+    """
+    if options.known_type is not None:
+        return dict.fromkeys(gpus, options.known_type)
+    types = {}
+    for gpu in gpus:
+        if gpu not in called:
+            raise PipeplanError(
+                f"{path}: does not say what {gpu.upper()} is; give --device-type NAME, or put "
+                f"{names} into the file"
+            )
+        types[gpu] = named_type(called[gpu], f"{path}: {gpu.upper()}")
+    return types
 
 
 def ports_of(type_name: str, options: ImportOptions) -> Ports:
@@ -104,14 +140,16 @@ def pcie_tree(machine: Machine) -> list[Wire]:
     return _Tree(machine).wires()
 
 
-def switches_of(wires: Iterable[Wire], devices: Iterable[str]) -> list[str]:
-    """Return the ends of links that are no devices, each once."""
-    known = set(devices)
-    return [
-        end
-        for end in dict.fromkeys(end for wire in wires for end in wire.between)
-        if end not in known
-    ]
+def machine_cluster(name: str, types: Mapping[str, KnownType], wires: Sequence[Wire]) -> Cluster:
+    """Return the cluster of one machine, whose switches are the ends of links that are no GPUs."""
+    ends = dict.fromkeys(end for wire in wires for end in wire.between)
+    return cluster_of(
+        name,
+        {gpu: kind.name for gpu, kind in types.items()},
+        {kind.name: kind.figures for kind in types.values()},
+        [end for end in ends if end not in types],
+        wires,
+    )
 
 
 def assumed(preset: str, share: float = 1.0, latency_us: float | None = None) -> LinkType:

@@ -14,25 +14,20 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from planner.cluster.device_types import KnownType, named_type
 from planner.cluster.hardware import LinkType
 from planner.cluster.ports import Ports
 from planner.errors import PipeplanError, shorten
-from planner.interop.importing.imported import (
-    ImportedCluster,
-    ImportOptions,
-    Wire,
-    cluster_of,
-)
+from planner.interop.importing.imported import ImportedCluster, ImportOptions, Wire
 from planner.interop.importing.pcie import (
     ASSUMED_FIGURES,
     Machine,
     Pair,
     assumed,
+    gpu_types,
+    machine_cluster,
     notes_on_ports,
     pcie_tree,
     ports_of,
-    switches_of,
 )
 from planner.records.document import read_text
 
@@ -156,31 +151,14 @@ def read_rocm_cluster(path: Path, options: ImportOptions) -> ImportedCluster:
         PipeplanError: if there is no whole table, or the GPUs' type is not known.
     """
     topology = read_rocm_topology(path)
-    types = {gpu: _type(path, topology, gpu, options) for gpu in topology.gpus}
+    remedy = "the output of `rocm-smi --showproductname`"
+    types = gpu_types(path, topology.gpus, topology.names, options, remedy)
     ports = {gpu: ports_of(kind.name, options) for gpu, kind in types.items()}
     wires = [Wire(pair, _xgmi(topology, ports[pair[0]], pair)) for pair in topology.xgmi]
     wires += pcie_tree(Machine(ports, (), _classes(topology), topology.numa))
-    cluster = cluster_of(
-        path.stem,
-        {gpu: kind.name for gpu, kind in types.items()},
-        {kind.name: kind.figures for kind in types.values()},
-        switches_of(wires, types),
-        wires,
-    )
     kinds = [kind.name for kind in types.values()]
     notes = (*_notes(topology), *notes_on_ports(kinds, options), ASSUMED_FIGURES)
-    return ImportedCluster(cluster, notes)
-
-
-def _type(path: Path, topology: RocmTopology, gpu: str, options: ImportOptions) -> KnownType:
-    if options.known_type is not None:
-        return options.known_type
-    if gpu not in topology.names:
-        raise PipeplanError(
-            f"{path}: the tables do not say what {gpu.upper()} is; give --device-type NAME, or put "
-            "the output of `rocm-smi --showproductname` into the file"
-        )
-    return named_type(topology.names[gpu], f"{path}: {gpu.upper()}")
+    return ImportedCluster(machine_cluster(path.stem, types, wires), notes)
 
 
 def _xgmi(topology: RocmTopology, ports: Ports, pair: Pair) -> LinkType:
