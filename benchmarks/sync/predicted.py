@@ -6,7 +6,7 @@ workers on loopback, tell what this machine adds to a plan's costs, and are not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -118,7 +118,8 @@ def predicted_section(seeds: int, report: Path = REPORT) -> Outcome:
     host = host_of(measured, seeds)
     loopback = host.world(pipelines_plan(PIPELINES, ITERATION_S))
     worlds = {setting_of(rate): host.world(shaped_plan(rate)) for rate in BETWEEN_GB_PER_S}
-    rows, lines, errors = [], [], []
+    rows, lines = [], []
+    errors: dict[str, list[tuple[float, str]]] = {"loopback": [], "shaped links": []}
     for (setting, strategy), real in measured.items():
         is_shaped = setting in worlds
         sync = BUCKETS.get(strategy, strategy) if is_shaped else strategy
@@ -126,7 +127,8 @@ def predicted_section(seeds: int, report: Path = REPORT) -> Outcome:
         rate = predicted(worlds.get(setting, loopback), sync, trace, seeds)
         error, told = rate / real - 1, "calibrates"
         if (setting, strategy) not in CALIBRATING:
-            errors.append((abs(error), f"{strategy}, {setting}"))
+            where = "shaped links" if is_shaped else "loopback"
+            errors[where].append((abs(error), f"{strategy}, {setting}"))
             told = f"{100 * error:+.1f}%" + ("" if abs(error) <= WORST else " **beyond**")
         rows.append([setting, f"`{strategy}`", f"{real:.1f}", f"{rate:.1f}", told])
         lines.append(
@@ -136,19 +138,20 @@ def predicted_section(seeds: int, report: Path = REPORT) -> Outcome:
             }
         )
     columns = ("setting", "strategy", "measured shares/s", "predicted", "error")
-    return Outcome(_claims(errors, host), columns, rows, lines)
+    claims = [claim for where, row in errors.items() for claim in _claims(row, where, host)]
+    return Outcome(claims, columns, rows, lines)
 
 
-def _claims(errors: list[tuple[float, str]], host: Host) -> list[Claim]:
+def _claims(errors: Sequence[tuple[float, str]], where: str, host: Host) -> list[Claim]:
     regime = (
-        f"{len(errors)} rows that do not calibrate, on loopback and shaped links; an iteration "
-        f"takes {1000 * host.iteration_s:.1f} ms, a message {1000 * host.message_s:.2f} ms before "
-        f"its bytes, jitter {1000 * host.jitter_s:.1f} ms, a request "
-        f"{1000 * host.round_trip_s:.1f} ms"
+        f"{len(errors)} rows on {where} that do not calibrate; an iteration takes "
+        f"{1000 * host.iteration_s:.1f} ms, a message {1000 * host.message_s:.2f} ms before its "
+        f"bytes, jitter {1000 * host.jitter_s:.1f} ms, a request {1000 * host.round_trip_s:.1f} ms"
     )
     usual = Spread((median(error for error, _ in errors),))
-    worst, where = max(errors)
+    worst, row = max(errors)
     beyond = sum(error > WORST for error, _ in errors)
+    note = f"({row}; {beyond} beyond)" if beyond else f"({row})"
     return [
         Claim("median error of predicted throughput", regime, True, MEDIAN, usual, at_most=True),
         Claim(
@@ -158,6 +161,6 @@ def _claims(errors: list[tuple[float, str]], host: Host) -> list[Claim]:
             WORST,
             Spread((worst,)),
             at_most=True,
-            note=f"({where}; {beyond} rows are beyond)",
+            note=note,
         ),
     ]

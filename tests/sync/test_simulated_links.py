@@ -87,6 +87,15 @@ def test_a_ring_crosses_each_link_as_often_as_its_members_do() -> None:
     assert ends == pytest.approx([2 * BETWEEN_S])
 
 
+def test_devices_without_links_between_them_are_named() -> None:
+    world = linked_world()
+    assert world.links is not None
+    apart = world.links.cluster.model_copy(update={"links": world.links.cluster.links[:-1]})
+    links = WorkerLinks(apart, world.links.devices)
+    with pytest.raises(PipeplanError, match="no links join 'n0/d1' and 'n1/d0'"):
+        run_of("all_reduce", replace(world, links=links))
+
+
 def test_an_all_reduce_takes_its_narrowest_link() -> None:
     found = run_of("all_reduce:overlap=false,bucket_mib=1000", linked_world()).iterations_per_s
     assert found == pytest.approx(4 / (COMPUTE_S + 6 / 4 * BETWEEN_S))

@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any
 
 from planner.cluster.cluster import Cluster
+from planner.errors import PipeplanError
 from planner.simulation.fair_links import Link, fair_rates
 from planner.sync.pipeline_replicas import node_of
 
@@ -99,7 +100,11 @@ class WorkerLinks:
     def _found_route(self, key: int, source: int, target: int) -> tuple[tuple[Link, ...], float]:
         devices = self.devices[key]
         route = self.cluster.route(devices[source], devices[target])
-        assert route is not None  # Links join all devices of a plan's pipeline rank.
+        if route is None:
+            raise PipeplanError(
+                f"cluster: no links join {devices[source]!r} and {devices[target]!r}, which "
+                "synchronise; add links, or simulate copies of the first pipeline with --workers"
+            )
         is_within = node_of(devices[source]) == node_of(devices[target])
         factor = self.within_factor if is_within else self.between_factor
         return route.links, route.bandwidth_gb_per_s * factor

@@ -32,8 +32,8 @@ class Bucket:
     Attributes:
         bytes: of the parameters.
         complete_s: when the last of their gradients is complete.
-        needed_s: when the first of them is used, after so much of the optimizer step:
-        optimizer_share: fraction of the optimizer step that comes before, with their own part.
+        needed_s: when the first of them is used.
+        optimizer_share: fraction of the optimizer step that has to come before, with their own.
     """
 
     bytes: float
