@@ -17,7 +17,7 @@ from benchmarks.sync.simulated import (
 
 FEWER_TIME, FEWER_ITERATIONS = 0.54, 0.37
 """The gains of Jin's thesis: less time an iteration, and fewer iterations."""
-RATES = (0.0125, 0.025, 0.05, 0.1, 0.2)
+RATES = (0.025, 0.05, 0.1, 0.2, 0.4)
 """Every strategy has its best of these in every setting."""
 MODULATIONS = (EAGER, f"{EAGER}:modulation=exponential", f"{EAGER}:modulation=constant")
 
