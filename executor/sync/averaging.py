@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from executor.elastic.neighbours import Neighbours
 from executor.elastic.tensor_calls import CallError, Header
-from executor.sync.eager_parameter_server import EagerParameterServer, modulation
+from executor.sync.eager_parameter_server import EagerParameterServer
 from executor.sync.parameter_server import ParameterServer
 from executor.sync.parameter_shards import ServedOptimizer
 from executor.sync.protocol import DecentralizedStrategy, Optimise
@@ -276,9 +276,8 @@ def decentralized_strategy_of(
     match options:
         case ParameterServerOptions(mode=mode, servers=servers):
             return ParameterServer(neighbours, make_optimizer, mode, servers or 1)
-        case EagerParameterServerOptions(servers=servers):
-            modulate = modulation(options.modulation, options.decay)
-            return EagerParameterServer(neighbours, make_optimizer, modulate, servers or 1)
+        case EagerParameterServerOptions():
+            return EagerParameterServer(neighbours, make_optimizer, options)
         case AdPsgdOptions(pairs="bipartite"):
             return AdPsgd(neighbours, seed)
         case AdPsgdOptions():
