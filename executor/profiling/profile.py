@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from executor.distributed.host_tuning import keep_freed_memory
+from executor.distributed.machines import hardware_name
 from executor.profiling.kinds import alike
 from executor.profiling.measure import Patience, emptied_caches, measured, optimizer_costs
 from executor.profiling.sizes import SizedModel, sized_model
@@ -180,19 +181,6 @@ def _line(kind: LayerKind, row: SizedCosts) -> str:
         f"{kind.layers[0]}{more}, {plural(row.samples_per_microbatch, 'sample')}: {times}  "
         f"(spread {100 * spread:.0f}%, {row.forward.repeats} repeats)"
     )
-
-
-def hardware_name(device: torch.device) -> str:
-    """Return the name of the processor, as torch or the system gives it."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    rows = Path("/proc/cpuinfo")
-    if rows.exists():
-        for line in rows.read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()
 
 
 def _versions() -> dict[str, str]:

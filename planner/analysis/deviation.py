@@ -13,6 +13,7 @@ from statistics import median, quantiles
 from typing import TypeVar
 
 from planner.errors import PipeplanError
+from planner.measured.clocks import ClockConflict, clock_conflict
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.operations import KIND_LABELS, Kind, Operation, stages_label
 from planner.plan.plan import Plan
@@ -67,6 +68,7 @@ class Comparison:
         steps: the measured steps that count.
         spread: distance between the quartiles of their times, as a share of the median.
         emulated: whether the measured operations were slept, not computed.
+        clock_conflict: a sign that the devices' clocks differ, so that times of messages are wrong.
     """
 
     kinds: Mapping[Kind, Deviation]
@@ -79,6 +81,7 @@ class Comparison:
     steps: tuple[int, ...]
     spread: float
     emulated: bool
+    clock_conflict: ClockConflict | None
 
     @property
     def largest(self) -> list[tuple[str, float]]:
@@ -137,6 +140,7 @@ def compare_with_measured(plan: Plan, timeline: Timeline, measured: MeasuredTime
         steps=steps,
         spread=_spread(times),
         emulated=measured.emulated,
+        clock_conflict=clock_conflict(measured),
     )
 
 

@@ -113,6 +113,15 @@ class LayerKind(Record):
         """Return the costs measured at a microbatch size."""
         return next((row for row in self.sizes if row.samples_per_microbatch == samples), None)
 
+    def around(self, samples: int) -> tuple[SizedCosts, SizedCosts] | None:
+        """Return the nearest measured sizes, the same one twice if the size itself was measured.
+
+        None if nothing was measured below or above.
+        """
+        below = [row for row in self.sizes if row.samples_per_microbatch <= samples]
+        above = [row for row in self.sizes if row.samples_per_microbatch >= samples]
+        return (below[-1], above[0]) if below and above else None
+
 
 class OptimizerCosts(Record):
     """Costs of the optimizer's step.
@@ -216,17 +225,17 @@ class Costs(JsonFile):
 
     def _around(self, layer: str, samples: int) -> tuple[SizedCosts, SizedCosts]:
         """Return the nearest measured sizes, the same one twice if the size itself was measured."""
-        sizes = self._kind_of(layer).sizes
-        below = [row for row in sizes if row.samples_per_microbatch <= samples]
-        above = [row for row in sizes if row.samples_per_microbatch >= samples]
-        if not below or not above:
-            measured = ", ".join(str(row.samples_per_microbatch) for row in sizes) or "none"
+        kind = self._kind_of(layer)
+        around = kind.around(samples)
+        if around is None:
+            sizes = (str(row.samples_per_microbatch) for row in kind.sizes)
+            measured = ", ".join(sizes) or "none"
             raise PipeplanError(
                 f"kinds: layer {layer!r} has no costs at samples_per_microbatch = {samples} "
                 f"(measured: {measured}); profile the model with --samples {samples} among the "
                 "sizes"
             )
-        return below[-1], above[0]
+        return around
 
     def _kind_of(self, layer: str) -> LayerKind:
         for kind in self.kinds:

@@ -53,6 +53,8 @@ def comparison_notes(comparison: Comparison) -> Iterator[str]:
             "used the machines, or their speed drifts; no prediction holds better than that, "
             "measure again when nothing does"
         )
+    if comparison.clock_conflict is not None:
+        yield f"note: {comparison.clock_conflict}"
 
 
 def comparison_line(comparison: Comparison) -> str:
@@ -79,6 +81,9 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "steps": list(comparison.steps),
         "spread": comparison.spread,
         "emulated": comparison.emulated,
+        "clock_conflict": None
+        if comparison.clock_conflict is None
+        else str(comparison.clock_conflict),
         "kinds": {kind: _data(row) for kind, row in comparison.kinds.items()},
         "operations": [
             {"stage": stage, "device": device, "kind": kind, **_data(row)}

@@ -3,6 +3,7 @@
 A layer's forward takes 1 s and its backward 2 s, a message 1 s, unless told.
 """
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -16,6 +17,7 @@ from planner.errors import PipeplanError
 from planner.interop.calibrate.calibrate import Calibration, calibrate
 from planner.interop.calibrate.costs import with_measured_times
 from planner.interop.calibrate.fits import fit_pair
+from planner.measured.clocks import clock_conflict
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.plan import Plan
 from planner.simulation.simulator import simulate_plan
@@ -224,6 +226,38 @@ def test_an_incomplete_run_is_refused() -> None:
         device["rank"] = 1 - device["rank"]
     with pytest.raises(PipeplanError, match="devices: the timeline has d1, d0, the plan d0, d1"):
         require_timeline_of(plan, MeasuredTimeline.parse(data, "run"))
+
+
+def drifting(plan: Plan, device: str, a_step_s: float) -> MeasuredTimeline:
+    """Steps as predicted; the device's clock goes slow, by so much more in each step."""
+    data = run_of(plan, [simulate_plan(plan)] * 3).model_dump(mode="json")
+
+    def late_s(step: int, name: str, seconds: float) -> float:
+        return max(0.0, seconds - (step - 1) * a_step_s * (name == device))
+
+    for row in (*data["operations"], *data["optimizer_steps"]):
+        for moment in ("start_s", "end_s"):
+            row[moment] = late_s(row["step"], row["device"], row[moment])
+    for row in data["transfers"]:
+        row["start_s"] = late_s(row["step"], row["source"], row["start_s"])
+        row["end_s"] = max(row["start_s"], late_s(row["step"], row["target"], row["end_s"]))
+    return MeasuredTimeline.parse(data, "run")
+
+
+def test_clocks_that_drift_are_told_and_calibrate_nothing() -> None:
+    """A message takes 1 s; 2 s behind, the receiver seems to begin 1 s before it was sent."""
+    plan = plan_of(TWO, star(2), STAGES, **ORDERS)
+    assert clock_conflict(drifting(plan, "d1", 0)) is None
+    assert clock_conflict(drifting(plan, "d1", 0.4)) is None
+    run = drifting(plan, "d1", 1.0)
+    conflict = compare_with_measured(plan, simulate_plan(plan), run).clock_conflict
+    told = (
+        r"operations: in step 3, 1F0 began on 'd1' [\d,.]+ ms before 0F0, whose result it needs, "
+        r"ended on 'd0' \(in step 1: [\d,.]+ ms after it\): the clocks of the two drift apart"
+    )
+    assert re.match(told, str(conflict))
+    with pytest.raises(PipeplanError, match=told):
+        calibrate(plan, run)
 
 
 def test_costs_of_another_graph_are_refused() -> None:

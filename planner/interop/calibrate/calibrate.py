@@ -62,7 +62,8 @@ def calibrate(plan: Plan, measured: MeasuredTimeline, *, links_only: bool = Fals
         links_only: leave the layers' times as they are.
 
     Raises:
-        PipeplanError: if the measurement is of another plan, or its operations were slept.
+        PipeplanError: if the measurement is of another plan, its operations were slept, or its
+            devices' clocks differ.
     """
     if measured.emulated and not links_only:
         raise PipeplanError(
@@ -72,6 +73,8 @@ def calibrate(plan: Plan, measured: MeasuredTimeline, *, links_only: bool = Fals
         )
     timeline = replay(plan)
     comparison = compare_with_measured(plan, timeline, measured)
+    if comparison.clock_conflict is not None:
+        raise PipeplanError(str(comparison.clock_conflict))
     pipeline = timeline.pipeline
     times = () if links_only else stage_times(pipeline, measured)
     record, time_notes = calibrated_graph(pipeline, times)
