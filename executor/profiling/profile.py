@@ -26,6 +26,8 @@ UNSTEADY = 1.0
 """A spread over its median that no machine which does nothing else shows."""
 MATTERS_S = 1e-3
 """Shorter times vary more, and weigh little."""
+FAR_ABOVE = 1.5
+"""A whole backward does no more than its two halves, which is the same work in two parts."""
 Told = Callable[[str], None]
 """Called with a line of progress."""
 
@@ -100,16 +102,21 @@ def profile(request: ProfileRequest, tell: Told) -> Costs:
     if unsteady:
         tell(
             f"note: times of {plural(unsteady, 'measurement')} spread over more than "
-            f"{UNSTEADY:.0%}: something else used this machine; when nothing does, the same "
-            "command measures these again"
+            f"{UNSTEADY:.0%}, or have a backward far above its halves I and W: something else used "
+            "this machine; when nothing does, the same command measures these again"
         )
+    if (warning := costs.spread_warning) is not None:
+        tell(f"note: {warning}")
     return costs
 
 
 def _is_unsteady(row: SizedCosts) -> bool:
     """Return whether times that matter varied so much that other work must have interfered."""
     timings = (row.forward, row.backward, row.input_gradient, row.weight_gradient)
-    return any(time.median_s >= MATTERS_S and time.spread > UNSTEADY for time in timings)
+    halves_s = row.input_gradient.median_s + row.weight_gradient.median_s
+    far_above = row.backward.median_s > max(MATTERS_S, FAR_ABOVE * halves_s)
+    varied = any(time.median_s >= MATTERS_S and time.spread > UNSTEADY for time in timings)
+    return varied or far_above
 
 
 def _begun(request: ProfileRequest, models: Sequence[SizedModel]) -> Costs:

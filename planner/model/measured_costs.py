@@ -15,6 +15,8 @@ from planner.records.document import Count, Record
 from planner.records.formats import JsonFile
 
 FORMAT = "pipeplan-costs/1"
+UNEASY_SPREAD = 0.1
+"""A spread of all measurements that is told wherever they are used."""
 Samples = Annotated[int, Field(ge=1, le=2**20)]
 
 
@@ -171,6 +173,26 @@ class Costs(JsonFile):
         if count > 1:
             raise ValueError(f"kinds: layer {name!r} appears {count} times; keep one of them")
         return self
+
+    @property
+    def spread(self) -> float:
+        """Distance between the quartiles of forwards and backwards, as a share of their time."""
+        rows = [(len(kind.layers), row) for kind in self.kinds for row in kind.sizes]
+        times = [(count, time) for count, row in rows for time in (row.forward, row.backward)]
+        total_s = sum(count * time.median_s for count, time in times)
+        apart_s = sum(count * (time.high_s - time.low_s) for count, time in times)
+        return apart_s / total_s if total_s else 0.0
+
+    @property
+    def spread_warning(self) -> str | None:
+        """What to say where repetitions differ so much that predictions suffer."""
+        if self.spread <= UNEASY_SPREAD:
+            return None
+        return (
+            f"repetitions of a measurement differ by {self.spread:.0%} of their time (quartiles, "
+            "all layers): something else used the machine, or its speed varies, and a prediction "
+            "from these costs holds no better; profile again when nothing does"
+        )
 
     def stash_bytes(self, layer: str, samples: int) -> int:
         """Return the bytes that a layer keeps for its backward, without its input.

@@ -47,7 +47,10 @@ def read_costs(path: str | Path, option: str) -> CostsFile:
     data: Any = read_json(path)
     source = f"{option} {path}"
     if isinstance(data, dict) and data.get("format") == COSTS_FORMAT:
-        return CostsFile(source, Costs.parse(data, source))
+        profile = Costs.parse(data, source)
+        if profile.spread_warning is not None:
+            logger.warning("%s: %s", source, profile.spread_warning)
+        return CostsFile(source, profile)
     costs = LayerGraph.parse(data, source)
     if not any(layer.measured for layer in costs.record.layers):
         raise PipeplanError(
