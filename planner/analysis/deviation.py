@@ -22,6 +22,9 @@ from planner.simulation.timeline import Timeline, reduction_spans
 _Key = TypeVar("_Key", bound=Hashable)
 _Samples = dict[_Key, list[float]]
 
+OUTSIDE = ("before the first operation", "after the last event")
+"""Parts of a measured iteration that no prediction counts."""
+
 
 @dataclass(frozen=True)
 class Deviation:
@@ -64,6 +67,9 @@ class Comparison:
         reductions: all-reduces by their stages, from the last device's start to the last one's end.
         optimizer: optimizer steps by device.
         waiting: by device: iteration time less operations and optimizer step.
+        outside: what no prediction counts: until the first operation of all devices begins
+            (zeroed gradients, and batches that are loaded ahead), and after the last event
+            (metrics).
         iteration: the whole iteration.
         steps: the measured steps that count.
         spread: distance between the quartiles of their times, as a share of the median.
@@ -77,6 +83,7 @@ class Comparison:
     reductions: Mapping[tuple[int, ...], Deviation]
     optimizer: Mapping[str, Deviation]
     waiting: Mapping[str, Deviation]
+    outside: Mapping[str, Deviation]
     iteration: Deviation
     steps: tuple[int, ...]
     spread: float
@@ -87,8 +94,9 @@ class Comparison:
     def largest(self) -> list[tuple[str, float]]:
         """What differs most, with the predicted seconds of an iteration less the measured ones.
 
-        Operations of a stage on a device, messages from a device to another, reductions of stages
-        and optimizer steps; the largest differences first. They need not lie on the critical path.
+        Operations of a stage on a device, messages from a device to another, reductions of stages,
+        optimizer steps and what is outside all of them; the largest differences first. They need
+        not lie on the critical path.
         """
         rows = [
             *(
@@ -98,6 +106,7 @@ class Comparison:
             *((f"messages from {a} to {b}", row) for (a, b), row in self.transfers.items()),
             *((f"all-reduce of {stages_label(s)}", row) for s, row in self.reductions.items()),
             *((f"optimizer step of {device}", row) for device, row in self.optimizer.items()),
+            *self.outside.items(),
         ]
         found = [
             (what, row.count * (row.predicted_s - row.measured_s))
@@ -136,6 +145,7 @@ def compare_with_measured(plan: Plan, timeline: Timeline, measured: MeasuredTime
         reductions=_deviations(expected.reductions, found.reductions, len(steps)),
         optimizer=_deviations(expected.optimizer, found.optimizer, len(steps)),
         waiting=_deviations(expected.waiting, found.waiting, len(steps)),
+        outside=_deviations(expected.outside, _outside(measured), len(steps)),
         iteration=Deviation(1, timeline.iteration_time_s, median(times)),
         steps=steps,
         spread=_spread(times),
@@ -222,6 +232,7 @@ class _Predicted:
             stages: [end_s - start_s] for stages, (start_s, end_s) in spans_s.items()
         }
         self.optimizer = {d: [s] for d, s in timeline.optimizer_s.items()}
+        self.outside = {where: [0.0] for where in OUTSIDE}
         self.waiting = {
             d: [max(0.0, timeline.iteration_time_s - s)] for d, s in timeline.busy_s.items()
         }
@@ -254,6 +265,20 @@ class _Measured:
         self.waiting: _Samples[str] = defaultdict(list)
         for (step, device), seconds in busy_s.items():
             self.waiting[device].append(max(0.0, time_s[step] - seconds))
+
+
+def _outside(measured: MeasuredTimeline) -> _Samples[str]:
+    """Measure the time of each step that counts before its first operation and after all events."""
+    begins_s: dict[int, float] = {}
+    ends_s: dict[int, float] = defaultdict(float)
+    for event in measured.operations:
+        begins_s[event.step] = min(event.start_s, begins_s.get(event.step, event.start_s))
+    for last in (*measured.operations, *measured.reductions, *measured.optimizer_steps):
+        ends_s[last.step] = max(last.end_s, ends_s[last.step])
+    steps = [row for row in measured.steps if row.step in measured.counted_steps]
+    before = [begins_s[row.step] for row in steps]
+    after = [max(0.0, row.iteration_time_s - ends_s[row.step]) for row in steps]
+    return dict(zip(OUTSIDE, (before, after), strict=True))
 
 
 def _reductions(measured: MeasuredTimeline, counted: frozenset[int]) -> _Samples[tuple[int, ...]]:

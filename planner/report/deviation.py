@@ -98,6 +98,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         ],
         "optimizer": {device: _data(row) for device, row in comparison.optimizer.items()},
         "waiting": {device: _data(row) for device, row in comparison.waiting.items()},
+        "outside": {where: _data(row) for where, row in comparison.outside.items()},
     }
 
 
@@ -113,6 +114,8 @@ def _kinds_table(comparison: Comparison) -> Table:
         table.add_row(f"all-reduce {stages_label(stages)}", *_cells(row))
     for name, rows in (("optimizer step", comparison.optimizer), ("waiting", comparison.waiting)):
         table.add_row(f"{name}, mean of devices", *_cells(_mean(rows.values())))
+    for where, row in comparison.outside.items():
+        table.add_row(where, *_cells(row))
     return table
 
 
@@ -182,6 +185,8 @@ def calibration_tables(calibration: Calibration) -> Group:
         tables.append(_times_table(calibration))
     if calibration.links:
         tables.append(_calibrated_links_table(calibration))
+    if calibration.optimizers:
+        tables.append(_optimizers_table(calibration))
     if calibration.reductions:
         tables.append(_reductions_table(calibration))
     notes = [Text(f"note: {note}") for note in calibration.notes]
@@ -213,6 +218,7 @@ def calibration_data(calibration: Calibration) -> dict[str, Any]:
             }
             for row in calibration.links
         ],
+        "optimizers": [asdict(row) for row in calibration.optimizers],
         "all_reduces": [
             {
                 "stages": list(row.stages),
@@ -255,6 +261,14 @@ def _calibrated_links_table(calibration: Calibration) -> Table:
             *(f"{link.bandwidth_gb_per_s:,.4g}" for link in (row.before, row.after)),
             *(f"{link.latency_us:,.4g}" for link in (row.before, row.after)),
         )
+    return table
+
+
+def _optimizers_table(calibration: Calibration) -> Table:
+    table = new_table("Optimizer steps", ("type",), ("predicted ms before", "measured ms"))
+    for row in calibration.optimizers:
+        cells = map(milliseconds, (row.predicted_s, row.measured_s))
+        table.add_row(plain(row.device_type), *cells)
     return table
 
 

@@ -7,7 +7,18 @@ import re
 from collections.abc import Sequence
 
 import pytest
-from builders import GIGA, cluster, device_type, graph, layer, link, orders, pipeline, star
+from builders import (
+    GIGA,
+    cluster,
+    device_type,
+    graph,
+    layer,
+    link,
+    orders,
+    parameter,
+    pipeline,
+    star,
+)
 from measured_runs import run_of
 
 from planner.analysis.deviation import compare_with_measured, require_timeline_of
@@ -115,6 +126,48 @@ def test_layers_that_did_not_run_on_a_type_are_scaled_as_those_that_did() -> Non
     assert measured(result, "a", "fast") == (0.5, 1, 1, 2)
     told = "1 of 2 layers did not run on slow; their times there are scaled"
     assert any(note.startswith(told) for note in result.notes)
+
+
+def test_a_host_whose_devices_slow_each_other_is_calibrated_without_the_slowdown() -> None:
+    """The devices compute at half the speed and step at a tenth; links take no time to speak of."""
+
+    def plan_with(**fields: object) -> Plan:
+        wired = star(2, 1e9)
+        kinds = {"unit": device_type(**fields)}
+        hosts = [{"devices": ["d0", "d1"], "slowdown": [1, 1.5]}]
+        data = {**wired.model_dump(mode="json"), "device_types": kinds, "hosts": hosts}
+        layers = [layer("a", 1, 2, parameters=["v"]), layer("b", 3, 4, parameters=["w"])]
+        the_graph = graph(layers, None, [parameter("v", GIGA), parameter("w", GIGA)])
+        placed = pipeline(the_graph, Cluster.parse(data, "hosts"), STAGES)
+        return plan_by_hand(placed, orders(**ORDERS))
+
+    plan, real = plan_with(), plan_with(peak_tflop_per_s={"float32": 0.5}, optimizer_efficiency=0.1)
+    result = calibrate(plan, run_of(plan, [simulate_plan(real)]))
+    assert measured(result, "a") == (2, 2, 2, 4)
+    assert measured(result, "b") == (6, 4, 4, 8)
+    kind = result.plan.cluster.device_types["unit"]
+    assert kind.optimizer_efficiency == pytest.approx(0.1, rel=1e-6)
+    assert result.after_s == pytest.approx(simulate_plan(real).iteration_time_s, rel=1e-6)
+
+
+def test_what_no_prediction_counts_has_rows_of_its_own() -> None:
+    """All events of the run come 2 s later than predicted, and its step ends 3 s after the last."""
+    plan = plan_of(TWO, star(2), STAGES, **ORDERS)
+    data = run_of(plan).model_dump(mode="json")
+    for name in ("operations", "transfers", "reductions", "optimizer_steps"):
+        for event in data[name]:
+            event["start_s"] += 2
+            event["end_s"] += 2
+    data["steps"][0]["iteration_time_s"] += 5
+    found = compare_with_measured(plan, simulate_plan(plan), MeasuredTimeline.parse(data, "run"))
+    assert [row.measured_s for row in found.outside.values()] == [
+        pytest.approx(2),
+        pytest.approx(3),
+    ]
+    assert found.largest[:2] == [
+        ("after the last event", pytest.approx(-3)),
+        ("before the first operation", pytest.approx(-2)),
+    ]
 
 
 def test_devices_of_one_type_that_differ_are_told() -> None:
