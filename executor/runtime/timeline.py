@@ -116,6 +116,7 @@ class TimelineWriter:
                 "iteration_time_s": metrics.step_time_s,
                 "peak_memory_bytes": peak_memory_bytes(self.device),
                 "own_s": record.begin_s,
+                "batch_wait_s": record.batch_wait_s,
                 "operations": _spans(record.operations),
                 "sends": _spans(record.sends),
                 "receives": _spans(record.receives),
@@ -206,9 +207,15 @@ class _Step:
         self.late_s = [row["begin_s"] - origin_s for row in rows]
 
     def summary(self) -> dict[str, Any]:
-        peaks = {self.plan.ranks[k]: row["peak_memory_bytes"] for k, row in enumerate(self.rows)}
-        time_s = self.rows[0]["iteration_time_s"]
-        return {"step": self.number, "iteration_time_s": time_s, "peak_memory_bytes": peaks}
+        def by_device(what: str) -> dict[str, Any]:
+            return {self.plan.ranks[rank]: row[what] for rank, row in enumerate(self.rows)}
+
+        return {
+            "step": self.number,
+            "iteration_time_s": self.rows[0]["iteration_time_s"],
+            "peak_memory_bytes": by_device("peak_memory_bytes"),
+            "batch_wait_s": by_device("batch_wait_s"),
+        }
 
     def _events(self, kind: str) -> Iterator[tuple[int, Any, float, float]]:
         for rank, row in enumerate(self.rows):

@@ -67,6 +67,8 @@ class Comparison:
         reductions: all-reduces by their stages, from the last device's start to the last one's end.
         optimizer: optimizer steps by device.
         waiting: by device: iteration time less operations and optimizer step.
+        batches: by device: for which its host loaded batches, which no prediction counts; on a CPU
+            within forwards. Empty where it was not measured.
         outside: what no prediction counts: until the first operation of all devices begins
             (zeroed gradients, and batches that are loaded ahead), and after the last event
             (metrics).
@@ -83,6 +85,7 @@ class Comparison:
     reductions: Mapping[tuple[int, ...], Deviation]
     optimizer: Mapping[str, Deviation]
     waiting: Mapping[str, Deviation]
+    batches: Mapping[str, Deviation]
     outside: Mapping[str, Deviation]
     iteration: Deviation
     steps: tuple[int, ...]
@@ -145,6 +148,7 @@ def compare_with_measured(plan: Plan, timeline: Timeline, measured: MeasuredTime
         reductions=_deviations(expected.reductions, found.reductions, len(steps)),
         optimizer=_deviations(expected.optimizer, found.optimizer, len(steps)),
         waiting=_deviations(expected.waiting, found.waiting, len(steps)),
+        batches=_deviations({}, _batches(measured), len(steps)),
         outside=_deviations(expected.outside, _outside(measured), len(steps)),
         iteration=Deviation(1, timeline.iteration_time_s, median(times)),
         steps=steps,
@@ -265,6 +269,15 @@ class _Measured:
         self.waiting: _Samples[str] = defaultdict(list)
         for (step, device), seconds in busy_s.items():
             self.waiting[device].append(max(0.0, time_s[step] - seconds))
+
+
+def _batches(measured: MeasuredTimeline) -> _Samples[str]:
+    found: _Samples[str] = defaultdict(list)
+    for row in measured.steps:
+        if row.step in measured.counted_steps:
+            for device, seconds in row.batch_wait_s.items():
+                found[device].append(seconds)
+    return found
 
 
 def _outside(measured: MeasuredTimeline) -> _Samples[str]:

@@ -47,6 +47,7 @@ def comparison_notes(comparison: Comparison) -> Iterator[str]:
     ]
     if largest:
         yield f"predicted less measured, an iteration: {'; '.join(largest)}"
+    yield from _batch_notes(comparison)
     if comparison.spread > UNSTEADY:
         yield (
             f"note: half of the steps differ by {comparison.spread:.0%} or more: something else "
@@ -55,6 +56,19 @@ def comparison_notes(comparison: Comparison) -> Iterator[str]:
         )
     if comparison.clock_conflict is not None:
         yield f"note: {comparison.clock_conflict}"
+
+
+def _batch_notes(comparison: Comparison) -> Iterator[str]:
+    """Yield which device waits longest for its batches, where that matters."""
+    waits_s = {device: row.measured_s or 0.0 for device, row in comparison.batches.items()}
+    device = max(waits_s, key=waits_s.__getitem__, default=None)
+    time_s = comparison.iteration.measured_s
+    if device is not None and time_s and waits_s[device] >= NOTICEABLE * time_s:
+        yield (
+            f"note: {device} spends {waits_s[device] * 1e3:,.0f} ms of an iteration "
+            f"({waits_s[device] / time_s:.0%}) on loading batches, which no plan counts: a faster "
+            "data set, or one that loads ahead, saves it"
+        )
 
 
 def comparison_line(comparison: Comparison) -> str:
@@ -98,6 +112,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         ],
         "optimizer": {device: _data(row) for device, row in comparison.optimizer.items()},
         "waiting": {device: _data(row) for device, row in comparison.waiting.items()},
+        "batches": {device: _data(row) for device, row in comparison.batches.items()},
         "outside": {where: _data(row) for where, row in comparison.outside.items()},
     }
 
@@ -114,6 +129,9 @@ def _kinds_table(comparison: Comparison) -> Table:
         table.add_row(f"all-reduce {stages_label(stages)}", *_cells(row))
     for name, rows in (("optimizer step", comparison.optimizer), ("waiting", comparison.waiting)):
         table.add_row(f"{name}, mean of devices", *_cells(_mean(rows.values())))
+    if comparison.batches:
+        row = _mean(comparison.batches.values())
+        table.add_row("loading batches, mean of devices", *_cells(row))
     for where, row in comparison.outside.items():
         table.add_row(where, *_cells(row))
     return table

@@ -31,6 +31,7 @@ from planner.interop.calibrate.fits import fit_pair
 from planner.measured.clocks import clock_conflict
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.plan import Plan
+from planner.report.deviation import comparison_notes
 from planner.simulation.simulator import simulate_plan
 
 
@@ -164,10 +165,25 @@ def test_what_no_prediction_counts_has_rows_of_its_own() -> None:
         pytest.approx(2),
         pytest.approx(3),
     ]
+    assert not found.batches
     assert found.largest[:2] == [
         ("after the last event", pytest.approx(-3)),
         ("before the first operation", pytest.approx(-2)),
     ]
+
+
+def test_time_spent_on_batches_is_told_where_it_matters() -> None:
+    plan = plan_of(TWO, star(2), STAGES, **ORDERS)
+    timeline = simulate_plan(plan)
+    data = run_of(plan).model_dump(mode="json")
+    for wait_s, share in ((0.001, None), (timeline.iteration_time_s / 4, "25%")):
+        data["steps"][0]["batch_wait_s"] = {"d0": wait_s, "d1": wait_s / 2}
+        run = MeasuredTimeline.parse(data, "run")
+        found = compare_with_measured(plan, timeline, run)
+        assert found.batches["d0"].measured_s == pytest.approx(wait_s)
+        told = [note for note in comparison_notes(found) if "loading batches" in note]
+        assert len(told) == (share is not None)
+        assert all("note: d0 spends" in note and f"({share})" in note for note in told)
 
 
 def test_devices_of_one_type_that_differ_are_told() -> None:
