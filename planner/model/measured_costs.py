@@ -191,7 +191,7 @@ class Costs(JsonFile):
         return (
             f"repetitions of a measurement differ by {self.spread:.0%} of their time (quartiles, "
             "all layers): something else used the machine, or its speed varies, and a prediction "
-            "from these costs holds no better; profile again when nothing does"
+            "from these costs may be off by as much; profile again when nothing does"
         )
 
     def stash_bytes(self, layer: str, samples: int) -> int:

@@ -297,6 +297,16 @@ def test_an_incomplete_run_is_refused() -> None:
         require_timeline_of(plan, MeasuredTimeline.parse(data, "run"))
 
 
+@pytest.mark.parametrize(("factor", "tells"), [(2.9, False), (3.1, True)])
+def test_links_that_contradict_the_cluster_are_told(factor: float, tells: bool) -> None:
+    """A message of a gigabyte takes so many times the second that the links promise."""
+    plan = plan_of(TWO, star(2), STAGES, **ORDERS)
+    notes = calibrate(plan, with_transfers(plan, factor), links_only=True).notes
+    told = [note for note in notes if "contradict the cluster by more than 3x" in note]
+    assert len(told) == tells
+    assert all("0.3226 GB/s measured, 1 in the plan" in note for note in told)
+
+
 def drifting(plan: Plan, device: str, a_step_s: float) -> MeasuredTimeline:
     """Steps as predicted; the device's clock goes slow, by so much more in each step."""
     data = run_of(plan, [simulate_plan(plan)] * 3).model_dump(mode="json")
