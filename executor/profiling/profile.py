@@ -80,7 +80,7 @@ def profile(request: ProfileRequest, tell: Told) -> Costs:
         (number, model)
         for model in models
         for number, kind in enumerate(costs.kinds)
-        if (row := kind.at(model.samples)) is None or _is_unsteady(row)
+        if (row := kind.at(model.samples)) is None or is_unsteady(row)
     ]
     weights = models[0].graph.parameters
     before = emptied_caches(request.device, sum(weight.bytes for weight in weights))
@@ -98,7 +98,7 @@ def profile(request: ProfileRequest, tell: Told) -> Costs:
             f"step of {timed.optimizer}: {1e9 * timed.step.median_s / timed.elements:.3f} ns a "
             f"parameter (spread {100 * timed.step.spread:.0f}%)"
         )
-    unsteady = sum(_is_unsteady(row) for kind in costs.kinds for row in kind.sizes)
+    unsteady = sum(is_unsteady(row) for kind in costs.kinds for row in kind.sizes)
     if unsteady:
         tell(
             f"note: times of {plural(unsteady, 'measurement')} spread over more than "
@@ -110,7 +110,7 @@ def profile(request: ProfileRequest, tell: Told) -> Costs:
     return costs
 
 
-def _is_unsteady(row: SizedCosts) -> bool:
+def is_unsteady(row: SizedCosts) -> bool:
     """Return whether times that matter varied so much that other work must have interfered."""
     timings = (row.forward, row.backward, row.input_gradient, row.weight_gradient)
     halves_s = row.input_gradient.median_s + row.weight_gradient.median_s
