@@ -24,7 +24,7 @@ from planner.topology.choice import (
     reduction_errors,
     suited_latencies,
 )
-from planner.topology.measurements import Ends, Measurements
+from planner.topology.measurements import UNEQUAL, Ends, Measurements
 from planner.units import format_seconds, plural
 
 MOST_PAIRS = 32
@@ -145,6 +145,19 @@ def _notes(
             f"{plural(len(uneven), 'pair')} of devices have a faster and a slower way, most "
             f"{a} - {b} by {share:.0%}; a link of the cluster file has one bandwidth, that of the "
             "mean time a byte"
+        )
+    unequal = [
+        (row.latency_ratio, row.latency_s, ends)
+        for ends, row in found.pairs.items()
+        if row.latency_ratio > UNEQUAL
+    ]
+    if unequal:
+        ratio, lower_s, (a, b) = max(unequal)
+        yield (
+            f"latencies of the two ways differ between {plural(len(unequal), 'pair')} of devices, "
+            f"most {a} - {b} by {ratio:.3g}x; a link of the cluster file has one latency, and the "
+            f"lower one counts ({format_seconds(lower_s)} there), as nothing makes a message "
+            "faster than its link: measure again when nothing else uses the machines"
         )
     if not options.together:
         yield "flows at the same time were not measured: what pairs share is only assumed"

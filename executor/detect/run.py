@@ -129,9 +129,12 @@ class MeasurementRecord:
         )
 
     def _set_type(self, measured: MeasuredRank, known: KnownType, alone_s: float) -> None:
-        """Give a host's ranks the figures of one; those of another speed are another type."""
+        """Give a host's ranks the figures of one; other processors or speeds are another type."""
         name, number = known.name, 1
-        while name in self._alone_s and abs(alone_s / self._alone_s[name] - 1) > SAME_SPEED:
+        while name in self._alone_s and not (
+            self.types[name].figures.hardware == known.figures.hardware
+            and abs(alone_s / self._alone_s[name] - 1) <= SAME_SPEED
+        ):
             number += 1
             name = f"{known.name}-{number}"
         if name not in self._alone_s:

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from executor.distributed.machines import hardware_name
 from executor.distributed.process_group import device_of_this_process
 from executor.launch.console import print_error
 from executor.launch.rank_options import add_device_option
 from executor.profiling.measure import Patience
-from executor.profiling.profile import ProfileRequest, hardware_name, profile
+from executor.profiling.profile import ProfileRequest, profile
 from planner.cluster.device_types import cpu_type, gpu_type
 from planner.cluster.hardware import GIB
 from planner.errors import PipeplanError

@@ -182,11 +182,15 @@ def make_sweep(request: SweepRequest, *, as_json: bool) -> None:
         PipeplanError: naming what is wrong with the input.
         typer.Exit: with 130 after Ctrl-C, with 1 if no point has a plan.
     """
+    from planner.interop.calibrate.costs import warn_of_types_without_costs
+
     clusters = _clusters(request.clusters)
     job, rules = job_of(request.job, request.model_arguments), given_rules(request.runtime)
     _require_possible(request, clusters, job)
     costs = _costs(request)
     graphs = _graphs(request, clusters, job, costs, quiet=as_json)
+    for path, cluster in zip(request.clusters, clusters.values(), strict=True):
+        warn_of_types_without_costs(graphs[0], cluster, str(path))
     clusters = _with_steps(costs, clusters, job)
     result = _swept(request, graphs, clusters, job, rules, quiet=as_json)
     show_sweep(result, as_json=as_json)

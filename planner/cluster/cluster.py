@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Hashable
 from functools import cached_property
@@ -15,9 +16,12 @@ from planner.cluster.cluster_file import FORMAT as FILE_FORMAT
 from planner.cluster.cluster_file import ClusterFile, Currency, Host, Name, cluster_toml
 from planner.cluster.hardware import DeviceType, LinkType, Price
 from planner.cluster.link_table import LinkTable
+from planner.cluster.measured_links import contradictions
 from planner.cluster.routing import Edges, Messages, Route, Routing
 from planner.records.document import Record, read_toml_or_json, write_atomically
 from planner.records.formats import check_format
+
+logger = logging.getLogger(__name__)
 
 FORMAT = FILE_FORMAT
 
@@ -78,10 +82,15 @@ class Cluster(Record):
     def load(cls, path: str | Path) -> Cluster:
         """Read a cluster file: TOML as people write it, or JSON as in a plan.
 
+        Measured links that contradict the rest of the file are logged.
+
         Raises:
             PipeplanError: naming every wrong field.
         """
-        return cls.from_data(read_toml_or_json(path), str(path))
+        cluster = cls.from_data(read_toml_or_json(path), str(path))
+        for contradiction in contradictions(cluster):
+            logger.warning("%s: %s", path, contradiction)
+        return cluster
 
     def save(self, path: str | Path) -> None:
         """Write the cluster, all written out, atomically; :meth:`load` reads it.

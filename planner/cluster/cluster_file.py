@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -18,6 +19,7 @@ from planner.cluster.hardware import (
     Source,
     check_slowdown,
 )
+from planner.cluster.measured_links import contradict
 from planner.cluster.presets import DEVICES, LINKS
 from planner.errors import PipeplanError
 from planner.records.document import Record
@@ -25,6 +27,8 @@ from planner.records.document import Record
 if TYPE_CHECKING:
     from planner.cluster.cluster import Cluster
 
+
+logger = logging.getLogger(__name__)
 
 FORMAT = "pipeplan-cluster/1"
 Text = Annotated[str, Field(min_length=1)]
@@ -215,6 +219,8 @@ class ClusterFile(Record):
             problems.append("devices: the cluster has none; add [[nodes]] or [[devices]]")
         if problems:
             raise PipeplanError(f"{source}: {problem}" for problem in problems)
+        for note in self._links_against_presets():
+            logger.warning("%s: %s", source, note)
         return {
             "format": self.format,
             "name": self.name,
@@ -269,6 +275,23 @@ class ClusterFile(Record):
                     f"{entry.between[0]!r} and {entry.between[1]!r}"
                 )
             yield {"between": list(entry.between), **kind, **own}
+
+    def _links_against_presets(self) -> Iterator[str]:
+        """Yield measured bandwidths that contradict the preset of their link."""
+        known = {**LINKS, **self.link_types}
+        for position, entry in enumerate(self.links):
+            width = entry.bandwidth_gb_per_s
+            if entry.preset is None or width is None or entry.source != "measured":
+                continue
+            preset = known[entry.preset]
+            usual = preset.bandwidth_gb_per_s
+            if preset.source != "assumed" and contradict(usual, width):
+                yield (
+                    f"links[{position}]: {width:.4g} GB/s were measured between "
+                    f"{entry.between[0]!r} and {entry.between[1]!r}, and {entry.preset} has "
+                    f"{usual:.4g}: the messages went another way, or the preset is wrong; measure "
+                    "again, or correct preset"
+                )
 
 
 def cluster_toml(cluster: Cluster) -> str:

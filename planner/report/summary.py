@@ -153,11 +153,19 @@ def _above(time_s: float, predicted_s: float) -> str:
 
 def _stage_table(plan: Plan, timeline: Timeline) -> Table:
     recomputes = any(stage.recompute for stage in plan.stages)
+    kinds = {(o.stage, o.kind) for order in plan.parsed_orders().values() for o in order}
+    wholes = any(kind == "B" for _, kind in kinds)
+    splits = any(kind == "I" for _, kind in kinds)
     table = new_table(
         "Stages, for one microbatch",
         ("stage", "devices", "layers"),
-        ("count", "forward ms", "backward ms", "stash", "weights, gradients, optimizer GiB")
-        + (("recomputed layers",) if recomputes else ()),
+        (
+            *("count", "forward ms"),
+            *(("backward ms",) if wholes else ()),
+            *(("input gradient ms", "weight gradient ms") if splits else ()),
+            *("stash", "weights, gradients, optimizer GiB"),
+            *(("recomputed layers",) if recomputes else ()),
+        ),
     )
     for index, stage in enumerate(timeline.pipeline.stages):
         table.add_row(
@@ -166,7 +174,8 @@ def _stage_table(plan: Plan, timeline: Timeline) -> Table:
             plain(_layers(stage.spec.layers)),
             str(len(stage.spec.layers)),
             _milliseconds(times.forward_s for times in stage.times.values()),
-            _milliseconds(times.backward_s for times in stage.times.values()),
+            *([_stage_ms(stage, "B", (index, "B") in kinds)] if wholes else []),
+            *([_stage_ms(stage, kind, (index, "I") in kinds) for kind in "IW"] if splits else []),
             format_bytes(stage.stash_bytes),
             f"{_state_bytes(timeline, stage) / GIB:.2f}",
             *([str(len(stage.spec.recompute))] if recomputes else []),
@@ -192,6 +201,11 @@ def _device_table(timeline: Timeline) -> Table:
             _peak(timeline.peak_memory_bytes[device], pipeline.capacity_bytes(device)),
         )
     return table
+
+
+def _stage_ms(stage: PlacedStage, kind: str, runs: bool) -> str:
+    """Return the time of an operation of a stage, which is shown only if the plan runs it."""
+    return _milliseconds(times.seconds(kind) for times in stage.times.values()) if runs else "-"
 
 
 def _layers(layers: tuple[str, ...]) -> str:

@@ -146,14 +146,42 @@ def _factor(world: World, rows: Sequence[SyncStep], steps_inside: bool) -> float
     return median(found) if found else None
 
 
+_Meeting = tuple[int, tuple[int, ...], float]
+"""Pipeline rank, members, and the moment at which they went on, to 10 ms."""
+
+
+def _require_one_clock(meetings: Mapping[_Meeting, Sequence[SyncStep]]) -> None:
+    """Refuse a trace in which most groups do not go on at one moment, as their members did."""
+    groups = {key: met for key, met in meetings.items() if len(key[1]) > 1}
+    apart = {key: met for key, met in groups.items() if len(met) < len(key[1])}
+    rows = sum(map(len, groups.values()))
+    if 2 * sum(map(len, apart.values())) <= rows:
+        return
+    (key, members, moment_s), met = next(iter(apart.items()))
+    others_s = sorted(
+        (other for rank, who, other in apart if (rank, who) == (key, members)),
+        key=lambda other: abs(other - moment_s),
+    )
+    nearest = "no other row of theirs ends at all"
+    if len(others_s) > 1:
+        nearest = f"the nearest other row of theirs ends at {others_s[1]:.2f} s"
+    raise PipeplanError(
+        f"workers: most groups of workers do not go on at one moment, as they did: iteration "
+        f"{met[0].iteration} of pipeline rank {key} among workers {', '.join(map(str, members))} "
+        f"ends at {moment_s:.2f} s, and {nearest}: the hosts' clocks differ or drift, or rows are "
+        "missing; synchronise the clocks and measure again"
+    )
+
+
 def _durations(world: World, trace: SyncTrace) -> dict[_Shape, list[float]]:
     """Return the seconds from the last member's request to the end, by shape of the collective."""
-    meetings: dict[tuple[int, tuple[int, ...], float], list[SyncStep]] = defaultdict(list)
+    meetings: dict[_Meeting, list[SyncStep]] = defaultdict(list)
     for rows in trace.workers:
         for row in rows:
             if row.iteration > WARM_UP:
                 # Members go on at one moment; real clocks agree to about a millisecond.
                 meetings[row.pipeline_rank, row.members, round(row.end_s, 2)].append(row)
+    _require_one_clock(meetings)
     found: dict[_Shape, list[float]] = defaultdict(list)
     for (key, members, _), met in meetings.items():
         if len(met) == len(members):
