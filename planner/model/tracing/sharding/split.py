@@ -1,0 +1,68 @@
+"""How an exported training step splits over a group of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import fx
+
+from planner.model.tracing.export import ExportedStep
+from planner.model.tracing.gradients import nodes_with_gradient
+from planner.model.tracing.layers import LayerAssignment
+from planner.model.tracing.sharding.dimensions import Dimensions, Parts, dimensions_of
+from planner.model.tracing.sharding.placements import Placements, place
+from planner.model.tracing.sharding.regions import Region, choose
+
+
+@dataclass(frozen=True)
+class Split:
+    """A step's split.
+
+    Attributes:
+        dimensions: the classes of dimensions behind it.
+        regions: what is split.
+        placements: placement of every value.
+        unsplit: why a parameter with two dimensions or more is not split, by its name.
+        parameters: dimension and parts of each split parameter, by its name.
+        layer_of: layer of each operation.
+    """
+
+    dimensions: Dimensions
+    regions: tuple[Region, ...]
+    placements: Placements
+    unsplit: Mapping[str, str]
+    parameters: Mapping[str, tuple[int, Parts]]
+    layer_of: Mapping[fx.Node, str]
+
+
+def split_step(
+    exported: ExportedStep, layers: LayerAssignment, degree: int | None = None
+) -> Split:
+    """Find how a step splits: the most work with the least communication.
+
+    Args:
+        exported: the step.
+        layers: layers of its operations.
+        degree: number of devices; None: every split that some degree divides.
+    """
+    dimensions = dimensions_of(exported)
+    order = {node: index for index, node in enumerate(exported.graph.nodes)}
+    choice = choose(exported, dimensions, order, degree)
+    gradients = nodes_with_gradient(exported)
+    placements = place(dimensions, choice.regions, layers.layer_of, gradients)
+    parameters = _parameters(exported, choice.regions)
+    return Split(
+        dimensions, choice.regions, placements, choice.unsplit, parameters, layers.layer_of
+    )
+
+
+def _parameters(
+    exported: ExportedStep, regions: tuple[Region, ...]
+) -> dict[str, tuple[int, Parts]]:
+    return {
+        exported.names[str(node.target)]: (own, parts)
+        for region in regions
+        for (node, own), parts in region.parts.items()
+        if node.op == "get_attr" and str(node.target) in exported.names
+    }
