@@ -44,6 +44,57 @@ class _Copy(torch.autograd.Function):
         return tuple(total.clone() for _ in gradients)
 
 
+def _shared(whole: Tensor, place: Any, degree: int) -> tuple[Tensor, ...]:
+    return tuple(share(whole, *place, degree, rank).clone() for rank in range(degree))
+
+
+def _whole(shares: Any, dimension: int, parts: tuple[int, ...]) -> Tensor:
+    local = [part // len(shares) for part in parts]
+    rows = [value.split(local, dimension) for value in shares]
+    return torch.cat([torch.cat(pieces, dimension) for pieces in zip(*rows, strict=True)], dimension)
+
+
+class _ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, place: Any, *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.place = place
+        return _shared(torch.stack(values).sum(0), place, len(values))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        whole = _whole(gradients, *ctx.place)
+        return None, *(whole.clone() for _ in gradients)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, place: Any, is_partial: bool, *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.place, ctx.is_partial = place, is_partial
+        whole = _whole(values, *place)
+        return tuple(whole.clone() for _ in values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        if ctx.is_partial:
+            return None, None, *_shared(torch.stack(gradients).sum(0), ctx.place, len(gradients))
+        own = [share(g, *ctx.place, len(gradients), rank) for rank, g in enumerate(gradients)]
+        return None, None, *own
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, place: Any, *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.place = place
+        return tuple(
+            share(value, *place, len(values), rank).clone() for rank, value in enumerate(values)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        whole = _whole(gradients, *ctx.place)
+        return None, *(whole.clone() for _ in gradients)
+
+
 class ListGroup:
     """The collectives of a group whose ranks are entries of lists; counts its calls."""
 
@@ -56,6 +107,15 @@ class ListGroup:
 
     def copy(self, values: Shares) -> Shares:
         return Shares(_Copy.apply(*values))
+
+    def reduce_scatter(self, values: Shares, *place: Any) -> Shares:
+        return Shares(_ReduceScatter.apply(place, *values))
+
+    def gather(self, values: Shares, dimension: int, parts: Any, is_partial: bool) -> Shares:
+        return Shares(_Gather.apply((dimension, parts), is_partial, *values))
+
+    def scatter(self, values: Shares, *place: Any) -> Shares:
+        return Shares(_Scatter.apply(place, *values))
 
     def take(self, values: Shares, dimension: int, parts: tuple[int, ...]) -> Shares:
         return Shares(
@@ -196,7 +256,5 @@ def _joined(shares: Shares, split: Split, name: str, is_summed: bool) -> Tensor:
             torch.testing.assert_close(gradient, gradients[0], rtol=1e-12, atol=1e-12)
         return gradients[0]
     own, parts = split.parameters[name]
-    sizes = part_sizes(sum(gradient.shape[own] for gradient in gradients), parts)
-    local = [size // len(gradients) for size in sizes]
-    rows = [gradient.split(local, own) for gradient in gradients]
-    return torch.cat([torch.cat(pieces, own) for pieces in zip(*rows, strict=True)], own)
+    size = sum(gradient.shape[own] for gradient in gradients)
+    return _whole(gradients, own, part_sizes(size, parts))

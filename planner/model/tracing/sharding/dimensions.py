@@ -61,13 +61,14 @@ class Dimensions:
 
     Attributes:
         axes: axes of each operation that has data, empty where there is no rule.
-        data: values that depend on a parameter; all others are cheap, and every rank has them.
+        data: values that depend on a parameter, in executable order; all others are cheap, and
+            every rank has them.
         classes: classes in the order of their first operation.
         class_of: index of the class of each dimension.
     """
 
     axes: Mapping[fx.Node, tuple[Axis, ...]]
-    data: frozenset[fx.Node]
+    data: Mapping[fx.Node, None]
     classes: tuple[DimensionClass, ...]
     class_of: Mapping[Dimension, int]
 
@@ -85,25 +86,21 @@ def dimensions_of(
     canonical = _one_node_for_each_parameter(exported)
     found = _Builder(data, canonical)
     for node in exported.graph.nodes:
-        if node.op == "call_function" and (node in data or _reads(node, data)):
+        if node.op == "call_function" and node in data:
             found.add(node, () if node in walls else axes_of(node), node in walls)
     return found.result()
 
 
-def data_values(exported: ExportedStep) -> frozenset[fx.Node]:
+def data_values(exported: ExportedStep) -> Mapping[fx.Node, None]:
     """Return parameters and all values computed from any, trained or frozen."""
-    data: set[fx.Node] = set()
+    data: dict[fx.Node, None] = {}
     for node in exported.graph.nodes:
         if node.op == "get_attr":
             if isinstance(exported.attribute(node), nn.Parameter):
-                data.add(node)
-        elif not data.isdisjoint(node.all_input_nodes) and node.op == "call_function":
-            data.add(node)
-    return frozenset(data)
-
-
-def _reads(node: fx.Node, data: frozenset[fx.Node]) -> bool:
-    return not data.isdisjoint(node.all_input_nodes)
+                data[node] = None
+        elif node.op == "call_function" and any(n in data for n in node.all_input_nodes):
+            data[node] = None
+    return data
 
 
 def _one_node_for_each_parameter(exported: ExportedStep) -> Callable[[fx.Node], fx.Node]:
@@ -119,7 +116,7 @@ def _one_node_for_each_parameter(exported: ExportedStep) -> Callable[[fx.Node], 
 class _Builder:
     """Collects what belongs together and what stays whole, operation by operation."""
 
-    def __init__(self, data: frozenset[fx.Node], canonical: Callable[[fx.Node], fx.Node]) -> None:
+    def __init__(self, data: Mapping[fx.Node, None], canonical: Callable[[fx.Node], fx.Node]) -> None:
         self.data = data
         self.canonical = canonical
         self.axes: dict[fx.Node, tuple[Axis, ...]] = {}
@@ -192,6 +189,14 @@ class _Builder:
             nodes = [node for node, _ in group]
             if len(set(nodes)) < len(nodes):
                 obstacles[index].append("two dimensions of one tensor would be split")
+        # The other nodes of a tied parameter are split as its first one.
+        tied = [n for n in self.data if self.canonical(n) is not n]
+        also = {(n, own): self._key((n, own)) for n in tied for own in range(len(shape_of(n)))}
+        for member, first in also.items():
+            if first in class_of:
+                class_of[member] = class_of[first]
+                groups[class_of[first]].append(member)
+                parts[member] = parts[first]
         classes = tuple(
             DimensionClass({m: parts[m] for m in group}, tuple(dict.fromkeys(obstacles[i])))
             for i, group in enumerate(groups)

@@ -6,6 +6,7 @@ those of the exported step on this rank's shares, so the same graph runs on ever
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -19,10 +20,10 @@ from planner.model.tracing.sharding.axes import (
     arguments_of,
     axes_of,
     operator_name,
+    results_of,
     shape_of,
 )
 from planner.model.tracing.sharding.dimensions import Parts
-from planner.model.tracing.sharding.regions import Region
 from planner.model.tracing.sharding.split import Split
 
 
@@ -34,6 +35,17 @@ class Group(Protocol):
 
     def copy(self, value: Tensor) -> Tensor:
         """Return a whole value [sum its partial gradients]."""
+
+    def reduce_scatter(self, value: Tensor, dimension: int, parts: tuple[int, ...]) -> Tensor:
+        """Sum partial sums and return this rank's share [gather the gradients]."""
+
+    def gather(
+        self, value: Tensor, dimension: int, parts: tuple[int, ...], is_partial: bool
+    ) -> Tensor:
+        """Join the shares [return this rank's share of the gradient, or of its sum if partial]."""
+
+    def scatter(self, value: Tensor, dimension: int, parts: tuple[int, ...]) -> Tensor:
+        """Return this rank's share of a whole value [gather the gradients]."""
 
     def take(self, value: Tensor, dimension: int, parts: tuple[int, ...]) -> Tensor:
         """Return this rank's share of a value without gradient: its share of each part."""
@@ -89,8 +101,10 @@ class _Localiser:
         self.graph = fx.Graph()
         self.group = self.graph.placeholder("group")
         self.local: dict[fx.Node, fx.Node] = {}  # In the form in which it is made …
-        self.whole: dict[fx.Node, fx.Node] = {}  # … after a reduction …
-        self.read: dict[tuple[fx.Node, str], fx.Node] = {}  # … and with a summed gradient.
+        self.ready: dict[fx.Node, fx.Node] = {}  # … after a reduction or scatter …
+        # … and as operations of a layer read it, with a gradient that is partial or not.
+        self.read: dict[tuple[fx.Node, str, bool], fx.Node] = {}
+        self.product_of = {end: product for product, end in self.placements.ends.items()}
         self.layer_of: Mapping[fx.Node, str] = split.layer_of
 
     def run(self) -> fx.Graph:
@@ -98,57 +112,77 @@ class _Localiser:
         for node in self.exported.graph.nodes:
             if operator_name(node) == "_assert_tensor_metadata":
                 continue
-            region = self.placements.region_of.get(node)
-            if region is None:
-                made = self.graph.node_copy(node, lambda value, n=node: self._operand(n, value))
-                if node in self.placements.sums:
-                    self._resize(made, node)
+            if node.target is operator.getitem:
+                self.local[node] = self.graph.node_copy(node, self.local.__getitem__)
+            elif node in self.placements.region_of or node in self.placements.shared:
+                self.local[node] = self._share_of(node)
             else:
-                made = self._share_of(node, region)
-            self.local[node] = made
+                self.local[node] = self.graph.node_copy(node, lambda v, n=node: self._operand(n, v))
         return self.graph
 
     def _operand(self, reader: fx.Node, value: fx.Node) -> fx.Node:
         """Return an operand in the form in which an operation reads it."""
         found = self.placements
         if not found.reads_whole(reader, value):
-            return self.local[value]
-        layer = self.layer_of.get(reader, "")
-        is_summed = (value, layer) in found.copies and found.reads_partially(reader, value)
-        form = self._whole(value)
-        if not is_summed:
-            return form
-        if (value, layer) not in self.read:
-            self.read[value, layer] = self._call("copy", form)
-        return self.read[value, layer]
+            return self._ready(value) if reader in found.shared else self.local[value]
+        layer, is_partial = self.layer_of.get(reader, ""), found.reads_partially(reader, value)
+        if value in found.sequence:
+            return self._once("gather", value, layer, is_partial, *self._place(value), is_partial)
+        if is_partial and (value, layer) in found.copies:
+            return self._once("copy", value, layer, is_partial)
+        return self._ready(value)
 
-    def _whole(self, value: fx.Node) -> fx.Node:
-        if value not in self.placements.reduced:
+    def _once(
+        self, method: str, value: fx.Node, layer: str, is_partial: bool, *arguments: Any
+    ) -> fx.Node:
+        """Return the result of a collective, one for all readers of a layer."""
+        key = value, layer, is_partial
+        if key not in self.read:
+            self.read[key] = self._call(method, self._ready(value), *arguments)
+        return self.read[key]
+
+    def _place(self, value: fx.Node) -> tuple[int, tuple[int, ...]]:
+        own, parts = self.placements.sequence[value]
+        return own, part_sizes(shape_of(value)[own], parts)
+
+    def _ready(self, value: fx.Node) -> fx.Node:
+        """Return a value between regions: a sum reduced, and shares of positions if so placed."""
+        found = self.placements
+        if value not in found.reduced and (value not in found.sequence or value in found.shared):
             return self.local[value]
-        if value not in self.whole:
-            reduced = self._call("all_reduce", self.local[value])
-            for bias in added_after(value) if value in self.placements.region_of else ():
-                reduced = self.graph.call_function(
-                    torch.ops.aten.add.Tensor, (reduced, self._whole(bias))
-                )
-            self.whole[value] = reduced
-        return self.whole[value]
+        if value not in self.ready:
+            place = self._place(value) if value in found.sequence else ()
+            is_sum = value in found.reduced
+            method = {
+                (True, True): "reduce_scatter",
+                (True, False): "all_reduce",
+                (False, True): "scatter",
+            }[is_sum, bool(place)]
+            made = self._call(method, self.local[value], *place)
+            product = self.product_of.get(value, value)
+            for bias in added_after(product) if product in found.region_of and is_sum else ():
+                add = torch.ops.aten.add.Tensor
+                made = self.graph.call_function(add, (made, self._operand(product, bias)))
+            self.ready[value] = made
+        return self.ready[value]
 
     def _call(self, method: str, *arguments: Any) -> fx.Node:
         return self.graph.call_method(method, (self.group, *arguments))
 
-    def _share_of(self, node: fx.Node, region: Region) -> fx.Node:
+    def _share_of(self, node: fx.Node) -> fx.Node:
         """Add a rank's share of an operation."""
-        taken = self._constants(node, region)
+        region = self.placements.region_of.get(node)
+        parts = region.parts if region is not None else self._positions(node)
+        sums = region.sums if region is not None else frozenset()
+        taken = self._constants(node, parts)
 
         def operand(value: fx.Node) -> fx.Node:
             if value in taken:
-                own, parts = taken[value]
-                return self._call("take", self.local[value], own, parts)
+                return self._call("take", self.local[value], *taken[value])
             return self._operand(node, value)
 
         name, given = operator_name(node), node.args
-        if name == "embedding" and node in region.sums:
+        if name == "embedding" and node in sums:
             padding = arguments_of(node)["padding_idx"]
             return self._call("embedding", operand(given[0]), operand(given[1]), padding)
         if name == "cross_entropy_loss":
@@ -160,55 +194,53 @@ class _Localiser:
                 call["reduction"],
                 call["ignore_index"],
             )
-        if node in region.sums and added_after(node):
+        if node in sums and added_after(node):
             product = [n for n in given if n not in added_after(node)]
             target = _WITHOUT_BIAS[name]
             return self.graph.call_function(target, tuple(map(operand, product)))
         made = self.graph.node_copy(node, operand)
-        self._resize(made, node)
+        self._resize(made, node, parts)
         return made
 
+    def _positions(self, node: fx.Node) -> Mapping[Dimension, Parts]:
+        """Return the split dimensions of an operation on shares of positions."""
+        placed = self.placements.sequence
+        values = [value for value in (*node.all_input_nodes, *results_of(node).values())]
+        return {(n, placed[n][0]): placed[n][1] for n in values if n in placed}
+
     def _constants(
-        self, node: fx.Node, region: Region
+        self, node: fx.Node, split: Mapping[Dimension, Parts]
     ) -> dict[fx.Node, tuple[int, tuple[int, ...]]]:
         """Return operands that depend on no parameter and are split with the operation's."""
         found = {}
         for axis in axes_of(node) or ():
             members = (*axis.inputs, *axis.outputs)
-            parts = next((region.parts[m] for m in members if m in region.parts), None)
+            parts = next((split[m] for m in members if m in split), None)
             for value, own in axis.inputs if parts is not None else ():
                 if value not in self.split.dimensions.data and shape_of(value)[own] > 1:
                     assert parts is not None
                     found[value] = own, part_sizes(shape_of(value)[own], parts)
         return found
 
-    def _resize(self, made: fx.Node, node: fx.Node) -> None:
+    def _resize(self, made: fx.Node, node: fx.Node, split: Mapping[Dimension, Parts]) -> None:
         """Give an operation that names its result's shape the local one."""
-        name, shape = operator_name(node), self._local_shape(node)
-        arguments = list(made.args)
+        name, arguments = operator_name(node), list(made.args)
+        shape = [
+            size // self.degree if (node, own) in split else size
+            for own, size in enumerate(shape_of(node))
+        ]
         if name in ("view", "reshape", "_unsafe_view", "expand"):
-            arguments[1] = list(shape)
+            arguments[1] = shape
         elif name == "unflatten":
             own = int(arguments[1]) % len(shape_of(node.args[0]))  # type: ignore[arg-type]
-            arguments[2] = list(shape[own : own + len(arguments[2])])  # type: ignore[arg-type]
+            arguments[2] = shape[own : own + len(arguments[2])]  # type: ignore[arg-type]
         elif name in ("split", "split_with_sizes"):
-            arguments[1] = self._local_pieces(node)
+            made.target = torch.ops.aten.split_with_sizes.default
+            given = arguments_of(node)
+            own = int(given["dim"]) % len(shape_of(given["self"]))
+            divisor = self.degree if (given["self"], own) in split else 1
+            arguments[1] = [tensor.shape[own] // divisor for tensor in node.meta["val"]]
         made.args = tuple(arguments)
-
-    def _local_shape(self, node: fx.Node) -> tuple[int, ...]:
-        shape = list(shape_of(node))
-        region = self.placements.region_of.get(node)
-        if region is not None and (found := region.split_dimension(node)) is not None:
-            shape[found[0]] //= self.degree
-        return tuple(shape)
-
-    def _local_pieces(self, node: fx.Node) -> list[int]:
-        """Return the sizes into which a rank divides its share."""
-        given = arguments_of(node)
-        own = int(given["dim"]) % len(shape_of(given["self"]))
-        region = self.placements.region_of[node]
-        divisor = self.degree if (given["self"], own) in region.parts else 1
-        return [tensor.shape[own] // divisor for tensor in node.meta["val"]]
 
 
 _WITHOUT_BIAS = {

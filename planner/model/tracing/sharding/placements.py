@@ -7,15 +7,17 @@ function f of the paper. The reduction of a result is its g.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import networkx as nx
 from torch import Tensor, fx
 
 from planner.model.tracing.sharding.axes import added_after, operator_name, shape_of
-from planner.model.tracing.sharding.dimensions import Dimensions
+from planner.model.tracing.sharding.dimensions import Dimensions, Parts
 from planner.model.tracing.sharding.regions import Region
+
+SequenceShares = Callable[["Placements"], "Placements"]
 
 VIEWS = frozenset(
     "alias view reshape _unsafe_view flatten unflatten squeeze transpose t permute unsqueeze "
@@ -34,27 +36,37 @@ class Placements:
         region_of: region of each operation that does a share of the work.
         sums: values that are partial sums, made by a region or computed from such.
         reduced: those among them that are also needed whole: all-reduced in the forward.
+        ends: the view after a product whose bias is added there, once the sum is reduced.
         views: views of whole values that only regions read: their gradients are partial, and are
             summed before the view.
         copies: whole values whose gradient is summed in the backward, with the layer that reads
             them; once for all of its operations.
         summed: parameters that every rank has whole but with a partial gradient: summed over the
             group once a step.
+        sequence: values between regions of which each rank has a share of the positions, with the
+            dimension and its parts (sequence parallelism); empty without.
+        shared: operations that each compute a share of such a value; other ones compute it whole.
     """
 
     region_of: Mapping[fx.Node, Region]
     sums: frozenset[fx.Node] = frozenset()
     reduced: frozenset[fx.Node] = frozenset()
+    ends: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
     views: frozenset[fx.Node] = frozenset()
     copies: frozenset[tuple[fx.Node, str]] = frozenset()
     summed: frozenset[fx.Node] = frozenset()
+    sequence: Mapping[fx.Node, tuple[int, Parts]] = field(default_factory=dict)
+    shared: frozenset[fx.Node] = frozenset()
 
     def is_partial_reader(self, node: fx.Node) -> bool:
         """Return whether an operation's gradients of its whole operands are partial."""
-        return node in self.region_of or node in self.sums or node in self.views
+        is_split = node in self.region_of or node in self.shared
+        return is_split or node in self.sums or node in self.views
 
     def reads_whole(self, reader: fx.Node, value: fx.Node) -> bool:
         """Return whether an operation reads a value whole: neither its share nor a partial sum."""
+        if reader in self.shared:
+            return value not in self.sequence
         if value in self.sums:
             return reader not in self.sums or reader in self.region_of
         region = self.region_of.get(reader)
@@ -66,8 +78,13 @@ class Placements:
             self.is_partial_reader(reader)
             and self.reads_whole(reader, value)
             and value not in self.views
-            and not (reader in self.sums and value in added_after(reader))
+            and not self._adds_whole(reader, value)
         )
+
+    def _adds_whole(self, reader: fx.Node, value: fx.Node) -> bool:
+        """Return whether a whole result of a product gets a bias, which has the whole gradient."""
+        is_bias = reader in self.sums and value in added_after(reader)
+        return is_bias and self.ends.get(reader, reader) not in self.sequence
 
 
 def place(
@@ -75,6 +92,7 @@ def place(
     regions: Sequence[Region],
     layer_of: Mapping[fx.Node, str],
     gradients: frozenset[fx.Node],
+    sequence: SequenceShares | None = None,
 ) -> Placements:
     """Place every value, with the fewest bytes reduced.
 
@@ -83,16 +101,21 @@ def place(
         regions: what is split.
         layer_of: layer of each operation.
         gradients: values that the backward reaches.
+        sequence: given the placements without, finds what is shared by positions between regions;
+            None: nothing is.
     """
     region_of = {node: region for region in regions for node in region.nodes}
     made = {node for region in regions for node in region.sums}
     sums, reduced = _reduce_where_smallest(made, region_of, gradients)
-    found = Placements(region_of, sums, reduced)
+    ends = {node: end for node in reduced if (end := _end(node)) is not None}
+    sums, reduced = sums | set(ends.values()), reduced - ends.keys() | set(ends.values())
+    found = Placements(region_of, sums, reduced, ends)
     views: set[fx.Node] = set()
-    for node in reversed(list(dimensions.axes)):
-        if not found.is_partial_reader(node) and _hands_on(node, found, views, layer_of):
-            views.add(node)
+    for source in reversed([*dimensions.data]):
+        views |= _handed_on(source, found, views, layer_of)
     found = replace(found, views=frozenset(views))
+    if sequence is not None:
+        found = sequence(found)
     partial = {
         (value, node)
         for node in dimensions.axes
@@ -102,25 +125,45 @@ def place(
     summed = {
         value
         for value, _ in partial
-        if value.op == "get_attr" and all((value, user) in partial for user in _users(value))
+        if value.op == "get_attr"
+        and value not in found.sequence
+        and all((value, user) in partial for user in _users(value))
     }
-    copies = frozenset((value, layer_of[node]) for value, node in partial if value not in summed)
+    copies = frozenset(
+        (value, layer_of[node])
+        for value, node in partial
+        if value not in summed and value not in found.sequence
+    )
     return replace(found, copies=copies, summed=frozenset(summed))
 
 
-def _hands_on(
-    node: fx.Node, found: Placements, views: set[fx.Node], layer_of: Mapping[fx.Node, str]
-) -> bool:
-    """Return whether a view is only read partially, so that summing its source is no worse."""
-    source = node.args[0] if operator_name(node) in VIEWS else None
-    if not isinstance(source, fx.Node) or bytes_of(source) > bytes_of(node):
-        return False
+def _end(node: fx.Node) -> fx.Node | None:
+    """Return the one view of a product with a bias that the bias can be added to just as well."""
     users = _users(node)
-    return bool(users) and all(
-        (user in views or found.reads_partially(user, node))
-        and layer_of.get(user) == layer_of.get(node)
-        for user in users
-    )
+    if not added_after(node) or len(users) != 1:
+        return None
+    is_view = operator_name(users[0]) in ("view", "reshape", "_unsafe_view")
+    return users[0] if is_view and shape_of(users[0])[-1:] == shape_of(node)[-1:] else None
+
+
+def _handed_on(
+    source: fx.Node, found: Placements, views: set[fx.Node], layer_of: Mapping[fx.Node, str]
+) -> set[fx.Node]:
+    """Return views of a value that are only read partially, if to sum it instead is no worse."""
+    read = {
+        node
+        for node in _users(source)
+        if operator_name(node) in VIEWS | {"select", "slice"}
+        and node.args[0] is source
+        and not found.is_partial_reader(node)
+        and _users(node)
+        and all(
+            (user in views or found.reads_partially(user, node))
+            and layer_of.get(user) == layer_of.get(node)
+            for user in _users(node)
+        )
+    }
+    return read if bytes_of(source) <= sum(map(bytes_of, read)) else set()
 
 
 def _users(node: fx.Node) -> list[fx.Node]:

@@ -113,7 +113,7 @@ def _work(node: fx.Node, axis: Axis) -> int:
 
 
 def _looked_up(node: fx.Node) -> int:
-    """Return the number of rows of a table that one sample looks up; a constant index, always."""
+    """Return how many rows of a table a sample looks up; by a constant index, it may be all."""
     index = node.args[1]
     assert isinstance(index, fx.Node)
     ahead, seen = [index], {index}
@@ -121,7 +121,7 @@ def _looked_up(node: fx.Node) -> int:
         ahead += (new := set(ahead.pop().all_input_nodes) - seen)
         seen |= new
     is_constant = all(value.op != "placeholder" for value in seen)
-    return prod(shape_of(index) if is_constant else shape_of(index)[1:])
+    return shape_of(node.args[0])[0] if is_constant else prod(shape_of(index)[1:])  # type: ignore[arg-type]
 
 
 def _region(found: DimensionClass, rows: Iterable[tuple[fx.Node, Axis]]) -> Region:

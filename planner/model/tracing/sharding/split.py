@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from torch import fx
 
@@ -13,6 +14,7 @@ from planner.model.tracing.layers import LayerAssignment
 from planner.model.tracing.sharding.dimensions import Dimensions, Parts, dimensions_of
 from planner.model.tracing.sharding.placements import Placements, place
 from planner.model.tracing.sharding.regions import Region, choose
+from planner.model.tracing.sharding.sequence import share_positions
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,11 @@ class Split:
 
 
 def split_step(
-    exported: ExportedStep, layers: LayerAssignment, degree: int | None = None
+    exported: ExportedStep,
+    layers: LayerAssignment,
+    degree: int | None = None,
+    *,
+    sequence: bool = False,
 ) -> Split:
     """Find how a step splits: the most work with the least communication.
 
@@ -45,12 +51,14 @@ def split_step(
         exported: the step.
         layers: layers of its operations.
         degree: number of devices; None: every split that some degree divides.
+        sequence: whether values between regions are shared by positions.
     """
     dimensions = dimensions_of(exported)
     order = {node: index for index, node in enumerate(exported.graph.nodes)}
     choice = choose(exported, dimensions, order, degree)
     gradients = nodes_with_gradient(exported)
-    placements = place(dimensions, choice.regions, layers.layer_of, gradients)
+    share = partial(share_positions, exported, degree=degree) if sequence else None
+    placements = place(dimensions, choice.regions, layers.layer_of, gradients, share)
     parameters = _parameters(exported, choice.regions)
     return Split(
         dimensions, choice.regions, placements, choice.unsplit, parameters, layers.layer_of
