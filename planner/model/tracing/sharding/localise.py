@@ -91,10 +91,16 @@ def localise(exported: ExportedStep, split: Split, degree: int) -> fx.Graph:
         split: how it splits at this degree.
         degree: number of ranks.
     """
-    return _Localiser(exported, split, degree).run()
+    return Localiser(exported, split, degree).run()
 
 
-class _Localiser:
+class Localiser:
+    """Copies a step's graph for one rank.
+
+    Attributes:
+        communicated: method of the group, value and layer of each collective, in order.
+    """
+
     def __init__(self, exported: ExportedStep, split: Split, degree: int) -> None:
         self.exported, self.split, self.degree = exported, split, degree
         self.placements = split.placements
@@ -105,6 +111,7 @@ class _Localiser:
         # … and as operations of a layer read it, with a gradient that is partial or not.
         self.read: dict[tuple[fx.Node, str, bool], fx.Node] = {}
         self.product_of = {end: product for product, end in self.placements.ends.items()}
+        self.communicated: list[tuple[str, fx.Node, str]] = []
         self.layer_of: Mapping[fx.Node, str] = split.layer_of
 
     def run(self) -> fx.Graph:
@@ -138,6 +145,8 @@ class _Localiser:
         """Return the result of a collective, one for all readers of a layer."""
         key = value, layer, is_partial
         if key not in self.read:
+            known = "gather_partial" if method == "gather" and is_partial else method
+            self.communicated.append((known, value, layer))
             self.read[key] = self._call(method, self._ready(value), *arguments)
         return self.read[key]
 
@@ -158,6 +167,7 @@ class _Localiser:
                 (True, False): "all_reduce",
                 (False, True): "scatter",
             }[is_sum, bool(place)]
+            self.communicated.append((method, value, self.layer_of.get(value, "")))
             made = self._call(method, self.local[value], *place)
             product = self.product_of.get(value, value)
             for bias in added_after(product) if product in found.region_of and is_sum else ():
@@ -187,6 +197,7 @@ class _Localiser:
             return self._call("embedding", operand(given[0]), operand(given[1]), padding)
         if name == "cross_entropy_loss":
             call = arguments_of(node)
+            self.communicated.append((name, call["self"], self.layer_of[node]))
             return self._call(
                 "cross_entropy",
                 operand(call["self"]),

@@ -106,8 +106,8 @@ def place(
     """
     region_of = {node: region for region in regions for node in region.nodes}
     made = {node for region in regions for node in region.sums}
-    sums, reduced = _reduce_where_smallest(made, region_of, gradients)
-    ends = {node: end for node in reduced if (end := _end(node)) is not None}
+    sums, reduced = _reduce_where_smallest(made, region_of, layer_of, gradients)
+    ends = {node: end for node in reduced if (end := _end(node, layer_of))}
     sums, reduced = sums | set(ends.values()), reduced - ends.keys() | set(ends.values())
     found = Placements(region_of, sums, reduced, ends)
     views: set[fx.Node] = set()
@@ -137,10 +137,12 @@ def place(
     return replace(found, copies=copies, summed=frozenset(summed))
 
 
-def _end(node: fx.Node) -> fx.Node | None:
+def _end(node: fx.Node, layer_of: Mapping[fx.Node, str]) -> fx.Node | None:
     """Return the one view of a product with a bias that the bias can be added to just as well."""
     users = _users(node)
-    if not added_after(node) or len(users) != 1:
+    if not added_after(node) or {layer_of.get(user) for user in users} != {layer_of[node]}:
+        return None
+    if len(users) > 1:
         return None
     is_view = operator_name(users[0]) in ("view", "reshape", "_unsafe_view")
     return users[0] if is_view and shape_of(users[0])[-1:] == shape_of(node)[-1:] else None
@@ -179,6 +181,7 @@ def bytes_of(node: fx.Node) -> int:
 def _reduce_where_smallest(
     made: set[fx.Node],
     region_of: Mapping[fx.Node, Region],
+    layer_of: Mapping[fx.Node, str],
     gradients: frozenset[fx.Node],
 ) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
     """Return the partial sums and those that are reduced, by a minimum cut.
@@ -186,7 +189,7 @@ def _reduce_where_smallest(
     An operation is on the side of the sources if its result stays a partial sum; the cut pays for
     sums that are needed whole, and for gradients of the whole operands of products with sums.
     """
-    able = _may_stay_sums(made, region_of)
+    able = _may_stay_sums(made, region_of, layer_of)
     network = nx.DiGraph()
     for node in able:
         network.add_edge(node, (node, "read"), capacity=bytes_of(node))
@@ -210,15 +213,19 @@ def _reduce_where_smallest(
 
 
 def _may_stay_sums(
-    made: set[fx.Node], region_of: Mapping[fx.Node, Region]
+    made: set[fx.Node], region_of: Mapping[fx.Node, Region], layer_of: Mapping[fx.Node, str]
 ) -> dict[fx.Node, None]:
-    """Return partial sums, and values that are partial sums if their operands stay such."""
+    """Return partial sums, and values that are partial sums if their operands stay such.
+
+    They stay within a layer: what crosses a boundary between layers is never a partial sum.
+    """
     able = {node: None for node in sorted(made, key=str) if not added_after(node)}
     ahead = list(able)
     while ahead:
-        for user in _users(ahead.pop()):
-            is_able = user not in region_of and _whole_operands(user, able) is not None
-            if is_able and user not in able:
+        node = ahead.pop()
+        for user in _users(node):
+            stays = layer_of.get(user) == layer_of[node] and user not in region_of
+            if stays and user not in able and _whole_operands(user, able) is not None:
                 able[user] = None
                 ahead.append(user)
     while wrong := [n for n in able if n not in made and _whole_operands(n, able) is None]:

@@ -28,6 +28,7 @@ class Split:
         unsplit: why a parameter with two dimensions or more is not split, by its name.
         parameters: dimension and parts of each split parameter, by its name.
         layer_of: layer of each operation.
+        gradients: values that the backward reaches.
     """
 
     dimensions: Dimensions
@@ -36,6 +37,7 @@ class Split:
     unsplit: Mapping[str, str]
     parameters: Mapping[str, tuple[int, Parts]]
     layer_of: Mapping[fx.Node, str]
+    gradients: frozenset[fx.Node]
 
 
 def split_step(
@@ -61,7 +63,13 @@ def split_step(
     placements = place(dimensions, choice.regions, layers.layer_of, gradients, share)
     parameters = _parameters(exported, choice.regions)
     return Split(
-        dimensions, choice.regions, placements, choice.unsplit, parameters, layers.layer_of
+        dimensions,
+        choice.regions,
+        placements,
+        choice.unsplit,
+        parameters,
+        layers.layer_of,
+        gradients,
     )
 
 
