@@ -51,7 +51,8 @@ def _shared(whole: Tensor, place: Any, degree: int) -> tuple[Tensor, ...]:
 def _whole(shares: Any, dimension: int, parts: tuple[int, ...]) -> Tensor:
     local = [part // len(shares) for part in parts]
     rows = [value.split(local, dimension) for value in shares]
-    return torch.cat([torch.cat(pieces, dimension) for pieces in zip(*rows, strict=True)], dimension)
+    joined = [torch.cat(pieces, dimension) for pieces in zip(*rows, strict=True)]
+    return torch.cat(joined, dimension)
 
 
 class _ReduceScatter(torch.autograd.Function):
@@ -221,7 +222,7 @@ def run_on_shards(
     inputs = [Shares([value.clone() for _ in range(degree)]) for value in batch.values()]
     (losses,) = _Ranks(module, degree, values).run(group, *inputs)
     losses = losses if isinstance(losses, Shares) else Shares(losses)
-    torch.autograd.backward([loss for loss in losses])
+    torch.autograd.backward(list(losses))
     summed = {exported.names[str(node.target)] for node in split.placements.summed}
     gradients = {
         name: _joined(parts, split, name, name in summed)

@@ -9,6 +9,7 @@ from executor.launch.model import structure_differences
 from planner.job import Job
 from planner.model.tracing.export import export_step
 from planner.model.tracing.layers import assign_layers
+from planner.model.tracing.measure import measure
 from planner.model.tracing.trace import graph_record, trace
 
 

@@ -55,11 +55,9 @@ def axes_of(node: fx.Node) -> tuple[Axis, ...] | None:
 
 def operator_name(node: fx.Node) -> str:
     """Return an operator's name without namespace and overload, such as ``linear``."""
-    return schema_name(node.target).partition("::")[2] if _is_operator(node) else str(node.target)
-
-
-def _is_operator(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload)
+    if isinstance(node.target, OpOverload):
+        return schema_name(node.target).partition("::")[2]
+    return str(node.target)
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:
@@ -86,6 +84,13 @@ def results_of(node: fx.Node) -> dict[int, fx.Node]:
 
 def _tensors(node: fx.Node) -> list[fx.Node]:
     return [operand for operand in node.all_input_nodes if "val" in operand.meta]
+
+
+def _first_two(node: fx.Node) -> tuple[fx.Node, fx.Node]:
+    first, second = node.args[:2]
+    assert isinstance(first, fx.Node)
+    assert isinstance(second, fx.Node)
+    return first, second
 
 
 def _aligned(operands: Sequence[fx.Node], out: fx.Node) -> Iterator[Axis]:
@@ -116,8 +121,7 @@ def _transpose(node: fx.Node) -> Iterator[Axis]:
     order: list[int | None] = list(range(len(shape_of(node))))
     first, second = (node.args[1], node.args[2]) if len(node.args) > 2 else (0, 1)
     if len(order) > 1:
-        assert isinstance(first, int) and isinstance(second, int)
-        order[first], order[second] = order[second], order[first]
+        order[int(first)], order[int(second)] = order[int(second)], order[int(first)]  # type: ignore[arg-type]
     yield from _moved(node, order)
 
 
@@ -140,9 +144,7 @@ def _view(node: fx.Node) -> Iterator[Axis]:
             yield Axis(((operand, outer_left),), ((node, outer_right),))
 
 
-def _equal_groups(
-    before: Sequence[int], after: Sequence[int]
-) -> Iterator[tuple[range, range]]:
+def _equal_groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[range, range]]:
     """Yield the shortest runs of dimensions of two shapes with equal numbers of elements."""
     left = right = 0
     while left < len(before) and right < len(after):
@@ -182,8 +184,7 @@ def _norm(node: fx.Node) -> Iterator[Axis]:
 
 
 def _linear(node: fx.Node) -> Iterator[Axis]:
-    data, weight = node.args[0], node.args[1]
-    assert isinstance(data, fx.Node) and isinstance(weight, fx.Node)
+    data, weight = _first_two(node)
     last = len(shape_of(data)) - 1
     for dimension in range(last):
         yield Axis(((data, dimension),), ((node, dimension),))
@@ -212,8 +213,7 @@ def _matmul(node: fx.Node) -> Iterator[Axis]:
 
 def _grouped_product(node: fx.Node) -> Iterator[Axis]:
     """Yield axes of rows sorted by group, each multiplied by the matrix of its group."""
-    rows, matrices = node.args[0], node.args[1]
-    assert isinstance(rows, fx.Node) and isinstance(matrices, fx.Node)
+    rows, matrices = _first_two(node)
     if (len(shape_of(rows)), len(shape_of(matrices))) == (2, 3):
         yield Axis(((matrices, 2),), ((node, 1),))
         yield Axis(((rows, 1), (matrices, 1)), ())
@@ -240,8 +240,7 @@ def _attention(node: fx.Node) -> Iterator[Axis]:
 
 
 def _embedding(node: fx.Node) -> Iterator[Axis]:
-    weight, index = node.args[0], node.args[1]
-    assert isinstance(weight, fx.Node) and isinstance(index, fx.Node)
+    weight, index = _first_two(node)
     for dimension in range(len(shape_of(index))):
         yield Axis(((index, dimension),), ((node, dimension),))
     yield Axis(((weight, 1),), ((node, len(shape_of(index))),))
@@ -337,8 +336,8 @@ def _unsqueeze(node: fx.Node) -> Iterator[Axis]:
 
 def _index(node: fx.Node) -> Iterator[Axis]:
     """Yield axes of a selection of rows by one index in the first dimension."""
-    operand, indices = node.args[0], node.args[1]
-    assert isinstance(operand, fx.Node) and isinstance(indices, Sequence)
+    operand: fx.Node = node.args[0]  # type: ignore[assignment]
+    indices: Sequence[object] = node.args[1]  # type: ignore[assignment]
     first = indices[0] if len(indices) == 1 else None
     if isinstance(first, fx.Node):
         added = len(shape_of(first))
@@ -369,8 +368,10 @@ def added_after(node: fx.Node) -> tuple[fx.Node, ...]:
 
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(
-        "where expand alias clone contiguous detach dropout to _to_copy type_as lift_fresh_copy zeros_like "
-        "ones_like empty_like full_like alias_copy".split(),
+        (
+            "where expand alias clone contiguous detach dropout to _to_copy type_as zeros_like "
+            "lift_fresh_copy ones_like empty_like full_like"
+        ).split(),
         _pointwise,
     ),
     **dict.fromkeys("view reshape _unsafe_view flatten unflatten squeeze".split(), _view),

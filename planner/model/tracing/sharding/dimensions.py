@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
+from itertools import accumulate
 from math import gcd
 
 import networkx as nx
@@ -73,9 +74,7 @@ class Dimensions:
     class_of: Mapping[Dimension, int]
 
 
-def dimensions_of(
-    exported: ExportedStep, walls: frozenset[fx.Node] = frozenset()
-) -> Dimensions:
+def dimensions_of(exported: ExportedStep, walls: frozenset[fx.Node] = frozenset()) -> Dimensions:
     """Find the classes of a step's dimensions.
 
     Args:
@@ -116,7 +115,9 @@ def _one_node_for_each_parameter(exported: ExportedStep) -> Callable[[fx.Node], 
 class _Builder:
     """Collects what belongs together and what stays whole, operation by operation."""
 
-    def __init__(self, data: Mapping[fx.Node, None], canonical: Callable[[fx.Node], fx.Node]) -> None:
+    def __init__(
+        self, data: Mapping[fx.Node, None], canonical: Callable[[fx.Node], fx.Node]
+    ) -> None:
         self.data = data
         self.canonical = canonical
         self.axes: dict[fx.Node, tuple[Axis, ...]] = {}
@@ -145,7 +146,9 @@ class _Builder:
             self.alike.add_nodes_from(members)
         self.clashes.append((node, [axis.inputs[0] for axis in kept if axis.inputs]))
         if not is_wall:
-            self._keep_whole(node, covered, "needs" if axes is not None else "has no rule: it needs")
+            self._keep_whole(
+                node, covered, "needs" if axes is not None else "has no rule: it needs"
+            )
 
     def _known(self, axis: Axis) -> Axis:
         """Return the axis with the first node of each parameter, and without other constants."""
@@ -225,9 +228,8 @@ class _Builder:
                 if found == expected:
                     continue
                 changed = True
-                if found is not None and not _refines(expected, found):
-                    torn.add(whole)
-                elif len(expected) > _MOST_PARTS:
+                is_torn = found is not None and not _refines(expected, found)
+                if is_torn or len(expected) > _MOST_PARTS:
                     torn.add(whole)
                 else:
                     known[group_of[whole]] = expected
@@ -236,8 +238,7 @@ class _Builder:
 
 def _refines(finer: Parts, coarser: Parts) -> bool:
     """Return whether parts divide other parts further."""
-    ends = lambda parts: {sum(parts[:i]) for i in range(1, len(parts) + 1)}  # noqa: E731
-    return ends(finer) >= ends(coarser)
+    return set(accumulate(finer)) >= set(accumulate(coarser))
 
 
 def _size(dimension: Dimension) -> int:

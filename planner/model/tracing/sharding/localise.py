@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -53,9 +54,7 @@ class Group(Protocol):
     def embedding(self, weight: Tensor, index: Tensor, padding: int) -> Tensor:
         """Look up the rows that this rank has, zero for others: a partial sum."""
 
-    def cross_entropy(
-        self, logits: Tensor, target: Tensor, reduction: int, ignored: int
-    ) -> Tensor:
+    def cross_entropy(self, logits: Tensor, target: Tensor, reduction: int, ignored: int) -> Tensor:
         """Return the loss of logits, of which each rank has a share of the classes."""
 
 
@@ -64,9 +63,7 @@ def part_sizes(size: int, parts: Parts) -> tuple[int, ...]:
     return tuple(int(size * part) for part in parts)
 
 
-def share(
-    value: Tensor, dimension: int, parts: tuple[int, ...], degree: int, rank: int
-) -> Tensor:
+def share(value: Tensor, dimension: int, parts: tuple[int, ...], degree: int, rank: int) -> Tensor:
     """Return a rank's share of a whole tensor: an equal share of each part of a dimension.
 
     Args:
@@ -124,7 +121,7 @@ class Localiser:
             elif node in self.placements.region_of or node in self.placements.shared:
                 self.local[node] = self._share_of(node)
             else:
-                self.local[node] = self.graph.node_copy(node, lambda v, n=node: self._operand(n, v))
+                self.local[node] = self.graph.node_copy(node, partial(self._operand, node))
         return self.graph
 
     def _operand(self, reader: fx.Node, value: fx.Node) -> fx.Node:
@@ -186,7 +183,7 @@ class Localiser:
         sums = region.sums if region is not None else frozenset()
         taken = self._constants(node, parts)
 
-        def operand(value: fx.Node) -> fx.Node:
+        def operand(value: Any) -> fx.Node:
             if value in taken:
                 return self._call("take", self.local[value], *taken[value])
             return self._operand(node, value)
@@ -208,7 +205,7 @@ class Localiser:
         if node in sums and added_after(node):
             product = [n for n in given if n not in added_after(node)]
             target = _WITHOUT_BIAS[name]
-            return self.graph.call_function(target, tuple(map(operand, product)))
+            return self.graph.call_function(target, tuple(operand(factor) for factor in product))
         made = self.graph.node_copy(node, operand)
         self._resize(made, node, parts)
         return made
@@ -216,7 +213,7 @@ class Localiser:
     def _positions(self, node: fx.Node) -> Mapping[Dimension, Parts]:
         """Return the split dimensions of an operation on shares of positions."""
         placed = self.placements.sequence
-        values = [value for value in (*node.all_input_nodes, *results_of(node).values())]
+        values = (*node.all_input_nodes, *results_of(node).values())
         return {(n, placed[n][0]): placed[n][1] for n in values if n in placed}
 
     def _constants(

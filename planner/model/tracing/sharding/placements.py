@@ -245,10 +245,10 @@ def _whole_operands(node: fx.Node, able: Mapping[fx.Node, None]) -> tuple[fx.Nod
         source = node.args[0]
         if isinstance(source, fx.Node) and source in able and _same_type(source, node):
             return tuple(n for n in operands if n is not source)
-    elif name == "mul" and len(partial) == 1 and node.args[0] is not node.args[1]:
-        return tuple(n for n in operands if n not in able)
-    elif name == "div" and node.args[0] in able and partial == [node.args[0]]:
-        return tuple(n for n in operands if n not in able)
+    elif (name == "mul" and node.args[0] is not node.args[1]) or (
+        name == "div" and partial == [node.args[0]]
+    ):
+        return tuple(n for n in operands if n not in able) if len(partial) == 1 else None
     elif name in _MANY and len(partial) == len(operands) == _tensor_count(node):
         return ()
     return None

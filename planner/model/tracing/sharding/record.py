@@ -25,6 +25,7 @@ from planner.model.tracing.sharding.localise import Localiser, part_sizes
 from planner.model.tracing.sharding.placements import bytes_of
 from planner.model.tracing.sharding.regions import Region
 from planner.model.tracing.sharding.split import Split, split_step
+from planner.model.tracing.sharding.user_plan import wanted_by
 from planner.model.tracing.trace import TracedStep
 
 _KINDS: Mapping[tuple[str, Phase], CollectiveKind] = {
@@ -42,7 +43,11 @@ _KINDS: Mapping[tuple[str, Phase], CollectiveKind] = {
 
 
 def record_of(
-    step: TracedStep, degree: int | None = None, *, sequence: bool = False
+    step: TracedStep,
+    degree: int | None = None,
+    *,
+    sequence: bool = False,
+    plan: Mapping[str, object] | None = None,
 ) -> SplitRecord:
     """Find how a traced step splits, and add it up layer by layer.
 
@@ -50,18 +55,59 @@ def record_of(
         step: the step.
         degree: number of members; None: whatever some degree divides.
         sequence: whether values between regions are shared by positions.
+        plan: the user's own split: a plan of ``parallelize_module`` for the model; see
+            :func:`~planner.model.tracing.sharding.user_plan.wanted_by`.
+
+    Raises:
+        PipeplanError: if the plan cannot be followed.
     """
-    split = split_step(step.exported, step.layers, degree, sequence=sequence)
+    wanted = None if plan is None else wanted_by(plan, step.module)
+    sequence = sequence or (wanted is not None and wanted.sequence)
+    split = split_step(step.exported, step.layers, degree, sequence=sequence, wanted=wanted)
+    shares = _Shares(split)
     return SplitRecord(
         degree=degree,
         sequence=sequence,
         regions=tuple(_region(step, region) for region in split.regions),
-        layers=tuple(_layers(step, split)),
-        boundaries=tuple(_boundaries(step, split)),
+        layers=tuple(_layers(step, split, shares)),
+        boundaries=tuple(shares.boundaries(step)),
         summed_parameters=tuple(
             sorted({step.exported.names[str(node.target)] for node in split.placements.summed})
         ),
     )
+
+
+class _Shares:
+    """Values of which each member has a share, with how and by which dimension."""
+
+    def __init__(self, split: Split) -> None:
+        self.found: dict[fx.Node, tuple[Literal["region", "positions"], int]] = {
+            node: ("positions", own) for node, (own, _) in split.placements.sequence.items()
+        }
+        for region in split.regions:
+            self.found.update((node, ("region", own)) for node, own in region.parts)
+
+    def boundaries(self, step: TracedStep) -> Iterator[BoundarySplit]:
+        """Yield the placement of each tensor between layers."""
+        for node, _, _ in step.layers.crossing_tensors():
+            if isinstance(node.meta["val"], Tensor):
+                found = self.found.get(node)
+                yield BoundarySplit(
+                    name=node.name,
+                    placement=found[0] if found else "whole",
+                    dimension=found[1] if found else None,
+                )
+
+    def stash(self, step: TracedStep, split: Split) -> dict[str, int]:
+        """Return the bytes of each layer's stash of which each member keeps a share."""
+        storage = step.measured.storage
+        shared = {key for node, key in storage.items() if node in self.found}
+        known = set(storage.values())
+        held: dict[str, int] = dict.fromkeys(step.layers.names, 0)
+        for key, (node, bytes_) in step.measured.saved.items():
+            if key in shared or (key not in known and _is_shared(node, split)):
+                held[step.layers.layer_of[node]] += bytes_
+        return held
 
 
 def _region(step: TracedStep, region: Region) -> SplitRegion:
@@ -83,12 +129,14 @@ def _region(step: TracedStep, region: Region) -> SplitRegion:
     )
 
 
-def _layers(step: TracedStep, split: Split) -> Iterator[LayerSplit]:
+def _layers(step: TracedStep, split: Split, shares: _Shares) -> Iterator[LayerSplit]:
+    stash = shares.stash(step, split)
     collectives = _collectives(step, split)
     parameters = {row.name: row for row in step.graph.parameters}
     for layer in step.graph.layers:
         nodes = [node for node, name in step.layers.layer_of.items() if name == layer.name]
-        costs = [step.measured.cost[n] for n in nodes if n in step.measured.cost and _is_shared(n, split)]
+        cost_of = step.measured.cost
+        costs = [cost_of[n] for n in nodes if n in cost_of and _is_shared(n, split)]
         work = {
             f"{phase}_{what}": sum(getattr(cost, f"{phase}_{what}") for cost in costs)
             for phase in PHASES
@@ -105,53 +153,16 @@ def _layers(step: TracedStep, split: Split) -> Iterator[LayerSplit]:
                 if not region.nodes.isdisjoint(nodes)
             ),
             **work,
-            stash_bytes=_shared_stash(step, split, layer.name),
+            stash_bytes=stash[layer.name],
             parameter_bytes=sum(parameters[name].bytes for name in held),
             collectives=tuple(collectives.get(layer.name, ())),
             products=tuple(_products(nodes, split)),
-            unsplit={name: split.unsplit[name] for name in layer.parameters if name in split.unsplit},
+            unsplit={n: split.unsplit[n] for n in layer.parameters if n in split.unsplit},
         )
 
 
 def _is_shared(node: fx.Node, split: Split) -> bool:
     return node in split.placements.region_of or node in split.placements.shared
-
-
-def _shared_stash(step: TracedStep, split: Split, layer: str) -> int:
-    """Return the bytes of the layer's stash of which each member keeps a share."""
-    measured = step.measured
-    shared = {
-        storage for node, storage in measured.storage.items() if _share_dimension(node, split)
-    }
-    known = set(measured.storage.values())
-    return sum(
-        bytes_
-        for storage, (node, bytes_) in measured.saved.items()
-        if step.layers.layer_of[node] == layer
-        and (storage in shared or (storage not in known and _is_shared(node, split)))
-    )
-
-
-def _share_dimension(
-    node: fx.Node, split: Split
-) -> tuple[Literal["region", "positions"], int] | None:
-    """Return how a value is shared, and by which dimension; None: every member has it whole."""
-    for region in split.regions:
-        if node.op != "get_attr" and (found := region.split_dimension(node)) is not None:
-            return "region", found[0]
-    placed = split.placements.sequence.get(node)
-    return None if placed is None else ("positions", placed[0])
-
-
-def _boundaries(step: TracedStep, split: Split) -> Iterator[BoundarySplit]:
-    for node, _, _ in step.layers.crossing_tensors():
-        if isinstance(node.meta["val"], Tensor):
-            shared = _share_dimension(node, split)
-            yield BoundarySplit(
-                name=node.name,
-                placement=shared[0] if shared else "whole",
-                dimension=shared[1] if shared else None,
-            )
 
 
 def _collectives(step: TracedStep, split: Split) -> dict[str, list[Collective]]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Literal
 
 from torch import fx
 
+from planner.errors import PipeplanError
 from planner.model.tracing.export import ExportedStep
 from planner.model.tracing.operators import MATRIX_PRODUCTS
 from planner.model.tracing.sharding.axes import Axis, Dimension, operator_name, shape_of
 from planner.model.tracing.sharding.dimensions import DimensionClass, Dimensions, Parts
+from planner.model.tracing.sharding.user_plan import Wanted
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Region:
         sizes: what a degree has to divide.
     """
 
-    kind: str
+    kind: Literal["heads", "columns", "vocabulary"]
     parts: Mapping[Dimension, Parts]
     nodes: frozenset[fx.Node]
     sums: frozenset[fx.Node]
@@ -58,6 +61,7 @@ def choose(
     dimensions: Dimensions,
     order: Mapping[fx.Node, int],
     degree: int | None = None,
+    wanted: Wanted | None = None,
 ) -> Choice:
     """Choose regions: those with the most work first, as long as no operation is in two.
 
@@ -68,6 +72,10 @@ def choose(
         dimensions: its classes.
         order: position of each operation.
         degree: number of devices; None: whatever some degree divides.
+        wanted: what is split instead.
+
+    Raises:
+        PipeplanError: if something wanted cannot be split, or not without something else.
     """
     axes_by_class: dict[int, list[tuple[fx.Node, Axis]]] = {}
     for node, axes in dimensions.axes.items():
@@ -79,6 +87,8 @@ def choose(
         for index, rows in axes_by_class.items()
         if _is_splittable(dimensions.classes[index], degree)
     }
+    if wanted is not None:
+        gain = {i: gain.get(i, 0) or 1 for i in _wanted_classes(exported, dimensions, wanted, gain)}
     taken: set[fx.Node] = set()
     regions: list[Region] = []
     for index in sorted(gain, key=lambda i: (-gain[i], _first(axes_by_class[i], order))):
@@ -88,6 +98,41 @@ def choose(
             regions.append(region)
     regions.sort(key=lambda region: min(order[node] for node in region.nodes))
     return Choice(tuple(regions), _unsplit(exported, dimensions, regions, degree))
+
+
+def _wanted_classes(
+    exported: ExportedStep, dimensions: Dimensions, wanted: Wanted, splittable: Collection[int]
+) -> list[int]:
+    """Return the classes that hold what is wanted, and no other weight."""
+    name_of = {
+        node: exported.names.get(str(node.target))
+        for node in exported.graph.find_nodes(op="get_attr")
+    }
+    found: dict[int, None] = {}
+    problems = []
+    for node, name in name_of.items():
+        if name is None or name not in wanted.dimensions:
+            continue
+        index = dimensions.class_of[node, wanted.dimensions[name]]
+        found[index] = None
+        if index not in splittable:
+            reason = _reason(dimensions.classes[index], None)
+            problems.append(
+                f"plan: dimension {wanted.dimensions[name]} of {name!r} cannot be split: {reason}; "
+                "leave its module out"
+            )
+    for index in found:
+        for node, own in dimensions.classes[index].parts:
+            name = name_of.get(node)
+            is_weight = name is not None and len(shape_of(node)) > 1
+            if is_weight and wanted.dimensions.get(str(name)) != own:
+                problems.append(
+                    f"plan: dimension {own} of {name!r} is split together with what the plan "
+                    "splits; name its module too, with the style for that"
+                )
+    if problems:
+        raise PipeplanError(dict.fromkeys(problems))
+    return list(found)
 
 
 def _is_splittable(found: DimensionClass, degree: int | None) -> bool:
@@ -132,22 +177,18 @@ def _region(found: DimensionClass, rows: Iterable[tuple[fx.Node, Axis]]) -> Regi
         for node, axis in rows
         if not axis.outputs and operator_name(node) != "cross_entropy_loss"
     )
-    return Region(_kind(nodes), found.parts, nodes, sums, found.sizes)
+    return Region(_kind(nodes, sums), found.parts, nodes, sums, found.sizes)
 
 
-def _kind(nodes: frozenset[fx.Node]) -> str:
+def _kind(
+    nodes: frozenset[fx.Node], sums: frozenset[fx.Node]
+) -> Literal["heads", "columns", "vocabulary"]:
     names = set(map(operator_name, nodes))
     if names & {"scaled_dot_product_attention", "softmax", "_softmax"}:
         return "heads"
-    if names & {"cross_entropy_loss"} or any(
-        operator_name(node) == "embedding" and _sums_rows(node, nodes) for node in nodes
-    ):
+    if "cross_entropy_loss" in names or "embedding" in map(operator_name, sums):
         return "vocabulary"
     return "columns"
-
-
-def _sums_rows(node: fx.Node, nodes: frozenset[fx.Node]) -> bool:
-    return node in nodes and node.args[0] is not None
 
 
 def _unsplit(
@@ -183,8 +224,7 @@ def _unsplit(
 def _reason(found: DimensionClass, degree: int | None) -> str:
     if found.obstacles:
         return found.obstacles[0]
-    wanted = degree or 2
-    if found.divisor == 1 or found.divisor % wanted:
-        sizes = [str(size) for size in found.sizes if size % wanted]
-        return f"size {', '.join(sizes)} is not divisible by {wanted}"
+    if found.divisor == 1 or found.divisor % (degree or 1):
+        sizes = [str(size) for size in found.sizes if size % (degree or 2)]
+        return f"size {', '.join(sizes)} is not divisible by {degree or 2}"
     return "no matrix product would be split, or those that would are split better"

@@ -8,13 +8,21 @@ from functools import partial
 
 from torch import fx
 
+from planner.errors import PipeplanError
 from planner.model.tracing.export import ExportedStep
 from planner.model.tracing.gradients import nodes_with_gradient
 from planner.model.tracing.layers import LayerAssignment
-from planner.model.tracing.sharding.dimensions import Dimensions, Parts, dimensions_of
+from planner.model.tracing.sharding.dimensions import (
+    Dimensions,
+    Parts,
+    data_values,
+    dimensions_of,
+)
 from planner.model.tracing.sharding.placements import Placements, place
 from planner.model.tracing.sharding.regions import Region, choose
 from planner.model.tracing.sharding.sequence import share_positions
+from planner.model.tracing.sharding.user_plan import Wanted
+from planner.model.tracing.sharing import written_by
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,7 @@ def split_step(
     degree: int | None = None,
     *,
     sequence: bool = False,
+    wanted: Wanted | None = None,
 ) -> Split:
     """Find how a step splits: the most work with the least communication.
 
@@ -54,10 +63,15 @@ def split_step(
         layers: layers of its operations.
         degree: number of devices; None: every split that some degree divides.
         sequence: whether values between regions are shared by positions.
+        wanted: the user's own split, instead of the best.
+
+    Raises:
+        PipeplanError: if that cannot be, or if the step writes into a value that it reads again.
     """
+    _refuse_values_written_again(exported)
     dimensions = dimensions_of(exported)
     order = {node: index for index, node in enumerate(exported.graph.nodes)}
-    choice = choose(exported, dimensions, order, degree)
+    choice = choose(exported, dimensions, order, degree, wanted)
     gradients = nodes_with_gradient(exported)
     share = partial(share_positions, exported, degree=degree) if sequence else None
     placements = place(dimensions, choice.regions, layers.layer_of, gradients, share)
@@ -71,6 +85,19 @@ def split_step(
         layers.layer_of,
         gradients,
     )
+
+
+def _refuse_values_written_again(exported: ExportedStep) -> None:
+    """Refuse writes into values that are read afterwards: a rank may read another copy."""
+    data = data_values(exported)
+    for node in data:
+        for value in written_by(node) if node.op == "call_function" else ():
+            later = [user.name for user in value.users if user is not node and node < user]
+            if value in data and later:
+                raise PipeplanError(
+                    f"operation {node.target} writes into {value.name!r}, which {later[0]!r} reads "
+                    "afterwards; such a model cannot be split, return a new tensor there"
+                )
 
 
 def _parameters(
