@@ -134,6 +134,7 @@ class Odd(nn.Module):
         weights = (scores * slopes).masked_fill(~mask, -1e9).softmax(-1)
         mixed = (weights @ value[:, :, None]).flatten(1, 2).transpose(1, 2).flatten(2)
         hidden = hidden + self.out(mixed) * self.scale
+        hidden = hidden + self.norm(hidden[:, :1])  # Not by positions, with the same norm.
         inner = self.norm(hidden)
         chosen = self.router(inner).softmax(-1)
         parts = [
@@ -299,12 +300,18 @@ def test_a_users_plan_is_followed_and_nothing_else_is_split() -> None:
     assert record_of(traced("models.llama:llama_tiny"), 2, plan={**PLAN, **norm}).sequence
 
 
+def test_a_plan_for_a_degree_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(PipeplanError, match="size 176 is not divisible by 3; leave its module out"):
+        record_of(traced("models.llama:llama_tiny"), 3, plan=PLAN)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"layers.*.mlp.wrong": ColwiseParallel()}, "no module 'layers.*.mlp.wrong' in Llama"),
         ({"layers.0.self_attn.q_proj": RowwiseParallel()}, "aten.rms_norm.default needs it whole"),
         ({"layers.0.self_attn.q_proj": ColwiseParallel()}, "'layers.0.self_attn.k_proj.weight'"),
+        ({"layers.0.self_attn.*_proj": ColwiseParallel()}, "dimension 1 of 'layers.0.self_attn.o_"),
         ({"norm": ColwiseParallel()}, "'norm' is a RMSNorm"),
         ({"norm": object()}, "style object is not one of"),
     ],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
@@ -66,12 +66,14 @@ class Dimensions:
             every rank has them.
         classes: classes in the order of their first operation.
         class_of: index of the class of each dimension.
+        first: the first node of each parameter, by any of its nodes: a tied one has several.
     """
 
     axes: Mapping[fx.Node, tuple[Axis, ...]]
     data: Mapping[fx.Node, None]
     classes: tuple[DimensionClass, ...]
     class_of: Mapping[Dimension, int]
+    first: Mapping[fx.Node, fx.Node]
 
 
 def dimensions_of(exported: ExportedStep, walls: frozenset[fx.Node] = frozenset()) -> Dimensions:
@@ -82,8 +84,7 @@ def dimensions_of(exported: ExportedStep, walls: frozenset[fx.Node] = frozenset(
         walls: operations that are taken to have no axes, and so end a class.
     """
     data = data_values(exported)
-    canonical = _one_node_for_each_parameter(exported)
-    found = _Builder(data, canonical)
+    found = _Builder(data, _first_nodes(exported))
     for node in exported.graph.nodes:
         if node.op == "call_function" and node in data:
             found.add(node, () if node in walls else axes_of(node), node in walls)
@@ -102,24 +103,22 @@ def data_values(exported: ExportedStep) -> Mapping[fx.Node, None]:
     return data
 
 
-def _one_node_for_each_parameter(exported: ExportedStep) -> Callable[[fx.Node], fx.Node]:
-    """Return a function to the first node of the same, perhaps tied, parameter."""
+def _first_nodes(exported: ExportedStep) -> dict[fx.Node, fx.Node]:
+    """Return the first node of the same, perhaps tied, parameter or buffer."""
     first: dict[str, fx.Node] = {}
     same: dict[fx.Node, fx.Node] = {}
     for node in exported.graph.find_nodes(op="get_attr"):
         name = exported.names.get(str(node.target), str(node.target))
         same[node] = first.setdefault(name, node)
-    return lambda node: same.get(node, node)
+    return same
 
 
 class _Builder:
     """Collects what belongs together and what stays whole, operation by operation."""
 
-    def __init__(
-        self, data: Mapping[fx.Node, None], canonical: Callable[[fx.Node], fx.Node]
-    ) -> None:
+    def __init__(self, data: Mapping[fx.Node, None], first: Mapping[fx.Node, fx.Node]) -> None:
         self.data = data
-        self.canonical = canonical
+        self.first = first
         self.axes: dict[fx.Node, tuple[Axis, ...]] = {}
         self.together = nx.Graph()  # Dimensions of one class …
         self.alike = nx.Graph()  # … and those among them with equal parts.
@@ -160,10 +159,10 @@ class _Builder:
         )
 
     def _key(self, dimension: Dimension) -> Dimension:
-        return self.canonical(dimension[0]), dimension[1]
+        return self.first.get(dimension[0], dimension[0]), dimension[1]
 
     def _keep_whole(self, node: fx.Node, covered: set[Dimension], verb: str) -> None:
-        for value in (*map(self.canonical, node.all_input_nodes), *_results(node)):
+        for value in (*(self.first.get(n, n) for n in node.all_input_nodes), *_results(node)):
             for own in range(len(shape_of(value))) if value in self.data else ():
                 if (value, own) not in covered and _size((value, own)) > 1:
                     self.together.add_node((value, own))
@@ -193,7 +192,7 @@ class _Builder:
             if len(set(nodes)) < len(nodes):
                 obstacles[index].append("two dimensions of one tensor would be split")
         # The other nodes of a tied parameter are split as its first one.
-        tied = [n for n in self.data if self.canonical(n) is not n]
+        tied = [n for n in self.data if self.first.get(n, n) is not n]
         also = {(n, own): self._key((n, own)) for n in tied for own in range(len(shape_of(n)))}
         for member, first in also.items():
             if first in class_of:
@@ -204,7 +203,7 @@ class _Builder:
             DimensionClass({m: parts[m] for m in group}, tuple(dict.fromkeys(obstacles[i])))
             for i, group in enumerate(groups)
         )
-        return Dimensions(self.axes, self.data, classes, class_of)
+        return Dimensions(self.axes, self.data, classes, class_of, self.first)
 
     def _parts(self) -> tuple[dict[Dimension, Parts], set[Dimension]]:
         """Return the parts of every dimension, and those that operations disagree on."""

@@ -122,13 +122,14 @@ def place(
         for value in node.all_input_nodes
         if value in gradients and found.reads_partially(node, value)
     }
-    summed = {
-        value
-        for value, _ in partial
-        if value.op == "get_attr"
-        and value not in found.sequence
-        and all((value, user) in partial for user in _users(value))
+    # A parameter that is also read elsewhere, where its gradient is whole, is summed at once.
+    elsewhere = {
+        first
+        for value, first in dimensions.first.items()
+        if value in found.sequence or any((value, user) not in partial for user in _users(value))
     }
+    summed = {v for v, _ in partial if dimensions.first.get(v, v) not in elsewhere}
+    summed = {value for value in summed if value.op == "get_attr"}
     copies = frozenset(
         (value, layer_of[node])
         for value, node in partial

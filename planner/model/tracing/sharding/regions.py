@@ -88,7 +88,10 @@ def choose(
         if _is_splittable(dimensions.classes[index], degree)
     }
     if wanted is not None:
-        gain = {i: gain.get(i, 0) or 1 for i in _wanted_classes(exported, dimensions, wanted, gain)}
+        gain = {
+            i: gain.get(i, 0) or 1
+            for i in _wanted_classes(exported, dimensions, wanted, gain, degree)
+        }
     taken: set[fx.Node] = set()
     regions: list[Region] = []
     for index in sorted(gain, key=lambda i: (-gain[i], _first(axes_by_class[i], order))):
@@ -101,7 +104,11 @@ def choose(
 
 
 def _wanted_classes(
-    exported: ExportedStep, dimensions: Dimensions, wanted: Wanted, splittable: Collection[int]
+    exported: ExportedStep,
+    dimensions: Dimensions,
+    wanted: Wanted,
+    splittable: Collection[int],
+    degree: int | None,
 ) -> list[int]:
     """Return the classes that hold what is wanted, and no other weight."""
     name_of = {
@@ -116,7 +123,7 @@ def _wanted_classes(
         index = dimensions.class_of[node, wanted.dimensions[name]]
         found[index] = None
         if index not in splittable:
-            reason = _reason(dimensions.classes[index], None)
+            reason = _reason(dimensions.classes[index], degree)
             problems.append(
                 f"plan: dimension {wanted.dimensions[name]} of {name!r} cannot be split: {reason}; "
                 "leave its module out"
