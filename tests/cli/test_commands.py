@@ -31,6 +31,16 @@ def test_the_version_is_printed() -> None:
 # --- trace ----------------------------------------------------------------------------------------
 
 
+def test_trace_shows_how_layers_split_and_what_is_not_split() -> None:
+    command = ("trace", "models.vgg:vgg_tiny", "--split", "2")
+    result = pipeplan(*command)
+    assert result.exit_code == 0
+    assert "classifier.0" in result.stdout
+    assert "not split: features.0.conv.weight: dimension 0: aten.conv2d.default" in result.stdout
+    record = json.loads(pipeplan(*command, "--json").stdout)
+    assert {region["kind"] for region in record["regions"]} == {"columns", "vocabulary"}
+
+
 def test_trace_shows_layers_and_coverage_and_writes_the_graph(tmp_path: Path) -> None:
     path = tmp_path / "graph.json"
     result = pipeplan("trace", "models.unet:unet_tiny", "-o", path)
@@ -194,6 +204,15 @@ WRONG = {
     "no such model": (("trace", "models.gpt:gpt9"), "gpt9"),
     "no such module": (("trace", "no_such_module:make"), "no_such_module"),
     "no factory": (("trace", "models.gpt"), "module:factory"),
+    "split of a graph file": (
+        ("trace", "nowhere.json", "--split", "2"),
+        "nowhere.json: a layer graph has no operations to split; name the model",
+    ),
+    "positions without a split": (("trace", "models.gpt:gpt_tiny", "--sequence"), "--split DEGREE"),
+    "split into a graph file": (
+        ("trace", "models.gpt:gpt_tiny", "--split", "2", "-o", "graph.json"),
+        "leave out --split",
+    ),
     "no such graph": (("trace", "nowhere.json"), "nowhere.json"),
     "wrong model argument": (("trace", "models.gpt:gpt_tiny", "--set", "depth=3"), "depth"),
     "half a setting": (("trace", "models.gpt:gpt_tiny", "--set", "layers"), "NAME=VALUE"),
