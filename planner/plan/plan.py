@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
@@ -61,7 +61,7 @@ class Stage(Record):
 
     Attributes:
         index: Number of the stage, from 0; edges never lead to an earlier stage.
-        layers: Names of its layers.
+        layers: Names of its layers, which run in the order of the layer graph.
         devices: Devices that hold it (replicas); each microbatch runs on one of them.
         recompute: Layers that keep only their inputs and run again in the backward.
     """
@@ -248,6 +248,23 @@ class Plan(JsonFile):
     predicted: Predicted
     provenance: Provenance
     proof: Proof | None = None
+
+    @model_validator(mode="after")
+    def _put_layers_in_order(self) -> Self:
+        """List the layers of each stage as they run, however a file lists them."""
+        place = {name: position for position, name in enumerate(self.layers)}
+
+        def in_order(names: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(sorted(names, key=lambda name: place.get(name, len(place))))
+
+        stages = tuple(
+            stage.model_copy(
+                update={"layers": in_order(stage.layers), "recompute": in_order(stage.recompute)}
+            )
+            for stage in self.stages
+        )
+        self.__dict__["stages"] = stages  # The record is frozen.
+        return self
 
     @property
     def problem(self) -> Problem:
