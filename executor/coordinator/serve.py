@@ -20,6 +20,7 @@ from executor.coordinator.messages import (
     Answer,
     Late,
     Lost,
+    Message,
     answers_of,
     groups_of,
     read_message,
@@ -39,7 +40,7 @@ from executor.coordinator.store import (
     Meeting,
     beats_of,
 )
-from planner.errors import PipeplanError
+from planner.errors import PipeplanError, shorten
 
 _MOST_BEATS = 2
 """The most signs of life that count between two looks."""
@@ -99,7 +100,7 @@ class Service:
     def follow(self) -> None:
         """Take in what is new in the log, which another one may write."""
         for message, at_s in self.log.new_messages():
-            self.coordinator.handle(message, at_s)
+            self._take_in(message, at_s)
 
     def run(self) -> None:
         """Serve for ever: whoever started the process ends it."""
@@ -121,10 +122,26 @@ class Service:
             logger.warning("coordinator: %s", error)
             return
         now_s = time.monotonic()
-        self.log.append(message, now_s)
-        for answer in self.coordinator.handle(message, now_s):
+        if self.coordinator.has_place_of(message):
+            self.log.append(message, now_s)
+        for answer in self._take_in(message, now_s):
             self._tell(answer)
         self._note_change()
+
+    def _take_in(self, message: Message, at_s: float) -> list[Answer]:
+        """Handle a message; one that cannot be handled is named, and ends nothing.
+
+        A log brings every later process to the same message.
+        """
+        try:
+            return self.coordinator.handle(message, at_s)
+        except Exception as error:
+            logger.warning(
+                "coordinator: message %s is skipped: %s",
+                shorten(write_message(message).decode(), 200),
+                shorten(f"{type(error).__name__}: {error}", 300),
+            )
+            return []
 
     def _tell(self, answer: Answer) -> None:
         body = json.dumps(answer.body).encode()
