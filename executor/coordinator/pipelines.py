@@ -117,7 +117,7 @@ class Pipelines:
         return self._pipelines[number]
 
     def has_ended(self, number: int, incarnation_id: str) -> bool:
-        """Return whether another incarnation has begun since, which a late greeting must not end."""
+        """Return whether another has begun since, which a late greeting must not end."""
         return (number, incarnation_id) in self._ended
 
     @property

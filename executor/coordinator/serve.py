@@ -26,6 +26,7 @@ from executor.coordinator.messages import (
     read_message,
     write_message,
 )
+from executor.coordinator.secret import key_of, sealed, unsealed
 from executor.coordinator.state import Coordinator
 from executor.coordinator.store import (
     AGAIN,
@@ -91,6 +92,7 @@ class Service:
         self.silent_s = silent_s
         self._meeting = meeting
         self._store = meeting.connect()
+        self._key = key_of(self._store)
         self._changed = threading.Condition()
         self._deadline_s: float | None = None
         self._lives: _Lives = ()
@@ -110,14 +112,14 @@ class Service:
         for pipeline, incarnation_id, places in self._lives:
             for place in places:
                 for queue_of in (answers_of, groups_of):
-                    self._store.queue_push(queue_of(pipeline, place, incarnation_id), AGAIN)
+                    self._push(self._store, queue_of(pipeline, place, incarnation_id), AGAIN)
         threading.Thread(target=self._keep_time, name="pipeplan-time", daemon=True).start()
         while True:
             self._serve(self._store.queue_pop(REQUESTS))
 
     def _serve(self, data: bytes) -> None:
         try:
-            message = read_message(data)
+            message = read_message(unsealed(self._key, REQUESTS, data))
         except PipeplanError as error:
             logger.warning("coordinator: %s", error)
             return
@@ -144,8 +146,10 @@ class Service:
             return []
 
     def _tell(self, answer: Answer) -> None:
-        body = json.dumps(answer.body).encode()
-        self._store.queue_push(answer.queue, body)
+        self._push(self._store, answer.queue, json.dumps(answer.body).encode())
+
+    def _push(self, store: Store, queue: str, data: bytes) -> None:
+        store.queue_push(queue, sealed(self._key, queue, data))
 
     def _note_change(self) -> None:
         incarnations = tuple(self.coordinator.incarnations())
@@ -197,12 +201,12 @@ class Service:
             now_s = time.monotonic()
             if deadline_s is not None and deadline_s != told and deadline_s <= now_s:
                 told = deadline_s
-                store.queue_push(REQUESTS, write_message(Late()))
+                self._push(store, REQUESTS, write_message(Late()))
             if now_s >= next_beat_s:
                 next_beat_s = now_s + BEAT_S
                 store.add(COORDINATOR_BEATS, 1)
                 for lost in silence.found(incarnations, now_s):
-                    store.queue_push(REQUESTS, write_message(lost))
+                    self._push(store, REQUESTS, write_message(lost))
 
 
 class Silence:

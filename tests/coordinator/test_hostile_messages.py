@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from executor.coordinator.messages import (
     Message,
     write_message,
 )
+from executor.coordinator.secret import SECRET_VARIABLE, key_of, sealed, unsealed
 from executor.coordinator.serve import Service
 from executor.coordinator.state import Coordinator
 from executor.coordinator.store import REQUESTS
+from planner.errors import PipeplanError
 
 PIPELINES, PLACES = 2, 2
 IDS = st.sampled_from(["a", "b", "c", "d"])
@@ -34,10 +37,10 @@ class AllServedError(Exception):
 
 
 class Store:
-    """A store in this process, whose requests are given in advance; also where it is met."""
+    """A store in this process; also where it is met."""
 
-    def __init__(self, requests: list[bytes]) -> None:
-        self.queues: dict[str, deque[bytes]] = defaultdict(deque, {REQUESTS: deque(requests)})
+    def __init__(self) -> None:
+        self.queues: dict[str, deque[bytes]] = defaultdict(deque)
         self.values: dict[str, Any] = {}
         self.is_met = False
 
@@ -55,6 +58,9 @@ class Store:
             raise AllServedError
         return self.queues[queue].popleft()
 
+    def compare_set(self, key: str, _: str, value: str) -> bytes:
+        return self.values.setdefault(key, value).encode()
+
     def set(self, key: str, value: str) -> None:
         self.values[key] = value
 
@@ -63,13 +69,25 @@ class Store:
         return self.values[key]
 
 
-def served(strategy: str, requests: list[bytes], log: Path) -> tuple[Service, Store]:
-    store = Store(requests)
+def served(
+    strategy: str, requests: list[bytes], log: Path, foreign: Sequence[bytes] = ()
+) -> tuple[Service, Store]:
+    """A coordinator that has taken in messages of the training, and then some of nobody's."""
+    store = Store()
+    key = key_of(store)  # type: ignore[arg-type]
+    store.queues[REQUESTS].extend(sealed(key, REQUESTS, data) for data in requests)
+    store.queues[REQUESTS].extend(foreign)
     made = coordinator(strategy, PIPELINES, PLACES, 6)
     service = Service(made, store, MessageLog(log), silent_s=5.0)  # type: ignore[arg-type]
     with pytest.raises(AllServedError):
         service.run()
     return service, store
+
+
+def told(store: Store, queue: str) -> dict[str, Any]:
+    """The last answer in a rank's queue."""
+    key = key_of(store)  # type: ignore[arg-type]
+    return json.loads(unsealed(key, queue, store.queues[queue][-1]))
 
 
 def message(**fields: Any) -> bytes:
@@ -94,12 +112,19 @@ GARBAGE = st.one_of(
 MESSAGES = st.one_of(HELLOS, QUESTIONS, QUESTIONS, FINDINGS, st.just(message(kind="late")), GARBAGE)
 
 
-@given(strategy=st.sampled_from(STRATEGIES), requests=st.lists(MESSAGES, max_size=60))
+@given(
+    strategy=st.sampled_from(STRATEGIES),
+    requests=st.lists(MESSAGES, max_size=60),
+    foreign=st.lists(MESSAGES, max_size=5),
+)
 def test_no_sequence_of_messages_ends_a_coordinator(
-    tmp_path_factory: pytest.TempPathFactory, strategy: str, requests: list[bytes]
+    tmp_path_factory: pytest.TempPathFactory,
+    strategy: str,
+    requests: list[bytes],
+    foreign: list[bytes],
 ) -> None:
     log = tmp_path_factory.mktemp("log") / "messages.jsonl"
-    service, _ = served(strategy, requests, log)
+    service, _ = served(strategy, requests, log, foreign)
     again, _ = served(strategy, [], log)
     assert again.coordinator.report() == service.coordinator.report()
     assert list(again.coordinator.incarnations()) == list(service.coordinator.incarnations())
@@ -107,8 +132,8 @@ def test_no_sequence_of_messages_ends_a_coordinator(
         for place in range(PLACES):
             hello = Hello(pipeline=pipeline, place=place, incarnation_id=f"new{pipeline}")
             again.coordinator.handle(hello, 1e9)
-    told = {(n, name) for n, name, _ in again.coordinator.incarnations()}
-    assert told == {(pipeline, f"new{pipeline}") for pipeline in range(PIPELINES)}
+    there = {(n, name) for n, name, _ in again.coordinator.incarnations()}
+    assert there == {(pipeline, f"new{pipeline}") for pipeline in range(PIPELINES)}
 
 
 def test_what_names_no_place_of_the_plan_is_not_logged(tmp_path: Path) -> None:
@@ -120,7 +145,7 @@ def test_what_names_no_place_of_the_plan_is_not_logged(tmp_path: Path) -> None:
     _, store = served("ad_psgd", requests, tmp_path / "log")
     assert (tmp_path / "log").read_bytes() == b""
     for queue in (f"answers/{PIPELINES}.0.a", f"answers/0.{PLACES}.a"):
-        assert json.loads(store.queues[queue][0])["kind"] == "refused"
+        assert told(store, queue)["kind"] == "refused"
 
 
 def test_a_message_that_cannot_be_handled_is_named_and_skipped(
@@ -155,4 +180,31 @@ def test_a_greeting_that_comes_again_does_not_end_a_later_incarnation(tmp_path: 
     ]
     service, store = served("ad_psgd", hellos, tmp_path / "log")
     assert list(service.coordinator.incarnations()) == [(0, "new", frozenset({0, 1}))]
-    assert json.loads(store.queues["answers/0.0.old"][-1]) == {"kind": "fenced"}
+    assert told(store, "answers/0.0.old") == {"kind": "fenced"}
+
+
+def test_messages_of_others_and_for_other_queues_change_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hello = write_message(Hello(pipeline=0, place=0, incarnation_id="a"))
+    foreign = [hello, b"", sealed(b"another key", REQUESTS, hello), bytes(32) + hello]
+    service, _ = served("ad_psgd", [], tmp_path / "log", foreign)
+    assert list(service.coordinator.incarnations()) == []
+    assert len(caplog.records) == len(foreign)
+    key = b"key"
+    with pytest.raises(PipeplanError, match="nobody of this training"):
+        unsealed(key, "answers/1", sealed(key, "answers/0", hello))
+
+
+def test_who_has_another_secret_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    store: Any = Store()
+    monkeypatch.setenv(SECRET_VARIABLE, "a long one")
+    key = key_of(store)
+    assert key == key_of(store)
+    monkeypatch.setenv(SECRET_VARIABLE, "another")
+    with pytest.raises(PipeplanError, match="PIPEPLAN_SECRET: another value than that of the coo"):
+        key_of(store)
+    monkeypatch.delenv(SECRET_VARIABLE)
+    with pytest.raises(PipeplanError, match="PIPEPLAN_SECRET: no value"):
+        key_of(store)
+    assert key_of(Store()) != key  # type: ignore[arg-type]
