@@ -17,7 +17,7 @@ from planner.cli.options import (
     SeedOption,
     WorkersOption,
 )
-from planner.cli.output import print_json, print_rich, show_plan, user_errors
+from planner.cli.output import print_json, print_rich, say, show_plan, user_errors
 from planner.errors import PipeplanError
 from planner.search.budget import DEFAULT_WORKERS
 
@@ -163,10 +163,10 @@ def _show(found: Replanned, output: Path, moves: Path | None, *, as_json: bool) 
     if table is not None:
         print_rich(table)
     for line in replanned_lines(found):
-        typer.echo(line)
+        say(line)
     for note in found.notes:
-        typer.echo(f"note: {note}")
-    typer.echo(f"wrote {output}" + (f" and {moves}" if moves is not None else ""))
+        say(f"note: {note}")
+    say(f"wrote {output}" + (f" and {moves}" if moves is not None else ""))
     _print_resume_command(found, output)
 
 
@@ -175,7 +175,7 @@ def _print_resume_command(found: Replanned, output: Path) -> None:
 
     command = resume_command(found.plan, output)
     if command is not None:
-        typer.echo(
+        say(
             f"to resume from the last checkpoint on one host, add the options of the original "
             f"training to:  "
             f"{command}"

@@ -16,7 +16,7 @@ from planner.cluster.cluster_file import ClusterFile, Currency, Host, Name, clus
 from planner.cluster.hardware import DeviceType, LinkType, Price
 from planner.cluster.link_table import LinkTable
 from planner.cluster.routing import Edges, Messages, Route, Routing
-from planner.records.document import Record, read_toml_or_json, write_atomically
+from planner.records.document import MOST_ENTRIES, Record, read_toml_or_json, write_atomically
 from planner.records.formats import check_format
 
 FORMAT = FILE_FORMAT
@@ -69,9 +69,9 @@ class Cluster(Record):
     name: str = "cluster"
     currency: Currency | None = None
     device_types: dict[str, DeviceType]
-    devices: Annotated[tuple[Device, ...], Field(min_length=1)]
-    switches: tuple[Name, ...] = ()
-    links: tuple[Link, ...] = ()
+    devices: Annotated[tuple[Device, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
+    switches: Annotated[tuple[Name, ...], Field(max_length=MOST_ENTRIES)] = ()
+    links: Annotated[tuple[Link, ...], Field(max_length=MOST_ENTRIES)] = ()
     hosts: tuple[Host, ...] = ()
 
     @classmethod

@@ -17,7 +17,7 @@ from planner.plan.certificate import Proof
 from planner.plan.operations import Operation, parse_order
 from planner.plan.problem import ModelSource, Problem
 from planner.plan.runtime_rules import RuntimeBehaviour, RuntimeRules
-from planner.records.document import Count, Record, digest_of_data
+from planner.records.document import MOST_ENTRIES, Count, Record, digest_of_data
 from planner.records.formats import JsonFile
 from planner.space import BoundCovers, Space
 
@@ -67,9 +67,9 @@ class Stage(Record):
     """
 
     index: Count
-    layers: Annotated[tuple[str, ...], Field(min_length=1)]
-    devices: Annotated[tuple[str, ...], Field(min_length=1)]
-    recompute: tuple[str, ...] = ()
+    layers: Annotated[tuple[str, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
+    devices: Annotated[tuple[str, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
+    recompute: Annotated[tuple[str, ...], Field(max_length=MOST_ENTRIES)] = ()
 
 
 class Sync(Record):
@@ -240,10 +240,10 @@ class Plan(JsonFile):
     cluster: Cluster
     job: Job
     runtime: RuntimeRules
-    stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
+    stages: Annotated[tuple[Stage, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
     microbatches: Annotated[int, Field(ge=1, le=MAX_MICROBATCHES)]
     orders: dict[str, str]
-    ranks: tuple[str, ...]
+    ranks: Annotated[tuple[str, ...], Field(max_length=MOST_ENTRIES)]
     sync: Sync = Field(default_factory=Sync)
     predicted: Predicted
     provenance: Provenance
