@@ -50,9 +50,9 @@ def show_result(result: Result, output: Path, text_problem: str | None, *, as_js
     if as_json:
         print_json(_data(result, output))
         return
+    _print_unjoined(result.unjoined_devices)
     show_plan(result.plan)
     say(result.summary())
-    _print_unjoined(result.unjoined_devices)
     for line in space_lines(result.plan):
         say(line)
     about_gap = _about_gap(result)
@@ -83,9 +83,8 @@ def _print_unjoined(devices: Sequence[str]) -> None:
 
     if devices:
         say(
-            f"note: {compress_devices(devices)} have no route to a device in use, so "
-            f"{plural(len(devices), 'device')} stay unused; add links to the cluster file to use "
-            f"them"
+            f"not used: {compress_devices(devices)}, {plural(len(devices), 'device')}, since no "
+            "path of links joins them to the devices of the plan; add links to the cluster file"
         )
 
 

@@ -16,7 +16,7 @@ from planner.cluster.cluster_file import ClusterFile, Currency, Host, Name, clus
 from planner.cluster.hardware import DeviceType, LinkType, Price
 from planner.cluster.link_table import LinkTable
 from planner.cluster.routing import Edges, Messages, Route, Routing
-from planner.records.document import MOST_ENTRIES, Record, read_toml_or_json, write_atomically
+from planner.records.document import MOST_ENTRIES, Record, write_atomically
 from planner.records.formats import check_format
 
 FORMAT = FILE_FORMAT
@@ -79,9 +79,10 @@ class Cluster(Record):
         """Read a cluster file: TOML as people write it, or JSON as in a plan.
 
         Raises:
-            PipeplanError: naming every wrong field.
+            PipeplanError: naming every wrong field, and in TOML every figure that no real device or
+                link has.
         """
-        return cls.from_data(read_toml_or_json(path), str(path))
+        return cls.parse(ClusterFile.load(path).expanded(str(path)), str(path))
 
     def save(self, path: str | Path) -> None:
         """Write the cluster, all written out, atomically; :meth:`load` reads it.

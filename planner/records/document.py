@@ -171,7 +171,23 @@ def _count(context: Any) -> str:
     return str(context["actual_length"] or "none")
 
 
+_BATCH = "the iteration's samples are samples_per_microbatch times microbatches: set these"
+_USUAL_NAMES = {
+    "global_batch_size": _BATCH,
+    "batch_size": _BATCH,
+    "mini_batch_size": _BATCH,
+    "train_batch_size": _BATCH,
+    "micro_batch_size": "it is called samples_per_microbatch",
+    "gradient_accumulation_steps": "it is called microbatches",
+    "num_microbatches": "it is called microbatches",
+    "dtype": "it is called precision",
+}
+"""Names that other tools have for fields of a job, and what to write instead."""
+
+
 def _suggestion(name: str) -> str:
+    if name in _USUAL_NAMES:
+        return _USUAL_NAMES[name]
     records: list[type[BaseModel]] = [Record]
     fields: set[str] = set()
     while records:

@@ -136,7 +136,8 @@ def _own_batch(model: nn.Module, samples: int) -> dict[str, Tensor]:
     for name, value in batch.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise PipeplanError(
-                f"{call} returned {_kind(value)} for {shorten(name)}, expected {wanted}"
+                f"{call} returned {_kind(value)} for {shorten(name)}, expected {wanted}; give "
+                "forward an argument for each tensor, and put nested inputs together in it"
             )
     return dict(batch)
 
