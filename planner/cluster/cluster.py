@@ -16,8 +16,9 @@ from planner.cluster.cluster_file import ClusterFile, Currency, Host, Name, clus
 from planner.cluster.hardware import DeviceType, LinkType, Price
 from planner.cluster.link_table import LinkTable
 from planner.cluster.routing import Edges, Messages, Route, Routing
-from planner.records.document import MOST_ENTRIES, Record, write_atomically
+from planner.records.document import MOST_ENTRIES, Record, ShownInNotebooks, write_atomically
 from planner.records.formats import check_format
+from planner.units import plural
 
 FORMAT = FILE_FORMAT
 
@@ -51,7 +52,7 @@ class Link(LinkType):
     between: tuple[Name, Name]
 
 
-class Cluster(Record):
+class Cluster(ShownInNotebooks, Record):
     """Devices, switches and links, all written out; :meth:`load` expands nodes.
 
     Attributes:
@@ -73,6 +74,13 @@ class Cluster(Record):
     switches: Annotated[tuple[Name, ...], Field(max_length=MOST_ENTRIES)] = ()
     links: Annotated[tuple[Link, ...], Field(max_length=MOST_ENTRIES)] = ()
     hosts: tuple[Host, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return the numbers of devices, switches and links, in a line."""
+        return (
+            f"<Cluster: {self.name}, {plural(len(self.devices), 'device')}, "
+            f"{plural(len(self.switches), 'switch', 'es')}, {plural(len(self.links), 'link')}>"
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:

@@ -17,9 +17,16 @@ from planner.plan.certificate import Proof
 from planner.plan.operations import Operation, parse_order
 from planner.plan.problem import ModelSource, Problem
 from planner.plan.runtime_rules import RuntimeBehaviour, RuntimeRules
-from planner.records.document import MOST_ENTRIES, Count, Record, digest_of_data
+from planner.records.document import (
+    MOST_ENTRIES,
+    Count,
+    Record,
+    ShownInNotebooks,
+    digest_of_data,
+)
 from planner.records.formats import JsonFile
 from planner.space import BoundCovers, Space
+from planner.units import format_seconds, plural
 
 COST_MODEL = 1
 """The revision of the cost model and the simulator. It rises whenever either predicts other times
@@ -213,7 +220,7 @@ class Provenance(Record):
     problem_digest: str | None = None
 
 
-class Plan(JsonFile):
+class Plan(ShownInNotebooks, JsonFile):
     """A complete plan: stages, devices, orders, predictions and the inputs they were made from.
 
     Attributes:
@@ -248,6 +255,19 @@ class Plan(JsonFile):
     predicted: Predicted
     provenance: Provenance
     proof: Proof | None = None
+
+    def __repr__(self) -> str:
+        """Return what the plan is of, in a line."""
+        proved = "no bound" if self.predicted.gap is None else f"gap {self.predicted.gap:.2%}"
+        sizes = (
+            plural(len(self.stages), "stage"),
+            plural(len(self.ranks), "device"),
+            plural(self.microbatches, "microbatch", "es"),
+        )
+        return (
+            f"<Plan: {self.model.name} on {self.cluster.name}, {', '.join(sizes)}, "
+            f"iteration {format_seconds(self.predicted.iteration_time_s)}, {proved}>"
+        )
 
     @model_validator(mode="after")
     def _put_layers_in_order(self) -> Self:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
+from importlib import import_module
 from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any, Self, cast
@@ -34,10 +35,24 @@ _MOST_WITH_ALL_PROBLEMS = 2**16
 _CONSTANT = re.compile("NaN|Infinity")
 
 
+class ShownInNotebooks:
+    """Base of what notebooks show as HTML; :mod:`planner.report.notebook` says how."""
+
+    def _repr_html_(self) -> str:
+        # By name, since the report is above all that it shows.
+        html: str = import_module("planner.report.notebook").html_of(self)
+        return html
+
+
 class Record(BaseModel):
     """Base of all artifact records: immutable, strict, and without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def __repr__(self) -> str:
+        """Return the class and its fields, long ones cut."""
+        fields = (f"{name}={shorten(getattr(self, name))}" for name in type(self).model_fields)
+        return f"{type(self).__name__}({', '.join(fields)})"
 
     @classmethod
     def parse(cls, data: Any, source: str) -> Self:
