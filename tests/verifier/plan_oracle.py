@@ -34,9 +34,24 @@ def reasons_to_refuse(plan: dict[str, Any]) -> Iterator[str]:
             yield f"{device} has too little memory"
 
 
+def _takes_time(plan: dict[str, Any]) -> bool:
+    """Return whether every operation does, by its FLOPs."""
+    kinds = ("forward_flops", "input_gradient_flops", "weight_gradient_flops")
+    return all(
+        any(row[kind] > 0 for row in _rows(plan, stage))
+        for stage in range(len(plan["stages"]))
+        for kind in kinds
+    )
+
+
 def least_peaks(plan: dict[str, Any], stage_of: dict[str, int]) -> dict[str, int]:
-    """Return for each device the most that it holds at least, whatever the times."""
-    peaks = {}
+    """Return for each device the most that it holds at least, whatever the times.
+
+    Empty where an operation may take no time: what is held for none counts nowhere.
+    """
+    peaks: dict[str, int] = {}
+    if not _takes_time(plan):
+        return peaks
     for device, order in plan["orders"].items():
         held = most = 0
         for word in order.split():
