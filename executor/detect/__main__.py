@@ -15,7 +15,7 @@ from executor.detect.interrupt import Interrupt
 from executor.detect.options import MeasurementOptions, parse_options
 from executor.launch.console import print_error, record_for_torchrun
 from executor.launch.rank_options import WrongUsageError
-from planner.errors import PipeplanError
+from planner.errors import PipeplanError, print_in_any_encoding
 
 MODULE = "executor.detect"
 _FIRST_COME_S = 1.0
@@ -24,6 +24,7 @@ _FIRST_COME_S = 1.0
 
 def main() -> int:
     """Measure and return the exit status: 0 done, 1 it failed, 2 wrong usage, 130 interrupted."""
+    print_in_any_encoding()
     if "RANK" not in os.environ:
         _start_ranks(sys.argv[1:])
     rank = int(os.environ["RANK"])

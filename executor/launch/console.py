@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from executor.distributed.errors import FollowedError
-from planner.errors import PipeplanError
+from planner.errors import PipeplanError, print_in_any_encoding, printable
 
 
 class _Console(logging.Handler):
@@ -23,7 +23,7 @@ class _Console(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show one record."""
-        text = record.getMessage()
+        text = printable(record.getMessage())
         is_warning = record.levelno >= logging.WARNING
         stream = sys.stderr if is_warning else sys.stdout
         stream.write(f"warning: {text}\n" if is_warning else f"{text}\n")
@@ -36,6 +36,7 @@ def show_log(rank: int = 0) -> None:
     Args:
         rank: of this process; what is wrong with a file all ranks find, and the first says it.
     """
+    print_in_any_encoding()
     for name, level in (("executor", logging.INFO), ("planner", logging.WARNING)):
         logger = logging.getLogger(name)
         if not any(isinstance(handler, _Console) for handler in logger.handlers):
@@ -49,7 +50,7 @@ def print_error(problem: str) -> None:
     Torchrun's Python has no buffer: of a line and its end, which are two writes of ``print``, the
     second may come after another rank's.
     """
-    print(f"error: {problem}\n", end="", file=sys.stderr, flush=True)
+    print(f"error: {printable(problem)}\n", end="", file=sys.stderr, flush=True)
 
 
 _PATH = "TORCHELASTIC_ERROR_FILE"

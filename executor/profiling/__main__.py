@@ -19,7 +19,7 @@ from executor.profiling.measure import Patience
 from executor.profiling.profile import ProfileRequest, profile
 from planner.cluster.device_types import cpu_type, gpu_type
 from planner.cluster.hardware import GIB
-from planner.errors import PipeplanError
+from planner.errors import PipeplanError, print_in_any_encoding
 from planner.job import Job, job_with
 
 _INTERRUPTED = "interrupted: what was measured is kept; the same command goes on"
@@ -28,6 +28,7 @@ _NOT_BEGUN = "interrupted: nothing was measured yet"
 
 def main(words: list[str] | None = None) -> int:
     """Measure what the command line asks for; returns the exit status."""
+    print_in_any_encoding()
     options = parser().parse_args(words)
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
         status, document, line = _profiled(options)

@@ -190,7 +190,7 @@ class AdPsgd:
         self._pool = ThreadPoolExecutor(1, "pipeplan-average")
         self._calls = neighbours.caller()
         self._asking: Future[None] | None = None
-        neighbours.server.handle("average", self._answer)
+        neighbours.server.handle("average", self._answer, sum(flat.nbytes for flat in self._shared))
 
     def begin(self, step: int) -> None:
         """Compute on the weights as they are now, and ask a partner meanwhile."""

@@ -17,7 +17,9 @@ from planner.measured.clocks import ClockConflict, clock_conflict
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.operations import KIND_LABELS, Kind, Operation, stages_label
 from planner.plan.plan import Plan
+from planner.records.document import ShownInNotebooks
 from planner.simulation.timeline import Timeline, reduction_spans
+from planner.units import format_seconds
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Samples = dict[_Key, list[float]]
@@ -56,8 +58,8 @@ class Deviation:
         return max(ratio, 1 / ratio) if ratio else float("inf")
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(ShownInNotebooks):
     """A simulated and a measured timeline of one plan.
 
     Attributes:
@@ -92,6 +94,13 @@ class Comparison:
     spread: float
     emulated: bool
     clock_conflict: ClockConflict | None
+
+    def __repr__(self) -> str:
+        """Return both iteration times, in a line."""
+        total = self.iteration
+        predicted = format_seconds(total.predicted_s or 0.0)
+        measured = format_seconds(total.measured_s or 0.0)
+        return f"<Comparison: iteration {predicted} predicted, {measured} measured>"
 
     @property
     def largest(self) -> list[tuple[str, float]]:

@@ -13,7 +13,7 @@ import typer
 from planner.cli import completion
 from planner.cli.import_ import DEFAULT_CLUSTER_OUTPUT, require_cluster_path
 from planner.cli.options import JsonOption
-from planner.cli.output import print_json, print_rich, user_errors
+from planner.cli.output import print_json, print_rich, say, user_errors
 from planner.errors import PipeplanError
 from planner.units import plural
 
@@ -101,9 +101,9 @@ def merge(
             return
         _show(made, cards)
         for note in notes:
-            typer.echo(f"note: {note}")
-        typer.echo(f"wrote {output}")
-        typer.echo(f"next: pipeplan plan MODEL --job JOB.toml --cluster {shlex.quote(str(output))}")
+            say(f"note: {note}")
+        say(f"wrote {output}")
+        say(f"next: pipeplan plan MODEL --job JOB.toml --cluster {shlex.quote(str(output))}")
 
 
 def _boxes(files: Sequence[Path], prefixes: Sequence[str], cards: Sequence[str]) -> list[Box]:

@@ -16,12 +16,14 @@ from planner.cli.export import export
 from planner.cli.import_ import import_
 from planner.cli.inspect import detect, plot, presets, profile, schema, trace, verify
 from planner.cli.migrate import migrate
+from planner.cli.output import say
 from planner.cli.plan import plan
 from planner.cli.replan import replan
 from planner.cli.report import report
 from planner.cli.schedule import schedule
 from planner.cli.simulate import simulate
 from planner.cli.sweep import sweep
+from planner.errors import print_in_any_encoding
 
 
 class _Notes(logging.Handler):
@@ -31,7 +33,7 @@ class _Notes(logging.Handler):
         """Show one record."""
         is_note = record.levelno >= logging.WARNING
         head = "note" if is_note else record.name
-        typer.echo(f"{head}: {record.getMessage()}", err=True)
+        say(f"{head}: {record.getMessage()}", err=True)
 
 
 def show_log(*, verbose: bool) -> None:
@@ -60,7 +62,7 @@ def _version(value: bool) -> None:
     if value:
         from planner.assembly import version
 
-        typer.echo(f"pipeplan {version('pipeplan')}")
+        say(f"pipeplan {version('pipeplan')}")
         raise typer.Exit
 
 
@@ -112,4 +114,5 @@ for command in COMMANDS:
 
 def main() -> None:
     """Entry point of the command ``pipeplan``."""
+    print_in_any_encoding()
     app()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.cli.options import DeterministicOption, JsonOption, PlanArgument, RunByOption
-from planner.cli.output import named, print_json, print_rich, user_errors
+from planner.cli.output import named, print_json, print_rich, say, user_errors
 from planner.errors import PipeplanError
 from planner.search.budget import DEFAULT_WORKERS
 from planner.units import format_seconds
@@ -143,9 +143,7 @@ def values_of(
 def _print_progress(row: WhatIfProgress) -> None:
     """Print a line for each step of a search."""
     time = "nothing fits" if row.iteration_time_s is None else format_seconds(row.iteration_time_s)
-    typer.echo(
-        f"{row.elapsed_s:7.1f}s  {row.step:>9}  {time:>12}  {row.change or 'no change'}", err=True
-    )
+    say(f"{row.elapsed_s:7.1f}s  {row.step:>9}  {time:>12}  {row.change or 'no change'}", err=True)
 
 
 def explain(
@@ -207,7 +205,7 @@ def _show(explanation: Explanation) -> None:
 
     shares = path_time_provenance(explanation.pipeline, explanation.critical_path)
     for line in (*explanation_lines(explanation), *time_provenance_lines(shares)):
-        typer.echo(line)
+        say(line)
     print_rich(idle_table(explanation.bubble))
     print_rich(stages_table(explanation.stages))
 
@@ -218,4 +216,4 @@ def _show_values(found: WhatIf) -> None:
     if found.values:
         print_rich(what_if_table(found))
     for line in what_if_lines(found):
-        typer.echo(line)
+        say(line)

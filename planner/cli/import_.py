@@ -11,7 +11,7 @@ import typer
 
 from planner.cli import completion
 from planner.cli.options import JsonOption
-from planner.cli.output import print_json, print_rich, user_errors
+from planner.cli.output import print_json, print_rich, say, user_errors
 from planner.errors import PipeplanError
 from planner.units import format_bytes, format_seconds, plural
 
@@ -106,11 +106,11 @@ def _show_cluster(imported: Any, kind: str, path: Path) -> None:
         )
     print_rich(table)
     for note in imported.notes:
-        typer.echo(f"note: {note}")
-    typer.echo(f"wrote {path}")
+        say(f"note: {note}")
+    say(f"wrote {path}")
     name = shlex.quote(str(path))
-    typer.echo(f"next: pipeplan plan MODEL --job JOB.toml --cluster {name}")
-    typer.echo(f"  or: pipeplan cluster merge {name} OTHER.toml --network 100gbit")
+    say(f"next: pipeplan plan MODEL --job JOB.toml --cluster {name}")
+    say(f"  or: pipeplan cluster merge {name} OTHER.toml --network 100gbit")
 
 
 SUFFIX = ".json"
@@ -312,25 +312,25 @@ def _report(name: str, imported: Imported, written: dict[str, Path]) -> dict[str
 
 def _show(name: str, imported: Imported, written: dict[str, Path]) -> None:
     report = _report(name, imported, written)
-    typer.echo(
+    say(
         f"{report['name']} ({name}): {plural(report['layers'], 'layer')}, "
         f"{plural(report['boundaries'], 'boundary tensor')}, "
         f"{plural(report['samples_per_microbatch'], 'sample')} per microbatch"
     )
-    typer.echo(
+    say(
         f"one microbatch: forward {format_seconds(report['forward_s'])}, backward "
         f"{format_seconds(report['backward_s'])}, stash {format_bytes(report['stash_bytes'])}; "
         f"parameters {format_bytes(report['parameter_bytes'])}"
     )
     for note in imported.notes:
-        typer.echo(f"note: {note}")
+        say(f"note: {note}")
     job_path = written["job"]
     replication = "stages may have replicas" if imported.job.replication else "no replicas"
-    typer.echo(
+    say(
         f"assumed for the job: {plural(imported.job.microbatches, 'microbatch', 'es')}, "
         f"{replication}; edit {job_path} to change it"
     )
-    typer.echo(f"wrote {', '.join(map(str, written.values()))}")
+    say(f"wrote {', '.join(map(str, written.values()))}")
     cluster = shlex.quote(str(written["cluster"])) if "cluster" in written else "CLUSTER.toml"
     graph, job = (shlex.quote(str(written[kind])) for kind in ("graph", "job"))
-    typer.echo(f"next: pipeplan plan {graph} --cluster {cluster} --job {job}")
+    say(f"next: pipeplan plan {graph} --cluster {cluster} --job {job}")

@@ -20,7 +20,7 @@ from planner.cli.options import (
     RunByOption,
     SetOption,
 )
-from planner.cli.output import named, print_json, print_rich, print_written, user_errors
+from planner.cli.output import named, print_json, print_rich, print_written, say, user_errors
 from planner.errors import PipeplanError, shorten
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def trace(
 
         print_rich(layer_table(graph))
         if output is not None:
-            typer.echo(f"wrote {output}", err=True)
+            say(f"wrote {output}", err=True)
 
 
 def _show_split(model: str, job: Job, degree: int, sequence: bool, as_json: bool) -> None:
@@ -141,7 +141,7 @@ def verify(
             raise PipeplanError(problems)
         else:
             for line in (f"holds; {_about_bound(plan)}", *(proof.lines() if proof else ())):
-                typer.echo(f"{path}: {line}")
+                say(f"{path}: {line}")
         if problems:
             raise typer.Exit(1)
 
@@ -236,7 +236,7 @@ def schema(
             typer.echo(text, nl=False)
         else:
             write_atomically(output, text)
-            typer.echo(f"wrote {output}")
+            say(f"wrote {output}")
 
 
 def _text(kind: str) -> str:

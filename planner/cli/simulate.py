@@ -14,6 +14,7 @@ from planner.cli.output import (
     named,
     print_json,
     print_rich,
+    say,
     show_fair_links,
     show_plan,
     user_errors,
@@ -251,10 +252,10 @@ def _show_replay(
     show_against(comparison)
     show_noise(plan, noise)
     if plan.provenance != loaded.provenance:
-        typer.echo(f"the bound covers {plan.provenance.bound_covers}")
+        say(f"the bound covers {plan.provenance.bound_covers}")
     for written in (output, trace_path):
         if written is not None:
-            typer.echo(f"wrote {written}")
+            say(f"wrote {written}")
 
 
 def _show_overflow(plan: Plan) -> None:
@@ -267,7 +268,7 @@ def _show_overflow(plan: Plan) -> None:
     ]
     over = [row for row in rows if row[1] > row[2]]
     if over:
-        typer.echo(overflow_line(over))
+        say(overflow_line(over))
 
 
 def _write(plan: Plan, output: Path | None, trace_path: Path | None) -> None:

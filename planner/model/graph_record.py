@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from planner.records.document import Count, Record, digest_of_data
+from planner.records.document import MOST_ENTRIES, Count, Record, digest_of_data
 
 Phase = Literal["forward", "input_gradient", "weight_gradient"]
 PHASES: tuple[Phase, ...] = ("forward", "input_gradient", "weight_gradient")
@@ -216,9 +216,9 @@ class GraphRecord(Record):
     name: Name
     samples_per_microbatch: Annotated[int, Field(ge=1)]
     precision: Name
-    layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
-    boundaries: tuple[Boundary, ...]
-    parameters: tuple[Parameter, ...]
+    layers: Annotated[tuple[Layer, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
+    boundaries: Annotated[tuple[Boundary, ...], Field(max_length=MOST_ENTRIES)]
+    parameters: Annotated[tuple[Parameter, ...], Field(max_length=MOST_ENTRIES)]
     flop_coverage: Annotated[float, Field(ge=0, le=1)] = 1.0
     uncounted_operators: tuple[str, ...] = ()
 

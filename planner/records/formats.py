@@ -298,6 +298,12 @@ def check_format(data: Any, expected: str, source: str) -> Mapping[str, Any]:
             f"{source}: format: {shorten(found)} is newer than {expected!r}, which this version of "
             "Pipeplan reads; upgrade Pipeplan"
         )
+    if other_kind == kind and is_number:
+        older = [name for name in STEPS if name.startswith(f"{kind}/")]
+        raise PipeplanError(
+            f"{source}: format: {shorten(found)} is no format that this version of Pipeplan reads, "
+            f"which are {', '.join([*older, expected])}; make the file again"
+        )
     raise PipeplanError(
         f"{source}: format: expected {expected!r}, found {shorten(found)}; this is "
         f"{kind_of(found)}, give {KINDS[expected]}"

@@ -30,6 +30,9 @@ def momentum(parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters.values(), lr=0.1, momentum=0.9)
 
 
+KEY = b"a key"
+
+
 class Neighbour:
     """One of several ranks of this process, as a strategy sees them."""
 
@@ -43,7 +46,7 @@ class Neighbour:
         }
         self.optimisation = Optimisation(self.parameters, frozenset(), make)
         self.weights = Weights(self.optimisation, {})
-        self.server = TensorServer("127.0.0.1")
+        self.server = TensorServer("127.0.0.1", KEY, most_callers=8)
         self.there = {0: 1, 1: 1}
         self.timeout_s = 5.0
         self.groups = self
@@ -70,7 +73,7 @@ class Neighbour:
         return self
 
     def call(self, pipeline: int, incarnation: int, *arguments: Any) -> Any:
-        client = TensorClient(self.everybody[pipeline].server.address, 5.0)
+        client = TensorClient(self.everybody[pipeline].server.address, KEY, 5.0)
         try:
             return client.call(*arguments)
         finally:

@@ -13,8 +13,8 @@ from typing import Any
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.simulation.fair_links import Link, fair_rates
 from planner.plan.operations import node_of
+from planner.simulation.fair_links import Link, fair_rates
 
 _ROUNDING_S = 1e-12
 _MOST_KEPT = 10_000
