@@ -105,11 +105,11 @@ def _about_gap(result: Result) -> str | None:
 
 def print_run_command(plan: Plan, output: Path, text_problem: str | None) -> None:
     """Print how to run a plan, and on what data, if its model is known."""
-    from planner.plan.run_command import data_line, run_command, where_to_run
+    from planner.plan.run_command import data_line, run_command
 
     command = run_command(plan, output, text_problem)
     if command is not None:
-        typer.echo(f"run it {where_to_run(plan)} with: {command}")
+        typer.echo(f"run it on one host with: {command}")
         typer.echo(data_line(text_problem))
 
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from pathlib import Path
 
 from planner.job import LOSSES, text_problem_of_inputs
-from planner.plan.operations import node_of
 from planner.plan.plan import Plan
 
 _ZOO = "models."
 
 
 def run_command(plan: Plan, path: Path, text_problem: str | None = None) -> str | None:
-    """Return the command that runs a plan, on each of its hosts; None for one without a model.
+    """Return the command that runs a plan on one host; None for a plan without a model.
 
     It includes the option that allows importing the code that the plan names.
 
     Args:
-        plan: the plan.
+        plan: the plan, whose devices are all on this host.
         path: path of its file.
         text_problem: why text cannot train the model, by its trace; the plan shows this only if its
             job lists the inputs. The command then asks for random batches.
@@ -31,33 +29,8 @@ def run_command(plan: Plan, path: Path, text_problem: str | None = None) -> str 
 def _command(plan: Plan, path: Path, data: list[str]) -> str | None:
     if plan.model.factory is None:
         return None
-    hosts = _ranks_by_host(plan)
-    counts = set(hosts.values())
-    words = ["torchrun"]
-    if len(hosts) > 1:
-        words += ["--nnodes", str(len(hosts)), "--rdzv-backend", "c10d"]
-        words += ["--rdzv-endpoint", "HOST:29500"]
-    words += ["--nproc-per-node", str(counts.pop()) if len(counts) == 1 else "RANKS"]
-    words += ["-m", "executor", str(path)]
+    words = ["torchrun", "--nproc-per-node", str(len(plan.ranks)), "-m", "executor", str(path)]
     return shlex.join([*words, *leave_words(plan), *data])
-
-
-def where_to_run(plan: Plan) -> str:
-    """Return on which hosts the command is to be started, and what is left to fill in."""
-    hosts = _ranks_by_host(plan)
-    if len(hosts) == 1:
-        return "on one host"
-    first, counts = next(iter(hosts)), set(hosts.values())
-    named = ", ".join(
-        host if len(counts) == 1 else f"{host} (RANKS {count})" for host, count in hosts.items()
-    )
-    return f"on each of {named}, where HOST is the address of {first}"
-
-
-def _ranks_by_host(plan: Plan) -> Counter[str]:
-    """Count ranks by host, as names such as ``n0/gpu3`` say; one host if they say nothing."""
-    says = all("/" in name for name in plan.ranks)
-    return Counter(node_of(name) if says else "" for name in plan.ranks)
 
 
 def data_line(text_problem: str | None) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from builders import boundary, cluster, graph, layer, link, orders
+from builders import boundary, graph, layer, orders, star
 
 from executor.training.data import batches
 from planner.assembly import plan_by_hand
@@ -16,54 +16,20 @@ from planner.errors import PipeplanError
 from planner.job import Job
 from planner.plan.plan import Plan
 from planner.plan.problem import ModelSource, Problem
-from planner.plan.run_command import (
-    data_line,
-    leave_words,
-    resume_command,
-    run_command,
-    where_to_run,
-)
+from planner.plan.run_command import data_line, leave_words, resume_command, run_command
 
 
-def plan_of(
-    factory: str | None,
-    loss: str = "cross_entropy",
-    devices: tuple[str, str] = ("d0", "d1"),
-    **job_fields: Any,
-) -> Plan:
-    first, second = devices
+def plan_of(factory: str | None, loss: str = "cross_entropy", **job_fields: Any) -> Plan:
     the_graph = graph([layer("a"), layer("b")], [boundary("a", "b")])
-    the_cluster = cluster(devices, [link(first, second)])
     job = Job.parse({"microbatches": 1, "loss": loss, **job_fields}, "job")
-    problem = Problem(the_graph, the_cluster, job, ModelSource(factory))
-    pipeline = place(problem, [StageSpec(("a",), (first,)), StageSpec(("b",), (second,))])
-    return plan_by_hand(pipeline, orders(**{first: "0F0 0B0", second: "1F0 1B0"}))
+    problem = Problem(the_graph, star(2), job, ModelSource(factory))
+    pipeline = place(problem, [StageSpec(("a",), ("d0",)), StageSpec(("b",), ("d1",))])
+    return plan_by_hand(pipeline, orders(d0="0F0 0B0", d1="1F0 1B0"))
 
 
 def test_a_model_of_the_zoo_needs_no_leave() -> None:
     command = run_command(plan_of("models.gpt:gpt_tiny"), Path("out/my plan.json"))
     assert command == "torchrun --nproc-per-node 2 -m executor 'out/my plan.json'"
-
-
-@pytest.mark.parametrize(
-    ("devices", "where", "options"),
-    [
-        (("d0", "d1"), "on one host", "--nproc-per-node 2"),
-        (("n0/gpu0", "n0/gpu1"), "on one host", "--nproc-per-node 2"),
-        (
-            ("n0/gpu0", "n1/gpu0"),
-            "on each of n0, n1, where HOST is the address of n0",
-            "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --nproc-per-node 1",
-        ),
-    ],
-)
-def test_the_command_is_for_every_host_of_the_plan(
-    devices: tuple[str, str], where: str, options: str
-) -> None:
-    plan = plan_of("models.gpt:gpt_tiny", devices=devices)
-    assert where_to_run(plan) == where
-    command = run_command(plan, Path("plan.json"))
-    assert command == f"torchrun {options} -m executor plan.json"
 
 
 def test_code_of_the_users_own_is_named() -> None:

@@ -12,7 +12,7 @@ from planner.analysis.explain import Explanation
 from planner.analysis.what_if.values import Value, WhatIf
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.plan import Plan, gap
-from planner.plan.run_command import run_command, where_to_run
+from planner.plan.run_command import run_command
 from planner.report.comparison import HEADINGS, row_cells
 from planner.report.deviation import comparison_data, comparison_line
 from planner.report.explanation import explanation_data, explanation_lines
@@ -96,7 +96,8 @@ def run_section(plan: Plan, plan_path: Path) -> Element:
     if command is None:
         first = node("p", "This plan is for an imported graph; there is no model to run.")
     else:
-        hosts = where_to_run(plan) if len(plan.ranks) > 1 else "on this machine"
+        count = len(plan.ranks)
+        hosts = "on one host" if count > 1 else "on this machine"
         first = node(
             "div", node("p", f"One process per device, {hosts}:"), node("pre", code(command))
         )
