@@ -148,11 +148,6 @@ def format_order(operations: tuple[Operation, ...] | list[Operation]) -> str:
 _NUMBERED = re.compile(r"(.*?)(?<!\d)(0|[1-9]\d*)")
 
 
-def node_of(device: str) -> str:
-    """Return the node of a device's name: ``n0`` of ``n0/gpu3``; otherwise the name itself."""
-    return device.rpartition("/")[0] or device
-
-
 def compress_devices(names: Iterable[str]) -> str:
     """Format device names with runs of consecutive numbers joined.
 

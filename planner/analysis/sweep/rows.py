@@ -8,9 +8,9 @@ from typing import Literal, get_args
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.plan.operations import node_of
 from planner.plan.plan import gap
 from planner.plan.sweep_index import Point, SweptPoint
+from planner.sync.pipeline_replicas import node_of
 
 
 def pareto_front(costs: Sequence[Sequence[float]]) -> frozenset[int]:

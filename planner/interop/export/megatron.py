@@ -19,12 +19,13 @@ from planner.interop.export.megatron_form import MegatronForm, megatron_form
 from planner.interop.export.notes import order_notes, reduction_notes
 from planner.interop.importing.megatron_layout import render_layout
 from planner.model.blocks import BlockStack
-from planner.plan.operations import compress_devices, node_of
+from planner.plan.operations import compress_devices
 from planner.plan.plan import Plan, Stage
 from planner.search.schedule.classics import WHOLE
 from planner.search.schedule.equal_pipelines import orders_of_pipelines
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
+from planner.sync.pipeline_replicas import node_of
 from planner.sync.strategies import SYNCHRONOUS
 from planner.units import format_bytes, plural
 

@@ -11,12 +11,12 @@ from planner.cluster.link_table import FloatArray
 from planner.costs.layer_moments import LayerMoments
 from planner.costs.placement import PlacedPipeline, place_plan
 from planner.errors import PipeplanError
-from planner.plan.operations import node_of
 from planner.plan.plan import Plan
 from planner.simulation.simulator import simulate_plan
 from planner.simulation.timeline import OperationEvent, Timeline
 from planner.sync.pipeline_replicas import (
     PipelineReplica,
+    node_of,
     pipeline_replicas_of,
     pipelines_per_node,
 )
