@@ -10,6 +10,7 @@ import typer
 from planner.cli.adopt import adopt
 from planner.cli.calibrate import calibrate
 from planner.cli.compare import compare
+from planner.cli.edit import edit
 from planner.cli.explain import explain
 from planner.cli.export import export
 from planner.cli.import_ import import_
@@ -97,6 +98,7 @@ COMMANDS = (
     simulate,
     calibrate,
     explain,
+    edit,
     plot,
     report,
     export,
