@@ -11,6 +11,7 @@ from planner.cli.adopt import adopt
 from planner.cli.calibrate import calibrate
 from planner.cli.cluster import app as cluster_app
 from planner.cli.compare import compare
+from planner.cli.edit import edit
 from planner.cli.explain import explain
 from planner.cli.export import export
 from planner.cli.import_ import import_
@@ -101,6 +102,7 @@ COMMANDS = (
     simulate,
     calibrate,
     explain,
+    edit,
     plot,
     report,
     export,

@@ -64,11 +64,14 @@ def show_result(result: Result, output: Path, text_problem: str | None, *, as_js
 
 def _data(result: Result, output: Path) -> dict[str, Any]:
     """Return the JSON output."""
+    from planner.report.summary import throughput_data
+
     return {
         "status": result.status,
         "ended": result.ended,
         "plan": str(output),
         **result.plan.predicted.model_dump(mode="json"),
+        "throughput": throughput_data(result.plan),
         "runtime": result.plan.job.runtime and result.plan.runtime.name,
         "bound_covers": result.plan.provenance.bound_covers.model_dump(mode="json"),
         "unjoined_devices": list(result.unjoined_devices),

@@ -284,10 +284,12 @@ def _write(plan: Plan, output: Path | None, trace_path: Path | None) -> None:
 
 def _data(plan: Plan, noise: Noise | None, comparison: Comparison | None) -> dict[str, Any]:
     """Return the JSON output."""
+    from planner.report.summary import throughput_data
     from planner.simulation.fair_links import simulate_plan_fair_links
 
     return {
         **plan.predicted.model_dump(mode="json"),
+        "throughput": throughput_data(plan),
         "iteration_time_fair_links_s": simulate_plan_fair_links(plan).iteration_time_s,
         **noise_report(plan, noise),
         **against_report(comparison),

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from planner.cluster.hardware import GIB
 from planner.costs.optimizer import static_bytes
 from planner.costs.placement import PlacedPipeline, PlacedStage
+from planner.costs.throughput import throughput
 from planner.plan.operations import compress_devices
 from planner.plan.plan import TimeProvenance, gap
 from planner.report.tables import new_table, plain
 from planner.simulation.critical_path import PathStep
 from planner.simulation.time_provenance import path_time_provenance, time_provenance
-from planner.units import format_bytes, format_seconds, plural
+from planner.units import format_bytes, format_seconds, four_digits, plural
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -92,8 +94,40 @@ def plan_tables(plan: Plan, timeline: Timeline) -> Group:
         _stage_table(plan, timeline),
         _device_table(timeline),
         *map(Text, time_provenance_lines(time_provenance(timeline))),
+        *map(Text, throughput_lines(timeline)),
         Text(figures_line(timeline, plan.predicted.lower_bound_s), style="bold"),
     )
+
+
+def throughput_lines(timeline: Timeline) -> list[str]:
+    """Return throughput, MFU and cost as a line; empty if the iteration takes no time."""
+    devices, problem = timeline.pipeline.devices, timeline.pipeline.problem
+    found = throughput(
+        problem.graph.record, problem.cluster, problem.job, devices, timeline.iteration_time_s
+    )
+    if found is None:
+        return []
+    parts = [f"{four_digits(found.samples_per_s)} samples/s"]
+    if found.tokens_per_s is not None:
+        parts.append(f"{four_digits(found.tokens_per_s)} tokens/s")
+    if found.mfu is not None:
+        parts.append(f"MFU {found.mfu:.1%}")
+    if found.cost_per_million_samples is not None:
+        unit = cost_heading(problem.cluster.currency)
+        parts.append(f"{four_digits(found.cost_per_million_samples)} {unit}")
+    return [", ".join(parts)]
+
+
+def throughput_data(plan: Plan) -> dict[str, Any] | None:
+    """Return a plan's throughput, MFU and cost as plain data; null where one is not known."""
+    time_s = plan.predicted.iteration_time_s
+    found = throughput(plan.model.graph, plan.cluster, plan.job, plan.ranks, time_s)
+    return None if found is None else {**asdict(found), "currency": plan.cluster.currency}
+
+
+def cost_heading(currency: str | None) -> str:
+    """Return the heading of a column or an axis of costs."""
+    return f"{currency} per million samples" if currency else "cost per million samples"
 
 
 def figures_line(timeline: Timeline, lower_bound_s: float) -> str:

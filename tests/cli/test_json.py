@@ -70,6 +70,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "simulate": ("plan.json", "--trace", "trace.json"),
     "calibrate": ("plan.json", "run.json", "-o", "made.json"),
     "explain": ("plan.json",),
+    "edit": ("plan.json", "--move", "microbatches /2", "-o", "made.json"),
     "plot": ("plan.json", "-o", "plan.svg"),
     "report": ("plan.json", "-o", "plan.html"),
     "export": ("plan.json", "--to", "torch-csv", "-o", "out"),

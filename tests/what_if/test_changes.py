@@ -138,7 +138,7 @@ def test_any_text_is_a_change_or_an_error(text: str) -> None:
         ("recompute c", "no such layer; choose one such as a, b"),
         ("keep a", "the plan does not recompute it"),
         ("another hub", "no such device"),
-        ("microbatches x2", "1 samples of a microbatch cannot be divided into 2 equal parts"),
+        ("microbatches x2", "1 sample of a microbatch cannot be divided into 2 equal parts"),
     ],
 )
 def test_a_change_of_what_there_is_not_is_refused(text: str, said: str) -> None:

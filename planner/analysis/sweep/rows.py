@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from planner.cluster.cluster import Cluster
+from planner.costs.throughput import SECONDS_AN_HOUR
 from planner.errors import PipeplanError
 from planner.plan.plan import gap
 from planner.plan.sweep_index import Point, SweptPoint
@@ -38,7 +39,6 @@ def _dominates(first: Sequence[float], second: Sequence[float]) -> bool:
 
 Bill = Literal["devices", "machines"]
 """Devices that are paid for: those in use, or all of each machine that has one in use."""
-SECONDS_AN_HOUR = 3600.0
 
 
 @dataclass(frozen=True)

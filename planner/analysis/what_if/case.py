@@ -55,14 +55,14 @@ class Case:
     why_not: str | None = None
     same: Schedule | None = None
 
-    @cached_property
+    @property
     def pipeline(self) -> PlacedPipeline:
         """The plan's stages, with what they recompute, under the change."""
-        return place(self.altered.problem, self.altered.stages)
+        return self.altered.pipeline
 
     def placed(self, stages: Sequence[StageSpec]) -> PlacedPipeline:
         """Place other stages under the change."""
-        return place(self.altered.problem, stages)
+        return place(self.altered.problem, stages, self.altered.sync)
 
     @cached_property
     def plain_pipeline(self) -> PlacedPipeline:

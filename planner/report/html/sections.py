@@ -29,6 +29,7 @@ from planner.report.html.markup import (
     table,
 )
 from planner.report.html.timeline_data import typical_step
+from planner.report.summary import throughput_lines
 from planner.report.what_if import (
     LEAST_SHARE,
     NUMBERS,
@@ -154,6 +155,9 @@ def _figures(
             f"of {plural(plan.model.graph.samples_per_microbatch, 'sample')}",
         ),
     ]
+    for line in throughput_lines(timeline):
+        rate, _, more = line.partition(", ")
+        rows.append(("Throughput", rate, more))
     if deviation is not None:
         rows.append(_measured(deviation))
     return rows
