@@ -217,7 +217,7 @@ class Plan(JsonFile):
     """A complete plan: stages, devices, orders, predictions and the inputs they were made from.
 
     Attributes:
-        format: ``pipeplan/5``.
+        format: ``pipeplan/6``.
         model: The model.
         cluster: The cluster it was planned for.
         job: The job it was planned for.
@@ -235,7 +235,7 @@ class Plan(JsonFile):
             versions.
     """
 
-    format: Literal["pipeplan/5"] = "pipeplan/5"
+    format: Literal["pipeplan/6"] = "pipeplan/6"
     model: PlannedModel
     cluster: Cluster
     job: Job
