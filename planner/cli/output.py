@@ -125,13 +125,11 @@ def show_plan(the_plan: Plan) -> None:
     print_rich(plan_tables(the_plan, simulate_plan(the_plan)))
 
 
-def show_fair_links(the_plan: Plan) -> None:
-    """Print the iteration time with fairly shared links, if it differs noticeably."""
-    from planner.report.summary import fair_links_line
-    from planner.simulation.fair_links import simulate_plan_fair_links
+def show_links(the_plan: Plan) -> None:
+    """Print by which rule messages have links, if the plan has it from an older version."""
+    from planner.report.summary import links_line
 
-    shared_s = simulate_plan_fair_links(the_plan).iteration_time_s
-    line = fair_links_line(the_plan.predicted.iteration_time_s, shared_s)
+    line = links_line(the_plan.runtime)
     if line is not None:
         say(line)
 

@@ -15,7 +15,7 @@ from planner.cli.output import (
     print_json,
     print_rich,
     say,
-    show_fair_links,
+    show_links,
     show_plan,
     user_errors,
 )
@@ -248,7 +248,7 @@ def _show_replay(
         return
     show_plan(plan)
     _show_overflow(plan)
-    show_fair_links(plan)
+    show_links(plan)
     show_against(comparison)
     show_noise(plan, noise)
     if plan.provenance != loaded.provenance:
@@ -285,12 +285,10 @@ def _write(plan: Plan, output: Path | None, trace_path: Path | None) -> None:
 def _data(plan: Plan, noise: Noise | None, comparison: Comparison | None) -> dict[str, Any]:
     """Return the JSON output."""
     from planner.report.summary import throughput_data
-    from planner.simulation.fair_links import simulate_plan_fair_links
 
     return {
         **plan.predicted.model_dump(mode="json"),
         "throughput": throughput_data(plan),
-        "iteration_time_fair_links_s": simulate_plan_fair_links(plan).iteration_time_s,
         **noise_report(plan, noise),
         **against_report(comparison),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
@@ -38,6 +38,7 @@ class GradientReduction:
         bucket: number of the bucket among those of the stage; 0 of gradients reduced at once.
         ahead: by device, the seconds of the layers before those of the bucket, whose gradients a
             backward makes after the bucket's; empty of gradients that wait for its end.
+        among: all devices that take part, if there are others than these.
     """
 
     stages: tuple[int, ...]
@@ -46,6 +47,7 @@ class GradientReduction:
     seconds: float
     bucket: int = 0
     ahead: Mapping[str, OperationTimes] = field(default_factory=dict, compare=False)
+    among: tuple[str, ...] = ()
 
     def ahead_s(self, kind: str, device: str) -> float:
         """Return how long before the end of a last backward (B or W) the gradients are there."""
@@ -193,13 +195,15 @@ def gradient_reductions(
         everywhere = [names[d] for names in groups for d in devices] or devices
         if len(everywhere) < 2 or not bytes_:
             continue
-        reduced_s = partial(all_reduce_s, problem.cluster, _in_order(problem, everywhere))
+        among = _in_order(problem, everywhere)
+        reduced_s = partial(all_reduce_s, problem.cluster, among)
         if bucket_bytes is None or len(group) > 1:
-            rows.append(GradientReduction(group, devices, bytes_, reduced_s(bytes_)))
+            rows.append(GradientReduction(group, devices, bytes_, reduced_s(bytes_), among=among))
         else:
             layers = [graph.layers[name] for name in graph.in_order(stages[index].layers)]
             buckets = gradient_buckets(layers, own[index], bucket_bytes)
-            rows += _bucket_reductions(index, devices, buckets, times[index], reduced_s)
+            own_rows = _bucket_reductions(index, devices, buckets, times[index], reduced_s)
+            rows += (replace(row, among=among) for row in own_rows)
     return tuple(rows)
 
 

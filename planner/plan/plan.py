@@ -224,7 +224,7 @@ class Plan(ShownInNotebooks, JsonFile):
     """A complete plan: stages, devices, orders, predictions and the inputs they were made from.
 
     Attributes:
-        format: ``pipeplan/5``.
+        format: ``pipeplan/6``.
         model: The model.
         cluster: The cluster it was planned for.
         job: The job it was planned for.
@@ -242,7 +242,7 @@ class Plan(ShownInNotebooks, JsonFile):
             versions.
     """
 
-    format: Literal["pipeplan/5"] = "pipeplan/5"
+    format: Literal["pipeplan/6"] = "pipeplan/6"
     model: PlannedModel
     cluster: Cluster
     job: Job

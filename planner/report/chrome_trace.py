@@ -96,16 +96,19 @@ def _steps(timeline: Timeline) -> Iterator[Event]:
 
 
 def _link_threads(timeline: Timeline) -> dict[str, list[TransferEvent]]:
-    """Return transfers by the thread that shows them: one per link resource."""
+    """Return transfers by the thread that shows them: of each link, as many as it has at once."""
     cluster = timeline.pipeline.problem.cluster
     moving = [event for event in timeline.transfers if event.end_s > event.start_s]
     resources = sorted({link for event in moving for link in event.links})
     # Parallel links between the same ends differ by their index alone.
-    names = {link: f"{cluster.link_name(link)} (link {link[0]})" for link in resources}
-    threads: dict[str, list[TransferEvent]] = {name: [] for name in names.values()}
-    for event in moving:
-        for link in event.links:
-            threads[names[link]].append(event)
+    threads: dict[str, list[TransferEvent]] = {}
+    for link in resources:
+        name = f"{cluster.link_name(link)} (link {link[0]}"
+        threads |= lanes(
+            (event for event in moving if link in event.links),
+            lambda event: (event.start_s, event.end_s),
+            lambda _, lane, name=name: f"{name})" if lane == 1 else f"{name}, {lane})",  # type: ignore[misc]
+        )
     # Transfers over shared links may overlap.
     shared = lanes(
         (event for event in moving if not event.links),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from planner.plan.plan import Plan
+    from planner.plan.runtime_rules import RuntimeRules
     from planner.simulation.noise import Noise, NoisyTimes
     from planner.simulation.timeline import Timeline
 
@@ -59,9 +60,6 @@ def time_provenance_data(
     """Return the time provenance of a critical path as plain JSON values."""
     shares = path_time_provenance(pipeline, path)
     return None if shares is None else shares.model_dump()
-
-
-_WORTH_TELLING = 0.01
 
 
 def overflow_line(devices: Sequence[tuple[str, int, int]]) -> str:
@@ -147,18 +145,13 @@ def figures_line(timeline: Timeline, lower_bound_s: float) -> str:
     return f"iteration {time}, {proved}, bubble {timeline.bubble:.1%}"
 
 
-def fair_links_line(in_turn_s: float, shared_s: float) -> str | None:
-    """Return the iteration time with fairly shared links; None if it hardly differs.
-
-    Args:
-        in_turn_s: an iteration on links that serve one message after the other.
-        shared_s: by :func:`planner.simulation.fair_links.simulate_plan_fair_links`.
-    """
-    if abs(shared_s - in_turn_s) <= _WORTH_TELLING * in_turn_s:
+def links_line(rules: RuntimeRules) -> str | None:
+    """Return by which rule a plan's messages have a link, if it is not today's."""
+    if rules.links == "fair":
         return None
     return (
-        f"with links shared max-min fairly, as between TCP connections: {format_seconds(shared_s)}"
-        f"{_above(shared_s, in_turn_s)}"
+        "timed with messages that wait for each other on links, as older versions did; on shared "
+        f"links: --runtime {rules.name}"
     )
 
 

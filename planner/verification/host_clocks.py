@@ -28,8 +28,13 @@ class HostClock:
 
     def moments(self) -> Iterator[tuple[str, float]]:
         """Yield when each device that computes will be done, if none begins or ends before."""
-        for device, rings_at in self._rings_at.items():
-            yield device, self._moment + (rings_at - self._clock) * self._slower()
+        for device in self._rings_at:
+            yield device, self.moment(device, 0.0)
+
+    def moment(self, device: str, behind_s: float) -> float:
+        """Return when a device that computes will have all but so many seconds behind it."""
+        left_s = self._rings_at[device] - self._clock
+        return self._moment + (left_s - behind_s) * self._slower()
 
     def _slower(self) -> float:
         return self._slowdown[len(self._rings_at) - 1] if self._rings_at else 1.0

@@ -96,7 +96,7 @@ def test_any_other_format_is_refused(value: object) -> None:
     if value in [f"pipeplan/{number}" for number in range(1, 6)]:
         return
     with pytest.raises(PipeplanError, match="some file: format"):
-        check_format({"format": value}, "pipeplan/5", "some file")
+        check_format({"format": value}, "pipeplan/6", "some file")
 
 
 @given(share=st.floats(0, 1, exclude_max=True))

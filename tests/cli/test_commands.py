@@ -12,7 +12,6 @@ import pytest
 from commands import CLUSTERS, ROOT, pipeplan
 
 from planner import LayerGraph, Plan, verify
-from planner.simulation.fair_links import simulate_plan_fair_links
 
 COMMANDS = ("trace", "plan", "schedule", "compare", "verify", "simulate", "explain", "plot")
 
@@ -156,12 +155,9 @@ def test_devices_that_no_link_joins_are_noted(tmp_path: Path) -> None:
 
 def test_simulate_prints_the_predictions_of_the_plan(plan_path: Path) -> None:
     report = json.loads(pipeplan("simulate", plan_path, "--json").stdout)
-    shared_s = report.pop("iteration_time_fair_links_s")
     assert report == json.loads(plan_path.read_text())["predicted"]
-    assert shared_s == simulate_plan_fair_links(Plan.load(plan_path)).iteration_time_s
     tables = pipeplan("simulate", plan_path).stdout
-    told = "with links shared max-min fairly" in tables
-    assert told == (abs(shared_s / report["iteration_time_s"] - 1) > 0.01)
+    assert "wait for each other on links" not in tables
     for device in Plan.load(plan_path).ranks:
         assert device in tables
 

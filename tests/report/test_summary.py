@@ -8,7 +8,6 @@ from rich.console import Console
 from planner.assembly import plan_by_hand
 from planner.plan.plan import Plan
 from planner.report.summary import figures_line, plan_tables
-from planner.search.schedule.list_scheduler import orders_of
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 
@@ -26,7 +25,7 @@ def rows(plan: Plan, timeline: Timeline) -> list[list[str]]:
 
 
 def by_hand(timeline: Timeline) -> Plan:
-    return plan_by_hand(timeline.pipeline, orders_of(timeline))
+    return plan_by_hand(timeline.pipeline, timeline.orders)
 
 
 def test_every_stage_has_a_row_with_its_layers_and_times(timeline_of):

@@ -145,8 +145,8 @@ def _operations(timeline: Timeline, ticks: Ticks) -> list[Spans]:
 def _link_rows(timeline: Timeline, moving: Sequence[TransferEvent]) -> list[LinkRow]:
     """Rows of links; a transfer is shown on every link it holds.
 
-    Shared links are held by nobody: their transfers have rows by their ends, as many as are on
-    their way at once.
+    A link has as many rows as it carries messages at once. Shared links are held by nobody: their
+    transfers have rows by their ends.
     """
     cluster = timeline.pipeline.problem.cluster
     on: dict[tuple[int, int], list[int]] = {}
@@ -159,8 +159,23 @@ def _link_rows(timeline: Timeline, moving: Sequence[TransferEvent]) -> list[Link
         name = cluster.link_name(link)
         # Parallel links between the same ends differ by their index alone.
         told = f"{name} (link {link[0]})" if names[name] > 1 else name
-        rows.append(LinkRow(told, cluster.links[link[0]].bandwidth_gb_per_s, on[link]))
+        width = cluster.links[link[0]].bandwidth_gb_per_s
+        rows += [LinkRow(name, width, found) for name, found in _rows_of(told, on[link], moving)]
     return rows + [LinkRow(name, None, found) for name, found in _shared_rows(moving).items()]
+
+
+def _rows_of(
+    name: str, indices: Sequence[int], moving: Sequence[TransferEvent]
+) -> Iterable[tuple[str, list[int]]]:
+    """Return a link's transfers in rows without overlap, by the names of these."""
+
+    def span_of(index: int) -> tuple[float, float]:
+        return moving[index].start_s, moving[index].end_s
+
+    def name_of(_: int, lane: int) -> str:
+        return name if lane == 1 else f"{name} ({lane})"
+
+    return lanes(indices, span_of, name_of).items()
 
 
 def _shared_rows(moving: Sequence[TransferEvent]) -> dict[str, list[int]]:

@@ -203,17 +203,9 @@ def list_schedule(
     try:
         timeline = run(pipeline, owner, policy)
         waits = pipeline.behaviour.receive == "blocking"
-        return simulate(pipeline, orders_of(timeline)) if waits else timeline
+        return simulate(pipeline, timeline.orders) if waits else timeline
     except DeadlockError:
         return None
-
-
-def orders_of(timeline: Timeline) -> dict[str, list[Operation]]:
-    """Return the order in which each device ran its operations."""
-    orders: dict[str, list[Operation]] = {device: [] for device in timeline.pipeline.devices}
-    for event in sorted(timeline.operations, key=lambda event: event.start_s):
-        orders[event.device].append(event.operation)
-    return orders
 
 
 def in_flight_limits(

@@ -13,8 +13,8 @@ from typing import Any
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.plan.operations import node_of
-from planner.simulation.fair_links import Link, fair_rates
+from planner.simulation.network import Link, fair_rates
+from planner.sync.pipeline_replicas import node_of
 
 _ROUNDING_S = 1e-12
 _MOST_KEPT = 10_000

@@ -100,10 +100,14 @@ def _layers(
         last = max(mine, key=lambda event: event.end_s)
         moments = LayerMoments.of(pipeline, stage, device, bytes_)
         kind = "B" if last.operation.kind == "B" else "W"
-        last_s = pipeline.stages[stage].times[device].seconds(kind)
+        times = pipeline.stages[stage].times[device]
+        # On a shared host an operation takes longer than alone; its moments are taken in proportion.
+        last_s, first_s = times.seconds(kind), times.seconds(first.operation.kind)
+        late = (last.end_s - last.start_s) / last_s if last_s else 1.0
+        early = (first.end_s - first.start_s) / first_s if first_s else 1.0
         for name, complete_s in moments.complete[kind].items():
-            end_s = last.end_s - (last_s - complete_s) * last.stretch
-            needed_s = first.start_s + moments.needed[name] * first.stretch
+            end_s = last.end_s - (last_s - complete_s) * late
+            needed_s = first.start_s + moments.needed[name] * early
             found.append(LayerParameters(bytes_[name], end_s - start_s, needed_s - start_s))
     # Of those that are complete together, a backward reaches the last first.
     found.reverse()
