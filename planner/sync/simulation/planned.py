@@ -101,7 +101,7 @@ def _layers(
         moments = LayerMoments.of(pipeline, stage, device, bytes_)
         kind = "B" if last.operation.kind == "B" else "W"
         times = pipeline.stages[stage].times[device]
-        # On a shared host an operation takes longer than alone; its moments are taken in proportion.
+        # On a shared host an operation takes longer; its moments are taken in proportion.
         last_s, first_s = times.seconds(kind), times.seconds(first.operation.kind)
         late = (last.end_s - last.start_s) / last_s if last_s else 1.0
         early = (first.end_s - first.start_s) / first_s if first_s else 1.0
