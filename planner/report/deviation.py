@@ -74,7 +74,8 @@ def _batch_notes(comparison: Comparison) -> Iterator[str]:
 def comparison_line(comparison: Comparison) -> str:
     """Return the predicted and measured iteration time, and the error."""
     total = comparison.iteration
-    error = "" if comparison.error is None else f", error {comparison.error:+.1%}"
+    off = comparison.error
+    error = "" if off is None else f", error {round(off, 3) + 0.0:+.1%}"  # Never "-0.0%".
     slept = "; compute was emulated" if comparison.emulated else ""
     return (
         f"iteration {format_seconds(total.predicted_s or 0.0)} predicted, "

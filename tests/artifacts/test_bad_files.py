@@ -71,7 +71,7 @@ def test_a_missing_file_and_a_folder_are_refused(
 @pytest.mark.parametrize(
     ("load", "kind", "current"),
     [
-        (Plan.load, "pipeplan", 5),
+        (Plan.load, "pipeplan", 6),
         (LayerGraph.load, "pipeplan-graph", 1),
         (Cluster.load, "pipeplan-cluster", 1),
     ],
@@ -376,4 +376,4 @@ def test_an_old_format_that_never_was_names_those_that_are_read(tmp_path: Path) 
     path.write_text('{"format": "pipeplan/0"}')
     text = refusal(Plan.load, path)
     assert "which are pipeplan/1, pipeplan/2" in text
-    assert text.endswith("pipeplan/5; make the file again")
+    assert text.endswith("pipeplan/6; make the file again")

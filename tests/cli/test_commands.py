@@ -155,9 +155,9 @@ def test_devices_that_no_link_joins_are_noted(tmp_path: Path) -> None:
 
 def test_simulate_prints_the_predictions_of_the_plan(plan_path: Path) -> None:
     report = json.loads(pipeplan("simulate", plan_path, "--json").stdout)
+    assert report.pop("throughput")["samples_per_s"] > 0
     assert report == json.loads(plan_path.read_text())["predicted"]
     tables = pipeplan("simulate", plan_path).stdout
-    assert "wait for each other on links" not in tables
     for device in Plan.load(plan_path).ranks:
         assert device in tables
 

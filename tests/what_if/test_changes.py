@@ -1,6 +1,7 @@
 """Changes are read as they are written, and make the problem that an edit of its file makes."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -169,7 +170,7 @@ def edited(plan: Plan, edit: Any) -> Problem:
     """The problem of a plan whose cluster is edited as plain data."""
     data = json.loads(plan.cluster.model_dump_json())
     edit(data)
-    return Problem(plan.problem.graph, Cluster.from_data(data), plan.job)
+    return replace(plan.problem, cluster=Cluster.from_data(data))
 
 
 def assert_same_times(found: Altered, problem: Problem) -> None:

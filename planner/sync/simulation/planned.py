@@ -12,7 +12,7 @@ from planner.costs.layer_moments import LayerMoments
 from planner.costs.placement import PlacedPipeline, place_plan
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
-from planner.simulation.simulator import simulate_plan
+from planner.simulation.simulator import simulate
 from planner.simulation.timeline import OperationEvent, Timeline
 from planner.sync.pipeline_replicas import (
     PipelineReplica,
@@ -40,8 +40,10 @@ def from_plan(plan: Plan, workers: int | None = None) -> World:
         PipeplanError: if the replicas form no pipelines, or no link joins devices.
     """
     # Whatever strategy is simulated, it is pipelines that it is simulated of.
-    replicas, timeline = pipeline_replicas_of(plan, otherwise=""), simulate_plan(plan)
+    replicas = pipeline_replicas_of(plan, otherwise="")
     pipeline = place_plan(plan)
+    # The strategy's own traffic is simulated apart, so none of the plan's slows its messages here.
+    timeline = simulate(replace(pipeline, synchronisations=()), plan.parsed_orders())
     ranks = _ranks(pipeline, plan, replicas[0], timeline)
     within, between = _links(plan, replicas)
     first = World(
