@@ -19,7 +19,7 @@ from planner.units import plural
 
 if TYPE_CHECKING:
     from planner.cluster.cluster import Cluster
-    from planner.cluster.merge import Box
+    from planner.cluster.merge import MergedBox
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -106,10 +106,10 @@ def merge(
         say(f"next: pipeplan plan MODEL --job JOB.toml --cluster {shlex.quote(str(output))}")
 
 
-def _boxes(files: Sequence[Path], prefixes: Sequence[str], cards: Sequence[str]) -> list[Box]:
+def _boxes(files: Sequence[Path], prefixes: Sequence[str], cards: Sequence[str]) -> list[MergedBox]:
     """Read the files, and rename what is in them."""
     from planner.cluster.cluster import Cluster
-    from planner.cluster.merge import Box, cards_of, renamed
+    from planner.cluster.merge import MergedBox, cards_of, renamed
 
     if len(files) < 2:
         raise PipeplanError(f"FILE: {files[0]} alone cannot be merged; give two files or more")
@@ -125,7 +125,7 @@ def _boxes(files: Sequence[Path], prefixes: Sequence[str], cards: Sequence[str])
         name = prefixes[number].rstrip("/") if prefixes else _default_prefix(one, path)
         if name:
             one, found = renamed(one, name), tuple(f"{name}/{card}" for card in found)
-        boxes.append(Box(one, found, str(path)))
+        boxes.append(MergedBox(one, found, str(path)))
     return boxes
 
 
@@ -136,7 +136,7 @@ def _default_prefix(one: Cluster, path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_.:-]+", "-", path.stem)
 
 
-def _notes(made: Cluster, boxes: Sequence[Box], cards: Mapping[str, str]) -> list[str]:
+def _notes(made: Cluster, boxes: Sequence[MergedBox], cards: Mapping[str, str]) -> list[str]:
     from planner.cluster.merge import detours
 
     idle = [card for box in boxes for card in box.cards if card not in cards.values()]

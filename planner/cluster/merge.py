@@ -22,7 +22,7 @@ _RATE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?(gbit|GB/s)")
 
 
 @dataclass(frozen=True)
-class Box:
+class MergedBox:
     """A cluster to be joined with others.
 
     Attributes:
@@ -110,7 +110,7 @@ def _is_called(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name.rpartition("/")[2], pattern)
 
 
-def merged(boxes: Sequence[Box], network: LinkType, name: str) -> Cluster:
+def merged(boxes: Sequence[MergedBox], network: LinkType, name: str) -> Cluster:
     """Return the cluster of all boxes, each of whose cards has a link to one switch.
 
     Args:
@@ -135,7 +135,7 @@ def merged(boxes: Sequence[Box], network: LinkType, name: str) -> Cluster:
     return Cluster.parse(data, name)
 
 
-def _require_apart(boxes: Sequence[Box]) -> None:
+def _require_apart(boxes: Sequence[MergedBox]) -> None:
     owners: dict[str, str] = {NETWORK: "the switch that joins them"}
     for box in boxes:
         for name in (*box.cluster.device_names, *box.cluster.switches):
@@ -147,7 +147,7 @@ def _require_apart(boxes: Sequence[Box]) -> None:
             owners[name] = box.title
 
 
-def _types(boxes: Sequence[Box]) -> dict[str, Any]:
+def _types(boxes: Sequence[MergedBox]) -> dict[str, Any]:
     types: dict[str, Any] = {}
     for box in boxes:
         for name, kind in box.cluster.device_types.items():
@@ -159,7 +159,7 @@ def _types(boxes: Sequence[Box]) -> dict[str, Any]:
     return {name: kind.model_dump() for name, kind in types.items()}
 
 
-def _currency(boxes: Sequence[Box]) -> str | None:
+def _currency(boxes: Sequence[MergedBox]) -> str | None:
     found = {box.cluster.currency for box in boxes if box.cluster.currency is not None}
     if len(found) > 1:
         raise PipeplanError(
@@ -168,7 +168,7 @@ def _currency(boxes: Sequence[Box]) -> str | None:
     return next(iter(found), None)
 
 
-def card_of_device(cluster: Cluster, boxes: Sequence[Box]) -> Mapping[str, str]:
+def card_of_device(cluster: Cluster, boxes: Sequence[MergedBox]) -> Mapping[str, str]:
     """Return the card by which each device of a merged cluster reaches the other boxes."""
     cards = {card for box in boxes for card in box.cards}
     found = {}
@@ -182,7 +182,9 @@ def card_of_device(cluster: Cluster, boxes: Sequence[Box]) -> Mapping[str, str]:
     return found
 
 
-def detours(cluster: Cluster, boxes: Sequence[Box]) -> Iterator[tuple[str, str, float, float]]:
+def detours(
+    cluster: Cluster, boxes: Sequence[MergedBox]
+) -> Iterator[tuple[str, str, float, float]]:
     """Yield pairs of a box that the network joins by more bandwidth than the box itself.
 
     Yields:

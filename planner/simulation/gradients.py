@@ -11,7 +11,7 @@ Made = tuple[int, int, str]
 """Gradients of a reduction, by its number, that a stage makes on a device."""
 
 
-class GradientReadiness:
+class GradientMoments:
     """What every reduction still waits for, by the rule of the runtime.
 
     Args:

@@ -24,7 +24,7 @@ from planner.errors import DeadlockError
 from planner.plan.operations import Kind, Operation, Orders, owners
 from planner.plan.plan import Plan
 from planner.simulation.exchanges import Exchanges, Message, exchanges_of
-from planner.simulation.gradients import GradientReadiness, Made
+from planner.simulation.gradients import GradientMoments, Made
 from planner.simulation.network import Flow, Key, Network
 from planner.simulation.policy import FixedOrder, Policy
 from planner.simulation.shared_hosts import HostLoad, computed_together, host_loads
@@ -107,7 +107,7 @@ class Replay:
         self._transfers: dict[tuple[bool, int, str, str], Transfer] = {}
         self._network = Network(pipeline.problem.cluster, self._announce)
         self._on_their_way: dict[Key, Flow] = {}
-        self._gradients = GradientReadiness(pipeline, owner)
+        self._gradients = GradientMoments(pipeline, owner)
         self._being_made: defaultdict[str, dict[Made, float]] = defaultdict(dict)
         self._made_s: dict[Made, float] = {}
         self._made_at: list[tuple[float, Made]] = []

@@ -10,7 +10,7 @@ from planner.plan.operations import Operation, Orders
 from planner.plan.plan import Plan
 from planner.verification.costs import PlanCosts, Reduction
 from planner.verification.steps import Step, ended_at
-from planner.verification.traffic import Sending, Traffic
+from planner.verification.traffic import CheckedSending, Traffic
 
 Part = tuple[int, int, str]
 """What a reduction, by its number, needs of a stage on a device."""
@@ -43,7 +43,7 @@ class GradientSums:
         self._ready = [number for number, awaited in enumerate(self._awaited) if not awaited]
         self._made_at: dict[Part, float] = {}
         self._found: dict[tuple[int, object], list[Step]] = {}
-        self._under_way: dict[Sending, int] = {}
+        self._under_way: dict[CheckedSending, int] = {}
         self.last: dict[str, Step] = {}
 
     def _needed(self, reduction: Reduction) -> list[object]:
@@ -101,7 +101,7 @@ class GradientSums:
         for number in sorted(self._ready):
             reduction = self._costs.reductions[number]
             taken = reduction.taken
-            sending = Sending(
+            sending = CheckedSending(
                 tuple((device,) for device in reduction.devices),
                 taken.seconds,
                 taken.latency_s,
@@ -112,7 +112,7 @@ class GradientSums:
             self._traffic.enter(sending, now)
         self._ready.clear()
 
-    def end(self, sending: Sending, now: float) -> bool:
+    def end(self, sending: CheckedSending, now: float) -> bool:
         """Note the end of what was sent, if it is a reduction."""
         if sending not in self._under_way:
             return False

@@ -8,7 +8,7 @@ from math import inf
 from planner.plan.plan import Plan
 
 
-class HostClock:
+class CheckedHostClock:
     """A host's clock, which runs slower the more of its devices compute."""
 
     def __init__(self, slowdown: Sequence[float]) -> None:
@@ -45,16 +45,18 @@ class HostClock:
             self._moment = now
 
 
-def host_clocks(plan: Plan) -> dict[str, HostClock]:
+def host_clocks(plan: Plan) -> dict[str, CheckedHostClock]:
     """Return the clocks of devices that are on a host, by device."""
-    found: dict[str, HostClock] = {}
+    found: dict[str, CheckedHostClock] = {}
     for host in plan.cluster.hosts:
-        found.update(dict.fromkeys(host.devices, HostClock(host.slowdown)))
+        found.update(dict.fromkeys(host.devices, CheckedHostClock(host.slowdown)))
     return found
 
 
 def ends_together(
-    begins_s: Mapping[str, float], seconds: Mapping[str, float], clocks: Mapping[str, HostClock]
+    begins_s: Mapping[str, float],
+    seconds: Mapping[str, float],
+    clocks: Mapping[str, CheckedHostClock],
 ) -> dict[str, float]:
     """Return when each device on a host has done what takes it so many seconds alone."""
     found, computing = dict[str, float](), dict[str, float]()

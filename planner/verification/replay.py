@@ -15,11 +15,11 @@ from planner.plan.operations import Operation, Orders, owners
 from planner.plan.plan import Plan
 from planner.verification.costs import PlanCosts
 from planner.verification.gradients import GradientSums
-from planner.verification.host_clocks import HostClock, ends_together, host_clocks
+from planner.verification.host_clocks import CheckedHostClock, ends_together, host_clocks
 from planner.verification.routes import Path
 from planner.verification.script import Entry, Message, Scripts
 from planner.verification.steps import Step, after, ended_at
-from planner.verification.traffic import Sending, Traffic
+from planner.verification.traffic import CheckedSending, Traffic
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class _Replay:
         self._operations: list[Step] = []
         self._traffic = Traffic(plan.cluster.links)
         # Messages on their way with what may have let them set off, and the last in each line.
-        self._under_way: dict[Sending, tuple[Message, list[Step | None]]] = {}
+        self._under_way: dict[CheckedSending, tuple[Message, list[Step | None]]] = {}
         self._carried: dict[Hashable, Step] = {}
         self._made: dict[Message, Step] = {}
         self._brought: dict[Operation, Step] = {}
@@ -101,7 +101,7 @@ class _Replay:
         self._busy_s = dict.fromkeys(costs.devices, 0.0)
         self._changes = {d: [(0.0, costs.constant_bytes(d))] for d in costs.devices}
         self._hosts = host_clocks(plan)
-        self._disturbed: dict[HostClock, None] = {}
+        self._disturbed: dict[CheckedHostClock, None] = {}
         # On hosts: when what a device computes will be done, as far as is known.
         self._done_at: dict[str, float] = {}
 
@@ -287,7 +287,7 @@ class _Replay:
             self._bring(user, Step(now, now, ends, ended_at(now, *causes)))
             return
         message_s = self._rules.message_us * 1e-6
-        sending = Sending(
+        sending = CheckedSending(
             self._lines(path, ends),
             path.seconds(bytes_) + message_s,
             path.latency_s + message_s,
@@ -298,13 +298,13 @@ class _Replay:
         self._traffic.enter(sending, now)
 
     def _lines(self, path: Path, ends: tuple[str, str]) -> tuple[Hashable, ...]:
-        """Of shared links, the messages of a pair are in line, unless any number may move."""
+        """Return what serves one at a time; of shared links the pair, unless any may move."""
         streams = ends if self._rules.streams == "one" else ()
         if self._plan.runtime.links == "in_turn":
             return (*path.lanes, *streams)
         return (ends, *streams) if path.lanes else streams
 
-    def _take_in(self, sending: Sending, now: float) -> None:
+    def _take_in(self, sending: CheckedSending, now: float) -> None:
         """Note a message that arrives."""
         user, causes = self._under_way.pop(sending)
         ends = self._scripts.source(user), self._runs_on[user.stage, user.microbatch]
@@ -382,7 +382,7 @@ class _Replay:
         return [self._sums.last[device]] if device in self._sums.last else []
 
 
-def _not_before(now: float, host: HostClock, device: str, left_s: float) -> float:
+def _not_before(now: float, host: CheckedHostClock, device: str, left_s: float) -> float:
     return max(now, host.moment(device, left_s))
 
 

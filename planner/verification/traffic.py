@@ -14,7 +14,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(eq=False)
-class Sending:
+class CheckedSending:
     """Something that is sent.
 
     Attributes:
@@ -55,10 +55,10 @@ class Traffic:
 
     def __init__(self, links: tuple[Link, ...]) -> None:
         self._links = links
-        self._waiting: list[Sending] = []
-        self._moving: list[Sending] = []
+        self._waiting: list[CheckedSending] = []
+        self._moving: list[CheckedSending] = []
 
-    def enter(self, sending: Sending, now: float) -> None:
+    def enter(self, sending: CheckedSending, now: float) -> None:
         """Take up what is to be sent; it sets off as soon as it is first in all its lines."""
         self._waiting.append(sending)
         self._depart(now)
@@ -69,7 +69,7 @@ class Traffic:
         arrivals = (row.arrives_s for row in self._moving)
         return min([*arrivals, *(moment for moment in flows if moment > now)], default=inf)
 
-    def arrived(self, now: float) -> list[Sending]:
+    def arrived(self, now: float) -> list[CheckedSending]:
         """Remove and return what arrives at a moment, and let others set off."""
         found = [row for row in self._moving if row.arrives_s == now]
         self._moving = [row for row in self._moving if row.arrives_s != now]
@@ -103,7 +103,7 @@ class Traffic:
                 # 12 significant digits: sums of many terms may be off behind these.
                 sending.arrives_s = max(now, float(f"{now + left_s:.11e}"))
 
-    def _filled(self, flowing: list[Sending]) -> Iterator[float]:
+    def _filled(self, flowing: list[CheckedSending]) -> Iterator[float]:
         """Progressive filling: all rates rise together; those over a full lane rise no more."""
         rates = [0.0] * len(flowing)
         growing = set(range(len(flowing)))

@@ -9,7 +9,7 @@ from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
 from planner.sync.simulation.calibration import calibrated
 from planner.sync.simulation.comparison import compare_syncs
-from planner.sync.simulation.links import Flow, Transfers, WorkerLinks, ends_s
+from planner.sync.simulation.links import WorkerFlow, WorkerLinks, WorkerTransfers, ends_s
 from planner.sync.simulation.run import Scenario, trace_sync
 from planner.sync.simulation.timings import buckets_of
 from planner.sync.simulation.world import LayerParameters, LinkCost, World, uniform_world
@@ -57,13 +57,13 @@ def linked_world(**fields: object) -> World:
 def test_flows_share_a_link_and_leave_the_rest_to_others() -> None:
     """Of 1 GB/s two take half each; one that another link narrows leaves more to the others."""
     wide, narrow = (0, 1), (1, 1)
-    transfers = Transfers({wide: 1.0, narrow: 0.2})
-    halves = [(0.0, lane, Flow((wide,), 1.0, 1e9, 0.0)) for lane in "ab"]
+    transfers = WorkerTransfers({wide: 1.0, narrow: 0.2})
+    halves = [(0.0, lane, WorkerFlow((wide,), 1.0, 1e9, 0.0)) for lane in "ab"]
     assert ends_s(transfers, halves) == pytest.approx([2.0, 2.0])
-    narrowed = (0.0, "c", Flow((wide, narrow), 0.2, 1e9, 0.0))
+    narrowed = (0.0, "c", WorkerFlow((wide, narrow), 0.2, 1e9, 0.0))
     # 0.2 and 0.8 until 1.25 s; then 0.2 goes on by itself.
     assert ends_s(transfers, [halves[0], narrowed]) == pytest.approx([1.25, 5.0])
-    late = (1.0, "b", Flow((wide,), 1.0, 1e9, 0.5))
+    late = (1.0, "b", WorkerFlow((wide,), 1.0, 1e9, 0.5))
     # By itself until 1 s of bytes and 0.5 s of latency of the other have passed.
     assert ends_s(transfers, [halves[0], late]) == pytest.approx([1.0, 2.5])
     # The flows of a lane wait for each other.
@@ -79,11 +79,11 @@ def test_a_ring_crosses_each_link_as_often_as_its_members_do() -> None:
         (between, -1),
         (between, 1),
     ]
-    ends = ends_s(Transfers(links.capacity_gb_per_s), [(0.0, 0, neighbours)])
+    ends = ends_s(WorkerTransfers(links.capacity_gb_per_s), [(0.0, 0, neighbours)])
     assert ends == pytest.approx([BETWEEN_S])
     # In the order 0, 2, 1, 3 every hop crosses the link, two in each direction.
     zigzag = links.ring((0, 2, 1, 3), 0, BYTES, 0.0)
-    ends = ends_s(Transfers(links.capacity_gb_per_s), [(0.0, 0, zigzag)])
+    ends = ends_s(WorkerTransfers(links.capacity_gb_per_s), [(0.0, 0, zigzag)])
     assert ends == pytest.approx([2 * BETWEEN_S])
 
 

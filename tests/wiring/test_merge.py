@@ -11,7 +11,7 @@ from planner.cluster.cluster import Cluster
 from planner.cluster.hardware import LinkType
 from planner.cluster.merge import (
     NETWORK,
-    Box,
+    MergedBox,
     card_of_device,
     cards_of,
     detours,
@@ -37,9 +37,9 @@ def machine(**fields: object) -> Cluster:
     )
 
 
-def box(name: str, one: Cluster | None = None, cards: tuple[str, ...] = ()) -> Box:
+def box(name: str, one: Cluster | None = None, cards: tuple[str, ...] = ()) -> MergedBox:
     own = renamed(one or machine(), name)
-    return Box(own, cards_of(own, cards, name), f"{name}.toml")
+    return MergedBox(own, cards_of(own, cards, name), f"{name}.toml")
 
 
 def test_boxes_are_joined_by_the_cards_nearest_to_each_gpu() -> None:
@@ -93,15 +93,15 @@ def test_a_merged_cluster_is_the_same_when_read_again(tmp_path: Path, suffix: st
 
 def test_what_does_not_fit_together_is_refused() -> None:
     with pytest.raises(PipeplanError, match=r"b\.toml: the name 'a/gpu0' is also in a\.toml; give"):
-        merged([box("a"), Box(box("a").cluster, (), "b.toml")], TEN, "two")
+        merged([box("a"), MergedBox(box("a").cluster, (), "b.toml")], TEN, "two")
     faster = machine(types={"unit": device_type(memory_gib=3)})
     with pytest.raises(PipeplanError, match=r"b\.toml: device type 'unit' has other figures"):
         merged([box("a"), box("b", faster)], TEN, "two")
     named = cluster(["a"], [link("a", NETWORK)], [NETWORK])
     with pytest.raises(PipeplanError, match="the name 'network' is also in the switch that joins"):
-        merged([Box(named, ("a",), "n.toml"), box("b")], TEN, "two")
+        merged([MergedBox(named, ("a",), "n.toml"), box("b")], TEN, "two")
     prices = [
-        Box(one.cluster.model_copy(update={"currency": money}), one.cards, one.title)
+        MergedBox(one.cluster.model_copy(update={"currency": money}), one.cards, one.title)
         for one, money in ((box("a"), "EUR"), (box("b"), "USD"))
     ]
     with pytest.raises(PipeplanError, match="currency: the files have EUR and USD"):

@@ -21,8 +21,8 @@ from planner.interop.importing.imported import ImportedCluster, ImportOptions, W
 from planner.interop.importing.pcie import (
     ASSUMED_FIGURES,
     CLASSES,
-    Machine,
     Pair,
+    PcieMachine,
     assumed,
     gpu_types,
     machine_cluster,
@@ -211,7 +211,7 @@ def _wires(topology: NvidiaTopology, ports: Mapping[str, Ports]) -> list[Wire]:
     wires = list(_nvlink_wires(topology, ports, counts))
     if topology.cards or len(counts) < len(list(combinations(topology.gpus, 2))):
         over_pcie = {pair: word for pair, word in topology.classes.items() if pair not in counts}
-        wires += pcie_tree(Machine(ports, topology.cards, over_pcie, topology.numa))
+        wires += pcie_tree(PcieMachine(ports, topology.cards, over_pcie, topology.numa))
     return wires
 
 

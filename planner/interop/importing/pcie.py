@@ -113,7 +113,7 @@ def notes_on_ports(type_names: Iterable[str], options: ImportOptions) -> Iterato
 
 
 @dataclass(frozen=True)
-class Machine:
+class PcieMachine:
     """The GPUs and network cards of one machine.
 
     Attributes:
@@ -135,7 +135,7 @@ class Machine:
         return (*self.gpus, *self.cards)
 
 
-def pcie_tree(machine: Machine) -> list[Wire]:
+def pcie_tree(machine: PcieMachine) -> list[Wire]:
     """Return the links of the PCIe tree; every end that is no GPU is a switch."""
     return _Tree(machine).wires()
 
@@ -175,7 +175,7 @@ class _Part:
 class _Tree:
     """The tree, level by level from GPUs and cards upwards."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: PcieMachine) -> None:
         self._machine = machine
         kinds = [ports.pcie for ports in machine.gpus.values()]
         self._host = max(kinds, key=lambda kind: LINKS[kind].bandwidth_gb_per_s)

@@ -20,8 +20,8 @@ from planner.errors import PipeplanError, shorten
 from planner.interop.importing.imported import ImportedCluster, ImportOptions, Wire
 from planner.interop.importing.pcie import (
     ASSUMED_FIGURES,
-    Machine,
     Pair,
+    PcieMachine,
     assumed,
     gpu_types,
     machine_cluster,
@@ -155,7 +155,7 @@ def read_rocm_cluster(path: Path, options: ImportOptions) -> ImportedCluster:
     types = gpu_types(path, topology.gpus, topology.names, options, remedy)
     ports = {gpu: ports_of(kind.name, options) for gpu, kind in types.items()}
     wires = [Wire(pair, _xgmi(topology, ports[pair[0]], pair)) for pair in topology.xgmi]
-    wires += pcie_tree(Machine(ports, (), _classes(topology), topology.numa))
+    wires += pcie_tree(PcieMachine(ports, (), _classes(topology), topology.numa))
     kinds = [kind.name for kind in types.values()]
     notes = (*_notes(topology), *notes_on_ports(kinds, options), ASSUMED_FIGURES)
     return ImportedCluster(machine_cluster(path.stem, types, wires), notes)

@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.cluster.link_table import FloatArray
 from planner.sync.simulation.course import Course
-from planner.sync.simulation.links import Flow
+from planner.sync.simulation.links import WorkerFlow
 from planner.sync.simulation.training import parts_of
 from planner.sync.simulation.world import StageReduction, transfers_of
 
@@ -177,7 +177,7 @@ class EventLoop:
                 self._card_free_s[node][card] = start_s + reduction.card_s
         self.at(start_s + reduction.seconds, *then)
 
-    def transfer(self, now_s: float, flows: Sequence[Flow], then: Then) -> None:
+    def transfer(self, now_s: float, flows: Sequence[WorkerFlow], then: Then) -> None:
         """Run flows one after the other over the world's links."""
         now_s = max(now_s, self.now_s)
         if flows:
@@ -185,7 +185,7 @@ class EventLoop:
         else:
             self.at(now_s, *then)
 
-    def _move(self, now_s: float, flows: Sequence[Flow], then: Then) -> None:
+    def _move(self, now_s: float, flows: Sequence[WorkerFlow], then: Then) -> None:
         self._transfers.begin(now_s, flows[0], (flows[1:], then))
         self._await_transfers()
 

@@ -22,7 +22,7 @@ _MOST_KEPT = 10_000
 
 
 @dataclass(frozen=True)
-class Flow:
+class WorkerFlow:
     """A message, or a ring of messages that advance together.
 
     Attributes:
@@ -62,17 +62,19 @@ class WorkerLinks:
             between_factor=between_factor * self.between_factor,
         )
 
-    def message(self, source: int, target: int, key: int, bytes_: float, fixed_s: float) -> Flow:
+    def message(
+        self, source: int, target: int, key: int, bytes_: float, fixed_s: float
+    ) -> WorkerFlow:
         """Return the flow of a message between two workers' devices of a pipeline rank."""
         links, most = self._route(key, source, target)
-        return Flow(links, most, bytes_, fixed_s)
+        return WorkerFlow(links, most, bytes_, fixed_s)
 
-    def ring(self, members: Sequence[int], key: int, bytes_: float, fixed_s: float) -> Flow:
+    def ring(self, members: Sequence[int], key: int, bytes_: float, fixed_s: float) -> WorkerFlow:
         """Return the flow of a ring in which each member sends these bytes to the next one."""
         following = (*members[1:], members[0])
         routes = [self._route(key, *pair) for pair in zip(members, following, strict=True)]
         links = tuple(link for row, _ in routes for link in row)
-        return Flow(links, min(most for _, most in routes), bytes_, fixed_s)
+        return WorkerFlow(links, min(most for _, most in routes), bytes_, fixed_s)
 
     @cached_property
     def capacity_gb_per_s(self) -> dict[Link, float]:
@@ -138,7 +140,7 @@ class _Moving:
         end_s: its end at this rate.
     """
 
-    flow: Flow
+    flow: WorkerFlow
     what: Any
     gigabytes: float
     since_s: float
@@ -146,7 +148,7 @@ class _Moving:
     end_s: float = math.inf
 
 
-class Transfers:
+class WorkerTransfers:
     """Flows under way. Each that begins or ends changes the rates of those it shares links with.
 
     Args:
@@ -161,7 +163,7 @@ class Transfers:
         self._numbers = count()
         self._known: dict[tuple[tuple[tuple[Link, ...], float], ...], list[float]] = {}
 
-    def begin(self, now_s: float, flow: Flow, what: Any) -> None:
+    def begin(self, now_s: float, flow: WorkerFlow, what: Any) -> None:
         """Start to move the bytes of a flow."""
         number = next(self._numbers)
         self._moving[number] = _Moving(flow, what, flow.bytes / 1e9, now_s)
@@ -205,7 +207,7 @@ class Transfers:
                 moving.end_s = now_s + max(0.0, moving.gigabytes) / rate
                 heapq.heappush(self._ends, (moving.end_s, number))
 
-    def _rates(self, flows: tuple[Flow, ...]) -> list[float]:
+    def _rates(self, flows: tuple[WorkerFlow, ...]) -> list[float]:
         """Return the flows' rates, which recur as often as the same routes are in use."""
         name = tuple((flow.links, flow.most_gb_per_s) for flow in flows)
         if name not in self._known:
@@ -230,7 +232,9 @@ class Transfers:
         return found
 
 
-def ends_s(transfers: Transfers, requests: Sequence[tuple[float, Hashable, Flow]]) -> list[float]:
+def ends_s(
+    transfers: WorkerTransfers, requests: Sequence[tuple[float, Hashable, WorkerFlow]]
+) -> list[float]:
     """Return the ends of flows that begin on idle links.
 
     Args:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.cluster.link_table import FloatArray, IntArray
-from planner.sync.simulation.links import Flow, ends_s
+from planner.sync.simulation.links import WorkerFlow, ends_s
 from planner.sync.simulation.rounds import Round, Rounded
 from planner.sync.simulation.training import Training
 from planner.sync.simulation.world import (
@@ -26,7 +26,7 @@ MOST_BUCKETS = 256
 
 
 @dataclass(frozen=True)
-class Bucket:
+class SimulatedBucket:
     """Parameters whose gradients are reduced at once; times count from the iteration's start.
 
     Attributes:
@@ -42,7 +42,7 @@ class Bucket:
     optimizer_share: float
 
 
-def buckets_of(rank: PipelineRank, bucket_mib: float) -> list[Bucket]:
+def buckets_of(rank: PipelineRank, bucket_mib: float) -> list[SimulatedBucket]:
     """Return a rank's buckets in the order in which their gradients are complete.
 
     Real parameters fill a bucket until the next would be too much; parameters that are spread
@@ -58,12 +58,12 @@ def buckets_of(rank: PipelineRank, bucket_mib: float) -> list[Bucket]:
             room = bucket_mib * 2**20
         rows[-1].append(layer)
         room -= layer.bytes
-    found: list[Bucket] = []
+    found: list[SimulatedBucket] = []
     done = 0
     for row in reversed(rows):
         done += sum(layer.bytes for layer in row)
         found.append(
-            Bucket(
+            SimulatedBucket(
                 sum(layer.bytes for layer in row),
                 max(layer.complete_s for layer in row),
                 min(layer.needed_s for layer in row),
@@ -73,11 +73,11 @@ def buckets_of(rank: PipelineRank, bucket_mib: float) -> list[Bucket]:
     return found[::-1]
 
 
-def _equal_buckets(rank: PipelineRank, bucket_mib: float) -> list[Bucket]:
+def _equal_buckets(rank: PipelineRank, bucket_mib: float) -> list[SimulatedBucket]:
     wanted = math.ceil(rank.parameter_bytes / (bucket_mib * 2**20))
     count = min(max(wanted, 1), MOST_BUCKETS)
     return [
-        Bucket(
+        SimulatedBucket(
             rank.parameter_bytes / count,
             rank.last_backward_s - rank.backward_s * (1 - (place + 1) / count),
             rank.first_forward_s + rank.forward_s * (count - 1 - place) / count,
@@ -91,7 +91,7 @@ Request = tuple[float, int, StageReduction]
 """When a collective is requested, its pipeline rank, and what it takes."""
 
 
-class Network:
+class WorkerNetwork:
     """The resources of collectives of all workers: their rank's last collective, and the network.
 
     All workers take part in each, so their cards are busy at the same times. On the world's links,
@@ -108,7 +108,7 @@ class Network:
         """Return the ends of collectives; those of a rank run in the order of the requests."""
         if self._world.links is None:
             return [self._on_card(*request) for request in requests]
-        nothing = Flow((), math.inf, 0.0, 0.0)  # Of a worker by itself.
+        nothing = WorkerFlow((), math.inf, 0.0, 0.0)  # Of a worker by itself.
         rows = [
             (max(ready_s, self._place_free_s[key]), key, (*reduction.flows, nothing)[0])
             for ready_s, key, reduction in requests
@@ -135,7 +135,7 @@ class _Buckets:
     """Gradients of every pipeline rank in buckets, the last layers' first."""
 
     def __init__(self, world: World, bucket_mib: float, *, overlap: bool) -> None:
-        self.network = Network(world)
+        self.network = WorkerNetwork(world)
         self.rows = [buckets_of(rank, bucket_mib) for rank in world.ranks]
         self._ready_s = [
             np.array([bucket.complete_s if overlap else rank.last_backward_s for bucket in row])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from planner.errors import PipeplanError
-from planner.sync.simulation.links import Flow, Transfers, WorkerLinks
+from planner.sync.simulation.links import WorkerFlow, WorkerLinks, WorkerTransfers
 
 MOST_WORKERS = 4096
 
@@ -110,7 +110,7 @@ class StageReduction:
     seconds: float
     card_s: float
     sent_bytes: float
-    flows: tuple[Flow, ...] = ()
+    flows: tuple[WorkerFlow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,9 @@ class World:
         seconds = self.collective_overhead_s + 2 * link.latency_s + moving_s
         return StageReduction(seconds, moving_s if self.crosses(members) else 0.0, 2.0 * bytes_)
 
-    def messages(self, rows: Iterable[tuple[tuple[int, int], float]], key: int) -> tuple[Flow, ...]:
+    def messages(
+        self, rows: Iterable[tuple[tuple[int, int], float]], key: int
+    ) -> tuple[WorkerFlow, ...]:
         """Return messages of a call over the world's links, one after the other.
 
         Args:
@@ -272,7 +274,7 @@ class World:
             (number * link.seconds(bytes_), number, bytes_) for number, bytes_ in steps
         )
         fixed_s = self.collective_overhead_s + count * link.latency_s
-        flows: tuple[Flow, ...] = ()
+        flows: tuple[WorkerFlow, ...] = ()
         if self.links is not None:
             flows = (self.links.ring(members, key, count * bytes_, fixed_s),)
         return StageReduction(
@@ -283,10 +285,10 @@ class World:
         )
 
 
-def transfers_of(world: World) -> Transfers:
+def transfers_of(world: World) -> WorkerTransfers:
     """Return transfers over a world's links, none of which are under way; none run over cards."""
     capacity = {} if world.links is None else world.links.capacity_gb_per_s
-    return Transfers(capacity)
+    return WorkerTransfers(capacity)
 
 
 def uniform_world(

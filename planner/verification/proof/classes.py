@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.verification.proof.program import MARGIN, ClassPass, Counted
+from planner.verification.proof.program import MARGIN, Counted, ProofPass
 from planner.verification.proof.stages import ProvedStages
 from planner.verification.proof.tied import StageCase, all_plans, cases_by_classes
 
@@ -67,7 +67,7 @@ class _CasePasses:
 
     def _refute(self, counted: Counted, time_s: float) -> bool:
         if self._refuted_s[counted] < time_s < self._kept_s[counted]:
-            made = ClassPass(self._stages, self._case, time_s * MARGIN, counted)
+            made = ProofPass(self._stages, self._case, time_s * MARGIN, counted)
             known = self._refuted_s if made.refutes() else self._kept_s
             known[counted] = time_s
             self.looked_at += made.looked_at

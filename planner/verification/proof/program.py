@@ -116,7 +116,7 @@ class _Tried:
         )
 
 
-class ClassPass:
+class ProofPass:
     """One pass for one time.
 
     Args:

@@ -1,7 +1,8 @@
 """The graph that each rank of a tensor-parallel group runs: local shapes, explicit collectives.
 
-Its first input is ``group``, an object with the methods of :class:`Group`. All other operations are
-those of the exported step on this rank's shares, so the same graph runs on every rank.
+Its first input is ``group``, an object with the methods of :class:`MemberGroup`. All other
+operations are those of the exported step on this rank's shares, so the same graph runs on every
+rank.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from planner.model.tracing.sharding.dimensions import Parts
 from planner.model.tracing.sharding.split import Split
 
 
-class Group(Protocol):
+class MemberGroup(Protocol):
     """Collectives of a group, each differentiable; in brackets what the backward does."""
 
     def all_reduce(self, value: Tensor) -> Tensor:
