@@ -97,12 +97,12 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "True",
     ),
     "the end of a device is that of its operations": (
-        gradients.GradientReadiness._count_work,
+        gradients.GradientMoments._count_work,
         'self._pipeline.behaviour.send == "blocking"',
         "False",
     ),
     "the flush is that of the devices that reduce": (
-        gradients.GradientReadiness._waits,
+        gradients.GradientMoments._waits,
         'reduction == "flush"',
         'reduction == "never"',
     ),
@@ -112,7 +112,7 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "input_bytes",
     ),
     "a weight gradient does not count as the last backward": (
-        gradients.GradientReadiness.made_by,
+        gradients.GradientMoments.made_by,
         'kind not in "BW"',
         'kind != "B"',
     ),
@@ -122,7 +122,7 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "[]",
     ),
     "a reduction waits for all but one replica": (
-        gradients.GradientReadiness._note,
+        gradients.GradientMoments._note,
         "if not self._left[number]",
         "if self._left[number] == 1",
     ),
