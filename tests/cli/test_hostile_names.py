@@ -41,6 +41,13 @@ def test_commands_in_names_do_not_reach_the_terminal(path: Path, command: str) -
     assert found.output == printable(found.output)
 
 
+def test_commands_in_changes_do_not_reach_the_terminal(path: Path, tmp_path: Path) -> None:
+    found = pipeplan("edit", path, "--move", f"recompute {NAMES['a']}", "-o", tmp_path / "new.json")
+    assert found.exit_code == 0, found.output
+    assert r"recompute a\x1b[31m: " in found.output
+    assert found.output == printable(found.output)
+
+
 def test_errors_and_notes_show_names_too(path: Path) -> None:
     data = json.loads(path.read_text())
     data["stages"][0]["layers"].append("\x1b[2Jx")
