@@ -7,7 +7,7 @@ from builders import ROOT
 from typer.testing import CliRunner
 
 from planner.cli import app
-from planner.cluster.ports import OTHER_PORTS, PORTS
+from planner.cluster.ports import FABRIC_LINKS, OTHER_PORTS, PORTS
 from planner.cluster.presets import DEVICE_SOURCES, DEVICES, LINK_SOURCES, LINKS
 from planner.report.tables import DEVICE_COLUMNS, LINK_COLUMNS, device_rows, link_rows
 
@@ -112,9 +112,12 @@ def test_nvlinks_and_xgmi_links() -> None:
         ("NVLink5", 18, 50),
     ):
         assert LINKS[name].bandwidth_gb_per_s == links * each
-        assert {p.fabric_links for p in PORTS.values() if p.fabric == name} == {links}
+        assert FABRIC_LINKS[name] == links
+        assert any(ports.fabric == name for ports in PORTS.values())
     for name, gt_per_s in (("xGMI-MI250X", 25), ("xGMI-MI300X", 32)):
         assert LINKS[name].bandwidth_gb_per_s == 16 * gt_per_s / 8
+        assert FABRIC_LINKS[name] == 1
+    assert set(FABRIC_LINKS) == {ports.fabric for ports in PORTS.values()} - {None}
 
 
 def test_every_preset_has_a_source() -> None:

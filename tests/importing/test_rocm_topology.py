@@ -74,6 +74,18 @@ def test_pairs_over_pcie_meet_at_their_host_bridges(tmp_path: Path) -> None:
     assert links_of(cluster) == {"gpu0-gpu1": 15.75 / 2}
 
 
+def test_a_type_of_ones_own_has_xgmi_links(tmp_path: Path) -> None:
+    own = tmp_path / "types.toml"
+    own.write_text(
+        'format = "pipeplan-cluster/1"\n[device_types.MI210]\nmemory_gib = 64\n'
+        "memory_bandwidth_gb_per_s = 1638\npeak_tflop_per_s = { float32 = 45.3 }\n"
+    )
+    cluster, notes = read(tmp_path, ALL_JOINED, f"{own}:MI210")
+    # 25 GT/s on 16 lanes.
+    assert links_of(cluster)["gpu0-gpu1"] == 50
+    assert "MI210: a direct link to another GPU is assumed to be one of xGMI-MI250X" in notes
+
+
 def test_the_product_name_tells_the_type(tmp_path: Path) -> None:
     names = "".join(f"GPU[{n}]\t\t: Card Series: \t\tAMD Instinct MI300X\n" for n in range(4))
     cluster, _ = read(tmp_path, ALL_JOINED + names, None)

@@ -258,6 +258,9 @@ def test_a_device_type_of_ones_own_comes_from_a_cluster_file(tmp_path: Path) -> 
     cluster, notes = read(tmp_path, GEFORCE, f"{own}:A5000")
     assert cluster.device_types["A5000"].peak_tflop_per_s == {"float32": 27.8}
     assert any("A5000: its link to the host is assumed to be PCIe4-x16" in note for note in notes)
+    cluster, notes = read(tmp_path, topology(full(2, "NV4")), f"{own}:A5000")
+    assert links_of(cluster) == {"gpu0-gpu1": 100}
+    assert "A5000: a direct link to another GPU is assumed to be one of NVLink3" in notes
     with pytest.raises(PipeplanError, match=r"types\.toml: device_types: no type 'A5'; it has A5"):
         read(tmp_path, GEFORCE, f"{own}:A5")
     with pytest.raises(PipeplanError, match=r"none\.toml: no such file"):

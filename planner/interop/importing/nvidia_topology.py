@@ -15,17 +15,16 @@ from pathlib import Path
 
 from planner.cluster.device_types import KnownType
 from planner.cluster.hardware import LinkType
-from planner.cluster.ports import OTHER_PORTS, PORTS, Ports
+from planner.cluster.ports import FABRIC_LINKS, Ports
 from planner.errors import PipeplanError, shorten
 from planner.interop.importing.imported import ImportedCluster, ImportOptions, Wire
 from planner.interop.importing.pcie import (
-    ASSUMED_FIGURES,
     CLASSES,
     Pair,
     PcieMachine,
     assumed,
     gpu_types,
-    machine_cluster,
+    imported_machine,
     notes_on_ports,
     pcie_tree,
     ports_of,
@@ -42,6 +41,8 @@ _CARD = re.compile(r"^\s*(NIC\d+): (\S+)\s*$")
 OLDER_NAMES = {"SOC": "SYS"}
 """Names that drivers before 2018 print."""
 NVSWITCH = "nvswitch"
+OTHER_FABRIC = "NVLink3"
+"""Assumed for GPUs whose NVLinks are not known."""
 
 
 @dataclass(frozen=True)
@@ -202,8 +203,8 @@ def read_topology_cluster(path: Path, options: ImportOptions) -> ImportedCluster
     types = gpu_types(path, topology.gpus, topology.names, options, "the lines of `nvidia-smi -L`")
     ports = {gpu: ports_of(kind.name, options) for gpu, kind in types.items()}
     wires = _wires(topology, ports)
-    notes = (*topology.notes, *_notes(topology, types, options), ASSUMED_FIGURES)
-    return ImportedCluster(machine_cluster(path.stem, types, wires), notes)
+    notes = (*topology.notes, *_notes(topology, types, options))
+    return imported_machine(path.stem, types, wires, notes)
 
 
 def _wires(topology: NvidiaTopology, ports: Mapping[str, Ports]) -> list[Wire]:
@@ -219,7 +220,7 @@ def _nvlink_wires(
     topology: NvidiaTopology, ports: Mapping[str, Ports], counts: Mapping[Pair, int]
 ) -> Iterator[Wire]:
     own = {gpu: [n for pair, n in counts.items() if gpu in pair] for gpu in topology.gpus}
-    if all(sum(own[gpu]) > _fabric(ports[gpu])[1] for gpu in topology.gpus):
+    if all(sum(own[gpu]) > FABRIC_LINKS[_fabric(ports[gpu])] for gpu in topology.gpus):
         for gpu in topology.gpus:
             yield Wire((gpu, NVSWITCH), _nvlink(ports[gpu], max(own[gpu])))
         return
@@ -228,25 +229,18 @@ def _nvlink_wires(
 
 
 def _nvlink(ports: Ports, count: int) -> LinkType:
-    preset, all_of_them = _fabric(ports)
-    return assumed(preset, count / all_of_them)
+    return assumed(_fabric(ports), count / FABRIC_LINKS[_fabric(ports)])
 
 
-def _fabric(ports: Ports) -> tuple[str, int]:
-    """Return the preset of a device's NVLinks and their number, assumed if there are none known."""
-    if ports.fabric is None:
-        return _fabric(OTHER_PORTS)
-    return ports.fabric, ports.fabric_links
+def _fabric(ports: Ports) -> str:
+    return ports.fabric or OTHER_FABRIC
 
 
 def _notes(
     topology: NvidiaTopology, types: Mapping[str, KnownType], options: ImportOptions
 ) -> Iterator[str]:
     has_nvlinks = any(nvlinks(word) for word in topology.classes.values())
-    for kind in dict.fromkeys(known.name for known in types.values()):
-        if has_nvlinks and PORTS.get(kind, Ports()).fabric is None:
-            yield f"{kind}: an NVLink of it is assumed to be one of {OTHER_PORTS.fabric}"
-    yield from notes_on_ports([known.name for known in types.values()], options)
+    yield from notes_on_ports(types.values(), options, OTHER_FABRIC if has_nvlinks else None)
     if topology.cards:
         cards = f"{', '.join(topology.cards[:4])}{' and more' if len(topology.cards) > 4 else ''}"
         yield f"`pipeplan cluster merge` joins this box to others by its network cards ({cards})"

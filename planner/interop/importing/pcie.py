@@ -14,13 +14,12 @@ from pathlib import Path
 
 from networkx.utils import UnionFind
 
-from planner.cluster.cluster import Cluster
 from planner.cluster.device_types import KnownType, named_type
 from planner.cluster.hardware import LinkType
 from planner.cluster.ports import OTHER_PORTS, PORTS, Ports
 from planner.cluster.presets import LINKS
 from planner.errors import PipeplanError
-from planner.interop.importing.imported import ImportOptions, Wire, cluster_of
+from planner.interop.importing.imported import ImportedCluster, ImportOptions, Wire, cluster_of
 
 Pair = tuple[str, str]
 CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")
@@ -42,7 +41,7 @@ of every other link on the way."""
 
 GIVEN_PORTS = ("pcie", "peer_to_peer")
 """What tables of connections do not say of the ports of GPUs, and the user may."""
-ASSUMED_FIGURES = (
+_ASSUMED_FIGURES = (
     "the file has kinds of connections, no figures: bandwidths and latencies are presets and "
     "assumed; `torchrun -m executor.detect` measures them"
 )
@@ -95,10 +94,20 @@ def ports_of(type_name: str, options: ImportOptions) -> Ports:
     return ports
 
 
-def notes_on_ports(type_names: Iterable[str], options: ImportOptions) -> Iterator[str]:
-    """Yield what is assumed of the ports of device types."""
-    for name in dict.fromkeys(type_names):
+def notes_on_ports(
+    types: Iterable[KnownType], options: ImportOptions, fabric: str | None
+) -> Iterator[str]:
+    """Yield what is assumed of the ports of device types.
+
+    Args:
+        types: of the GPUs.
+        options: with what was given.
+        fabric: that is assumed where a type's is not known; None if no GPU has links of one.
+    """
+    for name in dict.fromkeys(kind.name for kind in types):
         ports = ports_of(name, options)
+        if fabric is not None and ports.fabric is None:
+            yield f"{name}: a direct link to another GPU is assumed to be one of {fabric}"
         if name not in PORTS and "pcie" not in options.given:
             yield (
                 f"{name}: its link to the host is assumed to be {ports.pcie}; "
@@ -140,16 +149,19 @@ def pcie_tree(machine: PcieMachine) -> list[Wire]:
     return _Tree(machine).wires()
 
 
-def machine_cluster(name: str, types: Mapping[str, KnownType], wires: Sequence[Wire]) -> Cluster:
+def imported_machine(
+    name: str, types: Mapping[str, KnownType], wires: Sequence[Wire], notes: Iterable[str]
+) -> ImportedCluster:
     """Return the cluster of one machine, whose switches are the ends of links that are no GPUs."""
     ends = dict.fromkeys(end for wire in wires for end in wire.between)
-    return cluster_of(
+    cluster = cluster_of(
         name,
         {gpu: kind.name for gpu, kind in types.items()},
         {kind.name: kind.figures for kind in types.values()},
         [end for end in ends if end not in types],
         wires,
     )
+    return ImportedCluster(cluster, (*notes, _ASSUMED_FIGURES))
 
 
 def assumed(preset: str, share: float = 1.0, latency_us: float | None = None) -> LinkType:

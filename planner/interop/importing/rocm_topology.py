@@ -19,12 +19,11 @@ from planner.cluster.ports import Ports
 from planner.errors import PipeplanError, shorten
 from planner.interop.importing.imported import ImportedCluster, ImportOptions, Wire
 from planner.interop.importing.pcie import (
-    ASSUMED_FIGURES,
     Pair,
     PcieMachine,
     assumed,
     gpu_types,
-    machine_cluster,
+    imported_machine,
     notes_on_ports,
     pcie_tree,
     ports_of,
@@ -38,6 +37,8 @@ _BANDWIDTH = re.compile(r"(\d+)-(\d+)")
 KIND, WEIGHT, BANDWIDTH = "Link Type between two GPUs", "Weight between two GPUs", "Bandwidth"
 NUMA, SERIES = "(Topology) Numa Node", "Card Series"
 KINDS = ("XGMI", "PCIE")
+OTHER_FABRIC = "xGMI-MI250X"
+"""Assumed for GPUs whose xGMI links are not known."""
 Table = Mapping[Pair, str]
 
 
@@ -156,13 +157,13 @@ def read_rocm_cluster(path: Path, options: ImportOptions) -> ImportedCluster:
     ports = {gpu: ports_of(kind.name, options) for gpu, kind in types.items()}
     wires = [Wire(pair, _xgmi(topology, ports[pair[0]], pair)) for pair in topology.xgmi]
     wires += pcie_tree(PcieMachine(ports, (), _classes(topology), topology.numa))
-    kinds = [kind.name for kind in types.values()]
-    notes = (*_notes(topology), *notes_on_ports(kinds, options), ASSUMED_FIGURES)
-    return ImportedCluster(machine_cluster(path.stem, types, wires), notes)
+    fabric = OTHER_FABRIC if topology.xgmi else None
+    notes = (*_notes(topology), *notes_on_ports(types.values(), options, fabric))
+    return imported_machine(path.stem, types, wires, notes)
 
 
 def _xgmi(topology: RocmTopology, ports: Ports, pair: Pair) -> LinkType:
-    link = assumed(ports.fabric or "xGMI-MI250X")
+    link = assumed(ports.fabric or OTHER_FABRIC)
     if pair in topology.megabytes_per_s:
         return link.model_copy(update={"bandwidth_gb_per_s": topology.megabytes_per_s[pair] / 1000})
     return link
