@@ -29,53 +29,61 @@ def cluster() -> None:
     """Work with cluster files."""
 
 
+FilesArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE...",
+        help="cluster files of two boxes or more",
+        autocompletion=completion.clusters,
+    ),
+]
+NetworkOption = Annotated[
+    str,
+    typer.Option(
+        "--network",
+        metavar="LINK",
+        help="link from each card to the network: a preset (InfiniBand-NDR, Ethernet-25G), or "
+        "a bandwidth each way (100gbit, 12.5GB/s)",
+        autocompletion=completion.link_types,
+    ),
+]
+LatencyOption = Annotated[
+    float | None,
+    typer.Option(
+        "--latency-us", min=0, help="latency of that link (default: the preset's, else 20)"
+    ),
+]
+PrefixesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prefix",
+        metavar="NAME",
+        help="rename the devices of a file to NAME/…; once for each file, in their order "
+        "(default: the file's name, for devices whose names have no /)",
+    ),
+]
+CardsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--card",
+        metavar="NAME",
+        help="what leads to the network, such as mlx5_* (default: every network card, which "
+        "is a switch with one link)",
+    ),
+]
+MergedOption = Annotated[
+    Path, typer.Option("-o", "--output", help="cluster file to write (.toml or .json)")
+]
+
+
 @app.command()
 def merge(
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE...",
-            help="cluster files of two boxes or more",
-            autocompletion=completion.clusters,
-        ),
-    ],
-    network: Annotated[
-        str,
-        typer.Option(
-            "--network",
-            metavar="LINK",
-            help="link from each card to the network: a preset (InfiniBand-NDR, Ethernet-25G), or "
-            "a bandwidth each way (100gbit, 12.5GB/s)",
-            autocompletion=completion.link_types,
-        ),
-    ],
-    latency_us: Annotated[
-        float | None,
-        typer.Option(
-            "--latency-us", min=0, help="latency of that link (default: the preset's, else 20)"
-        ),
-    ] = None,
-    prefix: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--prefix",
-            metavar="NAME",
-            help="rename the devices of a file to NAME/…; once for each file, in their order "
-            "(default: the file's name, for devices whose names have no /)",
-        ),
-    ] = None,
-    card: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--card",
-            metavar="NAME",
-            help="what leads to the network, such as mlx5_* (default: every network card, which "
-            "is a switch with one link)",
-        ),
-    ] = None,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="cluster file to write (.toml or .json)")
-    ] = DEFAULT_CLUSTER_OUTPUT,
+    files: FilesArgument,
+    network: NetworkOption,
+    latency_us: LatencyOption = None,
+    prefix: PrefixesOption = None,
+    card: CardsOption = None,
+    output: MergedOption = DEFAULT_CLUSTER_OUTPUT,
     as_json: JsonOption = False,
 ) -> None:
     """Join the clusters of several boxes by their network cards, through one switch."""
