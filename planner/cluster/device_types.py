@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from planner.cluster.cluster_file import FORMAT, ClusterFile
+from planner.cluster.cluster_file import ClusterFile
 from planner.cluster.hardware import DeviceType
 from planner.cluster.presets import DEVICES
 from planner.errors import PipeplanError, shorten
-from planner.records.document import read_toml_or_json
-from planner.records.formats import check_format
 
 CPU = "CPU-core"
 _MEMORY_SHARE = 0.1
@@ -53,7 +51,7 @@ def device_type_named(text: str) -> KnownType:
             .json), which needs no devices.
 
     Raises:
-        PipeplanError: if there is no such preset, file or type.
+        PipeplanError: if there is no such preset, file or type, or the file is wrong.
     """
     path, colon, name = text.rpartition(":")
     if not colon or not path.endswith((".toml", ".json")):
@@ -63,8 +61,7 @@ def device_type_named(text: str) -> KnownType:
                 "FILE.toml:NAME of your own [device_types.NAME]"
             )
         return KnownType(text, DEVICES[text])
-    data = check_format(read_toml_or_json(path), FORMAT, path)
-    own = ClusterFile.parse(data, path).device_types
+    own = ClusterFile.load(path).device_types
     if name not in own:
         there = f"it has {', '.join(own)}" if own else "it has none"
         raise PipeplanError(f"{path}: device_types: no type {shorten(name)}; {there}")

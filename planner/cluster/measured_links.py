@@ -33,7 +33,7 @@ def contradictions(cluster: Cluster) -> Iterator[str]:
 
 def _links_that_are_passed_by(cluster: Cluster) -> Iterator[str]:
     for index, link in enumerate(cluster.links):
-        if link.source != "measured" or not {*link.between} <= {*cluster.numbers}:
+        if link.source != "measured" or not {*link.between} <= cluster.numbers.keys():
             continue
         route = cluster.route(*link.between)
         assert route is not None  # The link itself is one.
@@ -54,9 +54,9 @@ def _unlike_ports(cluster: Cluster) -> Iterator[str]:
     for (switch, kind), indices in alike.items():
         for index in indices:
             link = cluster.links[index]
-            others = [cluster.links[i].bandwidth_gb_per_s for i in indices if i != index]
-            if link.source != "measured" or len(others) < 2:
+            if link.source != "measured" or len(indices) < 3:
                 continue
+            others = [cluster.links[i].bandwidth_gb_per_s for i in indices if i != index]
             usual = median(others)
             if contradict(usual, link.bandwidth_gb_per_s):
                 yield (

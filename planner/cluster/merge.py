@@ -170,13 +170,12 @@ def _currency(boxes: Sequence[MergedBox]) -> str | None:
 
 def card_of_device(cluster: Cluster, boxes: Sequence[MergedBox]) -> Mapping[str, str]:
     """Return the card by which each device of a merged cluster reaches the other boxes."""
-    cards = {card for box in boxes for card in box.cards}
     found = {}
     for box, other in zip(boxes, (*boxes[1:], boxes[0]), strict=True):
         for device in box.cluster.device_names:
             route = cluster.route(device, other.cluster.device_names[0])
             ends = [end for n in route.crossed for end in cluster.links[n].between] if route else ()
-            own = [end for end in ends if end in cards and end in box.cards]
+            own = [end for end in ends if end in box.cards]
             if own:
                 found[device] = own[0]
     return found

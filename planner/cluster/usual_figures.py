@@ -38,7 +38,7 @@ def unusual_figures(
 
     Args:
         device_types: by name.
-        links: and types of links, by their place in the file.
+        links: links and types of links, by their place in the file.
     """
     for name, kind in device_types.items():
         place = f'device_types."{name}"'
