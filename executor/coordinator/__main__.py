@@ -29,7 +29,7 @@ from executor.coordinator.secret import SECRET_VARIABLE, key_of
 from executor.coordinator.store import ABOUT, DONE, ENDED, REPORT, STRANDED, Meeting
 from executor.coordinator.supervised import CoordinatorWork, SupervisedCoordinator, work_of
 from executor.launch.config import TrainingConfig
-from executor.launch.console import print_error, show_log
+from executor.launch.console import print_error, say, show_log
 from executor.launch.rank_options import DEFAULT_SILENT_S, require_silent
 from executor.launch.run import RunSettings, sync_of
 from planner.errors import PipeplanError
@@ -114,7 +114,7 @@ def _until_the_end(
             return 1
         time.sleep(_POLL_S)
     for line in report_lines(json.loads(store.get(REPORT))):
-        print(line, flush=True)
+        say(line)
     _wait_for_all(store, work)
     return 0
 

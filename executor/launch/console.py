@@ -23,11 +23,8 @@ class _Console(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show one record."""
-        text = printable(record.getMessage())
         is_warning = record.levelno >= logging.WARNING
-        stream = sys.stderr if is_warning else sys.stdout
-        stream.write(f"warning: {text}\n" if is_warning else f"{text}\n")
-        stream.flush()
+        say(f"{'warning: ' if is_warning else ''}{record.getMessage()}", err=is_warning)
 
 
 def show_log(rank: int = 0) -> None:
@@ -44,13 +41,19 @@ def show_log(rank: int = 0) -> None:
         logger.setLevel(level if name == "executor" or rank == 0 else logging.ERROR)
 
 
-def print_error(problem: str) -> None:
-    """``error:`` and the problem, in one write.
+def say(text: str, *, err: bool = False) -> None:
+    """Print a line in one write, to stderr if ``err``; commands in names are shown, never obeyed.
 
     Torchrun's Python has no buffer: of a line and its end, which are two writes of ``print``, the
     second may come after another rank's.
     """
-    print(f"error: {printable(problem)}\n", end="", file=sys.stderr, flush=True)
+    stream = sys.stderr if err else sys.stdout
+    print(f"{printable(text)}\n", end="", file=stream, flush=True)
+
+
+def print_error(problem: str) -> None:
+    """Print ``error:`` and the problem to stderr."""
+    say(f"error: {problem}", err=True)
 
 
 _PATH = "TORCHELASTIC_ERROR_FILE"

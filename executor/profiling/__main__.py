@@ -13,7 +13,7 @@ import torch
 
 from executor.distributed.machines import hardware_name
 from executor.distributed.process_group import device_of_this_process
-from executor.launch.console import print_error
+from executor.launch.console import print_error, say
 from executor.launch.rank_options import add_device_option
 from executor.profiling.measure import Patience
 from executor.profiling.profile import ProfileRequest, profile
@@ -35,7 +35,7 @@ def main(words: list[str] | None = None) -> int:
     if options.json:
         print(json.dumps(document, indent=1))
     elif line:
-        print(line)
+        say(line)
     return status
 
 
@@ -43,14 +43,14 @@ def _profiled(options: argparse.Namespace) -> tuple[int, dict[str, Any], str]:
     """The exit status, what to say of it to programs, and to people on stdout."""
     try:
         request = _request(options)
-        costs = profile(request, lambda line: print(line, file=sys.stderr, flush=True))
+        costs = profile(request, lambda line: say(line, err=True))
     except PipeplanError as error:
         for problem in error.problems:
             print_error(problem)
         return 1, {"error": list(error.problems)}, ""
     except KeyboardInterrupt:
         told = _INTERRUPTED if Path(options.output).is_file() else _NOT_BEGUN
-        print(told, file=sys.stderr)
+        say(told, err=True)
         return 130, {"error": [told]}, ""
     fields = costs.model_dump(mode="json", exclude={"kinds", "format"})
     document = {"written": [str(request.output)], **fields, "kinds": len(costs.kinds)}
