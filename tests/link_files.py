@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 LEGEND = """
 Legend:
@@ -104,3 +105,13 @@ def nccl_log(
         lines.append(f"{size:12} {size // 4:13}     float     sum      -1 {' '.join(cells)}")
     lines += [f"{mark} Out of bounds values : 0 OK", f"{mark} Avg bus bandwidth    : 12.34 ", mark]
     return "\n".join(lines) + "\n"
+
+
+def own_type(folder: Path, name: str) -> Path:
+    """Write a cluster file that has a device type without a preset, and nothing else."""
+    path = folder / "types.toml"
+    path.write_text(
+        f'format = "pipeplan-cluster/1"\n[device_types.{name}]\nmemory_gib = 24\n'
+        "memory_bandwidth_gb_per_s = 768\npeak_tflop_per_s = { float32 = 27.8 }\n"
+    )
+    return path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from link_files import rocm_topology
+from link_files import own_type, rocm_topology
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
@@ -75,11 +75,7 @@ def test_pairs_over_pcie_meet_at_their_host_bridges(tmp_path: Path) -> None:
 
 
 def test_a_type_of_ones_own_has_xgmi_links(tmp_path: Path) -> None:
-    own = tmp_path / "types.toml"
-    own.write_text(
-        'format = "pipeplan-cluster/1"\n[device_types.MI210]\nmemory_gib = 64\n'
-        "memory_bandwidth_gb_per_s = 1638\npeak_tflop_per_s = { float32 = 45.3 }\n"
-    )
+    own = own_type(tmp_path, "MI210")
     cluster, notes = read(tmp_path, ALL_JOINED, f"{own}:MI210")
     # 25 GT/s on 16 lanes.
     assert links_of(cluster)["gpu0-gpu1"] == 50

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from link_files import topology
+from link_files import own_type, topology
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
@@ -250,11 +250,7 @@ def test_geforce_without_peer_to_peer_is_told_and_can_be_denied(tmp_path: Path) 
 
 
 def test_a_device_type_of_ones_own_comes_from_a_cluster_file(tmp_path: Path) -> None:
-    own = tmp_path / "types.toml"
-    own.write_text(
-        'format = "pipeplan-cluster/1"\n[device_types.A5000]\nmemory_gib = 24\n'
-        "memory_bandwidth_gb_per_s = 768\npeak_tflop_per_s = { float32 = 27.8 }\n"
-    )
+    own = own_type(tmp_path, "A5000")
     cluster, notes = read(tmp_path, GEFORCE, f"{own}:A5000")
     assert cluster.device_types["A5000"].peak_tflop_per_s == {"float32": 27.8}
     assert any("A5000: its link to the host is assumed to be PCIe4-x16" in note for note in notes)
@@ -263,6 +259,9 @@ def test_a_device_type_of_ones_own_comes_from_a_cluster_file(tmp_path: Path) -> 
     assert "A5000: a direct link to another GPU is assumed to be one of NVLink3" in notes
     with pytest.raises(PipeplanError, match=r"types\.toml: device_types: no type 'A5'; it has A5"):
         read(tmp_path, GEFORCE, f"{own}:A5")
+    own.write_text(own.read_text().replace("= 24", "= 24e9"))
+    with pytest.raises(PipeplanError, match=r"memory_gib: 2\.4e\+10 GiB, expected .* bytes would"):
+        read(tmp_path, GEFORCE, f"{own}:A5000")
     with pytest.raises(PipeplanError, match=r"none\.toml: no such file"):
         read(tmp_path, GEFORCE, f"{tmp_path / 'none.toml'}:A5")
 

@@ -35,6 +35,8 @@ class Imported:
 
 MOST_SAMPLES = 2**20
 MOST_COUNT = 2**50
+DEFAULT_TYPE = KnownType("V100-16GB", DEVICES["V100-16GB"])
+"""The device of PipeDream's and DAPPLE's profiles."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +81,13 @@ class ImportOptions:
 
     @property
     def type_name(self) -> str:
-        """The device type; a V100, as of PipeDream's and DAPPLE's profiles, if none was said."""
-        return "V100-16GB" if self.known_type is None else self.known_type.name
+        """The device type; :data:`DEFAULT_TYPE` if none was said."""
+        return (self.known_type or DEFAULT_TYPE).name
 
     @property
     def device(self) -> DeviceType:
         """The figures of :attr:`type_name`."""
-        return DEVICES["V100-16GB"] if self.known_type is None else self.known_type.figures
+        return (self.known_type or DEFAULT_TYPE).figures
 
     @property
     def named_device(self) -> DeviceType:
