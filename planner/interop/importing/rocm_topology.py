@@ -157,7 +157,8 @@ def read_rocm_cluster(path: Path, options: ImportOptions) -> ImportedCluster:
     ports = {gpu: ports_of(kind.name, options) for gpu, kind in types.items()}
     wires = [Wire(pair, _xgmi(topology, ports[pair[0]], pair)) for pair in topology.xgmi]
     wires += pcie_tree(PcieMachine(ports, (), _classes(topology), topology.numa))
-    fabric = OTHER_FABRIC if topology.xgmi else None
+    is_assumed = any(pair not in topology.megabytes_per_s for pair in topology.xgmi)
+    fabric = OTHER_FABRIC if is_assumed else None
     notes = (*_notes(topology), *notes_on_ports(types.values(), options, fabric))
     return imported_machine(path.stem, types, wires, notes)
 
