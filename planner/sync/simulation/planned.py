@@ -60,7 +60,7 @@ def from_plan(plan: Plan, workers: int | None = None) -> World:
     return replace(
         first,
         workers=len(replicas),
-        slowdown=_slowdown(plan, replicas, timeline, first),
+        slowdown=_slowdown(replicas, timeline),
         links=WorkerLinks(plan.cluster, columns),
     )
 
@@ -146,18 +146,19 @@ def _parameters(plan: Plan, replica: PipelineReplica) -> dict[str, dict[str, int
     return found
 
 
-def _slowdown(
-    plan: Plan,
-    replicas: Sequence[PipelineReplica],
-    timeline: Timeline,
-    first: World,
-) -> tuple[float, ...]:
+def _slowdown(replicas: Sequence[PipelineReplica], timeline: Timeline) -> tuple[float, ...]:
     """Return the ratios of the pipelines' iteration times to the first one's."""
-    lengths_s = []
-    for replica in replicas:
-        ranks = _ranks(plan, replica, timeline)
-        lengths_s.append(max(rank.occupied_s for rank in ranks))
-    return tuple(length_s / first.iteration_s for length_s in lengths_s)
+    starts_s: dict[str, float] = {}
+    ends_s: dict[str, float] = {}
+    for event in timeline.operations:
+        device = event.device
+        starts_s[device] = min(event.start_s, starts_s.get(device, event.start_s))
+        ends_s[device] = max(event.end_s, ends_s.get(device, event.end_s))
+    lengths_s = [
+        max(ends_s[name] - starts_s[name] + timeline.optimizer_s[name] for name in replica.devices)
+        for replica in replicas
+    ]
+    return tuple(length_s / lengths_s[0] for length_s in lengths_s)
 
 
 def _links(plan: Plan, replicas: Sequence[PipelineReplica]) -> tuple[LinkCost, LinkCost]:
