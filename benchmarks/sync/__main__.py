@@ -72,7 +72,12 @@ class Section:
 
 
 def sections_of(options: argparse.Namespace) -> dict[str, Section]:
-    """All of them, by the names that ``--rows`` takes."""
+    """Return all of them, by the names that ``--rows`` takes."""
+    return {**_real_sections(options), **_simulated_sections(options.seeds, short=options.short)}
+
+
+def _real_sections(options: argparse.Namespace) -> dict[str, Section]:
+    """Return the sections of real runs, and of the simulator against them."""
     short, seeds = options.short, options.seeds
     loopback = Loopback(1 if short else seeds, options.steps, short=short, only=options.settings)
     return {
@@ -103,6 +108,11 @@ def sections_of(options: argparse.Namespace) -> dict[str, Section]:
             "16 processes on loopback: four pipelines of four places.",
             lambda: sync_pipelines.pipelines_section(seeds, options.given_steps, short=short),
         ),
+    }
+
+
+def _simulated_sections(seeds: int, *, short: bool) -> dict[str, Section]:
+    return {
         "links": Section(
             "Equal workers and their links",
             "Simulated.",

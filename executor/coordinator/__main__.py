@@ -264,7 +264,7 @@ def _tell_how_to_start(options: _Options, plan: Plan, work: CoordinatorWork) -> 
 
 
 def _wait_for_all(store: Store, work: CoordinatorWork) -> None:
-    """Until all have left, or some seconds have passed."""
+    """Wait until all have left, or some seconds have passed."""
     until_s = time.monotonic() + _LAST_WAIT_S
     # Those who were lost may be on their way back, to be told that all is done.
     while store.add(ENDED, 0) < work.pipelines * work.places and time.monotonic() < until_s:

@@ -75,7 +75,7 @@ class PipelineStepTimes:
         self._iteration = 0
 
     def _now_s(self) -> float:
-        """On the clocks of the hosts, since the first rank was here."""
+        """Return the time since the first rank was here, on the clocks of the hosts."""
         return max(0.0, time.time() - self._origin_s)
 
     def publish(self, store: Store, parameter_bytes: int) -> None:

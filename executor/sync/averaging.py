@@ -132,7 +132,7 @@ class OverlappedAverage:
 
     @torch.no_grad()
     def _average(self, step: int, copies: list[Tensor], reduced: bool) -> _Average:
-        """On the other thread."""
+        """Average copies of the weights, on the other thread."""
         group = self._neighbours.ask(step, reduced)
         if len(group.members) < 2:
             return _Average(True)

@@ -102,6 +102,12 @@ class Timeline:
             busy[event.device] += event.end_s - event.start_s
         return busy
 
+    def stretch(self, event: OperationEvent) -> float:
+        """Return how many times as long an operation took as it takes alone on its host."""
+        stage, kind, _ = event.operation
+        alone_s = self.pipeline.seconds(stage, kind, event.device)
+        return (event.end_s - event.start_s) / alone_s if alone_s > 0 else 1.0
+
     @property
     def bubble(self) -> float:
         """Idle fraction of the devices used."""

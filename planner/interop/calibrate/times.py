@@ -68,14 +68,11 @@ def stage_times(timeline: Timeline, measured: MeasuredTimeline) -> tuple[StageTi
 
 def _stretches(timeline: Timeline) -> dict[tuple[int, str, Kind], float]:
     """Return how many times as long operations took in a replay as they take alone (medians)."""
-    pipeline = timeline.pipeline
+    cluster = timeline.pipeline.problem.cluster
     found: dict[tuple[int, str, Kind], list[float]] = defaultdict(list)
     for event in timeline.operations:
         stage, kind, _ = event.operation
-        alone_s = pipeline.seconds(stage, kind, event.device)
-        if alone_s > 0:
-            key = (stage, pipeline.problem.cluster.type_of(event.device), kind)
-            found[key].append((event.end_s - event.start_s) / alone_s)
+        found[stage, cluster.type_of(event.device), kind].append(timeline.stretch(event))
     return {key: median(values) for key, values in found.items()}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.cluster.link_table import FloatArray
 from planner.costs.layer_moments import LayerMoments
-from planner.costs.placement import PlacedPipeline, place_plan
+from planner.costs.placement import place_plan
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
 from planner.simulation.simulator import simulate
@@ -41,10 +41,10 @@ def from_plan(plan: Plan, workers: int | None = None) -> World:
     """
     # Whatever strategy is simulated, it is pipelines that it is simulated of.
     replicas = pipeline_replicas_of(plan, otherwise="")
-    pipeline = place_plan(plan)
     # The strategy's own traffic is simulated apart, so none of the plan's slows its messages here.
-    timeline = simulate(replace(pipeline, synchronisations=()), plan.parsed_orders())
-    ranks = _ranks(pipeline, plan, replicas[0], timeline)
+    pipeline = replace(place_plan(plan), synchronisations=())
+    timeline = simulate(pipeline, plan.parsed_orders())
+    ranks = _ranks(plan, replicas[0], timeline)
     within, between = _links(plan, replicas)
     first = World(
         workers=1,
@@ -60,14 +60,12 @@ def from_plan(plan: Plan, workers: int | None = None) -> World:
     return replace(
         first,
         workers=len(replicas),
-        slowdown=_slowdown(pipeline, plan, replicas, timeline, first),
+        slowdown=_slowdown(replicas, timeline),
         links=WorkerLinks(plan.cluster, columns),
     )
 
 
-def _ranks(
-    pipeline: PlacedPipeline, plan: Plan, replica: PipelineReplica, timeline: Timeline
-) -> tuple[PipelineRank, ...]:
+def _ranks(plan: Plan, replica: PipelineReplica, timeline: Timeline) -> tuple[PipelineRank, ...]:
     rows = {device: [] for device in replica.devices}  # type: dict[str, list[OperationEvent]]
     for event in timeline.operations:
         if event.device in rows:
@@ -81,32 +79,30 @@ def _ranks(
             start_s,
             timeline.optimizer_s[device],
             nodes.index(node_of(device)),
-            tuple(_layers(pipeline, device, events, start_s, parameters[device])),
+            tuple(_layers(timeline, device, events, start_s, parameters[device])),
         )
         for device, events in rows.items()
     )
 
 
 def _layers(
-    pipeline: PlacedPipeline,
+    timeline: Timeline,
     device: str,
     events: Sequence[OperationEvent],
     start_s: float,
     bytes_: Mapping[str, int],
 ) -> list[LayerParameters]:
     """Return a device's parameters in the order in which their gradients are completed."""
-    found = []
+    found, pipeline = [], timeline.pipeline
     for stage in pipeline.stages_on[device]:
         mine = [event for event in events if event.operation.stage == stage]
         first = min(mine, key=lambda event: event.start_s)
         last = max(mine, key=lambda event: event.end_s)
         moments = LayerMoments.of(pipeline, stage, device, bytes_)
         kind = "B" if last.operation.kind == "B" else "W"
-        times = pipeline.stages[stage].times[device]
+        last_s = pipeline.seconds(stage, kind, device)
         # On a shared host an operation takes longer; its moments are taken in proportion.
-        last_s, first_s = times.seconds(kind), times.seconds(first.operation.kind)
-        late = (last.end_s - last.start_s) / last_s if last_s else 1.0
-        early = (first.end_s - first.start_s) / first_s if first_s else 1.0
+        late, early = timeline.stretch(last), timeline.stretch(first)
         for name, complete_s in moments.complete[kind].items():
             end_s = last.end_s - (last_s - complete_s) * late
             needed_s = first.start_s + moments.needed[name] * early
@@ -150,19 +146,19 @@ def _parameters(plan: Plan, replica: PipelineReplica) -> dict[str, dict[str, int
     return found
 
 
-def _slowdown(
-    pipeline: PlacedPipeline,
-    plan: Plan,
-    replicas: Sequence[PipelineReplica],
-    timeline: Timeline,
-    first: World,
-) -> tuple[float, ...]:
+def _slowdown(replicas: Sequence[PipelineReplica], timeline: Timeline) -> tuple[float, ...]:
     """Return the ratios of the pipelines' iteration times to the first one's."""
-    lengths_s = []
-    for replica in replicas:
-        ranks = _ranks(pipeline, plan, replica, timeline)
-        lengths_s.append(max(rank.occupied_s for rank in ranks))
-    return tuple(length_s / first.iteration_s for length_s in lengths_s)
+    starts_s: dict[str, float] = {}
+    ends_s: dict[str, float] = {}
+    for event in timeline.operations:
+        device = event.device
+        starts_s[device] = min(event.start_s, starts_s.get(device, event.start_s))
+        ends_s[device] = max(event.end_s, ends_s.get(device, event.end_s))
+    lengths_s = [
+        max(ends_s[name] - starts_s[name] + timeline.optimizer_s[name] for name in replica.devices)
+        for replica in replicas
+    ]
+    return tuple(length_s / lengths_s[0] for length_s in lengths_s)
 
 
 def _links(plan: Plan, replicas: Sequence[PipelineReplica]) -> tuple[LinkCost, LinkCost]:

@@ -27,7 +27,7 @@ class Server:
         self._engine = engine
         world = engine.world
         self.link = world.link((0, world.workers - 1))
-        self._servers, self._numbers = servers, range(servers)
+        self._servers = servers
         self._in_s = self._out_s = 0.0
         learning = engine.training.learning
         self._rate, self._momentum = learning.learning_rate / world.workers, learning.momentum
@@ -52,10 +52,8 @@ class Server:
     def _call(self, now_s: float, worker: int, key: int, then: Then, *, is_push: bool) -> None:
         """Move the parts between the worker and the servers, one after the other."""
         world = self._engine.world
-        bytes_ = world.ranks[key].parameter_bytes / self._servers
-        pairs = [(worker, server) if is_push else (server, worker) for server in self._numbers]
-        self._engine.sent_bytes += bytes_ * len(pairs)
-        flows = world.messages([(pair, bytes_) for pair in pairs], key)
+        self._engine.sent_bytes += world.ranks[key].parameter_bytes
+        flows = world.server_messages(worker, self._servers, key, is_push=is_push)
         self._engine.transfer(now_s, flows, then)
 
     def _move(self, now_s: float, worker: int, key: int, free_s: float, then: Then) -> float:

@@ -281,14 +281,12 @@ class SynchronousServerTiming:
 
     def _called_s(self, round_: Round, asked_s: FloatArray, *, is_push: bool) -> FloatArray:
         """Return when each worker's messages to or from the servers have arrived."""
-        world, requests = self._world, []
-        assert world.links is not None
-        for row, worker in enumerate(round_.workers):
-            for key, bytes_ in enumerate(self._bytes / self._servers):
-                servers = range(self._servers)
-                pairs = [(worker, server) if is_push else (server, worker) for server in servers]
-                for flow in world.messages([(pair, bytes_) for pair in pairs], key):
-                    requests.append((float(asked_s[row, key]), (row, key), flow))
+        requests = [
+            (float(asked_s[row, key]), (row, key), flow)
+            for row, worker in enumerate(round_.workers)
+            for key in range(len(self._world.ranks))
+            for flow in self._world.server_messages(worker, self._servers, key, is_push=is_push)
+        ]
         found = ends_s(self._transfers, requests)
         arrived_s: FloatArray = np.array(found).reshape(*asked_s.shape, self._servers).max(axis=2)
         return arrived_s

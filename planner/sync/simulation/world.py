@@ -100,16 +100,16 @@ class StageReduction:
     """An all-reduce or other collective of one pipeline rank.
 
     Attributes:
-        seconds: duration, if nothing else moves.
-        card_s: time for which it holds the members' network cards.
         sent_bytes: bytes of all members together.
+        seconds: in a world of cards: duration, if nothing else moves.
+        card_s: in a world of cards: time for which it holds the members' network cards.
         flows: what it moves over the world's links, one after the other; empty: the world has cards
             instead.
     """
 
-    seconds: float
-    card_s: float
     sent_bytes: float
+    seconds: float = 0.0
+    card_s: float = 0.0
     flows: tuple[WorkerFlow, ...] = ()
 
 
@@ -233,27 +233,37 @@ class World:
         """
         bytes_ = self.ranks[key].parameter_bytes
         if self.links is not None:
-            flows = self.messages(((pair, bytes_), (pair[::-1], bytes_)), key)
-            seconds = sum(flow.fixed_s + flow.bytes / flow.most_gb_per_s / 1e9 for flow in flows)
-            return StageReduction(seconds, 0.0, 2.0 * bytes_, flows)
+            flows = self._messages((pair, pair[::-1]), key, bytes_)
+            return StageReduction(2.0 * bytes_, flows=flows)
         members = (min(pair), max(pair))
         link = self.link(members)
         moving_s = link.moving_s(bytes_)
         seconds = self.collective_overhead_s + 2 * link.latency_s + moving_s
-        return StageReduction(seconds, moving_s if self.crosses(members) else 0.0, 2.0 * bytes_)
+        return StageReduction(2.0 * bytes_, seconds, moving_s if self.crosses(members) else 0.0)
 
-    def messages(
-        self, rows: Iterable[tuple[tuple[int, int], float]], key: int
+    def server_messages(
+        self, worker: int, servers: int, key: int, *, is_push: bool
     ) -> tuple[WorkerFlow, ...]:
-        """Return messages of a call over the world's links, one after the other.
+        """Return messages of a worker to the servers, or back, over the world's links.
+
+        The first workers are the servers; each has an even part of the parameters.
 
         Args:
-            rows: sender and receiver, and the bytes of each message.
+            worker: the worker.
+            servers: number of servers.
             key: the pipeline rank.
+            is_push: whether the worker sends.
         """
+        pairs = [(worker, n) if is_push else (n, worker) for n in range(servers)]
+        return self._messages(pairs, key, self.ranks[key].parameter_bytes / servers)
+
+    def _messages(
+        self, pairs: Iterable[tuple[int, int]], key: int, bytes_: float
+    ) -> tuple[WorkerFlow, ...]:
+        """Return messages of a call, one after the other, from sender to receiver."""
         assert self.links is not None
         flows, overhead_s = [], self.collective_overhead_s
-        for (source, target), bytes_ in rows:
+        for source, target in pairs:
             fixed_s = overhead_s + self.link((min(source, target), max(source, target))).latency_s
             flows.append(self.links.message(source, target, key, bytes_, fixed_s))
             overhead_s = 0.0
@@ -268,20 +278,19 @@ class World:
     ) -> StageReduction:
         """Return the fastest way of a collective: equal steps of so many bytes each."""
         if len(members) == 1:
-            return StageReduction(0.0, 0.0, 0.0)
+            return StageReduction(0.0)
         link = self.link(members)
         moving_s, count, bytes_ = min(
             (number * link.seconds(bytes_), number, bytes_) for number, bytes_ in steps
         )
-        fixed_s = self.collective_overhead_s + count * link.latency_s
-        flows: tuple[WorkerFlow, ...] = ()
         if self.links is not None:
-            flows = (self.links.ring(members, key, count * bytes_, fixed_s),)
+            fixed_s = self.collective_overhead_s + count * link.latency_s
+            ring = self.links.ring(members, key, count * bytes_, fixed_s)
+            return StageReduction(sent_bytes, flows=(ring,))
         return StageReduction(
+            sent_bytes,
             self.collective_overhead_s + moving_s,
             count * link.moving_s(bytes_) if self.crosses(members) else 0.0,
-            sent_bytes,
-            flows,
         )
 
 
