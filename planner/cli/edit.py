@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.cli.options import JsonOption, PlanArgument, PlanOutputOption
-from planner.cli.output import print_json, show_plan, user_errors
+from planner.cli.output import print_json, say, show_plan, user_errors
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ def _report(plans: Sequence[Plan], moves: Sequence[str], output: Path, *, as_jso
     show_plan(plans[-1])
     for text, before_s, after_s in zip(moves, times[:-1], times[1:], strict=True):
         gain = 1 - after_s / before_s if before_s > 0 else 0.0
-        typer.echo(
+        say(
             f"{text}: {format_seconds(before_s)} before, {format_seconds(after_s)} after "
             f"({signed_change(gain)})"
         )
-    typer.echo(f"wrote {output}")
+    say(f"wrote {output}")

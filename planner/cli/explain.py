@@ -223,7 +223,7 @@ def _show_moves(plan: Plan, single: MovesFound, path: Path) -> None:
     if single.best is not None:
         print_rich(moves_table(single))
     for line in moves_lines(plan, single, shlex.quote(str(path))):
-        typer.echo(line)
+        say(line)
 
 
 def _show_values(found: WhatIf) -> None:

@@ -89,7 +89,7 @@ def _show_split(model: str, job: Job, degree: int, sequence: bool, as_json: bool
         return
     print_rich(split_table(step.graph, record))
     for line in unsplit_lines(record):
-        typer.echo(line)
+        say(line)
 
 
 def profile(context: typer.Context) -> None:
