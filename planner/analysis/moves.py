@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import combinations, pairwise
 
 from planner.analysis.what_if.altered import Altered, alter, unaltered
-from planner.analysis.what_if.values import LEAST_GAIN, ROUNDING
+from planner.analysis.what_if.values import LEAST_GAIN, ROUNDING, share_saved
 from planner.assembly import edited_plan
 from planner.costs.placement import PlacedPipeline, is_connected
 from planner.errors import DeadlockError, PipeplanError
@@ -232,7 +233,7 @@ class _MoveSearch:
     def _timed(self, change: PlanChange, altered: Altered) -> TimedMove:
         timeline = _schedule(altered).timeline
         time_s = timeline.iteration_time_s
-        gain = 1 - time_s / self._plan_s if self._plan_s > 0 else 0.0
+        gain = share_saved(time_s, self._plan_s)
         return TimedMove(change, time_s, gain, timeline.overflow_bytes, altered.assumes)
 
 
@@ -252,7 +253,7 @@ def _loads_s(pipeline: PlacedPipeline) -> list[float]:
 def candidate_moves(plan: Plan) -> Iterator[PlanChange]:
     """Yield single changes of a plan, each of those that are alike once; some may be impossible."""
     yield from _boundary_changes(plan)
-    yield from (MicrobatchChange(2, is_fewer) for is_fewer in (False, True))
+    yield from (MicrobatchChange(factor) for factor in (Fraction(2), Fraction(1, 2)))
     devices = _Devices(plan)
     if plan.job.replication:
         yield from devices.replica_changes()
