@@ -6,7 +6,6 @@ is offered if it divides every size of a region; a region with another size is w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -138,14 +137,3 @@ class SplitRecord(Record):
     layers: tuple[LayerSplit, ...]
     boundaries: tuple[BoundarySplit, ...]
     summed_parameters: tuple[Name, ...]
-
-    def refused(self, degree: int) -> tuple[SplitRegion, ...]:
-        """Return the regions that are whole at a degree, since it does not divide their sizes."""
-        return tuple(
-            region for region in self.regions if any(size % degree for size in region.sizes)
-        )
-
-
-def collective_bytes(collectives: Iterable[Collective], phase: Phase) -> int:
-    """Return the bytes of all collectives of a phase."""
-    return sum(row.bytes for row in collectives if row.phase == phase)
