@@ -24,7 +24,7 @@ from planner.plan.membership import Outside, outside
 from planner.plan.plan import Plan
 from planner.prediction import replay
 from planner.search.partition.bounds.schedule import schedule_bound_s
-from planner.search.partition.symmetry import MOST_DEVICES, interchangeable_devices
+from planner.search.partition.symmetry import Interchange
 from planner.search.schedule.heuristic import Schedule, best_heuristic_schedule, fits_memory
 from planner.simulation.simulator import simulate
 from planner.variants.changes import MicrobatchChange, PlanChange, parse_move
@@ -292,17 +292,18 @@ class _Devices:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         cluster = plan.cluster
-        small = len(cluster.device_names) <= MOST_DEVICES
-        groups = interchangeable_devices(cluster) if small else []
-        group_of = {device: number for number, row in enumerate(groups) for device in row}
+        group_of = Interchange(cluster).group_of
         self._held = {
             device: tuple(n for n, stage in enumerate(plan.stages) if device in stage.devices)
             for device in cluster.device_names
         }
         self._class_of = {
-            device: (group_of.get(device, device), held) for device, held in self._held.items()
+            device: (group_of.get(device, (device,)), held) for device, held in self._held.items()
         }
-        self._first_of = {self._class_of[d]: d for d in reversed(cluster.device_names)}
+        first: dict[tuple[tuple[str, ...], tuple[int, ...]], str] = {}
+        for device, its_class in self._class_of.items():
+            first.setdefault(its_class, device)
+        self._representatives = list(first.values())
 
     def replica_changes(self) -> Iterator[PlanChange]:
         """Yield a device of each class that joins a stage, leaves one or both.
@@ -310,7 +311,7 @@ class _Devices:
         None comes to hold more stages than the device that holds most now.
         """
         most, stages = max(map(len, self._held.values())), range(len(self._plan.stages))
-        for device in self._representatives():
+        for device in self._representatives:
             held = self._held[device]
             if len(held) < most:
                 yield from (ReplicaChange(device, None, n) for n in stages if n not in held)
@@ -321,12 +322,7 @@ class _Devices:
 
     def exchanges(self) -> Iterator[PlanChange]:
         """Yield two devices of each two classes that are not alike and hold other stages."""
-        for one, other in combinations(self._representatives(), 2):
+        for one, other in combinations(self._representatives, 2):
             is_alike = self._class_of[one][0] == self._class_of[other][0]
             if not is_alike and self._held[one] != self._held[other]:
                 yield DeviceExchange(one, other)
-
-    def _representatives(self) -> list[str]:
-        """Return the first device of each class, in the cluster's order."""
-        chosen = set(self._first_of.values())
-        return [device for device in self._plan.cluster.device_names if device in chosen]
