@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import combinations, pairwise
 
 from planner.analysis.what_if.altered import Altered, alter, unaltered
-from planner.analysis.what_if.values import LEAST_GAIN, ROUNDING
+from planner.analysis.what_if.values import LEAST_GAIN, ROUNDING, share_saved
 from planner.assembly import edited_plan
 from planner.costs.placement import PlacedPipeline, is_connected
 from planner.errors import DeadlockError, PipeplanError
@@ -23,7 +24,7 @@ from planner.plan.membership import Outside, outside
 from planner.plan.plan import Plan
 from planner.prediction import replay
 from planner.search.partition.bounds.schedule import schedule_bound_s
-from planner.search.partition.symmetry import MOST_DEVICES, interchangeable_devices
+from planner.search.partition.symmetry import Interchange
 from planner.search.schedule.heuristic import Schedule, best_heuristic_schedule, fits_memory
 from planner.simulation.simulator import simulate
 from planner.variants.changes import MicrobatchChange, PlanChange, parse_move
@@ -232,7 +233,7 @@ class _MoveSearch:
     def _timed(self, change: PlanChange, altered: Altered) -> TimedMove:
         timeline = _schedule(altered).timeline
         time_s = timeline.iteration_time_s
-        gain = 1 - time_s / self._plan_s if self._plan_s > 0 else 0.0
+        gain = share_saved(time_s, self._plan_s)
         return TimedMove(change, time_s, gain, timeline.overflow_bytes, altered.assumes)
 
 
@@ -252,7 +253,7 @@ def _loads_s(pipeline: PlacedPipeline) -> list[float]:
 def candidate_moves(plan: Plan) -> Iterator[PlanChange]:
     """Yield single changes of a plan, each of those that are alike once; some may be impossible."""
     yield from _boundary_changes(plan)
-    yield from (MicrobatchChange(2, is_fewer) for is_fewer in (False, True))
+    yield from (MicrobatchChange(factor) for factor in (Fraction(2), Fraction(1, 2)))
     devices = _Devices(plan)
     if plan.job.replication:
         yield from devices.replica_changes()
@@ -291,17 +292,18 @@ class _Devices:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         cluster = plan.cluster
-        small = len(cluster.device_names) <= MOST_DEVICES
-        groups = interchangeable_devices(cluster) if small else []
-        group_of = {device: number for number, row in enumerate(groups) for device in row}
+        group_of = Interchange(cluster).group_of
         self._held = {
             device: tuple(n for n, stage in enumerate(plan.stages) if device in stage.devices)
             for device in cluster.device_names
         }
         self._class_of = {
-            device: (group_of.get(device, device), held) for device, held in self._held.items()
+            device: (group_of.get(device, (device,)), held) for device, held in self._held.items()
         }
-        self._first_of = {self._class_of[d]: d for d in reversed(cluster.device_names)}
+        first: dict[tuple[tuple[str, ...], tuple[int, ...]], str] = {}
+        for device, its_class in self._class_of.items():
+            first.setdefault(its_class, device)
+        self._representatives = list(first.values())
 
     def replica_changes(self) -> Iterator[PlanChange]:
         """Yield a device of each class that joins a stage, leaves one or both.
@@ -309,7 +311,7 @@ class _Devices:
         None comes to hold more stages than the device that holds most now.
         """
         most, stages = max(map(len, self._held.values())), range(len(self._plan.stages))
-        for device in self._representatives():
+        for device in self._representatives:
             held = self._held[device]
             if len(held) < most:
                 yield from (ReplicaChange(device, None, n) for n in stages if n not in held)
@@ -320,12 +322,7 @@ class _Devices:
 
     def exchanges(self) -> Iterator[PlanChange]:
         """Yield two devices of each two classes that are not alike and hold other stages."""
-        for one, other in combinations(self._representatives(), 2):
+        for one, other in combinations(self._representatives, 2):
             is_alike = self._class_of[one][0] == self._class_of[other][0]
             if not is_alike and self._held[one] != self._held[other]:
                 yield DeviceExchange(one, other)
-
-    def _representatives(self) -> list[str]:
-        """Return the first device of each class, in the cluster's order."""
-        chosen = set(self._first_of.values())
-        return [device for device in self._plan.cluster.device_names if device in chosen]

@@ -59,13 +59,13 @@ def _report(plans: Sequence[Plan], moves: Sequence[str], output: Path, *, as_jso
         steps = [{"move": text, "iteration_time_s": time_s} for text, time_s in rows]
         print_json({"plan": str(output), "before_s": times[0], "moves": steps})
         return
+    from planner.analysis.what_if.values import share_saved
     from planner.report.what_if import signed_change
 
     show_plan(plans[-1])
     for text, before_s, after_s in zip(moves, times[:-1], times[1:], strict=True):
-        gain = 1 - after_s / before_s if before_s > 0 else 0.0
         say(
             f"{text}: {format_seconds(before_s)} before, {format_seconds(after_s)} after "
-            f"({signed_change(gain)})"
+            f"({signed_change(share_saved(after_s, before_s))})"
         )
     say(f"wrote {output}")

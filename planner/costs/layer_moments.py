@@ -42,11 +42,10 @@ class LayerMoments:
         kind = problem.cluster.type_of(device)
         machine, precision = problem.cluster.device_types[kind], problem.job.precision
         rows = []
-        for name, layer in problem.graph.layers.items():
-            if name in spec.layers:
-                recompute = name in spec.recompute
-                times = layer_times(layer, kind, machine, precision, recompute)
-                rows.append(([p for p in layer.parameters if p in names], times))
+        for name in problem.graph.in_order(spec.layers):
+            layer, recompute = problem.graph.layers[name], name in spec.recompute
+            times = layer_times(layer, kind, machine, precision, recompute)
+            rows.append(([p for p in layer.parameters if p in names], times))
         needed: dict[str, float] = {}
         begin_s = 0.0
         for used, times in rows:

@@ -52,23 +52,15 @@ def throughput(
         return None
     samples_per_s = job.samples_per_microbatch * job.microbatches / iteration_time_s
     tokens, peak = job.tokens_per_sample, _peak_flop_per_s(cluster, job, devices)
-    flops = job.microbatches * model_flops(graph)
-    price = _price_per_hour(cluster, devices)
+    flops = job.microbatches * sum(layer.flops for layer in graph.layers)
+    price = price_per_hour(cluster, devices)
     return Throughput(
         samples_per_s=samples_per_s,
         tokens_per_s=None if tokens is None else tokens * samples_per_s,
         mfu=None if not peak else flops / (peak * iteration_time_s),
         cost_per_million_samples=None
         if price is None
-        else 1e6 / samples_per_s * price / SECONDS_AN_HOUR,
-    )
-
-
-def model_flops(graph: GraphRecord) -> int:
-    """Return FLOPs of the forward and backward of one microbatch, nothing recomputed."""
-    return sum(
-        layer.forward_flops + layer.input_gradient_flops + layer.weight_gradient_flops
-        for layer in graph.layers
+        else cost_per_million_samples(1 / samples_per_s, price),
     )
 
 
@@ -80,7 +72,13 @@ def _peak_flop_per_s(cluster: Cluster, job: Job, devices: Collection[str]) -> fl
     return 1e12 * sum(known) if len(known) == len(peaks) else None
 
 
-def _price_per_hour(cluster: Cluster, devices: Collection[str]) -> float | None:
+def price_per_hour(cluster: Cluster, devices: Collection[str]) -> float | None:
+    """Return the price of all devices, in the cluster's currency; None if one has none."""
     prices = [cluster.prices_per_hour[device] for device in devices]
     known = [price for price in prices if price is not None]
     return sum(known) if len(known) == len(prices) else None
+
+
+def cost_per_million_samples(time_per_sample_s: float, price_per_hour: float) -> float:
+    """Return the cost of a million samples, in the currency of the price."""
+    return 1e6 * time_per_sample_s * price_per_hour / SECONDS_AN_HOUR

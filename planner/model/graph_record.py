@@ -80,8 +80,8 @@ class MeasuredTimes(Record):
         return data
 
 
-class Layer(Record):
-    """The smallest unit of a stage; all figures are for one microbatch.
+class LayerFigures(Record):
+    """FLOPs, traffic and stash of a layer, or of a part of it, for one microbatch.
 
     Attributes:
         name: Name of the layer.
@@ -94,6 +94,27 @@ class Layer(Record):
         weight_gradient_traffic_bytes: Bytes read and written by the operations of the weight
             gradient.
         stash_bytes: Bytes that autograd keeps from forward to backward, without parameters.
+    """
+
+    name: Name
+    forward_flops: Count
+    input_gradient_flops: Count
+    weight_gradient_flops: Count
+    forward_traffic_bytes: Count
+    input_gradient_traffic_bytes: Count
+    weight_gradient_traffic_bytes: Count
+    stash_bytes: Count
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of forward and backward, nothing recomputed."""
+        return self.forward_flops + self.input_gradient_flops + self.weight_gradient_flops
+
+
+class Layer(LayerFigures):
+    """The smallest unit of a stage; all figures are for one microbatch.
+
+    Attributes:
         weight_stash_bytes: Part of the stash that the weight gradient still needs after a split
             input gradient; null: all of it.
         peak_bytes: Most memory held while the layer runs, without parameters and their gradients:
@@ -105,14 +126,6 @@ class Layer(Record):
             one operation.
     """
 
-    name: Name
-    forward_flops: Count
-    input_gradient_flops: Count
-    weight_gradient_flops: Count
-    forward_traffic_bytes: Count
-    input_gradient_traffic_bytes: Count
-    weight_gradient_traffic_bytes: Count
-    stash_bytes: Count
     weight_stash_bytes: Count | None = None
     peak_bytes: Count | None = None
     parameters: tuple[Name, ...] = ()

@@ -6,12 +6,11 @@ is offered if it divides every size of a region; a region with another size is w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from planner.model.graph_record import Name, Phase
+from planner.model.graph_record import LayerFigures, Name, Phase
 from planner.records.document import Count, Record
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter"]
@@ -86,34 +85,18 @@ class Product(Record):
     split: Literal["batch", "rows", "inner", "columns"] | None
 
 
-class LayerSplit(Record):
+class LayerSplit(LayerFigures):
     """What of a layer each member has a share of; the rest every member has or does.
 
     Attributes:
-        name: Name of the layer.
         regions: Positions of its regions; empty: it is not split.
-        forward_flops: Shared FLOPs of the forward.
-        input_gradient_flops: Shared FLOPs of the gradient of its inputs.
-        weight_gradient_flops: Shared FLOPs of the gradient of its parameters.
-        forward_traffic_bytes: Shared traffic of the forward.
-        input_gradient_traffic_bytes: Shared traffic of the gradient of its inputs.
-        weight_gradient_traffic_bytes: Shared traffic of the gradient of its parameters.
-        stash_bytes: Shared part of the stash.
         parameter_bytes: Bytes of its split parameters.
         collectives: Collectives inside the group.
         products: Matrix products, for their efficiency at the shape of a share.
         unsplit: Why a parameter is not split, by its name.
     """
 
-    name: Name
     regions: tuple[Count, ...]
-    forward_flops: Count
-    input_gradient_flops: Count
-    weight_gradient_flops: Count
-    forward_traffic_bytes: Count
-    input_gradient_traffic_bytes: Count
-    weight_gradient_traffic_bytes: Count
-    stash_bytes: Count
     parameter_bytes: Count
     collectives: tuple[Collective, ...]
     products: tuple[Product, ...]
@@ -154,14 +137,3 @@ class SplitRecord(Record):
     layers: tuple[LayerSplit, ...]
     boundaries: tuple[BoundarySplit, ...]
     summed_parameters: tuple[Name, ...]
-
-    def refused(self, degree: int) -> tuple[SplitRegion, ...]:
-        """Return the regions that are whole at a degree, since it does not divide their sizes."""
-        return tuple(
-            region for region in self.regions if any(size % degree for size in region.sizes)
-        )
-
-
-def collective_bytes(collectives: Iterable[Collective], phase: Phase) -> int:
-    """Return the bytes of all collectives of a phase."""
-    return sum(row.bytes for row in collectives if row.phase == phase)

@@ -79,7 +79,7 @@ def _no_gain_lines(plan: Plan, found: MovesFound) -> list[str]:
         lines.append("no single change that was tried makes the plan fit")
     elif found.fitting:
         best = found.fitting[0]
-        slower = f"{signed_change(best.gain)}" if abs(best.gain) >= LEAST_GAIN else "as long"
+        slower = signed_change(best.gain) if abs(best.gain) >= LEAST_GAIN else "as long"
         lines.append(f"no single change helps: with the best, {best.move}, it takes {slower}")
     else:
         lines.append("no single change helps: none that fits in memory may be faster")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from planner.model.graph_record import GraphRecord, Layer
+from planner.model.graph_record import GraphRecord
 from planner.model.split_record import LayerSplit, SplitRecord
 from planner.report.tables import new_table, plain
 
@@ -38,7 +38,7 @@ def split_table(graph: GraphRecord, split: SplitRecord) -> Table:
             _counts(row, forward=True),
             _counts(row, forward=False),
             f"{bytes_ / graph.samples_per_microbatch / 2**20:,.2f}",
-            _percent(_flops(row), _flops(layer)),
+            _percent(row.flops, layer.flops),
             _percent(row.parameter_bytes, held),
             _percent(row.stash_bytes, layer.stash_bytes),
         )
@@ -61,10 +61,6 @@ def unsplit_lines(split: SplitRecord) -> Iterator[str]:
             "a stage that ends at one of these tensors sends a share from every member to its "
             f"counterpart, in a group of the same size: {', '.join(inside)}"
         )
-
-
-def _flops(layer: Layer | LayerSplit) -> int:
-    return layer.forward_flops + layer.input_gradient_flops + layer.weight_gradient_flops
 
 
 def _percent(part: int, whole: int) -> str:

@@ -103,18 +103,17 @@ class RecomputeChange:
 
 @dataclass(frozen=True)
 class MicrobatchChange:
-    """More microbatches of fewer samples or, if ``is_fewer``, fewer of more; by ``number``."""
+    """More microbatches of fewer samples, or fewer of more.
 
-    number: int
-    is_fewer: bool = False
+    Attributes:
+        factor: a whole number of new microbatches for each old one, or one for so many.
+    """
 
-    @property
-    def factor(self) -> Fraction:
-        """The new number of microbatches for each old one."""
-        return Fraction(1, self.number) if self.is_fewer else Fraction(self.number)
+    factor: Fraction
 
     def __str__(self) -> str:
-        return f"microbatches {'/' if self.is_fewer else 'x'}{self.number}"
+        times = f"x{self.factor}" if self.factor > 1 else f"/{1 / self.factor}"
+        return f"microbatches {times}"
 
 
 @dataclass(frozen=True)
@@ -246,7 +245,8 @@ def _microbatch_change(words: list[str]) -> Change | None:
             f"{shorten(words[0])} is not a whole number of at least 2; write x2 for twice as many "
             "microbatches of half the samples, /2 for half as many of twice the samples"
         )
-    return MicrobatchChange(int(factor), is_fewer)
+    number = Fraction(int(factor))
+    return MicrobatchChange(1 / number if is_fewer else number)
 
 
 def _space_change(words: list[str], *, allowed: bool) -> Change | None:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from itertools import product
 
 from planner.costs.placement import PlacedPipeline, StageSpec, place
 from planner.errors import PipeplanError, near
@@ -104,11 +105,11 @@ def alter(start: Altered, change: Change) -> Altered:
             case SpaceChange():
                 return _with_space(start, change)
             case BoundaryChange():
-                return _runnable(_with_boundary(start, change))
+                return _with_boundary(start, change)
             case DeviceExchange():
-                return _runnable(_with_exchange(start, change))
+                return _with_exchange(start, change)
             case ReplicaChange():
-                return _runnable(_with_replica(start, change))
+                return _with_replica(start, change)
     except PipeplanError as error:
         raise PipeplanError(f"change '{change}': {problem}" for problem in error.problems) from None
 
@@ -234,7 +235,20 @@ def _with_layers(stage: StageSpec, layers: tuple[str, ...], again: set[str]) -> 
 
 
 def _with_stages(start: Altered, changed: Mapping[int, StageSpec], orders: Orders) -> Altered:
+    """Change some stages.
+
+    Raises:
+        PipeplanError: naming a layer and a device that cannot run it.
+    """
     stages = tuple(changed.get(number, stage) for number, stage in enumerate(start.stages))
+    layers, type_of = start.problem.graph.layers, start.problem.cluster.type_of
+    for stage in stages:
+        for layer, device in product(map(layers.__getitem__, stage.layers), stage.devices):
+            if not layer.may_run_on(type_of(device)):
+                raise PipeplanError(
+                    f"layer {layer.name!r} would be on {device!r}, but runs on device types "
+                    f"{', '.join(layer.device_types)} only"
+                )
     return replace(start, stages=stages, orders=orders, is_of_plan=True)
 
 
@@ -308,22 +322,3 @@ def _shared_again(start: Altered, altered: Altered, changed: Collection[int]) ->
             rows[device].append(operation)
     orders = {**start.orders, **rows}
     return {device: tuple(orders[device]) for device in altered.pipeline.devices}
-
-
-def _runnable(altered: Altered) -> Altered:
-    """Return a changed plan whose layers may all run where they are now.
-
-    Raises:
-        PipeplanError: naming a layer and a device that cannot run it.
-    """
-    problem = altered.problem
-    for stage in altered.stages:
-        for name in stage.layers:
-            layer = problem.graph.layers[name]
-            for device in stage.devices:
-                if not layer.may_run_on(problem.cluster.type_of(device)):
-                    raise PipeplanError(
-                        f"layer {name!r} would be on {device!r}, but runs on device types "
-                        f"{', '.join(layer.device_types)} only"
-                    )
-    return altered

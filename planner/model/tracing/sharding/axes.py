@@ -7,6 +7,7 @@ becomes a partial sum. A dimension without an axis must be whole.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -79,7 +80,8 @@ def results_of(node: fx.Node) -> dict[int, fx.Node]:
     """Return the tensors an operation returns by position, as far as they are used."""
     if isinstance(node.meta.get("val"), Tensor):
         return {0: node}
-    return {int(user.args[1]): user for user in node.users if len(user.args) == 2}  # type: ignore[arg-type]
+    parts = (user for user in node.users if user.target is operator.getitem)
+    return {int(part.args[1]): part for part in parts}  # type: ignore[arg-type]
 
 
 def _tensors(node: fx.Node) -> list[fx.Node]:
@@ -188,8 +190,7 @@ def _linear(node: fx.Node) -> Iterator[Axis]:
     last = len(shape_of(data)) - 1
     for dimension in range(last):
         yield Axis(((data, dimension),), ((node, dimension),))
-    bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
-    added = ((bias, 0),) if isinstance(bias, fx.Node) else ()
+    added = ((bias, 0) for bias in added_after(node))
     yield Axis(((weight, 0), *added), ((node, last),))
     yield Axis(((data, last), (weight, 1)), ())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
@@ -17,10 +17,17 @@ from itertools import accumulate
 from math import gcd
 
 import networkx as nx
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from planner.model.tracing.export import ExportedStep
-from planner.model.tracing.sharding.axes import Axis, Dimension, axes_of, operator_name, shape_of
+from planner.model.tracing.sharding.axes import (
+    Axis,
+    Dimension,
+    axes_of,
+    operator_name,
+    results_of,
+    shape_of,
+)
 
 Parts = tuple[Fraction, ...]
 """Fractions of a dimension that are split one by one: a third each for fused query, key, value."""
@@ -83,7 +90,7 @@ def dimensions_of(exported: ExportedStep, walls: frozenset[fx.Node] = frozenset(
         exported: the step.
         walls: operations that are taken to have no axes, and so end a class.
     """
-    data = data_values(exported)
+    data = _data_values(exported)
     found = _Builder(data, _first_nodes(exported))
     for node in exported.graph.nodes:
         if node.op == "call_function" and node in data:
@@ -91,7 +98,7 @@ def dimensions_of(exported: ExportedStep, walls: frozenset[fx.Node] = frozenset(
     return found.result()
 
 
-def data_values(exported: ExportedStep) -> Mapping[fx.Node, None]:
+def _data_values(exported: ExportedStep) -> Mapping[fx.Node, None]:
     """Return parameters and all values computed from any, trained or frozen."""
     data: dict[fx.Node, None] = {}
     for node in exported.graph.nodes:
@@ -128,7 +135,7 @@ class _Builder:
 
     def add(self, node: fx.Node, axes: Sequence[Axis] | None, is_wall: bool) -> None:
         """Add an operation; one without a rule keeps all of its dimensions whole."""
-        if not isinstance(node.target, str) and operator_name(node) == "_assert_tensor_metadata":
+        if operator_name(node) == "_assert_tensor_metadata":
             return
         if node.target is operator.getitem:
             return  # The operation that made the tuple speaks of its parts.
@@ -162,7 +169,8 @@ class _Builder:
         return self.first.get(dimension[0], dimension[0]), dimension[1]
 
     def _keep_whole(self, node: fx.Node, covered: set[Dimension], verb: str) -> None:
-        for value in (*(self.first.get(n, n) for n in node.all_input_nodes), *_results(node)):
+        operands = (self.first.get(n, n) for n in node.all_input_nodes)
+        for value in (*operands, *results_of(node).values()):
             for own in range(len(shape_of(value))) if value in self.data else ():
                 if (value, own) not in covered and _size((value, own)) > 1:
                     self.together.add_node((value, own))
@@ -242,10 +250,3 @@ def _refines(finer: Parts, coarser: Parts) -> bool:
 
 def _size(dimension: Dimension) -> int:
     return shape_of(dimension[0])[dimension[1]]
-
-
-def _results(node: fx.Node) -> Iterator[fx.Node]:
-    if isinstance(node.meta.get("val"), Tensor):
-        yield node
-    else:
-        yield from (user for user in node.users if user.target is operator.getitem)

@@ -1,4 +1,4 @@
-"""Where partial sums are reduced, and where gradients of whole values are summed over the group.
+"""Placements of a step's values: partial sums are reduced here, gradients of whole ones summed.
 
 A region reads whole values and leaves partial sums (Shoeybi et al., 2019, "Megatron-LM", section
 3). Each rank's gradient of a whole value that it reads is partial, so the backward sums it: the

@@ -12,12 +12,7 @@ from planner.errors import PipeplanError
 from planner.model.tracing.export import ExportedStep
 from planner.model.tracing.gradients import nodes_with_gradient
 from planner.model.tracing.layers import LayerAssignment
-from planner.model.tracing.sharding.dimensions import (
-    Dimensions,
-    Parts,
-    data_values,
-    dimensions_of,
-)
+from planner.model.tracing.sharding.dimensions import Dimensions, Parts, dimensions_of
 from planner.model.tracing.sharding.placements import Placements, place
 from planner.model.tracing.sharding.regions import Region, choose
 from planner.model.tracing.sharding.sequence import share_positions
@@ -68,8 +63,8 @@ def split_step(
     Raises:
         PipeplanError: if that cannot be, or if the step writes into a value that it reads again.
     """
-    _refuse_values_written_again(exported)
     dimensions = dimensions_of(exported)
+    _refuse_values_written_again(dimensions.data)
     order = {node: index for index, node in enumerate(exported.graph.nodes)}
     choice = choose(exported, dimensions, order, degree, wanted)
     gradients = nodes_with_gradient(exported)
@@ -87,9 +82,8 @@ def split_step(
     )
 
 
-def _refuse_values_written_again(exported: ExportedStep) -> None:
+def _refuse_values_written_again(data: Mapping[fx.Node, None]) -> None:
     """Refuse writes into values that are read afterwards: a rank may read another copy."""
-    data = data_values(exported)
     for node in data:
         for value in written_by(node) if node.op == "call_function" else ():
             later = [user.name for user in value.users if user is not node and node < user]
