@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
+from planner.costs.collectives import CollectiveLoad
 from planner.costs.placement import PlacedPipeline, Transfer, place_plan
 from planner.errors import DeadlockError
 from planner.plan.operations import Kind, Operation, Orders, owners
@@ -302,14 +303,14 @@ class Replay:
 
     def _reduce(self, number: int, now: float) -> None:
         sync = self.pipeline.synchronisations[number]
-        load = self.pipeline.reduction_load(sync) if self._is_fair else None
+        load = self.pipeline.reduction_loads[number] if self._is_fair else CollectiveLoad()
         flow = Flow(
             number,
             [(device,) for device in sync.devices],
             sync.seconds,
-            load.latency_s if load else 0.0,
-            load.gb_per_s if load else math.inf,
-            load.links if load else (),
+            load.latency_s,
+            load.gb_per_s,
+            load.links,
         )
         self._on_their_way[number] = flow
         self._ready_s[number] = now
