@@ -107,7 +107,6 @@ class Replay:
         self._durations: dict[tuple[int, str, str], float] = {}
         self._transfers: dict[tuple[bool, int, str, str], Transfer] = {}
         self._network = Network(pipeline.problem.cluster, self._announce)
-        self._on_their_way: dict[Key, Flow] = {}
         self._gradients = GradientMoments(pipeline, owner)
         self._being_made: defaultdict[str, dict[Made, float]] = defaultdict(dict)
         self._made_s: dict[Made, float] = {}
@@ -282,7 +281,6 @@ class Replay:
             transfer.gb_per_s,
             transfer.links if self._is_fair else (),
         )
-        self._on_their_way[consumer] = flow
         self._network.request(flow, now)
 
     def _announce(self, key: Key, moment_s: float) -> None:
@@ -312,14 +310,11 @@ class Replay:
             load.gb_per_s,
             load.links,
         )
-        self._on_their_way[number] = flow
         self._ready_s[number] = now
         self._network.request(flow, now)
 
     def _end_reduction(self, number: int, now: float) -> None:
-        flow = self._on_their_way.get(number)
-        if flow is not None and self._network.hear(flow, now):
-            del self._on_their_way[number]
+        if (flow := self._network.hear(number, now)) is not None:
             self._reduced[number] = flow.start_s, now
 
     def _transfer(self, consumer: Operation, source: str, target: str) -> Transfer:
@@ -334,10 +329,9 @@ class Replay:
 
     def _arrive(self, operation: Operation, now: float) -> Collection[str]:
         """Deliver a message and return the devices that may go on; none if it has not come."""
-        flow = self._on_their_way.get(operation)
-        if flow is None or not self._network.hear(flow, now):
+        flow = self._network.hear(operation, now)
+        if flow is None:
             return ()
-        del self._on_their_way[operation]
         self._note_transfer(flow, operation, now)
         self._note_sent(operation)
         if operation.kind == "F":
