@@ -153,7 +153,7 @@ def measure(
 PREDICTION_COLUMNS = (
     *("cluster", "model", "planner", "ranks", "predicted ms", "measured ms", "error", "spread"),
 )
-SPEED_UP_COLUMNS = (*("cluster", "model", "against", "predicted", "measured", "off by"),)
+SPEED_UP_COLUMNS = ("cluster", "model", "against", "predicted", "measured", "off by")
 
 
 @cache

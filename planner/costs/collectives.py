@@ -60,21 +60,21 @@ class CollectiveLoad(NamedTuple):
         links: that the edges cross, each as often as they do.
     """
 
-    latency_s: float
-    gb_per_s: float
-    links: tuple[tuple[int, int], ...]
+    latency_s: float = 0.0
+    gb_per_s: float = math.inf
+    links: tuple[tuple[int, int], ...] = ()
 
 
 def collective_load(cluster: Cluster, devices: Sequence[str], bytes_: int) -> CollectiveLoad:
     """Return what :func:`all_reduce_s` asks of links; of two equally fast ways the ring."""
     ways = all_reduce_algorithms(devices, bytes_)
     ring_s, tree_s = (way.steps * _step_s(cluster, way.edges, way.bytes_) for way in ways)
-    chosen = ways[0] if ring_s <= tree_s * (1 + EQUAL) else ways[1]
+    is_ring = ring_s <= tree_s * (1 + EQUAL)
+    chosen, seconds = (ways[0], ring_s) if is_ring else (ways[1], tree_s)
     messages = cluster.at_once(tuple(chosen.edges))
     if messages is None:
-        return CollectiveLoad(0.0, math.inf, ())
+        return CollectiveLoad()
     narrowest = min(width for _, width in messages)
-    seconds = chosen.steps * _step_s(cluster, chosen.edges, chosen.bytes_)
     moving_s = chosen.steps * chosen.bytes_ / (narrowest * 1e9)
     routes = (cluster.route(*edge) for edge in chosen.edges)
     links = tuple(link for route in routes if route is not None for link in route.links)

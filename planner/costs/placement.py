@@ -253,9 +253,13 @@ class PlacedPipeline:
         # Over links that any number may use at once, messages of one pair need not wait either.
         return (*([(source, target)] if route.links else []), *streams)
 
-    def reduction_load(self, sync: GradientReduction) -> CollectiveLoad:
-        """Return what a reduction asks of links, among all groups."""
-        return collective_load(self.problem.cluster, sync.among or sync.devices, sync.bytes)
+    @cached_property
+    def reduction_loads(self) -> tuple[CollectiveLoad, ...]:
+        """What each of the synchronisations asks of links."""
+        cluster = self.problem.cluster
+        return tuple(
+            collective_load(cluster, row.among, row.bytes) for row in self.synchronisations
+        )
 
     def is_message(self, stage: int, source: str, target: str, *, forward: bool) -> bool:
         """Return whether a stage's activations, or gradients of its input, take a message."""

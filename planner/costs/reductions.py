@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,21 +33,21 @@ class GradientReduction:
     Attributes:
         stages: one, or those that hold tied parameters.
         devices: that hold them.
+        among: all devices that take part, of all groups, in the cluster's order.
         bytes: of the gradients.
         seconds: of the all-reduce.
         bucket: number of the bucket among those of the stage; 0 of gradients reduced at once.
         ahead: by device, the seconds of the layers before those of the bucket, whose gradients a
             backward makes after the bucket's; empty of gradients that wait for its end.
-        among: all devices that take part, if there are others than these.
     """
 
     stages: tuple[int, ...]
     devices: tuple[str, ...]
+    among: tuple[str, ...]
     bytes: int
     seconds: float
     bucket: int = 0
     ahead: Mapping[str, OperationTimes] = field(default_factory=dict, compare=False)
-    among: tuple[str, ...] = ()
 
     def ahead_s(self, kind: str, device: str) -> float:
         """Return how long before the end of a last backward (B or W) the gradients are there."""
@@ -198,12 +198,11 @@ def gradient_reductions(
         among = _in_order(problem, everywhere)
         reduced_s = partial(all_reduce_s, problem.cluster, among)
         if bucket_bytes is None or len(group) > 1:
-            rows.append(GradientReduction(group, devices, bytes_, reduced_s(bytes_), among=among))
+            rows.append(GradientReduction(group, devices, among, bytes_, reduced_s(bytes_)))
         else:
             layers = [graph.layers[name] for name in graph.in_order(stages[index].layers)]
             buckets = gradient_buckets(layers, own[index], bucket_bytes)
-            own_rows = _bucket_reductions(index, devices, buckets, times[index], reduced_s)
-            rows += (replace(row, among=among) for row in own_rows)
+            rows += _bucket_reductions(index, devices, among, buckets, times[index], reduced_s)
     return tuple(rows)
 
 
@@ -214,6 +213,7 @@ def _in_order(problem: Problem, devices: Iterable[str]) -> tuple[str, ...]:
 def _bucket_reductions(
     stage: int,
     devices: tuple[str, ...],
+    among: tuple[str, ...],
     buckets: Sequence[GradientBucket],
     times: TimesByDevice,
     reduced_s: Callable[[int], float],
@@ -226,7 +226,7 @@ def _bucket_reductions(
     for number, bucket in enumerate(buckets):
         ahead = {device: before[id(times[device])][bucket.first_layer] for device in devices}
         yield GradientReduction(
-            (stage,), devices, bucket.bytes, seconds[bucket.bytes], number, ahead
+            (stage,), devices, among, bucket.bytes, seconds[bucket.bytes], number, ahead
         )
 
 

@@ -11,10 +11,8 @@ from planner.job import LOSSES, text_problem_of_inputs
 from planner.plan.plan import Plan
 
 _ZOO = "models."
-
-
 MASTER = "MASTER_ADDRESS"
-"""In place of the address of the first host, which a cluster file does not have."""
+"""Placeholder for the address of the first host, which a cluster file does not have."""
 MASTER_PORT = "29500"
 
 

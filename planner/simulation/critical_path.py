@@ -70,11 +70,11 @@ class PathStep:
             reduced, the part until then.
         waited_for: the ``device`` (the operation before it in the device's order), a ``tensor`` in
             transfer, the ``producer`` of a sent tensor, a ``link`` (the transfer before it, of its
-            pair of devices where links are shared), the
-            ``last backward`` of the gradients to reduce, the ``network`` (a reduction before it), a
-            ``reduction`` before the optimizer step; ``nothing`` at time 0. Where messages block,
-            also a ``send`` of its device (any message but the one it needs), and the ``receiver``
-            of a message (the operation before it there).
+            pair of devices where links are shared), the ``last backward`` of the gradients to
+            reduce, the ``network`` (a reduction before it), a ``reduction`` before the optimizer
+            step; ``nothing`` at time 0. Where messages block, also a ``send`` of its device (any
+            message but the one it needs), and the ``receiver`` of a message (the operation before
+            it there).
     """
 
     event: Event

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
@@ -20,6 +21,7 @@ class GradientMoments:
 
     Attributes:
         ready: numbers of reductions that wait for nothing more, until they are taken.
+        announced: a heap of moments at which parts of the gradients may be made.
         made_s: when each part of the gradients was made, where reductions wait for backwards.
     """
 
@@ -37,6 +39,8 @@ class GradientMoments:
             for key in waits:
                 self._waiting[key].append(number)
         self.ready = [number for number, left in enumerate(self._left) if not left]
+        self.announced: list[tuple[float, Made]] = []
+        self._due_s: dict[Made, float] = {}
         self.made_s: dict[Made, float] = {}
 
     def _count_work(self, owner: Mapping[tuple[int, int], str]) -> None:
@@ -79,10 +83,19 @@ class GradientMoments:
             for number in self._waiting.get((stage, device), ())
         ]
 
-    def note_made(self, made: Made, now: float) -> None:
-        """Note that gradients are made."""
-        self.made_s[made] = now
-        self._note(made[0])
+    def announce(self, made: Made, moment_s: float) -> None:
+        """Note when gradients will be made; until then another moment may take its place."""
+        if made not in self.made_s and self._due_s.get(made) != moment_s:
+            self._due_s[made] = moment_s
+            heapq.heappush(self.announced, (moment_s, made))
+
+    def make(self, now: float) -> None:
+        """Note the gradients that are made at a moment, unless that has changed since."""
+        while self.announced and self.announced[0][0] == now:
+            made = heapq.heappop(self.announced)[1]
+            if self._due_s[made] == now and made not in self.made_s:
+                self.made_s[made] = now
+                self._note(made[0])
 
     def note_done(self, device: str) -> None:
         """Note that a device has run a forward or a backward, or ended a send it waited for."""

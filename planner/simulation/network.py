@@ -111,31 +111,37 @@ class Network:
 
     Args:
         cluster: whose links.
-        announce: told a flow's key and a moment at which :meth:`hear` is to be called, or again
+        announce: told the key of a flow and a moment at which to call :meth:`hear`, or again
             another: an earlier announcement may no longer be right.
     """
 
     def __init__(self, cluster: Cluster, announce: Callable[[Key, float], None]) -> None:
         self._links = cluster.links
         self._announce = announce
+        self._flows: dict[Key, Flow] = {}
         self._lines: defaultdict[object, deque[Flow]] = defaultdict(deque)
         self._on: defaultdict[Link, dict[Key, Flow]] = defaultdict(dict)
         self._changed: dict[Link, None] = {}
 
     def request(self, flow: Flow, now: float) -> None:
         """Let a flow set off, or wait until it is first in all its lines."""
+        self._flows[flow.key] = flow
         for resource in flow.waits_for:
             self._lines[resource].append(flow)
         self._start_first(flow, now)
 
-    def hear(self, flow: Flow, now: float) -> bool:
-        """Return whether a flow ends at a moment that was announced for it."""
+    def hear(self, key: Key, now: float) -> Flow | None:
+        """Return a flow if it ends at a moment that was announced for it."""
+        flow = self._flows.get(key)
+        if flow is None:
+            return None
         if flow.end_s != now:
             if flow.first_s == now:
                 self._changed.update(dict.fromkeys(flow.links))
-            return False
+            return None
+        del self._flows[key]
         for link in dict.fromkeys(flow.links):
-            del self._on[link][flow.key]
+            del self._on[link][key]
             if self._on[link]:
                 self._changed[link] = None
         for resource in flow.waits_for:
@@ -143,7 +149,7 @@ class Network:
         for resource in flow.waits_for:
             if self._lines[resource]:
                 self._start_first(self._lines[resource][0], now)
-        return True
+        return flow
 
     def settle(self, now: float) -> None:
         """Divide the links anew, once all that begins or ends at a moment has done so."""

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
+from planner.costs.collectives import CollectiveLoad
 from planner.costs.placement import PlacedPipeline, Transfer, place_plan
 from planner.errors import DeadlockError
 from planner.plan.operations import Kind, Operation, Orders, owners
@@ -106,11 +106,9 @@ class Replay:
         self._durations: dict[tuple[int, str, str], float] = {}
         self._transfers: dict[tuple[bool, int, str, str], Transfer] = {}
         self._network = Network(pipeline.problem.cluster, self._announce)
-        self._on_their_way: dict[Key, Flow] = {}
         self._gradients = GradientMoments(pipeline, owner)
-        self._being_made: defaultdict[str, dict[Made, float]] = defaultdict(dict)
-        self._made_s: dict[Made, float] = {}
-        self._made_at: list[tuple[float, Made]] = []
+        # On hosts: what a device's operation makes, and the seconds of it that are behind that.
+        self._being_made: dict[str, list[tuple[Made, float]]] = {}
         self._reducing: list[tuple[float, int]] = []
         self._ready_s: dict[int, float] = {}
         self._reduced: dict[int, tuple[float, float]] = {}
@@ -133,7 +131,8 @@ class Replay:
 
     def _next_s(self) -> float | None:
         """Return the next moment at which something ends, arrives or is made."""
-        heads = (row[0][0] for row in (self.heap, self._made_at, self._reducing) if row)
+        rows = (self.heap, self._gradients.announced, self._reducing)
+        heads = (row[0][0] for row in rows if row)
         return min(heads, default=None)
 
     def _hear(self, now: float) -> Collection[str]:
@@ -144,8 +143,7 @@ class Replay:
             hear = self._arrive if arrival else self._finish
             for device in hear(operation, now):
                 touched[device] = None
-        while self._made_at and self._made_at[0][0] == now:
-            self._make(heapq.heappop(self._made_at)[1], now)
+        self._gradients.make(now)
         while self._reducing and self._reducing[0][0] == now:
             self._end_reduction(heapq.heappop(self._reducing)[1], now)
         return touched
@@ -180,7 +178,7 @@ class Replay:
         seconds = self._durations[key]
         made = self._gradients.made_by(*key)
         if device in self._loads:
-            self._being_made[device].update(made)
+            self._being_made[device] = made
             self._compute_on_host(device, OperationEvent(device, operation, now, math.inf))
             return
         end = now + seconds
@@ -188,7 +186,7 @@ class Replay:
         self.operations.append(OperationEvent(device, operation, now, end))
         heapq.heappush(self.heap, (end, operation, False))
         for part, behind_s in made:
-            self._announce_made(part, max(now, end - behind_s))
+            self._gradients.announce(part, max(now, end - behind_s))
 
     def _compute_on_host(self, device: str, event: OperationEvent) -> None:
         """Begin an operation whose end depends on what else its host computes."""
@@ -206,20 +204,9 @@ class Replay:
                 if event.end_s != end_s:
                     self._on_hosts[device] = replace(event, end_s=end_s)
                     heapq.heappush(self.heap, (end_s, event.operation, False))
-                for part, behind_s in self._being_made[device].items():
-                    self._announce_made(part, max(now, load.end_s(device, behind_s)))
+                for part, behind_s in self._being_made[device]:
+                    self._gradients.announce(part, max(now, load.end_s(device, behind_s)))
         self._changed.clear()
-
-    def _announce_made(self, part: Made, moment_s: float) -> None:
-        if self._made_s.get(part) != moment_s:
-            self._made_s[part] = moment_s
-            heapq.heappush(self._made_at, (moment_s, part))
-
-    def _make(self, part: Made, now: float) -> None:
-        """Note gradients that are made, unless that has been put off or has happened since."""
-        if self._made_s.get(part) == now and part not in self._gradients.made_s:
-            self._being_made[part[2]].pop(part, None)
-            self._gradients.note_made(part, now)
 
     def _ends_now(self, device: str, operation: Operation, now: float) -> bool:
         """Return whether an operation ends; on a host its end may have been put off since."""
@@ -231,9 +218,8 @@ class Replay:
         self._changed[load] = None
         self.free_at[device] = now
         self.operations.append(self._on_hosts.pop(device))
-        for part in list(self._being_made[device]):
-            self._announce_made(part, now)
-            self._make(part, now)
+        for part, _ in self._being_made[device]:
+            self._gradients.announce(part, now)
         return True
 
     def _finish(self, operation: Operation, now: float) -> Collection[str]:
@@ -281,7 +267,6 @@ class Replay:
             transfer.gb_per_s,
             transfer.links if self._is_fair else (),
         )
-        self._on_their_way[consumer] = flow
         self._network.request(flow, now)
 
     def _announce(self, key: Key, moment_s: float) -> None:
@@ -302,23 +287,20 @@ class Replay:
 
     def _reduce(self, number: int, now: float) -> None:
         sync = self.pipeline.synchronisations[number]
-        load = self.pipeline.reduction_load(sync) if self._is_fair else None
+        load = self.pipeline.reduction_loads[number] if self._is_fair else CollectiveLoad()
         flow = Flow(
             number,
             [(device,) for device in sync.devices],
             sync.seconds,
-            load.latency_s if load else 0.0,
-            load.gb_per_s if load else math.inf,
-            load.links if load else (),
+            load.latency_s,
+            load.gb_per_s,
+            load.links,
         )
-        self._on_their_way[number] = flow
         self._ready_s[number] = now
         self._network.request(flow, now)
 
     def _end_reduction(self, number: int, now: float) -> None:
-        flow = self._on_their_way.get(number)
-        if flow is not None and self._network.hear(flow, now):
-            del self._on_their_way[number]
+        if (flow := self._network.hear(number, now)) is not None:
             self._reduced[number] = flow.start_s, now
 
     def _transfer(self, consumer: Operation, source: str, target: str) -> Transfer:
@@ -333,10 +315,9 @@ class Replay:
 
     def _arrive(self, operation: Operation, now: float) -> Collection[str]:
         """Deliver a message and return the devices that may go on; none if it has not come."""
-        flow = self._on_their_way.get(operation)
-        if flow is None or not self._network.hear(flow, now):
+        flow = self._network.hear(operation, now)
+        if flow is None:
             return ()
-        del self._on_their_way[operation]
         self._note_transfer(flow, operation, now)
         self._note_sent(operation)
         if operation.kind == "F":

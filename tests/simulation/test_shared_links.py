@@ -151,10 +151,7 @@ def test_no_message_is_faster_than_alone_and_no_link_than_full(case: Scheduled) 
         for used in event.links:
             carried[used].append((event.start_s, event.end_s, moved))
     for event in timeline.synchronisations:
-        alone_s, load = (
-            event.synchronisation.seconds,
-            case.pipeline.reduction_load(event.synchronisation),
-        )
+        alone_s, load = event.synchronisation.seconds, case.pipeline.reduction_loads[event.number]
         assert event.end_s - event.start_s >= alone_s * (1 - CLOSE)
         for used in load.links:
             moved = (alone_s - load.latency_s) * load.gb_per_s
@@ -169,11 +166,9 @@ def test_no_message_is_faster_than_alone_and_no_link_than_full(case: Scheduled) 
 
 def nothing_meets(timeline: Timeline) -> bool:
     """Whether no two of what is on its way have a link in common, or wait for the same one."""
-    load = timeline.pipeline.reduction_load
+    loads = timeline.pipeline.reduction_loads
     rows = [(e.start_s, e.end_s, {*e.links}) for e in timeline.transfers]
-    rows += [
-        (e.start_s, e.end_s, {*load(e.synchronisation).links}) for e in timeline.synchronisations
-    ]
+    rows += [(e.start_s, e.end_s, {*loads[e.number].links}) for e in timeline.synchronisations]
     return not any(a[2] & b[2] and a[0] <= b[1] and b[0] <= a[1] for a, b in combinations(rows, 2))
 
 

@@ -110,8 +110,8 @@ class _Limited:
     waiting: defaultdict[str, defaultdict[tuple[int, str], _Queue]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
-    """By device, then by stage and kind: what can run, the most urgent first. The limits allow all
-    forwards of a stage or none, so only the heads of these few heaps have to be looked at."""
+    """Operations that can run, by device, then by stage and kind, the most urgent first. The limits
+    allow all forwards of a stage or none, so only the heads of these few heaps are looked at."""
 
     def offer(self, device: str, operation: Operation) -> None:
         """Queue an operation, if backwards run in its form: whole or split."""
