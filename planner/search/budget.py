@@ -135,6 +135,10 @@ class TimeSlice:
     clock: Clock
     end_s: float
 
+    def first(self, limit_s: float) -> TimeSlice:
+        """Return the first so much of the time that is left."""
+        return TimeSlice(self.clock, min(self.end_s, self.clock.elapsed_s + limit_s))
+
     @property
     def left_s(self) -> float:
         """Time left for the step, at most that of the whole search."""

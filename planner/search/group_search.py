@@ -113,7 +113,7 @@ def _candidates(
     numbers = search.problem.cluster.numbers
     rows = [[numbers[device] for device in group] for group in grouping]
     units = tuple(_unit(rows, rank) for rank in range(len(grouping[0])))
-    for partition in grid_partitions(one, search.max_stages):
+    for partition in grid_partitions(one, search.max_stages, one.problem.cluster.device_names):
         yield units, everywhere(partition, grouping, place_of)
     for order in islice(_orders(one, rows), MOST_ORDERS):
         found = search.optimiser.along(order, search.best_s, time.has_time)

@@ -8,15 +8,15 @@ rather have them for other work.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from planner.costs.placement import PlacedPipeline, is_connected, place
 from planner.plan.certificate import LayerPrices
 from planner.search.budget import SearchWork, Share, TimeSlice
 from planner.search.feasibility import MOST_LAYERS
+from planner.search.local_search import FARTHEST
 from planner.search.partition.baselines import classic_partitions
 from planner.search.partition.bounds.partition import longest_plan_s, work_bound_s
 from planner.search.partition.candidates import simple_partitions, thorough_partitions
@@ -24,13 +24,16 @@ from planner.search.partition.chain import Partition
 from planner.search.partition.memory.division import Division
 from planner.search.partition.optimiser import MAX_DEVICES_FOR_MODEL
 from planner.search.partition.relaxations.column_relaxation import ColumnRelaxation
+from planner.search.schedule.heuristic import quick_estimate_s
 from planner.search.state import Candidate, Search
 
 if TYPE_CHECKING:
     from planner.search.partition.cp_sat.search import PartitionSearch
 
 PROMISING = 16
-"""Partitions of the optimiser that are scheduled in any case, besides one a stage count."""
+"""Partitions of the optimiser that may be scheduled, besides one a stage count."""
+PROMISING_SHARE, ESTIMATE_SHARE = 0.4, 0.5
+"""Shares of a step's time: for these, and of it for their quick estimates."""
 
 
 def schedule_warm_starts(search: Search, partitions: Iterable[Partition]) -> None:
@@ -48,7 +51,7 @@ def bound_by_work(search: Search, time: TimeSlice) -> None:
 def try_simple_partitions(search: Search, time: TimeSlice) -> None:
     """Score simple partitions and schedule the best."""
     _offer(search, simple_partitions(search.chain, search.max_stages), time)
-    _schedule_best(search, search.optimiser.promising(1)[:1])
+    _schedule_best(search, search.optimiser.promising(1)[:1], time)
 
 
 def try_baselines(search: Search, time: TimeSlice) -> None:
@@ -68,7 +71,7 @@ def try_orders(search: Search, time: TimeSlice) -> None:
     """Find the best partitions along a few orders of the devices and schedule the best."""
     search.optimiser.start(time.has_time)
     if search.best is None or not search.optimiser.is_large:
-        _schedule_best(search, search.optimiser.promising(1)[:1])
+        _schedule_best(search, search.optimiser.promising(1)[:1], time)
 
 
 def relax_cluster(search: Search, time: TimeSlice) -> None:
@@ -122,8 +125,9 @@ def certify(search: Search, time: TimeSlice) -> None:
 
 def improve_partitions(search: Search, time: TimeSlice) -> None:
     """Improve partitions by their bounds, then schedule the most promising."""
-    search.optimiser.search(time.has_time, search.task.gap_limit)
-    _schedule_best(search, search.optimiser.promising(PROMISING))
+    search_s = (1 - PROMISING_SHARE) * time.left_s
+    search.optimiser.search(time.first(search_s).has_time, search.task.gap_limit)
+    _schedule_best(search, search.optimiser.promising(PROMISING), time)
 
 
 def try_thorough_partitions(search: Search, time: TimeSlice) -> None:
@@ -133,35 +137,66 @@ def try_thorough_partitions(search: Search, time: TimeSlice) -> None:
         found.append(partition)
         if not time.has_time() or search.is_done():
             break
-    _schedule_best(search, found, time.has_time)
+    _schedule_best(search, found, time)
 
 
-def _schedule_best(
-    search: Search,
-    partitions: Sequence[Partition],
-    may_go_on: Callable[[], bool] = lambda: True,
-) -> None:
-    """Schedule partitions in order of their estimates, while one may beat the incumbent.
+class _Promising(NamedTuple):
+    """A partition that may be scheduled; no schedule of it is faster than ``promise_s``."""
 
-    Args:
-        search: that they are candidates of.
-        partitions: to choose from.
-        may_go_on: whether there is time for another one after the first.
+    promise_s: float
+    partition: Partition
+    pipeline: PlacedPipeline
+
+
+def _schedule_best(search: Search, partitions: Sequence[Partition], time: TimeSlice) -> None:
+    """Schedule partitions in order of quick estimates, while one may beat the incumbent.
+
+    All quick schedules of one take many times as long as an estimate. One partition is scheduled
+    whatever time is left of the step.
     """
-    pool = []
+    pool: list[_Promising] = []
     for partition in dict.fromkeys(map(search.optimiser.representative, partitions)):
         if not search.has_time:
             break
         promise_s, pipeline = _promise(search, partition)
         if math.isfinite(promise_s):
-            pool.append((promise_s, partition, pipeline))
-    for number, (promise_s, partition, pipeline) in enumerate(sorted(pool, key=itemgetter(0))):
-        if promise_s >= search.best_s or (search.best is not None and search.is_done()):
+            pool.append(_Promising(promise_s, partition, pipeline))
+    for number, row in enumerate(_by_estimate(search, pool, time)):
+        if search.best is not None and search.is_done():
             return
-        if not search.has_time or (number > 0 and not may_go_on()):
+        if not search.has_time or (number > 0 and not time.has_time()):
             return
-        if partition not in search.candidates:
-            search.schedule(partition, pipeline)
+        if row.promise_s < search.best_s and row.partition not in search.candidates:
+            search.schedule(row.partition, row.pipeline)
+
+
+def _by_estimate(search: Search, pool: Sequence[_Promising], time: TimeSlice) -> list[_Promising]:
+    """Return partitions by quick estimates, those that there is no time to estimate last.
+
+    Left out are those that may take much longer than the best known.
+    """
+    ranked = sorted(pool, key=lambda row: row.promise_s)
+    if len(ranked) < 2:
+        return ranked
+    estimating = time.first(ESTIMATE_SHARE * time.left_s)
+    estimated: list[tuple[float, _Promising]] = []
+    for row in ranked:
+        if estimated and not estimating.has_time():
+            break
+        estimated.append((_estimate_s(search, row), row))
+    near = [pair for pair in estimated if pair[0] <= FARTHEST * search.best_s]
+    near.sort(key=lambda pair: (pair[0], pair[1].promise_s))
+    return [*(row for _, row in near), *ranked[len(estimated) :]]
+
+
+def _estimate_s(search: Search, row: _Promising) -> float:
+    """Return a quick estimate, the promise where memory is too small for that schedule."""
+    if row.promise_s >= search.best_s or row.partition in search.candidates:
+        return math.inf
+    operations = row.pipeline.microbatches * len(row.partition)
+    search.clock.charge(SearchWork.ESTIMATED_OPERATION, operations)
+    found = quick_estimate_s(row.pipeline, split=search.chain.splits)
+    return row.promise_s if found is None else found
 
 
 def _promise(search: Search, partition: Partition) -> tuple[float, PlacedPipeline]:

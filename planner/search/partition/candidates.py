@@ -9,7 +9,7 @@ layers or holding fewer; :mod:`planner.search.partition.dynamic_programs.min_max
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 from typing import TypeVar
@@ -137,14 +137,32 @@ MOST_EVEN = 64
 
 def simple_partitions(chain: Chain, max_stages: int) -> Iterator[Partition]:
     """Yield equal work on equal numbers of devices, and even splits: no search at all."""
-    yield from grid_partitions(chain, max_stages)
+    names = chain.problem.cluster.device_names
+    yield from grid_partitions(chain, max_stages, names)
+    for alike in _alike(chain):
+        if 1 < len(alike) < len(names):
+            yield from grid_partitions(chain, max_stages, alike)
     for count in range(1, min(max_stages, MOST_EVEN) + 1):
         yield even_partition(chain, count)
 
 
-def grid_partitions(chain: Chain, max_stages: int) -> Iterator[Partition]:
-    """Yield equal numbers of neighbouring devices and equal work a stage, as drawn by hand."""
-    names = chain.problem.cluster.device_names
+def _alike(chain: Chain) -> Iterator[tuple[str, ...]]:
+    """Yield the devices of one type at one place in the network, as those of a node are."""
+    cluster = chain.problem.cluster
+    groups: dict[Hashable, list[str]] = {}
+    for name in cluster.device_names:
+        groups.setdefault((cluster.type_of(name), cluster.attachment(name)), []).append(name)
+    yield from map(tuple, groups.values())
+
+
+def grid_partitions(chain: Chain, max_stages: int, names: tuple[str, ...]) -> Iterator[Partition]:
+    """Yield equal numbers of neighbouring devices and equal work a stage, as drawn by hand.
+
+    Args:
+        chain: the layers.
+        max_stages: the largest number of stages.
+        names: devices to use.
+    """
     if not chain.problem.job.replication:
         return
     for count in GRIDS:
