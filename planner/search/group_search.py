@@ -72,7 +72,7 @@ def plan_groups(search: Search, time: TimeSlice) -> None:
     starts = _starts(found)[: LARGE_WALKS if search.optimiser.is_large else WALKS]
     for number, row in enumerate(starts):
         each_s = time.left_s / (len(starts) - number)
-        Walk(search, row.units, search.settings.seed + number).go(row.partition, each_s)
+        Walk(search, row.units, search.next_seed()).go(row.partition, each_s)
 
 
 def _starts(found: Sequence[_Found]) -> list[_Found]:

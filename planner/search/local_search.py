@@ -147,7 +147,7 @@ def anneal(search: Search, time: TimeSlice) -> None:
     units = tuple((number,) for number in range(len(search.problem.cluster.devices)))
     for number, start in enumerate(starts):
         each_s = time.left_s / (len(starts) - number)
-        Walk(search, units, search.settings.seed + number).go(start.partition, each_s)
+        Walk(search, units, search.next_seed()).go(start.partition, each_s)
 
 
 class Walk:

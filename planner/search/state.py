@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable
@@ -221,6 +222,7 @@ class Search:
         self.allows = task.allows
         self.recomputed = RecomputedSchedules(task.chain)
         self.longest_s = 0.0
+        self._seeds = itertools.count(task.settings.seed)
         self.optimiser = PartitionOptimiser(
             task.chain,
             self.max_stages,
@@ -254,6 +256,10 @@ class Search:
     def has_single_stages(self) -> bool:
         """Whether the job allows no device more than one stage."""
         return self.problem.job.max_stages_per_device == 1
+
+    def next_seed(self) -> int:
+        """Return a seed for a walk, another one each time."""
+        return next(self._seeds)
 
     def is_done(self) -> bool:
         """Return whether time is up or the gap is small enough."""

@@ -293,7 +293,7 @@ def search_partitions(search: Search, time: TimeSlice) -> None:
         if known.improved and not known.shares_devices:
             model.exclude(known.partition, known.proved_s)
     share = MODEL_SHARE
-    while not search.is_done():
+    while time.has_time() and not search.is_done():
         limit_s = max(share * time.left_s, min(1.0, time.left_s))
         found = model.next(search.best_s, limit_s)
         for partition in found.partitions:
