@@ -171,10 +171,11 @@ class _Ranks(fx.Interpreter):
         shares = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Shares)]
         if not shares:
             return Shares([super().call_function(target, args, kwargs)] * self.degree)
-        return Shares(
-            super(_Ranks, self).call_function(target, *_of_rank((args, kwargs), rank))
-            for rank in range(self.degree)
-        )
+        found, state = Shares(), torch.get_rng_state()
+        for rank in range(self.degree):
+            torch.set_rng_state(state)  # Each rank has a generator of its own.
+            found.append(super().call_function(target, *_of_rank((args, kwargs), rank)))
+        return found
 
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
         group, *rest = args
