@@ -40,6 +40,7 @@ def layer(name: str, forward_s: float = 1, backward_s: float = 2, **fields: obje
         "work",
         "peak_bytes",
         "weight_stash_bytes",
+        "collectives",
     }
     return {**row, **fields}
 

@@ -37,6 +37,25 @@ class Work(Record):
     traffic_bytes: Count
 
 
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+
+
+class GroupCollective(Record):
+    """A collective inside a tensor-parallel group that a layer waits for, for one microbatch.
+
+    Attributes:
+        phase: Phase of the layer.
+        collective: Its kind.
+        bytes: Size of the whole tensor on one device: of what is reduced, of what an all-gather
+            returns, of what a reduce-scatter takes, of what a device sends and keeps in an
+            all-to-all.
+    """
+
+    phase: Phase
+    collective: Collective
+    bytes: Count
+
+
 def totals(work: Sequence[Work], phase: Phase) -> tuple[int, int]:
     """Return the FLOPs and the traffic in bytes of a phase."""
     rows = [row for row in work if row.phase == phase]
@@ -103,6 +122,8 @@ class Layer(Record):
         device_types: Device types it may run on; empty: all.
         work: FLOPs and traffic by class of operation; without it the roofline treats the layer as
             one operation.
+        collectives: What the devices of a tensor-parallel group exchange while they run the layer;
+            all other figures are then those of all devices together.
     """
 
     name: Name
@@ -119,6 +140,7 @@ class Layer(Record):
     measured: dict[Name, MeasuredTimes] = Field(default_factory=dict)
     device_types: tuple[Name, ...] = ()
     work: tuple[Work, ...] = ()
+    collectives: tuple[GroupCollective, ...] = ()
 
     @model_validator(mode="after")
     def _work_adds_up(self) -> Self:
@@ -141,6 +163,8 @@ class Layer(Record):
             del fields["device_types"]
         if not self.work:
             fields.pop("work", None)  # Who dumps may have left it out.
+        if not self.collectives:
+            fields.pop("collectives", None)
         for name in ("weight_stash_bytes", "peak_bytes"):
             if getattr(self, name) is None:
                 fields.pop(name, None)
