@@ -1,6 +1,8 @@
 """Clusters whose devices are tensor-parallel groups, by hand and against messages sent at once."""
 
 import re
+from collections.abc import Iterable
+from itertools import combinations
 
 import pytest
 from builders import GIGA, cluster, device_type, graph, layer, link, star
@@ -13,6 +15,7 @@ from planner.costs.roofline import layer_times
 from planner.errors import PipeplanError
 from planner.job import Job
 from planner.model.graph_record import GroupCollective
+from planner.variants.tensor_groups import packed
 from planner.verification.costs import ProblemCosts
 
 
@@ -141,3 +144,54 @@ def test_groups_that_cannot_be(of: tuple[str, ...], told: str) -> None:
     with pytest.raises(PipeplanError) as refused:
         grouped(one, groups(*of))
     assert re.search(told, str(refused.value))
+
+
+# --- which devices -------------------------------------------------------------------------------
+
+
+def test_groups_lie_within_nodes_and_are_named_by_their_ends() -> None:
+    names = [(group.name, group.devices) for group in packed(two_nodes(), 2)]
+    assert names == [
+        ("a0-1", ("a0", "a1")),
+        ("a2-3", ("a2", "a3")),
+        ("b0-1", ("b0", "b1")),
+        ("b2-3", ("b2", "b3")),
+    ]
+    assert [group.devices for group in packed(two_nodes(), 3)] == [
+        ("a0", "a1", "a2"),
+        ("b0", "b1", "b2"),
+    ]
+
+
+def test_pairs_of_wide_links_are_kept_together() -> None:
+    names = [f"d{i}" for i in range(4)]
+    wide = [link("d0", "d3", 10), link("d1", "d2", 10)]
+    one = cluster(names, [*wide, *(link(name, "hub") for name in names)], ["hub"])
+    assert [group.devices for group in packed(one, 2)] == [("d0", "d3"), ("d1", "d2")]
+
+
+def test_devices_of_other_types_are_in_no_group_together() -> None:
+    types = {"fast": device_type(), "slow": device_type()}
+    kinds = {"d0": "fast", "d1": "slow", "d2": "fast", "d3": "slow"}
+    one = cluster(kinds, [link(name, "hub") for name in kinds], ["hub"], types)
+    assert [group.devices for group in packed(one, 2)] == [("d0", "d2"), ("d1", "d3")]
+    with pytest.raises(PipeplanError, match="no 3 devices of one type"):
+        packed(one, 3)
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=15, max_size=15), st.sampled_from([2, 3]))
+def test_groups_are_disjoint_and_the_widest_pair_is_one(widths: list[float], size: int) -> None:
+    names = [f"d{i}" for i in range(6)]
+    pairs = [*combinations(names, 2)]
+    one = cluster(names, [link(*pair, w) for pair, w in zip(pairs, widths, strict=True)])
+
+    def narrowest(devices: Iterable[str]) -> float:
+        routes = [one.route(*pair) for pair in combinations(sorted(devices), 2)]
+        return min(route.bandwidth_gb_per_s for route in routes if route is not None)
+
+    found = packed(one, size)
+    assert len(found) == 6 // size
+    assert len({name for group in found for name in group.devices}) == len(found) * size
+    if size == 2:
+        best = max(narrowest(pair) for pair in pairs)
+        assert max(narrowest(group.devices) for group in found) == pytest.approx(best)
