@@ -15,11 +15,13 @@ from executor.launch.command_line import TrainingOptions, parse_options
 from executor.launch.console import print_error, record_for_torchrun, show_log
 from executor.launch.rank_options import WrongUsageError
 from planner.errors import PipeplanError
+from planner.units import format_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from executor.training.loop import StepMetrics
+    from planner.plan.plan import Plan
 
 _FIRST_COME_S = 3.0
 """A rank lets the first one tell what both found; torchrun ends it while it waits."""
@@ -55,6 +57,7 @@ def _run(options: TrainingOptions, rank: int) -> None:
         # Connections to others that are gone are no news here, and torch, which reads this as it is
         # imported, tells each in 20 lines of C++ frames.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from executor.distributed.process_group import device_of_this_process
     from executor.launch.run import sync_of
     from executor.training.loop import StepReport
     from executor.training.training import run_emulation, run_training
@@ -77,6 +80,8 @@ def _run(options: TrainingOptions, rank: int) -> None:
         else:
             print(_nothing_to_do(options.resume, config.steps), flush=True)
     if rank == 0 and history:
+        if not options.emulate and device_of_this_process(options.device).type == "cpu":
+            print(_about_memory(plan), file=sys.stderr, flush=True)
         for path in filter(None, (config.timeline, options.metrics)):
             print(f"wrote {path}", flush=True)
 
@@ -91,6 +96,15 @@ def _summary(history: Sequence[StepMetrics], ranks: str, emulated: bool) -> str:
     return (
         f"trained {len(history)} steps on {ranks}: loss "
         f"{history[0].loss:.4f} -> {history[-1].loss:.4f}"
+    )
+
+
+def _about_memory(plan: Plan) -> str:
+    """Say why the memory of a step's line is more than the plan's."""
+    most = max(row.peak_memory_bytes for row in plan.predicted.devices.values())
+    return (
+        "note: memory is all that the largest process held, with Python, torch and the data in it; "
+        f"the plan counts tensors of training alone, {format_bytes(most)} at most"
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from planner.analysis.comparison import compare
     from planner.analysis.deviation import compare_with_measured
+    from planner.analysis.moves import apply_move, moves
     from planner.analysis.sweep.run import sweep
     from planner.cluster.cluster import Cluster
     from planner.errors import DeadlockError, InfeasibleError, PipeplanError
@@ -50,6 +51,7 @@ _HOME = {
     "Replanned": ("planner.replanning.replan", "Replanned"),
     "Result": ("planner.search.result", "Result"),
     "adopt": ("planner.interop.adopt.adopt", "adopt"),
+    "apply_move": ("planner.analysis.moves", "apply_move"),
     "calibrate": ("planner.interop.calibrate.calibrate", "calibrate"),
     "choose_sync": ("planner.sync.choice", "choose"),
     "compare": ("planner.analysis.comparison", "compare"),
@@ -57,6 +59,7 @@ _HOME = {
     "compare_with_measured": ("planner.analysis.deviation", "compare_with_measured"),
     "export_plan": ("planner.interop.export.exported", "export_plan"),
     "load_plan": ("planner.prediction", "load_plan"),
+    "moves": ("planner.analysis.moves", "moves"),
     "replan": ("planner.replanning.replan", "replan"),
     "search_partition": ("planner.search.partition.cp_sat.optimum", "search_partition"),
     "search_schedule": ("planner.search.schedule.search", "search_schedule"),
@@ -83,6 +86,7 @@ __all__ = [
     "Replanned",
     "Result",
     "adopt",
+    "apply_move",
     "calibrate",
     "choose_sync",
     "compare",
@@ -90,6 +94,7 @@ __all__ = [
     "compare_with_measured",
     "export_plan",
     "load_plan",
+    "moves",
     "replan",
     "search_partition",
     "search_schedule",

@@ -8,7 +8,7 @@ from planner.plan.certificate import Proof
 from planner.plan.operations import Orders, format_order
 from planner.plan.plan import COST_MODEL, Plan, Provenance, within
 from planner.plan.problem import Problem
-from planner.prediction import predict
+from planner.prediction import predict, refresh
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 from planner.space import covers_nothing, widened
@@ -96,6 +96,24 @@ def plan_by_hand(pipeline: PlacedPipeline, orders: Orders, solver: str = "by han
         cost_model=COST_MODEL,
     )
     return assemble_plan(simulate(pipeline, orders), orders, 0.0, provenance)
+
+
+def edited_plan(plan: Plan, timeline: Timeline, orders: Orders, edit: str) -> Plan:
+    """Return a plan with other stages, orders or microbatches, predicted again.
+
+    The proved bound is kept or dropped as :func:`planner.prediction.refresh` says.
+
+    Args:
+        plan: before the edit.
+        timeline: of the edited stages and orders.
+        orders: of their operations.
+        edit: what was changed, for the plan's provenance.
+    """
+    solver = f"{plan.provenance.solver}; {edit}"
+    provenance = plan.provenance.model_copy(update={"solver": solver})
+    made = assemble_plan(timeline, orders, 0.0, provenance)
+    before = {"predicted": plan.predicted, "provenance": provenance, "proof": plan.proof}
+    return refresh(made.model_copy(update=before))
 
 
 def version(distribution: str) -> str:

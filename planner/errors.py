@@ -1,7 +1,9 @@
 """The errors that users see: a list of problems, each with its place and a remedy."""
 
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from io import TextIOWrapper
 from itertools import islice
 from typing import Any
 
@@ -53,6 +55,25 @@ def shorten(value: Any, most: int = 60) -> str:
         return _cut(repr(value), most)
     except (ValueError, RecursionError):  # An integer of thousands of digits, a deep nest.
         return f"a very large {type(value).__name__}"
+
+
+def printable(text: str) -> str:
+    """Return a text for a terminal: names from files are shown, and cannot command it.
+
+    Characters that do not print are written as in Python's notation, but for line breaks and tabs.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def print_in_any_encoding() -> None:
+    """Have stdout and stderr write characters that their encoding lacks as in Python's notation."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def near(name: str, known: Iterable[str]) -> str:

@@ -104,6 +104,16 @@ class Job(Space):
         return Space(**{name: getattr(self, name) for name in Space.model_fields})
 
     @property
+    def tokens_per_sample(self) -> int | None:
+        """The length of a sample's sequence of tokens; None where ``inputs`` list none."""
+        lengths = [
+            spec.shape[0]
+            for spec in self.inputs.values()
+            if len(spec.shape) == 1 and spec.dtype in ("int32", "int64")
+        ]
+        return lengths[0] if lengths else None
+
+    @property
     def optimizer_bytes_per_element(self) -> int:
         """Bytes of optimizer state per parameter element.
 

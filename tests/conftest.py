@@ -24,6 +24,14 @@ settings.register_profile(
 )
 settings.register_profile("thorough", parent=settings.get_profile("quick"), max_examples=1000)
 settings.register_profile(
+    "soak",
+    parent=settings.get_profile("thorough"),
+    derandomize=False,
+    print_blob=True,
+    max_examples=10_000,
+    database=None,
+)
+settings.register_profile(
     "exploring", parent=settings.get_profile("thorough"), derandomize=False, print_blob=True
 )
 settings.load_profile("quick")

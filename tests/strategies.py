@@ -3,7 +3,7 @@
 Figures lie on coarse grids, so that equal times and full links are common.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from hypothesis import strategies as st
@@ -314,6 +314,10 @@ def behaviours(draw: st.DrawFn) -> RuntimeBehaviour:
     )
 
 
+LINK_RULES = st.sampled_from(["fair", "in_turn"])
+"""How messages that meet on a link have it."""
+
+
 @st.composite
 def runtimes(draw: st.DrawFn) -> RuntimeRules:
     """Any rules, others where devices hold several stages, or the same."""
@@ -321,6 +325,7 @@ def runtimes(draw: st.DrawFn) -> RuntimeRules:
         name="random",
         behaviour=draw(behaviours()),
         interleaved=draw(st.none() | behaviours()),
+        links=draw(LINK_RULES),
     )
 
 
@@ -344,9 +349,12 @@ def scheduled(
     replicas: bool = True,
     min_devices: int = 1,
     hosts: bool = False,
+    links: str | None = None,
 ) -> Scheduled:
-    """A random pipeline with random valid orders."""
+    """A random pipeline with random valid orders, by either rule for links unless one is named."""
     problem = draw(problems(shared=shared, min_devices=min_devices, hosts=hosts))
+    rules = RuntimeRules(links=links or draw(LINK_RULES))
+    problem = replace(problem, runtime=rules)
     pipeline = place(problem, draw(partitions(problem, replicas=replicas)), draw(SYNCS))
     return Scheduled(pipeline, draw(orders_for(pipeline)))
 

@@ -29,7 +29,6 @@ from planner.plan.plan import Plan
 from planner.search.baseline_schedules import BaselineSchedules
 from planner.search.partition.baselines import BASELINES
 from planner.search.partition.chain import Chain
-from planner.simulation.fair_links import simulate_plan_fair_links
 
 CLUSTERS = Path(__file__).parents[1] / "testbed" / "clusters"
 MODELS: dict[str, tuple[str, dict[str, int]]] = {
@@ -53,7 +52,6 @@ class Row:
         ranks: processes.
         digest: of what runs; two planners may find the same plan.
         predicted_s: the plan's iteration time.
-        fair_links_s: what it would be if pairs of devices shared their links fairly.
         measured_s: median over the steps but the first two.
         spread: of the middle half of the steps, over the median.
     """
@@ -64,7 +62,6 @@ class Row:
     ranks: int
     digest: str
     predicted_s: float
-    fair_links_s: float
     measured_s: float
     spread: float
 
@@ -82,7 +79,6 @@ class Row:
             f"{self.measured_s * 1e3:.1f}",
             f"{self.error:+.1%}",
             f"{self.spread:.1%}",
-            f"{self.fair_links_s * 1e3:.1f}",
         ]
 
 
@@ -149,7 +145,6 @@ def measure(
         len(plan.ranks),
         plan.execution_digest,
         plan.predicted.iteration_time_s,
-        simulate_plan_fair_links(plan).iteration_time_s,
         median,
         (quarters[2] - quarters[0]) / median,
     )
@@ -157,12 +152,8 @@ def measure(
 
 PREDICTION_COLUMNS = (
     *("cluster", "model", "planner", "ranks", "predicted ms", "measured ms", "error", "spread"),
-    "predicted ms, links shared",
 )
-SPEED_UP_COLUMNS = (
-    *("cluster", "model", "against", "predicted", "measured", "off by"),
-    "predicted, links shared",
-)
+SPEED_UP_COLUMNS = ("cluster", "model", "against", "predicted", "measured", "off by")
 
 
 @cache
@@ -199,13 +190,12 @@ class SpeedUp:
     Attributes:
         row: the rival's.
         same: whether it found our very plan: as fast then, whatever two runs of it take.
-        predicted, shared, measured: with links one message after the other, shared fairly, really.
+        predicted, measured: rival's seconds over ours.
     """
 
     row: Row
     same: bool
     predicted: float
-    shared: float
     measured: float
 
     @property
@@ -220,7 +210,6 @@ class SpeedUp:
         return [
             *(self.row.cluster, self.row.model, self.row.planner + note),
             *(f"{self.predicted:.3f}", f"{self.measured:.3f}", f"{self.off:+.1%}"),
-            f"{self.shared:.3f}",
         ]
 
 
@@ -229,13 +218,12 @@ def speed_ups(found: Sequence[Row]) -> list[SpeedUp]:
     ours = {(row.cluster, row.model): row for row in found if row.planner == OURS}
     pairs = [(row, ours[row.cluster, row.model]) for row in found if row.planner != OURS]
     return [
-        SpeedUp(row, True, 1.0, 1.0, 1.0)
+        SpeedUp(row, True, 1.0, 1.0)
         if row.digest == own.digest
         else SpeedUp(
             row,
             False,
             row.predicted_s / own.predicted_s,
-            row.fair_links_s / own.fair_links_s,
             row.measured_s / own.measured_s,
         )
         for row, own in pairs

@@ -2,9 +2,10 @@
 
 The schedule of a partition is a model of its own, written from docs/cost_model.md and sharing
 nothing with the planner's but the seconds and bytes of stages and messages. It is a relaxation in
-two respects: a link may carry its messages in any order, where a replay serves them in the order of
-requests, and messages take no memory before and after the operations that use and make them. Its
-optimum is therefore never above the best plan's time.
+three respects: messages of one pair of devices go in any order, where a replay has them in the
+order of requests; messages of several pairs and reductions do not slow each other on a link; and
+messages take no memory before and after the operations that use and make them. Its optimum is
+therefore never above the best plan's time.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ class _Schedule:
         self._pipeline, self._backward, self._known = pipeline, backward, known
         self._model = cp_model.CpModel()
         self._on_device: defaultdict[str, list[cp_model.IntervalVar]] = defaultdict(list)
-        self._on_link: defaultdict[object, list[cp_model.IntervalVar]] = defaultdict(list)
+        self._in_line: defaultdict[object, list[cp_model.IntervalVar]] = defaultdict(list)
         self._in_memory: defaultdict[str, list[_Held]] = defaultdict(list)
         self._start: dict[tuple[str, Key], cp_model.IntVar] = {}
         self._end: dict[tuple[str, Key], cp_model.IntVar] = {}
@@ -186,7 +187,7 @@ class _Schedule:
             self._add_microbatch(key)
         for key in keys:
             self._connect(key)
-        for intervals in (*self._on_device.values(), *self._on_link.values()):
+        for intervals in (*self._on_device.values(), *self._in_line.values()):
             self._model.add_no_overlap(intervals)
         for device in pipeline.devices:
             if not self._keep_memory(device):
@@ -308,8 +309,8 @@ class _Schedule:
         ticks = self._ticks(transfer.seconds)
         start, end = self._time("send"), self._time("sent")
         interval = self._model.new_optional_interval_var(start, ticks, end, both, "")
-        for link in transfer.links if ticks else ():
-            self._on_link[link].append(interval)
+        for resource in transfer.occupied if ticks else ():
+            self._in_line[resource].append(interval)
         self._model.add(start >= self._end[kind, key]).only_enforce_if(both)
         self._model.add(self._start[kind, to] >= end).only_enforce_if(both)
 

@@ -41,7 +41,7 @@ ROOMS = {
             "planner/simulation/simulator.py",
             "planner/simulation/timeline.py",
             "planner/simulation/critical_path.py",
-            "planner/simulation/fair_links.py",
+            "planner/simulation/network.py",
         ),
         TESTS,
     ),

@@ -309,7 +309,7 @@ def _longest(history: History, pipeline: int, from_s: float, to_s: float) -> flo
 
 
 def _members(history: History, hit: Hit, until_s: float, strategy: str) -> Iterator[int]:
-    """Who had to do with the rank while it was silent."""
+    """Yield who had to do with the rank while it was silent."""
     name = strategy.partition(":")[0]
     if hit.kind == "coordinator":
         return

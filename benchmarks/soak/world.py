@@ -193,7 +193,7 @@ class World:
         return Job(self._forks, pipeline, self._case.places, arguments, folder)
 
     def run(self) -> Run:
-        """Until all have ended, or nothing goes on."""
+        """Run until all have ended, or nothing goes on."""
         run, began_s = self.run_, time.monotonic()
         try:
             while not self._is_over():

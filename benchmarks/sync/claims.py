@@ -10,6 +10,8 @@ from benchmarks.reporting.report import table
 from benchmarks.sync.figures import Compared, Runs, Spread, compare, json_line
 from benchmarks.sync.settings import OVERLAPPED, PLAIN, SEMI, WAITING
 
+EQUAL_LOSS = 1.01
+"""Held-out losses up to this ratio count as equal."""
 CLAIM_COLUMNS = ("claim", "regime", "runs", "bar", "measured (min..max)", "verdict")
 RUN_COLUMNS = (
     *("setting", "strategy", "shares/s", "against all-reduce", "against overlapped"),
@@ -28,6 +30,8 @@ class Claim:
         bar: what has to be reached.
         found: over the seeds; None: not known, since a run did not get there.
         at_most: the bar is an upper one.
+        loss: held-out loss after equal work, over the rival's; None: the claim compares times or
+            iterations to one held-out loss, or no trainings at all.
         note: why it was not reached, or what reached it.
     """
 
@@ -38,11 +42,17 @@ class Claim:
     found: Spread | None
     at_most: bool = False
     note: str = ""
+    loss: Spread | None = None
+
+    @property
+    def has_equal_loss(self) -> bool:
+        """Whether what is faster learns as well: otherwise the figure says nothing."""
+        return self.loss is None or self.loss.mean <= EQUAL_LOSS
 
     @property
     def is_reached(self) -> bool:
-        """Whether the mean over the seeds reaches the bar."""
-        if self.found is None:
+        """Whether the mean over the seeds reaches the bar, at a held-out loss that is equal."""
+        if self.found is None or not self.has_equal_loss:
             return False
         mean = self.found.mean
         return mean <= self.bar if self.at_most else mean >= self.bar
@@ -54,6 +64,8 @@ class Claim:
         found = "no run got there" if self.found is None else str(self.found)
         runs = "real" if self.is_real else "simulated"
         note = f" {self.note}" if self.note else ""
+        if not self.has_equal_loss:
+            note += f", at {self.loss} of the rival's held-out loss"
         return [self.text, self.regime, runs, f"{sign} {self.bar:g}", found, verdict + note]
 
 
@@ -111,30 +123,41 @@ def run_lines(setting: str, runs: Runs, *, is_real: bool) -> list[dict[str, Any]
 
 
 def best(runs: Runs, strategies: Sequence[str], rival: str) -> tuple[str, Compared]:
-    """The strategy that commits most shares a second, against a rival."""
+    """Return the strategy that commits most shares a second, against a rival.
+
+    Those that learn as well as the rival come before those that do not.
+    """
     there = [strategy for strategy in strategies if strategy in runs]
     found = {strategy: compare(runs, strategy, rival) for strategy in there}
-    return max(found.items(), key=lambda item: item[1].throughput.mean)
+    equal = {name: row for name, row in found.items() if row.final_loss.mean <= EQUAL_LOSS}
+    return max((equal or found).items(), key=lambda item: item[1].throughput.mean)
 
 
 def extremes(
     text: str,
-    regimes: Sequence[str],
-    found: Sequence[Spread | None],
+    rows: Sequence[tuple[str, Spread | None, Spread | None]],
     bar: float,
     least: float = 0.0,
 ) -> list[Claim]:
-    """The best regime against the bar, and the worst against ``least``."""
-    known = [(f, s) for f, s in zip(found, regimes, strict=True) if f is not None]
+    """Return the best regime against the bar, and the worst against ``least``.
+
+    Args:
+        text: of both claims.
+        rows: each regime in words, its figure (None: no run got there), and the held-out loss after
+            equal work over the rival's (None: the figure compares trainings up to one loss).
+        bar: what the best has to reach.
+        least: what the worst has to reach.
+    """
+    known = [(found, regime, loss) for regime, found, loss in rows if found is not None]
     if not known:
         return [Claim(text, "all of them", False, bar, None)]
     high = max(known, key=lambda pair: pair[0].mean)
     low = min(known, key=lambda pair: pair[0].mean)
-    missing = len(found) - len(known)
+    missing = len(rows) - len(known)
     note = f"({missing} more where no run got there)" if missing else ""
     return [
-        Claim(f"{text}: best", high[1], False, bar, high[0]),
-        Claim(f"{text}: worst", low[1], False, least, low[0], note=note),
+        Claim(f"{text}: best", high[1], False, bar, high[0], loss=high[2]),
+        Claim(f"{text}: worst", low[1], False, least, low[0], note=note, loss=low[2]),
     ]
 
 

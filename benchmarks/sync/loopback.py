@@ -14,6 +14,7 @@ from benchmarks.catalogue import SYNC_LOOPBACK_BARS
 from benchmarks.sync.claims import RUN_COLUMNS, Claim, Outcome, best, run_lines, run_rows
 from benchmarks.sync.figures import Runs, Spread, compare
 from benchmarks.sync.plans import pipelines_plan
+from benchmarks.sync.real import LEARNING_RATE, RATES
 from benchmarks.sync.settings import (
     DRAWN,
     OVERLAPPED,
@@ -41,7 +42,7 @@ TRACED = STATIC
 
 
 @dataclass(frozen=True)
-class _SamePauses:
+class SamePauses:
     """The slowness of real trainings, with the very pauses that they draw."""
 
     pace: Pace
@@ -92,6 +93,7 @@ class Loopback:
     ) -> None:
         self.seeds, self.steps = seeds, steps
         self._strategies = strategies_of(short=short)
+        self._rates = (LEARNING_RATE,) if short else RATES
         names = only or (SHORT_SETTINGS if short else tuple(SETTINGS))
         self._settings = {name: SETTINGS[name] for name in names}
         self.plan = pipelines_plan(PIPELINES, ITERATION_S)
@@ -109,7 +111,13 @@ class Loopback:
     @cached_property
     def _trained(self) -> Trained:
         grid = Grid(
-            self.plan, self._settings, self._strategies, self.seeds, self.steps, traced=TRACED
+            self.plan,
+            self._settings,
+            self._strategies,
+            self.seeds,
+            self.steps,
+            traced=TRACED,
+            rates=self._rates,
         )
         print(f"{len(grid.trainings)} real trainings of 8 pipelines", file=sys.stderr)
         return grid.train()
@@ -144,6 +152,7 @@ def _claims(loopback: Loopback) -> Sequence[Claim]:
                         SYNC_LOOPBACK_BARS[setting],
                         compared.throughput,
                         note=f"({name})",
+                        loss=compare(runs, name, OVERLAPPED).final_loss,
                     )
                 )
         if not SETTINGS[setting].slow:
@@ -151,14 +160,16 @@ def _claims(loopback: Loopback) -> Sequence[Claim]:
         name, compared = best(runs, (*PARTIAL, STATIC), SERVER)
         text = "throughput over the synchronous parameter server's (Ripples)"
         if setting != "one_2x_slow":
-            claims.append(Claim(text, regime, True, 3.0, compared.throughput, note=f"({name})"))
+            loss = compared.final_loss
+            rate = compared.throughput
+            claims.append(Claim(text, regime, True, 3.0, rate, note=f"({name})", loss=loss))
             told = "time to the loss, drawn partial all-reduce over overlapped all-reduce (Ripples)"
             ours = compare(runs, DRAWN, OVERLAPPED)
-            claims.append(Claim(told, regime, True, 2.0, ours.time_to_loss))
+            claims.append(Claim(told, regime, True, 2.0, ours.time_to_loss, loss=ours.final_loss))
         if setting == "one_5x_slow":
             ours = compare(runs, DRAWN, OVERLAPPED)
             told = "throughput of partial all-reduce over all-reduce's (Prague's 4.4x)"
-            claims.append(Claim(told, regime, True, 4.4, ours.throughput))
+            claims.append(Claim(told, regime, True, 4.4, ours.throughput, loss=ours.final_loss))
     return claims
 
 
@@ -167,7 +178,7 @@ def accuracy_section(loopback: Loopback) -> Outcome:
     world = calibrated(from_plan(loopback.plan), loopback.trace)
     rows, lines, errors = [], [], []
     for setting, runs in loopback.runs.items():
-        trace = _SamePauses(SETTINGS[setting].pace)
+        trace = SamePauses(SETTINGS[setting].pace)
         for strategy, mine in runs.items():
             rates = [
                 simulate_sync(

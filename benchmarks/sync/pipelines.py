@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.sync.claims import RUN_COLUMNS, Outcome, against_all, run_lines, run_rows
 from benchmarks.sync.plans import pipelines_plan
+from benchmarks.sync.real import LEARNING_RATE, RATES
 from benchmarks.sync.settings import (
     ASYNC,
     DRAWN,
@@ -42,6 +43,7 @@ def pipelines_section(seeds: int, steps: int | None, *, short: bool) -> Outcome:
         SHORT_STRATEGIES if short else STRATEGIES,
         seeds,
         steps or (SHORT_STEPS if short else STEPS),
+        rates=(LEARNING_RATE,) if short else RATES,
     )
     claims, rows, lines = [], [], []
     for setting, runs in grid.train().runs.items():

@@ -20,6 +20,8 @@ from planner.plan.plan import Plan
 from planner.sync.strategies import SYNCHRONOUS, parse_sync
 
 LEARNING_RATE = 0.05
+RATES = (0.025, LEARNING_RATE, 0.1)
+"""Every strategy has its best of these, or all have the one in the middle."""
 BUCKETS = {
     "all_reduce": "all_reduce:bucket_mib=0.1",
     "fused": "fused:fusion_mib=0.1",
@@ -43,7 +45,8 @@ class Training:
         seed: of weights, data and pauses.
         slow: by rank, as text.
         sleep_probability, sleep_s: of a rank's iteration.
-        learning_rate: of a step on the mean of all pipelines' gradients.
+        learning_rate: of a step on the mean of all pipelines' gradients; asynchronous servers
+            divide it by the pipelines themselves.
         sync_trace: whether to write a trace.
     """
 
@@ -70,16 +73,6 @@ class Found:
 
     runs: Mapping[str, Measured]
     traces: Mapping[str, SyncTrace]
-
-
-def learning_rate_of(sync: str, pipelines: int) -> float:
-    """A server that steps on each gradient moves as far on all of them as on their mean.
-
-    The eager one's modulation does so by itself: a gradient's staleness is about as many updates
-    as there are pipelines.
-    """
-    is_asynchronous = sync.startswith("parameter_server:mode=async")
-    return LEARNING_RATE / pipelines if is_asynchronous else LEARNING_RATE
 
 
 def train_all(

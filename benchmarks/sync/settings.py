@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from benchmarks.sync.figures import Measured, Runs
-from benchmarks.sync.real import Training, learning_rate_of, train_all
+from benchmarks.sync.real import LEARNING_RATE, Training, train_all
 from benchmarks.testbed.network import Testbed
 from executor.emulation.pace import Pace
 from planner.measured.sync_trace import SyncTrace
 from planner.plan.plan import Plan
-from planner.sync.pipeline_replicas import pipeline_replicas_of
 from planner.sync.simulation.comparison import ALL_STRATEGIES
 from planner.sync.strategies import sync_name
 
@@ -24,7 +24,8 @@ SERVER, ASYNC, EAGER = (
     "parameter_server:mode=async",
     "eager_parameter_server",
 )
-PARTIAL = (DRAWN, SEMI, SEMI_BEHIND, PAIRS)
+PARTIAL = (DRAWN, SEMI, SEMI_BEHIND)
+"""Averages over groups; AD-PSGD's pairs are no partial all-reduce."""
 WAITING = (OVERLAPPED, SERVER, MATCHING, DRAWN)
 """One strategy of each kind whose workers wait for each other. Which form of AD-PSGD SDPipe's
 authors ran we do not know; the bar itself is against every strategy."""
@@ -83,6 +84,8 @@ class Grid:
         steps: of all pipelines on average.
         syncs: by strategy, what it is if that is not its name.
         traced: the strategy that writes traces, if any.
+        rates: learning rates, of which each strategy has its best: that of the least held-out loss
+            in the first setting, with a seed that does not count.
     """
 
     plan: Plan
@@ -92,6 +95,7 @@ class Grid:
     steps: int
     syncs: Mapping[str, str] = field(default_factory=dict)
     traced: str | None = None
+    rates: Sequence[float] = (LEARNING_RATE,)
 
     @property
     def trainings(self) -> dict[tuple[str, str, int], Training]:
@@ -114,7 +118,6 @@ class Grid:
             slow=paced.slow,
             sleep_probability=paced.sleep_probability,
             sleep_s=paced.sleep_s,
-            learning_rate=learning_rate_of(strategy, len(pipeline_replicas_of(self.plan))),
             sync_trace=strategy == self.traced,
         )
 
@@ -124,7 +127,11 @@ class Grid:
         Args:
             testbed: whose shaped links data goes over; None: loopback.
         """
-        trainings = self.trainings
+        rates = self._tuned(testbed)
+        trainings = {
+            name: replace(training, learning_rate=rates[name[1]])
+            for name, training in self.trainings.items()
+        }
         found = train_all({"plan": self.plan}, list(trainings.values()), testbed)
         runs: dict[str, dict[str, list[Measured]]] = {}
         for (setting, strategy, _), training in trainings.items():
@@ -136,3 +143,29 @@ class Grid:
             if training.sync_trace and seed == 0
         }
         return Trained(runs, traces)
+
+    def _tuned(self, testbed: Testbed | None) -> dict[str, float]:
+        """Return the learning rate of each strategy."""
+        if len(self.rates) == 1:
+            return dict.fromkeys(self.strategies, self.rates[0])
+        tried = {
+            (strategy, rate): replace(
+                self._training(next(iter(self.settings)), strategy, self.seeds),
+                name=f"tuning.{self.strategies.index(strategy)}.{place}",
+                learning_rate=rate,
+                sync_trace=False,
+            )
+            for strategy in self.strategies
+            for place, rate in enumerate(self.rates)
+        }
+        runs = train_all({"plan": self.plan}, list(tried.values()), testbed).runs
+        losses = {name: runs[training.name].final_loss for name, training in tried.items()}
+        return best_rates(losses)
+
+
+def best_rates(losses: Mapping[tuple[str, float], float]) -> dict[str, float]:
+    """Return each strategy's learning rate of the least loss; one that diverged comes last."""
+    rows: dict[str, list[tuple[float, float]]] = {}
+    for (strategy, rate), loss in losses.items():
+        rows.setdefault(strategy, []).append((math.inf if math.isnan(loss) else loss, rate))
+    return {strategy: min(row)[1] for strategy, row in rows.items()}

@@ -8,7 +8,7 @@ from benchmarks.sync.claims import RUN_COLUMNS, Claim, Outcome, run_lines, run_r
 from benchmarks.sync.figures import Runs, Spread, compare
 from benchmarks.sync.loopback import ITERATION_S, PIPELINES
 from benchmarks.sync.plans import pipelines_plan
-from benchmarks.sync.real import BUCKETS
+from benchmarks.sync.real import BUCKETS, LEARNING_RATE, RATES
 from benchmarks.sync.settings import (
     ASYNC,
     DRAWN,
@@ -25,6 +25,7 @@ from benchmarks.sync.settings import (
     Setting,
 )
 from benchmarks.testbed.network import Testbed, why_not
+from planner.plan.plan import Plan
 
 WITHIN_GB_PER_S, PER_NODE = 0.05, 4
 BETWEEN_GB_PER_S = (0.002, 0.006)
@@ -36,6 +37,22 @@ STRATEGIES = (
     *(PAIRS, MATCHING, STATIC, DRAWN, SEMI, SEMI_BEHIND),
 )
 SHORT_STRATEGIES = (PLAIN, OVERLAPPED, "cross_iteration", SERVER, PAIRS, STATIC)
+
+
+def setting_of(gb_per_s: float) -> str:
+    """Return the setting's name by the bandwidth between its nodes."""
+    return f"shaped_{1000 * gb_per_s:g}MB_per_s"
+
+
+def shaped_plan(gb_per_s: float) -> Plan:
+    """Return the plan of a setting: two nodes of four pipelines."""
+    return pipelines_plan(
+        PIPELINES,
+        ITERATION_S,
+        per_node=PER_NODE,
+        within_gb_per_s=WITHIN_GB_PER_S,
+        between_gb_per_s=gb_per_s,
+    )
 
 
 def shaped_section(seeds: int, steps: int | None, *, short: bool) -> Outcome:
@@ -53,7 +70,7 @@ def shaped_section(seeds: int, steps: int | None, *, short: bool) -> Outcome:
     claims, rows, lines = [], [], []
     for gb_per_s in BETWEEN_GB_PER_S[:1] if short else BETWEEN_GB_PER_S:
         runs = _train(gb_per_s, seeds, steps or (STEPS // 4 if short else STEPS), short=short)
-        name = f"shaped_{1000 * gb_per_s:g}MB_per_s"
+        name = setting_of(gb_per_s)
         claims += _claims(runs, gb_per_s)
         rows += run_rows(name, runs)
         lines += run_lines(name, runs, is_real=True)
@@ -61,15 +78,11 @@ def shaped_section(seeds: int, steps: int | None, *, short: bool) -> Outcome:
 
 
 def _train(gb_per_s: float, seeds: int, steps: int, *, short: bool) -> Runs:
-    plan = pipelines_plan(
-        PIPELINES,
-        ITERATION_S,
-        per_node=PER_NODE,
-        within_gb_per_s=WITHIN_GB_PER_S,
-        between_gb_per_s=gb_per_s,
-    )
+    plan = shaped_plan(gb_per_s)
     strategies = SHORT_STRATEGIES if short else STRATEGIES
-    grid = Grid(plan, {"shaped": Setting("equal")}, strategies, seeds, steps, syncs=BUCKETS)
+    rates = (LEARNING_RATE,) if short else RATES
+    equal = {"shaped": Setting("equal")}
+    grid = Grid(plan, equal, strategies, seeds, steps, syncs=BUCKETS, rates=rates)
     with Testbed(plan.cluster) as testbed:
         return grid.train(testbed).runs["shaped"]
 
@@ -84,13 +97,16 @@ def _claims(runs: Runs, gb_per_s: float) -> list[Claim]:
         for rival, bar in ((OVERLAPPED, 1.1), (SERVER, 5.1), (MATCHING, 4.3), (PAIRS, 4.3)):
             if rival in runs:
                 told = f"time to the loss, static partial all-reduce over `{rival}`"
-                found = compare(runs, STATIC, rival).time_to_loss
-                claims.append(Claim(told, regime, True, bar, found))
+                found = compare(runs, STATIC, rival)
+                claims.append(
+                    Claim(told, regime, True, bar, found.time_to_loss, loss=found.final_loss)
+                )
     for strategy in HIDDEN:
         if strategy in runs:
             found = compare(runs, strategy, OVERLAPPED)
             told = f"throughput of {strategy} over overlapped all-reduce"
-            claims.append(Claim(told, regime, True, 1.292, found.throughput))
+            loss = found.final_loss
+            claims.append(Claim(told, regime, True, 1.292, found.throughput, loss=loss))
             off = Spread(tuple(abs(value - 1) for value in found.final_loss.values))
             told = f"distance of {strategy}'s held-out loss from all-reduce's"
             claims.append(Claim(told, regime, True, 0.01, off, at_most=True))

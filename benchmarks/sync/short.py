@@ -20,6 +20,7 @@ SOURCES = {
     "loopback": PARTIAL,
     "accuracy": SIMULATOR,
     "shaped": f"{LINKS}; {JIN}",
+    "predicted": SIMULATOR,
     "pipelines": SDPIPE,
     "links": LINKS,
     "slow": "Ripples: 2x all-reduce, 3x parameter server; Prague: 4.4x all-reduce; with slow ones",
@@ -72,6 +73,9 @@ def claim_of(claim: Claim, source: str) -> Told:
         spread = "no run got there"
     elif len(found.values) > 1:
         spread = f"{len(found.values)} values, {found.least:.3g} to {found.most:.3g}"
+    unequal = ""
+    if found is not None and not claim.has_equal_loss:
+        unequal = f"{found.mean:.3g}, but at {claim.loss} of the rival's held-out loss"
     kind = "real" if claim.is_real else "simulated"
     return Told(
         claim=claim.text,
@@ -79,6 +83,7 @@ def claim_of(claim: Claim, source: str) -> Told:
         regime=f"{kind}: {claim.regime}",
         sense="at most" if claim.at_most else "at least",
         bar=claim.bar,
-        figure=None if found is None else found.mean,
-        note=" ".join(part for part in (spread, claim.note) if part),
+        # At another held-out loss there is nothing to compare with the bar.
+        figure=found.mean if found is not None and claim.has_equal_loss else None,
+        note=" ".join(part for part in (spread, claim.note, unequal) if part),
     )

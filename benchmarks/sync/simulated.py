@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 
 from benchmarks.sync.figures import Look, Measured, Runs
+from benchmarks.sync.settings import best_rates
 from planner.sync.simulation.run import Scenario, SimulatedRun, simulate_sync
 from planner.sync.simulation.slowness import parse_slowness
 from planner.sync.simulation.training import Learning
@@ -112,11 +113,49 @@ def measured_of(run: SimulatedRun, scenario: Scenario) -> Measured:
 _Task = tuple[Simulated, str, int]
 
 
+def tuned_rates(
+    settings: Sequence[Simulated], strategies: Sequence[str], rates: Sequence[float], seed: int
+) -> dict[str, dict[str, float]]:
+    """Return the learning rate of the least held-out loss, by setting and strategy.
+
+    Args:
+        settings: the settings.
+        strategies: all of which have the same rates to choose from.
+        rates: the learning rates.
+        seed: which counts for nothing else.
+    """
+    losses: dict[str, dict[tuple[str, float], float]] = {}
+    for rate in rates:
+        at_rate = [replace(setting, learning_rate=rate) for setting in settings]
+        for name, runs in simulate_all(at_rate, strategies, 1, first_seed=seed).items():
+            for strategy, (run,) in runs.items():
+                losses.setdefault(name, {})[strategy, rate] = run.final_loss
+    return {name: best_rates(row) for name, row in losses.items()}
+
+
 def simulate_all(
-    settings: Iterable[Simulated], strategies: Sequence[str], seeds: int
+    settings: Iterable[Simulated],
+    strategies: Sequence[str],
+    seeds: int,
+    *,
+    first_seed: int = 0,
+    rates: Mapping[str, Mapping[str, float]] | None = None,
 ) -> dict[str, Runs]:
-    """Every strategy in every setting, by the setting's name; a process a core."""
-    tasks = [(s, name, seed) for s in settings for name in strategies for seed in range(seeds)]
+    """Return every strategy in every setting, by the setting's name; a process for each core.
+
+    Args:
+        settings: the settings.
+        strategies: names of the strategies.
+        seeds: how many.
+        first_seed: the first of them.
+        rates: learning rates by setting and strategy; None: those of the settings.
+    """
+    tasks = [
+        (replace(s, learning_rate=rates[s.name][name]) if rates else s, name, seed)
+        for s in settings
+        for name in strategies
+        for seed in range(first_seed, first_seed + seeds)
+    ]
     found: dict[str, dict[str, list[Measured]]] = {}
     begin_s = time.monotonic()
     with get_context("spawn").Pool(os.cpu_count()) as pool:

@@ -35,7 +35,7 @@ def command_page() -> str:
     """Return the page as Markdown."""
     group = typer.main.get_command(app)
     parts = [INTRODUCTION, "## pipeplan\n", *_table(map(_typer_row, group.params))]
-    for name, command in group.commands.items():
+    for name, command in _commands(group):
         parts += ["", f"## pipeplan {name}\n", inspect.cleandoc(command.help or ""), ""]
         if name in NOTES:
             parser = profiling_parser() if name == "profile" else detect_parser()
@@ -48,6 +48,15 @@ def command_page() -> str:
         usage = parser.format_usage().removeprefix("usage: ").split(" [-h]")[0]
         parts += [f"Usage: `{usage} [OPTIONS]`", "", *_parser_parts(parser)]
     return "\n".join(parts) + "\n"
+
+
+def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the commands of a group and of the groups in it, with the words that name them."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", command
 
 
 def _programs() -> Iterator[tuple[str, argparse.ArgumentParser]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import errno
 import json
+import os
 import shlex
 import socket
 import sys
@@ -24,10 +25,11 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from executor.checkpoint.read import Checkpoint
 from executor.coordinator.log import MessageLog, report_lines
+from executor.coordinator.secret import SECRET_VARIABLE, key_of
 from executor.coordinator.store import ABOUT, DONE, ENDED, REPORT, STRANDED, Meeting
 from executor.coordinator.supervised import CoordinatorWork, SupervisedCoordinator, work_of
 from executor.launch.config import TrainingConfig
-from executor.launch.console import print_error, show_log
+from executor.launch.console import print_error, say, show_log
 from executor.launch.rank_options import DEFAULT_SILENT_S, require_silent
 from executor.launch.run import RunSettings, sync_of
 from planner.errors import PipeplanError
@@ -112,7 +114,7 @@ def _until_the_end(
             return 1
         time.sleep(_POLL_S)
     for line in report_lines(json.loads(store.get(REPORT))):
-        print(line, flush=True)
+        say(line)
     _wait_for_all(store, work)
     return 0
 
@@ -221,7 +223,9 @@ def _listening(meeting: Meeting) -> Iterator[None]:
 @contextmanager
 def _supervised(work: CoordinatorWork, meeting: Meeting, options: _Options) -> Iterator[list[str]]:
     """Keeps it running; yields why it does not any more, if so."""
-    meeting.connect().set(ABOUT, json.dumps(work.facts()))
+    store = meeting.connect()
+    key_of(store)
+    store.set(ABOUT, json.dumps(work.facts()))
     failures: list[str] = []
     supervised = SupervisedCoordinator(
         work, meeting, options.silent_s, failures.append, options.log, spare=True
@@ -251,10 +255,16 @@ def _tell_how_to_start(options: _Options, plan: Plan, work: CoordinatorWork) -> 
         f"{shlex.join(words)}",
         flush=True,
     )
+    if not os.environ.get(SECRET_VARIABLE):
+        print(
+            f"Whoever reaches {options.listen} can take part; {SECRET_VARIABLE} in the environment "
+            "of this process and of all pipelines keeps others out.",
+            flush=True,
+        )
 
 
 def _wait_for_all(store: Store, work: CoordinatorWork) -> None:
-    """Until all have left, or some seconds have passed."""
+    """Wait until all have left, or some seconds have passed."""
     until_s = time.monotonic() + _LAST_WAIT_S
     # Those who were lost may be on their way back, to be told that all is done.
     while store.add(ENDED, 0) < work.pipelines * work.places and time.monotonic() < until_s:

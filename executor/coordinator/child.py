@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import sys
 import threading
 import time
@@ -87,8 +86,6 @@ def main() -> int:
     """Serve until the parent ends this process, or is gone itself; returns the exit status."""
     show_log()
     address, prefix, facts, silent_s, log = sys.argv[1:]
-    # Ctrl-C is for the parent, which ends this one.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     meeting = Meeting.parse(address, prefix)
     try:

@@ -11,6 +11,7 @@ from typing import Any
 
 from executor.coordinator.line import Channel, fenced
 from executor.coordinator.messages import Ask, Hello, Incarnations, Take, answers_of, groups_of
+from executor.coordinator.secret import key_of
 from executor.coordinator.store import BEAT_S, Meeting, beats_of
 from executor.launch.console import print_error
 
@@ -77,6 +78,12 @@ class Client:
         meeting: where it is met.
         pipeline, place: of this rank.
         incarnation_id: of its pipeline's incarnation, the same on all its places.
+
+    Attributes:
+        key: of the training.
+
+    Raises:
+        PipeplanError: if nobody answers, or others have another secret.
     """
 
     def __init__(self, meeting: Meeting, pipeline: int, place: int, incarnation_id: str) -> None:
@@ -85,9 +92,12 @@ class Client:
         self.place = place
         self.incarnation_id = incarnation_id
         self.store = meeting.connect()
-        self._work = Channel(self.store, answers_of(pipeline, place, incarnation_id), str(meeting))
+        self.key = key_of(self.store)
+        self._work = Channel(
+            self.store, answers_of(pipeline, place, incarnation_id), str(meeting), self.key
+        )
         self._groups = Channel(
-            meeting.connect(), groups_of(pipeline, place, incarnation_id), str(meeting)
+            meeting.connect(), groups_of(pipeline, place, incarnation_id), str(meeting), self.key
         )
         self._over = threading.Event()
         threading.Thread(target=self._beat, name="pipeplan-beat", daemon=True).start()

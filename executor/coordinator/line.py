@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
 from executor.coordinator.messages import Ask, Hello, Take, read_answer, write_message
+from executor.coordinator.secret import sealed, unsealed
 from executor.coordinator.store import COORDINATOR_BEATS, REQUESTS, store_is_gone
 from planner.errors import PipeplanError
 
@@ -49,14 +51,16 @@ class Channel:
         store: a connection of its own.
         queue: of the answers.
         where: the store is.
+        key: of the training.
 
     Attributes:
         waits: the number of what is asked for, and since when; None: nothing is.
         last_again_s: when the thread was last told to ask again.
     """
 
-    def __init__(self, store: Store, queue: str, where: str) -> None:
+    def __init__(self, store: Store, queue: str, where: str, key: bytes) -> None:
         self.store = store
+        self._key = key
         self.queue = queue
         self.where = where
         self.waits: tuple[int, float] | None = None
@@ -96,7 +100,7 @@ class Channel:
         self.waits = self._number, time.monotonic()
         try:
             while True:
-                body = read_answer(self.store.queue_pop(self.queue))
+                body = self._next_answer()
                 if body["kind"] == "again":
                     if body["number"] is None:
                         self._send(message)
@@ -116,16 +120,23 @@ class Channel:
         finally:
             self.waits = None
 
+    def _next_answer(self) -> dict[str, Any]:
+        """Wait for an answer; what nobody of this training has sent is passed over."""
+        while True:
+            data = self.store.queue_pop(self.queue)
+            with suppress(PipeplanError):
+                return read_answer(unsealed(self._key, self.queue, data))
+
     def remind(self, store: Store, now_s: float) -> None:
         """Let the thread ask again if it has waited for long; called by another thread."""
         waits = self.waits
         if waits is not None and now_s - max(waits[1], self.last_again_s) > ASK_AGAIN_S:
             self.last_again_s = now_s
             again = {"kind": "again", "number": waits[0]}
-            store.queue_push(self.queue, json.dumps(again).encode())
+            store.queue_push(self.queue, sealed(self._key, self.queue, json.dumps(again).encode()))
 
     def _send(self, message: Hello | Take | Ask) -> None:
-        self.store.queue_push(REQUESTS, write_message(message))
+        self.store.queue_push(REQUESTS, sealed(self._key, REQUESTS, write_message(message)))
 
     def _coordinator_beats(self) -> int:
         return int(self.store.add(COORDINATOR_BEATS, 0))

@@ -95,6 +95,7 @@ class Pipelines:
     def __init__(self, number: int, places: int) -> None:
         self.places = places
         self._pipelines = [PipelineRecord() for _ in range(number)]
+        self._ended: set[tuple[int, str]] = set()
 
     def __len__(self) -> int:
         return len(self._pipelines)
@@ -109,8 +110,15 @@ class Pipelines:
         self, number: int, incarnation_id: str, incarnation: int
     ) -> PipelineRecord:
         """Forget all that was of an earlier incarnation, or of this one."""
+        before = self._pipelines[number].incarnation_id
+        if before != incarnation_id:
+            self._ended.add((number, before))
         self._pipelines[number] = PipelineRecord(incarnation_id, incarnation)
         return self._pipelines[number]
+
+    def has_ended(self, number: int, incarnation_id: str) -> bool:
+        """Return whether another has begun since, which a late greeting must not end."""
+        return (number, incarnation_id) in self._ended
 
     @property
     def there(self) -> dict[str, int]:

@@ -20,11 +20,13 @@ from executor.coordinator.messages import (
     Answer,
     Late,
     Lost,
+    Message,
     answers_of,
     groups_of,
     read_message,
     write_message,
 )
+from executor.coordinator.secret import key_of, sealed, unsealed
 from executor.coordinator.state import Coordinator
 from executor.coordinator.store import (
     AGAIN,
@@ -39,7 +41,7 @@ from executor.coordinator.store import (
     Meeting,
     beats_of,
 )
-from planner.errors import PipeplanError
+from planner.errors import PipeplanError, shorten
 
 _MOST_BEATS = 2
 """The most signs of life that count between two looks."""
@@ -90,6 +92,7 @@ class Service:
         self.silent_s = silent_s
         self._meeting = meeting
         self._store = meeting.connect()
+        self._key = key_of(self._store)
         self._changed = threading.Condition()
         self._deadline_s: float | None = None
         self._lives: _Lives = ()
@@ -99,7 +102,7 @@ class Service:
     def follow(self) -> None:
         """Take in what is new in the log, which another one may write."""
         for message, at_s in self.log.new_messages():
-            self.coordinator.handle(message, at_s)
+            self._take_in(message, at_s)
 
     def run(self) -> None:
         """Serve for ever: whoever started the process ends it."""
@@ -109,26 +112,44 @@ class Service:
         for pipeline, incarnation_id, places in self._lives:
             for place in places:
                 for queue_of in (answers_of, groups_of):
-                    self._store.queue_push(queue_of(pipeline, place, incarnation_id), AGAIN)
+                    self._push(self._store, queue_of(pipeline, place, incarnation_id), AGAIN)
         threading.Thread(target=self._keep_time, name="pipeplan-time", daemon=True).start()
         while True:
             self._serve(self._store.queue_pop(REQUESTS))
 
     def _serve(self, data: bytes) -> None:
         try:
-            message = read_message(data)
+            message = read_message(unsealed(self._key, REQUESTS, data))
         except PipeplanError as error:
             logger.warning("coordinator: %s", error)
             return
         now_s = time.monotonic()
-        self.log.append(message, now_s)
-        for answer in self.coordinator.handle(message, now_s):
+        if self.coordinator.has_place_of(message):
+            self.log.append(message, now_s)
+        for answer in self._take_in(message, now_s):
             self._tell(answer)
         self._note_change()
 
+    def _take_in(self, message: Message, at_s: float) -> list[Answer]:
+        """Handle a message; one that cannot be handled is named, and ends nothing.
+
+        A log brings every later process to the same message.
+        """
+        try:
+            return self.coordinator.handle(message, at_s)
+        except Exception as error:
+            logger.warning(
+                "coordinator: message %s is skipped: %s",
+                shorten(write_message(message).decode(), 200),
+                shorten(f"{type(error).__name__}: {error}", 300),
+            )
+            return []
+
     def _tell(self, answer: Answer) -> None:
-        body = json.dumps(answer.body).encode()
-        self._store.queue_push(answer.queue, body)
+        self._push(self._store, answer.queue, json.dumps(answer.body).encode())
+
+    def _push(self, store: Store, queue: str, data: bytes) -> None:
+        store.queue_push(queue, sealed(self._key, queue, data))
 
     def _note_change(self) -> None:
         incarnations = tuple(self.coordinator.incarnations())
@@ -180,12 +201,12 @@ class Service:
             now_s = time.monotonic()
             if deadline_s is not None and deadline_s != told and deadline_s <= now_s:
                 told = deadline_s
-                store.queue_push(REQUESTS, write_message(Late()))
+                self._push(store, REQUESTS, write_message(Late()))
             if now_s >= next_beat_s:
                 next_beat_s = now_s + BEAT_S
                 store.add(COORDINATOR_BEATS, 1)
                 for lost in silence.found(incarnations, now_s):
-                    store.queue_push(REQUESTS, write_message(lost))
+                    self._push(store, REQUESTS, write_message(lost))
 
 
 class Silence:

@@ -79,7 +79,13 @@ class Coordinator:
         Args:
             message: as it came; what is sent twice changes nothing.
             now_s: on a clock that never goes back.
+
+        Raises:
+            PipeplanError: if a rank asks for what it cannot have now. Part of the message may have
+                been taken in then, the same part on every replay.
         """
+        if not self.has_place_of(message):
+            return _refusals(message)
         match message:
             case Late():
                 return list(self._groups.late(now_s))
@@ -87,6 +93,16 @@ class Coordinator:
                 return list(self._lost(message.pipeline, message.incarnation_id, now_s))
             case Hello() | Take() | Ask():
                 return list(self._from_rank(message, now_s))
+
+    def has_place_of(self, message: Message) -> bool:
+        """Return whether the plan has what a message names; any other changes nothing."""
+        match message:
+            case Late():
+                return True
+            case Lost():
+                return message.pipeline < len(self._pipelines)
+            case Hello() | Take() | Ask():
+                return message.pipeline < len(self._pipelines) and message.place < self.places
 
     @property
     def there(self) -> dict[str, int]:
@@ -100,9 +116,6 @@ class Coordinator:
     # --- ranks ---------------------------------------------------------------------------------
 
     def _from_rank(self, message: Rank, now_s: float) -> Iterator[Answer]:
-        if message.pipeline >= len(self._pipelines) or message.place >= self.places:
-            yield Answer(message.queue, {"kind": "refused", "why": "the plan has no such place"})
-            return
         pipeline = self._pipelines[message.pipeline]
         if isinstance(message, Hello):
             yield from self._hello(pipeline, message, now_s)
@@ -115,6 +128,9 @@ class Coordinator:
 
     def _hello(self, pipeline: PipelineRecord, hello: Hello, now_s: float) -> Iterator[Answer]:
         if hello.incarnation_id != pipeline.incarnation_id:
+            if self._pipelines.has_ended(hello.pipeline, hello.incarnation_id):
+                yield Answer(hello.queue, {"kind": "fenced"})
+                return
             yield from self._lost(hello.pipeline, pipeline.incarnation_id, now_s)
             incarnation = pipeline.incarnation + 1
             pipeline = self._pipelines.begin_incarnation(
@@ -245,3 +261,9 @@ class Coordinator:
             "incarnations": [pipeline.incarnation for pipeline in self._pipelines],
             "last": self._last,
         }
+
+
+def _refusals(message: Message) -> list[Answer]:
+    if isinstance(message, Lost | Late):
+        return []
+    return [Answer(message.queue, {"kind": "refused", "why": "the plan has no such place"})]

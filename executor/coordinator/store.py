@@ -112,7 +112,7 @@ class Meeting:
                 _listened.add((self.host, self.port))
 
     def _greeted(self, until_s: float) -> TCPStore | None:
-        """On a thread: torch waits for ever for the answer of who listens and says nothing."""
+        """Connect on a thread: torch waits for ever where who listens says nothing."""
         found: list[TCPStore | str] = []
         left_s = max(_TRY_AGAIN_S, until_s - time.monotonic())
 

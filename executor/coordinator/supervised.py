@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -134,7 +135,13 @@ class SupervisedCoordinator:
     def _started(self) -> subprocess.Popen[bytes]:
         # It tells in its own words what torch would warn of in C++ frames.
         quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
-        return subprocess.Popen(self._command, stdin=subprocess.PIPE, env=quiet)
+        # Ctrl-C is for this process, which ends that one. That one inherits the blocked signal: a
+        # handler of its own would come too late, while it still imports torch.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return subprocess.Popen(self._command, stdin=subprocess.PIPE, env=quiet)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _run(self) -> None:
         # Where another process holds the store and has ended, nothing is left to keep.

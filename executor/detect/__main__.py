@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from executor.detect.interrupt import Interrupt
 from executor.detect.options import MeasurementOptions, parse_options
 from executor.launch.console import print_error, record_for_torchrun
 from executor.launch.rank_options import WrongUsageError
-from planner.errors import PipeplanError
+from planner.errors import PipeplanError, print_in_any_encoding
 
 MODULE = "executor.detect"
 _FIRST_COME_S = 1.0
@@ -23,6 +24,7 @@ _FIRST_COME_S = 1.0
 
 def main() -> int:
     """Measure and return the exit status: 0 done, 1 it failed, 2 wrong usage, 130 interrupted."""
+    print_in_any_encoding()
     if "RANK" not in os.environ:
         _start_ranks(sys.argv[1:])
     rank = int(os.environ["RANK"])
@@ -53,7 +55,7 @@ def main() -> int:
 
 
 def _start_ranks(words: Sequence[str]) -> NoReturn:
-    """Become torchrun with the ranks of this machine; what one process can refuse is refused."""
+    """Be torchrun for the ranks of this machine; what one process can refuse is refused."""
     options = parse_options(words)
     try:
         ranks = _checked_ranks(options)
@@ -61,10 +63,32 @@ def _start_ranks(words: Sequence[str]) -> NoReturn:
         for problem in error.problems:
             print_error(problem)
         sys.exit(1)
-    command = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "-m", MODULE]
     # Ranks that share cores compute by one thread each, as in training.
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    os.execve(sys.executable, [sys.executable, *command, *words], environment)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(_torchrun(["--nproc-per-node", str(ranks), "-m", MODULE, *words]))
+
+
+def _torchrun(words: Sequence[str]) -> int:
+    """Run torchrun within this process; returns the status of the rank that failed first.
+
+    What ranks say is enough: torchrun alone would add a traceback of its own.
+    """
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    try:
+        run(parse_args(list(words)))  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode >= 0:
+            return failure.exitcode
+        print_error(f"rank {rank} was ended by {signal.Signals(-failure.exitcode).name}")
+        return 1
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0
 
 
 def _checked_ranks(options: MeasurementOptions) -> int:

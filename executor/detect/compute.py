@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from executor.detect.turns import Turn
+from executor.distributed.machines import hardware_name
 from planner.cluster.hardware import GIB, ClassEfficiency, DeviceType
 from planner.units import significant
 
@@ -97,6 +98,7 @@ class Computation:
                 "convolution": ClassEfficiency(efficiency=_share(convolution / best)),
             },
             source="measured",
+            hardware=hardware_name(self._device),
         )
 
     def _products(self, kind: torch.dtype, sizes: Sequence[int]) -> list[float]:

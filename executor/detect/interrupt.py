@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
+
+from executor.launch.console import say
 
 INTERRUPTED = 130
 _SOON_S = 2.0
@@ -14,7 +15,7 @@ _SOON_S = 2.0
 
 def nothing_measured() -> None:
     """Tell that an interrupt came too early."""
-    print("interrupted: no pair was measured yet, nothing is written", file=sys.stderr, flush=True)
+    say("interrupted: no pair was measured yet, nothing is written", err=True)
 
 
 class Interrupt:

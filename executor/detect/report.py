@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from executor.detect.options import MeasurementOptions
+from executor.launch.console import say
 from planner.cluster.cluster import Cluster
 from planner.cluster.cluster_file import cluster_toml
 from planner.errors import PipeplanError
@@ -24,7 +24,7 @@ from planner.topology.choice import (
     reduction_errors,
     suited_latencies,
 )
-from planner.topology.measurements import Ends, Measurements
+from planner.topology.measurements import UNEQUAL, Ends, Measurements
 from planner.units import format_seconds, plural
 
 MOST_PAIRS = 32
@@ -70,17 +70,16 @@ def conclude(
     _write(options, latencies.cluster, _head(found, choice, backend, is_partial))
     if options.as_json:
         data = _data(options, backend, found, choice, latencies, told)
-        print(json.dumps({"is_partial": is_partial, **data}, indent=1))
+        print(json.dumps({"is_partial": is_partial, **data}, indent=1), flush=True)
     else:
         for line in _lines(found, choice, latencies, options.tolerance):
-            print(line)
+            say(line)
         for note in told:
-            print(f"note: {note}")
-        print(f"wrote {options.output}")
-        print(
+            say(f"note: {note}")
+        say(f"wrote {options.output}")
+        say(
             f"next: pipeplan plan MODEL --job JOB.toml --cluster {shlex.quote(str(options.output))}"
         )
-    sys.stdout.flush()
 
 
 def _conclude_alone(options: MeasurementOptions, backend: str, found: Measurements) -> None:
@@ -91,7 +90,8 @@ def _conclude_alone(options: MeasurementOptions, backend: str, found: Measuremen
         data = {"is_partial": False, **_device_data(options, backend, found)}
         print(json.dumps(data, indent=1), flush=True)
     else:
-        print(*_device_lines(found), f"wrote {options.output}", sep="\n", flush=True)
+        for line in (*_device_lines(found), f"wrote {options.output}"):
+            say(line)
 
 
 def _write(options: MeasurementOptions, cluster: Cluster, head: Iterable[str]) -> None:
@@ -145,6 +145,19 @@ def _notes(
             f"{plural(len(uneven), 'pair')} of devices have a faster and a slower way, most "
             f"{a} - {b} by {share:.0%}; a link of the cluster file has one bandwidth, that of the "
             "mean time a byte"
+        )
+    unequal = [
+        (row.latency_ratio, row.latency_s, ends)
+        for ends, row in found.pairs.items()
+        if row.latency_ratio > UNEQUAL
+    ]
+    if unequal:
+        ratio, lower_s, (a, b) = max(unequal)
+        yield (
+            f"latencies of the two ways differ between {plural(len(unequal), 'pair')} of devices, "
+            f"most {a} - {b} by {ratio:.3g}x; a link of the cluster file has one latency, and the "
+            f"lower one counts ({format_seconds(lower_s)} there), as nothing makes a message "
+            "faster than its link: measure again when nothing else uses the machines"
         )
     if not options.together:
         yield "flows at the same time were not measured: what pairs share is only assumed"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -32,6 +31,7 @@ from executor.distributed.process_group import (
     process_group,
     require_backend,
 )
+from executor.launch.console import print_error, say
 from executor.launch.run import PlanRank
 from planner.cluster.device_types import KnownType, cpu_type, gpu_type
 from planner.cluster.hardware import GIB, DeviceType
@@ -129,9 +129,12 @@ class MeasurementRecord:
         )
 
     def _set_type(self, measured: MeasuredRank, known: KnownType, alone_s: float) -> None:
-        """Give a host's ranks the figures of one; those of another speed are another type."""
+        """Give a host's ranks the figures of one; other processors or speeds are another type."""
         name, number = known.name, 1
-        while name in self._alone_s and abs(alone_s / self._alone_s[name] - 1) > SAME_SPEED:
+        while name in self._alone_s and not (
+            self.types[name].figures.hardware == known.figures.hardware
+            and abs(alone_s / self._alone_s[name] - 1) <= SAME_SPEED
+        ):
             number += 1
             name = f"{known.name}-{number}"
         if name not in self._alone_s:
@@ -295,7 +298,7 @@ def measure(options: MeasurementOptions, interrupt: Interrupt | None) -> None:
         _take_turns(turns, taking, parts, record)
     if place.rank == 0:
         if interrupt is not None:
-            interrupt.finish_with(lambda: print("interrupted", file=sys.stderr, flush=True))
+            interrupt.finish_with(lambda: say("interrupted", err=True))
         conclude(options, backend, record.measurements, record.notes)
 
 
@@ -311,7 +314,8 @@ def _keep(
     try:
         conclude(options, backend, found, notes, is_partial=True)
     except PipeplanError as error:
-        print(*(f"error: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
+        for problem in error.problems:
+            print_error(problem)
 
 
 def _left_out(turns: Sequence[Turn]) -> str:
@@ -358,7 +362,7 @@ def _take_turns(
             line = record.add(turn, found)
             if len(turns) <= _TELL_ALL or time.monotonic() > told_s + _TELL_EVERY_S:
                 told_s = time.monotonic()
-                print(f"[{number + 1}/{len(turns)}] {line}", file=sys.stderr, flush=True)
+                say(f"[{number + 1}/{len(turns)}] {line}", err=True)
     # Nobody leaves while others talk.
     taking.await_turn(len(turns))
 

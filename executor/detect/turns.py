@@ -221,7 +221,7 @@ class TurnTaking:
         return [self._read(f"about/{rank}", f"rank {rank}") for rank in range(self._world_size)]
 
     def await_turn(self, number: int) -> None:
-        """Until the turns before are done."""
+        """Wait until the turns before are done."""
         if number:
             self._wait(f"turn/{number}", "the ranks whose turn it is")
 

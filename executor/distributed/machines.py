@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
 import socket
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,6 +57,19 @@ class Machine:
         found = torch.cuda.get_device_properties(device)
         uuid = f"{host} {found.uuid}"
         return Machine(host, "cuda", asked, has_nccl, uuid, found.name, found.total_memory)
+
+
+def hardware_name(device: torch.device) -> str:
+    """Return the name of the processor, as torch or the system gives it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    rows = Path("/proc/cpuinfo")
+    if rows.exists():
+        for line in rows.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
 
 
 def gather_machines(

@@ -118,7 +118,9 @@ class Calls:
         if key not in self._clients:
             address = address_of(pipeline, self._neighbours.client.place, incarnation)
             found = self._address(address)
-            self._clients[key] = TensorClient(found, self._neighbours.timeout_s)
+            self._clients[key] = TensorClient(
+                found, self._neighbours.client.key, self._neighbours.timeout_s
+            )
         try:
             return self._clients[key].call(name, header, tensors)
         except RefusedError:

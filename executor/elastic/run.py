@@ -93,6 +93,8 @@ def missed_lines(faults: Sequence[InjectedFault]) -> Iterator[str]:
 
 
 logger = logging.getLogger(__name__)
+_CALLERS_A_PIPELINE = 8
+"""Threads of a rank that may call another at once, with those of an incarnation before it."""
 
 
 class PipelineRun:
@@ -173,7 +175,7 @@ class PipelineRun:
         neighbours = Neighbours(
             client,
             groups,
-            TensorServer(host),
+            TensorServer(host, client.key, _CALLERS_A_PIPELINE * len(setup.replicas)),
             optimisation,
             weights,
             setup.group_timeout_s,

@@ -2,30 +2,49 @@
 
 For what one rank may want of another at any time: weights of a donor, a push to a parameter
 server, an average with a partner. Frames are a length, a header in JSON, and raw bytes; nothing in
-them can run code. Like torch's own stores they carry no credentials: use a private network.
+them can run code. Both ends prove first that they have the training's key. Nothing is encrypted:
+use a private network.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import math
+import secrets
 import socket
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from executor.coordinator.secret import MAC_BYTES, mac
 from planner.errors import PipeplanError, shorten
 
 Header = dict[str, Any]
 Handler = Callable[[Header, list[Tensor]], tuple[Header, Sequence[Tensor]]]
 _LENGTH = struct.Struct("!Q")
-_MAX_HEADER_BYTES = 2**24
+_MAX_CALL_HEADER_BYTES = 2**20
+_MAX_ANSWER_HEADER_BYTES = 2**24
+"""An answer has the names of all tensors of a rank's state."""
 _MAX_TENSOR_BYTES = 2**40
+_GREETING_S = 5.0
+"""So long may a caller take to prove that it has the key."""
+_STALLED_S = 60.0
+"""So long may a caller that is in a call send or take nothing."""
+_IDLE_S = 3600.0
+"""So long may a caller make no call."""
+_MOST_GREETING = 16
+"""Connections that may be about to prove themselves; one more ends the oldest of them."""
+_WRONG_KEY = (
+    "what listens there does not have this training's key; start all pipelines with one "
+    "PIPEPLAN_SECRET"
+)
 _PIECE_BYTES = 2**22
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -50,37 +69,55 @@ class RefusedError(PipeplanError):
     """The other rank says that the call is wrong."""
 
 
+@dataclass(frozen=True)
+class _Service:
+    """A call that is answered, and the most bytes of tensors that it may carry."""
+
+    handler: Handler
+    most_bytes: int
+
+
 class TensorServer:
     """Answers calls of other ranks, each connection on a thread of its own.
 
     Args:
         host: address to listen on.
+        key: of the training; who does not have it is not answered.
+        most_callers: connections at once of those who have it.
 
     Attributes:
         address: ``host:port`` to call.
     """
 
-    def __init__(self, host: str) -> None:
-        self._handlers: dict[str, Handler] = {}
+    def __init__(self, host: str, key: bytes, most_callers: int) -> None:
+        self._key = key
+        self._most_callers = most_callers
+        self._services: dict[str, _Service] = {}
         self._listener = socket.create_server((host, 0))
-        self._connections: set[socket.socket] = set()
+        self._greeting: dict[socket.socket, None] = {}
+        """Connections of callers that have not proved themselves, oldest first."""
+        self._callers: set[socket.socket] = set()
         self._closed = False
         self._lock = threading.Lock()
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, name="pipeplan-calls", daemon=True).start()
 
-    def handle(self, name: str, handler: Handler) -> None:
-        """Answer calls of this name; handlers run on many threads at once."""
-        self._handlers[name] = handler
+    def handle(self, name: str, handler: Handler, most_bytes: int = 0) -> None:
+        """Answer calls of this name; handlers run on many threads at once.
+
+        Args:
+            name: of the call.
+            handler: gives the answer.
+            most_bytes: of the tensors that a call may carry; larger ones are refused unread.
+        """
+        self._services[name] = _Service(handler, most_bytes)
 
     def close(self) -> None:
         """Take no more connections, and end those that there are with their threads."""
         with self._lock:
             self._closed = True
-            for connection in (self._listener, *self._connections):
-                # Closing alone would not wake the thread that waits there.
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+            for connection in (self._listener, *self._greeting, *self._callers):
+                _end(connection)
             self._listener.close()
 
     def _accept(self) -> None:
@@ -93,33 +130,55 @@ class TensorServer:
                 if self._closed:
                     connection.close()
                     return
-                self._connections.add(connection)
+                if len(self._greeting) == _MOST_GREETING:
+                    oldest = next(iter(self._greeting))
+                    del self._greeting[oldest]
+                    _end(oldest)
+                self._greeting[connection] = None
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            self._answer_all(connection)
+            # Whoever called is gone, or sent what is no call: that ends its connection alone.
+            with connection, suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.settimeout(_GREETING_S)
+                if _is_of_training(connection, self._key) and self._admits(connection):
+                    self._answer_all(connection)
         finally:
             with self._lock:
-                self._connections.discard(connection)
+                self._greeting.pop(connection, None)
+                self._callers.discard(connection)
+
+    def _admits(self, connection: socket.socket) -> bool:
+        with self._lock:
+            if connection not in self._greeting or len(self._callers) == self._most_callers:
+                return False
+            del self._greeting[connection]
+            self._callers.add(connection)
+            return True
 
     def _answer_all(self, connection: socket.socket) -> None:
-        # Whoever called is gone, or sent what is no call: that ends its connection alone.
-        with connection, suppress(OSError):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            try:
-                while True:
-                    header, tensors = _receive(connection)
-                    _send(connection, *self._answer(header, tensors))
-            except CallError as error:
-                _send(connection, {"error": str(error)}, ())
+        try:
+            while True:
+                connection.settimeout(_IDLE_S)
+                header_bytes = _header_bytes(connection, _MAX_CALL_HEADER_BYTES)
+                connection.settimeout(_STALLED_S)
+                header, tensors = _receive(connection, header_bytes, self._allowed_bytes)
+                _send(connection, *self._answer(header, tensors))
+        except CallError as error:
+            _send(connection, {"error": str(error)}, ())
+
+    def _allowed_bytes(self, header: Header) -> int:
+        service = self._services.get(str(header.get("call")))
+        return 0 if service is None else service.most_bytes
 
     def _answer(self, header: Header, tensors: list[Tensor]) -> tuple[Header, Sequence[Tensor]]:
-        handler = self._handlers.get(str(header.get("call")))
-        if handler is None:
+        service = self._services.get(str(header.get("call")))
+        if service is None:
             return {"error": f"no call {shorten(header.get('call'))} here"}, ()
         try:
-            return handler(header, tensors)
+            return service.handler(header, tensors)
         except PipeplanError as error:
             return {"error": "; ".join(error.problems)}, ()
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -131,19 +190,25 @@ class TensorClient:
 
     Args:
         address: ``host:port`` of its server.
+        key: of the training.
         timeout_s: a call that takes longer has failed.
 
     Raises:
-        CallError: if nobody answers there.
+        CallError: if nobody answers there who has the key.
     """
 
-    def __init__(self, address: str, timeout_s: float) -> None:
+    def __init__(self, address: str, key: bytes, timeout_s: float) -> None:
         host, _, port = address.rpartition(":")
         self.address = address
         try:
             self._connection = socket.create_connection((host, int(port)), timeout_s)
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except (OSError, ValueError) as error:
+            raise CallError(f"could not call {address}: {error}") from None
+        try:
+            greet(self._connection, key)
+        except (OSError, CallError) as error:
+            self.close()
             raise CallError(f"could not call {address}: {error}") from None
 
     def call(
@@ -157,7 +222,8 @@ class TensorClient:
         """
         try:
             _send(self._connection, {**(header or {}), "call": name}, tensors)
-            answer, found = _receive(self._connection)
+            header_bytes = _header_bytes(self._connection, _MAX_ANSWER_HEADER_BYTES)
+            answer, found = _receive(self._connection, header_bytes, lambda _: _MAX_TENSOR_BYTES)
         except OSError as error:
             self.close()
             raise CallError(f"{name} at {self.address}: {error}") from None
@@ -168,6 +234,43 @@ class TensorClient:
     def close(self) -> None:
         """End the connection."""
         self._connection.close()
+
+
+def greet(connection: socket.socket, key: bytes) -> None:
+    """Prove to a server that this process has the training's key, and have it prove the same.
+
+    Raises:
+        CallError: if the server does not have it.
+        OSError: if it ends the connection, as it does with who does not have it.
+    """
+    challenge, mine = bytearray(MAC_BYTES), secrets.token_bytes(MAC_BYTES)
+    _fill(connection, memoryview(challenge))
+    connection.sendall(mine + mac(key, b"caller", challenge, mine))
+    proof = bytearray(MAC_BYTES)
+    try:
+        _fill(connection, memoryview(proof))
+    except ConnectionError:
+        raise CallError(_WRONG_KEY) from None
+    if not hmac.compare_digest(proof, mac(key, b"server", challenge, mine)):
+        raise CallError(_WRONG_KEY)
+
+
+def _is_of_training(connection: socket.socket, key: bytes) -> bool:
+    """Challenge who called, and return whether it has the key; the server's side of greet()."""
+    challenge, answer = secrets.token_bytes(MAC_BYTES), bytearray(2 * MAC_BYTES)
+    connection.sendall(challenge)
+    _fill(connection, memoryview(answer))
+    theirs, proof = answer[:MAC_BYTES], answer[MAC_BYTES:]
+    if not hmac.compare_digest(proof, mac(key, b"caller", challenge, theirs)):
+        return False
+    connection.sendall(mac(key, b"server", challenge, theirs))
+    return True
+
+
+def _end(connection: socket.socket) -> None:
+    """Wake the thread that waits at a connection; closing alone would not."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _send(connection: socket.socket, header: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
@@ -182,16 +285,28 @@ def _send(connection: socket.socket, header: Mapping[str, Any], tensors: Sequenc
                 connection.sendall(data[start : start + _PIECE_BYTES])
 
 
-def _receive(connection: socket.socket) -> tuple[Header, list[Tensor]]:
+def _header_bytes(connection: socket.socket, most: int) -> int:
+    """Wait for a frame, and return the length of its header."""
     head = bytearray(_LENGTH.size)
     _fill(connection, memoryview(head))
-    (length,) = _LENGTH.unpack(head)
-    if length > _MAX_HEADER_BYTES:
-        raise CallError(f"a header of {length} bytes; at most {_MAX_HEADER_BYTES} are read")
-    data = bytearray(length)
+    length: int = _LENGTH.unpack(head)[0]
+    if length > most:
+        raise CallError(f"a header of {length} bytes; at most {most} are read")
+    return length
+
+
+def _receive(
+    connection: socket.socket, header_bytes: int, allowed_bytes: Callable[[Header], int]
+) -> tuple[Header, list[Tensor]]:
+    """Read a frame; nothing is reserved for tensors beyond what its call may carry."""
+    data = bytearray(header_bytes)
     _fill(connection, memoryview(data))
     header = _parsed(bytes(data))
-    tensors = [_empty(form) for form in header.pop("tensors")]
+    forms = [_form(row) for row in header.pop("tensors")]
+    bytes_ = sum(math.prod(shape) * dtype.itemsize for dtype, shape in forms)
+    if bytes_ > (most := allowed_bytes(header)):
+        raise CallError(f"tensors of {bytes_} bytes; at most {most} are read here")
+    tensors = [_empty(dtype, shape) for dtype, shape in forms]
     for tensor in tensors:
         if tensor.numel():
             _fill(connection, _bytes_of(tensor))
@@ -208,14 +323,18 @@ def _parsed(data: bytes) -> Header:
     return header
 
 
-def _empty(form: Any) -> Tensor:
-    match form:
+def _form(row: Any) -> tuple[torch.dtype, list[int]]:
+    match row:
         case [str(name), [*shape]] if name in _DTYPES and all(_is_extent(e) for e in shape):
-            dtype = _DTYPES[name]
-            if math.prod(shape) * dtype.itemsize <= _MAX_TENSOR_BYTES:
-                with suppress(RuntimeError, TypeError, OverflowError, MemoryError):
-                    return torch.empty(shape, dtype=dtype)
-    raise CallError(f"a tensor of the form {shorten(form)}")
+            return _DTYPES[name], shape
+    raise CallError(f"a tensor of the form {shorten(row)}")
+
+
+def _empty(dtype: torch.dtype, shape: list[int]) -> Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype)
+    except (RuntimeError, TypeError, OverflowError, MemoryError):
+        raise CallError(f"a tensor of the form {shorten([_name(dtype), shape])}") from None
 
 
 def _is_extent(value: object) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from executor.runtime.runtime import StepRecord
+from executor.runtime.timeline import on_clock_of_first_s, read_clock
 from executor.training.loop import StepMetrics
 from executor.training.optimisation import Factor
 from planner.measured.sync_trace import SyncStep, SyncTrace
@@ -74,7 +75,7 @@ class PipelineStepTimes:
         self._iteration = 0
 
     def _now_s(self) -> float:
-        """On the clocks of the hosts, since the first rank was here."""
+        """Return the time since the first rank was here, on the clocks of the hosts."""
         return max(0.0, time.time() - self._origin_s)
 
     def publish(self, store: Store, parameter_bytes: int) -> None:
@@ -123,7 +124,7 @@ def _has_come(store: Store, key: str) -> bool:
 
 
 class SynchronousStepTimes:
-    """Notes this rank's iterations; start times of ranks on several hosts are on their own clocks.
+    """Notes this rank's iterations, on the clock of the first rank.
 
     Args:
         plan: that runs, whose replicas form pipelines.
@@ -140,6 +141,7 @@ class SynchronousStepTimes:
         self._path = Path(path)
         self._replicas = pipeline_replicas_of(plan)
         self._rows: list[tuple[float, float, float, float]] = []
+        self._clock = read_clock()
 
     def add(self, metrics: StepMetrics, record: StepRecord) -> None:
         """Note an iteration of this rank."""
@@ -148,7 +150,12 @@ class SynchronousStepTimes:
 
     def save(self) -> None:
         """Gather all ranks' rows; the first rank writes them."""
-        mine = torch.tensor(self._rows, dtype=torch.float64).reshape(-1, 4)
+        clock = read_clock()
+        rows = [
+            (step, *(on_clock_of_first_s(moment_s, self._clock, clock) for moment_s in moments_s))
+            for step, *moments_s in self._rows
+        ]
+        mine = torch.tensor(rows, dtype=torch.float64).reshape(-1, 4)
         found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(found, mine)
         if self._rank == 0:

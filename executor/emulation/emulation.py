@@ -44,6 +44,7 @@ class EmulatedWorker:
         self.incoming: Sequence[TensorSpec] = [_spec(tensor) for tensor in received]
         self.returning: Sequence[TensorSpec] = [_spec(t) for t in sent if t.requires_grad]
         self.statistics = None
+        self.batch_wait_s = 0.0
         self._needed = list(part.pacer.moments[index].needed)
         self._before_use = part.before_use
         self._outputs = tuple(_empty(_spec(tensor)) for tensor in sent)

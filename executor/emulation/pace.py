@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from executor.sync.protocol import Synchronisation
-from planner.costs.placement import PlacedPipeline, place_plan
-from planner.costs.roofline import OperationTimes, layer_times
+from planner.costs.layer_moments import LayerMoments, Moments
+from planner.costs.placement import place_plan
+from planner.costs.roofline import OperationTimes
 from planner.errors import PipeplanError
 from planner.plan.operations import Operation
 from planner.plan.plan import Plan
@@ -159,64 +160,6 @@ def _number(text: str, what: str, least: float, most: float) -> float:
     if not least <= value <= most:
         raise PipeplanError(f"{what}: {value:g} is not from {least:g} to {most:g}")
     return value
-
-
-Moments = Mapping[str, float]
-"""Seconds since an operation began, by the name of a parameter, in ascending order."""
-
-
-@dataclass(frozen=True)
-class LayerMoments:
-    """The moments at which a stage's layers first use parameters and complete their gradients.
-
-    The times are the plan's costs on one device; layers run one after the other.
-
-    Attributes:
-        needed: when the first layer that uses a parameter begins in a forward.
-        complete: when the last layer that adds to a gradient ends, by kind of operation.
-    """
-
-    needed: Moments
-    complete: Mapping[str, Moments]
-
-    @classmethod
-    def of(
-        cls, pipeline: PlacedPipeline, index: int, device: str, names: Collection[str]
-    ) -> LayerMoments:
-        """Add up the costs of a stage's layers.
-
-        Args:
-            pipeline: the placed plan.
-            index: the stage's number.
-            device: the device whose times count.
-            names: the parameters that matter.
-        """
-        problem, spec = pipeline.problem, pipeline.stages[index].spec
-        kind = problem.cluster.type_of(device)
-        machine, precision = problem.cluster.device_types[kind], problem.job.precision
-        rows = []
-        for name, layer in problem.graph.layers.items():
-            if name in spec.layers:
-                recompute = name in spec.recompute
-                times = layer_times(layer, kind, machine, precision, recompute)
-                rows.append(([p for p in layer.parameters if p in names], times))
-        needed: dict[str, float] = {}
-        begin_s = 0.0
-        for used, times in rows:
-            for name in used:
-                needed.setdefault(name, begin_s)
-            begin_s += times.forward_s
-        complete = {}
-        for letter in "BW":
-            moments: dict[str, float] = {}
-            end_s = 0.0
-            for used, times in reversed(rows):
-                end_s += times.seconds(letter)
-                for name in used:
-                    moments.pop(name, None)
-                    moments[name] = end_s
-            complete[letter] = moments
-        return cls(needed, complete)
 
 
 class Pacer:

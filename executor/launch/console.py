@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from executor.distributed.errors import FollowedError
-from planner.errors import PipeplanError
+from planner.errors import PipeplanError, print_in_any_encoding, printable
 
 
 class _Console(logging.Handler):
@@ -23,11 +23,8 @@ class _Console(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show one record."""
-        text = record.getMessage()
         is_warning = record.levelno >= logging.WARNING
-        stream = sys.stderr if is_warning else sys.stdout
-        stream.write(f"warning: {text}\n" if is_warning else f"{text}\n")
-        stream.flush()
+        say(f"{'warning: ' if is_warning else ''}{record.getMessage()}", err=is_warning)
 
 
 def show_log(rank: int = 0) -> None:
@@ -36,6 +33,7 @@ def show_log(rank: int = 0) -> None:
     Args:
         rank: of this process; what is wrong with a file all ranks find, and the first says it.
     """
+    print_in_any_encoding()
     for name, level in (("executor", logging.INFO), ("planner", logging.WARNING)):
         logger = logging.getLogger(name)
         if not any(isinstance(handler, _Console) for handler in logger.handlers):
@@ -43,13 +41,19 @@ def show_log(rank: int = 0) -> None:
         logger.setLevel(level if name == "executor" or rank == 0 else logging.ERROR)
 
 
-def print_error(problem: str) -> None:
-    """``error:`` and the problem, in one write.
+def say(text: str, *, err: bool = False) -> None:
+    """Print a line in one write, to stderr if ``err``; commands in names are shown, never obeyed.
 
     Torchrun's Python has no buffer: of a line and its end, which are two writes of ``print``, the
     second may come after another rank's.
     """
-    print(f"error: {problem}\n", end="", file=sys.stderr, flush=True)
+    stream = sys.stderr if err else sys.stdout
+    print(f"{printable(text)}\n", end="", file=stream, flush=True)
+
+
+def print_error(problem: str) -> None:
+    """Print ``error:`` and the problem to stderr."""
+    say(f"error: {problem}", err=True)
 
 
 _PATH = "TORCHELASTIC_ERROR_FILE"

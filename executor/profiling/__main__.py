@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 
+from executor.distributed.machines import hardware_name
 from executor.distributed.process_group import device_of_this_process
-from executor.launch.console import print_error
+from executor.launch.console import print_error, say
 from executor.launch.rank_options import add_device_option
 from executor.profiling.measure import Patience
-from executor.profiling.profile import ProfileRequest, hardware_name, profile
+from executor.profiling.profile import ProfileRequest, profile
 from planner.cluster.device_types import cpu_type, gpu_type
 from planner.cluster.hardware import GIB
-from planner.errors import PipeplanError
+from planner.errors import PipeplanError, print_in_any_encoding
 from planner.job import Job, job_with
 
 _INTERRUPTED = "interrupted: what was measured is kept; the same command goes on"
@@ -27,13 +28,14 @@ _NOT_BEGUN = "interrupted: nothing was measured yet"
 
 def main(words: list[str] | None = None) -> int:
     """Measure what the command line asks for; returns the exit status."""
+    print_in_any_encoding()
     options = parser().parse_args(words)
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
         status, document, line = _profiled(options)
     if options.json:
         print(json.dumps(document, indent=1))
     elif line:
-        print(line)
+        say(line)
     return status
 
 
@@ -41,14 +43,14 @@ def _profiled(options: argparse.Namespace) -> tuple[int, dict[str, Any], str]:
     """The exit status, what to say of it to programs, and to people on stdout."""
     try:
         request = _request(options)
-        costs = profile(request, lambda line: print(line, file=sys.stderr, flush=True))
+        costs = profile(request, lambda line: say(line, err=True))
     except PipeplanError as error:
         for problem in error.problems:
             print_error(problem)
         return 1, {"error": list(error.problems)}, ""
     except KeyboardInterrupt:
         told = _INTERRUPTED if Path(options.output).is_file() else _NOT_BEGUN
-        print(told, file=sys.stderr)
+        say(told, err=True)
         return 130, {"error": [told]}, ""
     fields = costs.model_dump(mode="json", exclude={"kinds", "format"})
     document = {"written": [str(request.output)], **fields, "kinds": len(costs.kinds)}

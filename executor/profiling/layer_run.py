@@ -32,7 +32,7 @@ class LayerRun:
     Args:
         stage: the layer, its parameters filled.
         received: what it reads of layers before.
-        batch: what it reads of the batch.
+        batch: what it reads of the batch, which every forward fetches, as in training.
         gradients: that come back for what it makes.
         on: the device of all of them.
     """
@@ -48,6 +48,7 @@ class LayerRun:
         self._runner = StageRunner(stage, microbatches=2, split=(SPLIT,), device=on)
         self._received = received
         self._batch = batch
+        self._on = on
         self._gradients = gradients
 
     def run(self, operation: int) -> None:
@@ -55,7 +56,8 @@ class LayerRun:
         runner = self._runner
         if operation in (FORWARD, SPLIT_FORWARD):
             microbatch = WHOLE if operation == FORWARD else SPLIT
-            runner.forward(microbatch, self._received, self._batch)
+            batch = {name: x.to(self._on, non_blocking=True) for name, x in self._batch.items()}
+            runner.forward(microbatch, self._received, batch)
         elif operation in (BACKWARD, INPUT_GRADIENT):
             microbatch = WHOLE if operation == BACKWARD else SPLIT
             runner.backward(microbatch, self._gradients)
@@ -102,8 +104,9 @@ def gradients(
 def entries(
     stage: StageModule, batch: Mapping[str, Tensor], device: torch.device
 ) -> dict[str, Tensor]:
-    """The entries of a batch that the stage reads."""
-    return {name: batch[name].to(device) for name in stage.model_inputs}
+    """The entries of a batch that the stage reads, where the device fetches them from."""
+    read = {name: batch[name] for name in stage.model_inputs}
+    return {name: x.pin_memory() if device.type == "cuda" else x for name, x in read.items()}
 
 
 def _like(

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from executor.distributed.host_tuning import keep_freed_memory
+from executor.distributed.machines import hardware_name
 from executor.profiling.kinds import alike
 from executor.profiling.measure import Patience, emptied_caches, measured, optimizer_costs
 from executor.profiling.sizes import SizedModel, sized_model
@@ -25,6 +26,8 @@ UNSTEADY = 1.0
 """A spread over its median that no machine which does nothing else shows."""
 MATTERS_S = 1e-3
 """Shorter times vary more, and weigh little."""
+FAR_ABOVE = 1.5
+"""A whole backward does no more than its two halves, which is the same work in two parts."""
 Told = Callable[[str], None]
 """Called with a line of progress."""
 
@@ -77,7 +80,7 @@ def profile(request: ProfileRequest, tell: Told) -> Costs:
         (number, model)
         for model in models
         for number, kind in enumerate(costs.kinds)
-        if (row := kind.at(model.samples)) is None or _is_unsteady(row)
+        if (row := kind.at(model.samples)) is None or is_unsteady(row)
     ]
     weights = models[0].graph.parameters
     before = emptied_caches(request.device, sum(weight.bytes for weight in weights))
@@ -95,20 +98,25 @@ def profile(request: ProfileRequest, tell: Told) -> Costs:
             f"step of {timed.optimizer}: {1e9 * timed.step.median_s / timed.elements:.3f} ns a "
             f"parameter (spread {100 * timed.step.spread:.0f}%)"
         )
-    unsteady = sum(_is_unsteady(row) for kind in costs.kinds for row in kind.sizes)
+    unsteady = sum(is_unsteady(row) for kind in costs.kinds for row in kind.sizes)
     if unsteady:
         tell(
             f"note: times of {plural(unsteady, 'measurement')} spread over more than "
-            f"{UNSTEADY:.0%}: something else used this machine; when nothing does, the same "
-            "command measures these again"
+            f"{UNSTEADY:.0%}, or have a backward far above its halves I and W: something else used "
+            "this machine; when nothing does, the same command measures these again"
         )
+    if (warning := costs.spread_warning) is not None:
+        tell(f"note: {warning}")
     return costs
 
 
-def _is_unsteady(row: SizedCosts) -> bool:
+def is_unsteady(row: SizedCosts) -> bool:
     """Return whether times that matter varied so much that other work must have interfered."""
     timings = (row.forward, row.backward, row.input_gradient, row.weight_gradient)
-    return any(time.median_s >= MATTERS_S and time.spread > UNSTEADY for time in timings)
+    halves_s = row.input_gradient.median_s + row.weight_gradient.median_s
+    far_above = row.backward.median_s > max(MATTERS_S, FAR_ABOVE * halves_s)
+    varied = any(time.median_s >= MATTERS_S and time.spread > UNSTEADY for time in timings)
+    return varied or far_above
 
 
 def _begun(request: ProfileRequest, models: Sequence[SizedModel]) -> Costs:
@@ -180,19 +188,6 @@ def _line(kind: LayerKind, row: SizedCosts) -> str:
         f"{kind.layers[0]}{more}, {plural(row.samples_per_microbatch, 'sample')}: {times}  "
         f"(spread {100 * spread:.0f}%, {row.forward.repeats} repeats)"
     )
-
-
-def hardware_name(device: torch.device) -> str:
-    """Return the name of the processor, as torch or the system gives it."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    rows = Path("/proc/cpuinfo")
-    if rows.exists():
-        for line in rows.read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()
 
 
 def _versions() -> dict[str, str]:

@@ -108,6 +108,8 @@ class StepRecord:
         optimizer: optimizer step.
         begin_s: of the iteration, on this rank's clock.
         end_s: its end.
+        batch_wait_s: for which the host loaded batches meanwhile: before the first operation for a
+            GPU, within forwards on a CPU.
     """
 
     operations: list[Span] = field(default_factory=list)
@@ -117,6 +119,7 @@ class StepRecord:
     optimizer: list[Span] = field(default_factory=list)
     begin_s: float = 0.0
     end_s: float = 0.0
+    batch_wait_s: float = 0.0
 
     @property
     def busy_s(self) -> float:
@@ -133,14 +136,21 @@ class PendingRecord:
         end: mark of its end.
         marks: for each thing that took time the list of :class:`StepRecord` it belongs to, what it
             was, and the marks of its start and end.
+        batch_wait_s: for which the host loaded batches.
     """
 
     def __init__(
-        self, clock: DeviceClock, begin: Any, end: Any, marks: Sequence[tuple[str, Any, Any, Any]]
+        self,
+        clock: DeviceClock,
+        begin: Any,
+        end: Any,
+        marks: Sequence[tuple[str, Any, Any, Any]],
+        batch_wait_s: float,
     ) -> None:
         self._clock = clock
         self._begin, self._end = begin, end
         self._marks = marks
+        self._batch_wait_s = batch_wait_s
         self._found: StepRecord | None = None
 
     def wait(self) -> StepRecord:
@@ -149,7 +159,7 @@ class PendingRecord:
             clock = self._clock
             clock.settle(self._begin, self._end)
             begin_s, end_s = clock.seconds(self._begin), clock.seconds(self._end)
-            self._found = StepRecord(begin_s=begin_s, end_s=end_s)
+            self._found = StepRecord(begin_s=begin_s, end_s=end_s, batch_wait_s=self._batch_wait_s)
             for kind, what, start, stop in self._marks:
                 span = Span(what, clock.seconds(start), clock.seconds(stop))
                 getattr(self._found, kind).append(span)
@@ -177,9 +187,9 @@ class Recorder:
         """Something of a kind (a list of :class:`StepRecord`) that ends now, or at ``end``."""
         self._marks.append((kind, what, start, self.clock.mark() if end is None else end))
 
-    def end(self) -> PendingRecord:
-        """The iteration ends here; nothing is waited for."""
-        return PendingRecord(self.clock, self._begin, self.clock.mark(), self._marks)
+    def end(self, batch_wait_s: float = 0.0) -> PendingRecord:
+        """The iteration ends here, with so much time for its batches; nothing is waited for."""
+        return PendingRecord(self.clock, self._begin, self.clock.mark(), self._marks, batch_wait_s)
 
 
 @dataclass(frozen=True)

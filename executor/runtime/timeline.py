@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import platform
+import logging
 import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,35 +16,55 @@ import torch.distributed as dist
 
 from executor.checkpoint.ranks import Ranks
 from executor.distributed.failure import talking_to
+from executor.distributed.machines import hardware_name
 from executor.distributed.process_group import carrier_of
 from executor.runtime.runtime import Span, StepRecord
 from executor.training.loop import StepMetrics, peak_memory_bytes
 from planner.costs.placement import PlacedPipeline, place_plan
+from planner.measured.clocks import CLOCKS_AGREE_S
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.operations import parse_operation
 from planner.plan.plan import Plan
 from planner.plan.programs import Reduce
 
+logger = logging.getLogger(__name__)
+
 _PINGS = 20
 
 
-def clock_offset_s() -> float:
-    """Return the offset of rank 0's :func:`time.perf_counter` from this rank's; all ranks call it.
+@dataclass(frozen=True)
+class ClockReading:
+    """The offset of rank 0's :func:`time.perf_counter` from this rank's at a moment of this one."""
+
+    moment_s: float
+    offset_s: float
+
+
+def read_clock() -> ClockReading:
+    """Compare this rank's clock with rank 0's; all ranks call it.
 
     Ranks of one host share a clock. The others answer a few pings of rank 0, of which the quickest
     counts (Cristian 1989, "Probabilistic clock synchronization").
     """
-    names: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(names, socket.gethostname())
-    offset_s = 0.0
-    for rank, name in enumerate(names):
-        if name == names[0]:
-            continue
-        if dist.get_rank() == 0:
-            _answer_pings(rank)
-        elif dist.get_rank() == rank:
-            offset_s = min(_ping() for _ in range(_PINGS))[1]
-    return offset_s
+    with talking_to("the other ranks, to compare clocks"):
+        names: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(names, socket.gethostname())
+        offset_s = 0.0
+        for rank, name in enumerate(names):
+            if name == names[0]:
+                continue
+            if dist.get_rank() == 0:
+                _answer_pings(rank)
+            elif dist.get_rank() == rank:
+                offset_s = min(_ping() for _ in range(_PINGS))[1]
+        return ClockReading(time.perf_counter(), offset_s)
+
+
+def on_clock_of_first_s(moment_s: float, before: ClockReading, after: ClockReading) -> float:
+    """Return a moment of this rank on rank 0's clock; it drifts steadily between two readings."""
+    between_s = max(after.moment_s - before.moment_s, 1e-9)
+    share = (moment_s - before.moment_s) / between_s
+    return moment_s + before.offset_s + share * (after.offset_s - before.offset_s)
 
 
 def _ping() -> tuple[float, float]:
@@ -84,8 +105,7 @@ class TimelineWriter:
         self.emulated = emulated
         self._path = path
         self._ranks = Ranks.of_process_group()
-        with talking_to("the other ranks, to compare clocks"):
-            self._offset_s = clock_offset_s()
+        self._clock = read_clock()
         self._rows: list[dict[str, Any]] = []
 
     def add(self, metrics: StepMetrics, record: StepRecord) -> None:
@@ -95,8 +115,8 @@ class TimelineWriter:
                 "step": metrics.step,
                 "iteration_time_s": metrics.step_time_s,
                 "peak_memory_bytes": peak_memory_bytes(self.device),
-                "begin_s": record.begin_s + self._offset_s,
                 "own_s": record.begin_s,
+                "batch_wait_s": record.batch_wait_s,
                 "operations": _spans(record.operations),
                 "sends": _spans(record.sends),
                 "receives": _spans(record.receives),
@@ -111,9 +131,23 @@ class TimelineWriter:
         Raises:
             PipeplanError: on every rank, if the file cannot be written.
         """
+        after = read_clock()
+        self._warn_of_drift(after)
+        for row in self._rows:
+            row["begin_s"] = on_clock_of_first_s(row["own_s"], self._clock, after)
         mine = {"hardware": _hardware(self.device), "steps": self._rows}
         parts = [json.loads(text) for text in self._ranks.gather(json.dumps(mine))]
         self._ranks.on_first(lambda: self._timeline(parts).save(self._path))
+
+    def _warn_of_drift(self, after: ClockReading) -> None:
+        drift_s = after.offset_s - self._clock.offset_s
+        if abs(drift_s) > CLOCKS_AGREE_S:
+            logger.warning(
+                "%s: the clock of rank %d's host drifted by %.1f ms against that of rank 0 while "
+                "they trained; %s is corrected for a steady drift. If it was not steady, times of "
+                "messages between the hosts are wrong: synchronise their clocks and measure again",
+                *(self.plan.ranks[self.rank], self.rank, 1e3 * drift_s, self._path),
+            )
 
     def _timeline(self, parts: Sequence[dict[str, Any]]) -> MeasuredTimeline:
         pipeline = place_plan(self.plan)
@@ -155,9 +189,8 @@ def _plain(what: Any) -> Any:
 
 
 def _hardware(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    name = hardware_name(device)
+    return name if device.type == "cuda" else f"{name}, {torch.get_num_threads()} threads"
 
 
 class _Step:
@@ -174,9 +207,15 @@ class _Step:
         self.late_s = [row["begin_s"] - origin_s for row in rows]
 
     def summary(self) -> dict[str, Any]:
-        peaks = {self.plan.ranks[k]: row["peak_memory_bytes"] for k, row in enumerate(self.rows)}
-        time_s = self.rows[0]["iteration_time_s"]
-        return {"step": self.number, "iteration_time_s": time_s, "peak_memory_bytes": peaks}
+        def by_device(what: str) -> dict[str, Any]:
+            return {self.plan.ranks[rank]: row[what] for rank, row in enumerate(self.rows)}
+
+        return {
+            "step": self.number,
+            "iteration_time_s": self.rows[0]["iteration_time_s"],
+            "peak_memory_bytes": by_device("peak_memory_bytes"),
+            "batch_wait_s": by_device("batch_wait_s"),
+        }
 
     def _events(self, kind: str) -> Iterator[tuple[int, Any, float, float]]:
         for rank, row in enumerate(self.rows):

@@ -212,7 +212,7 @@ def _leaves(node: fx.Node, inside: set[fx.Node]) -> bool:
 
 @dataclass(frozen=True)
 class _PieceLayers:
-    """Which layers a piece is of."""
+    """The layers of a piece."""
 
     stage: int
     recompute: bool

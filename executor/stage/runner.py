@@ -284,6 +284,11 @@ class TrainingWorker:
         self._seed = seed
         self._step = 0
 
+    @property
+    def batch_wait_s(self) -> float:
+        """Seconds for which this iteration waited until its batches were loaded."""
+        return self._batches.waited_s
+
     def begin(self, step: int, loss_scale: float) -> None:
         """Begin an iteration, whose loss is multiplied by ``loss_scale``."""
         self._step = step

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from executor.elastic.neighbours import Neighbours
 from executor.elastic.tensor_calls import CallError, Header
-from executor.sync.eager_parameter_server import EagerParameterServer, modulation
+from executor.sync.eager_parameter_server import EagerParameterServer
 from executor.sync.parameter_server import ParameterServer
 from executor.sync.parameter_shards import ServedOptimizer
 from executor.sync.protocol import DecentralizedStrategy, Optimise
@@ -132,7 +132,7 @@ class OverlappedAverage:
 
     @torch.no_grad()
     def _average(self, step: int, copies: list[Tensor], reduced: bool) -> _Average:
-        """On the other thread."""
+        """Average copies of the weights, on the other thread."""
         group = self._neighbours.ask(step, reduced)
         if len(group.members) < 2:
             return _Average(True)
@@ -190,7 +190,7 @@ class AdPsgd:
         self._pool = ThreadPoolExecutor(1, "pipeplan-average")
         self._calls = neighbours.caller()
         self._asking: Future[None] | None = None
-        neighbours.server.handle("average", self._answer)
+        neighbours.server.handle("average", self._answer, sum(flat.nbytes for flat in self._shared))
 
     def begin(self, step: int) -> None:
         """Compute on the weights as they are now, and ask a partner meanwhile."""
@@ -276,9 +276,8 @@ def decentralized_strategy_of(
     match options:
         case ParameterServerOptions(mode=mode, servers=servers):
             return ParameterServer(neighbours, make_optimizer, mode, servers or 1)
-        case EagerParameterServerOptions(servers=servers):
-            modulate = modulation(options.modulation, options.decay)
-            return EagerParameterServer(neighbours, make_optimizer, modulate, servers or 1)
+        case EagerParameterServerOptions():
+            return EagerParameterServer(neighbours, make_optimizer, options)
         case AdPsgdOptions(pairs="bipartite"):
             return AdPsgd(neighbours, seed)
         case AdPsgdOptions():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
@@ -15,18 +13,10 @@ from executor.sync.parameter_server import ServedWeights
 from executor.sync.protocol import Optimise
 from executor.training.master_weights import MakeOptimizer
 from executor.training.optimisation import StepOutcome
+from planner.sync.strategies import EagerParameterServerOptions
 
 _Pulled = dict[int, tuple[list[str], int, list[Tensor]]]
 """Names, version and weights of each part."""
-
-
-def modulation(kind: str, decay: float) -> Callable[[int], float]:
-    """Return the factor of the learning rate by a gradient's staleness."""
-    return {
-        "inverse": lambda staleness: 1 / (1 + staleness),
-        "exponential": lambda staleness: math.exp(-decay * staleness),
-        "constant": lambda staleness: 1.0,
-    }[kind]
 
 
 class EagerParameterServer:
@@ -35,28 +25,26 @@ class EagerParameterServer:
     As soon as an iteration starts, the weights for the next one are pulled; its gradient is pushed
     without waiting. Who has pushed or pulled slower than it computes goes on with the weights it
     has, and waits only for the push before. As with an asynchronous server the learning rate is
-    divided by the number of pipelines. It is lowered by the gradient's staleness: the newest
-    version this rank knows of less the one it was computed on, in steps of all pipelines, less the
-    one that pulling ahead always costs. Momentum and Adam's moments are the servers', one set for
+    divided by the number of pipelines. It is lowered by the gradient's staleness: the updates
+    between the version it was computed on and the newest one this rank knows of as it pushes, from
+    a pull or from the answer to a push. Momentum and Adam's moments are the servers', one set for
     all.
 
     Args:
         neighbours: at this rank's place.
         make_optimizer: of the parameters on a server.
-        modulate: the learning rate's factor by staleness.
-        servers: how many pipelines serve.
+        options: how staleness lowers the learning rate, and how many pipelines serve.
     """
 
     def __init__(
         self,
         neighbours: Neighbours,
         make_optimizer: MakeOptimizer,
-        modulate: Callable[[int], float],
-        servers: int = 1,
+        options: EagerParameterServerOptions,
     ) -> None:
-        self._served = ServedWeights(neighbours, make_optimizer, servers)
+        self._served = ServedWeights(neighbours, make_optimizer, options.servers or 1)
         self._neighbours = neighbours
-        self._modulate = modulate
+        self._options = options
         self._pull_calls, self._push_calls = neighbours.caller(), neighbours.caller()
         self._pulls = ThreadPoolExecutor(1, "pipeplan-pull")
         self._pushes = ThreadPoolExecutor(1, "pipeplan-push")
@@ -77,9 +65,11 @@ class EagerParameterServer:
         pulled: _Pulled = {}
         if self._pulling is not None and self._pulling.done():
             pulled, self._pulling = self._pulling.result(), None
-        for index, (_, version, _) in pulled.items():
-            self._newest[index] = max(self._newest.get(index, 0), version)
         outcome = optimise()
+        if self._pushing is not None:
+            self._pushing.result()
+        for index, (_, version, _) in pulled.items():
+            self._see(index, version)
         if not outcome.skipped:
             self._push_gradients()
         self._take(pulled)
@@ -98,14 +88,11 @@ class EagerParameterServer:
         """The servers' weights are pulled in the first step."""
 
     def _push_gradients(self) -> None:
-        if self._pushing is not None:
-            self._pushing.result()
         rows = []
         for index, part in self._served.parts():
             count = len(self._neighbours.there)
-            newer = self._newest.get(index, 0) - self._used.get(index, 0)
-            factor = self._modulate(max(0, newer // count - 1))
-            rates = self._served.rates(factor / count)
+            newer = max(0, self._newest.get(index, 0) - self._used.get(index, 0))
+            rates = self._served.rates(self._options.factor(newer, count) / count)
             header = {"rates": rates, "pull": False}
             gradients = [gradient.clone() for gradient in self._served.gradients(part)]
             rows.append((index, header, gradients))
@@ -114,9 +101,21 @@ class EagerParameterServer:
     def _push(self, rows: list[tuple[int, Header, list[Tensor]]]) -> None:
         for index, header, gradients in rows:
             try:
-                self._served.call(self._push_calls, index, "push", header, gradients)
+                calls = self._push_calls
+                answer, _ = self._served.call(calls, index, "push", header, gradients)
+                self._see(index, int(answer["version"]))
             except CallError:
                 self.reduced = False
+
+    def _see(self, index: int, version: int) -> None:
+        """Note a part's version, which falls only where another server has taken the part over.
+
+        While a push is under way only its thread calls this.
+        """
+        if version < self._used.get(index, 0):
+            self._newest[index] = version
+        else:
+            self._newest[index] = max(self._newest.get(index, 0), version)
 
     def _pull(self) -> _Pulled:
         found = {}

@@ -48,7 +48,8 @@ class ServedWeights:
         self._shards: dict[int, tuple[list[str], Shard]] = {}
         """Shards by part, with the pipelines that were there for longer when serving began."""
         self._lock = Lock()
-        neighbours.server.handle("push", self._push)
+        part_bytes = [sum(self.masters[n].nbytes for n in part) for part in self._parts]
+        neighbours.server.handle("push", self._push, max(part_bytes))
         neighbours.server.handle("pull", self._pull)
 
     def parts(self) -> Iterator[tuple[int, list[str]]]:

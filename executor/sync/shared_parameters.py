@@ -79,9 +79,8 @@ def users_of_parameters(plan: Plan) -> dict[str, tuple[int, ...]]:
     trainable = {p.name for p in plan.model.graph.parameters if p.trainable}
     used = {layer.name: layer.parameters for layer in plan.model.graph.layers}
     stages: dict[str, dict[int, None]] = {}
-    place = {layer.name: k for k, layer in enumerate(plan.model.graph.layers)}
     for stage in plan.stages:
-        for layer in sorted(stage.layers, key=place.__getitem__):
+        for layer in stage.layers:
             for name in used[layer]:
                 if name in trainable:
                     stages.setdefault(name, {})[stage.index] = None

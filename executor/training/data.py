@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sysconfig
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -121,6 +122,9 @@ class DeviceBatches:
         device: of the stage.
         pin: moves an entry to where the device can fetch it by itself; None: nothing is loaded
             ahead.
+
+    Attributes:
+        waited_s: for which the host loaded the batches of this step.
     """
 
     def __init__(
@@ -136,6 +140,7 @@ class DeviceBatches:
         self._microbatches = tuple(microbatches)
         self._device = device
         self._pin = pin
+        self.waited_s = 0.0
         self._step = 0
         self._loaded: dict[int, Mapping[str, Tensor]] = {}
 
@@ -153,7 +158,7 @@ class DeviceBatches:
 
     def begin(self, step: int) -> None:
         """Begin a step."""
-        self._step = step
+        self._step, self.waited_s = step, 0.0
         if self._pin is not None and self._names:
             self._loaded = {m: self._load(m, self._pin) for m in self._microbatches}
 
@@ -165,8 +170,11 @@ class DeviceBatches:
         return {name: x.to(self._device, non_blocking=True) for name, x in batch.items()}
 
     def _load(self, microbatch: int, pin: Callable[[Tensor], Tensor]) -> Mapping[str, Tensor]:
+        begin_s = time.perf_counter()
         whole = self._batch_of(self._step, microbatch)
-        return {name: pin(whole[name]) for name in self._names}
+        found = {name: pin(whole[name]) for name in self._names}
+        self.waited_s += time.perf_counter() - begin_s
+        return found
 
 
 def batches(

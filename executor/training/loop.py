@@ -21,9 +21,11 @@ from executor.runtime.runtime import PendingRecord, StepRecord
 from executor.training.master_weights import require_finite
 from executor.training.optimisation import StepOutcome
 from planner.cluster.hardware import GIB
+from planner.costs.throughput import Throughput, throughput
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
 from planner.records.document import read_text, require_file_path, write_atomically
+from planner.units import four_digits
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class StepMetrics:
         bubble: mean share of the iteration that ranks did not compute.
         peak_memory_bytes: the most any rank has held so far: of a GPU what tensors took, on a CPU
             the whole process.
+        throughput: of an iteration of this time; None if it took none.
         learning_rate: of this step; None where nothing is trained.
         gradient_norm: of the whole model before clipping; None if nobody asked for it.
         skipped: whether the optimizer step was left out, gradients having overflowed in float16.
@@ -49,6 +52,7 @@ class StepMetrics:
     predicted_time_s: float
     bubble: float
     peak_memory_bytes: int
+    throughput: Throughput | None = None
     learning_rate: float | None = None
     gradient_norm: float | None = None
     skipped: bool = False
@@ -60,8 +64,19 @@ class StepMetrics:
         return (
             f"step {self.step:4d}  loss {self.loss:8.4f}  {self.step_time_s:7.3f} s "
             f"(predicted {self.predicted_time_s:.3f} s)  bubble {100 * self.bubble:3.0f}%  "
-            f"memory {self.peak_memory_bytes / GIB:.2f} GiB{norm}{skipped}"
+            f"memory {self.peak_memory_bytes / GIB:.2f} GiB{self._throughput()}{norm}{skipped}"
         )
+
+    def _throughput(self) -> str:
+        """Return tokens or else samples a second, and MFU where peaks are known."""
+        found = self.throughput
+        if found is None:
+            return ""
+        rate, unit = found.tokens_per_s, "tokens/s"
+        if rate is None:
+            rate, unit = found.samples_per_s, "samples/s"
+        mfu = "" if found.mfu is None else f"  MFU {found.mfu:.1%}"
+        return f"  {four_digits(rate)} {unit}{mfu}"
 
 
 class HostNumbers:
@@ -147,14 +162,17 @@ class Gathering:
             self._work.wait()
         rows = [row.tolist() for row in self._rows]
         losses, busy_s, times_s, peaks = zip(*rows, strict=True)
-        step_time_s = max(times_s)
+        step_time_s, plan = max(times_s), self._plan
         return StepMetrics(
             step=self._step,
             loss=sum(losses),
             step_time_s=step_time_s,
-            predicted_time_s=self._plan.predicted.iteration_time_s,
+            predicted_time_s=plan.predicted.iteration_time_s,
             bubble=min(1.0, max(0.0, 1 - sum(busy_s) / (len(rows) * step_time_s))),
             peak_memory_bytes=int(max(peaks)),
+            throughput=throughput(
+                plan.model.graph, plan.cluster, plan.job, plan.ranks, step_time_s
+            ),
             learning_rate=self._outcome.learning_rate,
             gradient_norm=self._norm,
             skipped=self._outcome.skipped,

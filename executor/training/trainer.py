@@ -49,11 +49,15 @@ from planner.sync.strategies import options_of
 
 
 class StageWorker(Worker, Protocol):
-    """A worker whose stage may write running statistics."""
+    """A worker whose stage may write running statistics, and reads batches."""
 
     @property
     def statistics(self) -> Statistics | None:
         """What the microbatches of the iteration observed; None without running statistics."""
+
+    @property
+    def batch_wait_s(self) -> float:
+        """Seconds for which the iteration waited until its batches were loaded."""
 
 
 @dataclass(frozen=True)
@@ -334,7 +338,8 @@ class Trainer:
         self._recorder.note("optimizer", None, start)
         norm = [] if outcome.gradient_norm is None else [outcome.gradient_norm]
         numbers = HostNumbers([loss, *norm], self._device)
-        record = self._pending = self._recorder.end()
+        waited_s = sum(worker.batch_wait_s for worker in self._workers.values())
+        record = self._pending = self._recorder.end(waited_s)
         return Gathering(self.plan, step, record, numbers, self._device, outcome)
 
     @property

@@ -13,13 +13,19 @@ from statistics import median, quantiles
 from typing import TypeVar
 
 from planner.errors import PipeplanError
+from planner.measured.clocks import ClockConflict, clock_conflict
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.operations import KIND_LABELS, Kind, Operation, stages_label
 from planner.plan.plan import Plan
+from planner.records.document import ShownInNotebooks
 from planner.simulation.timeline import Timeline, reduction_spans
+from planner.units import format_seconds
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Samples = dict[_Key, list[float]]
+
+OUTSIDE = ("before the first operation", "after the last event")
+"""Parts of a measured iteration that no prediction counts."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +58,8 @@ class Deviation:
         return max(ratio, 1 / ratio) if ratio else float("inf")
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(ShownInNotebooks):
     """A simulated and a measured timeline of one plan.
 
     Attributes:
@@ -63,10 +69,16 @@ class Comparison:
         reductions: all-reduces by their stages, from the last device's start to the last one's end.
         optimizer: optimizer steps by device.
         waiting: by device: iteration time less operations and optimizer step.
+        batches: by device: for which its host loaded batches, which no prediction counts; on a CPU
+            within forwards. Empty where it was not measured.
+        outside: what no prediction counts: until the first operation of all devices begins
+            (zeroed gradients, and batches that are loaded ahead), and after the last event
+            (metrics).
         iteration: the whole iteration.
         steps: the measured steps that count.
         spread: distance between the quartiles of their times, as a share of the median.
         emulated: whether the measured operations were slept, not computed.
+        clock_conflict: a sign that the devices' clocks differ, so that times of messages are wrong.
     """
 
     kinds: Mapping[Kind, Deviation]
@@ -75,17 +87,28 @@ class Comparison:
     reductions: Mapping[tuple[int, ...], Deviation]
     optimizer: Mapping[str, Deviation]
     waiting: Mapping[str, Deviation]
+    batches: Mapping[str, Deviation]
+    outside: Mapping[str, Deviation]
     iteration: Deviation
     steps: tuple[int, ...]
     spread: float
     emulated: bool
+    clock_conflict: ClockConflict | None
+
+    def __repr__(self) -> str:
+        """Return both iteration times, in a line."""
+        total = self.iteration
+        predicted = format_seconds(total.predicted_s or 0.0)
+        measured = format_seconds(total.measured_s or 0.0)
+        return f"<Comparison: iteration {predicted} predicted, {measured} measured>"
 
     @property
     def largest(self) -> list[tuple[str, float]]:
         """What differs most, with the predicted seconds of an iteration less the measured ones.
 
-        Operations of a stage on a device, messages from a device to another, reductions of stages
-        and optimizer steps; the largest differences first. They need not lie on the critical path.
+        Operations of a stage on a device, messages from a device to another, reductions of stages,
+        optimizer steps and what is outside all of them; the largest differences first. They need
+        not lie on the critical path.
         """
         rows = [
             *(
@@ -95,6 +118,7 @@ class Comparison:
             *((f"messages from {a} to {b}", row) for (a, b), row in self.transfers.items()),
             *((f"all-reduce of {stages_label(s)}", row) for s, row in self.reductions.items()),
             *((f"optimizer step of {device}", row) for device, row in self.optimizer.items()),
+            *self.outside.items(),
         ]
         found = [
             (what, row.count * (row.predicted_s - row.measured_s))
@@ -133,10 +157,13 @@ def compare_with_measured(plan: Plan, timeline: Timeline, measured: MeasuredTime
         reductions=_deviations(expected.reductions, found.reductions, len(steps)),
         optimizer=_deviations(expected.optimizer, found.optimizer, len(steps)),
         waiting=_deviations(expected.waiting, found.waiting, len(steps)),
+        batches=_deviations({}, _batches(measured), len(steps)),
+        outside=_deviations(expected.outside, _outside(measured), len(steps)),
         iteration=Deviation(1, timeline.iteration_time_s, median(times)),
         steps=steps,
         spread=_spread(times),
         emulated=measured.emulated,
+        clock_conflict=clock_conflict(measured),
     )
 
 
@@ -218,6 +245,7 @@ class _Predicted:
             stages: [end_s - start_s] for stages, (start_s, end_s) in spans_s.items()
         }
         self.optimizer = {d: [s] for d, s in timeline.optimizer_s.items()}
+        self.outside = {where: [0.0] for where in OUTSIDE}
         self.waiting = {
             d: [max(0.0, timeline.iteration_time_s - s)] for d, s in timeline.busy_s.items()
         }
@@ -250,6 +278,29 @@ class _Measured:
         self.waiting: _Samples[str] = defaultdict(list)
         for (step, device), seconds in busy_s.items():
             self.waiting[device].append(max(0.0, time_s[step] - seconds))
+
+
+def _batches(measured: MeasuredTimeline) -> _Samples[str]:
+    found: _Samples[str] = defaultdict(list)
+    for row in measured.steps:
+        if row.step in measured.counted_steps:
+            for device, seconds in row.batch_wait_s.items():
+                found[device].append(seconds)
+    return found
+
+
+def _outside(measured: MeasuredTimeline) -> _Samples[str]:
+    """Measure the time of each step that counts before its first operation and after all events."""
+    begins_s: dict[int, float] = {}
+    ends_s: dict[int, float] = defaultdict(float)
+    for event in measured.operations:
+        begins_s[event.step] = min(event.start_s, begins_s.get(event.step, event.start_s))
+    for last in (*measured.operations, *measured.reductions, *measured.optimizer_steps):
+        ends_s[last.step] = max(last.end_s, ends_s[last.step])
+    steps = [row for row in measured.steps if row.step in measured.counted_steps]
+    before = [begins_s[row.step] for row in steps]
+    after = [max(0.0, row.iteration_time_s - ends_s[row.step]) for row in steps]
+    return dict(zip(OUTSIDE, (before, after), strict=True))
 
 
 def _reductions(measured: MeasuredTimeline, counted: frozenset[int]) -> _Samples[tuple[int, ...]]:

@@ -19,7 +19,7 @@ from planner.cli.options import (
     RunByOption,
     SetOption,
 )
-from planner.cli.output import print_json, show_plan, user_errors
+from planner.cli.output import print_json, say, show_plan, user_errors
 from planner.cli.plan import keep_inputs, print_run_command
 from planner.errors import PipeplanError, shorten
 from planner.units import format_seconds, plural
@@ -195,16 +195,16 @@ def _show(found: Adopted, request: AdoptRequest, output: Path, too_large: list[s
     plan = found.plan
     unused = len(plan.cluster.device_names) - len(plan.ranks)
     if unused:
-        typer.echo(f"note: {plural(unused, 'device')} of the cluster are unused")
+        say(f"note: {plural(unused, 'device')} of the cluster are unused")
     for line in (*too_large, *_megatron_notes(found, request)):
-        typer.echo(f"note: {line}")
-    typer.echo(
+        say(f"note: {line}")
+    say(
         f"iteration time {format_seconds(plan.predicted.iteration_time_s)} with {found.schedule}; "
         f"no lower bound, since nothing was searched"
     )
-    typer.echo(f"wrote {output}")
-    typer.echo(f"explain it with: pipeplan explain {output}")
-    typer.echo(f"search for a better plan with: {_search_command(request, output)}")
+    say(f"wrote {output}")
+    say(f"explain it with: pipeplan explain {output}")
+    say(f"search for a better plan with: {_search_command(request, output)}")
 
 
 def _megatron_notes(found: Adopted, request: AdoptRequest) -> list[str]:

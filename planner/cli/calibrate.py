@@ -9,7 +9,7 @@ import typer
 
 from planner.cli import completion
 from planner.cli.options import JsonOption, PlanArgument
-from planner.cli.output import named, print_json, print_rich, user_errors
+from planner.cli.output import named, print_json, print_rich, say, user_errors
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def calibrate(
         print_rich(calibration_tables(result))
         for written in (output, graph, cluster):
             if written is not None:
-                typer.echo(f"wrote {written}")
+                say(f"wrote {written}")
 
 
 def _check_outputs(

@@ -9,18 +9,22 @@ import typer
 
 from planner.cli.adopt import adopt
 from planner.cli.calibrate import calibrate
+from planner.cli.cluster import app as cluster_app
 from planner.cli.compare import compare
+from planner.cli.edit import edit
 from planner.cli.explain import explain
 from planner.cli.export import export
 from planner.cli.import_ import import_
 from planner.cli.inspect import detect, plot, presets, profile, schema, trace, verify
 from planner.cli.migrate import migrate
+from planner.cli.output import say
 from planner.cli.plan import plan
 from planner.cli.replan import replan
 from planner.cli.report import report
 from planner.cli.schedule import schedule
 from planner.cli.simulate import simulate
 from planner.cli.sweep import sweep
+from planner.errors import print_in_any_encoding
 
 
 class _Notes(logging.Handler):
@@ -30,7 +34,7 @@ class _Notes(logging.Handler):
         """Show one record."""
         is_note = record.levelno >= logging.WARNING
         head = "note" if is_note else record.name
-        typer.echo(f"{head}: {record.getMessage()}", err=True)
+        say(f"{head}: {record.getMessage()}", err=True)
 
 
 def show_log(*, verbose: bool) -> None:
@@ -59,7 +63,7 @@ def _version(value: bool) -> None:
     if value:
         from planner.assembly import version
 
-        typer.echo(f"pipeplan {version('pipeplan')}")
+        say(f"pipeplan {version('pipeplan')}")
         raise typer.Exit
 
 
@@ -76,6 +80,7 @@ def _main(
 
 
 app.command("import")(import_)
+app.add_typer(cluster_app, name="cluster")
 # Their options are the executor's, whose own help says what they are.
 for measurement in (detect, profile):
     app.command(
@@ -97,6 +102,7 @@ COMMANDS = (
     simulate,
     calibrate,
     explain,
+    edit,
     plot,
     report,
     export,
@@ -110,4 +116,5 @@ for command in COMMANDS:
 
 def main() -> None:
     """Entry point of the command ``pipeplan``."""
+    print_in_any_encoding()
     app()

@@ -20,7 +20,7 @@ from planner.cli.options import (
     SeedOption,
     SetOption,
 )
-from planner.cli.output import print_json, user_errors
+from planner.cli.output import console, print_json, say, user_errors
 from planner.errors import PipeplanError
 from planner.units import format_seconds
 
@@ -89,15 +89,13 @@ def _compared(
     problem: Problem, names: list[str] | None, time_limit_s: float, seed: int
 ) -> tuple[ComparisonRow, ...]:
     """Compare, with a line on stderr as each planner is done."""
-    from rich.console import Console
-
     from planner.analysis.comparison import compare as compare_planners
 
-    console = Console(stderr=True)
-    with console.status(f"planning for {time_limit_s:g} s") as status:
+    shown = console(stderr=True)
+    with shown.status(f"planning for {time_limit_s:g} s") as status:
 
         def show(row: ComparisonRow) -> None:
-            _show_row(row, lambda line: console.print(line, highlight=False, markup=False))
+            _show_row(row, lambda line: shown.print(line, highlight=False, markup=False))
             status.update("baselines")
 
         return compare_planners(problem, names, time_limit_s=time_limit_s, seed=seed, progress=show)
@@ -116,14 +114,12 @@ def _save_best_baseline(problem: Problem, rows: tuple[ComparisonRow, ...], path:
     if row is None:
         raise PipeplanError("--best-baseline: no baseline has a plan that fits")
     plan_of_row(problem, row).save(path)
-    typer.echo(f"wrote {path}: {row.planner}, {row.schedule}", err=True)
+    say(f"wrote {path}: {row.planner}, {row.schedule}", err=True)
 
 
 def _report(
     problem: Problem, rows: tuple[ComparisonRow, ...], output: Path | None, as_json: bool
 ) -> None:
-    from rich.console import Console
-
     from planner.records.document import write_atomically
     from planner.report.comparison import comparison_data, comparison_markdown, comparison_table
 
@@ -133,7 +129,7 @@ def _report(
     else:
         # Piped output is for reading too: do not fold the table at 80 columns.
         width = None if sys.stdout.isatty() else 140
-        Console(width=width).print(comparison_table(rows, title))
+        console(width=width).print(comparison_table(rows, title))
     if output is not None:
         write_atomically(output, comparison_markdown(rows, title))
-        typer.echo(f"wrote {output}", err=True)
+        say(f"wrote {output}", err=True)

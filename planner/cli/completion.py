@@ -36,6 +36,13 @@ def device_types(incomplete: str) -> list[str]:
     return _beginning(DEVICES, incomplete)
 
 
+def link_types(incomplete: str) -> list[str]:
+    """Return the presets of links."""
+    from planner.cluster.presets import LINKS
+
+    return _beginning(LINKS, incomplete)
+
+
 def export_targets(incomplete: str) -> list[str]:
     """Return the tools that plans can be exported to."""
     from planner.interop.export.exported import TARGETS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.cli.options import DeterministicOption, JsonOption, PlanArgument, RunByOption
-from planner.cli.output import named, print_json, print_rich, user_errors
+from planner.cli.output import named, print_json, print_rich, say, user_errors
 from planner.errors import PipeplanError
 from planner.search.budget import DEFAULT_WORKERS
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
     from planner.analysis.explain import Explanation
+    from planner.analysis.moves import MovesFound
     from planner.analysis.what_if.values import WhatIf, WhatIfProgress
     from planner.plan.plan import Plan
     from planner.variants.changes import Change
@@ -143,9 +145,7 @@ def values_of(
 def _print_progress(row: WhatIfProgress) -> None:
     """Print a line for each step of a search."""
     time = "nothing fits" if row.iteration_time_s is None else format_seconds(row.iteration_time_s)
-    typer.echo(
-        f"{row.elapsed_s:7.1f}s  {row.step:>9}  {time:>12}  {row.change or 'no change'}", err=True
-    )
+    say(f"{row.elapsed_s:7.1f}s  {row.step:>9}  {time:>12}  {row.change or 'no change'}", err=True)
 
 
 def explain(
@@ -166,8 +166,9 @@ def explain(
 
 
 def _explain(path: Path, request: ValueRequest, runtime: str | None, *, as_json: bool) -> None:
-    """Explain a plan, then evaluate changes if the plan fits in memory."""
+    """Explain a plan, list its single changes, and evaluate others if it fits in memory."""
     from planner.analysis.explain import explain as explain_timeline
+    from planner.analysis.moves import moves
     from planner.prediction import load_plan, replay
 
     plan = load_plan(path, runtime)
@@ -176,22 +177,26 @@ def _explain(path: Path, request: ValueRequest, runtime: str | None, *, as_json:
     require_changes(plan, request.changes)
     if not as_json:
         _show(explanation)
+    single = moves(plan)
+    if not as_json:
+        _show_moves(plan, single, path)
     found = None
     if request.is_asked_for or _fits(explanation):
         found = values_of(plan, explanation, request, quiet=as_json)
     if as_json:
-        print_json(_data(explanation, found))
+        print_json(_data(explanation, single, found))
     elif found is not None:
         _show_values(found)
 
 
-def _data(explanation: Explanation, found: WhatIf | None) -> dict[str, Any]:
+def _data(explanation: Explanation, single: MovesFound, found: WhatIf | None) -> dict[str, Any]:
     """Return the JSON output."""
     from planner.report.explanation import explanation_data
+    from planner.report.moves import moves_data
     from planner.report.what_if import what_if_data
 
     values = None if found is None else what_if_data(found)
-    return {**explanation_data(explanation), "what_if": values}
+    return {**explanation_data(explanation), "moves": moves_data(single), "what_if": values}
 
 
 def _fits(explanation: Explanation) -> bool:
@@ -207,9 +212,18 @@ def _show(explanation: Explanation) -> None:
 
     shares = path_time_provenance(explanation.pipeline, explanation.critical_path)
     for line in (*explanation_lines(explanation), *time_provenance_lines(shares)):
-        typer.echo(line)
+        say(line)
     print_rich(idle_table(explanation.bubble))
     print_rich(stages_table(explanation.stages))
+
+
+def _show_moves(plan: Plan, single: MovesFound, path: Path) -> None:
+    from planner.report.moves import moves_lines, moves_table
+
+    if single.best is not None:
+        print_rich(moves_table(single))
+    for line in moves_lines(plan, single, shlex.quote(str(path))):
+        say(line)
 
 
 def _show_values(found: WhatIf) -> None:
@@ -218,4 +232,4 @@ def _show_values(found: WhatIf) -> None:
     if found.values:
         print_rich(what_if_table(found))
     for line in what_if_lines(found):
-        typer.echo(line)
+        say(line)

@@ -10,7 +10,7 @@ import typer
 
 from planner.cli import completion
 from planner.cli.options import JsonOption, PlanArgument
-from planner.cli.output import print_json, user_errors
+from planner.cli.output import print_json, say, user_errors
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _make(folder: Path) -> None:
 
 def _show(exported: Exported, written: list[str], use: Iterable[str]) -> None:
     for note in exported.notes:
-        typer.echo(f"note: {note}")
-    typer.echo(f"wrote {', '.join(written)}")
+        say(f"note: {note}")
+    say(f"wrote {', '.join(written)}")
     for line in use:
-        typer.echo(line)
+        say(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from planner.cli import completion
 from planner.cli.options import JsonOption
-from planner.cli.output import print_json, print_rich, user_errors
+from planner.cli.output import print_json, print_rich, say, user_errors
 from planner.errors import PipeplanError
 from planner.units import format_bytes, format_seconds, plural
 
@@ -23,8 +24,29 @@ SUFFIXES = (".toml", ".json")
 DEFAULT_CLUSTER_OUTPUT = Path("cluster.toml")
 
 
+def require_cluster_path(path: Path) -> None:
+    """Refuse a path that no cluster file can have, before any work.
+
+    Raises:
+        PipeplanError: with the reason.
+    """
+    from planner.records.document import require_file_path
+
+    if path.suffix not in SUFFIXES:
+        raise PipeplanError(
+            f"-o {path}: expected a name that ends in .toml or .json, as this file holds a cluster"
+        )
+    require_file_path(path)
+
+
 def import_cluster(
-    file: Path, output: Path | None, kind: str, options: ImportOptions, *, as_json: bool
+    file: Path,
+    output: Path | None,
+    kind: str,
+    options: ImportOptions,
+    prefix: str | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Read measured or listed links and write the cluster file.
 
@@ -33,21 +55,20 @@ def import_cluster(
         output: cluster file; None for ``cluster.toml``.
         kind: of the file, in :data:`planner.interop.importing.formats.CLUSTER_FORMATS`.
         options: what the file does not say.
+        prefix: that the names of devices and switches get, with a slash; None for none.
         as_json: print JSON instead of a table.
 
     Raises:
         PipeplanError: if it cannot be read or written.
     """
+    from planner.cluster.merge import renamed
     from planner.interop.importing.formats import import_cluster_file
-    from planner.records.document import require_file_path
 
     path = output or DEFAULT_CLUSTER_OUTPUT
-    if path.suffix not in SUFFIXES:
-        raise PipeplanError(
-            f"-o {path}: expected a name that ends in .toml or .json, as this file holds a cluster"
-        )
-    require_file_path(path)
+    require_cluster_path(path)
     imported = import_cluster_file(file, kind, options)
+    if prefix:
+        imported = replace(imported, cluster=renamed(imported.cluster, prefix.rstrip("/")))
     imported.cluster.save(path)
     if as_json:
         print_json(_data(imported, kind, path))
@@ -85,9 +106,11 @@ def _show_cluster(imported: Any, kind: str, path: Path) -> None:
         )
     print_rich(table)
     for note in imported.notes:
-        typer.echo(f"note: {note}")
-    typer.echo(f"wrote {path}")
-    typer.echo(f"next: pipeplan plan MODEL --job JOB.toml --cluster {shlex.quote(str(path))}")
+        say(f"note: {note}")
+    say(f"wrote {path}")
+    name = shlex.quote(str(path))
+    say(f"next: pipeplan plan MODEL --job JOB.toml --cluster {name}")
+    say(f"  or: pipeplan cluster merge {name} OTHER.toml --network 100gbit")
 
 
 SUFFIX = ".json"
@@ -98,7 +121,8 @@ FileArgument = Annotated[
     Path,
     typer.Argument(
         metavar="FILE",
-        help="profile of another tool, output of `nvidia-smi topo -m`, or a log of nccl-tests",
+        help="profile of another tool, output of `nvidia-smi topo -m` or `rocm-smi --showtopo`, or "
+        "a log of nccl-tests",
     ),
 ]
 OutputOption = Annotated[
@@ -117,8 +141,8 @@ FormatOption = Annotated[
         "--from",
         metavar="FORMAT",
         help="kind of FILE (auto: detect it): dapple, pipedream, dnn-partitioning, nvidia-smi, "
-        "nccl-tests, nccl-all-reduce, nccl-sendrecv, sailor, metis, galvatron, sailor-links, "
-        "metis-cluster, galvatron-links",
+        "rocm-smi, nccl-tests, nccl-all-reduce, nccl-sendrecv, sailor, metis, galvatron, "
+        "sailor-links, metis-cluster, galvatron-links",
         autocompletion=completion.import_formats,
     ),
 ]
@@ -126,8 +150,8 @@ DeviceTypeOption = Annotated[
     str | None,
     typer.Option(
         "--device-type",
-        help="preset of the device that was profiled (default: V100-16GB), or of GPUs that the "
-        "file does not name",
+        help="the device that was profiled (default: V100-16GB), or the GPUs that the file does "
+        "not name: a preset, or FILE.toml:NAME for [device_types.NAME] of a cluster file",
         autocompletion=completion.device_types,
     ),
 ]
@@ -143,8 +167,18 @@ GivenOption = Annotated[
     typer.Option(
         "--given",
         metavar="NAME=VALUE",
-        help="what FILE does not say, once for each: tensor_parallel=4, hosts=GH-96*4 (a name "
+        help="what FILE does not say, once for each: tensor_parallel=4, pcie=3 (a name "
         "that the format does not take is refused with those it takes)",
+    ),
+]
+
+
+PrefixOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prefix",
+        metavar="NAME",
+        help="rename devices and switches of a cluster to NAME/…, the name of their host",
     ),
 ]
 
@@ -157,6 +191,7 @@ def import_(
     samples: SamplesOption = None,
     free_inputs: FreeInputsOption = False,
     given: GivenOption = None,
+    prefix: PrefixOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Import a profile as a layer graph, or measured links as a cluster file."""
@@ -171,8 +206,10 @@ def import_(
             _refuse_profile_options(samples, free_inputs)
         options = ImportOptions(device_type, samples, free_inputs, _given(given or []))
         if kind in CLUSTER_FORMATS:
-            import_cluster(file, output, kind, options, as_json=as_json)
+            import_cluster(file, output, kind, options, prefix, as_json=as_json)
         else:
+            if prefix is not None:
+                raise PipeplanError("--prefix applies to clusters only; remove it")
             _import_profile(file, output or DEFAULT_OUTPUT, kind, options, as_json=as_json)
 
 
@@ -275,25 +312,25 @@ def _report(name: str, imported: Imported, written: dict[str, Path]) -> dict[str
 
 def _show(name: str, imported: Imported, written: dict[str, Path]) -> None:
     report = _report(name, imported, written)
-    typer.echo(
+    say(
         f"{report['name']} ({name}): {plural(report['layers'], 'layer')}, "
         f"{plural(report['boundaries'], 'boundary tensor')}, "
         f"{plural(report['samples_per_microbatch'], 'sample')} per microbatch"
     )
-    typer.echo(
+    say(
         f"one microbatch: forward {format_seconds(report['forward_s'])}, backward "
         f"{format_seconds(report['backward_s'])}, stash {format_bytes(report['stash_bytes'])}; "
         f"parameters {format_bytes(report['parameter_bytes'])}"
     )
     for note in imported.notes:
-        typer.echo(f"note: {note}")
+        say(f"note: {note}")
     job_path = written["job"]
     replication = "stages may have replicas" if imported.job.replication else "no replicas"
-    typer.echo(
+    say(
         f"assumed for the job: {plural(imported.job.microbatches, 'microbatch', 'es')}, "
         f"{replication}; edit {job_path} to change it"
     )
-    typer.echo(f"wrote {', '.join(map(str, written.values()))}")
+    say(f"wrote {', '.join(map(str, written.values()))}")
     cluster = shlex.quote(str(written["cluster"])) if "cluster" in written else "CLUSTER.toml"
     graph, job = (shlex.quote(str(written[kind])) for kind in ("graph", "job"))
-    typer.echo(f"next: pipeplan plan {graph} --cluster {cluster} --job {job}")
+    say(f"next: pipeplan plan {graph} --cluster {cluster} --job {job}")

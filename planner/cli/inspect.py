@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.cli import completion
-from planner.cli.models import graph_of, job_of
+from planner.cli.models import graph_of, is_graph_file, job_of
 from planner.cli.options import (
     JobOption,
     JsonOption,
@@ -20,10 +20,11 @@ from planner.cli.options import (
     RunByOption,
     SetOption,
 )
-from planner.cli.output import named, print_json, print_rich, print_written, user_errors
+from planner.cli.output import named, print_json, print_rich, print_written, say, user_errors
 from planner.errors import PipeplanError, shorten
 
 if TYPE_CHECKING:
+    from planner.job import Job
     from planner.plan.plan import Plan
     from planner.simulation.timeline import Timeline
 
@@ -35,10 +36,32 @@ def trace(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="write the layer graph as JSON")
     ] = None,
+    split: Annotated[
+        int | None,
+        typer.Option(
+            "--split",
+            metavar="DEGREE",
+            min=2,
+            help="show instead how each layer splits over a tensor-parallel group of so many",
+        ),
+    ] = None,
+    sequence: Annotated[
+        bool,
+        typer.Option("--sequence", help="with --split: share positions between its regions"),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Trace a model and show each layer's FLOPs, parameters, stash and boundary tensors."""
     with user_errors(as_json):
+        if split is not None:
+            if output is not None:
+                raise PipeplanError(
+                    "-o writes the layer graph, which has no split; leave out --split"
+                )
+            _show_split(model, job_of(job, set_), split, sequence, as_json)
+            return
+        if sequence:
+            raise PipeplanError("--sequence is part of a split; add --split DEGREE")
         graph = graph_of(model, job_of(job, set_))
         if output is not None:
             graph.save(output)
@@ -49,7 +72,24 @@ def trace(
 
         print_rich(layer_table(graph))
         if output is not None:
-            typer.echo(f"wrote {output}", err=True)
+            say(f"wrote {output}", err=True)
+
+
+def _show_split(model: str, job: Job, degree: int, sequence: bool, as_json: bool) -> None:
+    if is_graph_file(model):
+        raise PipeplanError(f"{model}: a layer graph has no operations to split; name the model")
+    from planner.model.tracing.sharding.record import record_of
+    from planner.model.tracing.trace import trace_step
+    from planner.report.split import split_table, unsplit_lines
+
+    step = trace_step(model, job)
+    record = record_of(step, degree, sequence=sequence)
+    if as_json:
+        print_json(record.model_dump(mode="json"))
+        return
+    print_rich(split_table(step.graph, record))
+    for line in unsplit_lines(record):
+        say(line)
 
 
 def profile(context: typer.Context) -> None:
@@ -101,7 +141,7 @@ def verify(
             raise PipeplanError(problems)
         else:
             for line in (f"holds; {_about_bound(plan)}", *(proof.lines() if proof else ())):
-                typer.echo(f"{path}: {line}")
+                say(f"{path}: {line}")
         if problems:
             raise typer.Exit(1)
 
@@ -196,7 +236,7 @@ def schema(
             typer.echo(text, nl=False)
         else:
             write_atomically(output, text)
-            typer.echo(f"wrote {output}")
+            say(f"wrote {output}")
 
 
 def _text(kind: str) -> str:

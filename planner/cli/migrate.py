@@ -10,7 +10,7 @@ import typer
 
 from planner.cli import completion
 from planner.cli.options import JsonOption
-from planner.cli.output import print_json, user_errors
+from planner.cli.output import print_json, say, user_errors
 from planner.errors import PipeplanError
 
 FileArgument = Annotated[
@@ -52,9 +52,9 @@ def migrate(file: FileArgument, output: OutputOption = None, as_json: JsonOption
         if as_json:
             print_json(report)
         elif written:
-            typer.echo(f"wrote {target} ({data['format']} -> {newest})")
+            say(f"wrote {target} ({data['format']} -> {newest})")
         else:
-            typer.echo(f"{file}: {newest} is the newest format; nothing to do")
+            say(f"{file}: {newest} is the newest format; nothing to do")
 
 
 _OF_THE_EXECUTOR = ("pipeplan-train/", "pipeplan-checkpoint/")

@@ -85,7 +85,12 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
         PipeplanError: for a wrong file or setting, or if the three do not fit together.
     """
     from planner.cluster.cluster import Cluster
-    from planner.interop.calibrate.costs import read_costs, with_costs, with_optimizer_costs
+    from planner.interop.calibrate.costs import (
+        read_costs,
+        warn_of_types_without_costs,
+        with_costs,
+        with_optimizer_costs,
+    )
     from planner.plan.problem import ModelSource, Problem
     from planner.plan.runtimes import for_runtime
 
@@ -104,6 +109,7 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
         costs = read_costs(path, "--costs")
         graph = with_costs(graph, cluster, costs)
         cluster = with_optimizer_costs(cluster, job, costs)
+    warn_of_types_without_costs(graph, cluster, str(request.cluster))
     problem = for_runtime(Problem(graph, cluster, job, source), rules)
     return LoadedProblem(problem, text_problem)
 

@@ -12,15 +12,22 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
-from planner.errors import PipeplanError
+from planner.errors import PipeplanError, printable
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from planner.plan.plan import Plan
 
 
 REFUSED = 1
 INTERRUPTED = 130
 """Exit statuses; docs/cli_conventions.md has all of them."""
+
+
+def say(text: str = "", *, err: bool = False) -> None:
+    """Print a line, to stderr if ``err``; what names from files contain is shown, never obeyed."""
+    typer.echo(printable(text), err=err)
 
 
 class _Document:
@@ -57,10 +64,10 @@ def user_errors(as_json: bool = False) -> Iterator[None]:
             yield
     except PipeplanError as error:
         for problem in error.problems:
-            typer.echo(f"error: {_as_option(problem)}", err=True)
+            say(f"error: {_as_option(problem)}", err=True)
         raise typer.Exit(REFUSED) from None
     except KeyboardInterrupt as interrupt:
-        typer.echo(_interrupted(interrupt), err=True)
+        say(_interrupted(interrupt), err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -118,15 +125,13 @@ def show_plan(the_plan: Plan) -> None:
     print_rich(plan_tables(the_plan, simulate_plan(the_plan)))
 
 
-def show_fair_links(the_plan: Plan) -> None:
-    """Print the iteration time with fairly shared links, if it differs noticeably."""
-    from planner.report.summary import fair_links_line
-    from planner.simulation.fair_links import simulate_plan_fair_links
+def show_links(the_plan: Plan) -> None:
+    """Print by which rule messages have links, if the plan has it from an older version."""
+    from planner.report.summary import links_line
 
-    shared_s = simulate_plan_fair_links(the_plan).iteration_time_s
-    line = fair_links_line(the_plan.predicted.iteration_time_s, shared_s)
+    line = links_line(the_plan.runtime)
     if line is not None:
-        typer.echo(line)
+        say(line)
 
 
 def print_written(plans: Sequence[Path], written: Path, *, as_json: bool) -> None:
@@ -134,15 +139,28 @@ def print_written(plans: Sequence[Path], written: Path, *, as_json: bool) -> Non
     if as_json:
         print_json({"plans": [str(path) for path in plans], "written": [str(written)]})
     else:
-        typer.echo(f"wrote {written}")
+        say(f"wrote {written}")
 
 
 def print_rich(renderable: Any) -> None:
     """Print a table or a group of tables."""
-    from rich.console import Console
-
     # Piped output is for reading too: do not fold tables at 80 columns.
-    Console(width=None if sys.stdout.isatty() else 120).print(renderable)
+    console(width=None if sys.stdout.isatty() else 120).print(renderable)
+
+
+def console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """Return rich's console; names from files appear as :func:`say` prints them."""
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class PrintableConsole(Console):
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterator[Segment]:
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if control else printable(text), style, control)
+
+    return PrintableConsole(stderr=stderr, width=width)
 
 
 def print_json(data: Any) -> None:

@@ -24,7 +24,7 @@ from planner.cli.options import (
     SetOption,
     WorkersOption,
 )
-from planner.cli.output import print_json, show_plan, user_errors
+from planner.cli.output import print_json, say, show_plan, user_errors
 from planner.cli.sync import needs_pipelines, require_sync, with_sync
 from planner.errors import PipeplanError
 from planner.search.budget import DEFAULT_WORKERS
@@ -50,25 +50,28 @@ def show_result(result: Result, output: Path, text_problem: str | None, *, as_js
     if as_json:
         print_json(_data(result, output))
         return
-    show_plan(result.plan)
-    typer.echo(result.summary())
     _print_unjoined(result.unjoined_devices)
+    show_plan(result.plan)
+    say(result.summary())
     for line in space_lines(result.plan):
-        typer.echo(line)
+        say(line)
     about_gap = _about_gap(result)
     if about_gap is not None:
-        typer.echo(about_gap)
-    typer.echo(f"wrote {output}")
+        say(about_gap)
+    say(f"wrote {output}")
     print_run_command(result.plan, output, text_problem)
 
 
 def _data(result: Result, output: Path) -> dict[str, Any]:
     """Return the JSON output."""
+    from planner.report.summary import throughput_data
+
     return {
         "status": result.status,
         "ended": result.ended,
         "plan": str(output),
         **result.plan.predicted.model_dump(mode="json"),
+        "throughput": throughput_data(result.plan),
         "runtime": result.plan.job.runtime and result.plan.runtime.name,
         "bound_covers": result.plan.provenance.bound_covers.model_dump(mode="json"),
         "unjoined_devices": list(result.unjoined_devices),
@@ -82,10 +85,9 @@ def _print_unjoined(devices: Sequence[str]) -> None:
     from planner.plan.operations import compress_devices
 
     if devices:
-        typer.echo(
-            f"note: {compress_devices(devices)} have no route to a device in use, so "
-            f"{plural(len(devices), 'device')} stay unused; add links to the cluster file to use "
-            f"them"
+        say(
+            f"not used: {compress_devices(devices)}, {plural(len(devices), 'device')}, since no "
+            "path of links joins them to the devices of the plan; add links to the cluster file"
         )
 
 
@@ -105,12 +107,12 @@ def _about_gap(result: Result) -> str | None:
 
 def print_run_command(plan: Plan, output: Path, text_problem: str | None) -> None:
     """Print how to run a plan, and on what data, if its model is known."""
-    from planner.plan.run_command import data_line, run_command
+    from planner.plan.run_command import data_line, run_commands
 
-    command = run_command(plan, output, text_problem)
-    if command is not None:
-        typer.echo(f"run it on one host with: {command}")
-        typer.echo(data_line(text_problem))
+    commands = run_commands(plan, output, text_problem)
+    if commands is not None:
+        for line in (*commands.lines("run it"), data_line(text_problem)):
+            say(line)
 
 
 def progress_table(quiet: bool) -> Callable[[HistoryRow], None]:
@@ -121,10 +123,10 @@ def progress_table(quiet: bool) -> Callable[[HistoryRow], None]:
 
     def show(row: HistoryRow) -> None:
         while headings:
-            typer.echo(headings.pop(), err=True)
+            say(headings.pop(), err=True)
         gap = f"{row.gap:7.2%}" if row.gap is not None else "      -"
         time, bound = format_seconds(row.iteration_time_s), format_seconds(row.lower_bound_s)
-        typer.echo(f"{row.time_s:7.1f}s  {time:>12}  {bound:>12}  {gap}  {row.event}", err=True)
+        say(f"{row.time_s:7.1f}s  {time:>12}  {bound:>12}  {gap}  {row.event}", err=True)
 
     return show
 
@@ -183,10 +185,10 @@ def make_plan(
     plan, reason = with_sync(found.plan, request.sync)
     save_valid(plan, output)
     if request.robust and found.robustness is None:
-        typer.echo("note: interrupted before the comparison under noise", err=True)
+        say("note: interrupted before the comparison under noise", err=True)
     show_result(replace(found, plan=plan), output, loaded.text_problem, as_json=as_json)
     if reason and not as_json:
-        typer.echo(f"synchronisation strategy: {reason}")
+        say(f"synchronisation strategy: {reason}")
 
 
 def _require_possible(request: PlanRequest, settings: SearchSettings, output: Path) -> None:
@@ -256,7 +258,7 @@ def _print_unusable(problem: Problem, plans: dict[Path, Plan]) -> None:
     chain = Chain(problem)
     for path, earlier in plans.items():
         if chain.partition([(stage.layers, stage.devices) for stage in earlier.stages]) is None:
-            typer.echo(
+            say(
                 f"note: {path} is ignored: its stages are not consecutive layers of this model, or "
                 f"one of them has no device in this cluster",
                 err=True,

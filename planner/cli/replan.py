@@ -17,7 +17,7 @@ from planner.cli.options import (
     SeedOption,
     WorkersOption,
 )
-from planner.cli.output import print_json, print_rich, show_plan, user_errors
+from planner.cli.output import print_json, print_rich, say, show_plan, user_errors
 from planner.errors import PipeplanError
 from planner.search.budget import DEFAULT_WORKERS
 
@@ -163,20 +163,18 @@ def _show(found: Replanned, output: Path, moves: Path | None, *, as_json: bool) 
     if table is not None:
         print_rich(table)
     for line in replanned_lines(found):
-        typer.echo(line)
+        say(line)
     for note in found.notes:
-        typer.echo(f"note: {note}")
-    typer.echo(f"wrote {output}" + (f" and {moves}" if moves is not None else ""))
+        say(f"note: {note}")
+    say(f"wrote {output}" + (f" and {moves}" if moves is not None else ""))
     _print_resume_command(found, output)
 
 
 def _print_resume_command(found: Replanned, output: Path) -> None:
-    from planner.plan.run_command import resume_command
+    from planner.plan.run_command import resume_commands
 
-    command = resume_command(found.plan, output)
-    if command is not None:
-        typer.echo(
-            f"to resume from the last checkpoint on one host, add the options of the original "
-            f"training to:  "
-            f"{command}"
-        )
+    commands = resume_commands(found.plan, output)
+    if commands is not None:
+        start = "with the options of the original training, resume from the last checkpoint"
+        for line in commands.lines(start):
+            say(line)

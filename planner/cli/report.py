@@ -18,7 +18,7 @@ from planner.cli.explain import (
     values_of,
 )
 from planner.cli.options import AgainstOption, DeterministicOption, JsonOption, PlanArgument
-from planner.cli.output import named, print_written, user_errors
+from planner.cli.output import console, named, print_written, user_errors
 from planner.errors import PipeplanError
 from planner.search.budget import DEFAULT_WORKERS
 
@@ -104,15 +104,13 @@ def _measured(plan: Plan, path: Path) -> MeasuredTimeline:
 
 def _compared(plan: Plan) -> tuple[ComparisonRow, ...]:
     """Run the baselines, with a line on stderr as each is done."""
-    from rich.console import Console
-
     from planner.analysis.comparison import compare_plan
 
-    console = Console(stderr=True)
-    with console.status("baselines"):
+    shown = console(stderr=True)
+    with shown.status("baselines"):
         return compare_plan(
             plan,
-            progress=lambda row: console.print(
+            progress=lambda row: shown.print(
                 f"{row.planner}: planned in {row.planning_s:.1f} s", highlight=False, markup=False
             ),
         )

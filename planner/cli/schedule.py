@@ -15,7 +15,7 @@ from planner.cli.options import (
     SeedOption,
     WorkersOption,
 )
-from planner.cli.output import print_json, show_plan, user_errors
+from planner.cli.output import print_json, say, show_plan, user_errors
 from planner.search.budget import DEFAULT_WORKERS
 from planner.units import format_seconds
 
@@ -95,11 +95,11 @@ def _report(found: Schedule, before: Plan, made: Plan, output: Path, as_json: bo
         return
     show_plan(made)
     gap = f", gap {found.gap:.2%}" if found.gap is not None else ""
-    typer.echo(
+    say(
         f"iteration time {format_seconds(found.iteration_time_s)} with {found.method}; the old "
         f"orders take {format_seconds(before.predicted.iteration_time_s)}"
     )
-    typer.echo(
+    say(
         f"lower bound for every schedule of these stages {format_seconds(found.lower_bound_s)}{gap}"
     )
-    typer.echo(f"wrote {output}")
+    say(f"wrote {output}")

@@ -14,7 +14,8 @@ from planner.cli.output import (
     named,
     print_json,
     print_rich,
-    show_fair_links,
+    say,
+    show_links,
     show_plan,
     user_errors,
 )
@@ -247,14 +248,14 @@ def _show_replay(
         return
     show_plan(plan)
     _show_overflow(plan)
-    show_fair_links(plan)
+    show_links(plan)
     show_against(comparison)
     show_noise(plan, noise)
     if plan.provenance != loaded.provenance:
-        typer.echo(f"the bound covers {plan.provenance.bound_covers}")
+        say(f"the bound covers {plan.provenance.bound_covers}")
     for written in (output, trace_path):
         if written is not None:
-            typer.echo(f"wrote {written}")
+            say(f"wrote {written}")
 
 
 def _show_overflow(plan: Plan) -> None:
@@ -267,7 +268,7 @@ def _show_overflow(plan: Plan) -> None:
     ]
     over = [row for row in rows if row[1] > row[2]]
     if over:
-        typer.echo(overflow_line(over))
+        say(overflow_line(over))
 
 
 def _write(plan: Plan, output: Path | None, trace_path: Path | None) -> None:
@@ -283,11 +284,11 @@ def _write(plan: Plan, output: Path | None, trace_path: Path | None) -> None:
 
 def _data(plan: Plan, noise: Noise | None, comparison: Comparison | None) -> dict[str, Any]:
     """Return the JSON output."""
-    from planner.simulation.fair_links import simulate_plan_fair_links
+    from planner.report.summary import throughput_data
 
     return {
         **plan.predicted.model_dump(mode="json"),
-        "iteration_time_fair_links_s": simulate_plan_fair_links(plan).iteration_time_s,
+        "throughput": throughput_data(plan),
         **noise_report(plan, noise),
         **against_report(comparison),
     }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from planner.cli.models import given_rules, graph_of, is_graph_file, job_of
-from planner.cli.output import print_json, print_rich
+from planner.cli.output import console, print_json, print_rich, say
 from planner.errors import PipeplanError
 from planner.units import format_seconds, plural
 
@@ -37,7 +37,6 @@ def shown_progress(
         folder: of the sweep.
         quiet: show nothing.
     """
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -50,7 +49,7 @@ def shown_progress(
     if quiet:
         yield lambda progress: None
         return
-    console = Console(stderr=True)
+    shown = console(stderr=True)
     columns = (
         TextColumn("points"),
         BarColumn(),
@@ -58,12 +57,12 @@ def shown_progress(
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=shown, disable=not shown.is_terminal) as bar:
         task = bar.add_task("points", total=None)
 
         def show(progress: SweepProgress) -> None:
             line = _start_line(progress, limit, folder) if progress.row is None else _line(progress)
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            shown.print(line, markup=False, highlight=False, soft_wrap=True)
             bar.update(task, total=progress.total, completed=progress.done)
 
         yield show
@@ -101,10 +100,10 @@ def show_sweep(result: SweepResult, *, as_json: bool) -> None:
     if result.rows:
         print_rich(sweep_table(result))
     for line in sweep_lines(result):
-        typer.echo(line)
-    typer.echo(f"plans and index in {result.folder}")
+        say(line)
+    say(f"plans and index in {result.folder}")
     if result.others:
-        typer.echo(f"the folder has {result.others} more points outside this sweep")
+        say(f"the folder has {result.others} more points outside this sweep")
 
 
 def draw_sweep(result: SweepResult, path: Path) -> None:
@@ -112,10 +111,10 @@ def draw_sweep(result: SweepResult, path: Path) -> None:
     from planner.report.sweep import save_sweep_plot
 
     if all(row.plan is None for row in result.rows):
-        typer.echo(f"note: {path} was not written: no point has a plan", err=True)
+        say(f"note: {path} was not written: no point has a plan", err=True)
         return
     save_sweep_plot(result, path)
-    typer.echo(f"wrote {path}", err=True)
+    say(f"wrote {path}", err=True)
 
 
 @dataclass(frozen=True)
@@ -182,18 +181,22 @@ def make_sweep(request: SweepRequest, *, as_json: bool) -> None:
         PipeplanError: naming what is wrong with the input.
         typer.Exit: with 130 after Ctrl-C, with 1 if no point has a plan.
     """
+    from planner.interop.calibrate.costs import warn_of_types_without_costs
+
     clusters = _clusters(request.clusters)
     job, rules = job_of(request.job, request.model_arguments), given_rules(request.runtime)
     _require_possible(request, clusters, job)
     costs = _costs(request)
     graphs = _graphs(request, clusters, job, costs, quiet=as_json)
+    for path, cluster in zip(request.clusters, clusters.values(), strict=True):
+        warn_of_types_without_costs(graphs[0], cluster, str(path))
     clusters = _with_steps(costs, clusters, job)
     result = _swept(request, graphs, clusters, job, rules, quiet=as_json)
     show_sweep(result, as_json=as_json)
     if request.plot is not None:
         draw_sweep(result, request.plot)
     if result.open:
-        typer.echo(
+        say(
             f"interrupted: {plural(len(result.open), 'point')} not solved yet; run the same "
             f"command again to resume",
             err=True,
@@ -274,7 +277,7 @@ def _graphs(
     found = []
     for samples in sizes:
         if not quiet and len(sizes) > 1 and not is_graph_file(request.model):
-            typer.echo(f"tracing {request.model} with {samples} samples per microbatch", err=True)
+            say(f"tracing {request.model} with {samples} samples per microbatch", err=True)
         graph = _graph(request.model, job.model_copy(update={"samples_per_microbatch": samples}))
         for file in costs:
             graph = with_costs(graph, any_cluster, file)
@@ -303,7 +306,7 @@ def _graph(model: str, job: Job) -> LayerGraph:
         return graph
     samples, traced = job.samples_per_microbatch, graph.record.samples_per_microbatch
     if samples != traced:
-        typer.echo(
+        say(
             f"note: {model} was traced with {traced} samples per microbatch; figures for {samples} "
             f"assume "
             f"{IN_PROPORTION}",

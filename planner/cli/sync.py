@@ -14,7 +14,7 @@ import typer
 
 from planner.cli import completion
 from planner.cli.completion import ALL, CHOOSE
-from planner.cli.output import print_json, print_rich
+from planner.cli.output import console, print_json, print_rich, say
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def show_sync(path: Path, request: SyncRequest, output: Path | None, *, as_json:
     if output is not None and sync is not None:
         save_valid(with_strategy(plan, sync), output)
         if not as_json:
-            typer.echo(f"wrote {output}")
+            say(f"wrote {output}")
 
 
 def _require_writable(plan: Plan, request: SyncRequest, output: Path) -> None:
@@ -255,7 +255,7 @@ def _show_choice(scenario: Scenario, request: SyncRequest, *, as_json: bool) -> 
         print_json({"choice": chosen, **sync_data(choice.comparison)})
     else:
         _print(choice.comparison)
-        typer.echo(f"{sync_name(choice.sync)}: {choice.reason}")
+        say(f"{sync_name(choice.sync)}: {choice.reason}")
     return choice.sync
 
 
@@ -300,12 +300,11 @@ def _progress() -> Iterator[Progress | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
     from rich.progress import Progress as Bar
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Bar(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("simulating strategies", total=None)
         done = 0
 

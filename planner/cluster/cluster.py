@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Hashable
 from functools import cached_property
@@ -15,9 +16,13 @@ from planner.cluster.cluster_file import FORMAT as FILE_FORMAT
 from planner.cluster.cluster_file import ClusterFile, Currency, Host, Name, cluster_toml
 from planner.cluster.hardware import DeviceType, LinkType, Price
 from planner.cluster.link_table import LinkTable
+from planner.cluster.measured_links import contradictions
 from planner.cluster.routing import Edges, Messages, Route, Routing
-from planner.records.document import Record, read_toml_or_json, write_atomically
+from planner.records.document import MOST_ENTRIES, Record, ShownInNotebooks, write_atomically
 from planner.records.formats import check_format
+from planner.units import plural
+
+logger = logging.getLogger(__name__)
 
 FORMAT = FILE_FORMAT
 
@@ -51,7 +56,7 @@ class Link(LinkType):
     between: tuple[Name, Name]
 
 
-class Cluster(Record):
+class Cluster(ShownInNotebooks, Record):
     """Devices, switches and links, all written out; :meth:`load` expands nodes.
 
     Attributes:
@@ -69,19 +74,32 @@ class Cluster(Record):
     name: str = "cluster"
     currency: Currency | None = None
     device_types: dict[str, DeviceType]
-    devices: Annotated[tuple[Device, ...], Field(min_length=1)]
-    switches: tuple[Name, ...] = ()
-    links: tuple[Link, ...] = ()
+    devices: Annotated[tuple[Device, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
+    switches: Annotated[tuple[Name, ...], Field(max_length=MOST_ENTRIES)] = ()
+    links: Annotated[tuple[Link, ...], Field(max_length=MOST_ENTRIES)] = ()
     hosts: tuple[Host, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return the numbers of devices, switches and links, in a line."""
+        return (
+            f"<Cluster: {self.name}, {plural(len(self.devices), 'device')}, "
+            f"{plural(len(self.switches), 'switch', 'es')}, {plural(len(self.links), 'link')}>"
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
         """Read a cluster file: TOML as people write it, or JSON as in a plan.
 
+        Measured links that contradict the rest of the file are logged.
+
         Raises:
-            PipeplanError: naming every wrong field.
+            PipeplanError: naming every wrong field, and in TOML every figure that no real device or
+                link has.
         """
-        return cls.from_data(read_toml_or_json(path), str(path))
+        cluster = cls.parse(ClusterFile.load(path).expanded(str(path)), str(path))
+        for contradiction in contradictions(cluster):
+            logger.warning("%s: %s", path, contradiction)
+        return cluster
 
     def save(self, path: str | Path) -> None:
         """Write the cluster, all written out, atomically; :meth:`load` reads it.

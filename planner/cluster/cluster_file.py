@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -18,13 +20,18 @@ from planner.cluster.hardware import (
     Source,
     check_slowdown,
 )
+from planner.cluster.measured_links import contradict
 from planner.cluster.presets import DEVICES, LINKS
+from planner.cluster.usual_figures import OVERRIDE, require_usual, unusual_figures
 from planner.errors import PipeplanError
 from planner.records.document import Record
+from planner.records.formats import read_formatted
 
 if TYPE_CHECKING:
     from planner.cluster.cluster import Cluster
 
+
+logger = logging.getLogger(__name__)
 
 FORMAT = "pipeplan-cluster/1"
 Text = Annotated[str, Field(min_length=1)]
@@ -176,6 +183,8 @@ class ClusterFile(Record):
         link_types: Your own link types by name; they override presets of the same name.
         links: Links between devices, switches and nodes.
         hosts: Devices that slow each other, host by host.
+        unusual_figures: Accept figures of devices and links outside the ranges of real ones, which
+            are refused otherwise, since their unit is likely wrong.
     """
 
     model_config = ConfigDict(
@@ -197,6 +206,37 @@ class ClusterFile(Record):
     link_types: dict[str, LinkType] = Field(default_factory=dict)
     links: tuple[LinkEntry, ...] = ()
     hosts: tuple[Host, ...] = ()
+    unusual_figures: bool = False
+
+    @classmethod
+    def load(cls, path: str | Path) -> ClusterFile:
+        """Read a cluster file: TOML as people write it, or JSON as in a plan.
+
+        Raises:
+            PipeplanError: naming every wrong field, and in TOML every figure that no real device or
+                link has.
+        """
+        source = str(path)
+        found = cls.parse(read_formatted(path, FORMAT), source)
+        if not (found.unusual_figures or source.endswith(".json")):
+            require_usual(found.device_types, found._link_figures(), source)
+        return found
+
+    def _link_figures(self) -> dict[str, LinkType]:
+        """Return links with figures of their own, and types of links, by their place."""
+        own = {
+            f"links[{position}]": LinkType.model_construct(
+                bandwidth_gb_per_s=entry.bandwidth_gb_per_s, latency_us=entry.latency_us
+            )
+            for position, entry in enumerate(self.links)
+        }
+        inner = {
+            f"nodes[{position}].link": node.link
+            for position, node in enumerate(self.nodes)
+            if isinstance(node.link, LinkType)
+        }
+        types = {f'link_types."{name}"': kind for name, kind in self.link_types.items()}
+        return {**types, **inner, **own}
 
     def expanded(self, source: str) -> dict[str, Any]:
         """Return the data of a Cluster, with every device, switch and link written out.
@@ -215,6 +255,8 @@ class ClusterFile(Record):
             problems.append("devices: the cluster has none; add [[nodes]] or [[devices]]")
         if problems:
             raise PipeplanError(f"{source}: {problem}" for problem in problems)
+        for note in self._links_against_presets():
+            logger.warning("%s: %s", source, note)
         return {
             "format": self.format,
             "name": self.name,
@@ -270,6 +312,23 @@ class ClusterFile(Record):
                 )
             yield {"between": list(entry.between), **kind, **own}
 
+    def _links_against_presets(self) -> Iterator[str]:
+        """Yield measured bandwidths that contradict the preset of their link."""
+        known = {**LINKS, **self.link_types}
+        for position, entry in enumerate(self.links):
+            width = entry.bandwidth_gb_per_s
+            if entry.preset is None or width is None or entry.source != "measured":
+                continue
+            preset = known[entry.preset]
+            usual = preset.bandwidth_gb_per_s
+            if preset.source != "assumed" and contradict(usual, width):
+                yield (
+                    f"links[{position}]: {width:.4g} GB/s were measured between "
+                    f"{entry.between[0]!r} and {entry.between[1]!r}, and {entry.preset} has "
+                    f"{usual:.4g}: the messages went another way, or the preset is wrong; measure "
+                    "again, or correct preset"
+                )
+
 
 def cluster_toml(cluster: Cluster) -> str:
     """Return a cluster as a TOML file, all written out; reading it gives an equal cluster.
@@ -279,6 +338,7 @@ def cluster_toml(cluster: Cluster) -> str:
     lines = [
         f"format = {_value(cluster.format)}",
         f"name = {_value(cluster.name)}",
+        *([f"{OVERRIDE} = true"] if _has_unusual_figures(cluster) else []),
         *([] if cluster.currency is None else [f"currency = {_value(cluster.currency)}"]),
         f"switches = {_value(list(cluster.switches))}",
     ]
@@ -292,6 +352,13 @@ def cluster_toml(cluster: Cluster) -> str:
     for host in cluster.hosts:
         lines += ["", "[[hosts]]", *_fields(host.model_dump())]
     return "\n".join(lines) + "\n"
+
+
+def _has_unusual_figures(cluster: Cluster) -> bool:
+    links: dict[str, LinkType] = {
+        f"links[{position}]": link for position, link in enumerate(cluster.links)
+    }
+    return any(unusual_figures(cluster.device_types, links))
 
 
 def _fields(data: dict[str, Any]) -> list[str]:

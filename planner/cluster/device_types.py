@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from planner.cluster.cluster_file import ClusterFile
 from planner.cluster.hardware import DeviceType
 from planner.cluster.presets import DEVICES
-from planner.errors import PipeplanError
+from planner.errors import PipeplanError, shorten
 
 CPU = "CPU-core"
 _MEMORY_SHARE = 0.1
@@ -15,6 +16,7 @@ _MEMORY_SHARE = 0.1
 _OTHERS = {
     "A100-80GB": {"PCIE"},
     "H100-80GB": {"PCIE", "NVL"},
+    "RTX-3090": {"TI"},
     "RTX-4090": {"D", "LAPTOP"},
 }
 """Words in names of devices with similar names and different figures."""
@@ -39,6 +41,31 @@ class KnownType:
 def cpu_type() -> KnownType:
     """Return the device type of a rank without a GPU."""
     return KnownType(CPU, DEVICES[CPU])
+
+
+def device_type_named(text: str) -> KnownType:
+    """Return a device type by its name on a command line.
+
+    Args:
+        text: a preset, or ``FILE:NAME`` of a type in ``device_types`` of a cluster file (.toml or
+            .json), which needs no devices.
+
+    Raises:
+        PipeplanError: if there is no such preset, file or type, or the file is wrong.
+    """
+    path, colon, name = text.rpartition(":")
+    if not colon or not path.endswith((".toml", ".json")):
+        if text not in DEVICES:
+            raise PipeplanError(
+                f"device_type: {shorten(text)} is unknown; use one of {', '.join(DEVICES)}, or "
+                "FILE.toml:NAME of your own [device_types.NAME]"
+            )
+        return KnownType(text, DEVICES[text])
+    own = ClusterFile.load(path).device_types
+    if name not in own:
+        there = f"it has {', '.join(own)}" if own else "it has none"
+        raise PipeplanError(f"{path}: device_types: no type {shorten(name)}; {there}")
+    return KnownType(name, own[name])
 
 
 def gpu_type(called: str, memory_gib: float) -> KnownType:
@@ -84,7 +111,7 @@ def named_type(called: str, place: str) -> KnownType:
         found = [name for name in found if _is_near(DEVICES[name].memory_gib, sizes[0])]
     if len(found) != 1:
         which = f"may be {' or '.join(found)}" if found else "is no preset"
-        raise PipeplanError(f"{place}: {called!r} {which}; give --device-type PRESET")
+        raise PipeplanError(f"{place}: {called!r} {which}; give --device-type NAME")
     return KnownType(found[0], DEVICES[found[0]])
 
 

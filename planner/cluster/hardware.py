@@ -97,6 +97,8 @@ class DeviceType(Record):
         reserved_gib: Memory used by driver and framework before the model.
         source: Source of the figures; with ``datasheet``, efficiencies and overheads still count as
             assumed.
+        hardware: The processor or GPU that was measured, by the system's or the driver's name;
+            profiles of another are refused.
         price_per_hour: Price of one device in the cluster's ``currency``; does not change plans.
         group: The inside of each device of this type if it is a tensor-parallel group, whose other
             figures are then those of all its devices together; null: it is a single device.
@@ -113,6 +115,7 @@ class DeviceType(Record):
     optimizer_efficiency: Positive = 1.0
     reserved_gib: NonNegative = 1.0
     source: Source = "datasheet"
+    hardware: Annotated[str, Field(min_length=1, max_length=400)] | None = None
     price_per_hour: Price | None = None
     group: GroupFigures | None = None
 
@@ -132,7 +135,8 @@ class DeviceType(Record):
         """Leave defaults of newer fields out, so that digests of older clusters do not change."""
         data: dict[str, Any] = dump(self)
         later = ("bandwidth_efficiency", "ramp_up_us", "operation_overhead_us")
-        for name in (*later, "optimizer_efficiency", "source", "price_per_hour", "group"):
+        optional = ("optimizer_efficiency", "source", "hardware", "price_per_hour", "group")
+        for name in (*later, *optional):
             if getattr(self, name) == type(self).model_fields[name].default:
                 data.pop(name, None)
         if not self.by_class:

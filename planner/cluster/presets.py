@@ -77,9 +77,12 @@ def _gpu(family: str, memory_gib: float, bandwidth: float, **peak: float) -> Dev
 DEVICES: dict[str, DeviceType] = {
     "V100-16GB": _gpu("Volta", 16, 900, float32=15.7, float16=125),
     "V100-32GB": _gpu("Volta", 32, 900, float32=15.7, float16=125),
+    "T4": _gpu("none", 15, 320, float32=8.1, float16=65),
     "A10": _gpu("Ampere", 22.5, 600, float32=31.2, tf32=62.5, float16=125, bfloat16=125),
     "L4": _gpu("none", 22.5, 300, float32=30.3, tf32=60, float16=121, bfloat16=121),
     "L40S": _gpu("none", 45, 864, float32=91.6, tf32=183, float16=362, bfloat16=362),
+    "A6000": _gpu("Ampere", 48, 768, float32=38.7, tf32=77.4, float16=154.8, bfloat16=154.8),
+    "RTX-3090": _gpu("Ampere", 24, 936, float32=35.6, tf32=35.6, float16=71, bfloat16=71),
     "RTX-4090": _gpu("none", 24, 1008, float32=82.6, tf32=82.6, float16=165.2, bfloat16=165.2),
     "A100-40GB": _gpu("Ampere", 40, 1555, float32=19.5, tf32=156, float16=312, bfloat16=312),
     "A100-80GB": _gpu("Ampere", 80, 2039, float32=19.5, tf32=156, float16=312, bfloat16=312),
@@ -91,6 +94,7 @@ DEVICES: dict[str, DeviceType] = {
     ),
     "H200": _gpu("Hopper", 140, 4800, float32=67, tf32=494.5, float16=989.5, bfloat16=989.5),
     "B200": _gpu("none", 178, 7700, float32=80, tf32=1100, float16=2250, bfloat16=2250),
+    "GB200": _gpu("none", 185, 8000, float32=80, tf32=1250, float16=2500, bfloat16=2500),
     "MI250X": _gpu("none", 64, 1638, float32=47.9, float16=191.5, bfloat16=191.5),
     "MI300X": _gpu("none", 192, 5300, float32=163.4, float16=1307.4, bfloat16=1307.4),
     # One thread of one core, for running plans without a GPU. Fitted to float32 times, see
@@ -119,8 +123,11 @@ DEVICES: dict[str, DeviceType] = {
 LINKS: dict[str, LinkType] = {
     "NVLink2": LinkType(bandwidth_gb_per_s=150, latency_us=2),
     "NVLink3": LinkType(bandwidth_gb_per_s=300, latency_us=2),
+    "NVLink3-GA102": LinkType(bandwidth_gb_per_s=56.25, latency_us=2),
     "NVLink4": LinkType(bandwidth_gb_per_s=450, latency_us=2),
     "NVLink5": LinkType(bandwidth_gb_per_s=900, latency_us=2),
+    "xGMI-MI250X": LinkType(bandwidth_gb_per_s=50, latency_us=2),
+    "xGMI-MI300X": LinkType(bandwidth_gb_per_s=64, latency_us=2),
     "PCIe3-x16": LinkType(bandwidth_gb_per_s=15.75, latency_us=5),
     "PCIe4-x16": LinkType(bandwidth_gb_per_s=31.5, latency_us=5),
     "PCIe5-x16": LinkType(bandwidth_gb_per_s=63, latency_us=5),
@@ -134,6 +141,7 @@ LINKS: dict[str, LinkType] = {
 
 
 NVIDIA = "https://www.nvidia.com/en-us"
+AMD = "https://www.amd.com/en/products/accelerators/instinct"
 
 
 @dataclass(frozen=True)
@@ -163,6 +171,11 @@ DEVICE_SOURCES: Mapping[str, Datasheet] = {
         f"{NVIDIA}/data-center/v100/",
         "SXM2 (the PCIe card has 14 and 112 TFLOP/s); no bfloat16, no TF32",
     ),
+    "T4": Datasheet(
+        "NVIDIA T4 datasheet, March 2019, and product brief PB-09256",
+        f"{NVIDIA}/data-center/tesla-t4/",
+        "15,360 MiB with ECC; the brief has 320 GB/s, the datasheet 300; no bfloat16, no TF32",
+    ),
     "A10": Datasheet(
         "NVIDIA A10 datasheet, March 2021",
         f"{NVIDIA}/data-center/products/a10-gpu/",
@@ -177,6 +190,16 @@ DEVICE_SOURCES: Mapping[str, Datasheet] = {
         "NVIDIA L40S datasheet, 2023",
         f"{NVIDIA}/data-center/l40s/",
         "dense figures; 46,068 MiB with ECC",
+    ),
+    "A6000": Datasheet(
+        "NVIDIA Ampere GA102 GPU architecture, whitepaper v2.0, 2021, and RTX A6000 datasheet",
+        f"{NVIDIA}/design-visualization/rtx-a6000/",
+        "dense figures (the datasheet's 309.7 TFLOP/s are with sparsity); ECC off, as delivered",
+    ),
+    "RTX-3090": Datasheet(
+        "NVIDIA Ampere GA102 GPU architecture, whitepaper v2.0, 2021, appendix A",
+        f"{NVIDIA}/geforce/graphics-cards/30-series/rtx-3090-3090ti/",
+        "16 bits with float32 accumulation, as torch asks for: half of that with float16",
     ),
     "RTX-4090": Datasheet(
         "NVIDIA Ada GPU architecture, whitepaper v2, 2022, appendix A",
@@ -218,15 +241,20 @@ DEVICE_SOURCES: Mapping[str, Datasheet] = {
         "HGX at 1,000 W; the brief has 192 GB and up to 8 TB/s, the GPU's driver reports 178 GiB "
         "and a memory bus of 7.7 TB/s",
     ),
+    "GB200": Datasheet(
+        "NVIDIA GB200 NVL72 datasheet, 2024",
+        f"{NVIDIA}/data-center/gb200-nvl72/",
+        f"one GPU of 72; {SPARSE}; 189,471 MiB",
+    ),
     "MI250X": Datasheet(
         "AMD Instinct MI250X data sheet, 2021",
-        "https://www.amd.com/en/products/accelerators/instinct/mi200/mi250x.html",
+        f"{AMD}/mi200/mi250x.html",
         "one of its two dies (GCD), which is what torch sees as a device: half of the figures; "
         "matrix peaks",
     ),
     "MI300X": Datasheet(
         "AMD Instinct MI300X data sheet, 2023",
-        "https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html",
+        f"{AMD}/mi300/mi300x.html",
         "matrix peaks; no TF32, which torch does not use by default there",
     ),
     "CPU-core": Datasheet(
@@ -243,8 +271,23 @@ GUESS = "latency assumed"
 LINK_SOURCES: Mapping[str, Datasheet] = {
     "NVLink2": Datasheet("NVIDIA V100 datasheet, January 2020", NVLINK, f"6 links; {GUESS}"),
     "NVLink3": Datasheet("NVIDIA A100 datasheet, June 2021", NVLINK, f"12 links; {GUESS}"),
+    "NVLink3-GA102": Datasheet(
+        "NVIDIA Ampere GA102 GPU architecture, whitepaper v2.0, 2021",
+        NVLINK,
+        f"4 links of 14.0625 GB/s (RTX 3090, A6000); {GUESS}",
+    ),
     "NVLink4": Datasheet("NVIDIA H100 datasheet, 2023", NVLINK, f"18 links; {GUESS}"),
     "NVLink5": Datasheet("NVIDIA Blackwell technical brief, 2024", NVLINK, f"18 links; {GUESS}"),
+    "xGMI-MI250X": Datasheet(
+        "AMD Instinct MI250X data sheet, 2021",
+        f"{AMD}/mi200/mi250x.html",
+        f"one link of 25 GT/s, 16 lanes; {GUESS}",
+    ),
+    "xGMI-MI300X": Datasheet(
+        "AMD Instinct MI300X platform data sheet, 2023",
+        f"{AMD}/mi300/mi300x.html",
+        f"one link of 32 GT/s, 16 lanes; {GUESS}",
+    ),
     "PCIe3-x16": Datasheet("PCI Express 3.0", PCIE, f"8 GT/s, 128b/130b; {GUESS}"),
     "PCIe4-x16": Datasheet("PCI Express 4.0", PCIE, f"16 GT/s, 128b/130b; {GUESS}"),
     "PCIe5-x16": Datasheet("PCI Express 5.0", PCIE, f"32 GT/s, 128b/130b; {GUESS}"),

@@ -8,6 +8,9 @@ from typing import NamedTuple
 from planner.cluster.cluster import Cluster
 from planner.model.graph_record import Layer, Parameter
 
+EQUAL = 1e-9
+"""Share of a time by which two that are the same may differ by rounding."""
+
 
 class Algorithm(NamedTuple):
     """Equal steps one after another; in each, every edge carries a message of ``bytes_``."""
@@ -46,6 +49,36 @@ def all_reduce_s(cluster: Cluster, devices: Sequence[str], bytes_: int) -> float
         steps * _step_s(cluster, edges, step_bytes)
         for steps, step_bytes, edges in all_reduce_algorithms(devices, bytes_)
     )
+
+
+class CollectiveLoad(NamedTuple):
+    """What an all-reduce asks of links.
+
+    Attributes:
+        latency_s: of its seconds, those that are no bytes' on the edge that is slowest in that.
+        gb_per_s: that every edge carries then.
+        links: that the edges cross, each as often as they do.
+    """
+
+    latency_s: float = 0.0
+    gb_per_s: float = math.inf
+    links: tuple[tuple[int, int], ...] = ()
+
+
+def collective_load(cluster: Cluster, devices: Sequence[str], bytes_: int) -> CollectiveLoad:
+    """Return what :func:`all_reduce_s` asks of links; of two equally fast ways the ring."""
+    ways = all_reduce_algorithms(devices, bytes_)
+    ring_s, tree_s = (way.steps * _step_s(cluster, way.edges, way.bytes_) for way in ways)
+    is_ring = ring_s <= tree_s * (1 + EQUAL)
+    chosen, seconds = (ways[0], ring_s) if is_ring else (ways[1], tree_s)
+    messages = cluster.at_once(tuple(chosen.edges))
+    if messages is None:
+        return CollectiveLoad()
+    narrowest = min(width for _, width in messages)
+    moving_s = chosen.steps * chosen.bytes_ / (narrowest * 1e9)
+    routes = (cluster.route(*edge) for edge in chosen.edges)
+    links = tuple(link for route in routes if route is not None for link in route.links)
+    return CollectiveLoad(max(0.0, seconds - moving_s), narrowest, links)
 
 
 def fastest_all_reduce_s(cluster: Cluster, devices: Sequence[str], bytes_: int) -> float:

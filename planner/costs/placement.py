@@ -12,6 +12,7 @@ import numpy as np
 
 from planner.cluster.link_table import FloatArray
 from planner.cluster.routing import Route
+from planner.costs.collectives import CollectiveLoad, collective_load
 from planner.costs.optimizer import optimizer_s, static_bytes
 from planner.costs.reductions import (
     GradientReduction,
@@ -36,24 +37,27 @@ class StageSpec:
     recompute: tuple[str, ...] = ()
 
 
+Resource = tuple[int, int] | tuple[str, str] | str
+"""What serves one message at a time: a link, a pair of devices, or a device with one stream."""
+
+
 @dataclass(frozen=True)
 class Transfer:
     """One message between two devices: its duration, and what it occupies for so long.
 
     Attributes:
-        seconds: host time included.
-        links: resources of links.
-        streams: devices that send or receive nothing else meanwhile, as they have one stream.
+        seconds: that it takes alone, host time included.
+        links: resources of links on its way.
+        occupied: what serves one message at a time, of all that it needs.
+        latency_s: of its seconds, those before the first byte.
+        gb_per_s: of its bytes, on links that it has to itself.
     """
 
     seconds: float
-    links: tuple[tuple[int, int], ...]
-    streams: tuple[str, ...] = ()
-
-    @property
-    def occupied(self) -> tuple[tuple[int, int] | str, ...]:
-        """All that serves one message at a time."""
-        return (*self.links, *self.streams)
+    links: tuple[tuple[int, int], ...] = ()
+    occupied: tuple[Resource, ...] = ()
+    latency_s: float = 0.0
+    gb_per_s: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -231,10 +235,31 @@ class PlacedPipeline:
     def _transfer(self, bytes_: int, source: str, target: str) -> Transfer:
         route = self._route(source, target)
         if source == target or bytes_ == 0:
-            return Transfer(0.0, ())
+            return Transfer(0.0)
+        latency_s = route.latency_s + self.behaviour.message_s
+        return Transfer(
+            route.seconds(bytes_) + self.behaviour.message_s,
+            route.links,
+            self._waits_for(route, source, target),
+            latency_s,
+            route.bandwidth_gb_per_s,
+        )
+
+    def _waits_for(self, route: Route, source: str, target: str) -> tuple[Resource, ...]:
+        """Return what a message waits for: by the rules for links, and streams."""
         streams = (source, target) if self.behaviour.streams == "one" else ()
-        seconds = route.seconds(bytes_) + self.behaviour.message_s
-        return Transfer(seconds, route.links, streams)
+        if self.problem.runtime.links == "in_turn":
+            return (*route.links, *streams)
+        # Over links that any number may use at once, messages of one pair need not wait either.
+        return (*([(source, target)] if route.links else []), *streams)
+
+    @cached_property
+    def reduction_loads(self) -> tuple[CollectiveLoad, ...]:
+        """What each of the synchronisations asks of links."""
+        cluster = self.problem.cluster
+        return tuple(
+            collective_load(cluster, row.among, row.bytes) for row in self.synchronisations
+        )
 
     def is_message(self, stage: int, source: str, target: str, *, forward: bool) -> bool:
         """Return whether a stage's activations, or gradients of its input, take a message."""

@@ -33,6 +33,7 @@ class GradientReduction:
     Attributes:
         stages: one, or those that hold tied parameters.
         devices: that hold them.
+        among: all devices that take part, of all groups, in the cluster's order.
         bytes: of the gradients.
         seconds: of the all-reduce.
         bucket: number of the bucket among those of the stage; 0 of gradients reduced at once.
@@ -42,6 +43,7 @@ class GradientReduction:
 
     stages: tuple[int, ...]
     devices: tuple[str, ...]
+    among: tuple[str, ...]
     bytes: int
     seconds: float
     bucket: int = 0
@@ -193,13 +195,14 @@ def gradient_reductions(
         everywhere = [names[d] for names in groups for d in devices] or devices
         if len(everywhere) < 2 or not bytes_:
             continue
-        reduced_s = partial(all_reduce_s, problem.cluster, _in_order(problem, everywhere))
+        among = _in_order(problem, everywhere)
+        reduced_s = partial(all_reduce_s, problem.cluster, among)
         if bucket_bytes is None or len(group) > 1:
-            rows.append(GradientReduction(group, devices, bytes_, reduced_s(bytes_)))
+            rows.append(GradientReduction(group, devices, among, bytes_, reduced_s(bytes_)))
         else:
             layers = [graph.layers[name] for name in graph.in_order(stages[index].layers)]
             buckets = gradient_buckets(layers, own[index], bucket_bytes)
-            rows += _bucket_reductions(index, devices, buckets, times[index], reduced_s)
+            rows += _bucket_reductions(index, devices, among, buckets, times[index], reduced_s)
     return tuple(rows)
 
 
@@ -210,6 +213,7 @@ def _in_order(problem: Problem, devices: Iterable[str]) -> tuple[str, ...]:
 def _bucket_reductions(
     stage: int,
     devices: tuple[str, ...],
+    among: tuple[str, ...],
     buckets: Sequence[GradientBucket],
     times: TimesByDevice,
     reduced_s: Callable[[int], float],
@@ -222,7 +226,7 @@ def _bucket_reductions(
     for number, bucket in enumerate(buckets):
         ahead = {device: before[id(times[device])][bucket.first_layer] for device in devices}
         yield GradientReduction(
-            (stage,), devices, bucket.bytes, seconds[bucket.bytes], number, ahead
+            (stage,), devices, among, bucket.bytes, seconds[bucket.bytes], number, ahead
         )
 
 

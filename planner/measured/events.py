@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from planner.model.graph_record import Name
 from planner.plan.operations import Operation, parse_operation
@@ -43,11 +49,24 @@ class MeasuredDevice(Record):
 
 
 class MeasuredStep(Record):
-    """One iteration: its total time, and the peak memory of devices where it is known."""
+    """One iteration: its total time, and figures of devices where they are known.
+
+    ``batch_wait_s`` is the time for which the host of a device loaded batches: before the first
+    operation for a GPU, within forwards on a CPU.
+    """
 
     step: Step
     iteration_time_s: Seconds
     peak_memory_bytes: dict[Name, Count] = Field(default_factory=dict)
+    batch_wait_s: dict[Name, Seconds] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _without_unknown_waits(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave them out where they are not known, as in files of earlier versions."""
+        data: dict[str, Any] = dump(self)
+        if not self.batch_wait_s:
+            data.pop("batch_wait_s", None)
+        return data
 
 
 class TimedEvent(Record):

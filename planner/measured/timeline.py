@@ -163,6 +163,7 @@ def _unknown_names(timeline: MeasuredTimeline) -> Iterator[str]:
     devices = {device.name for device in timeline.devices}
     for row in timeline.steps:
         yield from _unknown("steps", "peak_memory_bytes", row.peak_memory_bytes, devices)
+        yield from _unknown("steps", "batch_wait_s", row.batch_wait_s, devices)
     fields = ("operations", "transfers", "reductions", "optimizer_steps")
     for field in fields:
         for event in getattr(timeline, field):

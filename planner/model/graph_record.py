@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from planner.records.document import Count, Record, digest_of_data
+from planner.records.document import MOST_ENTRIES, Count, Record, digest_of_data
 
 Phase = Literal["forward", "input_gradient", "weight_gradient"]
 PHASES: tuple[Phase, ...] = ("forward", "input_gradient", "weight_gradient")
@@ -99,8 +99,8 @@ class MeasuredTimes(Record):
         return data
 
 
-class Layer(Record):
-    """The smallest unit of a stage; all figures are for one microbatch.
+class LayerFigures(Record):
+    """FLOPs, traffic and stash of a layer, or of a part of it, for one microbatch.
 
     Attributes:
         name: Name of the layer.
@@ -113,6 +113,27 @@ class Layer(Record):
         weight_gradient_traffic_bytes: Bytes read and written by the operations of the weight
             gradient.
         stash_bytes: Bytes that autograd keeps from forward to backward, without parameters.
+    """
+
+    name: Name
+    forward_flops: Count
+    input_gradient_flops: Count
+    weight_gradient_flops: Count
+    forward_traffic_bytes: Count
+    input_gradient_traffic_bytes: Count
+    weight_gradient_traffic_bytes: Count
+    stash_bytes: Count
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of forward and backward, nothing recomputed."""
+        return self.forward_flops + self.input_gradient_flops + self.weight_gradient_flops
+
+
+class Layer(LayerFigures):
+    """The smallest unit of a stage; all figures are for one microbatch.
+
+    Attributes:
         weight_stash_bytes: Part of the stash that the weight gradient still needs after a split
             input gradient; null: all of it.
         peak_bytes: Most memory held while the layer runs, without parameters and their gradients:
@@ -126,14 +147,6 @@ class Layer(Record):
             all other figures are then those of all devices together.
     """
 
-    name: Name
-    forward_flops: Count
-    input_gradient_flops: Count
-    weight_gradient_flops: Count
-    forward_traffic_bytes: Count
-    input_gradient_traffic_bytes: Count
-    weight_gradient_traffic_bytes: Count
-    stash_bytes: Count
     weight_stash_bytes: Count | None = None
     peak_bytes: Count | None = None
     parameters: tuple[Name, ...] = ()
@@ -240,9 +253,9 @@ class GraphRecord(Record):
     name: Name
     samples_per_microbatch: Annotated[int, Field(ge=1)]
     precision: Name
-    layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
-    boundaries: tuple[Boundary, ...]
-    parameters: tuple[Parameter, ...]
+    layers: Annotated[tuple[Layer, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
+    boundaries: Annotated[tuple[Boundary, ...], Field(max_length=MOST_ENTRIES)]
+    parameters: Annotated[tuple[Parameter, ...], Field(max_length=MOST_ENTRIES)]
     flop_coverage: Annotated[float, Field(ge=0, le=1)] = 1.0
     uncounted_operators: tuple[str, ...] = ()
 

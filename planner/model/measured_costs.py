@@ -15,6 +15,8 @@ from planner.records.document import Count, Record
 from planner.records.formats import JsonFile
 
 FORMAT = "pipeplan-costs/1"
+UNEASY_SPREAD = 0.1
+"""A spread of all measurements that is told wherever they are used."""
 Samples = Annotated[int, Field(ge=1, le=2**20)]
 
 
@@ -113,6 +115,15 @@ class LayerKind(Record):
         """Return the costs measured at a microbatch size."""
         return next((row for row in self.sizes if row.samples_per_microbatch == samples), None)
 
+    def around(self, samples: int) -> tuple[SizedCosts, SizedCosts] | None:
+        """Return the nearest measured sizes, the same one twice if the size itself was measured.
+
+        None if nothing was measured below or above.
+        """
+        below = [row for row in self.sizes if row.samples_per_microbatch <= samples]
+        above = [row for row in self.sizes if row.samples_per_microbatch >= samples]
+        return (below[-1], above[0]) if below and above else None
+
 
 class OptimizerCosts(Record):
     """Costs of the optimizer's step.
@@ -162,6 +173,26 @@ class Costs(JsonFile):
         if count > 1:
             raise ValueError(f"kinds: layer {name!r} appears {count} times; keep one of them")
         return self
+
+    @property
+    def spread(self) -> float:
+        """Distance between the quartiles of forwards and backwards, as a share of their time."""
+        rows = [(len(kind.layers), row) for kind in self.kinds for row in kind.sizes]
+        times = [(count, time) for count, row in rows for time in (row.forward, row.backward)]
+        total_s = sum(count * time.median_s for count, time in times)
+        apart_s = sum(count * (time.high_s - time.low_s) for count, time in times)
+        return apart_s / total_s if total_s else 0.0
+
+    @property
+    def spread_warning(self) -> str | None:
+        """What to say where repetitions differ so much that predictions suffer."""
+        if self.spread <= UNEASY_SPREAD:
+            return None
+        return (
+            f"repetitions of a measurement differ by {self.spread:.0%} of their time (quartiles, "
+            "all layers): something else used the machine, or its speed varies, and a prediction "
+            "from these costs may be off by as much; profile again when nothing does"
+        )
 
     def stash_bytes(self, layer: str, samples: int) -> int:
         """Return the bytes that a layer keeps for its backward, without its input.
@@ -216,17 +247,17 @@ class Costs(JsonFile):
 
     def _around(self, layer: str, samples: int) -> tuple[SizedCosts, SizedCosts]:
         """Return the nearest measured sizes, the same one twice if the size itself was measured."""
-        sizes = self._kind_of(layer).sizes
-        below = [row for row in sizes if row.samples_per_microbatch <= samples]
-        above = [row for row in sizes if row.samples_per_microbatch >= samples]
-        if not below or not above:
-            measured = ", ".join(str(row.samples_per_microbatch) for row in sizes) or "none"
+        kind = self._kind_of(layer)
+        around = kind.around(samples)
+        if around is None:
+            sizes = (str(row.samples_per_microbatch) for row in kind.sizes)
+            measured = ", ".join(sizes) or "none"
             raise PipeplanError(
                 f"kinds: layer {layer!r} has no costs at samples_per_microbatch = {samples} "
                 f"(measured: {measured}); profile the model with --samples {samples} among the "
                 "sizes"
             )
-        return below[-1], above[0]
+        return around
 
     def _kind_of(self, layer: str) -> LayerKind:
         for kind in self.kinds:

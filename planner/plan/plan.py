@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
@@ -17,9 +17,16 @@ from planner.plan.certificate import Proof
 from planner.plan.operations import Operation, parse_order
 from planner.plan.problem import ModelSource, Problem
 from planner.plan.runtime_rules import RuntimeBehaviour, RuntimeRules
-from planner.records.document import Count, Record, digest_of_data
+from planner.records.document import (
+    MOST_ENTRIES,
+    Count,
+    Record,
+    ShownInNotebooks,
+    digest_of_data,
+)
 from planner.records.formats import JsonFile
 from planner.space import BoundCovers, Space
+from planner.units import format_seconds, plural
 
 COST_MODEL = 1
 """The revision of the cost model and the simulator. It rises whenever either predicts other times
@@ -61,15 +68,15 @@ class Stage(Record):
 
     Attributes:
         index: Number of the stage, from 0; edges never lead to an earlier stage.
-        layers: Names of its layers.
+        layers: Names of its layers, which run in the order of the layer graph.
         devices: Devices that hold it (replicas); each microbatch runs on one of them.
         recompute: Layers that keep only their inputs and run again in the backward.
     """
 
     index: Count
-    layers: Annotated[tuple[str, ...], Field(min_length=1)]
-    devices: Annotated[tuple[str, ...], Field(min_length=1)]
-    recompute: tuple[str, ...] = ()
+    layers: Annotated[tuple[str, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
+    devices: Annotated[tuple[str, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
+    recompute: Annotated[tuple[str, ...], Field(max_length=MOST_ENTRIES)] = ()
 
 
 class Sync(Record):
@@ -213,11 +220,11 @@ class Provenance(Record):
     problem_digest: str | None = None
 
 
-class Plan(JsonFile):
+class Plan(ShownInNotebooks, JsonFile):
     """A complete plan: stages, devices, orders, predictions and the inputs they were made from.
 
     Attributes:
-        format: ``pipeplan/5``.
+        format: ``pipeplan/6``.
         model: The model.
         cluster: The cluster it was planned for.
         job: The job it was planned for.
@@ -235,19 +242,49 @@ class Plan(JsonFile):
             versions.
     """
 
-    format: Literal["pipeplan/5"] = "pipeplan/5"
+    format: Literal["pipeplan/6"] = "pipeplan/6"
     model: PlannedModel
     cluster: Cluster
     job: Job
     runtime: RuntimeRules
-    stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
+    stages: Annotated[tuple[Stage, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
     microbatches: Annotated[int, Field(ge=1, le=MAX_MICROBATCHES)]
     orders: dict[str, str]
-    ranks: tuple[str, ...]
+    ranks: Annotated[tuple[str, ...], Field(max_length=MOST_ENTRIES)]
     sync: Sync = Field(default_factory=Sync)
     predicted: Predicted
     provenance: Provenance
     proof: Proof | None = None
+
+    def __repr__(self) -> str:
+        """Return what the plan is of, in a line."""
+        proved = "no bound" if self.predicted.gap is None else f"gap {self.predicted.gap:.2%}"
+        sizes = (
+            plural(len(self.stages), "stage"),
+            plural(len(self.ranks), "device"),
+            plural(self.microbatches, "microbatch", "es"),
+        )
+        return (
+            f"<Plan: {self.model.name} on {self.cluster.name}, {', '.join(sizes)}, "
+            f"iteration {format_seconds(self.predicted.iteration_time_s)}, {proved}>"
+        )
+
+    @model_validator(mode="after")
+    def _put_layers_in_order(self) -> Self:
+        """List the layers of each stage as they run, however a file lists them."""
+        place = {name: position for position, name in enumerate(self.layers)}
+
+        def in_order(names: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(sorted(names, key=lambda name: place.get(name, len(place))))
+
+        stages = tuple(
+            stage.model_copy(
+                update={"layers": in_order(stage.layers), "recompute": in_order(stage.recompute)}
+            )
+            for stage in self.stages
+        )
+        self.__dict__["stages"] = stages  # The record is frozen.
+        return self
 
     @property
     def problem(self) -> Problem:

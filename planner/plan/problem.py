@@ -114,7 +114,8 @@ class Problem:
         """Return the digests with which a bound on a space holds for this problem.
 
         In no runtime may anything begin earlier than in Pipeplan's own, which is all that bounds
-        count on, so what was proved for that one holds for all.
+        count on, and on links in turn messages are no faster than they may be on shared ones, so
+        what was proved for Pipeplan's own with shared links holds for all.
         """
         own = replace(self, runtime=PIPEPLAN)
         return tuple(dict.fromkeys((self.digest_in(space), own.digest_in(space))))
@@ -160,10 +161,14 @@ _OLDER_FREEDOMS = {
 
 
 def _rules_of(runtime: RuntimeRules) -> dict[str, Any]:
-    """Return how a runtime runs plans; nothing for Pipeplan's own, as older versions had it."""
+    """Return how a runtime runs plans.
+
+    There is nothing of Pipeplan's own, nor of links in turn: older versions had no others.
+    """
     rules = runtime.model_dump(mode="json", include={"behaviour", "interleaved"})
     own = PIPEPLAN.model_dump(mode="json", include={"behaviour", "interleaved"})
-    return {} if rules == own else {"runtime": rules}
+    found: dict[str, Any] = {} if rules == own else {"runtime": rules}
+    return found if runtime.links == "in_turn" else {**found, "links": runtime.links}
 
 
 def _costs_of(cluster: Cluster) -> dict[str, Any]:

@@ -1,36 +1,111 @@
-"""The command line that runs a plan, as text for people."""
+"""The command lines that run a plan, as text for people."""
 
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from planner.job import LOSSES, text_problem_of_inputs
 from planner.plan.plan import Plan
 
 _ZOO = "models."
+MASTER = "MASTER_ADDRESS"
+"""Placeholder for the address of the first host, which a cluster file does not have."""
+MASTER_PORT = "29500"
 
 
-def run_command(plan: Plan, path: Path, text_problem: str | None = None) -> str | None:
-    """Return the command that runs a plan on one host; None for a plan without a model.
+@dataclass(frozen=True)
+class HostCommand:
+    """What to type on one host.
 
-    It includes the option that allows importing the code that the plan names.
+    Attributes:
+        host: its name in the cluster; empty if the devices do not tell it.
+        command: the command line.
+    """
+
+    host: str
+    command: str
+
+
+@dataclass(frozen=True)
+class RunCommands:
+    """How to start a plan's ranks.
+
+    Attributes:
+        hosts: what to type on each host; none if the ranks cannot be started so.
+        explanation: where to type it and what to fill in, or why there is nothing to type.
+    """
+
+    hosts: tuple[HostCommand, ...]
+    explanation: str
+
+    def lines(self, start: str) -> list[str]:
+        """Return them as lines for people.
+
+        Args:
+            start: what they do, such as ``run it``.
+        """
+        if len(self.hosts) == 1:
+            return [f"{start} {self.explanation} with: {self.hosts[0].command}"]
+        rows = [f"  {one.host}: {one.command}" for one in self.hosts]
+        return [f"{start} {self.explanation}{':' if rows else ''}", *rows]
+
+
+def run_commands(plan: Plan, path: Path, text_problem: str | None = None) -> RunCommands | None:
+    """Return the commands that run a plan, one for each host; None for a plan without a model.
+
+    They include the option that allows importing the code that the plan names.
 
     Args:
-        plan: the plan, whose devices are all on this host.
+        plan: the plan. A device ``a/gpu0`` is on host ``a``; names without a slash leave open
+            which host they are on, and count as one.
         path: path of its file.
         text_problem: why text cannot train the model, by its trace; the plan shows this only if its
-            job lists the inputs. The command then asks for random batches.
+            job lists the inputs. The commands then ask for random batches.
     """
     needs_random = text_problem or text_problem_of_inputs(plan.job)
-    return _command(plan, path, ["--data", "random"] if needs_random else [])
+    return _commands(plan, path, ["--data", "random"] if needs_random else [])
 
 
-def _command(plan: Plan, path: Path, data: list[str]) -> str | None:
+def _commands(plan: Plan, path: Path, more: list[str]) -> RunCommands | None:
     if plan.model.factory is None:
         return None
-    words = ["torchrun", "--nproc-per-node", str(len(plan.ranks)), "-m", "executor", str(path)]
-    return shlex.join([*words, *leave_words(plan), *data])
+    executor = ["-m", "executor", str(path), *leave_words(plan), *more]
+    hosts = [(host, len(list(ranks))) for host, ranks in groupby(plan.ranks, _host_of)]
+    names = [host for host, _ in hosts]
+    if len(hosts) == 1:
+        words = ["torchrun", "--nproc-per-node", str(len(plan.ranks)), *executor]
+        which = f" ({names[0]})" if names[0] else ""
+        return RunCommands((HostCommand(names[0], shlex.join(words)),), f"on one host{which}")
+    if len(set(names)) < len(names):
+        return RunCommands(
+            (),
+            "after planning again with the devices of each host together in the cluster file: "
+            f"torchrun numbers the ranks of a host in a row, and these are on {', '.join(names)}",
+        )
+    commands = tuple(
+        HostCommand(host, shlex.join([*_torchrun(len(hosts), rank, count), *executor]))
+        for rank, (host, count) in enumerate(hosts)
+    )
+    return RunCommands(
+        commands,
+        f"with one command on each of {len(hosts)} hosts, where {MASTER} stands for an address of "
+        f"{names[0]} that the others reach",
+    )
+
+
+def _torchrun(hosts: int, rank: int, processes: int) -> list[str]:
+    return [
+        *("torchrun", "--nnodes", str(hosts), "--node-rank", str(rank)),
+        *("--nproc-per-node", str(processes)),
+        *("--master-addr", MASTER, "--master-port", MASTER_PORT),
+    ]
+
+
+def _host_of(device: str) -> str:
+    return device.rpartition("/")[0]
 
 
 def data_line(text_problem: str | None) -> str:
@@ -41,15 +116,15 @@ def data_line(text_problem: str | None) -> str:
     return f"{drawn}, --config names your data; {text_problem}"
 
 
-def resume_command(plan: Plan, path: Path) -> str | None:
-    """Return the command that resumes from a checkpoint, whose folder is left to fill in.
+def resume_commands(plan: Plan, path: Path) -> RunCommands | None:
+    """Return the commands that resume from a checkpoint, whose folder is left to fill in.
 
     The data is left to fill in as well if it cannot have been text, since training has to continue
     with the same data.
     """
     needs_data = text_problem_of_inputs(plan.job)
-    command = _command(plan, path, ["--data", "DATA"] if needs_data else [])
-    return None if command is None else f"{command} --resume CHECKPOINTS"
+    data = ["--data", "DATA"] if needs_data else []
+    return _commands(plan, path, [*data, "--resume", "CHECKPOINTS"])
 
 
 def leave_words(plan: Plan) -> list[str]:

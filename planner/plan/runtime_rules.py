@@ -86,6 +86,9 @@ class RuntimeRules(Record):
         source: Where its behaviour is from, such as files and a version; nothing reads it.
         behaviour: How it runs a plan.
         interleaved: How it runs a plan in which a device holds several stages; null: likewise.
+        links: How messages and reductions that meet on a link have it. ``fair``: they share it
+            (max-min fair rates); ``in_turn``: messages wait for each other, and reductions for no
+            message, as plans of formats before ``pipeplan/6`` were timed.
     """
 
     format: Literal["pipeplan-runtime/1"] = "pipeplan-runtime/1"
@@ -94,6 +97,7 @@ class RuntimeRules(Record):
     source: str = ""
     behaviour: RuntimeBehaviour = RuntimeBehaviour()
     interleaved: RuntimeBehaviour | None = None
+    links: Literal["fair", "in_turn"] = "fair"
 
     @classmethod
     def load(cls, path: str | Path) -> RuntimeRules:

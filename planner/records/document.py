@@ -10,24 +10,49 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from itertools import repeat
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import SchemaValidator
 
-from planner.errors import PipeplanError, shorten
+from planner.errors import MOST_PROBLEMS, PipeplanError, shorten
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 """A number of bytes, FLOPs or elements that fits 64-bit integers."""
 
 
+MOST_JSON_BYTES = 2**28
+MOST_TOML_BYTES = 2**21
+"""The largest files that are read; TOML, which people write, takes long to read."""
+MOST_ENTRIES = 100_000
+"""Most layers, devices or links of a file, and most entries of one JSON object."""
+_MOST_WITH_ALL_PROBLEMS = 2**16
+"""Characters of JSON up to which every wrong entry of a list is named, beyond that the first."""
 _CONSTANT = re.compile("NaN|Infinity")
+
+
+class ShownInNotebooks:
+    """Base of what notebooks show as HTML; :mod:`planner.report.notebook` says how."""
+
+    def _repr_html_(self) -> str:
+        # By name, since the report is above all that it shows.
+        html: str = import_module("planner.report.notebook").html_of(self)
+        return html
 
 
 class Record(BaseModel):
     """Base of all artifact records: immutable, strict, and without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def __repr__(self) -> str:
+        """Return the class and its fields, long ones cut."""
+        fields = (f"{name}={shorten(getattr(self, name))}" for name in type(self).model_fields)
+        return f"{type(self).__name__}({', '.join(fields)})"
 
     @classmethod
     def parse(cls, data: Any, source: str) -> Self:
@@ -41,13 +66,26 @@ class Record(BaseModel):
             PipeplanError: with one line for every wrong field.
         """
         try:
-            return cls.model_validate_json(json.dumps(data))
+            text = json.dumps(data)
+            if len(text) > _MOST_WITH_ALL_PROBLEMS:
+                return cast("Self", cls._validator_to_first_problems().validate_json(text))
+            return cls.model_validate_json(text)
         except ValidationError as error:
             raise PipeplanError(_problem_lines(error, source, data)) from None
         except (TypeError, ValueError) as error:
             raise PipeplanError(f"{source}: {error}") from None
         except RecursionError:
             raise PipeplanError(f"{source}: nested too deeply") from None
+
+    @classmethod
+    @cache
+    def _validator_to_first_problems(cls) -> SchemaValidator:
+        """Return a validator that looks in each list only as far as the first wrong entry.
+
+        A million wrong entries would otherwise be a million errors of half a kilobyte each.
+        """
+        # With the validators of nested records that there are already, theirs would not end.
+        return SchemaValidator(_failing_fast(cls.__pydantic_core_schema__), _use_prebuilt=False)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with some fields changed and without cached values."""
@@ -57,11 +95,27 @@ class Record(BaseModel):
         return copied
 
 
-def _problem_lines(error: ValidationError, source: str, data: Any) -> list[str]:
-    return [
-        f"{source}: {_field(item['loc'])}{_explain(item)}{_owner(item['loc'], data)}"
-        for item in error.errors(include_url=False)
-    ]
+def _failing_fast(schema: Any) -> Any:
+    """Return a core schema of pydantic whose lists end at their first wrong entry."""
+    if isinstance(schema, list):
+        return [_failing_fast(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    copied = {key: _failing_fast(part) for key, part in schema.items()}
+    if schema.get("type") in ("list", "tuple", "set", "frozenset"):
+        copied["fail_fast"] = True
+    return copied
+
+
+def _problem_lines(error: ValidationError, source: str, data: Any) -> Iterator[str]:
+    """Yield a line for each problem; those that will only be counted are empty."""
+    found = error.errors(include_url=False)
+    # A list that ended at a wrong first entry seems to have none.
+    within = {item["loc"][:k] for item in found for k in range(len(item["loc"]))}
+    items = [item for item in found if item["type"] != "too_short" or item["loc"] not in within]
+    for item in items[: MOST_PROBLEMS + 1]:
+        yield f"{source}: {_field(item['loc'])}{_explain(item)}{_owner(item['loc'], data)}"
+    yield from repeat("", len(items) - MOST_PROBLEMS - 1)
 
 
 def _field(location: tuple[int | str, ...]) -> str:
@@ -132,7 +186,23 @@ def _count(context: Any) -> str:
     return str(context["actual_length"] or "none")
 
 
+_BATCH = "the iteration's samples are samples_per_microbatch times microbatches: set these"
+_USUAL_NAMES = {
+    "global_batch_size": _BATCH,
+    "batch_size": _BATCH,
+    "mini_batch_size": _BATCH,
+    "train_batch_size": _BATCH,
+    "micro_batch_size": "it is called samples_per_microbatch",
+    "gradient_accumulation_steps": "it is called microbatches",
+    "num_microbatches": "it is called microbatches",
+    "dtype": "it is called precision",
+}
+"""Names that other tools have for fields of a job, and what to write instead."""
+
+
 def _suggestion(name: str) -> str:
+    if name in _USUAL_NAMES:
+        return _USUAL_NAMES[name]
     records: list[type[BaseModel]] = [Record]
     fields: set[str] = set()
     while records:
@@ -156,7 +226,7 @@ def read_json(path: str | Path, *, keeps_nan: bool = False) -> Any:
         keeps_nan: keep NaN and Infinity, for a reader that names their field itself.
     """
     path = Path(path)
-    text = read_text(path)
+    text = read_text(path, MOST_JSON_BYTES)
     if path.suffix.lower() == ".toml":
         raise PipeplanError(f"{path}: a TOML file where a JSON file is expected, such as a plan")
     if not text.strip():
@@ -181,7 +251,7 @@ def read_json(path: str | Path, *, keeps_nan: bool = False) -> Any:
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Read a TOML file; errors name the line."""
     path = Path(path)
-    text = read_text(path)
+    text = read_text(path, MOST_TOML_BYTES)
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -197,13 +267,22 @@ def read_toml_or_json(path: str | Path) -> Any:
     return read_json(path) if str(path).endswith(".json") else read_toml(path)
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, most_bytes: int = MOST_JSON_BYTES) -> str:
     """Read a text file.
 
+    Args:
+        path: of the file.
+        most_bytes: that it may have.
+
     Raises:
-        PipeplanError: if there is no file, or it is not text.
+        PipeplanError: if there is no file, or it is not text or too large.
     """
     try:
+        if (size := path.stat().st_size) > most_bytes:
+            raise PipeplanError(
+                f"{path}: {size:,} bytes; at most {most_bytes:,} are read: name another file, or "
+                "split what it holds"
+            )
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise PipeplanError(f"{path}: no such file") from None
@@ -215,6 +294,11 @@ def read_text(path: Path) -> str:
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
+    if len(pairs) > MOST_ENTRIES:
+        raise ValueError(
+            f"an object has {len(pairs):,} entries, the first {shorten(pairs[0][0])}; at most "
+            f"{MOST_ENTRIES:,} are read"
+        )
     if len(result) < len(pairs):
         counts = Counter(key for key, _ in pairs)
         twice = next(key for key, count in counts.items() if count > 1)

@@ -122,6 +122,13 @@ def _plan_with_runtime(data: Mapping[str, Any]) -> dict[str, Any]:
     return dict(_without_field(changed, ("provenance", "bound_covers", "space")))
 
 
+def _with_links_in_turn(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Name the rule for links that several messages want, of which there was one."""
+    changed = dict(data)
+    _update(changed, "runtime", links="in_turn")
+    return changed
+
+
 def _without_field(data: Mapping[str, Any], way: tuple[str, ...]) -> Mapping[str, Any]:
     """Set the overlap to false in a table, by the way to it, if it is there and lacks it."""
     if not way:
@@ -200,6 +207,11 @@ STEPS: Mapping[str, MigrationStep] = {
         _plan_with_runtime,
         "plans name the rules of the runtime; older ones keep those of Pipeplan's own",
     ),
+    "pipeplan/5": MigrationStep(
+        "pipeplan/6",
+        _with_links_in_turn,
+        "plans name how messages have a link; in older ones they wait for each other",
+    ),
     "pipeplan-sweep/1": MigrationStep(
         "pipeplan-sweep/2",
         _sweep_with_cost_model,
@@ -209,6 +221,11 @@ STEPS: Mapping[str, MigrationStep] = {
         "pipeplan-sweep/3",
         _with_own_runtime,
         "sweeps name the rules of the runtime; older ones keep those of Pipeplan's own",
+    ),
+    "pipeplan-sweep/3": MigrationStep(
+        "pipeplan-sweep/4",
+        _with_links_in_turn,
+        "sweeps name how messages have a link; in older ones they wait for each other",
     ),
     "pipeplan-sync-trace/1": MigrationStep(
         "pipeplan-sync-trace/2",
@@ -248,7 +265,7 @@ def migrate(data: Mapping[str, Any], newest: str, source: str) -> Mapping[str, A
 
 
 KINDS = {
-    "pipeplan/5": "a plan",
+    "pipeplan/6": "a plan",
     "pipeplan-graph/1": "a layer graph",
     "pipeplan-cluster/1": "a cluster file",
     "pipeplan-job/1": "a job file",
@@ -258,7 +275,7 @@ KINDS = {
     "pipeplan-timeline/1": "a measured timeline",
     "pipeplan-costs/1": "measured costs of layers",
     "pipeplan-sync-trace/2": "a trace of synchronisation",
-    "pipeplan-sweep/3": "the index of a sweep",
+    "pipeplan-sweep/4": "the index of a sweep",
     "pipeplan-moves/1": "what a new plan moves",
 }
 """Kinds of files by their newest ``format``."""
@@ -297,6 +314,12 @@ def check_format(data: Any, expected: str, source: str) -> Mapping[str, Any]:
         raise PipeplanError(
             f"{source}: format: {shorten(found)} is newer than {expected!r}, which this version of "
             "Pipeplan reads; upgrade Pipeplan"
+        )
+    if other_kind == kind and is_number:
+        older = [name for name in STEPS if name.startswith(f"{kind}/")]
+        raise PipeplanError(
+            f"{source}: format: {shorten(found)} is no format that this version of Pipeplan reads, "
+            f"which are {', '.join([*older, expected])}; make the file again"
         )
     raise PipeplanError(
         f"{source}: format: expected {expected!r}, found {shorten(found)}; this is "

@@ -96,23 +96,26 @@ def _steps(timeline: Timeline) -> Iterator[Event]:
 
 
 def _link_threads(timeline: Timeline) -> dict[str, list[TransferEvent]]:
-    """Return transfers by the thread that shows them: one per link resource."""
+    """Return transfers by the thread that shows them: of each link, as many as it has at once."""
     cluster = timeline.pipeline.problem.cluster
     moving = [event for event in timeline.transfers if event.end_s > event.start_s]
-    resources = sorted({link for event in moving for link in event.links})
-    # Parallel links between the same ends differ by their index alone.
-    names = {link: f"{cluster.link_name(link)} (link {link[0]})" for link in resources}
-    threads: dict[str, list[TransferEvent]] = {name: [] for name in names.values()}
-    for event in moving:
-        for link in event.links:
-            threads[names[link]].append(event)
+    held = sorted(
+        ((link, event) for event in moving for link in event.links), key=lambda row: row[0]
+    )
+
+    def name_of(row: tuple[tuple[int, int], TransferEvent], lane: int) -> str:
+        # Parallel links between the same ends differ by their index alone.
+        name = f"{cluster.link_name(row[0])} (link {row[0][0]}"
+        return f"{name})" if lane == 1 else f"{name}, {lane})"
+
+    threads = lanes(held, lambda row: (row[1].start_s, row[1].end_s), name_of)
     # Transfers over shared links may overlap.
     shared = lanes(
         (event for event in moving if not event.links),
         lambda event: (event.start_s, event.end_s),
         lambda event, lane: f"{event.source}>{event.target} (shared, {lane})",
     )
-    return {**threads, **shared}
+    return {**{name: [event for _, event in rows] for name, rows in threads.items()}, **shared}
 
 
 def _links(timeline: Timeline) -> Iterator[Event]:

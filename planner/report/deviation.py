@@ -47,18 +47,35 @@ def comparison_notes(comparison: Comparison) -> Iterator[str]:
     ]
     if largest:
         yield f"predicted less measured, an iteration: {'; '.join(largest)}"
+    yield from _batch_notes(comparison)
     if comparison.spread > UNSTEADY:
         yield (
             f"note: half of the steps differ by {comparison.spread:.0%} or more: something else "
             "used the machines, or their speed drifts; no prediction holds better than that, "
             "measure again when nothing does"
         )
+    if comparison.clock_conflict is not None:
+        yield f"note: {comparison.clock_conflict}"
+
+
+def _batch_notes(comparison: Comparison) -> Iterator[str]:
+    """Yield which device waits longest for its batches, where that matters."""
+    waits_s = {device: row.measured_s or 0.0 for device, row in comparison.batches.items()}
+    device = max(waits_s, key=waits_s.__getitem__, default=None)
+    time_s = comparison.iteration.measured_s
+    if device is not None and time_s and waits_s[device] >= NOTICEABLE * time_s:
+        yield (
+            f"note: {device} spends {waits_s[device] * 1e3:,.0f} ms of an iteration "
+            f"({waits_s[device] / time_s:.0%}) on loading batches, which no plan counts: a faster "
+            "data set, or one that loads ahead, saves it"
+        )
 
 
 def comparison_line(comparison: Comparison) -> str:
     """Return the predicted and measured iteration time, and the error."""
     total = comparison.iteration
-    error = "" if comparison.error is None else f", error {comparison.error:+.1%}"
+    off = comparison.error
+    error = "" if off is None else f", error {round(off, 3) + 0.0:+.1%}"  # Never "-0.0%".
     slept = "; compute was emulated" if comparison.emulated else ""
     return (
         f"iteration {format_seconds(total.predicted_s or 0.0)} predicted, "
@@ -79,6 +96,9 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "steps": list(comparison.steps),
         "spread": comparison.spread,
         "emulated": comparison.emulated,
+        "clock_conflict": None
+        if comparison.clock_conflict is None
+        else str(comparison.clock_conflict),
         "kinds": {kind: _data(row) for kind, row in comparison.kinds.items()},
         "operations": [
             {"stage": stage, "device": device, "kind": kind, **_data(row)}
@@ -93,6 +113,8 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         ],
         "optimizer": {device: _data(row) for device, row in comparison.optimizer.items()},
         "waiting": {device: _data(row) for device, row in comparison.waiting.items()},
+        "batches": {device: _data(row) for device, row in comparison.batches.items()},
+        "outside": {where: _data(row) for where, row in comparison.outside.items()},
     }
 
 
@@ -108,6 +130,11 @@ def _kinds_table(comparison: Comparison) -> Table:
         table.add_row(f"all-reduce {stages_label(stages)}", *_cells(row))
     for name, rows in (("optimizer step", comparison.optimizer), ("waiting", comparison.waiting)):
         table.add_row(f"{name}, mean of devices", *_cells(_mean(rows.values())))
+    if comparison.batches:
+        row = _mean(comparison.batches.values())
+        table.add_row("loading batches, mean of devices", *_cells(row))
+    for where, row in comparison.outside.items():
+        table.add_row(where, *_cells(row))
     return table
 
 
@@ -177,6 +204,8 @@ def calibration_tables(calibration: Calibration) -> Group:
         tables.append(_times_table(calibration))
     if calibration.links:
         tables.append(_calibrated_links_table(calibration))
+    if calibration.optimizers:
+        tables.append(_optimizers_table(calibration))
     if calibration.reductions:
         tables.append(_reductions_table(calibration))
     notes = [Text(f"note: {note}") for note in calibration.notes]
@@ -208,6 +237,7 @@ def calibration_data(calibration: Calibration) -> dict[str, Any]:
             }
             for row in calibration.links
         ],
+        "optimizers": [asdict(row) for row in calibration.optimizers],
         "all_reduces": [
             {
                 "stages": list(row.stages),
@@ -250,6 +280,14 @@ def _calibrated_links_table(calibration: Calibration) -> Table:
             *(f"{link.bandwidth_gb_per_s:,.4g}" for link in (row.before, row.after)),
             *(f"{link.latency_us:,.4g}" for link in (row.before, row.after)),
         )
+    return table
+
+
+def _optimizers_table(calibration: Calibration) -> Table:
+    table = new_table("Optimizer steps", ("type",), ("predicted ms before", "measured ms"))
+    for row in calibration.optimizers:
+        cells = map(milliseconds, (row.predicted_s, row.measured_s))
+        table.add_row(plain(row.device_type), *cells)
     return table
 
 

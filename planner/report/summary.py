@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from planner.cluster.hardware import GIB
 from planner.costs.optimizer import static_bytes
 from planner.costs.placement import PlacedPipeline, PlacedStage
+from planner.costs.throughput import throughput
 from planner.plan.operations import compress_devices
 from planner.plan.plan import TimeProvenance, gap
 from planner.report.tables import new_table, plain
 from planner.simulation.critical_path import PathStep
 from planner.simulation.time_provenance import path_time_provenance, time_provenance
-from planner.units import format_bytes, format_seconds, plural
+from planner.units import format_bytes, format_seconds, four_digits, plural
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
     from planner.plan.plan import Plan
+    from planner.plan.runtime_rules import RuntimeRules
     from planner.simulation.noise import Noise, NoisyTimes
     from planner.simulation.timeline import Timeline
 
@@ -59,9 +62,6 @@ def time_provenance_data(
     return None if shares is None else shares.model_dump()
 
 
-_WORTH_TELLING = 0.01
-
-
 def overflow_line(devices: Sequence[tuple[str, int, int]]) -> str:
     """Return a line about devices that exceed their memory: name, peak and capacity in bytes."""
     texts = [
@@ -92,8 +92,40 @@ def plan_tables(plan: Plan, timeline: Timeline) -> Group:
         _stage_table(plan, timeline),
         _device_table(timeline),
         *map(Text, time_provenance_lines(time_provenance(timeline))),
+        *map(Text, throughput_lines(timeline)),
         Text(figures_line(timeline, plan.predicted.lower_bound_s), style="bold"),
     )
+
+
+def throughput_lines(timeline: Timeline) -> list[str]:
+    """Return throughput, MFU and cost as a line; empty if the iteration takes no time."""
+    devices, problem = timeline.pipeline.devices, timeline.pipeline.problem
+    found = throughput(
+        problem.graph.record, problem.cluster, problem.job, devices, timeline.iteration_time_s
+    )
+    if found is None:
+        return []
+    parts = [f"{four_digits(found.samples_per_s)} samples/s"]
+    if found.tokens_per_s is not None:
+        parts.append(f"{four_digits(found.tokens_per_s)} tokens/s")
+    if found.mfu is not None:
+        parts.append(f"MFU {found.mfu:.1%}")
+    if found.cost_per_million_samples is not None:
+        unit = cost_heading(problem.cluster.currency)
+        parts.append(f"{four_digits(found.cost_per_million_samples)} {unit}")
+    return [", ".join(parts)]
+
+
+def throughput_data(plan: Plan) -> dict[str, Any] | None:
+    """Return a plan's throughput, MFU and cost as plain data; null where one is not known."""
+    time_s = plan.predicted.iteration_time_s
+    found = throughput(plan.model.graph, plan.cluster, plan.job, plan.ranks, time_s)
+    return None if found is None else {**asdict(found), "currency": plan.cluster.currency}
+
+
+def cost_heading(currency: str | None) -> str:
+    """Return the heading of a column or an axis of costs."""
+    return f"{currency} per million samples" if currency else "cost per million samples"
 
 
 def figures_line(timeline: Timeline, lower_bound_s: float) -> str:
@@ -113,18 +145,13 @@ def figures_line(timeline: Timeline, lower_bound_s: float) -> str:
     return f"iteration {time}, {proved}, bubble {timeline.bubble:.1%}"
 
 
-def fair_links_line(in_turn_s: float, shared_s: float) -> str | None:
-    """Return the iteration time with fairly shared links; None if it hardly differs.
-
-    Args:
-        in_turn_s: an iteration on links that serve one message after the other.
-        shared_s: by :func:`planner.simulation.fair_links.simulate_plan_fair_links`.
-    """
-    if abs(shared_s - in_turn_s) <= _WORTH_TELLING * in_turn_s:
+def links_line(rules: RuntimeRules) -> str | None:
+    """Return by which rule a plan's messages have a link, if it is not today's."""
+    if rules.links == "fair":
         return None
     return (
-        f"with links shared max-min fairly, as between TCP connections: {format_seconds(shared_s)}"
-        f"{_above(shared_s, in_turn_s)}"
+        "timed with messages that wait for each other on links, as older versions did; on shared "
+        f"links: --runtime {rules.name}"
     )
 
 
@@ -153,11 +180,19 @@ def _above(time_s: float, predicted_s: float) -> str:
 
 def _stage_table(plan: Plan, timeline: Timeline) -> Table:
     recomputes = any(stage.recompute for stage in plan.stages)
+    kinds = {(o.stage, o.kind) for order in plan.parsed_orders().values() for o in order}
+    wholes = any(kind == "B" for _, kind in kinds)
+    splits = any(kind == "I" for _, kind in kinds)
     table = new_table(
         "Stages, for one microbatch",
         ("stage", "devices", "layers"),
-        ("count", "forward ms", "backward ms", "stash", "weights, gradients, optimizer GiB")
-        + (("recomputed layers",) if recomputes else ()),
+        (
+            *("count", "forward ms"),
+            *(("backward ms",) if wholes else ()),
+            *(("input gradient ms", "weight gradient ms") if splits else ()),
+            *("stash", "weights, gradients, optimizer GiB"),
+            *(("recomputed layers",) if recomputes else ()),
+        ),
     )
     for index, stage in enumerate(timeline.pipeline.stages):
         table.add_row(
@@ -166,7 +201,8 @@ def _stage_table(plan: Plan, timeline: Timeline) -> Table:
             plain(_layers(stage.spec.layers)),
             str(len(stage.spec.layers)),
             _milliseconds(times.forward_s for times in stage.times.values()),
-            _milliseconds(times.backward_s for times in stage.times.values()),
+            *([_stage_ms(stage, "B", (index, "B") in kinds)] if wholes else []),
+            *([_stage_ms(stage, kind, (index, "I") in kinds) for kind in "IW"] if splits else []),
             format_bytes(stage.stash_bytes),
             f"{_state_bytes(timeline, stage) / GIB:.2f}",
             *([str(len(stage.spec.recompute))] if recomputes else []),
@@ -192,6 +228,11 @@ def _device_table(timeline: Timeline) -> Table:
             _peak(timeline.peak_memory_bytes[device], pipeline.capacity_bytes(device)),
         )
     return table
+
+
+def _stage_ms(stage: PlacedStage, kind: str, runs: bool) -> str:
+    """Return the time of an operation of a stage, which is shown only if the plan runs it."""
+    return _milliseconds(times.seconds(kind) for times in stage.times.values()) if runs else "-"
 
 
 def _layers(layers: tuple[str, ...]) -> str:

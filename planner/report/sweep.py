@@ -7,8 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.analysis.sweep.rows import SECONDS_AN_HOUR, SweepRow, has_costs, pareto_front
+from planner.analysis.sweep.rows import SweepRow, has_costs, pareto_front
 from planner.analysis.sweep.run import SweepResult
+from planner.costs.throughput import SECONDS_AN_HOUR
 from planner.plan.operations import compress_devices
 from planner.report.figures import (
     INK_COLOUR,
@@ -21,6 +22,7 @@ from planner.report.figures import (
     root_figure,
     save_figure,
 )
+from planner.report.summary import cost_heading
 from planner.report.tables import new_table, plain
 from planner.units import TimeUnit, format_seconds, four_digits, plural, time_unit
 
@@ -43,11 +45,6 @@ def sweep_table(result: SweepResult) -> Table:
         mark = FRONT_MARK if row.on_front else ""
         table.add_row(mark, plain(row.point.cluster), *_numbers(row, _has_any_cost(result)))
     return table
-
-
-def cost_heading(currency: str | None) -> str:
-    """Return the heading of a column or an axis of costs."""
-    return f"{currency} per million samples" if currency else "cost per million samples"
 
 
 def sweep_lines(result: SweepResult) -> list[str]:

@@ -44,18 +44,19 @@ def value_cells(value: Value) -> list[str]:
         value.change,
         FOUND_BY[value.found_by],
         format_seconds(value.iteration_time_s),
-        _change(value.gain),
+        signed_change(value.gain),
         _at_best(value),
     ]
 
 
-def _change(gain: float) -> str:
+def signed_change(gain: float) -> str:
+    """Return by how much a time changes, such as ``-1.8%``, from the share that is saved."""
     return f"{-gain:+.1%}" if abs(gain) >= LEAST_SHARE else "0"
 
 
 def _at_best(value: Value) -> str:
     most = most_saved(value)
-    return "-" if most is None else f"{_change(most[0])}{most[1]}"
+    return "-" if most is None else f"{signed_change(most[0])}{most[1]}"
 
 
 def most_saved(value: Value) -> tuple[float, str] | None:

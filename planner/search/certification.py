@@ -35,11 +35,11 @@ Searched = LikeDevices | TypePrices | LayerPrices
 CONFIRMED = 1 - 1e-6
 """A bound counts as confirmed if this share of it is: the verifier's tolerance."""
 FIRST_STEP, GROWTH = 1e-3, 4.0
-"""The largest time that an argument confirms is looked for in steps from the bound: this share of
-it, four times that and so on, then by halves."""
-ROUGH, TOLERANCE = 2e-3, 1e-4
-"""Shares of a time below which it is not worth another pass: while another argument may prove more,
-and of the one that proves most."""
+"""A confirmed time below a bound is looked for in steps down from it: this share of it, four times
+that and so on, then by halves."""
+COARSE, ROUGH, TOLERANCE = 2e-2, 2e-3, 1e-4
+"""Shares of a time below which it is not worth another pass: of each argument at first, then while
+another argument may prove more, and of the one that proves most."""
 DIGITS = 6
 """Significant digits of prices: any prices prove something."""
 
@@ -61,6 +61,7 @@ class Certifier:
         self._check = BoundCheck(chain.problem, chain.problem.job.space)
         self._arguments = list(self._own())
         self._refused_s: dict[str, float] = {}
+        self._charged = 0.0
         self.bound_s = 0.0
         self.argument: Argument | None = None
 
@@ -128,6 +129,10 @@ class Certifier:
             self._confirms(arguments[0], min(bound_s, best_s * CONFIRMED))
         arguments.sort(key=self._check.work)
         for argument in arguments:
+            self._raise(argument, bound_s, best_s * CONFIRMED, COARSE, may_go_on)
+        # Others are mostly refused at once after the one that proves most.
+        arguments.sort(key=lambda argument: argument != self.argument)
+        for argument in arguments:
             self._raise(argument, bound_s, best_s * CONFIRMED, ROUGH, may_go_on)
         for argument in arguments:
             if argument == self.argument:
@@ -156,13 +161,13 @@ class Certifier:
         tolerance: float,
         may_go_on: Callable[[], bool],
     ) -> None:
-        """Walk up from a bound, if it is confirmed, to a time that is not; then halve."""
-        next_s, step = min(bound_s, most_s), max(FIRST_STEP, 2 * tolerance)
-        if next_s <= self.bound_s:
-            next_s = min(self.bound_s * (1 + step), most_s)
-        while may_go_on() and self.bound_s < next_s and self._confirms(argument, next_s):
-            next_s, step = min(next_s * (1 + step), most_s), GROWTH * step
-        if self.bound_s >= bound_s:
+        """Look for a larger time than is confirmed so far, but none below a bound.
+
+        One pass tells whether an argument adds anything; then what is left is halved.
+        """
+        next_s = bound_s if self.bound_s < bound_s else self.bound_s * (1 + tolerance)
+        next_s = min(next_s, most_s)
+        if self.bound_s < next_s and may_go_on() and self._confirms(argument, next_s):
             high_s = min(most_s, self._least_refused_s(argument))
             self._halve(argument, high_s, tolerance, may_go_on)
 
@@ -197,12 +202,17 @@ class Certifier:
         refused_s = self._least_refused_s(argument)
         if bound_s >= refused_s:
             return False
-        self._clock.charge(SearchWork.CERTIFICATE_STAGE, self._check.work(argument))
         self._take(argument, bound_s)
+        self._charge()
         is_confirmed = self.bound_s >= bound_s
         if not is_confirmed:
             self._refused_s[argument.model_dump_json()] = bound_s
         return is_confirmed
+
+    def _charge(self) -> None:
+        looked_at = self._check.looked_at
+        self._clock.charge(SearchWork.CERTIFICATE_STAGE, looked_at - self._charged)
+        self._charged = looked_at
 
     def proof(self, bound_s: float, source: BoundSource, method: str) -> Proof | None:
         """Return what stands behind a bound; None if there is none.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from planner.plan.plan import Plan, gap
+from planner.records.document import ShownInNotebooks
 from planner.simulation.noise import Noise, NoisyTimes
 from planner.units import format_seconds, plural
 
@@ -71,8 +72,8 @@ def unjoined_devices(plan: Plan) -> tuple[str, ...]:
     return tuple(name for name in left if all(cluster.route(name, other) is None for other in used))
 
 
-@dataclass(frozen=True)
-class Result:
+@dataclass(frozen=True, repr=False)
+class Result(ShownInNotebooks):
     """The best plan found and what is proved about it.
 
     Attributes:
@@ -118,6 +119,9 @@ class Result:
 
     def __str__(self) -> str:
         return self.summary()
+
+    def __repr__(self) -> str:
+        return f"<Result: {self.status}, {self.ended}, {self.plan!r}>"
 
     def summary(self) -> str:
         """Return a few lines that sum it up."""

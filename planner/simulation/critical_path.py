@@ -15,14 +15,13 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
-from planner.costs.reductions import GradientReduction
+from planner.costs.placement import Resource
 from planner.plan.operations import Operation
 from planner.simulation.timeline import (
     OperationEvent,
     SynchronisationEvent,
     Timeline,
     TransferEvent,
-    gradients_ready_s,
 )
 
 
@@ -70,11 +69,12 @@ class PathStep:
         event: the event; of a backward that still runs when gradients of its first layers are
             reduced, the part until then.
         waited_for: the ``device`` (the operation before it in the device's order), a ``tensor`` in
-            transfer, the ``producer`` of a sent tensor, a ``link`` (a transfer before it), the
-            ``last backward`` of the gradients to reduce, the ``network`` (a reduction before it), a
-            ``reduction`` before the optimizer step; ``nothing`` at time 0. Where messages block,
-            also a ``send`` of its device (any message but the one it needs), and the ``receiver``
-            of a message (the operation before it there).
+            transfer, the ``producer`` of a sent tensor, a ``link`` (the transfer before it, of its
+            pair of devices where links are shared), the ``last backward`` of the gradients to
+            reduce, the ``network`` (a reduction before it), a ``reduction`` before the optimizer
+            step; ``nothing`` at time 0. Where messages block, also a ``send`` of its device (any
+            message but the one it needs), and the ``receiver`` of a message (the operation before
+            it there).
     """
 
     event: Event
@@ -133,7 +133,7 @@ class Causes:
         for event in timeline.operations:
             self._note_operation(event)
         self._arrivals: dict[Operation, TransferEvent] = {}
-        self._ends_on: defaultdict[tuple[tuple[int, int] | str, float], list[TransferEvent]]
+        self._ends_on: defaultdict[tuple[Resource, float], list[TransferEvent]]
         self._ends_on = defaultdict(list)
         for transfer in timeline.transfers:
             self._note_transfer(transfer)
@@ -233,16 +233,18 @@ class Causes:
             case "device":
                 yield from self._before_end(members.devices)
             case _:
-                yield from self._last_backwards(members)
+                yield from self._last_backwards(event)
         for other in self._timeline.synchronisations:
             if not set(members.devices).isdisjoint(other.synchronisation.devices):
                 yield other
 
-    def _last_backwards(self, members: GradientReduction) -> Iterator[Event]:
-        for stage in members.stages:
-            for device in members.devices:
+    def _last_backwards(self, event: SynchronisationEvent) -> Iterator[Event]:
+        """Yield the last backwards, each until it had made the gradients."""
+        for stage in event.synchronisation.stages:
+            for device in event.synchronisation.devices:
                 for backward in self._backwards[stage, device][-1:]:
-                    yield replace(backward, end_s=gradients_ready_s(members, backward))
+                    made_s = self._timeline.made_s[event.number, stage, device]
+                    yield replace(backward, end_s=made_s)
 
     def _before_end(self, devices: Iterable[str]) -> Iterator[Event]:
         """Yield the last that each device runs, and its last sends where it waits for them."""

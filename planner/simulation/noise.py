@@ -1,7 +1,8 @@
 """Iteration times under noise: how robust a schedule is to varying durations.
 
-The replay without noise fixes the orders: every device keeps its order of operations, every link
-its order of transfers, every group of devices its order of all-reduces. Where messages block, an
+The replay without noise fixes the orders: every device keeps its order of operations, every pair
+of devices (or link, by older rules) its order of transfers, every group of devices its order of
+all-reduces, and what shared its links keeps the shares that it had. Where messages block, an
 event also follows every message of its devices that had ended when it began without noise. The
 start of each event is then the longest path to it, evaluated for all samples at once.
 """
@@ -19,7 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from planner.cluster.link_table import FloatArray
-from planner.costs.reductions import GradientReduction
+from planner.costs.placement import Resource
 from planner.errors import PipeplanError
 from planner.plan.operations import Operation
 from planner.simulation.timeline import (
@@ -167,8 +168,7 @@ def replay_times_s(timeline: Timeline, factors: Factors) -> FloatArray:
 
     Devices, links and all-reduces keep the orders of the timeline, even where another event is
     ready sooner: orders are part of the plan, and the members of a group must agree on the order of
-    all-reduces. So a link that several pairs of devices share may wait here where the simulator
-    would let another transfer pass.
+    all-reduces. What shared links in the timeline is as much slower here, whenever it is on them.
 
     Args:
         timeline: a replay without noise.
@@ -248,11 +248,9 @@ class _Backward(NamedTuple):
     end_s: FloatArray
     factors: FloatArray
 
-    def ready_s(self, reduction: GradientReduction) -> FloatArray:
-        """Return when the gradients of a reduction are there."""
-        ahead_s = reduction.ahead_s(self.event.operation.kind, self.event.device)
-        ahead_s *= self.event.stretch
-        return np.maximum(self.begin_s, self.end_s - ahead_s * self.factors)
+    def ready_s(self, made_s: float) -> FloatArray:
+        """Return when gradients are there that were made at a time without noise."""
+        return np.maximum(self.begin_s, self.end_s - (self.event.end_s - made_s) * self.factors)
 
 
 def _in_order(timeline: Timeline) -> list[OperationEvent | TransferEvent]:
@@ -281,7 +279,7 @@ class _Replay:
         self.factors = factors
         self.last = len(timeline.pipeline.stages) - 1
         self.free_s: defaultdict[str, FloatArray] = defaultdict(_begin)
-        self.free_again_s: defaultdict[tuple[int, int] | str, FloatArray] = defaultdict(_begin)
+        self.free_again_s: defaultdict[Resource, FloatArray] = defaultdict(_begin)
         behaviour = timeline.pipeline.behaviour
         self.sends_block = behaviour.send == "blocking"
         self.receives_block = behaviour.receive == "blocking"
@@ -362,7 +360,7 @@ class _Replay:
             devices = event.synchronisation.devices
             before = [network_free_s[device] for device in devices]
             begin_s = reduce(np.maximum, [*before, *self._ready_s(event, done_s)], _begin())
-            end_s = begin_s + event.synchronisation.seconds * self.factors.synchronisation(event)
+            end_s = begin_s + (event.end_s - event.start_s) * self.factors.synchronisation(event)
             for device in devices:
                 network_free_s[device] = end_s
                 self.free_s[device] = np.maximum(self.free_s[device], end_s)
@@ -378,9 +376,10 @@ class _Replay:
             case "device":
                 yield from (done_s[device] for device in devices)
             case _:
-                members = product(stages, devices)
-                found = (self.last_backwards.get(member) for member in members)
-                yield from (last.ready_s(event.synchronisation) for last in found if last)
+                for member in product(stages, devices):
+                    if member in self.last_backwards:
+                        made_s = self.timeline.made_s[event.number, *member]
+                        yield self.last_backwards[member].ready_s(made_s)
 
 
 def _begin() -> FloatArray:

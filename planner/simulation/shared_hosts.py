@@ -39,9 +39,12 @@ class HostLoad:
     @property
     def ends_s(self) -> Iterator[tuple[str, float]]:
         """Devices that compute, each with the time at which it ends if nothing else changes."""
-        factor = self._factor
-        for device, due in self._due.items():
-            yield device, self._since_s + (due - self._passed) * factor
+        for device in self._due:
+            yield device, self.end_s(device)
+
+    def end_s(self, device: str, behind_s: float = 0.0) -> float:
+        """Return when a device ends what it computes, but for some seconds, if nothing changes."""
+        return self._since_s + (self._due[device] - behind_s - self._passed) * self._factor
 
     def _advance(self, now: float) -> None:
         if now > self._since_s:

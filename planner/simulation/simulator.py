@@ -4,77 +4,36 @@ The rules: a device runs one operation at a time, each as soon as its inputs hav
 operation before it has ended. While k devices of a host compute, each takes the host's
 ``slowdown[k - 1]`` times as long as alone. A result is sent to the neighbouring stage the moment it
 is ready, or when the runtime's rules let it set off (:mod:`planner.simulation.exchanges`), and the
-device goes on, or waits. A transfer holds every link of its route for latency + bytes / narrowest
-bandwidth; a link serves requests in the order they are made. Gradients of a stage are reduced after
-its last backward, or in buckets while it runs, or later if the runtime does, one reduction per
-device at a time; the optimizer step follows the last of them.
+device goes on, or waits. A transfer alone takes latency + bytes / narrowest bandwidth; those of one
+device to another go one after the other, and all that is on a link at once shares it, or by older
+rules waits for each other (:mod:`planner.simulation.network`). Gradients of a stage are reduced
+after its last backward, or in buckets while it runs, or later if the runtime does, one reduction
+per device at a time; the optimizer step follows the last of them.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Protocol
 
+from planner.costs.collectives import CollectiveLoad
 from planner.costs.placement import PlacedPipeline, Transfer, place_plan
-from planner.costs.reductions import GradientReduction
 from planner.errors import DeadlockError
 from planner.plan.operations import Kind, Operation, Orders, owners
 from planner.plan.plan import Plan
 from planner.simulation.exchanges import Exchanges, Message, exchanges_of
+from planner.simulation.gradients import GradientMoments, Made
+from planner.simulation.network import Flow, Key, Network
+from planner.simulation.policy import FixedOrder, Policy
 from planner.simulation.shared_hosts import HostLoad, computed_together, host_loads
 from planner.simulation.timeline import (
     OperationEvent,
     SynchronisationEvent,
     Timeline,
     TransferEvent,
-    gradients_ready_s,
 )
-
-
-class Policy(Protocol):
-    """Decides what a free device runs next."""
-
-    def offer(self, device: str, operation: Operation) -> None:
-        """Announce an operation that can run on its device from now on; each is offered once.
-
-        Both a whole backward and its input gradient are offered, whichever the policy will run.
-        """
-
-    def choose(self, device: str, now_s: float) -> Operation | None:
-        """Return one of the waiting operations, or None to wait for another event."""
-
-    def unfinished(self) -> str:
-        """Describe what still waits, for a deadlock's message; empty if all is done."""
-
-
-class FixedOrder:
-    """Runs each device's operations in a given order."""
-
-    def __init__(self, orders: Orders) -> None:
-        self._left = {device: list(reversed(order)) for device, order in orders.items()}
-        self._available: defaultdict[str, set[Operation]] = defaultdict(set)
-
-    def offer(self, device: str, operation: Operation) -> None:
-        """Note that the operation can run once its turn comes."""
-        self._available[device].add(operation)
-
-    def choose(self, device: str, now_s: float) -> Operation | None:
-        """Return the next operation of the order once it can run."""
-        left = self._left.get(device)
-        if left and left[-1] in self._available[device]:
-            self._available[device].discard(left[-1])
-            return left.pop()
-        return None
-
-    def unfinished(self) -> str:
-        """Describe the operation that each device waits at."""
-        return ", ".join(
-            f"{device} waits at {left[-1]}" for device, left in self._left.items() if left
-        )
 
 
 def simulate(pipeline: PlacedPipeline, orders: Orders) -> Timeline:
@@ -89,7 +48,7 @@ def simulate(pipeline: PlacedPipeline, orders: Orders) -> Timeline:
 
 
 def simulate_plan(plan: Plan) -> Timeline:
-    """Replay a plan's orders under the cost model, one transfer per link and direction.
+    """Replay a plan's orders under the cost model and the rules of its runtime.
 
     Args:
         plan: the plan; ``planner.verify`` checks whether it is valid.
@@ -139,7 +98,6 @@ class Replay:
         self.last = len(pipeline.stages) - 1
         self.heap: list[tuple[float, Operation, bool]] = []
         self.free_at = dict.fromkeys(pipeline.devices, 0.0)
-        self.free_again_at: dict[tuple[int, int] | str, float] = defaultdict(float)
         self.operations: list[OperationEvent] = []
         self.transfers: list[TransferEvent] = []
         self._loads = host_loads(pipeline.problem.cluster)
@@ -147,6 +105,14 @@ class Replay:
         self._changed: dict[HostLoad, None] = {}
         self._durations: dict[tuple[int, str, str], float] = {}
         self._transfers: dict[tuple[bool, int, str, str], Transfer] = {}
+        self._network = Network(pipeline.problem.cluster, self._announce)
+        self._gradients = GradientMoments(pipeline, owner)
+        # On hosts: what a device's operation makes, and the seconds of it that are behind that.
+        self._being_made: dict[str, list[tuple[Made, float]]] = {}
+        self._reducing: list[tuple[float, int]] = []
+        self._ready_s: dict[int, float] = {}
+        self._reduced: dict[int, tuple[float, float]] = {}
+        self._is_fair = pipeline.problem.runtime.links == "fair"
 
     def run(self) -> Timeline:
         """Run the replay to its end; once only."""
@@ -155,23 +121,41 @@ class Replay:
                 self._offer(Operation(0, "F", microbatch))
         for device in self.pipeline.devices:
             self._send(self.exchanges.start(device), 0.0)
-        self._dispatch(self.pipeline.devices, 0.0)
-        self._time_again()
-        while self.heap:
-            now = self.heap[0][0]
-            touched: dict[str, None] = {}
-            while self.heap and self.heap[0][0] == now:
-                _, operation, arrival = heapq.heappop(self.heap)
-                hear = self._arrive if arrival else self._finish
-                for device in hear(operation, now):
-                    touched[device] = None
-            self._dispatch(touched, now)
-            if self._changed:
-                self._time_again()
+        self._settle(self.pipeline.devices, 0.0)
+        while (now := self._next_s()) is not None:
+            self._settle(self._hear(now), now)
         unfinished = self.policy.unfinished()
         if unfinished:
             raise DeadlockError(f"the orders deadlock: {unfinished}")
         return self._timeline()
+
+    def _next_s(self) -> float | None:
+        """Return the next moment at which something ends, arrives or is made."""
+        rows = (self.heap, self._gradients.announced, self._reducing)
+        heads = (row[0][0] for row in rows if row)
+        return min(heads, default=None)
+
+    def _hear(self, now: float) -> Collection[str]:
+        """Let all end that ends at a moment; return the devices that may go on."""
+        touched: dict[str, None] = {}
+        while self.heap and self.heap[0][0] == now:
+            _, operation, arrival = heapq.heappop(self.heap)
+            hear = self._arrive if arrival else self._finish
+            for device in hear(operation, now):
+                touched[device] = None
+        self._gradients.make(now)
+        while self._reducing and self._reducing[0][0] == now:
+            self._end_reduction(heapq.heappop(self._reducing)[1], now)
+        return touched
+
+    def _settle(self, touched: Collection[str], now: float) -> None:
+        """Start what can, and time again what that or an end has made slower or faster."""
+        self._dispatch(touched, now)
+        for number in self._gradients.take_ready():
+            self._reduce(number, now)
+        self._network.settle(now)
+        if self._changed:
+            self._time_again(now)
 
     def _device(self, operation: Operation) -> str:
         return self.owner[operation.stage, operation.microbatch]
@@ -191,13 +175,18 @@ class Replay:
         key = (operation.stage, operation.kind, device)
         if key not in self._durations:
             self._durations[key] = self.pipeline.seconds(*key)
+        seconds = self._durations[key]
+        made = self._gradients.made_by(*key)
         if device in self._loads:
+            self._being_made[device] = made
             self._compute_on_host(device, OperationEvent(device, operation, now, math.inf))
             return
-        end = now + self._durations[key]
+        end = now + seconds
         self.free_at[device] = end
         self.operations.append(OperationEvent(device, operation, now, end))
         heapq.heappush(self.heap, (end, operation, False))
+        for part, behind_s in made:
+            self._gradients.announce(part, max(now, end - behind_s))
 
     def _compute_on_host(self, device: str, event: OperationEvent) -> None:
         """Begin an operation whose end depends on what else its host computes."""
@@ -207,7 +196,7 @@ class Replay:
         load.start(device, self._durations[operation.stage, operation.kind, device], event.start_s)
         self._changed[load] = None
 
-    def _time_again(self) -> None:
+    def _time_again(self, now: float) -> None:
         """Note when the computations of hosts end on which something began or ended."""
         for load in self._changed:
             for device, end_s in load.ends_s:
@@ -215,6 +204,8 @@ class Replay:
                 if event.end_s != end_s:
                     self._on_hosts[device] = replace(event, end_s=end_s)
                     heapq.heappush(self.heap, (end_s, event.operation, False))
+                for part, behind_s in self._being_made[device]:
+                    self._gradients.announce(part, max(now, load.end_s(device, behind_s)))
         self._changed.clear()
 
     def _ends_now(self, device: str, operation: Operation, now: float) -> bool:
@@ -226,9 +217,9 @@ class Replay:
         load.stop(device, now)
         self._changed[load] = None
         self.free_at[device] = now
-        alone_s = self._durations[operation.stage, operation.kind, device]
-        stretch = (event.end_s - event.start_s) / alone_s if alone_s else 1.0
-        self.operations.append(replace(self._on_hosts.pop(device), stretch=stretch))
+        self.operations.append(self._on_hosts.pop(device))
+        for part, _ in self._being_made[device]:
+            self._gradients.announce(part, now)
         return True
 
     def _finish(self, operation: Operation, now: float) -> Collection[str]:
@@ -236,6 +227,8 @@ class Replay:
         if device in self._loads and not self._ends_now(device, operation, now):
             return ()
         stage, kind, microbatch = operation
+        if kind != "I":
+            self._gradients.note_done(device)
         if kind == "F":
             if stage < self.last:
                 sent = Operation(stage + 1, "F", microbatch)
@@ -263,26 +256,52 @@ class Replay:
             if target is None:
                 continue
             source = self.owner[stage - 1 if kind == "F" else stage + 1, microbatch]
-            self._request(self._transfer(consumer, source, target), consumer, source, now)
+            self._request(self._transfer(consumer, source, target), consumer, now)
 
-    def _request(self, transfer: Transfer, consumer: Operation, source: str, now: float) -> None:
-        occupied = transfer.occupied if transfer.streams else transfer.links
-        start = max([now, *(self.free_again_at[resource] for resource in occupied)])
-        end = start + transfer.seconds
-        for resource in occupied:
-            self.free_again_at[resource] = end
-        self._note_transfer(transfer, consumer, source, start, end)
-        heapq.heappush(self.heap, (end, consumer, True))
+    def _request(self, transfer: Transfer, consumer: Operation, now: float) -> None:
+        flow = Flow(
+            consumer,
+            transfer.occupied,
+            transfer.seconds,
+            transfer.latency_s,
+            transfer.gb_per_s,
+            transfer.links if self._is_fair else (),
+        )
+        self._network.request(flow, now)
 
-    def _note_transfer(
-        self, transfer: Transfer, consumer: Operation, source: str, start: float, end: float
-    ) -> None:
+    def _announce(self, key: Key, moment_s: float) -> None:
+        if isinstance(key, int):
+            heapq.heappush(self._reducing, (moment_s, key))
+        else:
+            heapq.heappush(self.heap, (moment_s, key, True))
+
+    def _note_transfer(self, flow: Flow, consumer: Operation, now: float) -> None:
         kind: Kind = consumer.kind
         producer = Operation(consumer.stage + (-1 if kind == "F" else 1), kind, consumer.microbatch)
-        target = self._device(consumer)
+        source, target = self._device(producer), self._device(consumer)
+        transfer = self._transfer(consumer, source, target)
+        span = flow.start_s, now
         self.transfers.append(
-            TransferEvent(source, target, producer, start, end, transfer.links, transfer.streams)
+            TransferEvent(source, target, producer, *span, transfer, flow.slowed_by)
         )
+
+    def _reduce(self, number: int, now: float) -> None:
+        sync = self.pipeline.synchronisations[number]
+        load = self.pipeline.reduction_loads[number] if self._is_fair else CollectiveLoad()
+        flow = Flow(
+            number,
+            [(device,) for device in sync.devices],
+            sync.seconds,
+            load.latency_s,
+            load.gb_per_s,
+            load.links,
+        )
+        self._ready_s[number] = now
+        self._network.request(flow, now)
+
+    def _end_reduction(self, number: int, now: float) -> None:
+        if (flow := self._network.hear(number, now)) is not None:
+            self._reduced[number] = flow.start_s, now
 
     def _transfer(self, consumer: Operation, source: str, target: str) -> Transfer:
         key = (consumer.kind == "F", consumer.stage, source, target)
@@ -296,6 +315,11 @@ class Replay:
 
     def _arrive(self, operation: Operation, now: float) -> Collection[str]:
         """Deliver a message and return the devices that may go on; none if it has not come."""
+        flow = self._network.hear(operation, now)
+        if flow is None:
+            return ()
+        self._note_transfer(flow, operation, now)
+        self._note_sent(operation)
         if operation.kind == "F":
             self._offer(operation)
         else:
@@ -305,12 +329,48 @@ class Replay:
         self._send(self.exchanges.arrive(operation), now)
         return (self._device(operation), *self.exchanges.ends.get(operation, ())[:1])
 
+    def _note_sent(self, consumer: Operation) -> None:
+        if self.pipeline.behaviour.send == "blocking":
+            before = consumer.stage + (-1 if consumer.kind == "F" else 1)
+            self._gradients.note_done(self.owner[before, consumer.microbatch])
+
     def _timeline(self) -> Timeline:
         operations, transfers = self.operations, self.transfers
         if self._loads:
             operations = sorted(operations, key=lambda event: event.start_s)
         transfers = sorted(transfers, key=lambda event: (event.start_s, event.operation))
-        return _reduced(self.pipeline, tuple(operations), tuple(transfers))
+        rows = sorted(
+            (start, self._ready_s[number], number, end)
+            for number, (start, end) in self._reduced.items()
+        )
+        syncs = self.pipeline.synchronisations
+        return Timeline(
+            self.pipeline,
+            tuple(operations),
+            tuple(transfers),
+            tuple(SynchronisationEvent(syncs[n], start, end, n) for start, _, n, end in rows),
+            *self._optimizer_steps(),
+            self._gradients.made_s,
+        )
+
+    def _optimizer_steps(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return when the optimizer step of each device ends, and how long it takes."""
+        done = dict.fromkeys(self.pipeline.devices, 0.0)
+        for event in self.operations:
+            done[event.device] = max(done[event.device], event.end_s)
+        for transfer in self.transfers if self.pipeline.behaviour.send == "blocking" else ():
+            done[transfer.source] = max(done[transfer.source], transfer.end_s)
+        for number, (_, reduced_s) in self._reduced.items():
+            for device in self.pipeline.synchronisations[number].devices:
+                done[device] = max(done[device], reduced_s)
+        alone_s = self.pipeline.optimizer_s
+        end_s = computed_together(host_loads(self.pipeline.problem.cluster), done, alone_s)
+        # Differences of moments are rounded: where nothing slows a step it takes just its own time.
+        steps_s = {
+            device: end_s[device] - done[device] if device in self._loads else seconds
+            for device, seconds in alone_s.items()
+        }
+        return end_s, steps_s
 
 
 def reduced_soonest(timeline: Timeline) -> Timeline:
@@ -321,68 +381,5 @@ def reduced_soonest(timeline: Timeline) -> Timeline:
     at_once = timeline.pipeline.reduced_at_once
     if at_once is None:
         return timeline
-    later = _reduced(at_once, timeline.operations, timeline.transfers)
+    later = simulate(at_once, timeline.orders)
     return min(timeline, later, key=lambda row: row.iteration_time_s)
-
-
-def _reduced(
-    pipeline: PlacedPipeline,
-    operations: tuple[OperationEvent, ...],
-    transfers: tuple[TransferEvent, ...],
-) -> Timeline:
-    """Return the timeline of operations in the order of their starts, with all reductions."""
-    done = dict.fromkeys(pipeline.devices, 0.0)
-    last: dict[tuple[int, str], OperationEvent] = {}
-    for event in operations:
-        done[event.device] = event.end_s
-        if event.operation.kind in "BW":
-            last[event.operation.stage, event.device] = event
-    if pipeline.behaviour.send == "blocking":
-        for transfer in transfers:
-            done[transfer.source] = max(done[transfer.source], transfer.end_s)
-    free_at = dict.fromkeys(pipeline.devices, 0.0)
-    syncs = pipeline.synchronisations
-    ready_s = (_ready_s(pipeline, sync, last, done) for sync in syncs)
-    waiting = sorted((ready, index) for index, ready in enumerate(ready_s))
-    events = []
-    for ready, index in waiting:
-        sync = syncs[index]
-        start = max([ready, *(free_at[device] for device in sync.devices)])
-        end = start + sync.seconds
-        events.append(SynchronisationEvent(sync, start, end))
-        for device in sync.devices:
-            free_at[device] = end
-            done[device] = max(done[device], end)
-    loads = host_loads(pipeline.problem.cluster)
-    end_s = computed_together(loads, done, pipeline.optimizer_s)
-    by_start = tuple(sorted(events, key=lambda event: event.start_s))
-    # Differences of moments are rounded: where nothing slows a step it takes just its own time.
-    steps_s = {
-        device: end_s[device] - done[device] if device in loads else alone_s
-        for device, alone_s in pipeline.optimizer_s.items()
-    }
-    return Timeline(pipeline, operations, transfers, by_start, end_s, steps_s)
-
-
-def _ready_s(
-    pipeline: PlacedPipeline,
-    sync: GradientReduction,
-    last: Mapping[tuple[int, str], OperationEvent],
-    done: Mapping[str, float],
-) -> float:
-    """Return when gradients may be reduced.
-
-    Args:
-        pipeline: whose runtime reduces them.
-        sync: the reduction.
-        last: the last backward of each stage and device.
-        done: when each device has run its operations and ended the sends that it waits for.
-    """
-    match pipeline.behaviour.reduction:
-        case "flush":
-            return max(done.values())
-        case "device":
-            return max(done[device] for device in sync.devices)
-    members = ((stage, device) for stage in sync.stages for device in sync.devices)
-    events = (last[pair] for pair in members if pair in last)
-    return max((gradients_ready_s(sync, event) for event in events), default=0.0)

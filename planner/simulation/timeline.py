@@ -6,30 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placement import PlacedPipeline, Resource, Transfer
 from planner.costs.reductions import GradientReduction
 from planner.plan.operations import Operation
 
 
 @dataclass(frozen=True)
 class OperationEvent:
-    """An operation that ran on a device.
-
-    ``stretch`` is how many times as long it took as alone, where the device's host computed more.
-    """
+    """An operation that ran on a device."""
 
     device: str
     operation: Operation
     start_s: float
     end_s: float
-    stretch: float = 1.0
 
 
 @dataclass(frozen=True)
 class TransferEvent:
     """The transfer of activations (kind F) or gradients (kind B) of a stage's microbatch.
 
-    ``streams`` are devices that have one stream, and send and receive nothing else meanwhile.
+    ``transfer`` has what it occupies, and how long it takes alone; ``slowed_by`` is the link that
+    it got a share of only, if there was one.
     """
 
     source: str
@@ -37,13 +34,18 @@ class TransferEvent:
     operation: Operation
     start_s: float
     end_s: float
-    links: tuple[tuple[int, int], ...]
-    streams: tuple[str, ...] = ()
+    transfer: Transfer
+    slowed_by: tuple[int, int] | None = None
 
     @property
-    def occupied(self) -> tuple[tuple[int, int] | str, ...]:
-        """All that serves one message at a time."""
-        return (*self.links, *self.streams)
+    def links(self) -> tuple[tuple[int, int], ...]:
+        """The links of its way."""
+        return self.transfer.links
+
+    @property
+    def occupied(self) -> tuple[Resource, ...]:
+        """All that it waits for and that serves one message at a time."""
+        return self.transfer.occupied
 
     @property
     def consumer(self) -> Operation:
@@ -54,17 +56,12 @@ class TransferEvent:
 
 @dataclass(frozen=True)
 class SynchronisationEvent:
-    """An all-reduce of gradients, or of a bucket of them."""
+    """An all-reduce of gradients, or of a bucket of them; ``number`` is its place in the list."""
 
     synchronisation: GradientReduction
     start_s: float
     end_s: float
-
-
-def gradients_ready_s(reduction: GradientReduction, last: OperationEvent) -> float:
-    """Return when a stage's last backward on a device has made the gradients of a reduction."""
-    ahead_s = reduction.ahead_s(last.operation.kind, last.device) * last.stretch
-    return max(last.start_s, last.end_s - ahead_s)
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,6 +69,8 @@ class Timeline:
     """One iteration, event by event, in order of start.
 
     ``end_s`` and ``optimizer_s`` are the end and the length of each device's optimizer step.
+    ``made_s`` says when the gradients of a reduction, by its number, were made by a stage on a
+    device, where reductions wait for that.
     """
 
     pipeline: PlacedPipeline
@@ -80,11 +79,20 @@ class Timeline:
     synchronisations: tuple[SynchronisationEvent, ...]
     end_s: Mapping[str, float]
     optimizer_s: Mapping[str, float]
+    made_s: Mapping[tuple[int, int, str], float]
 
     @cached_property
     def iteration_time_s(self) -> float:
         """End of the last device's optimizer step."""
         return max(self.end_s.values())
+
+    @property
+    def orders(self) -> dict[str, list[Operation]]:
+        """The order in which each device ran its operations."""
+        orders: dict[str, list[Operation]] = {device: [] for device in self.pipeline.devices}
+        for event in sorted(self.operations, key=lambda event: event.start_s):
+            orders[event.device].append(event.operation)
+        return orders
 
     @cached_property
     def busy_s(self) -> dict[str, float]:
@@ -93,6 +101,12 @@ class Timeline:
         for event in self.operations:
             busy[event.device] += event.end_s - event.start_s
         return busy
+
+    def stretch(self, event: OperationEvent) -> float:
+        """Return how many times as long an operation took as it takes alone on its host."""
+        stage, kind, _ = event.operation
+        alone_s = self.pipeline.seconds(stage, kind, event.device)
+        return (event.end_s - event.start_s) / alone_s if alone_s > 0 else 1.0
 
     @property
     def bubble(self) -> float:

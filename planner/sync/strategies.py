@@ -6,6 +6,7 @@ A strategy is written ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE``.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -90,8 +91,7 @@ class EagerParameterServerOptions(Record):
     PS+ of Jin's thesis (HKU 2023).
 
     Attributes:
-        modulation: factor on a gradient of staleness tau: ``inverse`` 1 / (1 + tau),
-            ``exponential`` exp(-decay * tau), or ``constant`` 1.
+        modulation: factor on a gradient of staleness tau, see :meth:`factor`.
         decay: decay of the exponential modulation; refused together with any other.
         servers: number of pipelines that share the parameters as servers; None: one.
     """
@@ -108,6 +108,25 @@ class EagerParameterServerOptions(Record):
                 "use modulation = 'exponential'"
             )
         return self
+
+    def factor(self, newer: int, pipelines: int) -> float:
+        """Return the factor on the learning rate of a gradient.
+
+        With tau the staleness, ``inverse`` is 1 / (1 + tau), ``exponential`` is
+        exp(-decay * tau), and ``constant`` is 1.
+
+        Args:
+            newer: updates between the version that the gradient was computed on and the newest one
+                that its pipeline knows of as it pushes.
+            pipelines: updates that count as a staleness of 1.
+        """
+        staleness = newer / pipelines
+        match self.modulation:
+            case "inverse":
+                return 1 / (1 + staleness)
+            case "exponential":
+                return math.exp(-self.decay * staleness)
+        return 1.0
 
 
 class AdPsgdOptions(Record):

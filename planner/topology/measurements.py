@@ -11,6 +11,8 @@ from planner.cluster.hardware import DeviceType
 from planner.topology.message_fit import OneWay
 
 Ends = tuple[str, str]
+UNEQUAL = 2.0
+"""Latencies of two directions that differ by a larger factor are not averaged."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +68,20 @@ class BothWays:
     """Two devices: latency and bandwidth of a link between them.
 
     Attributes:
-        latency_s: mean of both directions.
+        latency_s: mean of both directions, or the lower one if the other is more than
+            :data:`UNEQUAL` times as long: then it was something else that took so long.
         bandwidth_gb_per_s: from the mean time per byte, since a plan sends activations in one
             direction and their gradients in the other.
         spread: spread of the bandwidth, the larger of both directions.
         asymmetry: how much faster one direction is than the other, as a fraction.
+        latency_ratio: how many times as long the one latency is as the other.
     """
 
     latency_s: float
     bandwidth_gb_per_s: float
     spread: float
     asymmetry: float
+    latency_ratio: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -139,9 +144,12 @@ class Measurements:
 
 def _both_ways(ways: Sequence[OneWay]) -> BothWays:
     widths = [way.bandwidth_gb_per_s for way in ways]
+    latencies_s = [way.latency_s for way in ways]
+    ratio = max(latencies_s) / max(min(latencies_s), 1e-9)
     return BothWays(
-        sum(way.latency_s for way in ways) / len(ways),
+        min(latencies_s) if ratio > UNEQUAL else sum(latencies_s) / len(ways),
         len(widths) / sum(1 / width for width in widths),
         max(way.bandwidth_spread for way in ways),
         max(widths) / min(widths) - 1,
+        ratio,
     )

@@ -2,30 +2,44 @@
 
 One line each, the same in and out: ``device n1/gpu3 memory x1.2``, ``type A100-40GB speed x1.1``,
 ``link n0-tor bandwidth x2``, ``links like n0-tor latency x0.5``, ``recompute h.3``, ``keep h.3``,
-``microbatches x2``, ``another n0/gpu0``, ``without split``, ``with chunks``.
+``microbatches x2``, ``microbatches /2``, ``another n0/gpu0``, ``without split``, ``with chunks``;
+those of a plan's stages and devices are in :mod:`planner.variants.plan_changes`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 from planner.errors import PipeplanError, shorten
+from planner.variants.plan_changes import FORMS as STAGE_FORMS
+from planner.variants.plan_changes import (
+    BoundaryChange,
+    DeviceExchange,
+    ReplicaChange,
+    stage_change,
+)
 
 LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e3
+PLAN_FORMS = (
+    *STAGE_FORMS,
+    "microbatches xNUMBER or /NUMBER",
+    "recompute LAYER",
+    "keep LAYER",
+)
+"""Every form of a change of a plan on the machines there are."""
 FORMS = (
     "device NAME memory|speed xFACTOR",
     "type NAME memory|speed xFACTOR",
     "link NAME-NAME bandwidth|latency xFACTOR",
     "links like NAME-NAME bandwidth|latency xFACTOR",
-    "recompute LAYER",
-    "keep LAYER",
-    "microbatches xNUMBER",
     "another DEVICE",
     "with|without split|chunks|replicas|recompute|overlap",
+    *PLAN_FORMS,
 )
 """Every form of a change."""
 DeviceFigure = Literal["memory", "speed"]
@@ -89,12 +103,17 @@ class RecomputeChange:
 
 @dataclass(frozen=True)
 class MicrobatchChange:
-    """``number`` times as many microbatches, each of so many times fewer samples."""
+    """More microbatches of fewer samples, or fewer of more.
 
-    number: int
+    Attributes:
+        factor: a whole number of new microbatches for each old one, or one for so many.
+    """
+
+    factor: Fraction
 
     def __str__(self) -> str:
-        return f"microbatches x{self.number}"
+        times = f"x{self.factor}" if self.factor > 1 else f"/{1 / self.factor}"
+        return f"microbatches {times}"
 
 
 @dataclass(frozen=True)
@@ -141,9 +160,9 @@ class SpaceChange:
         return {name: more if self.allowed else less}
 
 
-Change = (
-    DeviceChange | LinkChange | RecomputeChange | MicrobatchChange | AnotherDevice | SpaceChange
-)
+PlanChange = BoundaryChange | DeviceExchange | ReplicaChange | RecomputeChange | MicrobatchChange
+"""What changes a plan on the machines there are."""
+Change = PlanChange | DeviceChange | LinkChange | AnotherDevice | SpaceChange
 
 
 def parse_change(text: str) -> Change:
@@ -152,6 +171,25 @@ def parse_change(text: str) -> Change:
     Raises:
         PipeplanError: that names what is wrong, and the forms there are.
     """
+    return _read(text, FORMS)
+
+
+def parse_move(text: str) -> PlanChange:
+    """Read a change of a plan on the machines there are. Names are not looked up yet.
+
+    Raises:
+        PipeplanError: that names what is wrong, and the forms there are.
+    """
+    change = _read(text, PLAN_FORMS)
+    if not isinstance(change, PlanChange):
+        raise PipeplanError(
+            f"change '{change}': it is of the machines or the job, not of the plan; "
+            f"`pipeplan explain PLAN --change '{change}'` shows what it would give"
+        )
+    return change
+
+
+def _read(text: str, forms: Sequence[str]) -> Change:
     kind, *words = text.split() or [""]
     readers: dict[str, Callable[[list[str]], Change | None]] = {
         "device": lambda rest: _device_change("device", rest),
@@ -164,6 +202,7 @@ def parse_change(text: str) -> Change:
         "another": lambda rest: AnotherDevice(" ".join(rest)) if rest else None,
         "with": lambda rest: _space_change(rest, allowed=True),
         "without": lambda rest: _space_change(rest, allowed=False),
+        **dict.fromkeys(("move", "exchange", "add", "remove"), lambda rest: stage_change(text)),
     }
     try:
         found = readers[kind](words) if kind in readers else None
@@ -171,7 +210,7 @@ def parse_change(text: str) -> Change:
         raise PipeplanError(f"change {shorten(text)}: {p}" for p in error.problems) from None
     if found is None:
         raise PipeplanError(
-            f"change {shorten(text)}: is of no known form; write one of: {'; '.join(FORMS)}"
+            f"change {shorten(text)}: is of no known form; write one of: {'; '.join(forms)}"
         )
     return found
 
@@ -199,13 +238,15 @@ def _link_change(words: list[str], *, alike: bool) -> Change | None:
 def _microbatch_change(words: list[str]) -> Change | None:
     if len(words) != 1:
         return None
-    factor = _factor(words[0])
+    is_fewer = words[0].startswith("/")
+    factor = _factor(f"x{words[0][1:]}" if is_fewer else words[0])
     if factor != int(factor) or factor < 2:
         raise PipeplanError(
             f"{shorten(words[0])} is not a whole number of at least 2; write x2 for twice as many "
-            "microbatches of half the samples"
+            "microbatches of half the samples, /2 for half as many of twice the samples"
         )
-    return MicrobatchChange(int(factor))
+    number = Fraction(int(factor))
+    return MicrobatchChange(1 / number if is_fewer else number)
 
 
 def _space_change(words: list[str], *, allowed: bool) -> Change | None:

@@ -6,11 +6,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.cluster.cluster import FORMAT, Cluster
+from planner.cluster.cluster import Cluster
 from planner.cluster.cluster_file import ClusterFile, Host
 from planner.cluster.hardware import LinkType
 from planner.errors import PipeplanError
-from planner.records.formats import read_formatted
 
 Data = Mapping[str, Any]
 
@@ -82,7 +81,7 @@ def with_file(cluster: Cluster, path: Path) -> Cluster:
             form.
     """
     source = str(path)
-    file = ClusterFile.parse(read_formatted(path, FORMAT), source)
+    file = ClusterFile.load(path)
     types = {**cluster.device_types, **file.device_types}
     added = file.model_copy(update={"device_types": types}).expanded(source)
     return united(cluster, added, source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from planner.errors import PipeplanError
@@ -11,13 +12,16 @@ from planner.job import MAX_MICROBATCHES
 from planner.model.graph_record import PHASES, Layer, Phase, Work, totals
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
+from planner.plan.sweep_index import MAX_SAMPLES
+from planner.units import plural
 
 
 def in_proportion(graph: LayerGraph, samples: int) -> LayerGraph:
     """Return the graph with FLOPs, bytes, stashes and peaks in proportion to the samples.
 
-    Weights are read, and new gradients of parameters held, as before. Measured times stay as they
-    are: callers that use times have to refuse measured ones.
+    So is the first dimension of a tensor between layers if it is a multiple of the samples there
+    were. Weights are read, and new gradients of parameters held, as before. Measured times stay as
+    they are: callers that use times have to refuse measured ones.
 
     Args:
         graph: traced with any number of samples.
@@ -27,7 +31,10 @@ def in_proportion(graph: LayerGraph, samples: int) -> LayerGraph:
     size = {parameter.name: parameter.bytes for parameter in record.parameters}
     share = _Share(samples, record.samples_per_microbatch)
     boundaries = tuple(
-        tensor.model_copy(update={"bytes": share.of(tensor.bytes)}) for tensor in record.boundaries
+        tensor.model_copy(
+            update={"bytes": share.of(tensor.bytes), "shape": share.of_shape(tensor.shape)}
+        )
+        for tensor in record.boundaries
     )
     layers = tuple(
         _with_peak(_scaled_layer(layer, share, size), share, gradients[layer.name])
@@ -46,6 +53,12 @@ class _Share(NamedTuple):
     def of(self, whole: int) -> int:
         """Return a figure in proportion to the samples, rounded up."""
         return -(-whole * self.new // self.old)
+
+    def of_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a microbatch of so many samples."""
+        if not shape or shape[0] % self.old:
+            return shape
+        return (shape[0] // self.old * self.new, *shape[1:])
 
     def beyond(self, fixed: int, whole: int) -> int:
         """Return a figure in proportion, but for a part that stays."""
@@ -102,28 +115,39 @@ def has_measured_times(problem: Problem) -> bool:
     return any(used & set(layer.measured) for layer in problem.graph.record.layers)
 
 
-def with_microbatches(problem: Problem, number: int) -> Problem:
-    """Return a problem with ``number`` times as many microbatches of so many times fewer samples.
+def with_microbatches(problem: Problem, factor: Fraction) -> Problem:
+    """Return a problem with ``factor`` times as many microbatches, of as many samples in all.
 
     Layers scale as :data:`IN_PROPORTION` says.
 
     Raises:
-        PipeplanError: if samples cannot be divided, or times were measured for this many of them.
+        PipeplanError: if samples or microbatches cannot be divided, or times were measured for this
+            many samples.
     """
     job = problem.job
-    samples = job.samples_per_microbatch
-    if samples % number:
+    samples, count = job.samples_per_microbatch / factor, job.microbatches * factor
+    if samples.denominator > 1:
         raise PipeplanError(
-            f"{samples} samples of a microbatch cannot be divided into {number} equal parts"
+            f"{plural(job.samples_per_microbatch, 'sample')} of a microbatch cannot be divided "
+            f"into {factor} equal parts"
         )
-    if job.microbatches * number > MAX_MICROBATCHES:
+    if count.denominator > 1:
+        raise PipeplanError(
+            f"{plural(job.microbatches, 'microbatch', 'es')} cannot be joined in groups of "
+            f"{1 / factor}"
+        )
+    if count > MAX_MICROBATCHES:
         raise PipeplanError(f"more than {MAX_MICROBATCHES} microbatches; choose a smaller number")
+    if samples > MAX_SAMPLES:
+        raise PipeplanError(
+            f"more than {MAX_SAMPLES} samples a microbatch; choose a smaller number"
+        )
     if has_measured_times(problem):
         raise PipeplanError(
-            f"layers have times measured with {samples} samples a microbatch; measure with "
-            f"{samples // number} and plan again"
+            f"layers have times measured with {job.samples_per_microbatch} samples a microbatch; "
+            f"measure with {samples} and plan again"
         )
-    return resized(problem, samples // number, microbatches=job.microbatches * number)
+    return resized(problem, int(samples), microbatches=int(count))
 
 
 def resized(problem: Problem, samples: int, **settings: Any) -> Problem:

@@ -13,7 +13,7 @@ from planner.cluster.hardware import DeviceType
 from planner.job import Job
 from planner.model.graph_record import PHASES, Boundary, Layer, Parameter, Work
 from planner.plan.plan import Plan, Stage
-from planner.verification.routes import Path, Routes
+from planner.verification.routes import AllReduce, Path, Routes
 
 _STATE_BYTES = {"adamw": 8, "sgd_momentum": 4, "sgd": 0}
 """Bytes of the moments of one element in float32."""
@@ -29,13 +29,13 @@ class Reduction:
     Attributes:
         stages: whose gradients.
         devices: that hold them.
-        seconds: that it takes.
+        taken: what it takes of time and links.
         first_layer: the layer that the last backward has to have run; None: all of it.
     """
 
     stages: tuple[int, ...]
     devices: tuple[str, ...]
-    seconds: float
+    taken: AllReduce
     first_layer: str | None = None
 
 
@@ -249,16 +249,16 @@ class PlanCosts:
         """One reduction, or one for each bucket if buckets are reduced during backwards."""
         limit = self._plan.bucket_bytes
         if limit is None or len(members) > 1:
-            yield Reduction(members, devices, self.routes.all_reduce_s(devices, bytes_))
+            yield Reduction(members, devices, self.routes.all_reduce(devices, bytes_))
             return
         held, first = 0, ""
         for name, layer in self._gradients_made(members[0], holders):
             more = self._parameters[name].bytes
             if first and held + more > limit:
-                yield Reduction(members, devices, self.routes.all_reduce_s(devices, held), first)
+                yield Reduction(members, devices, self.routes.all_reduce(devices, held), first)
                 held = 0
             held, first = held + more, layer
-        yield Reduction(members, devices, self.routes.all_reduce_s(devices, held), first)
+        yield Reduction(members, devices, self.routes.all_reduce(devices, held), first)
 
     def _gradients_made(
         self, stage: int, holders: dict[str, set[int]]

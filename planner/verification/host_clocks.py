@@ -8,7 +8,7 @@ from math import inf
 from planner.plan.plan import Plan
 
 
-class HostClock:
+class CheckedHostClock:
     """A host's clock, which runs slower the more of its devices compute."""
 
     def __init__(self, slowdown: Sequence[float]) -> None:
@@ -28,8 +28,13 @@ class HostClock:
 
     def moments(self) -> Iterator[tuple[str, float]]:
         """Yield when each device that computes will be done, if none begins or ends before."""
-        for device, rings_at in self._rings_at.items():
-            yield device, self._moment + (rings_at - self._clock) * self._slower()
+        for device in self._rings_at:
+            yield device, self.moment(device, 0.0)
+
+    def moment(self, device: str, behind_s: float) -> float:
+        """Return when a device that computes will have all but so many seconds behind it."""
+        left_s = self._rings_at[device] - self._clock
+        return self._moment + (left_s - behind_s) * self._slower()
 
     def _slower(self) -> float:
         return self._slowdown[len(self._rings_at) - 1] if self._rings_at else 1.0
@@ -40,16 +45,18 @@ class HostClock:
             self._moment = now
 
 
-def host_clocks(plan: Plan) -> dict[str, HostClock]:
+def host_clocks(plan: Plan) -> dict[str, CheckedHostClock]:
     """Return the clocks of devices that are on a host, by device."""
-    found: dict[str, HostClock] = {}
+    found: dict[str, CheckedHostClock] = {}
     for host in plan.cluster.hosts:
-        found.update(dict.fromkeys(host.devices, HostClock(host.slowdown)))
+        found.update(dict.fromkeys(host.devices, CheckedHostClock(host.slowdown)))
     return found
 
 
 def ends_together(
-    begins_s: Mapping[str, float], seconds: Mapping[str, float], clocks: Mapping[str, HostClock]
+    begins_s: Mapping[str, float],
+    seconds: Mapping[str, float],
+    clocks: Mapping[str, CheckedHostClock],
 ) -> dict[str, float]:
     """Return when each device on a host has done what takes it so many seconds alone."""
     found, computing = dict[str, float](), dict[str, float]()

@@ -27,7 +27,7 @@ from planner.plan.programs import (
     needed_by,
 )
 from planner.verification.costs import Reduction
-from planner.verification.replay import Step
+from planner.verification.steps import Step
 
 
 class Communicator(NamedTuple):

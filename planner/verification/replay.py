@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import heappop, heappush
 from itertools import groupby
 from math import inf
@@ -12,34 +13,13 @@ from math import inf
 from planner.errors import DeadlockError
 from planner.plan.operations import Operation, Orders, owners
 from planner.plan.plan import Plan
-from planner.verification.costs import PlanCosts, Reduction
-from planner.verification.host_clocks import HostClock, ends_together, host_clocks
-from planner.verification.routes import Lane
+from planner.verification.costs import PlanCosts
+from planner.verification.gradients import GradientSums
+from planner.verification.host_clocks import CheckedHostClock, ends_together, host_clocks
+from planner.verification.routes import Path
 from planner.verification.script import Entry, Message, Scripts
-
-
-@dataclass(frozen=True)
-class Step:
-    """What took time, and the step it waited for, which ended when it began.
-
-    Attributes:
-        start_s: when it began.
-        end_s: when it ended.
-        devices: one; or those that a message or a ring of messages visits, in order.
-        cause: None of what began the iteration.
-        operation: None of messages, all-reduces and optimizer steps.
-    """
-
-    start_s: float
-    end_s: float
-    devices: tuple[str, ...]
-    cause: Step | None
-    operation: Operation | None = None
-
-    @property
-    def seconds(self) -> float:
-        """What it took."""
-        return self.end_s - self.start_s
+from planner.verification.steps import Step, after, ended_at
+from planner.verification.traffic import CheckedSending, Traffic
 
 
 @dataclass(frozen=True)
@@ -107,44 +87,39 @@ class _Replay:
         # The last step of each device and link, the message for each operation.
         self._ran: dict[str, Step] = {}
         self._operations: list[Step] = []
-        self._carried: dict[Lane | str, Step] = {}
+        self._traffic = Traffic(plan.cluster.links)
+        # Messages on their way with what may have let them set off, and the last in each line.
+        self._under_way: dict[CheckedSending, tuple[Message, list[Step | None]]] = {}
+        self._carried: dict[Hashable, Step] = {}
         self._made: dict[Message, Step] = {}
         self._brought: dict[Operation, Step] = {}
         # The messages of a device by the moment at which they end, and those it sends.
         self._met: defaultdict[tuple[str, float], list[tuple[float, Message, Step]]]
         self._met = defaultdict(list)
         self._sent: defaultdict[str, list[tuple[float, Message, Step]]] = defaultdict(list)
-        self._last_backward: dict[tuple[int, str], Step] = {}
+        self._sums = GradientSums(plan, orders, costs, self._traffic)
         self._busy_s = dict.fromkeys(costs.devices, 0.0)
         self._changes = {d: [(0.0, costs.constant_bytes(d))] for d in costs.devices}
         self._hosts = host_clocks(plan)
-        self._disturbed: dict[HostClock, None] = {}
+        self._disturbed: dict[CheckedHostClock, None] = {}
         # On hosts: when what a device computes will be done, as far as is known.
         self._done_at: dict[str, float] = {}
 
     def run(self) -> Replayed:
         for device in self._costs.devices:
             self._exchange(device, 0.0)
-        for device in self._left:
-            self._start_next(device, 0.0)
-        self._settle_hosts()
-        while self._moments:
-            now = self._moments[0][0]
-            concerned = set()
-            # All that happens at this moment comes before anything starts.
-            while self._moments and self._moments[0][0] == now:
-                _, operation, arrives = heappop(self._moments)
-                device = self._runs_on[operation.stage, operation.microbatch]
-                if arrives:
-                    concerned.add(self._arrive(operation, now))
-                elif self._is_done(device, operation, now):
-                    self._end(operation, now)
-                else:
-                    continue
-                concerned.add(device)
+        now, concerned = 0.0, set(self._left)
+        while now < inf:
+            # All that ends or arrives at a moment does so before anything starts.
+            self._sums.make(now, self._ran)
+            self._end_devices(concerned, now)
             for device in concerned:
                 self._start_next(device, now)
-            self._settle_hosts()
+            self._sums.begin(now)
+            self._settle_hosts(now)
+            self._traffic.divide(now)
+            now = self._next_s(now)
+            concerned = self._happen(now)
         waiting = [device for device, left in self._left.items() if left]
         if waiting:
             at = (f"{name} waits at {self._next_operation(name)}" for name in waiting)
@@ -152,6 +127,35 @@ class _Replay:
         memory = {device: _held(rows) for device, rows in self._changes.items()}
         operations = sorted(self._operations, key=lambda step: step.start_s)
         return Replayed(self._last_step(), operations, self._busy_s, memory)
+
+    def _next_s(self, now: float) -> float:
+        moment = self._moments[0][0] if self._moments else inf
+        return min(moment, self._traffic.next_s(now), self._sums.next_s())
+
+    def _happen(self, now: float) -> set[str]:
+        """Let everything end and arrive that does so now; return the devices that may go on."""
+        for sending in self._traffic.arrived(now) if now < inf else ():
+            if not self._sums.end(sending, now):
+                self._take_in(sending, now)
+        concerned = set()
+        while self._moments and self._moments[0][0] == now:
+            _, operation, arrives = heappop(self._moments)
+            device = self._runs_on[operation.stage, operation.microbatch]
+            if arrives:
+                concerned.add(self._arrive(operation, now))
+            elif self._is_done(device, operation, now):
+                self._end(operation, now)
+            else:
+                continue
+            concerned.add(device)
+        return concerned
+
+    def _end_devices(self, devices: set[str], now: float) -> None:
+        """A device has ended when its script is over, and what it ran last."""
+        for device in devices:
+            ran = self._ran.get(device)
+            if not self._left.get(device) and ran is not None and ran.end_s <= now:
+                self._sums.end_device(device, self._at_end(device))
 
     def _next_operation(self, device: str) -> Operation | str:
         entries: Iterator[Entry] = reversed(self._left[device])
@@ -167,23 +171,31 @@ class _Replay:
             return
         left.pop()
         seconds = self._costs.seconds(operation.stage, operation.kind, device)
-        cause = _ended_at(now, before, self._brought.get(operation), *self._met_at(now, device))
+        cause = ended_at(now, before, self._brought.get(operation), *self._met_at(now, device))
         self._ran[device] = Step(now, now + seconds, (device,), cause, operation)
         host = self._hosts.get(device)
         if host is None:
             heappush(self._moments, (now + seconds, operation, False))
+            self._sums.begin_backward(
+                operation, device, lambda left_s: max(now, now + seconds - left_s)
+            )
             return
         host.begin(device, seconds, now)
         self._done_at[device] = inf
         self._ran[device] = replace(self._ran[device], end_s=inf)
         self._disturbed[host] = None
 
-    def _settle_hosts(self) -> None:
+    def _settle_hosts(self, now: float) -> None:
         """What begins or ends on a host moves the ends of all that it computes."""
         for host in self._disturbed:
             for device, moment in host.moments():
                 operation = self._ran[device].operation
-                if operation is not None and self._done_at[device] != moment:
+                if operation is None:
+                    continue
+                self._sums.begin_backward(
+                    operation, device, partial(_not_before, now, host, device)
+                )
+                if self._done_at[device] != moment:
                     self._done_at[device] = moment
                     heappush(self._moments, (moment, operation, False))
         self._disturbed.clear()
@@ -257,8 +269,6 @@ class _Replay:
             self._receive(Operation(stage, "B", microbatch))
         if kind == "I":
             self._ready.add(Operation(stage, "W", microbatch))
-        if kind in "BW":
-            self._last_backward[stage, device] = self._ran[device]
         if message is not None:
             self._made[message] = self._ran[device]
             if not self._leaves_device(message):
@@ -268,28 +278,52 @@ class _Replay:
         self._exchange(device, now)
 
     def _send(self, user: Message, now: float) -> None:
-        """It waits for all links of its path and then holds them all."""
+        """It waits in its lines, then moves, alone in each of them."""
         source, target = self._scripts.source(user), self._runs_on[user.stage, user.microbatch]
         bytes_, ends = self._bytes(user), (source, target)
         path = self._costs.message(bytes_, source, target)
-        lanes: tuple[Lane | str, ...] = () if path is None else path.lanes
-        if path is not None and self._rules.streams == "one":
-            lanes = (*lanes, *ends)
-        rivals = [self._carried[lane] for lane in lanes if lane in self._carried]
-        start = max([now, *(rival.end_s for rival in rivals)])
-        seconds = 0.0 if path is None else path.seconds(bytes_) + self._rules.message_us * 1e-6
-        causes = [self._made[user], *rivals, *self._blocked_by(start, ends)]
-        message = Step(start, start + seconds, ends, _ended_at(start, *causes))
-        if path is not None:
-            row = (start, user, message)
-            self._sent[source].append(row)
-            for device in ends:
-                self._met[device, message.end_s].append(row)
-        self._carried.update(dict.fromkeys(lanes, message))
+        causes = [self._made[user], *self._blocked_by(now, ends)]
+        if path is None:
+            self._bring(user, Step(now, now, ends, ended_at(now, *causes)))
+            return
+        message_s = self._rules.message_us * 1e-6
+        sending = CheckedSending(
+            self._lines(path, ends),
+            path.seconds(bytes_) + message_s,
+            path.latency_s + message_s,
+            path.bytes_per_s,
+            Counter(path.lanes) if self._plan.runtime.links == "fair" else None,
+        )
+        self._under_way[sending] = user, causes
+        self._traffic.enter(sending, now)
+
+    def _lines(self, path: Path, ends: tuple[str, str]) -> tuple[Hashable, ...]:
+        """Return what serves one at a time; of shared links the pair, unless any may move."""
+        streams = ends if self._rules.streams == "one" else ()
+        if self._plan.runtime.links == "in_turn":
+            return (*path.lanes, *streams)
+        return (ends, *streams) if path.lanes else streams
+
+    def _take_in(self, sending: CheckedSending, now: float) -> None:
+        """Note a message that arrives."""
+        user, causes = self._under_way.pop(sending)
+        ends = self._scripts.source(user), self._runs_on[user.stage, user.microbatch]
+        rivals = [self._carried[line] for line in sending.lines if line in self._carried]
+        start = sending.start_s
+        message = Step(start, now, ends, ended_at(start, causes[0], *rivals, *causes[1:]))
+        row = (start, user, message)
+        self._sent[ends[0]].append(row)
+        for device in ends:
+            self._met[device, now].append(row)
+        self._carried.update(dict.fromkeys(sending.lines, message))
+        self._bring(user, message)
+
+    def _bring(self, user: Message, message: Step) -> None:
         self._brought[user] = message
         if user.kind == "B":
             self._brought[Operation(user.stage, "I", user.microbatch)] = message
-        self._changes[target].append((start, bytes_))
+        bytes_, (source, target) = self._bytes(user), message.devices
+        self._changes[target].append((message.start_s, bytes_))
         self._changes[source].append((message.end_s, -bytes_))
         heappush(self._moments, (message.end_s, user, True))
 
@@ -324,18 +358,11 @@ class _Replay:
         self._changes[device] += [(ran.start_s, at_start), (ran.end_s, at_end)]
 
     def _last_step(self) -> Step:
-        """Reductions, one a device at a time in the order in which they can begin; then steps."""
-        network: dict[str, Step] = {}
-        for reduction in sorted(self._costs.reductions, key=self._ready_s):
-            others = [network[device] for device in reduction.devices if device in network]
-            before = [*self._waited_for(reduction), *others]
-            ring = (*reduction.devices, reduction.devices[0])
-            done = _after(before, reduction.seconds, ring)
-            network.update(dict.fromkeys(reduction.devices, done))
+        """The optimizer step that ends last; each follows all that its device does."""
         steps, seconds = {}, {d: self._costs.optimizer_s(d) for d in self._costs.devices}
         for device in self._costs.devices:
-            before = [*self._at_end(device), *(network[d] for d in (device,) if d in network)]
-            steps[device] = _after(before, seconds[device], (device,))
+            before = [*self._at_end(device), *self._reduced(device)]
+            steps[device] = after(before, seconds[device], (device,))
         begins_s = {device: step.start_s for device, step in steps.items()}
         for device, end_s in ends_together(begins_s, seconds, host_clocks(self._plan)).items():
             steps[device] = replace(steps[device], end_s=end_s)
@@ -351,48 +378,12 @@ class _Replay:
         ran = [self._ran[device]] if device in self._ran else []
         return [*ran, *(step for _, _, step in last)]
 
-    def _waited_for(self, reduction: Reduction) -> list[Step]:
-        """What has ended, or has made the gradients, before a reduction."""
-        if self._rules.reduction in ("bucket", "stage"):
-            return self._backwards(reduction)
-        everywhere = self._rules.reduction == "flush"
-        devices = self._costs.devices if everywhere else reduction.devices
-        return [step for device in devices for step in self._at_end(device)]
-
-    def _backwards(self, reduction: Reduction) -> list[Step]:
-        """The last backwards, each as far as the gradients need it."""
-        pairs = [(stage, device) for stage in reduction.stages for device in reduction.devices]
-        return [
-            self._until_ready(reduction, self._last_backward[pair])
-            for pair in pairs
-            if pair in self._last_backward
-        ]
-
-    def _until_ready(self, reduction: Reduction, backward: Step) -> Step:
-        """A backward runs the layers from the last to the first, a bucket waits for some."""
-        if reduction.first_layer is None or backward.operation is None:
-            return backward
-        stage, kind, _ = backward.operation
-        device = backward.devices[0]
-        left_s = self._costs.before_s(stage, reduction.first_layer, kind, device)
-        alone_s = self._costs.seconds(stage, kind, device)
-        if device in self._hosts and alone_s:
-            # Slowed by others, it makes each gradient later in proportion.
-            left_s *= backward.seconds / alone_s
-        return replace(backward, end_s=max(backward.start_s, backward.end_s - left_s))
-
-    def _ready_s(self, reduction: Reduction) -> float:
-        return max((step.end_s for step in self._waited_for(reduction)), default=0.0)
+    def _reduced(self, device: str) -> list[Step]:
+        return [self._sums.last[device]] if device in self._sums.last else []
 
 
-def _after(steps: list[Step], seconds: float, devices: tuple[str, ...]) -> Step:
-    start = max((step.end_s for step in steps), default=0.0)
-    return Step(start, start + seconds, devices, _ended_at(start, *steps))
-
-
-def _ended_at(now: float, *steps: Step | None) -> Step | None:
-    """The first of these that ended now."""
-    return next((step for step in steps if step is not None and step.end_s == now), None)
+def _not_before(now: float, host: CheckedHostClock, device: str, left_s: float) -> float:
+    return max(now, host.moment(device, left_s))
 
 
 def _held(changes: list[tuple[float, int]]) -> list[tuple[float, int]]:

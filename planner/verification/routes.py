@@ -41,6 +41,22 @@ class Path(NamedTuple):
         return self.latency_s + bytes_ / self.bytes_per_s
 
 
+class AllReduce(NamedTuple):
+    """What an all-reduce takes.
+
+    Attributes:
+        seconds: alone.
+        latency_s: of these, without bytes.
+        bytes_per_s: of each edge of its ring or tree.
+        crossings: how many of the edges hold each lane.
+    """
+
+    seconds: float
+    latency_s: float
+    bytes_per_s: float
+    crossings: Counter[Lane]
+
+
 class Routes:
     """The paths of a cluster, through switches alone: devices do not forward.
 
@@ -87,18 +103,22 @@ class Routes:
         if target not in {source, *near} and not any(isinstance(n, int) for n in islands):
             raise PipeplanError(_NO_PATH)
 
-    def all_reduce_s(self, devices: Sequence[str], bytes_: int) -> float:
+    def all_reduce(self, devices: Sequence[str], bytes_: int) -> AllReduce:
         """The better of a ring and a binary tree over the devices in this order."""
         count = len(devices)
         ring, tree = ring_and_tree(devices)
-        return min(
-            2 * (count - 1) * self._step_s(ring, bytes_ / count),
-            2 * math.ceil(math.log2(count)) * self._step_s(tree, bytes_),
-        )
+        by_ring = self._in_steps(2 * (count - 1), ring, bytes_ / count)
+        by_tree = self._in_steps(2 * math.ceil(math.log2(count)), tree, bytes_)
+        # Of two that are equal but for rounding it is the ring.
+        return by_ring if by_ring.seconds <= by_tree.seconds * (1 + 1e-9) else by_tree
 
-    def _step_s(self, edges: Sequence[tuple[str, str]], bytes_: float) -> float:
-        """Return the seconds of simultaneous messages that share links; the slowest counts."""
-        return max(latency_s + bytes_ / width for latency_s, width in self.step_figures(edges))
+    def _in_steps(self, steps: int, edges: Sequence[tuple[str, str]], bytes_: float) -> AllReduce:
+        """Simultaneous messages that share links, in equal steps; the slowest counts."""
+        rows = self.step_figures(edges)
+        seconds = steps * max(latency_s + bytes_ / width for latency_s, width in rows)
+        width = min(width for _, width in rows)
+        crossings = Counter(lane for edge in edges for lane in self.path(*edge).lanes)
+        return AllReduce(seconds, max(0.0, seconds - steps * bytes_ / width), width, crossings)
 
     def step_figures(self, edges: Sequence[tuple[str, str]]) -> list[tuple[float, float]]:
         """Return latency and bytes a second of simultaneous messages that share links."""

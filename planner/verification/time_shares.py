@@ -8,7 +8,7 @@ from itertools import pairwise
 from planner.cluster.hardware import Source
 from planner.plan.plan import Plan
 from planner.verification.costs import PlanCosts
-from planner.verification.replay import Step
+from planner.verification.steps import Step
 
 _WEAKEST_FIRST: tuple[Source, ...] = ("assumed", "datasheet", "measured")
 _PHASES_OF = {

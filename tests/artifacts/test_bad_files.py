@@ -71,7 +71,7 @@ def test_a_missing_file_and_a_folder_are_refused(
 @pytest.mark.parametrize(
     ("load", "kind", "current"),
     [
-        (Plan.load, "pipeplan", 5),
+        (Plan.load, "pipeplan", 6),
         (LayerGraph.load, "pipeplan-graph", 1),
         (Cluster.load, "pipeplan-cluster", 1),
     ],
@@ -96,7 +96,7 @@ def test_any_other_format_is_refused(value: object) -> None:
     if value in [f"pipeplan/{number}" for number in range(1, 6)]:
         return
     with pytest.raises(PipeplanError, match="some file: format"):
-        check_format({"format": value}, "pipeplan/5", "some file")
+        check_format({"format": value}, "pipeplan/6", "some file")
 
 
 @given(share=st.floats(0, 1, exclude_max=True))
@@ -362,3 +362,18 @@ def test_what_concerns_several_fields_names_one(change: dict, place: str, tmp_pa
     data = graph([layer("a"), layer("b")]).record.model_dump(mode="json")
     path.write_text(json.dumps({**data, **change}))
     assert refusal(LayerGraph.load, path).startswith(f"{path}: {place}")
+
+
+@pytest.mark.parametrize("name", ["global_batch_size", "gradient_accumulation_steps"])
+def test_names_of_other_tools_are_translated(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(f'format = "pipeplan-job/1"\n{name} = 64\n')
+    assert "microbatches" in refusal(Job.load, path)
+
+
+def test_an_old_format_that_never_was_names_those_that_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text('{"format": "pipeplan/0"}')
+    text = refusal(Plan.load, path)
+    assert "which are pipeplan/1, pipeplan/2" in text
+    assert text.endswith("pipeplan/6; make the file again")

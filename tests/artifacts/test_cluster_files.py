@@ -167,3 +167,55 @@ def test_a_preset_device_leaves_memory_and_knows_float32(name: str) -> None:
     device = DEVICES[name]
     assert 0 < device.capacity_bytes < device.memory_gib * 2**30
     assert device.peak_tflop_per_s["float32"] > 0
+
+
+MEASURED = """
+format = "pipeplan-cluster/1"
+switches = ["bus"]
+devices = [
+    { name = "a", type = "A100-40GB" }, { name = "b", type = "A100-40GB" },
+    { name = "c", type = "A100-40GB" },
+]
+links = [
+    { between = ["a", "bus"], preset = "PCIe4-x16" },
+    { between = ["b", "bus"], preset = "PCIe4-x16" },
+    { between = ["c", "bus"], preset = "PCIe4-x16"PORT },
+    { between = ["a", "b"], bandwidth_gb_per_s = WIDTH, source = "measured" },
+]
+"""
+
+
+@pytest.mark.parametrize(
+    ("width", "port", "told"),
+    [
+        (300, "", []),
+        (300, ', bandwidth_gb_per_s = 11, source = "measured"', []),
+        (300, ", bandwidth_gb_per_s = 2", []),
+        (
+            3,
+            "",
+            [
+                "links[3]: 3 GB/s were measured between 'a' and 'b', and messages between the two "
+                "go over a>bus, bus>b instead, with 31.5 GB/s by the file: measure it again "
+            ],
+        ),
+        (
+            300,
+            ', bandwidth_gb_per_s = 2, source = "measured"',
+            [
+                "links[2]: 2 GB/s were measured between 'c' and 'bus', and PCIe4-x16 has 31.5: ",
+                "links[2]: 2 GB/s were measured between 'c' and 'bus', and the 2 other links from "
+                "'bus' to devices of type A100-40GB have 31.5 (median): measure it again ",
+            ],
+        ),
+    ],
+)
+def test_measured_links_that_contradict_the_topology_are_told(
+    width: float, port: str, told: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "measured.toml"
+    path.write_text(MEASURED.replace("WIDTH", str(width)).replace("PORT", port))
+    Cluster.load(path)
+    assert len(caplog.messages) == len(told)
+    for said, expected in zip(caplog.messages, told, strict=True):
+        assert said.startswith(f"{path}: {expected}")

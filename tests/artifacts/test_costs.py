@@ -54,6 +54,17 @@ def test_a_size_that_was_measured_has_its_medians() -> None:
     assert (times.input_gradient_s, times.weight_gradient_s) == (pytest.approx(1.8), 1.5)
 
 
+def test_repetitions_that_differ_much_are_told() -> None:
+    """Two layers of 1 s forward and 2 s backward; the quartiles of forwards are 0.9 s apart."""
+    row = size(1, 1.0)
+    assert Costs.parse(data((["a", "b"], [row]))).spread_warning is None
+    row["forward"].update(low_s=0.5, high_s=1.4)
+    costs = Costs.parse(data((["a", "b"], [row])))
+    assert costs.spread == pytest.approx(0.9 / 3)
+    assert costs.spread_warning is not None
+    assert costs.spread_warning.startswith("repetitions of a measurement differ by 30% of their")
+
+
 @given(st.integers(2, 8))
 def test_between_two_sizes_costs_lie_on_a_straight_line(samples: int) -> None:
     costs = Costs.parse(data((["a"], [size(1, 1.0), size(2, 3.0), size(8, 15.0)])))

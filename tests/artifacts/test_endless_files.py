@@ -2,6 +2,8 @@
 
 import copy
 import json
+import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,13 @@ from planner.model.graph_record import GraphRecord
 from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import parse_order
 from planner.plan.plan import Plan, gap
-from planner.records.document import digest
+from planner.records.document import (
+    MOST_JSON_BYTES,
+    MOST_TOML_BYTES,
+    digest,
+    read_json,
+    read_toml,
+)
 from planner.verification import verify
 
 FEW_CHARACTERS = 400
@@ -191,3 +199,78 @@ def test_a_bound_too_small_for_a_quotient_is_no_bound() -> None:
     data["predicted"]["lower_bound_s"] = 5e-324
     data["provenance"]["bound_covers"] = {"space": Plan.parse(PLAN).job.space.model_dump()}
     assert verify(Plan.parse(data)) == []
+
+
+# --- a million entries ----------------------------------------------------------------------------
+
+MILLION = 10**6
+MOST_CPU_S, MOST_MORE_BYTES = 5.0, 300 * 2**20
+"""A second is enough; but for the memory, the machine may be slow."""
+
+
+def with_a_million(place: str) -> Any:
+    data = copy.deepcopy(PLAN)
+    wrong, names = [1] * MILLION, ["l0"] * MILLION
+    match place:
+        case "wrong layers":
+            data["stages"][0]["layers"] = wrong
+        case "layers":
+            data["stages"][0]["layers"] = names
+        case "devices":
+            data["cluster"]["devices"] = wrong
+        case "stages":
+            data["stages"] = wrong
+        case "ranks":
+            data["ranks"] = names
+        case "shapes":
+            data["model"]["graph"]["boundaries"] = wrong
+    return data
+
+
+@pytest.mark.parametrize(
+    "place", ["wrong layers", "layers", "devices", "stages", "ranks", "shapes"]
+)
+def test_a_million_entries_are_refused_at_the_first(place: str) -> None:
+    data = with_a_million(place)
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    with pytest.raises(PipeplanError) as raised:
+        Plan.parse(data, "plan.json")
+    (problem,) = raised.value.problems
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert len(problem) < FEW_CHARACTERS
+    assert after.ru_utime - before.ru_utime < MOST_CPU_S
+    assert (after.ru_maxrss - before.ru_maxrss) * 1024 < MOST_MORE_BYTES
+
+
+def test_an_object_of_a_million_entries_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({str(index): 1 for index in range(MILLION)}))
+    with pytest.raises(PipeplanError, match="an object has 1,000,000 entries, the first '0'"):
+        Plan.load(path)
+
+
+def test_files_of_many_bytes_are_refused_unread(tmp_path: Path) -> None:
+    for name, most in (("plan.json", MOST_JSON_BYTES), ("job.toml", MOST_TOML_BYTES)):
+        path = tmp_path / name
+        path.touch()
+        os.truncate(path, most + 1)  # It takes no place on the disk.
+        with pytest.raises(PipeplanError, match=f"{most + 1:,} bytes; at most {most:,} are read"):
+            (read_json if name.endswith("json") else read_toml)(path)
+
+
+def test_a_large_file_that_holds_is_read_as_a_small_one_is() -> None:
+    """Beyond 64 KiB lists end at their first wrong entry; what is read is the same."""
+    data = json.loads(json.dumps(PLAN))
+    small = Plan.parse(data, "small")
+    data["job"]["model_arguments"] = {"text": "x" * 2**17}
+    large = Plan.parse(data, "large")
+    assert large.model_copy(update={"job": small.job}) == small
+    assert type(large.stages[0]) is type(small.stages[0])
+    data["stages"][0]["layers"] = [1, 2]
+    data["microbatches"] = "many"
+    with pytest.raises(PipeplanError) as raised:
+        Plan.parse(data, "large")
+    assert [problem.split(": ")[1] for problem in raised.value.problems] == [
+        "stages[0].layers[0]",
+        "microbatches",
+    ]

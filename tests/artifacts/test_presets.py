@@ -7,6 +7,7 @@ from builders import ROOT
 from typer.testing import CliRunner
 
 from planner.cli import app
+from planner.cluster.ports import FABRIC_LINKS, OTHER_PORTS, PORTS
 from planner.cluster.presets import DEVICE_SOURCES, DEVICES, LINK_SOURCES, LINKS
 from planner.report.tables import DEVICE_COLUMNS, LINK_COLUMNS, device_rows, link_rows
 
@@ -15,9 +16,12 @@ from planner.report.tables import DEVICE_COLUMNS, LINK_COLUMNS, device_rows, lin
 SIXTEEN_BIT = {
     "V100-16GB": (80, 1024, 1.53),
     "V100-32GB": (80, 1024, 1.53),
+    "T4": (40, 1024, 1.59),
     "A10": (72, 1024, 1.695),
     "L4": (58, 1024, 2.04),
     "L40S": (142, 1024, 2.49),
+    "A6000": (84, 1024, 1.8),
+    "RTX-3090": (82, 512, 1.695),
     "RTX-4090": (128, 512, 2.52),
     "A100-40GB": (108, 2048, 1.41),
     "A100-80GB": (108, 2048, 1.41),
@@ -34,9 +38,12 @@ SIXTEEN_BIT = {
 MEMORY = {
     "V100-16GB": (4096, 1.752),
     "V100-32GB": (4096, 1.752),
+    "T4": (256, 10),
     "A10": (384, 12.5),
     "L4": (192, 12.5),
     "L40S": (384, 18),
+    "A6000": (384, 16),
+    "RTX-3090": (384, 19.5),
     "RTX-4090": (384, 21),
     "A100-40GB": (5120, 2.43),
     "A100-80GB": (5120, 3.186),
@@ -49,14 +56,27 @@ MEMORY = {
     "MI300X": (8192, 5.2),
 }
 WITHOUT_CHIP = {"CPU-core"}
+OF_RACKS = {"GB200"}
+"""Known from figures of a whole rack: its clock is in no public document."""
 
 
-@pytest.mark.parametrize("name", sorted(set(DEVICES) - WITHOUT_CHIP))
+@pytest.mark.parametrize("name", sorted(set(DEVICES) - WITHOUT_CHIP - OF_RACKS))
 def test_peaks_are_dense_with_float32_accumulation(name: str) -> None:
     cores, flops, ghz = SIXTEEN_BIT[name]
     assert DEVICES[name].peak_tflop_per_s["float16"] == pytest.approx(
         cores * flops * ghz * 1e-3, rel=0.015
     )
+
+
+def test_a_gpu_of_a_rack_has_its_part() -> None:
+    """GB200 NVL72: 360 PFLOP/s in 16 bits and 180 in TF32 with sparsity, 5,760 TFLOP/s in float32,
+    13.4 TB at 576 TB/s."""
+    gpu = DEVICES["GB200"]
+    peaks = {"float32": 5760 / 72, "tf32": 180e3 / 2 / 72, "bfloat16": 360e3 / 2 / 72}
+    assert {name: gpu.peak_tflop_per_s[name] for name in peaks} == peaks
+    assert gpu.memory_bandwidth_gb_per_s == 576e3 / 72
+    # A vendor's GB of such memory are GiB, less what firmware keeps.
+    assert gpu.memory_gib == pytest.approx(13.4e3 / 72, rel=0.01)
 
 
 @pytest.mark.parametrize("name", sorted(MEMORY))
@@ -68,12 +88,36 @@ def test_memory_bandwidth_is_that_of_the_bus(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(DEVICES) - WITHOUT_CHIP))
 def test_bfloat16_is_as_fast_as_float16_where_there_is_any(name: str) -> None:
     peak = DEVICES[name].peak_tflop_per_s
-    if name.startswith("V100"):
+    if name.startswith(("V100", "T4")):
         assert set(peak) == {"float32", "float16"}
     else:
         assert peak["bfloat16"] == peak["float16"] > peak["float32"]
     if "tf32" in peak:
         assert peak["float16"] == pytest.approx(2 * peak["tf32"], rel=0.03)
+
+
+def test_every_gpu_has_its_ports() -> None:
+    assert set(PORTS) == set(DEVICES) - WITHOUT_CHIP
+    for ports in (*PORTS.values(), OTHER_PORTS):
+        assert {ports.pcie, ports.fabric} <= {*LINKS, None}
+
+
+def test_nvlinks_and_xgmi_links() -> None:
+    """Links of a device, and GB/s of one each way."""
+    for name, links, each in (
+        ("NVLink2", 6, 25),
+        ("NVLink3", 12, 25),
+        ("NVLink3-GA102", 4, 14.0625),
+        ("NVLink4", 18, 25),
+        ("NVLink5", 18, 50),
+    ):
+        assert LINKS[name].bandwidth_gb_per_s == links * each
+        assert FABRIC_LINKS[name] == links
+        assert any(ports.fabric == name for ports in PORTS.values())
+    for name, gt_per_s in (("xGMI-MI250X", 25), ("xGMI-MI300X", 32)):
+        assert LINKS[name].bandwidth_gb_per_s == 16 * gt_per_s / 8
+        assert FABRIC_LINKS[name] == 1
+    assert set(FABRIC_LINKS) == {ports.fabric for ports in PORTS.values()} - {None}
 
 
 def test_every_preset_has_a_source() -> None:

@@ -9,6 +9,7 @@ from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
 from planner.job import Job
 from planner.plan.problem import Problem, cluster_digest
+from planner.plan.runtime_rules import PIPEPLAN
 from planner.records.document import digest
 
 FILE = """
@@ -88,7 +89,10 @@ def test_clusters_without_prices_keep_the_digests_they_had() -> None:
     assert "price_per_hour" not in irregular.model_dump_json()
     assert "currency" not in irregular.model_dump_json()
     problem = Problem(
-        graph([layer("a")]), irregular, Job(backward="whole", overlap_reduction=False)
+        graph([layer("a")]),
+        irregular,
+        Job(backward="whole", overlap_reduction=False),
+        runtime=PIPEPLAN.model_copy(update={"links": "in_turn"}),
     )
     assert problem.digest.startswith("sha256:fa7854c91aa94")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.soak import hostile
 from benchmarks.soak.figures import History, Hit, Life, figures_of
 from benchmarks.soak.run import run_cases
 from benchmarks.soak.world import Case
@@ -40,3 +41,7 @@ def test_gaps_count_for_a_hit_only_if_nothing_else_was_hit_meanwhile() -> None:
     ]
     found = figures_of(history, hits, [[], [], []], "ad_psgd")
     assert [figures.is_alone for figures in found] == [False, False, True, True]
+
+
+def test_hostile_callers_end_no_server_and_take_little_memory() -> None:
+    assert hostile.main(["--only", "callers", "--connections", "60"]) == 0

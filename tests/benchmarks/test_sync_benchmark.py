@@ -1,6 +1,8 @@
 """``benchmarks.sync``: rates, losses and ratios by hand, and what its command line prints."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -18,10 +20,16 @@ from benchmarks.sync.figures import (
     smoothed,
     steady_rate,
 )
+from benchmarks.sync.loopback import SETTINGS
 from benchmarks.sync.plans import pipelines_plan
+from benchmarks.sync.predicted import CALIBRATING, Host, host_of, measured_rows, predicted
+from benchmarks.sync.settings import best_rates
+from benchmarks.sync.short import claim_of
 from benchmarks.sync.simulated import Simulated, flat_world, measured_of, pipeline_world
+from planner.errors import PipeplanError
 from planner.sync.pipeline_replicas import pipeline_replicas_of
 from planner.sync.simulation.run import simulate_sync
+from planner.sync.simulation.slowness import Steady
 from planner.sync.strategies import parse_sync
 
 PLAIN = "all_reduce:overlap=false"
@@ -124,6 +132,53 @@ def test_a_bar_that_is_not_reached_stays_in_sight(
     assert claim.row()[-1] == verdict
     assert claim.is_reached == (verdict == "reached")
     assert "two workers" in Outcome([claim]).markdown()
+
+
+def test_what_is_faster_but_learns_less_has_reached_nothing() -> None:
+    worse = Claim("faster", "two", True, 1.7, Spread((1.8,)), loss=Spread((1.02, 1.04)))
+    assert worse.row()[-1] == ("**not reached**, at 1.03 (1.02..1.04) of the rival's held-out loss")
+    told = claim_of(worse, "ours")
+    assert told.reached is False
+    assert told.figure is None
+    assert "1.8, but at 1.03" in told.note
+    equal = replace(worse, loss=Spread((1.0, 1.015)))
+    assert equal.is_reached
+    assert claim_of(equal, "ours").reached
+
+
+def test_the_best_is_one_that_learns_as_well_if_there_is_any() -> None:
+    runs = {"all_reduce": [run(10.0)], "worse": [run(13.0, 1.1)], "equal": [run(12.0, 1.005)]}
+    assert best(runs, ("worse", "equal"), "all_reduce")[0] == "equal"
+    assert best(runs, ("worse",), "all_reduce")[0] == "worse"
+
+
+def test_every_strategy_has_its_own_best_rate() -> None:
+    losses = {("a", 0.1): 1.0, ("a", 0.2): 0.9, ("b", 0.1): 1.0, ("b", 0.2): float("nan")}
+    assert best_rates(losses) == {"a": 0.2, "b": 0.1}
+
+
+def test_a_report_has_the_rows_that_calibrate_a_prediction(tmp_path: Path) -> None:
+    rows = measured_rows()
+    assert {setting for setting, _ in rows} == {
+        *SETTINGS,
+        "shaped_2MB_per_s",
+        "shaped_6MB_per_s",
+    }
+    report = tmp_path / "SYNC.md"
+    report.write_text("| homogeneous | `ad_psgd` | 78.3 | 1 | 1 | 1 | 1 |\n")
+    with pytest.raises(PipeplanError, match=r"no row of parameter_server:mode=async in the"):
+        measured_rows(report)
+
+
+def test_a_host_is_derived_from_what_its_rows_would_be() -> None:
+    """Rows that the simulator makes of a host lead back to it."""
+    host = Host(0.105, 4e-4, 5e-3, 2e-3)
+    world = host.world(pipelines_plan(8, 0.1))
+    rows = {row: predicted(world, row[1], Steady(), 1) for row in CALIBRATING}
+    found = host_of(rows, 1)
+    assert found.iteration_s == pytest.approx(host.iteration_s, rel=0.02)
+    assert found.jitter_s == pytest.approx(host.jitter_s, rel=0.3)
+    assert found.round_trip_s == pytest.approx(host.round_trip_s, abs=1.5e-3)
 
 
 def test_a_plan_takes_the_time_that_was_asked_for() -> None:

@@ -12,7 +12,12 @@ from builders import boundary, cluster, device_type, graph, layer
 from planner.cluster.cluster import Cluster
 from planner.costs.roofline import layer_times
 from planner.errors import PipeplanError
-from planner.interop.calibrate.costs import read_costs, with_costs, with_profile
+from planner.interop.calibrate.costs import (
+    read_costs,
+    warn_of_types_without_costs,
+    with_costs,
+    with_profile,
+)
 from planner.model.layer_graph import LayerGraph
 from planner.model.measured_costs import Costs
 
@@ -147,11 +152,45 @@ def test_the_peak_is_the_measured_one_with_what_the_layer_was_given() -> None:
             "costs.json: kinds: layer 'a' had .* forward FLOPs when it was profiled",
         ),
         (costs_of(GRAPH, {"a": 1}), "costs.json: kinds: layer 'b' is in none of them"),
+        (
+            costs_of(GRAPH, {"a": 1, "b": 1}, hardware="another processor"),
+            "costs.json: hardware: 'another processor' was profiled, the cluster's unit is 'a pro",
+        ),
     ],
 )
 def test_costs_of_something_else_are_refused(costs: Costs, told: str) -> None:
+    measured = cluster(["d0"], [], types={"unit": device_type(hardware="a processor")})
     with pytest.raises(PipeplanError, match=told):
-        with_profile(GRAPH, CLUSTER, costs, "costs.json")
+        with_profile(GRAPH, measured, costs, "costs.json")
+
+
+def test_between_two_sizes_the_work_has_to_lie_between_theirs() -> None:
+    """Profiled with 1 and 3 samples; the model, of 2, has more FLOPs than even 3 had."""
+    kinds = []
+    for kind in costs_of(GRAPH, {"a": 1, "b": 1}).kinds:
+        (row,) = kind.sizes
+        sizes = [
+            row.model_copy(update={"samples_per_microbatch": count, "forward_flops": flops})
+            for count, flops in ((1, row.forward_flops // 4), (3, row.forward_flops // 2))
+        ]
+        kinds.append(kind.model_copy(update={"sizes": tuple(sizes)}))
+    costs = costs_of(GRAPH, {"a": 1, "b": 1}).model_copy(update={"kinds": tuple(kinds)})
+    record = GRAPH.record.model_copy(update={"samples_per_microbatch": 2})
+    with pytest.raises(PipeplanError, match=r"layer 'a' had \d+ to \d+ forward FLOPs"):
+        with_profile(LayerGraph.from_record(record), CLUSTER, costs, "costs.json")
+
+
+def test_a_device_type_without_costs_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    two = cluster(
+        {"d0": "unit", "d1": "slow"}, [], types={"unit": device_type(), "slow": device_type()}
+    )
+    warn_of_types_without_costs(GRAPH, two, "two.toml")
+    assert not caplog.messages  # Nothing was measured at all.
+    found = with_profile(GRAPH, two, costs_of(GRAPH, {"a": 5.0, "b": 7.0}), "costs.json")
+    warn_of_types_without_costs(found, two, "two.toml")
+    (said,) = caplog.messages
+    assert said.startswith("two.toml: no times were measured on device type slow: they are pred")
+    assert "profile the model there with --type slow" in said
 
 
 def test_a_file_is_read_by_its_format(tmp_path: Path) -> None:

@@ -3,10 +3,22 @@
 A layer's forward takes 1 s and its backward 2 s, a message 1 s, unless told.
 """
 
+import re
 from collections.abc import Sequence
 
 import pytest
-from builders import GIGA, cluster, device_type, graph, layer, link, orders, pipeline, star
+from builders import (
+    GIGA,
+    cluster,
+    device_type,
+    graph,
+    layer,
+    link,
+    orders,
+    parameter,
+    pipeline,
+    star,
+)
 from measured_runs import run_of
 
 from planner.analysis.deviation import compare_with_measured, require_timeline_of
@@ -16,8 +28,10 @@ from planner.errors import PipeplanError
 from planner.interop.calibrate.calibrate import Calibration, calibrate
 from planner.interop.calibrate.costs import with_measured_times
 from planner.interop.calibrate.fits import fit_pair
+from planner.measured.clocks import clock_conflict
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.plan import Plan
+from planner.report.deviation import comparison_notes
 from planner.simulation.simulator import simulate_plan
 
 
@@ -113,6 +127,63 @@ def test_layers_that_did_not_run_on_a_type_are_scaled_as_those_that_did() -> Non
     assert measured(result, "a", "fast") == (0.5, 1, 1, 2)
     told = "1 of 2 layers did not run on slow; their times there are scaled"
     assert any(note.startswith(told) for note in result.notes)
+
+
+def test_a_host_whose_devices_slow_each_other_is_calibrated_without_the_slowdown() -> None:
+    """The devices compute at half the speed and step at a tenth; links take no time to speak of."""
+
+    def plan_with(**fields: object) -> Plan:
+        wired = star(2, 1e9)
+        kinds = {"unit": device_type(**fields)}
+        hosts = [{"devices": ["d0", "d1"], "slowdown": [1, 1.5]}]
+        data = {**wired.model_dump(mode="json"), "device_types": kinds, "hosts": hosts}
+        layers = [layer("a", 1, 2, parameters=["v"]), layer("b", 3, 4, parameters=["w"])]
+        the_graph = graph(layers, None, [parameter("v", GIGA), parameter("w", GIGA)])
+        placed = pipeline(the_graph, Cluster.parse(data, "hosts"), STAGES)
+        return plan_by_hand(placed, orders(**ORDERS))
+
+    plan, real = plan_with(), plan_with(peak_tflop_per_s={"float32": 0.5}, optimizer_efficiency=0.1)
+    result = calibrate(plan, run_of(plan, [simulate_plan(real)]))
+    assert measured(result, "a") == (2, 2, 2, 4)
+    assert measured(result, "b") == (6, 4, 4, 8)
+    kind = result.plan.cluster.device_types["unit"]
+    assert kind.optimizer_efficiency == pytest.approx(0.1, rel=1e-6)
+    assert result.after_s == pytest.approx(simulate_plan(real).iteration_time_s, rel=1e-6)
+
+
+def test_what_no_prediction_counts_has_rows_of_its_own() -> None:
+    """All events of the run come 2 s later than predicted, and its step ends 3 s after the last."""
+    plan = plan_of(TWO, star(2), STAGES, **ORDERS)
+    data = run_of(plan).model_dump(mode="json")
+    for name in ("operations", "transfers", "reductions", "optimizer_steps"):
+        for event in data[name]:
+            event["start_s"] += 2
+            event["end_s"] += 2
+    data["steps"][0]["iteration_time_s"] += 5
+    found = compare_with_measured(plan, simulate_plan(plan), MeasuredTimeline.parse(data, "run"))
+    assert [row.measured_s for row in found.outside.values()] == [
+        pytest.approx(2),
+        pytest.approx(3),
+    ]
+    assert not found.batches
+    assert found.largest[:2] == [
+        ("after the last event", pytest.approx(-3)),
+        ("before the first operation", pytest.approx(-2)),
+    ]
+
+
+def test_time_spent_on_batches_is_told_where_it_matters() -> None:
+    plan = plan_of(TWO, star(2), STAGES, **ORDERS)
+    timeline = simulate_plan(plan)
+    data = run_of(plan).model_dump(mode="json")
+    for wait_s, share in ((0.001, None), (timeline.iteration_time_s / 4, "25%")):
+        data["steps"][0]["batch_wait_s"] = {"d0": wait_s, "d1": wait_s / 2}
+        run = MeasuredTimeline.parse(data, "run")
+        found = compare_with_measured(plan, timeline, run)
+        assert found.batches["d0"].measured_s == pytest.approx(wait_s)
+        told = [note for note in comparison_notes(found) if "loading batches" in note]
+        assert len(told) == (share is not None)
+        assert all("note: d0 spends" in note and f"({share})" in note for note in told)
 
 
 def test_devices_of_one_type_that_differ_are_told() -> None:
@@ -224,6 +295,48 @@ def test_an_incomplete_run_is_refused() -> None:
         device["rank"] = 1 - device["rank"]
     with pytest.raises(PipeplanError, match="devices: the timeline has d1, d0, the plan d0, d1"):
         require_timeline_of(plan, MeasuredTimeline.parse(data, "run"))
+
+
+@pytest.mark.parametrize(("factor", "tells"), [(2.9, False), (3.1, True)])
+def test_links_that_contradict_the_cluster_are_told(factor: float, tells: bool) -> None:
+    """A message of a gigabyte takes so many times the second that the links promise."""
+    plan = plan_of(TWO, star(2), STAGES, **ORDERS)
+    notes = calibrate(plan, with_transfers(plan, factor), links_only=True).notes
+    told = [note for note in notes if "contradict the cluster by more than 3x" in note]
+    assert len(told) == tells
+    assert all("0.3226 GB/s measured, 1 in the plan" in note for note in told)
+
+
+def drifting(plan: Plan, device: str, a_step_s: float) -> MeasuredTimeline:
+    """Steps as predicted; the device's clock goes slow, by so much more in each step."""
+    data = run_of(plan, [simulate_plan(plan)] * 3).model_dump(mode="json")
+
+    def late_s(step: int, name: str, seconds: float) -> float:
+        return max(0.0, seconds - (step - 1) * a_step_s * (name == device))
+
+    for row in (*data["operations"], *data["optimizer_steps"]):
+        for moment in ("start_s", "end_s"):
+            row[moment] = late_s(row["step"], row["device"], row[moment])
+    for row in data["transfers"]:
+        row["start_s"] = late_s(row["step"], row["source"], row["start_s"])
+        row["end_s"] = max(row["start_s"], late_s(row["step"], row["target"], row["end_s"]))
+    return MeasuredTimeline.parse(data, "run")
+
+
+def test_clocks_that_drift_are_told_and_calibrate_nothing() -> None:
+    """A message takes 1 s; 2 s behind, the receiver seems to begin 1 s before it was sent."""
+    plan = plan_of(TWO, star(2), STAGES, **ORDERS)
+    assert clock_conflict(drifting(plan, "d1", 0)) is None
+    assert clock_conflict(drifting(plan, "d1", 0.4)) is None
+    run = drifting(plan, "d1", 1.0)
+    conflict = compare_with_measured(plan, simulate_plan(plan), run).clock_conflict
+    told = (
+        r"operations: in step 3, 1F0 began on 'd1' [\d,.]+ ms before 0F0, whose result it needs, "
+        r"ended on 'd0' \(in step 1: [\d,.]+ ms after it\): the clocks of the two drift apart"
+    )
+    assert re.match(told, str(conflict))
+    with pytest.raises(PipeplanError, match=told):
+        calibrate(plan, run)
 
 
 def test_costs_of_another_graph_are_refused() -> None:

@@ -5,9 +5,19 @@ from pathlib import Path
 
 import pytest
 from commands import pipeplan
+from transformers_by_hand import machines, problem, transformer
 
+from planner import adopt
 from planner.analysis.explain.bubble import CAUSES
 from planner.plan.plan import Plan
+
+
+@pytest.fixture
+def by_hand_path(tmp_path: Path) -> Path:
+    """Stages of 2, 2 and 4 equal blocks."""
+    path = tmp_path / "by_hand.json"
+    adopt(problem(transformer(8), machines(3), microbatches=8), "Et*2|t*2|t*4L").save(path)
+    return path
 
 
 def test_explain_says_what_binds_and_what_would_help(plan_path: Path) -> None:
@@ -64,6 +74,48 @@ def test_changes_of_ones_own_replace_the_usual_ones(plan_path: Path) -> None:
     result = pipeplan("explain", plan_path, "--json", "--change", texts[0], "--change", texts[1])
     rows = json.loads(result.stdout)["what_if"]["values"]
     assert {row["change"] for row in rows} == {f"device {device} speed x1.5", texts[1]}
+
+
+def test_the_best_single_change_is_made_by_edit(by_hand_path: Path, tmp_path: Path) -> None:
+    report = json.loads(pipeplan("explain", by_hand_path, "--json").stdout)
+    best = report["moves"]["moves"][0]
+    assert best["gain"] > 0
+    said = pipeplan("explain", by_hand_path).stdout
+    assert f'pipeplan edit {by_hand_path} --move "{best["move"]}" -o new.json' in said
+    assert "why the plan did not take it: it was not searched for (none: adopted" in said
+    path = tmp_path / "new.json"
+    result = pipeplan("edit", by_hand_path, "--move", best["move"], "-o", path, "--json")
+    (made,) = json.loads(result.stdout)["moves"]
+    assert made == {"move": best["move"], "iteration_time_s": best["iteration_time_s"]}
+    assert Plan.load(path).predicted.iteration_time_s == best["iteration_time_s"]
+    assert pipeplan("verify", path).exit_code == 0
+
+
+def test_edit_makes_one_move_after_the_other(by_hand_path: Path, tmp_path: Path) -> None:
+    stages = Plan.load(by_hand_path).stages
+    there, first = stages[0].layers[-1], stages[1].layers[0]
+    texts = (
+        f"move layer {there} from stage 0 to stage 1",
+        f"move layers {there} to {first} from stage 1 to stage 0",
+    )
+    path = tmp_path / "new.json"
+    moves = [word for text in texts for word in ("--move", text)]
+    result = pipeplan("edit", by_hand_path, *moves, "-o", path)
+    assert result.exit_code == 0
+    assert [line.split(": ")[0] for line in result.stdout.splitlines() if " before, " in line] == [
+        *texts
+    ]
+    assert Plan.load(path).stages[0].layers == (*stages[0].layers, first)
+
+
+def test_edit_refuses_what_is_no_move_and_writes_nothing(
+    by_hand_path: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "new.json"
+    result = pipeplan("edit", by_hand_path, "--move", "faster", "-o", path)
+    assert result.exit_code == 1
+    assert "is of no known form; write one of: move layer LAYER from stage I" in result.stderr
+    assert not path.exists()
 
 
 @pytest.mark.extensive

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from builders import star
 from commands import CLUSTERS, pipeplan
+from link_files import topology
 from planner_profiles import sailor_folder, sailor_links, write
 from profiles import DAPPLE, PIPEDREAM
 
@@ -140,7 +141,7 @@ def test_a_topology_becomes_a_cluster_file(tmp_path: Path, monkeypatch: pytest.M
     )
     refused = pipeplan("import", "topo.txt")
     assert refused.exit_code == 1
-    assert "give --device-type PRESET" in refused.stderr
+    assert "give --device-type NAME" in refused.stderr
     assert not Path("cluster.toml").exists()
     done = pipeplan("import", "topo.txt", "--device-type", "A100-80GB")
     assert done.exit_code == 0, done.output
@@ -148,6 +149,68 @@ def test_a_topology_becomes_a_cluster_file(tmp_path: Path, monkeypatch: pytest.M
     assert "next: pipeplan plan MODEL --job JOB.toml --cluster cluster.toml" in done.stdout
     (link,) = Cluster.load("cluster.toml").links
     assert (link.bandwidth_gb_per_s, link.source) == (100, "assumed")
+
+
+def test_two_topologies_become_one_cluster_in_three_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = ["X NV12 PXB PXB", "NV12 X PXB PXB", "PXB PXB X PXB", "PXB PXB PXB X"]
+    for name in "ab":
+        Path(f"{name}.txt").write_text(topology(rows, cards=["NIC0", "NIC1"]))
+    assert pipeplan("import", "a.txt", "--device-type", "A100-80GB", "-o", "a.toml").exit_code == 0
+    renamed = pipeplan(
+        *("import", "b.txt", "--device-type", "A100-80GB", "-o", "b.toml", "--prefix", "rack7/")
+    )
+    assert renamed.exit_code == 0
+    merged = pipeplan("cluster", "merge", "a.toml", "b.toml", "--network", "100gbit")
+    assert merged.exit_code == 0, merged.output
+    cluster = Cluster.load("cluster.toml")
+    assert cluster.device_names == ("a/gpu0", "a/gpu1", "rack7/gpu0", "rack7/gpu1")
+    assert "next: pipeplan plan MODEL --job JOB.toml --cluster cluster.toml" in merged.stdout
+    # Each GPU has the card that was divided to it, so that both reach the other box at once.
+    pairs = (("a/gpu0", "rack7/gpu0"), ("a/gpu1", "rack7/gpu1"))
+    assert [width for _, width in cluster.at_once(pairs) or ()] == [12.5]
+    shown = [line.split() for line in merged.stdout.splitlines()]
+    assert ["a/gpu1", "a/nic1"] in shown
+    assert ["rack7/gpu0", "rack7/nic0"] in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("a.toml",), "FILE: a.toml alone cannot be merged; give two files or more"),
+        (("a.toml", "a.toml"), "the name 'a/gpu0' is also in a.toml; give --prefix once for each"),
+        (("a.toml", "a.toml", "--prefix", "x"), "--prefix: 1 prefix for 2 files; give one"),
+        (("a.toml", "b.toml", "-o", "c.txt"), "-o c.txt: expected a name that ends in .toml"),
+        (("a.toml", "b.toml"), "b.toml: no such file"),
+    ],
+)
+def test_boxes_that_cannot_be_merged_are_refused(
+    words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text(topology(["X PHB", "PHB X"], cards=["mlx5_0"]))
+    assert pipeplan("import", "a.txt", "--device-type", "T4", "-o", "a.toml").exit_code == 0
+    refused = pipeplan("cluster", "merge", *words, "--network", "25gbit")
+    assert refused.exit_code == 1
+    assert message in refused.stderr
+    assert not Path("cluster.toml").exists()
+
+
+def test_cards_that_stay_idle_and_detours_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = ["X SYS PIX NODE SYS", "SYS X SYS SYS PIX", "PIX SYS X NODE SYS"]
+    rows += ["NODE SYS NODE X SYS", "SYS PIX SYS SYS X"]
+    Path("a.txt").write_text(topology(rows, numa=["0", "1"], cards=["NIC0", "NIC1", "NIC2"]))
+    assert pipeplan("import", "a.txt", "--device-type", "L40S", "-o", "a.toml").exit_code == 0
+    files = ("a.toml", "a.toml", "--prefix", "x", "--prefix", "y")
+    merged = pipeplan("cluster", "merge", *files, "--network", "InfiniBand-HDR")
+    assert "note: no device is nearest to x/nic1, y/nic1; a message takes one" in merged.stdout
+    detour = "note: x/gpu0 and x/gpu1 have 25 GB/s through the network and 15.75 inside their box"
+    assert detour in merged.stdout
 
 
 LOG = """# Collective test starting: sendrecv_perf

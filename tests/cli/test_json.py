@@ -70,6 +70,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "simulate": ("plan.json", "--trace", "trace.json"),
     "calibrate": ("plan.json", "run.json", "-o", "made.json"),
     "explain": ("plan.json",),
+    "edit": ("plan.json", "--move", "microbatches /2", "-o", "made.json"),
     "plot": ("plan.json", "-o", "plan.svg"),
     "report": ("plan.json", "-o", "plan.html"),
     "export": ("plan.json", "--to", "torch-csv", "-o", "out"),
@@ -78,6 +79,10 @@ LINES: dict[str, tuple[str, ...]] = {
     "adopt": (*OF_A_MODEL, "--stages", "stages.json", "-o", "made.json"),
     "replan": ("plan.json", "--slow", "big/gpu0:1.5", "--time-limit", "1", "-o", "made.json"),
     "import": ("bert-24-pbs-6.txt", "-o", "graph.json"),
+    "cluster": (
+        *("merge", "cluster.toml", "cluster.toml", "--prefix", "a", "--prefix", "b"),
+        *("--card", "n0", "--network", "25gbit", "-o", "merged.toml"),
+    ),
 }
 OF_THE_EXECUTOR = {"detect", "profile"}
 """Run in processes of their own; tests/executor has their documents."""
@@ -116,6 +121,7 @@ def test_what_is_wrong_is_a_document_too(name: str, folder: Path) -> None:
     words = [word.replace("plan.json", "nothing.json") for word in LINES[name]]
     words = [word.replace("job.toml", "nothing.toml") for word in words]
     words = [word.replace("bert-24", "nothing-24") for word in words]
+    words = [word.replace("cluster.toml", "nothing.toml") for word in words]
     result = pipeplan(name, *words, "--json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)

@@ -12,6 +12,7 @@ from planner.model.tracing.trace import trace
 from planner.plan.moves import Moves
 from planner.plan.plan import Plan
 from planner.plan.problem import ModelSource, Problem
+from planner.plan.run_command import resume_commands
 from planner.search.solve import solve
 
 QUICK = ("--deterministic", "--time-limit", 0.3)
@@ -40,8 +41,10 @@ def test_a_plan_for_what_is_left_its_moves_and_the_command_to_go_on(
     plan = Plan.load(path)
     assert lost not in plan.cluster.device_names
     assert Moves.load(moves).new_plan == plan.execution_digest
-    words = f"torchrun --nproc-per-node {len(plan.ranks)} -m executor {path} --resume CHECKPOINTS"
-    assert words in done.output
+    commands = resume_commands(plan, path)
+    assert commands is not None
+    assert all(one.command in done.output for one in commands.hosts)
+    assert commands.hosts[0].command.endswith(f"-m executor {path} --resume CHECKPOINTS")
     assert "Plans found" in done.output
     assert pipeplan("verify", path).exit_code == 0
 

@@ -20,6 +20,7 @@ from torch.distributed import Store
 
 from executor.coordinator.__main__ import main
 from executor.coordinator.messages import Hello, Message, Take, write_message
+from executor.coordinator.secret import key_of, sealed, unsealed
 from executor.coordinator.store import DONE, REQUESTS, Meeting
 from planner.assembly import plan_by_hand
 from planner.costs.placement import StageSpec, place
@@ -120,6 +121,7 @@ class Running:
             )
         self.until("torchrun")
         self.store: Store = self.meeting.connect()
+        self.key = key_of(self.store)
 
     def until(self, word: str) -> None:
         until_s = time.monotonic() + MOST_S
@@ -128,19 +130,23 @@ class Running:
             time.sleep(0.05)
 
     def ask(self, message: Message) -> dict:
-        self.store.queue_push(REQUESTS, write_message(message))
+        self.send(message)
         return self.answer(message)
+
+    def send(self, message: Message) -> None:
+        self.store.queue_push(REQUESTS, sealed(self.key, REQUESTS, write_message(message)))
 
     def answer(self, message: Message) -> dict:
         while True:
-            body = json.loads(self.store.queue_pop(message.queue))
+            data = self.store.queue_pop(message.queue)
+            body = json.loads(unsealed(self.key, message.queue, data))
             if body["kind"] != "again":
                 return body
 
     def begin(self) -> None:
         hellos = [Hello(pipeline=n, place=0, incarnation_id=f"n{n}") for n in (0, 1)]
         for hello in hellos:
-            self.store.queue_push(REQUESTS, write_message(hello))
+            self.send(hello)
         assert {self.answer(hello)["kind"] for hello in hellos} == {"welcome"}
 
     def end(self) -> None:
@@ -203,5 +209,5 @@ def test_without_its_store_the_deciding_process_ends_with_one_line(running: Runn
     running.begin()
     os.kill(running.process.pid, signal.SIGKILL)
     running.until(f"coordinator: the store at {running.meeting} is gone")
-    said = running.out.read_text().splitlines()[2:]
+    said = running.out.read_text().splitlines()[3:]
     assert len(said) == 1

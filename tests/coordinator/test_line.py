@@ -17,7 +17,7 @@ def test_a_rank_that_waits_is_told_that_the_store_is_gone() -> None:
     servers = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
     meeting = Meeting("127.0.0.1", servers[0].port)
     other = meeting.connect()
-    line = Channel(meeting.connect(), "answers", str(meeting))
+    line = Channel(meeting.connect(), "answers", str(meeting), b"key")
 
     def end_once_asked() -> None:
         other.queue_pop(REQUESTS)

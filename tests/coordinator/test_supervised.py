@@ -78,6 +78,21 @@ def test_closing_ends_one_that_stands_still() -> None:
     assert not is_running(supervised.pid)
 
 
+def test_ctrl_c_does_not_end_one_that_still_imports_torch() -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = (meeting := Meeting("127.0.0.1", server.port)).connect()
+    work = CoordinatorWork(2, 1, 8, parse_sync("ad_psgd"), 1)
+    supervised = SupervisedCoordinator(work, meeting, 60.0, lambda why: None)
+    try:
+        first = supervised.pid
+        os.kill(first, signal.SIGINT)  # At once, before it can have set a handler.
+        await_(lambda: store.add(COORDINATOR_BEATS, 0) > 0)
+        assert supervised.pid == first
+    finally:
+        supervised.close()
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 def await_(is_so: Callable[[], bool]) -> None:
     """Until something is so; the test's time limit ends one that waits for ever."""
     while not is_so():

@@ -18,6 +18,7 @@ GROUPS = {
         "export.md",
         "how_plans_are_found.md",
         "index.md",
+        "models_and_clusters.md",
         "proofs.md",
         "runtimes.md",
     ),

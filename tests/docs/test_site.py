@@ -58,9 +58,8 @@ def sections(page: str, level: str) -> dict[str, str]:
 
 def test_the_page_of_commands_has_every_option_of_every_help() -> None:
     found = sections(command_page(), "##")
-    top = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
-    names = re.findall(r"^│ ([a-z]+) ", top, re.MULTILINE)
-    assert {"plan", "profile", "import"} <= set(names)
+    names = commands()
+    assert {"plan", "profile", "import", "cluster merge"} <= set(names)
     for name in names:
         text = found[f"pipeplan {name}"]
         # profile hands its words on to a process of its own.
@@ -69,8 +68,21 @@ def test_the_page_of_commands_has_every_option_of_every_help() -> None:
             assert f"`{option}`" in text, f"{name} {option}"
 
 
+def shown_help(name: str) -> str:
+    return CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "200"}).output
+
+
+def commands(group: str = "") -> list[str]:
+    """The commands that a help page lists, with those of the groups among them."""
+    listed = shown_help(group).partition("─ Commands ")[2]
+    names = [
+        f"{group} {name}".strip() for name in re.findall(r"^│ ([a-z]+) ", listed, re.MULTILINE)
+    ]
+    return [command for name in names for command in (commands(name) or [name])]
+
+
 def help_options(name: str) -> set[str]:
-    text = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).output
+    text = shown_help(name)
     return set(re.findall(r"^│ \*?\s*(--[a-z][a-z-]*)", text, re.MULTILINE)) - {"--help"}
 
 

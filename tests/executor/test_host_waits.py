@@ -192,6 +192,25 @@ def test_microbatches_for_a_gpu_are_pinned_before_the_step_and_each_is_loaded_on
     assert loaded == [(5, 2), (5, 0)]
 
 
+def test_the_time_for_batches_is_that_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that only loading moves: 2 s for each microbatch."""
+    now_s = [100.0]
+
+    def batch_of(step: int, microbatch: int) -> Mapping[str, Tensor]:
+        now_s[0] += 2.0
+        return {"a": torch.zeros(1)}
+
+    monkeypatch.setattr("executor.training.data.time.perf_counter", lambda: now_s[0])
+    on_cpu = DeviceBatches.of(batch_of, ["a"], [0, 1], CPU)
+    ahead = DeviceBatches(batch_of, ["a"], [0, 1], CPU, lambda tensor: tensor)
+    for step in (1, 2):
+        for batches in (on_cpu, ahead):
+            batches.begin(step)
+            batches.take(0)
+            batches.take(1)
+            assert batches.waited_s == 4.0
+
+
 def test_a_cpu_loads_microbatches_as_it_needs_them() -> None:
     loaded: list[int] = []
 

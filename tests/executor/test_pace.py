@@ -10,8 +10,9 @@ from executor_plans import DEVICES, pipeline_of, scheduled, traced
 from launch import environment, forked
 from pace_worker import STRATEGIES
 
-from executor.emulation.pace import DeviceTime, LayerMoments
+from executor.emulation.pace import DeviceTime
 from models import ZOO
+from planner.costs.layer_moments import LayerMoments
 from planner.costs.placement import place_plan
 from planner.plan.plan import Plan
 

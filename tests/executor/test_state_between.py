@@ -15,11 +15,11 @@ from executor.coordinator.client import GroupAssignment
 from executor.elastic.tensor_calls import TensorClient, TensorServer
 from executor.elastic.weights import Weights
 from executor.sync.averaging import AdPsgd, GroupAverage, OverlappedAverage, local_optimizer
-from executor.sync.eager_parameter_server import EagerParameterServer, modulation
+from executor.sync.eager_parameter_server import EagerParameterServer
 from executor.sync.parameter_server import ParameterServer
 from executor.sync.protocol import DecentralizedStrategy
 from executor.training.optimisation import Optimisation, StepOutcome
-from planner.sync.strategies import ParameterServerOptions
+from planner.sync.strategies import EagerParameterServerOptions, ParameterServerOptions
 
 
 def adamw(parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
@@ -28,6 +28,9 @@ def adamw(parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
 
 def momentum(parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters.values(), lr=0.1, momentum=0.9)
+
+
+KEY = b"a key"
 
 
 class Neighbour:
@@ -43,7 +46,7 @@ class Neighbour:
         }
         self.optimisation = Optimisation(self.parameters, frozenset(), make)
         self.weights = Weights(self.optimisation, {})
-        self.server = TensorServer("127.0.0.1")
+        self.server = TensorServer("127.0.0.1", KEY, most_callers=8)
         self.there = {0: 1, 1: 1}
         self.timeout_s = 5.0
         self.groups = self
@@ -70,7 +73,7 @@ class Neighbour:
         return self
 
     def call(self, pipeline: int, incarnation: int, *arguments: Any) -> Any:
-        client = TensorClient(self.everybody[pipeline].server.address, 5.0)
+        client = TensorClient(self.everybody[pipeline].server.address, KEY, 5.0)
         try:
             return client.call(*arguments)
         finally:
@@ -201,13 +204,14 @@ def test_a_server_holds_the_one_state_of_all_workers(make: Any) -> None:
 
 def test_a_stale_gradient_has_a_lower_rate() -> None:
     """The late gradient is of weights that four pushes have changed: two steps of both."""
+    options = EagerParameterServerOptions()
     with two(served(momentum)) as (host, worker):
 
         def plain(parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
             return torch.optim.SGD(parameters.values(), lr=0.1)
 
         quick, late = (
-            EagerParameterServer(neighbour, plain, modulation("inverse", 0.5))  # type: ignore[arg-type]
+            EagerParameterServer(neighbour, plain, options)  # type: ignore[arg-type]
             for neighbour in (host, worker)
         )
         before = host.values()
@@ -222,13 +226,36 @@ def test_a_stale_gradient_has_a_lower_rate() -> None:
         late.update(1, worker.local_step)
         late.settle()
         gradients = torch.cat([torch.full((6,), 2.0), torch.full((2,), 3.0)])
-        torch.testing.assert_close(worker.values(), moved - 0.05 / 2 * gradients)
+        torch.testing.assert_close(worker.values(), moved - 0.05 / 3 * gradients)
 
 
-@pytest.mark.parametrize(
-    ("kind", "factors"),
-    [("inverse", [1, 1 / 2, 1 / 4]), ("constant", [1, 1, 1]), ("exponential", [1, 0.6065, 0.2231])],
-)
-def test_modulations(kind: str, factors: list[float]) -> None:
-    modulate = modulation(kind, 0.5)
-    assert [modulate(s) for s in (0, 1, 3)] == pytest.approx(factors, abs=1e-4)
+def test_staleness_is_what_a_worker_knows_of_updates_since_it_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same sequence, worked out by hand, is in tests/sync/test_simulated_servers.py."""
+    noted: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        EagerParameterServerOptions, "factor", lambda _, *given: noted.append(given) or 1.0
+    )
+    with two(served(momentum)) as pair:
+        strategies = [
+            EagerParameterServer(neighbour, momentum, EagerParameterServerOptions())  # type: ignore[arg-type]
+            for neighbour in pair
+        ]
+
+        def begin(worker: int) -> None:
+            strategies[worker].begin(1)
+            pulling = strategies[worker]._pulling
+            assert pulling is not None
+            pulling.result()
+
+        for worker in (0, 1):
+            begin(worker)
+        # The second worker takes two and a half times as long as the first.
+        for worker in (0, 0, 1, 0, 0, 0, 1):
+            strategies[worker].update(1, pair[worker].local_step)
+            pushing = strategies[worker]._pushing
+            assert pushing is not None
+            pushing.result()
+            begin(worker)
+    assert noted == [(newer, 2) for newer in (0, 1, 0, 1, 2, 1, 3)]

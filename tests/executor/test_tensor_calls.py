@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import torch
@@ -18,16 +19,19 @@ from executor.elastic.tensor_calls import (
     RefusedError,
     TensorClient,
     TensorServer,
+    greet,
 )
 from planner.errors import PipeplanError
 
 TIMEOUT_S = 10.0
+KEY = b"the key of a training"
+MOST_BYTES = 2**27
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
 
 
 @pytest.fixture
 def server() -> Iterator[TensorServer]:
-    found = TensorServer("127.0.0.1")
+    found = TensorServer("127.0.0.1", KEY, most_callers=8)
 
     def twice(header: Header, tensors: list[Tensor]) -> tuple[Header, list[Tensor]]:
         return {"said": header.get("say")}, [tensor + tensor for tensor in tensors]
@@ -38,7 +42,7 @@ def server() -> Iterator[TensorServer]:
     def odd(header: Header, tensors: list[Tensor]) -> tuple[Header, list[Tensor]]:
         return {}, [torch.zeros(1, dtype=torch.complex64)]
 
-    found.handle("twice", twice)
+    found.handle("twice", twice, MOST_BYTES)
     found.handle("wrong", wrong)
     found.handle("odd", odd)
     yield found
@@ -46,7 +50,7 @@ def server() -> Iterator[TensorServer]:
 
 
 def client(server: TensorServer) -> TensorClient:
-    return TensorClient(server.address, TIMEOUT_S)
+    return TensorClient(server.address, KEY, TIMEOUT_S)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -83,6 +87,12 @@ def test_a_type_that_cannot_be_sent_is_named_at_both_ends(server: TensorServer) 
         client(server).call("odd")
 
 
+def called(server: TensorServer) -> socket.socket:
+    """A connection to a server without a word on it."""
+    host, _, port = server.address.rpartition(":")
+    return socket.create_connection((host, int(port)), TIMEOUT_S)
+
+
 def frame(header: object) -> bytes:
     data = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("!Q", len(data)) + data
@@ -105,7 +115,10 @@ BAD = {
     "a wrong type": (form(["complex64", [1]]), "a tensor of the form"),
     "a type that is code": (form(["__class__", [1]]), "a tensor of the form"),
     "a negative shape": (form(["float32", [-1]]), "a tensor of the form"),
-    "a huge shape": (form(["float32", [2**40, 2**40]]), "a tensor of the form"),
+    "a huge shape": (
+        form(["float32", [2**40, 2**40]]),
+        f"tensors of {2**82} bytes; at most",
+    ),
     "a huge shape of nothing": (form(["float32", [0, 2**70]]), "a tensor of the form"),
     "a shape of words": (form(["float32", ["2"]]), "a tensor of the form"),
     "a shape of truths": (form(["float32", [True]]), "a tensor of the form"),
@@ -119,8 +132,8 @@ def test_a_bad_frame_is_told_and_the_next_caller_is_answered(
     server: TensorServer, name: str
 ) -> None:
     sent, told = BAD[name]
-    host, _, port = server.address.rpartition(":")
-    with socket.create_connection((host, int(port)), TIMEOUT_S) as raw:
+    with called(server) as raw:
+        greet(raw, KEY)
         raw.sendall(sent)
         received = b""
         while piece := raw.recv(65536):
@@ -131,38 +144,127 @@ def test_a_bad_frame_is_told_and_the_next_caller_is_answered(
 
 @pytest.mark.parametrize("sent", [b"", b"abc", frame({"tensors": []})[:-1], form(["uint8", [9]])])
 def test_a_connection_that_ends_early_disturbs_nobody(server: TensorServer, sent: bytes) -> None:
-    host, _, port = server.address.rpartition(":")
-    with socket.create_connection((host, int(port)), TIMEOUT_S) as raw:
+    with called(server) as raw:
+        greet(raw, KEY)
         raw.sendall(sent)
     assert client(server).call("twice", {"say": 1})[0]["said"] == 1
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(64), b"\xff" * 10**6])
+def test_who_does_not_have_the_key_is_not_answered(server: TensorServer, sent: bytes) -> None:
+    with called(server) as raw, suppress(OSError):
+        raw.sendall(sent)
+        raw.shutdown(socket.SHUT_WR)
+        assert len(raw.recv(4096)) == 32  # The challenge.
+        assert raw.recv(4096) == b""
+    with pytest.raises(CallError, match="does not have this training's key"):
+        TensorClient(server.address, b"another", TIMEOUT_S)
+    assert client(server).call("twice", {"say": 1})[0]["said"] == 1
+
+
+def test_an_answer_to_one_challenge_is_none_to_another(server: TensorServer) -> None:
+    """What was overheard cannot be sent again."""
+    with called(server) as raw:
+        overheard = Overheard(raw)
+        greet(overheard, KEY)  # type: ignore[arg-type]
+    with called(server) as raw:
+        assert len(raw.recv(32)) == 32
+        raw.sendall(overheard.sent)
+        assert raw.recv(4096) == b""
+
+
+class Overheard:
+    """A connection, and what was sent on it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.recv_into = connection.recv_into
+        self.connection = connection
+        self.sent = b""
+
+    def sendall(self, data: bytes) -> None:
+        self.sent += data
+        self.connection.sendall(data)
+
+
+def test_half_open_connections_hold_few_threads_and_no_other_caller(server: TensorServer) -> None:
+    before = threading.active_count()
+    held = [called(server) for _ in range(200)]
+    assert client(server).call("twice", {"say": 1})[0]["said"] == 1
+    assert threading.active_count() - before < 40
+    for raw in held:
+        raw.close()
+
+
+def test_callers_beyond_the_most_are_refused(server: TensorServer) -> None:
+    callers = [client(server) for _ in range(8)]
+    for caller in callers:
+        caller.call("twice")
+    with pytest.raises(CallError):
+        client(server).call("twice")
+    callers.pop().close()
+    while True:
+        with suppress(CallError):
+            client(server).call("twice")
+            return
+
+
+def test_tensors_beyond_what_a_call_may_carry_are_refused_unread(server: TensorServer) -> None:
+    with called(server) as raw:
+        greet(raw, KEY)
+        raw.sendall(form(["uint8", [MOST_BYTES]], ["uint8", [1]]))
+        (length,) = struct.unpack("!Q", raw.recv(8))
+        told = json.loads(raw.recv(length))["error"]
+    assert told == f"tensors of {MOST_BYTES + 1} bytes; at most {MOST_BYTES} are read here"
 
 
 def test_a_server_that_is_gone_or_silent_fails_the_call() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(CallError, match=f"push at {address}: timed out"):
-            TensorClient(address, 0.2).call("push")
+        with pytest.raises(CallError, match=f"could not call {address}: timed out"):
+            TensorClient(address, KEY, 0.2)
     with pytest.raises(CallError, match=f"could not call {address}"):
-        TensorClient(address, 0.2)
+        TensorClient(address, KEY, 0.2)
     with pytest.raises(CallError, match="could not call nowhere"):
-        TensorClient("nowhere", 0.2)
+        TensorClient("nowhere", KEY, 0.2)
 
 
-def test_an_answer_that_is_none_fails_the_call() -> None:
+def test_a_server_without_the_key_is_not_believed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as strange:
-        caller = TensorClient(f"127.0.0.1:{strange.getsockname()[1]}", TIMEOUT_S)
-        connection, _ = strange.accept()
-        connection.sendall(frame(b"nonsense"))
-        with pytest.raises(CallError, match="a header that is no JSON"):
-            caller.call("push")
-        connection.close()
+        threading.Thread(target=lambda: strange.accept()[0].sendall(bytes(64))).start()
+        with pytest.raises(CallError, match="does not have this training's key"):
+            TensorClient(f"127.0.0.1:{strange.getsockname()[1]}", KEY, TIMEOUT_S)
+
+
+def test_an_answer_that_is_none_fails_the_call(server: TensorServer) -> None:
+    caller = client(server)
+    caller._connection = Nonsense()  # type: ignore[assignment]
+    with pytest.raises(CallError, match="a header that is no JSON"):
+        caller.call("push")
+
+
+class Nonsense:
+    """A connection at whose other end is no server of ours."""
+
+    def __init__(self) -> None:
+        self.data = frame(b"nonsense")
+
+    def sendall(self, data: bytes) -> None:
+        """Take anything."""
+
+    def recv_into(self, buffer: memoryview) -> int:
+        count = min(len(buffer), len(self.data))
+        buffer[:count], self.data = self.data[:count], self.data[count:]
+        return count
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def test_a_closed_server_ends_its_threads_and_who_calls_is_told() -> None:
     """Each thread would keep the whole training: strategy, weights, process groups."""
     before = set(threading.enumerate())
-    closing = TensorServer("127.0.0.1")
-    closing.handle("same", lambda header, tensors: ({}, tensors))
+    closing = TensorServer("127.0.0.1", KEY, most_callers=8)
+    closing.handle("same", lambda header, tensors: ({}, tensors), MOST_BYTES)
     callers = [client(closing) for _ in range(3)]
     for caller in callers:
         caller.call("same", {}, [torch.ones(2)])

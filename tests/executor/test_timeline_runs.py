@@ -9,6 +9,7 @@ from executor_plans import pipeline_of, scheduled, traced
 from launch import forked
 from typer.testing import CliRunner
 
+from executor.runtime.timeline import ClockReading, on_clock_of_first_s
 from planner.cli import app
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.plan import Plan
@@ -20,6 +21,13 @@ def plan_of(factory: str | None) -> Plan:
     layers = list(graph.layers)
     stages = [(layers[:4], ["d0", "d1"]), (layers[4:], ["d2"])]
     return scheduled(pipeline_of(graph, factory, stages, microbatches=4))
+
+
+def test_moments_are_on_the_first_ranks_clock_which_drifts_steadily() -> None:
+    """At 10 s the first rank's clock shows 15 s, at 110 s, 116 s: 1 s more in 100."""
+    before, after = ClockReading(10.0, 5.0), ClockReading(110.0, 6.0)
+    shown = [on_clock_of_first_s(moment_s, before, after) for moment_s in (10.0, 60.0, 110.0)]
+    assert shown == pytest.approx([15.0, 65.5, 116.0])
 
 
 def pipeplan(*arguments: object) -> str:

@@ -37,7 +37,7 @@ final_factor = 0.1
 """
 STEP = re.compile(
     r"step +(\d+)  loss +(\d+\.\d+)  +(\d+\.\d+) s \(predicted (\d+\.\d+) s\)  "
-    r"bubble +(\d+)%  memory (\d+\.\d+) GiB"
+    r"bubble +(\d+)%  memory (\d+\.\d+) GiB  ([\d.,]+) samples/s  MFU (\d+\.\d+)%"
 )
 
 

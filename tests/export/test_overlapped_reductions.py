@@ -29,19 +29,22 @@ def note_of(plan: Plan, runtime: str) -> list[str]:
 
 @pytest.mark.parametrize("runtime", ["torchtitan", "deepspeed"])
 def test_the_cost_of_reducing_later_is_that_worked_out_by_hand(runtime: str) -> None:
-    """A gradient takes a second. Overlapped, one of the first stage's four is left at the end."""
+    """A gradient takes a second. Overlapped, one of the first stage's four is left at the end.
+
+    The last gradient that is sent back shares a link with a reduction: 2 ms instead of 1.
+    """
     plan = two_pipelines()
-    assert plan.predicted.iteration_time_s == pytest.approx(27 + 1 + 2e-3 + 12e-3)
+    assert plan.predicted.iteration_time_s == pytest.approx(27 + 1 + 2e-3 + 13e-3)
     (note,) = note_of(plan, runtime)
     assert note.endswith(
-        "the plan reduces buckets while they run: 31.01 s predicted instead of 28.01 s (+10.7%)"
+        "the plan reduces buckets while they run: 31.02 s predicted instead of 28.02 s (+10.7%)"
     )
 
 
 @pytest.mark.parametrize("runtime", ["torchtitan", "deepspeed"])
 def test_nothing_is_said_of_plans_that_reduce_later_themselves(runtime: str) -> None:
     plan = with_strategy(two_pipelines(), Sync(options={"overlap": False}))
-    assert plan.predicted.iteration_time_s == pytest.approx(27 + 4 + 2e-3 + 12e-3)
+    assert plan.predicted.iteration_time_s == pytest.approx(27 + 4 + 2e-3 + 13e-3)
     assert note_of(plan, runtime) == []
     one_bucket = with_strategy(two_pipelines(), Sync(options={"bucket_mib": 8000}))
     assert note_of(one_bucket, runtime) == []

@@ -11,9 +11,9 @@ from link_files import nccl_log
 
 from planner.costs.collectives import all_reduce_s
 from planner.errors import PipeplanError
-from planner.interop.importing.imported import ImportedCluster
+from planner.interop.importing.imported import ImportedCluster, ImportOptions
 from planner.interop.importing.nccl_cluster import read_nccl_cluster
-from planner.interop.importing.nccl_tests import NcclRow, line_of
+from planner.interop.importing.nccl_tests import NcclRow, Test, line_of
 
 A100 = "NVIDIA A100-SXM4-80GB"
 SIZES = [8 * 4**n for n in range(14)]
@@ -24,10 +24,12 @@ def ranks(*hosts: int) -> list[tuple[str, int, str]]:
     return [(f"n{h}", d, A100) for h, count in enumerate(hosts) for d in range(count)]
 
 
-def read(tmp_path: Path, text: str, **options: object) -> ImportedCluster:
+def read(
+    tmp_path: Path, text: str, kind: str | None = None, test: Test | None = None
+) -> ImportedCluster:
     path = tmp_path / "log.txt"
     path.write_text(text)
-    return read_nccl_cluster(path, **options)
+    return read_nccl_cluster(path, ImportOptions(kind), test)
 
 
 def ring_s(count: int, latency_s: float, gb_per_s: float):
@@ -182,7 +184,7 @@ def row_places(text: str) -> int:
         (log_of().replace("Rank  1", "Rank  5"), "names 2 ranks"),
         (log_of().replace("on         n0 device  1", "on         n0 device  0"), "two ranks share"),
         (log_of(test="alltoall"), "is of alltoall_perf; those that can be read are all_reduce"),
-        (log_of("Tesla T4"), "rank 0: 'Tesla T4' is no preset; give --device-type"),
+        (log_of("Tesla P4"), "rank 0: 'Tesla P4' is no preset; give --device-type"),
         (log_of("Tesla V100"), "may be V100-16GB or V100-32GB"),
         (log_of().partition(f"\n{SIZES[0]:12}")[0], "the table has no row"),
         (log_of().replace(" 0     ", " 3     "), "found wrong values (#wrong is 3)"),
@@ -195,10 +197,10 @@ def test_what_cannot_be_a_log_is_refused(tmp_path: Path, text: str, words: str) 
 
 
 def test_a_type_may_be_told(tmp_path: Path) -> None:
-    found = read(tmp_path, log_of("Tesla T4"), device_type="V100-16GB")
+    found = read(tmp_path, log_of("Tesla P4"), "V100-16GB")
     assert found.cluster.type_of("n0/gpu1") == "V100-16GB"
-    with pytest.raises(PipeplanError, match="device_type: 'T4' is unknown"):
-        read(tmp_path, log_of(), device_type="T4")
+    with pytest.raises(PipeplanError, match="device_type: 'P4' is unknown"):
+        read(tmp_path, log_of(), "P4")
 
 
 def test_another_test_than_the_log_names_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from rich.console import Console
 from planner.assembly import plan_by_hand
 from planner.plan.plan import Plan
 from planner.report.summary import figures_line, plan_tables
-from planner.search.schedule.list_scheduler import orders_of
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 
@@ -26,7 +25,7 @@ def rows(plan: Plan, timeline: Timeline) -> list[list[str]]:
 
 
 def by_hand(timeline: Timeline) -> Plan:
-    return plan_by_hand(timeline.pipeline, orders_of(timeline))
+    return plan_by_hand(timeline.pipeline, timeline.orders)
 
 
 def test_every_stage_has_a_row_with_its_layers_and_times(timeline_of):
@@ -37,6 +36,20 @@ def test_every_stage_has_a_row_with_its_layers_and_times(timeline_of):
     first = ["0", "d0-1", "embed … block0", "2", "3000.00", "6000.00", "512 MiB", state]
     assert first in table
     assert any(row[:6] == ["1", "d2", "block1 … head", "2", "7000.00", "14000.00"] for row in table)
+
+
+def test_the_halves_of_a_backward_stand_where_they_run():
+    layers = [layer("a", 1, 4), layer("b", 1, 4)]
+    placed = pipeline(graph(layers, []), star(2), [(("a",), ("d0",)), (("b",), ("d1",))])
+    timeline = simulate(placed, orders(d0="0F0 0B0 0F1 0B1", d1="1F0 1I0 1W0 1F1 1I1 1W1"))
+    table = rows(by_hand(timeline), timeline)
+    heads = next(row for row in table if row[:1] == ["stage"])
+    assert heads[3:8] == [
+        *("count", "forward ms", "backward ms", "input gradient ms", "weight gradient ms")
+    ]
+    first, second = (next(row for row in table if row[:2] == [n, f"d{n}"]) for n in "01")
+    assert first[3:8] == ["1", "1000.00", "4000.00", "-", "-"]
+    assert second[3:8] == ["1", "1000.00", "-", "2000.00", "2000.00"]
 
 
 def test_every_device_has_a_row_with_its_peak_memory(timeline):

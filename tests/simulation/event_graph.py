@@ -55,7 +55,7 @@ def _add_transfers(graph: nx.DiGraph, timeline: Timeline) -> None:
                 graph.add_edge(made, name_of(move))
             if ("operation", used) in graph:
                 graph.add_edge(name_of(move), ("operation", used))
-        for link in move.links:
+        for link in move.occupied:
             queues[link].append(move)
     for queue in queues.values():
         queue.sort(key=lambda move: move.start_s)

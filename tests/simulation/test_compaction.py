@@ -74,7 +74,7 @@ def check(before: Timeline, slack: float) -> None:
     assert measured_s(before, "longest_stage_span") <= longest_span(before) + slack
 
 
-@given(scheduled())
+@given(scheduled(links="in_turn"))
 def test_compaction_keeps_orders_ends_and_transfers_and_lengthens_no_longest_span(
     case: Scheduled,
 ) -> None:
@@ -82,12 +82,12 @@ def test_compaction_keeps_orders_ends_and_transfers_and_lengthens_no_longest_spa
     check(before, 1e-9 * before.iteration_time_s)
 
 
-@given(scheduled())
+@given(scheduled(links="in_turn"))
 def test_compaction_in_ticks_is_exact(case: Scheduled) -> None:
     check(simulate(in_ticks(case.pipeline), case.orders), 0.0)
 
 
-@given(scheduled())
+@given(scheduled(links="in_turn"))
 def test_compacting_twice_changes_nothing(case: Scheduled) -> None:
     once = compacted(simulate(in_ticks(case.pipeline), case.orders))
     twice = compacted(once)

@@ -8,11 +8,11 @@ from itertools import pairwise
 import networkx as nx
 import numpy as np
 import pytest
-from builders import GIGA, boundary, graph, layer, orders, parameter, pipeline, star
+from builders import GIGA, boundary, by_older_rule, graph, layer, orders, parameter, pipeline, star
 from chains import PAIR, chain
 from hypothesis import given
 from hypothesis import strategies as st
-from replay_oracle import inputs_of, lag_s, seconds
+from replay_oracle import inputs_of, seconds
 from strategies import Scheduled, scheduled
 
 from planner.cluster.link_table import FloatArray
@@ -126,7 +126,7 @@ def longest_path_s(case: Scheduled, factors: Drawn, sample: int) -> float:
     dag = nx.DiGraph()
     timeline = simulate(case.pipeline, case.orders)
     add_operations(dag, case)
-    add_transfers(dag, case.pipeline, timeline)
+    add_transfers(dag, timeline)
     add_tails(dag, case, timeline)
     for node, later in dag.edges:
         edge, length = dag.edges[node, later], dag.nodes[node]["length"]
@@ -143,21 +143,20 @@ def add_operations(dag: nx.DiGraph, case: Scheduled) -> None:
         dag.add_edges_from(pairwise(order))
 
 
-def add_transfers(dag: nx.DiGraph, placed: PlacedPipeline, timeline: Timeline) -> None:
+def add_transfers(dag: nx.DiGraph, timeline: Timeline) -> None:
     """Between producer and consumer, in order of start on every link."""
     on_link = defaultdict(list)
     for move in timeline.transfers:
         stage, kind, microbatch = move.operation
-        placed_stage = placed.stages[stage]
         forward = kind == "F"
-        size = placed_stage.output_bytes if forward else placed_stage.input_gradient_bytes
         node = ("transfer", move.operation)
         for end in (stage, stage + (1 if forward else -1)):
             for operation in (Operation(end, letter, microbatch) for letter in "FBI"):
                 if operation in dag and (operation.kind == "F") == forward:
                     dag.add_edge(*((operation, node) if end == stage else (node, operation)))
-        dag.nodes[node]["length"] = lag_s(placed, size, move.source, move.target)
-        for link in move.links:
+        # What it takes is for others to test: it may share its links.
+        dag.nodes[node]["length"] = move.end_s - move.start_s
+        for link in move.occupied:
             on_link[link].append(node)
     for nodes in on_link.values():
         dag.add_edges_from(pairwise(nodes))
@@ -166,8 +165,9 @@ def add_transfers(dag: nx.DiGraph, placed: PlacedPipeline, timeline: Timeline) -
 def add_tails(dag: nx.DiGraph, case: Scheduled, timeline: Timeline) -> None:
     """All-reduces, in order of start on every device, then optimizer steps."""
     tails = {device: list(order[-1:]) for device, order in case.orders.items()}
-    for sync in (event.synchronisation for event in timeline.synchronisations):
-        dag.add_node(sync, length=sync.seconds)
+    for event in timeline.synchronisations:
+        sync = event.synchronisation
+        dag.add_node(sync, length=event.end_s - event.start_s)
         for device in sync.devices:
             for stage in sync.stages:
                 gradients = [o for o in case.orders[device] if o.kind in "BW" and o.stage == stage]
@@ -208,12 +208,13 @@ def test_factors_lengthen_what_they_are_for(factors: dict[str, float], time_s: f
 def test_a_link_keeps_its_order_of_transfers() -> None:
     """Replicas d0 and d1 send to d2 over its one link, for 2 s each, d0's microbatch first.
 
-    With 0F0 of 4 s instead of 1 s, d1's result is ready at 1 s but waits for the link until d0's
-    has arrived at 6 s: it is there at 8 s.
+    That is the older rule. With 0F0 of 4 s instead of 1 s, d1's result is ready at 1 s but waits
+    for the link until d0's has arrived at 6 s: it is there at 8 s.
     """
     the_graph = graph([layer("a", 1, 0), layer("b", 1, 0)], [boundary("a", "b", bytes_=2 * GIGA)])
     placed = pipeline(the_graph, star(3), [(["a"], ["d0", "d1"]), (["b"], ["d2"])])
-    timeline = simulate(placed, orders(d0="0F0 0B0", d1="0F1 0B1", d2="1F0 1F1 1B0 1B1"))
+    the_orders = orders(d0="0F0 0B0", d1="0F1 0B1", d2="1F0 1F1 1B0 1B1")
+    timeline = simulate(by_older_rule(placed), the_orders)
     assert [(str(m.operation), m.start_s) for m in timeline.transfers[:2]] == [
         ("0F0", 1),
         ("0F1", 3),
@@ -221,6 +222,19 @@ def test_a_link_keeps_its_order_of_transfers() -> None:
     # 1F1 starts once both have arrived, at 5 s and 8 s; the second gradient arrives 4 s after it.
     assert timeline.iteration_time_s == 5 + 1 + 4
     assert replay_times_s(timeline, Given(_0F0=4.0)) == pytest.approx(8 + 1 + 4)
+
+
+def test_messages_that_share_a_link_take_as_long_as_they_do_then() -> None:
+    """The same replicas: both messages take 1-5 s, both forwards of d2 end at 7, both gradients 11.
+
+    With 0F0 of 4 s its message still takes 4 s, to 8; then two forwards and 4 s for the gradients.
+    """
+    the_graph = graph([layer("a", 1, 0), layer("b", 1, 0)], [boundary("a", "b", bytes_=2 * GIGA)])
+    placed = pipeline(the_graph, star(3), [(["a"], ["d0", "d1"]), (["b"], ["d2"])])
+    the_orders = orders(d0="0F0 0B0", d1="0F1 0B1", d2="1F0 1F1 1B0 1B1")
+    timeline = simulate(placed, the_orders)
+    assert timeline.iteration_time_s == 11
+    assert replay_times_s(timeline, Given(_0F0=4.0)) == pytest.approx(8 + 2 + 4)
 
 
 def test_all_reduces_and_optimizer_steps_vary_too() -> None:

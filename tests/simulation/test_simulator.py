@@ -16,6 +16,8 @@ from planner.plan.operations import Operation
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 
+ROUNDING = 1e-9
+
 
 def replay(case: Scheduled) -> Timeline:
     return simulate(case.pipeline, case.orders)
@@ -55,17 +57,20 @@ def test_a_device_runs_its_order_one_operation_at_a_time(case: Scheduled) -> Non
 
 
 @given(scheduled())
-def test_no_two_transfers_overlap_on_a_link(case: Scheduled) -> None:
-    on_link = defaultdict(list)
+def test_no_two_transfers_overlap_in_what_serves_one_at_a_time(case: Scheduled) -> None:
+    """Links, by the older rule; the messages of a pair of devices where links are shared."""
+    in_line = defaultdict(list)
     for move in replay(case).transfers:
-        for resource in move.links:
-            on_link[resource].append((move.start_s, move.end_s))
-    for rows in on_link.values():
+        is_fair = case.pipeline.problem.runtime.links == "fair"
+        pair = [(move.source, move.target)] if move.links else []
+        for resource in pair if is_fair else move.links:
+            in_line[resource].append((move.start_s, move.end_s))
+    for rows in in_line.values():
         for (_, end), (start, _) in pairwise(sorted(rows)):
             assert start >= end
 
 
-@given(scheduled())
+@given(scheduled(links="in_turn"))
 def test_a_transfer_takes_latency_and_bytes_over_the_narrowest_link(case: Scheduled) -> None:
     for move in replay(case).transfers:
         stage = case.pipeline.stages[move.operation.stage]
@@ -80,7 +85,7 @@ def test_no_operation_starts_before_its_inputs_are_there(case: Scheduled) -> Non
     begin, end = starts(timeline), ends(timeline)
     for operation, start in begin.items():
         for producer, lag in inputs_of(case.pipeline, case.orders, operation):
-            assert start >= end[producer] + lag
+            assert start >= (end[producer] + lag) * (1 - ROUNDING)
 
 
 @given(scheduled())
@@ -140,7 +145,7 @@ def test_an_operation_starts_as_soon_as_it_can(case: Scheduled) -> None:
             free = end[operation]
 
 
-@given(scheduled())
+@given(scheduled(links="in_turn"))
 def test_a_link_serves_requests_in_their_order_and_without_rest(case: Scheduled) -> None:
     timeline = replay(case)
     end = ends(timeline)

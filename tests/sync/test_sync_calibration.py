@@ -72,6 +72,19 @@ def test_a_trace_that_tells_nothing_is_refused(strategy: str) -> None:
         calibrated(GUESS, traced(strategy))
 
 
+@pytest.mark.parametrize("strategy", ["all_reduce:overlap=false", "partial_all_reduce"])
+def test_clocks_that_drift_are_refused(strategy: str) -> None:
+    """The clocks of half of the workers are ahead by half an iteration, and go fast."""
+    data = traced(strategy).model_dump(mode="json")
+    for rows in data["workers"][::2]:
+        for row in rows:
+            row["start_s"] = 0.05 + 1.001 * row["start_s"]
+    with pytest.raises(
+        PipeplanError, match=r"iteration \d+ of pipeline rank 0 among workers .*dri"
+    ):
+        calibrated(GUESS, data)
+
+
 def test_a_trace_of_other_pipelines_is_refused() -> None:
     data = traced("partial_all_reduce").model_dump(mode="json")
     with pytest.raises(PipeplanError, match="parameter_bytes: of 2 pipeline ranks"):

@@ -11,6 +11,7 @@ from planner.sync.strategies import (
     EXAMPLE,
     OPTIONS,
     AllReduceOptions,
+    EagerParameterServerOptions,
     PartialAllReduceOptions,
     group_size_of,
     option_kinds,
@@ -132,3 +133,20 @@ def test_a_division_of_four_pipelines_leaves_nobody_alone() -> None:
     scheduler = scheduler_of(PartialAllReduceOptions(), 4, 1)
     groups = [g for worker in range(4) for g in scheduler.handle(GroupRequest(worker, 0, 1), 0)]
     assert [len(group.members) for group in groups] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "factors"),
+    [
+        ("modulation=inverse", [1, 2 / 3, 1 / 2, 1 / 5]),
+        ("modulation=exponential", [1, 0.7788, 0.6065, 0.1353]),
+        ("modulation=constant", [1, 1, 1, 1]),
+    ],
+)
+def test_modulations_differ_among_equals_and_for_a_slow_pipeline(
+    options: str, factors: list[float]
+) -> None:
+    """Of eight: nothing newer, half of the others, all of them, and four times as many."""
+    found = options_of(parse_sync(f"eager_parameter_server:{options}"))
+    assert isinstance(found, EagerParameterServerOptions)
+    assert [found.factor(newer, 8) for newer in (0, 4, 8, 32)] == pytest.approx(factors, abs=1e-4)

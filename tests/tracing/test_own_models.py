@@ -9,6 +9,7 @@ from executor.launch.model import structure_differences
 from planner.job import Job
 from planner.model.tracing.export import export_step
 from planner.model.tracing.layers import assign_layers
+from planner.model.tracing.measure import measure
 from planner.model.tracing.trace import graph_record, trace
 
 
@@ -122,7 +123,7 @@ def test_another_structure_is_told_apart() -> None:
         return step, assign_layers(step), batch
 
     step, layers, batch = exported(16)
-    record = graph_record(step, layers, batch, Job(), "mlp")
+    record = graph_record(step, layers, measure(step, layers, batch), Job(), "mlp")
     assert structure_differences(record, *exported(16)[:2]) == []
     problems = structure_differences(record, *exported(32)[:2])
     assert "parameter 'layers.0.weight' has 256 elements, the plan says 128" in problems

@@ -5,8 +5,22 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Literal
 
-from builders import GIGA, TERA, boundary, cluster, device_type, graph, layer, link, parameter
+from builders import (
+    GIGA,
+    TERA,
+    boundary,
+    cluster,
+    device_type,
+    graph,
+    layer,
+    link,
+    orders,
+    parameter,
+    pipeline,
+    star,
+)
 
 from planner.assembly import plan_by_hand
 from planner.cluster.cluster import Cluster
@@ -31,7 +45,7 @@ def many_sided_plans() -> list[Plan]:
     """Return plans with replicas, several stages a device, recompute and split backwards.
 
     All but the fourth overlap reductions with backwards. One is on hosts whose devices slow each
-    other; others run by other rules than our own.
+    other, two have messages in turn on links; others run by other rules than our own.
     """
     one_each = [(NAMES[:3], "abc", ["l1"]), (NAMES[3:5], "de", ["l4"]), (NAMES[5:], "f", [])]
     twice = [(NAMES[:2], "d", []), (NAMES[2:4], "a", ["l2", "l3"]), (NAMES[4:6], "e", [])]
@@ -46,8 +60,24 @@ def many_sided_plans() -> list[Plan]:
             behind_shared, "bfloat16", "sgd", split=0.0, seed=4, slow_us=2_000_000, overlap=False
         ),
         _plan([(NAMES, "abd", [])], "float32", "adamw", seed=5, hosts=HOSTS),
+        _plan(behind_shared, "bfloat16", "sgd", seed=4, slow_us=2_000_000, links="in_turn"),
+        _plan(one_each, "float32", "adamw", seed=6, links="in_turn"),
+        _reducing_while_sending(),
         *_of_other_runtimes(),
     ]
+
+
+def _reducing_while_sending() -> Plan:
+    """The last stage's reduction and the gradients on their way share half duplex links."""
+    rows = [layer(name, parameters=[f"of {name}"]) for name in "xy"]
+    held = [parameter(f"of {name}", 250 * 10**6) for name in "xy"]
+    placed = pipeline(
+        graph(rows, parameters=held),
+        star(4, duplex="half"),
+        [("x", ("d0", "d1")), ("y", ("d2", "d3"))],
+        overlap_reduction=False,
+    )
+    return plan_by_hand(placed, orders(d0="0F0 0B0", d1="0F1 0B1", d2="1F0 1B0", d3="1F1 1B1"))
 
 
 def _of_other_runtimes() -> Iterator[Plan]:
@@ -86,6 +116,7 @@ def _plan(
     overlap: bool = True,
     rules: Mapping[str, object] | None = None,
     hosts: Sequence[Host] = (),
+    links: Literal["fair", "in_turn"] = "fair",
 ) -> Plan:
     """A plan in random orders, or without a seed in the order of 1F1B."""
     job = Job(
@@ -95,7 +126,8 @@ def _plan(
         max_stages_per_device=2,
         overlap_reduction=overlap,
     )
-    runtime = RuntimeRules(behaviour=RuntimeBehaviour.model_validate(rules or {}))
+    behaviour = RuntimeBehaviour.model_validate(rules or {})
+    runtime = RuntimeRules(behaviour=behaviour, links=links)
     machines = _cluster(slow_us).model_copy(update={"hosts": tuple(hosts)})
     problem = Problem(_graph(precision), machines, job, runtime=runtime)
     pipeline = place(problem, [StageSpec(*map(tuple, stage)) for stage in stages])

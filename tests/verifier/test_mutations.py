@@ -16,7 +16,7 @@ from planner.costs import collectives, optimizer, placement, reductions, rooflin
 from planner.costs import stage_bytes as workspace
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
-from planner.simulation import exchanges, shared_hosts, simulator, timeline
+from planner.simulation import exchanges, gradients, network, shared_hosts, timeline
 from planner.simulation.simulator import Replay
 from planner.verification import verify
 
@@ -43,23 +43,40 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
     "full duplex is taken for half": (Routing._resource, '"half"', '"full"'),
     "a shared link is held": (Routing._resource, "if link.shared", "if False"),
     "messages do not wait for links": (
-        Replay._request,
-        "max([now, *(self.free_again_at[resource] for resource in occupied)])",
-        "now",
+        network.Network._start_first,
+        "self._lines[resource][0] is not flow",
+        "False",
     ),
-    "a link is held by every other message only": (
-        Replay._request,
-        "self.free_again_at[resource] = end",
-        "self.free_again_at[resource] = end if consumer.microbatch % 2 else now",
+    "links are shared where messages go in turn": (
+        placement.PlacedPipeline._waits_for,
+        'links == "in_turn"',
+        'links == "none"',
     ),
+    "every flow has all of its rate": (
+        network.Network.settle,
+        "share = rate / flow.gb_per_s",
+        "share = 1.0",
+    ),
+    "what waits for its first byte has a share": (
+        network.Network.settle,
+        "if flow.first_s <= now",
+        "",
+    ),
+    "what was lost by sharing is forgotten": (network.Flow.take, "(1 - self.share)", "0"),
+    "a reduction counts once on a link that it crosses twice": (
+        collectives.collective_load,
+        "links = tuple(",
+        "links = frozenset(",
+    ),
+    "reductions leave messages alone": (Replay._reduce, "if self._is_fair", "if False"),
     "a link serves those that ask at the same moment in reverse": (
-        Replay.run,
+        Replay._hear,
         "heapq.heappop(self.heap)",
         "(self.heap.sort(), self.heap.pop(max(range(len(self.heap)), "
         "key=lambda i: (self.heap[i][0] == now, self.heap[i]))))[1]",
     ),
     "a device has any number of streams": (
-        placement.PlacedPipeline._transfer,
+        placement.PlacedPipeline._waits_for,
         'self.behaviour.streams == "one"',
         "False",
     ),
@@ -80,14 +97,14 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "True",
     ),
     "the end of a device is that of its operations": (
-        simulator._reduced,
-        'pipeline.behaviour.send == "blocking"',
+        gradients.GradientMoments._count_work,
+        'self._pipeline.behaviour.send == "blocking"',
         "False",
     ),
     "the flush is that of the devices that reduce": (
-        simulator._ready_s,
-        "max(done.values())",
-        "max(done[device] for device in sync.devices)",
+        gradients.GradientMoments._waits,
+        'reduction == "flush"',
+        'reduction == "never"',
     ),
     "activations are charged for gradients": (
         placement.PlacedPipeline.backward_transfer,
@@ -95,25 +112,21 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "input_bytes",
     ),
     "a weight gradient does not count as the last backward": (
-        simulator._reduced,
-        'if event.operation.kind in "BW"',
-        'if event.operation.kind == "B"',
+        gradients.GradientMoments.made_by,
+        'kind not in "BW"',
+        'kind != "B"',
     ),
     "reductions do not wait for each other": (
-        simulator._reduced,
-        "max([ready, *(free_at[device] for device in sync.devices)])",
-        "ready",
+        Replay._reduce,
+        "[(device,) for device in sync.devices]",
+        "[]",
     ),
     "a reduction waits for all but one replica": (
-        simulator._ready_s,
-        "for device in sync.devices)",
-        "for device in sync.devices[:-1])",
+        gradients.GradientMoments._note,
+        "if not self._left[number]",
+        "if self._left[number] == 1",
     ),
-    "a bucket waits for all of the last backward": (
-        timeline.gradients_ready_s,
-        "last.end_s - ahead_s",
-        "last.end_s",
-    ),
+    "a bucket waits for all of the last backward": (Replay._start, "end - behind_s", "end"),
     "a bucket does not wait for its last layer": (
         reductions._bucket_reductions,
         "[bucket.first_layer]",
@@ -135,13 +148,13 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "<= 2 * limit_bytes",
     ),
     "there is no optimizer step": (
-        simulator._reduced,
-        "computed_together(loads, done, pipeline.optimizer_s)",
+        Replay._optimizer_steps,
+        "computed_together(host_loads(self.pipeline.problem.cluster), done, alone_s)",
         "dict(done)",
     ),
     "optimizer steps of a host do not slow each other": (
-        simulator._reduced,
-        "computed_together(loads, ",
+        Replay._optimizer_steps,
+        "computed_together(host_loads(self.pipeline.problem.cluster), ",
         "computed_together({}, ",
     ),
     "devices of a host do not slow each other": (
@@ -155,9 +168,9 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "[len(self._due) - 2]",
     ),
     "gradients of a slowed backward are ready as soon as of another": (
-        timeline.gradients_ready_s,
-        "* last.stretch",
-        "",
+        shared_hosts.HostLoad.end_s,
+        "(self._due[device] - behind_s - self._passed) * self._factor",
+        "(self._due[device] - self._passed) * self._factor - behind_s",
     ),
     "a ring has a step too many": (
         collectives.all_reduce_algorithms,

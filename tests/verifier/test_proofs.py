@@ -28,7 +28,7 @@ from planner.verification.proof import BoundCheck, prove
 
 def _proved_optimal() -> Plan:
     """Return a plan on two types of devices, as fast as its certificate says is possible."""
-    given = list(tiny_problems(14, seed=7))[-1]
+    given = list(tiny_problems(3, seed=7))[-1]
     job = given.job.model_copy(update={"overlap_reduction": False})
     problem = Problem(given.graph, given.cluster, job)
     return solve(problem, time_limit_s=1, deterministic=True).plan
@@ -190,6 +190,19 @@ def test_classes_that_are_not_those_of_the_cluster_are_refused(
     assert reason in refusal(with_argument(kind="classes", classes=classes))
 
 
+@given(st.lists(st.floats(0.5, 1.5), min_size=1, max_size=6))
+def test_a_time_is_refuted_or_not_whatever_was_asked_before(shares: list[float]) -> None:
+    asked = BoundCheck(PLAN.problem, CERTIFICATE.space)
+    times = [share * CERTIFICATE.bound_s for share in shares]
+    found = [asked.proves(CERTIFICATE.argument, time_s) for time_s in times]
+    looked_at = asked.looked_at
+    for time_s, is_proved in zip(times, found, strict=True):
+        alone = BoundCheck(PLAN.problem, CERTIFICATE.space)
+        assert alone.proves(CERTIFICATE.argument, time_s) == is_proved
+        assert asked.proves(CERTIFICATE.argument, time_s) == is_proved
+    assert asked.looked_at == looked_at
+
+
 @given(st.lists(st.floats(1e-30, 1e30), min_size=len(TYPES), max_size=len(TYPES)))
 def test_no_prices_prove_more_than_the_best(prices: list[float]) -> None:
     check = BoundCheck(PLAN.problem, CERTIFICATE.space)
@@ -261,7 +274,9 @@ def test_prices_of_layers_that_take_too_long_are_refused(
     steps: int | None, stages: int, reason: str
 ) -> None:
     problem = PLAN.problem
-    space = CERTIFICATE.space.model_copy(update={"max_stages_per_device": stages})
+    space = CERTIFICATE.space.model_copy(
+        update={"max_stages_per_device": stages, "replication": True}
+    )
     argument = LayerPrices(prices=(1.0,) * len(PLAN.model.graph.layers), steps=steps)
     job = problem.job.model_copy(update={"microbatches": 64})
     with pytest.raises(PipeplanError, match=reason):

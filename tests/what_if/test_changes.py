@@ -1,6 +1,7 @@
 """Changes are read as they are written, and make the problem that an edit of its file makes."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -138,7 +139,7 @@ def test_any_text_is_a_change_or_an_error(text: str) -> None:
         ("recompute c", "no such layer; choose one such as a, b"),
         ("keep a", "the plan does not recompute it"),
         ("another hub", "no such device"),
-        ("microbatches x2", "1 samples of a microbatch cannot be divided into 2 equal parts"),
+        ("microbatches x2", "1 sample of a microbatch cannot be divided into 2 equal parts"),
     ],
 )
 def test_a_change_of_what_there_is_not_is_refused(text: str, said: str) -> None:
@@ -169,7 +170,7 @@ def edited(plan: Plan, edit: Any) -> Problem:
     """The problem of a plan whose cluster is edited as plain data."""
     data = json.loads(plan.cluster.model_dump_json())
     edit(data)
-    return Problem(plan.problem.graph, Cluster.from_data(data), plan.job)
+    return replace(plan.problem, cluster=Cluster.from_data(data))
 
 
 def assert_same_times(found: Altered, problem: Problem) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -55,6 +56,18 @@ def test_flows_between_hosts_that_share_nothing_have_cards_of_their_own() -> Non
         **{(name, name[0]): 10.0 for name in FOUR},
         **{(name, "network"): 1.0 for name in FOUR},
     }
+
+
+@pytest.mark.parametrize(("back_s", "latency_s"), [(1.5e-4, 1.25e-4), (1.8e-3, 1e-4)])
+def test_latencies_of_two_ways_are_averaged_only_where_they_are_near(
+    back_s: float, latency_s: float
+) -> None:
+    """100 us one way; of 1.8 ms the other way, the most was not the link's."""
+    found = measurements({"a": "a", "b": "b"}, {("a", "b"): (1e-4, 1.0)})
+    ways = {**found.ways, ("b", "a"): replace(found.ways["b", "a"], latency_s=back_s)}
+    pair = replace(found, ways=ways).pairs["a", "b"]
+    assert pair.latency_s == pytest.approx(latency_s)
+    assert pair.latency_ratio == pytest.approx(back_s / 1e-4)
 
 
 def test_a_device_that_sends_to_two_at_full_speed_has_a_link_to_each() -> None:

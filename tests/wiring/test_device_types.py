@@ -19,6 +19,10 @@ KNOWN = {
     ("Tesla V100-SXM2-16GB", 15.77): "V100-16GB",
     ("Tesla V100-SXM2-32GB", 31.73): "V100-32GB",
     ("NVIDIA A10", 22.2): "A10",
+    ("Tesla T4", 14.56): "T4",
+    ("NVIDIA RTX A6000", 47.4): "A6000",
+    ("NVIDIA GeForce RTX 3090", 23.6): "RTX-3090",
+    ("NVIDIA GB200", 184.3): "GB200",
     ("NVIDIA L4", 22.0): "L4",
     ("NVIDIA L40S", 44.4): "L40S",
     ("NVIDIA GeForce RTX 4090", 23.6): "RTX-4090",
@@ -30,7 +34,9 @@ UNKNOWN = {
     "NVIDIA GeForce RTX 4090 D": 23.6,
     "NVIDIA GeForce RTX 4090 Laptop GPU": 15.6,
     "NVIDIA GH200 480GB": 95.0,
-    "Tesla T4": 14.6,
+    "NVIDIA GeForce RTX 3090 Ti": 23.7,
+    "NVIDIA RTX 6000 Ada Generation": 47.4,
+    "Tesla P4": 7.4,
 }
 
 

@@ -40,8 +40,9 @@ class PathShare:
 def path_shares(pipeline: PlacedPipeline, path: Sequence[PathStep]) -> tuple[PathShare, ...]:
     """Return the time of a critical path by cause, the largest share first; no empty shares.
 
-    Every step counts once: a transfer for the narrowest link it holds. Of several as narrow that
-    is one which a neighbour on the path waits for, else the first on the way.
+    Every step counts once: a transfer for the link that it had only a share of, else for the
+    narrowest. Of several as narrow that is one which a neighbour on the path waits for, else the
+    first on the way.
     """
     total_s = sum(step.seconds for step in path)
     spent: dict[Spent, float] = {}
@@ -91,6 +92,8 @@ def _bottleneck(
 ) -> str:
     """Return the link that sets a transfer's pace; both ends where that is a shared one or none."""
     cluster = pipeline.problem.cluster
+    if transfer.slowed_by is not None:
+        return cluster.link_name(transfer.slowed_by)
     route = cluster.route(transfer.source, transfer.target)
     assert route is not None
     narrowest = [

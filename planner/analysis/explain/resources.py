@@ -7,7 +7,6 @@ work (head), to do all of it (load), and what follows its last work takes time a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -94,29 +93,47 @@ def _links(timeline: Timeline) -> list[Resource]:
         for link in event.links:
             crossing[link].append(event)
     ways = _ways(timeline)
-    name = timeline.pipeline.problem.cluster.link_name
-    return [_link(name(link), events, ways) for link, events in crossing.items()]
+    return [_link(link, events, ways) for link, events in crossing.items()]
 
 
-def _link(name: str, events: list[TransferEvent], ways: PathBounds) -> Resource:
+def _link(link: tuple[int, int], events: list[TransferEvent], ways: PathBounds) -> Resource:
     """Bound a link by all its transfers, or by those of one tensor alone where that is higher."""
-    load_s: defaultdict[tuple[int, Kind], float] = defaultdict(float)
+    by_tensor: defaultdict[tuple[int, Kind], list[TransferEvent]] = defaultdict(list)
     for event in events:
-        load_s[event.operation.stage, event.operation.kind] += event.end_s - event.start_s
-    parts = [load_s, *({tensor: seconds} for tensor, seconds in load_s.items())]
-    found = (_carried(name, part, ways) for part in parts)
+        by_tensor[event.operation.stage, event.operation.kind].append(event)
+    found = [_carried(link, events, [*by_tensor], ways)]
+    found += [_carried(link, alone, [tensor], ways) for tensor, alone in by_tensor.items()]
     return max(found, key=lambda resource: resource.bound_s)
 
 
-def _carried(name: str, load_s: Mapping[tuple[int, Kind], float], ways: PathBounds) -> Resource:
+def _carried(
+    link: tuple[int, int],
+    events: list[TransferEvent],
+    tensors: list[tuple[int, Kind]],
+    ways: PathBounds,
+) -> Resource:
     return Resource(
         kind="link",
-        name=name,
+        name=ways.pipeline.problem.cluster.link_name(link),
         stages=(),
-        head_s=min(_before_s(ways, *tensor) for tensor in load_s),
-        load_s=sum(load_s.values()),
-        tail_s=min(_after_s(ways, *tensor) for tensor in load_s),
+        head_s=min(_before_s(ways, *tensor) for tensor in tensors),
+        load_s=_load_s(ways.pipeline, link, events),
+        tail_s=min(_after_s(ways, *tensor) for tensor in tensors),
     )
+
+
+def _load_s(pipeline: PlacedPipeline, link: tuple[int, int], events: list[TransferEvent]) -> float:
+    """Return the least time in which a link carries messages; those of a pair go in turn."""
+    if pipeline.problem.runtime.links == "in_turn":
+        return sum(event.transfer.seconds for event in events)
+    of_pair: defaultdict[tuple[str, str], float] = defaultdict(float)
+    moved = 0.0
+    for event in events:
+        alone = event.transfer
+        of_pair[event.source, event.target] += alone.seconds
+        moved += (alone.seconds - alone.latency_s) * alone.gb_per_s
+    width = pipeline.problem.cluster.links[link[0]].bandwidth_gb_per_s
+    return max(moved / width, *of_pair.values())
 
 
 def _before_s(ways: PathBounds, stage: int, kind: Kind) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from planner.cluster.cluster import Cluster
+from planner.costs.throughput import cost_per_million_samples, price_per_hour
 from planner.errors import PipeplanError
 from planner.plan.plan import gap
 from planner.plan.sweep_index import Point, SweptPoint
@@ -38,7 +39,6 @@ def _dominates(first: Sequence[float], second: Sequence[float]) -> bool:
 
 Bill = Literal["devices", "machines"]
 """Devices that are paid for: those in use, or all of each machine that has one in use."""
-SECONDS_AN_HOUR = 3600.0
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class SweepRow:
         """Cost in the cluster's currency."""
         if self.time_per_sample_s is None or self.price_per_hour is None:
             return None
-        return 1e6 * self.time_per_sample_s * self.price_per_hour / SECONDS_AN_HOUR
+        return cost_per_million_samples(self.time_per_sample_s, self.price_per_hour)
 
 
 def rows_of(
@@ -155,22 +155,15 @@ def _row(found: SweptPoint, cluster: Cluster, bill: Bill) -> SweepRow:
         devices_used=len(found.used),
         chosen=found.chosen,
         chooses=len(found.chosen) < len(cluster.devices),
-        price_per_hour=_price_per_hour(found.used, cluster, bill),
+        price_per_hour=price_per_hour(cluster, _paid(found.used, cluster, bill)),
     )
 
 
-def _price_per_hour(used: Sequence[str], cluster: Cluster, bill: Bill) -> float | None:
-    paid = set(used)
-    if bill == "machines":
-        machines = set(map(node_of, used))
-        paid = {name for name in cluster.device_names if node_of(name) in machines}
-    total = 0.0
-    for name in cluster.device_names:
-        price = cluster.prices_per_hour[name] if name in paid else 0.0
-        if price is None:
-            return None
-        total += price
-    return total
+def _paid(used: Sequence[str], cluster: Cluster, bill: Bill) -> list[str]:
+    """Return the devices that are paid for, in the cluster's order."""
+    unit = node_of if bill == "machines" else str
+    units = set(map(unit, used))
+    return [name for name in cluster.device_names if unit(name) in units]
 
 
 def _costs(planned: Sequence[SweepRow]) -> list[tuple[float, ...]]:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
+from itertools import product
 
-from planner.costs.placement import StageSpec
+from planner.costs.placement import PlacedPipeline, StageSpec, place
 from planner.errors import PipeplanError, near
-from planner.plan.operations import Operation, Orders
-from planner.plan.plan import Plan
+from planner.plan.operations import Operation, Orders, owners
+from planner.plan.plan import Plan, Sync
 from planner.plan.problem import Problem
 from planner.plan.runtimes import is_expressible
+from planner.search.schedule.assignment import balanced_assignment
+from planner.simulation.simulator import simulate
 from planner.variants.changes import (
     AnotherDevice,
     Change,
@@ -22,6 +27,7 @@ from planner.variants.changes import (
     SpaceChange,
 )
 from planner.variants.microbatches import IN_PROPORTION, with_microbatches
+from planner.variants.plan_changes import BoundaryChange, DeviceExchange, ReplicaChange
 from planner.variants.problems import with_device_added, with_device_figures, with_job, with_link
 
 
@@ -33,6 +39,7 @@ class Altered:
         problem: as it would be.
         stages: the plan's, with what they recompute.
         orders: the plan's, the same work in the same order.
+        sync: the plan's strategy of synchronisation.
         is_of_plan: whether the plan was changed and the problem was not, so that there is nothing
             to solve again.
         assumes: what the figures rest on besides the cost model.
@@ -41,14 +48,40 @@ class Altered:
     problem: Problem
     stages: tuple[StageSpec, ...]
     orders: Orders
+    sync: Sync = field(default_factory=Sync)
     is_of_plan: bool = False
     assumes: str | None = None
+
+    @cached_property
+    def pipeline(self) -> PlacedPipeline:
+        """The stages on their devices."""
+        return place(self.problem, self.stages, self.sync)
+
+    @cached_property
+    def starts_s(self) -> dict[Operation, float]:
+        """When each operation starts in a replay.
+
+        Raises:
+            DeadlockError: if devices wait for each other in a circle.
+        """
+        timeline = simulate(self.pipeline, self.orders)
+        return {event.operation: event.start_s for event in timeline.operations}
+
+    def sequence(self, operation: Operation) -> tuple[float, bool, int, bool, int]:
+        """Return a key that sorts operations by their start.
+
+        Of those without duration that start at once, what others need comes first.
+        """
+        stage, kind, microbatch = operation
+        is_forward = kind == "F"
+        way = stage if is_forward else -stage
+        return self.starts_s[operation], not is_forward, way, kind == "W", microbatch
 
 
 def unaltered(plan: Plan) -> Altered:
     """Return a plan as it is."""
     stages = tuple(StageSpec(s.layers, s.devices, s.recompute) for s in plan.stages)
-    return Altered(plan.problem, stages, plan.parsed_orders())
+    return Altered(plan.problem, stages, plan.parsed_orders(), plan.sync)
 
 
 def alter(start: Altered, change: Change) -> Altered:
@@ -68,9 +101,15 @@ def alter(start: Altered, change: Change) -> Altered:
             case RecomputeChange():
                 return _with_recompute(start, change)
             case MicrobatchChange():
-                return _with_microbatches(start, change.number)
+                return _with_microbatches(start, change.factor)
             case SpaceChange():
                 return _with_space(start, change)
+            case BoundaryChange():
+                return _with_boundary(start, change)
+            case DeviceExchange():
+                return _with_exchange(start, change)
+            case ReplicaChange():
+                return _with_replica(start, change)
     except PipeplanError as error:
         raise PipeplanError(f"change '{change}': {problem}" for problem in error.problems) from None
 
@@ -119,13 +158,14 @@ def _with_layer(stage: StageSpec, layer: str, recompute: bool) -> StageSpec:
     return replace(stage, recompute=tuple(name for name in stage.layers if name in again))
 
 
-def _with_microbatches(start: Altered, number: int) -> Altered:
-    return replace(
-        start,
-        problem=with_microbatches(start.problem, number),
-        orders={device: _divided(order, number) for device, order in start.orders.items()},
-        assumes=IN_PROPORTION,
-    )
+def _with_microbatches(start: Altered, factor: Fraction) -> Altered:
+    problem = with_microbatches(start.problem, factor)
+    count = problem.job.microbatches
+    orders = {
+        device: _divided(order, int(factor)) if factor > 1 else _first(order, count)
+        for device, order in start.orders.items()
+    }
+    return replace(start, problem=problem, orders=orders, assumes=IN_PROPORTION)
 
 
 def _with_space(start: Altered, change: SpaceChange) -> Altered:
@@ -146,3 +186,139 @@ def _divided(order: Sequence[Operation], number: int) -> tuple[Operation, ...]:
         for operation in order
         for part in range(number)
     )
+
+
+def _first(order: Sequence[Operation], count: int) -> tuple[Operation, ...]:
+    """Return the operations of the first microbatches, so that the warm-up stays as deep."""
+    return tuple(operation for operation in order if operation.microbatch < count)
+
+
+# --- stages and devices ---------------------------------------------------------------------------
+
+
+def _with_boundary(start: Altered, change: BoundaryChange) -> Altered:
+    """Move layers across a boundary; each stays recomputed or not."""
+    source, target = (_stage(start, number) for number in (change.source, change.target))
+    if abs(change.source - change.target) != 1:
+        raise PipeplanError("its stages are not next to each other; move layers over one boundary")
+    held = start.problem.graph.in_order(source.layers)
+    for name in (change.first, change.last):
+        if name not in held:
+            raise PipeplanError(f"stage {change.source} has no layer {name!r}; {near(name, held)}")
+    first, last = held.index(change.first), held.index(change.last) + 1
+    begin, end = (0, last) if change.target < change.source else (first, len(held))
+    if (first, last) != (begin, end) or first >= last:
+        nearest = replace(change, first=held[begin], last=held[end - 1])
+        raise PipeplanError(f"layers between them and the boundary go with them: '{nearest}'")
+    if last - first == len(held):
+        raise PipeplanError(f"stage {change.source} would have no layer left; leave it one")
+    moved = held[first:last]
+    rest = tuple(name for name in held if name not in moved)
+    joined = tuple(start.problem.graph.in_order([*target.layers, *moved]))
+    again = {*source.recompute, *target.recompute}
+    changed = {
+        change.source: _with_layers(source, rest, again),
+        change.target: _with_layers(target, joined, again),
+    }
+    return _with_stages(start, changed, start.orders)
+
+
+def _stage(start: Altered, number: int) -> StageSpec:
+    if number >= len(start.stages):
+        raise PipeplanError(f"there is no stage {number}; the last is {len(start.stages) - 1}")
+    return start.stages[number]
+
+
+def _with_layers(stage: StageSpec, layers: tuple[str, ...], again: set[str]) -> StageSpec:
+    recompute = tuple(name for name in layers if name in again)
+    return replace(stage, layers=layers, recompute=recompute)
+
+
+def _with_stages(start: Altered, changed: Mapping[int, StageSpec], orders: Orders) -> Altered:
+    """Change some stages.
+
+    Raises:
+        PipeplanError: naming a layer and a device that cannot run it.
+    """
+    stages = tuple(changed.get(number, stage) for number, stage in enumerate(start.stages))
+    layers, type_of = start.problem.graph.layers, start.problem.cluster.type_of
+    for stage in stages:
+        for layer, device in product(map(layers.__getitem__, stage.layers), stage.devices):
+            if not layer.may_run_on(type_of(device)):
+                raise PipeplanError(
+                    f"layer {layer.name!r} would be on {device!r}, but runs on device types "
+                    f"{', '.join(layer.device_types)} only"
+                )
+    return replace(start, stages=stages, orders=orders, is_of_plan=True)
+
+
+def _with_exchange(start: Altered, change: DeviceExchange) -> Altered:
+    """Let two devices change places, with their orders."""
+    image = {change.one: change.other, change.other: change.one}
+    for device in image:
+        _require_device(start, device)
+    if len(image) == 1:
+        raise PipeplanError("it is one device; name two")
+    used = {device for stage in start.stages for device in stage.devices}
+    if not used & set(image):
+        raise PipeplanError("neither holds a stage; name one that does")
+    changed = {
+        number: replace(stage, devices=tuple(image.get(d, d) for d in stage.devices))
+        for number, stage in enumerate(start.stages)
+    }
+    orders = {image.get(device, device): order for device, order in start.orders.items()}
+    return _with_stages(start, changed, orders)
+
+
+def _require_device(start: Altered, device: str) -> None:
+    names = start.problem.cluster.device_names
+    if device not in start.problem.cluster.numbers:
+        raise PipeplanError(f"the cluster has no device {device!r}; {near(device, names)}")
+
+
+def _with_replica(start: Altered, change: ReplicaChange) -> Altered:
+    """Let a device join or leave stages, whose replicas share the microbatches again."""
+    device, number = change.device, start.problem.cluster.numbers
+    _require_device(start, device)
+    if change.source == change.target:
+        raise PipeplanError(f"it stays in stage {change.source}; name another stage")
+    changed: dict[int, StageSpec] = {}
+    if change.source is not None:
+        stage = _stage(start, change.source)
+        if device not in stage.devices:
+            raise PipeplanError(f"it does not hold stage {change.source}")
+        if len(stage.devices) == 1:
+            raise PipeplanError(f"stage {change.source} has no other device; exchange it instead")
+        rest = tuple(name for name in stage.devices if name != device)
+        changed[change.source] = replace(stage, devices=rest)
+    if change.target is not None:
+        stage = _stage(start, change.target)
+        if device in stage.devices:
+            raise PipeplanError(f"it holds stage {change.target} already")
+        devices = tuple(sorted((*stage.devices, device), key=number.__getitem__))
+        changed[change.target] = replace(stage, devices=devices)
+    altered = _with_stages(start, changed, start.orders)
+    return replace(altered, orders=_shared_again(start, altered, changed))
+
+
+def _shared_again(start: Altered, altered: Altered, changed: Collection[int]) -> Orders:
+    """Share the microbatches of some stages among their devices, each then in the old sequence.
+
+    Operations start in the old replay after all that they need, so that none waits in a circle.
+    """
+    owner = owners(start.orders)
+    fresh = balanced_assignment(altered.pipeline)
+    owner |= {row: fresh[row] for row in owner if row[0] in changed}
+    touched = {
+        device
+        for number in changed
+        for stages in (start.stages, altered.stages)
+        for device in stages[number].devices
+    }
+    rows: dict[str, list[Operation]] = {device: [] for device in touched}
+    for operation in sorted(start.starts_s, key=start.sequence):
+        device = owner[operation.stage, operation.microbatch]
+        if device in touched:
+            rows[device].append(operation)
+    orders = {**start.orders, **rows}
+    return {device: tuple(orders[device]) for device in altered.pipeline.devices}

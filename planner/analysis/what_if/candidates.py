@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from itertools import pairwise
 
 from planner.analysis.explain import Explanation
@@ -214,7 +215,7 @@ def _microbatch_changes(problem: Problem) -> Iterator[Change]:
     job = problem.job
     fits = job.samples_per_microbatch % 2 == 0 and 2 * job.microbatches <= MAX_MICROBATCHES
     if fits and not has_measured_times(problem):
-        yield MicrobatchChange(2)
+        yield MicrobatchChange(Fraction(2))
 
 
 def _space_changes(problem: Problem) -> Iterator[Change]:

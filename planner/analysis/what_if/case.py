@@ -17,7 +17,6 @@ from planner.plan.operations import Orders
 from planner.search.partition.bounds.schedule import link_load_bound_s, schedule_bound_s
 from planner.search.partition.chain import Chain, Partition
 from planner.search.schedule.heuristic import Schedule, fits_memory
-from planner.search.schedule.list_scheduler import orders_of
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 from planner.space import Backward
@@ -55,14 +54,14 @@ class Case:
     why_not: str | None = None
     same: Schedule | None = None
 
-    @cached_property
+    @property
     def pipeline(self) -> PlacedPipeline:
         """The plan's stages, with what they recompute, under the change."""
-        return place(self.altered.problem, self.altered.stages)
+        return self.altered.pipeline
 
     def placed(self, stages: Sequence[StageSpec]) -> PlacedPipeline:
         """Place other stages under the change."""
-        return place(self.altered.problem, stages)
+        return place(self.altered.problem, stages, self.altered.sync)
 
     @cached_property
     def plain_pipeline(self) -> PlacedPipeline:
@@ -108,7 +107,7 @@ class Case:
     def with_plan_of(self, timeline: Timeline) -> Altered:
         """Return the same problem with the stages and orders of a timeline."""
         stages = tuple(stage.spec for stage in timeline.pipeline.stages)
-        return replace(self.altered, stages=stages, orders=orders_of(timeline))
+        return replace(self.altered, stages=stages, orders=timeline.orders)
 
     def replay(self, orders: Orders, stages: Sequence[StageSpec] | None = None) -> Timeline | None:
         """Replay stages and orders under the change; None if they fail or overflow memory."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from planner.analysis.explain import explain
 from planner.analysis.what_if.altered import alter, alter_each, unaltered
@@ -252,9 +253,12 @@ class _Search:
         assert same is not None, "the plan itself fits memory"
         start = self._base.with_plan_of(best)
         for case in self._cases:
+            if case.change is None:
+                continue
             if case.altered.is_of_plan:
-                case.offer_same(case.schedule_by(same.orders, same.method))
-            elif case.change is not None:
+                altered = alter(replace(self._base.altered, orders=same.orders), case.change)
+                case.offer_same(case.schedule_by(altered.orders, same.method))
+            else:
                 altered = alter(start, case.change)
                 timeline = case.replay(altered.orders, altered.stages)
                 if timeline is not None and self._base.found_by is not None:

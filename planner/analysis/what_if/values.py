@@ -116,7 +116,7 @@ def value_of(case: Case, base: Case) -> Value:
         iteration_time_s=best_s if found else None,
         found_by=found_by,
         compared_with_s=base_s,
-        gain=(1 - best_s / base_s if base_s > 0 else 0.0) if found else None,
+        gain=share_saved(best_s, base_s) if found else None,
         replay_s=case.replay_s,
         stages_bound_s=case.stages_bound_s,
         lower_bound_s=bound_s if holds else None,
@@ -125,6 +125,11 @@ def value_of(case: Case, base: Case) -> Value:
         assumes=case.altered.assumes,
         why_not=None if found else case.why_not,
     )
+
+
+def share_saved(time_s: float, compared_with_s: float) -> float:
+    """Return the share of a time that a change saves; negative if it costs, 0 of no time."""
+    return 1 - time_s / compared_with_s if compared_with_s > 0 else 0.0
 
 
 def _compared_with_s(case: Case, base: Case) -> float:

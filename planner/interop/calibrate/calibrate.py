@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from planner.analysis.deviation import Comparison, compare_with_measured
+from planner.cluster.cluster import Cluster
+from planner.cluster.hardware import LEAST, MOST
 from planner.errors import PipeplanError
 from planner.interop.calibrate.fits import transfer_samples
 from planner.interop.calibrate.links import (
@@ -23,7 +26,60 @@ from planner.measured.timeline import MeasuredTimeline
 from planner.plan.plan import Plan
 from planner.prediction import refresh, replay
 from planner.records.document import digest
-from planner.units import format_seconds
+
+
+@dataclass(frozen=True)
+class OptimizerChange:
+    """The optimizer step of a device type: medians of its devices that took one, in seconds.
+
+    Attributes:
+        device_type: the type.
+        predicted_s, measured_s: before the calibration.
+        ratio: median of predicted over measured.
+        spread: the largest of these ratios over the least; of devices with unlike steps.
+    """
+
+    device_type: str
+    predicted_s: float
+    measured_s: float
+    ratio: float
+    spread: float
+
+    @property
+    def note(self) -> str | None:
+        """What to say where one efficiency cannot fit all devices of the type."""
+        if self.spread <= NOTICEABLE_FACTOR:
+            return None
+        return (
+            f"optimizer steps of {self.device_type} are off by factors that differ "
+            f"{self.spread:.3g}x between devices; its optimizer_efficiency is that of the median "
+            "device"
+        )
+
+
+def optimizer_changes(cluster: Cluster, comparison: Comparison) -> tuple[OptimizerChange, ...]:
+    """Return the optimizer steps of each device type as predicted and measured."""
+    rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for device, row in comparison.optimizer.items():
+        if row.predicted_s and row.measured_s:
+            rows[cluster.type_of(device)].append((row.predicted_s, row.measured_s))
+    found = []
+    for kind, times in rows.items():
+        ratios = [expected_s / found_s for expected_s, found_s in times]
+        expected_s, found_s = (median(column) for column in zip(*times, strict=True))
+        spread = max(ratios) / min(ratios)
+        found.append(OptimizerChange(kind, expected_s, found_s, median(ratios), spread))
+    return tuple(found)
+
+
+def with_optimizers(cluster: Cluster, changes: Sequence[OptimizerChange]) -> Cluster:
+    """Return a cluster whose device types take optimizer steps as fast as was measured."""
+    kinds = dict(cluster.device_types)
+    for change in changes:
+        kind = kinds[change.device_type]
+        share = min(max(kind.optimizer_efficiency * change.ratio, LEAST), MOST)
+        kinds[change.device_type] = kind.model_copy(update={"optimizer_efficiency": share})
+    return cluster.model_copy(update={"device_types": kinds})
 
 
 @dataclass(frozen=True)
@@ -37,6 +93,7 @@ class Calibration:
         measured_s: median over the steps that count.
         times: operations by stage, device type and kind; none where only links were calibrated.
         links: those whose figures changed.
+        optimizers: optimizer steps by device type.
         reductions: all-reduces, whose predictions follow from the links.
         notes: what people should know of it.
     """
@@ -47,6 +104,7 @@ class Calibration:
     measured_s: float
     times: tuple[StageTime, ...]
     links: tuple[CalibratedLink, ...]
+    optimizers: tuple[OptimizerChange, ...]
     reductions: tuple[ReductionChange, ...]
     notes: tuple[str, ...]
 
@@ -62,7 +120,8 @@ def calibrate(plan: Plan, measured: MeasuredTimeline, *, links_only: bool = Fals
         links_only: leave the layers' times as they are.
 
     Raises:
-        PipeplanError: if the measurement is of another plan, or its operations were slept.
+        PipeplanError: if the measurement is of another plan, its operations were slept, or its
+            devices' clocks differ.
     """
     if measured.emulated and not links_only:
         raise PipeplanError(
@@ -72,12 +131,16 @@ def calibrate(plan: Plan, measured: MeasuredTimeline, *, links_only: bool = Fals
         )
     timeline = replay(plan)
     comparison = compare_with_measured(plan, timeline, measured)
+    if comparison.clock_conflict is not None:
+        raise PipeplanError(str(comparison.clock_conflict))
     pipeline = timeline.pipeline
-    times = () if links_only else stage_times(pipeline, measured)
+    times = () if links_only else stage_times(timeline, measured)
     record, time_notes = calibrated_graph(pipeline, times)
     samples = transfer_samples(pipeline.problem.cluster, measured)
     least_gb_per_s = least_bandwidths_gb_per_s(pipeline, measured, comparison)
     cluster, links, link_notes = calibrated_cluster(pipeline, samples, least_gb_per_s)
+    optimizers = () if links_only else optimizer_changes(plan.cluster, comparison)
+    cluster = with_optimizers(cluster, optimizers)
     model = plan.model.model_copy(update={"graph": record, "graph_digest": digest(record)})
     made = refresh(plan.model_copy(update={"model": model, "cluster": cluster}))
     after = replay(made)
@@ -90,23 +153,12 @@ def calibrate(plan: Plan, measured: MeasuredTimeline, *, links_only: bool = Fals
         measured_s=comparison.iteration.measured_s or 0.0,
         times=times,
         links=links,
+        optimizers=optimizers,
         reductions=reductions,
         notes=(
             *time_notes,
             *link_notes,
-            *_optimizer_notes(compared),
+            *(note for row in optimizers if (note := row.note) is not None),
             *reduction_notes(reductions),
         ),
     )
-
-
-def _optimizer_notes(comparison: Comparison) -> Iterator[str]:
-    """No cost of a layer or link says what optimizer steps take: where they are far off."""
-    rows = comparison.optimizer.values()
-    known = [row for row in rows if row.measured_s is not None and row.predicted_s]
-    if known and median(row.factor for row in known) > NOTICEABLE_FACTOR:
-        expected = format_seconds(median(row.predicted_s or 0.0 for row in known))
-        found = format_seconds(median(row.measured_s or 0.0 for row in known))
-        yield (
-            f"optimizer steps are not calibrated: {expected} predicted, {found} measured (medians)"
-        )

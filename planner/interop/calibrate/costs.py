@@ -1,5 +1,6 @@
 """Measured times for a traced graph, from a calibrated graph of the same model or from profiles."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from planner.model.measured_costs import FORMAT as COSTS_FORMAT
 from planner.model.measured_costs import Costs
 from planner.records.document import read_json
 from planner.units import significant
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,10 @@ def read_costs(path: str | Path, option: str) -> CostsFile:
     data: Any = read_json(path)
     source = f"{option} {path}"
     if isinstance(data, dict) and data.get("format") == COSTS_FORMAT:
-        return CostsFile(source, Costs.parse(data, source))
+        profile = Costs.parse(data, source)
+        if profile.spread_warning is not None:
+            logger.warning("%s: %s", source, profile.spread_warning)
+        return CostsFile(source, profile)
     costs = LayerGraph.parse(data, source)
     if not any(layer.measured for layer in costs.record.layers):
         raise PipeplanError(
@@ -163,21 +169,57 @@ def _misfits(record: GraphRecord, cluster: Cluster, costs: Costs) -> Iterator[st
             f"precision: {costs.precision!r}, the job's is {record.precision!r}; profile the model "
             "with this job"
         )
-    if costs.device_type not in cluster.device_types:
+    kind = cluster.device_types.get(costs.device_type)
+    if kind is None:
         known = ", ".join(cluster.device_types)
         yield (
             f"device_type: {costs.device_type!r} is not a device type of the cluster ({known}); "
             f"profile "
             "with --type and the name that the cluster file has for this device"
         )
+    elif kind.hardware not in (None, costs.hardware):
+        yield (
+            f"hardware: {costs.hardware!r} was profiled, the cluster's {costs.device_type} is "
+            f"{kind.hardware!r}; profile the model on that one, or run `pipeplan detect` on the "
+            "machines that were profiled"
+        )
+    yield from _other_work(record, costs)
+
+
+def _other_work(record: GraphRecord, costs: Costs) -> Iterator[str]:
+    """Describe layers whose FLOPs are not those that were profiled, or not between them."""
     samples, layers = record.samples_per_microbatch, {row.name: row for row in record.layers}
     for kind in costs.kinds:
-        row, layer = kind.at(samples), layers.get(kind.layers[0])
-        if row is not None and layer is not None and row.forward_flops != layer.forward_flops:
+        layer, around = layers.get(kind.layers[0]), kind.around(samples)
+        if layer is None or around is None:
+            continue
+        low, high = (row.forward_flops for row in around)
+        if not min(low, high) <= layer.forward_flops <= max(low, high):
+            profiled = f"{low}" if low == high else f"{low} to {high}"
             yield (
-                f"kinds: layer {layer.name!r} had {row.forward_flops} forward FLOPs when it was "
+                f"kinds: layer {layer.name!r} had {profiled} forward FLOPs when it was "
                 f"profiled, the model has {layer.forward_flops}; these are the costs of another "
                 "model, profile this one"
+            )
+
+
+def warn_of_types_without_costs(graph: LayerGraph, cluster: Cluster, source: str) -> None:
+    """Log the cluster's device types of which nothing was measured, where others have times.
+
+    Args:
+        graph: with all measured times.
+        cluster: whose devices would run it.
+        source: name of the cluster, for messages.
+    """
+    used = dict.fromkeys(device.type for device in cluster.devices)
+    measured = {name for layer in graph.record.layers for name in layer.measured}
+    for name in used if measured else ():
+        if name not in measured:
+            logger.warning(
+                "%s: no times were measured on device type %s: they are predicted from its "
+                "figures; profile the model there with --type %s and give that file as a further "
+                "--costs",
+                *(source, name, name),
             )
 
 

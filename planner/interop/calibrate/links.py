@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import log
 from statistics import median
 
 from planner.analysis.deviation import Comparison, Deviation
 from planner.cluster.cluster import Cluster, Link
+from planner.cluster.measured_links import CONTRADICTS, contradict
 from planner.cluster.routing import Route
 from planner.costs.collectives import Algorithm, all_reduce_algorithms, all_reduce_s
 from planner.costs.placement import PlacedPipeline
@@ -26,7 +28,7 @@ from planner.interop.calibrate.fits import (
 )
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.operations import stages_label
-from planner.units import format_seconds
+from planner.units import format_seconds, plural
 
 _FIGURES = ("bandwidth_gb_per_s", "latency_us", "duplex", "shared")
 
@@ -71,7 +73,11 @@ def calibrated_cluster(
     rows = [after.get(index, link) for index, link in enumerate(cluster.links)]
     data = {**cluster.model_dump(mode="json"), "links": [row.model_dump() for row in rows]}
     calibrated = Cluster.parse(data, "calibrated cluster")
-    notes = (*_one_size_notes(fits), *_route_notes(visible, calibrated, samples))
+    notes = (
+        *_contradiction_notes(changes),
+        *_one_size_notes(fits),
+        *_route_notes(visible, calibrated, samples),
+    )
     return calibrated, changes, notes
 
 
@@ -170,6 +176,28 @@ def _changes(cluster: Cluster, figures: Mapping[int, _Figures]) -> Iterator[Cali
         after = before.model_copy(update={**update, "source": source})
         name = "-".join(before.between)
         yield CalibratedLink(index, name, before, after, row.method)
+
+
+def _contradiction_notes(changes: Sequence[CalibratedLink]) -> Iterator[str]:
+    far = [
+        row
+        for row in changes
+        if row.before.source != "assumed"
+        and row.after.source == "measured"
+        and contradict(row.before.bandwidth_gb_per_s, row.after.bandwidth_gb_per_s)
+    ]
+    if far:
+        row = max(
+            far,
+            key=lambda row: abs(log(row.after.bandwidth_gb_per_s / row.before.bandwidth_gb_per_s)),
+        )
+        yield (
+            f"{plural(len(far), 'link')} of {len(changes)} contradict the cluster by more than "
+            f"{CONTRADICTS:g}x, most {row.name}: {row.after.bandwidth_gb_per_s:.4g} GB/s measured, "
+            f"{row.before.bandwidth_gb_per_s:.4g} in the plan; if that is not what the hardware "
+            "can do, messages went another way than the cluster file says (see NCCL_SOCKET_IFNAME, "
+            "GLOO_SOCKET_IFNAME): correct its links, or measure again"
+        )
 
 
 def _one_size_notes(fits: Sequence[PairFit]) -> Iterator[str]:

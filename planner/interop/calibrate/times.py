@@ -12,6 +12,7 @@ from planner.costs.roofline import OperationTimes, layer_times
 from planner.measured.timeline import MeasuredTimeline
 from planner.model.graph_record import GraphRecord, Layer, MeasuredTimes
 from planner.plan.operations import KIND_LABELS, Kind
+from planner.simulation.timeline import Timeline
 
 NOTICEABLE_SPREAD = 1.05
 """Devices of one type that differ by more are told."""
@@ -24,7 +25,7 @@ class StageTime:
     Attributes:
         stage, device_type, kind: which.
         predicted_s: before the calibration.
-        measured_s: median over all samples.
+        measured_s: median over all samples, without what others on the host slowed it by.
         samples: how many there are.
         device_s: the median of each device.
     """
@@ -44,19 +45,35 @@ class StageTime:
         return 1.0 if least == most else most / least if least else float("inf")
 
 
-def stage_times(pipeline: PlacedPipeline, measured: MeasuredTimeline) -> tuple[StageTime, ...]:
-    """The operations of a measurement, in the steps that count, by stage, device type and kind."""
-    cluster, counted = pipeline.problem.cluster, frozenset(measured.counted_steps)
+def stage_times(timeline: Timeline, measured: MeasuredTimeline) -> tuple[StageTime, ...]:
+    """The operations of a measurement, in the steps that count, by stage, device type and kind.
+
+    Args:
+        timeline: the replay of what ran; says how much devices of a host slowed each other.
+        measured: its measurement.
+    """
+    pipeline, counted = timeline.pipeline, frozenset(measured.counted_steps)
+    cluster, stretches = pipeline.problem.cluster, _stretches(timeline)
     samples: dict[tuple[int, str, Kind], dict[str, list[float]]] = {}
     for event in measured.operations:
         if event.step in counted:
             key = (event.what.stage, cluster.type_of(event.device), event.what.kind)
             by_device = samples.setdefault(key, defaultdict(list))
-            by_device[event.device].append(event.seconds)
+            by_device[event.device].append(event.seconds / stretches.get(key, 1.0))
     return tuple(
         _stage_time(pipeline, key, by_device)
         for key, by_device in sorted(samples.items(), key=_in_order)
     )
+
+
+def _stretches(timeline: Timeline) -> dict[tuple[int, str, Kind], float]:
+    """Return how many times as long operations took in a replay as they take alone (medians)."""
+    cluster = timeline.pipeline.problem.cluster
+    found: dict[tuple[int, str, Kind], list[float]] = defaultdict(list)
+    for event in timeline.operations:
+        stage, kind, _ = event.operation
+        found[stage, cluster.type_of(event.device), kind].append(timeline.stretch(event))
+    return {key: median(values) for key, values in found.items()}
 
 
 def _in_order(item: tuple[tuple[int, str, Kind], object]) -> tuple[int, str, int]:

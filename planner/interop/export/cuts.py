@@ -21,12 +21,6 @@ def stage_of_layer(plan: Plan) -> dict[str, int]:
     return {layer: stage.index for stage in plan.stages for layer in stage.layers}
 
 
-def layers_in_order(plan: Plan) -> list[list[str]]:
-    """Return the layers of each stage in executable order; a plan may list them in any order."""
-    place = {layer.name: index for index, layer in enumerate(plan.model.graph.layers)}
-    return [sorted(stage.layers, key=place.__getitem__) for stage in plan.stages]
-
-
 def crossing(plan: Plan) -> tuple[tuple[Boundary, ...], ...]:
     """Return for each cut the tensors that are made before it and used after it."""
     spans = _spans(plan)

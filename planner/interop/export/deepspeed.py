@@ -16,7 +16,6 @@ from planner.errors import PipeplanError
 from planner.interop.export.cuts import (
     StageDevices,
     crossing,
-    layers_in_order,
     loss_problems,
     stage_devices_by_replica,
     tied_across_stages,
@@ -106,7 +105,7 @@ def entry_notes(plan: Plan) -> Iterator[str]:
     Args:
         plan: whose layers, in its order of execution, are the entries of a list.
     """
-    order = [name for held in layers_in_order(plan) for name in held]
+    order = [name for stage in plan.stages for name in stage.layers]
     given = _given(plan)
     taken = [
         _taken(name, before, given[name])
@@ -221,7 +220,7 @@ def export(plan: Plan) -> Exported:
             f"recompute = true"
             for row in full
         )
-    layers = [[name for name in held if name != LOSS] for held in layers_in_order(plan)]
+    layers = [[name for name in stage.layers if name != LOSS] for stage in plan.stages]
     ranks = [device for place in zip(*by_pipeline, strict=True) for device in place]
     return Exported(
         files={
@@ -252,7 +251,7 @@ def _placement_problems(plan: Plan) -> Iterator[str]:
 
 def _cut_problems(plan: Plan) -> Iterator[str]:
     """Yield tensors that skip layers; DeepSpeed passes a layer's output to the next layer only."""
-    held = layers_in_order(plan)
+    held = [stage.layers for stage in plan.stages]
     for cut, tensors in enumerate(crossing(plan)):
         last, first = held[cut][-1], held[cut + 1][0]
         for tensor in tensors:

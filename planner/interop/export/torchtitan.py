@@ -327,22 +327,12 @@ def _newer(plan: Plan, keys: dict[str, Any]) -> dict[str, Any]:
     samples = parallelism.pop("pipeline_parallel_microbatch_size")
     parallelism["num_pp_microbatches"] = training.pop("local_batch_size") // samples
     batch = training.pop("global_batch_size")
-    length = _tokens_per_sample(plan)
+    length = plan.job.tokens_per_sample
     if length is not None:
         training["num_tokens_per_microbatch_per_dp_rank"] = samples * length
         training["num_tokens_per_train_step"] = batch * length
         training["max_context_length"] = length
     return {"parallelism": parallelism, "training": training}
-
-
-def _tokens_per_sample(plan: Plan) -> int | None:
-    """Return the length of the job's token sequences; None where the job lists no such input."""
-    lengths = [
-        spec.shape[0]
-        for spec in plan.job.inputs.values()
-        if len(spec.shape) == 1 and spec.dtype in ("int32", "int64")
-    ]
-    return lengths[0] if lengths else None
 
 
 def _notes(
@@ -361,7 +351,7 @@ def _notes(
     if not any(stage.recompute for stage in plan.stages):
         yield "the plan recomputes nothing: set config.activation_checkpoint = None"
     yield from receive_buffer_notes(plan, plan.microbatches // len(by_pipeline))
-    if _tokens_per_sample(plan) is None:
+    if plan.job.tokens_per_sample is None:
         yield (
             "torchtitan_main.json: the job lists no sequence of tokens in inputs, so set "
             "training.num_tokens_per_microbatch_per_dp_rank to "

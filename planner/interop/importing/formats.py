@@ -34,8 +34,10 @@ from planner.interop.importing.metis import (
 from planner.interop.importing.nccl_cluster import read_nccl_cluster
 from planner.interop.importing.nccl_tests import looks_like_nccl_tests
 from planner.interop.importing.nvidia_topology import looks_like_topology, read_topology_cluster
+from planner.interop.importing.pcie import GIVEN_PORTS
 from planner.interop.importing.profile_graph import PRECISION, ProfileGraph
 from planner.interop.importing.profile_text import Profile, parse_profile
+from planner.interop.importing.rocm_topology import looks_like_rocm_topology, read_rocm_cluster
 from planner.interop.importing.sailor import (
     looks_like_sailor,
     looks_like_sailor_links,
@@ -194,25 +196,32 @@ class ClusterFormat:
 
 
 CLUSTER_FORMATS: dict[str, ClusterFormat] = {
+    "rocm-smi": ClusterFormat(
+        "the tables of `rocm-smi --showtopo`",
+        lambda path, head: looks_like_rocm_topology(head),
+        read_rocm_cluster,
+        GIVEN_PORTS,
+    ),
     "nvidia-smi": ClusterFormat(
         "the table of `nvidia-smi topo -m`",
         lambda path, head: looks_like_topology(head),
-        lambda path, options: read_topology_cluster(path, options.device_type),
+        read_topology_cluster,
+        GIVEN_PORTS,
     ),
     "nccl-tests": ClusterFormat(
         "a log of nccl-tests' all_reduce_perf or sendrecv_perf",
         lambda path, head: looks_like_nccl_tests(head),
-        lambda path, options: read_nccl_cluster(path, options.device_type),
+        read_nccl_cluster,
     ),
     "nccl-all-reduce": ClusterFormat(
         "a log of all_reduce_perf that does not name its test",
         lambda path, head: False,
-        lambda path, options: read_nccl_cluster(path, options.device_type, "all_reduce"),
+        lambda path, options: read_nccl_cluster(path, options, "all_reduce"),
     ),
     "nccl-sendrecv": ClusterFormat(
         "a log of sendrecv_perf that does not name its test",
         lambda path, head: False,
-        lambda path, options: read_nccl_cluster(path, options.device_type, "sendrecv"),
+        lambda path, options: read_nccl_cluster(path, options, "sendrecv"),
     ),
     "sailor-links": ClusterFormat(
         "bandwidths of Sailor, network_coeffs_all_homo.json",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from planner.cluster.cluster import Cluster
+from planner.cluster.device_types import KnownType, device_type_named
 from planner.cluster.hardware import DeviceType, LinkType
 from planner.cluster.presets import DEVICES
 from planner.errors import PipeplanError, shorten
@@ -33,6 +35,8 @@ class Imported:
 
 MOST_SAMPLES = 2**20
 MOST_COUNT = 2**50
+DEFAULT_TYPE = KnownType("V100-16GB", DEVICES["V100-16GB"])
+"""The device of PipeDream's and DAPPLE's profiles."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +44,15 @@ class ImportOptions:
     """Options for reading a file.
 
     Attributes:
-        device_type: the preset of the device that the times were measured on; None: not said.
+        device_type: the device that the times were measured on: a preset, or ``FILE.toml:NAME`` of
+            one's own; None: not said.
         samples_per_microbatch: samples of the batch that was measured; None leaves it to the file.
         free_inputs: whether ``Input`` nodes of a profile take no time.
         given: what a file does not say, by name; :mod:`planner.interop.importing.formats` has the
             names of each format.
 
     Raises:
-        PipeplanError: if the device type is no preset or the samples are no count.
+        PipeplanError: if the device type is unknown or the samples are no count.
     """
 
     device_type: str | None = None
@@ -56,12 +61,11 @@ class ImportOptions:
     given: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        problems = []
-        if self.device_type is not None and self.device_type not in DEVICES:
-            problems.append(
-                f"device_type: {shorten(self.device_type)} is unknown; use one of "
-                + ", ".join(DEVICES)
-            )
+        problems: list[str] = []
+        try:
+            _ = self.known_type
+        except PipeplanError as error:
+            problems += error.problems
         samples = self.samples_per_microbatch
         if samples is not None and not 1 <= samples <= MOST_SAMPLES:
             problems.append(
@@ -70,15 +74,20 @@ class ImportOptions:
         if problems:
             raise PipeplanError(problems)
 
+    @cached_property
+    def known_type(self) -> KnownType | None:
+        """The device type that was said, with its figures; None if none was."""
+        return None if self.device_type is None else device_type_named(self.device_type)
+
     @property
     def type_name(self) -> str:
-        """The device type; a V100, as of PipeDream's and DAPPLE's profiles, if none was said."""
-        return self.device_type or "V100-16GB"
+        """The device type; :data:`DEFAULT_TYPE` if none was said."""
+        return (self.known_type or DEFAULT_TYPE).name
 
     @property
     def device(self) -> DeviceType:
         """The figures of :attr:`type_name`."""
-        return DEVICES[self.type_name]
+        return (self.known_type or DEFAULT_TYPE).figures
 
     @property
     def named_device(self) -> DeviceType:
@@ -104,6 +113,19 @@ class ImportOptions:
         if value is None:
             raise PipeplanError(
                 f"{name}: the file does not say it; add --given {name}={name.upper()}"
+            )
+        return value
+
+    def choice(self, name: str, choices: Sequence[str]) -> str:
+        """Return a given value that has to be one of a few.
+
+        Raises:
+            PipeplanError: if it is none of them.
+        """
+        value = self.text(name, None)
+        if value not in choices:
+            raise PipeplanError(
+                f"--given {name}={shorten(value)}: expected one of {', '.join(choices)}"
             )
         return value
 

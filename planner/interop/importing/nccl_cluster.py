@@ -7,17 +7,16 @@ from pathlib import Path
 
 from planner.cluster.device_types import KnownType, named_type
 from planner.cluster.hardware import LinkType
-from planner.cluster.presets import DEVICES
 from planner.costs.collectives import fewest_steps
 from planner.errors import PipeplanError
-from planner.interop.importing.imported import ImportedCluster, Wire, cluster_of
+from planner.interop.importing.imported import ImportedCluster, ImportOptions, Wire, cluster_of
 from planner.interop.importing.nccl_tests import NcclLog, Test, line_of, read_log
 from planner.topology.candidates import NETWORK
 from planner.units import MEASURED_DIGITS, significant
 
 
 def read_nccl_cluster(
-    path: Path, device_type: str | None = None, test: Test | None = None
+    path: Path, options: ImportOptions, test: Test | None = None
 ) -> ImportedCluster:
     """Read a log into a cluster of the hosts and GPUs that it names.
 
@@ -32,7 +31,7 @@ def read_nccl_cluster(
 
     Args:
         path: of the log.
-        device_type: preset of all GPUs; None for the one that the log names.
+        options: the type of all GPUs, if it is not the one that the log names.
         test: which test it is; None if the log tells.
 
     Raises:
@@ -48,7 +47,7 @@ def read_nccl_cluster(
     if test is not None and log.test not in (None, test):
         raise PipeplanError(f"{path}: is of {log.test}_perf, not of {test}_perf")
     link, notes = _link(log, kind)
-    devices, types = _devices(path, log, device_type)
+    devices, types = _devices(path, log, options.known_type)
     wires, switches, assumed = _wires(log, devices, link)
     cluster = cluster_of(
         path.stem,
@@ -86,10 +85,8 @@ def _link(log: NcclLog, test: Test) -> tuple[LinkType, list[str]]:
 
 
 def _devices(
-    path: Path, log: NcclLog, given: str | None
+    path: Path, log: NcclLog, given: KnownType | None
 ) -> tuple[dict[str, KnownType], dict[str, KnownType]]:
-    if given is not None and given not in DEVICES:
-        raise PipeplanError(f"device_type: {given!r} is unknown; use one of {', '.join(DEVICES)}")
     devices: dict[str, KnownType] = {}
     for number, rank in enumerate(log.ranks):
         name = f"{rank.host}/gpu{rank.device}"
@@ -98,8 +95,7 @@ def _devices(
                 f"{path}: two ranks share device {rank.device} of {rank.host}; run one rank per "
                 f"device"
             )
-        known = None if given is None else KnownType(given, DEVICES[given])
-        devices[name] = known or named_type(rank.called, f"{path}: rank {number}")
+        devices[name] = given or named_type(rank.called, f"{path}: rank {number}")
     return devices, {known.name: known for known in devices.values()}
 
 

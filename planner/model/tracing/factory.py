@@ -135,8 +135,11 @@ def _own_batch(model: nn.Module, samples: int) -> dict[str, Tensor]:
         raise PipeplanError(f"{call} returned {_kind(batch)}, expected {wanted}")
     for name, value in batch.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
+            nested = isinstance(value, Mapping | list | tuple)
+            remedy = "; give forward an argument for each tensor, and nest them in it"
             raise PipeplanError(
                 f"{call} returned {_kind(value)} for {shorten(name)}, expected {wanted}"
+                f"{remedy if nested else ''}"
             )
     return dict(batch)
 

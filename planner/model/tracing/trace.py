@@ -1,7 +1,7 @@
 """``trace``: conversion of a torch model into a layer graph."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,12 +141,14 @@ class TracedStep:
         module: the model, without weights.
         exported: the step.
         layers: layers of its operations.
+        measured: what each operation costs.
         graph: the layer graph.
     """
 
     module: nn.Module
     exported: ExportedStep
     layers: LayerAssignment
+    measured: Measurement
     graph: GraphRecord
 
 
@@ -195,8 +197,9 @@ def trace_step(model: str | Factory, job: Job, name: str | None = None) -> Trace
         # What forward makes is on this device too.
         exported = export_step(module, batch, job, own_loss)
     layers = assign_layers(exported)
-    graph = graph_record(exported, layers, batch, job, name or _factory_name(factory))
-    return TracedStep(module, exported, layers, graph)
+    measured = measure(exported, layers, batch)
+    graph = graph_record(exported, layers, measured, job, name or _factory_name(factory))
+    return TracedStep(module, exported, layers, measured, graph)
 
 
 def _factory_name(factory: Factory) -> str:
@@ -207,12 +210,11 @@ def _factory_name(factory: Factory) -> str:
 def graph_record(
     exported: ExportedStep,
     layers: LayerAssignment,
-    batch: Mapping[str, Tensor],
+    measured: Measurement,
     job: Job,
     name: str,
 ) -> GraphRecord:
-    """Measure the exported step and return the figures, layer by layer."""
-    measured = measure(exported, layers, batch)
+    """Return the measured figures of the exported step, layer by layer."""
     gradients = nodes_with_gradient(exported)
     parameters = parameters_of(exported, layers, gradients)
     return GraphRecord(

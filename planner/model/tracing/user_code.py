@@ -116,7 +116,7 @@ def _import_module(module_name: str, asker: str) -> object:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise PipeplanError(_failed_import(asker, module_name, error)) from error
         raise PipeplanError(
-            f"{asker}: no module {error.name!r} in {here} or on PYTHONPATH{_about_zoo(error.name)}"
+            f"{asker}: no module {error.name!r} in {here} or on PYTHONPATH; {_remedy(error.name)}"
         ) from error
     except FAILURES as error:
         raise PipeplanError(
@@ -124,12 +124,15 @@ def _import_module(module_name: str, asker: str) -> object:
         ) from error
 
 
-def _about_zoo(module_name: str) -> str:
-    """Explain that the zoo is part of the repository, not of an installation."""
+def _remedy(module_name: str) -> str:
+    """Say what to do about a missing module; the zoo is no part of an installation."""
     if module_name.partition(".")[0] != _ZOO:
-        return ""
+        return (
+            "correct its name if it was renamed or moved, or name the folder that holds it in "
+            "PYTHONPATH"
+        )
     return (
-        "; the zoo of models is in Pipeplan's repository and is not installed: run in a checkout, "
+        "the zoo of models is in Pipeplan's repository and is not installed: run in a checkout, "
         "or name a module:factory of your own in this folder"
     )
 

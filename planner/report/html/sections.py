@@ -12,7 +12,7 @@ from planner.analysis.explain import Explanation
 from planner.analysis.what_if.values import Value, WhatIf
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.plan import Plan, gap
-from planner.plan.run_command import run_command
+from planner.plan.run_command import run_commands
 from planner.report.comparison import HEADINGS, row_cells
 from planner.report.deviation import comparison_data, comparison_line
 from planner.report.explanation import explanation_data, explanation_lines
@@ -29,6 +29,7 @@ from planner.report.html.markup import (
     table,
 )
 from planner.report.html.timeline_data import typical_step
+from planner.report.summary import throughput_lines
 from planner.report.what_if import (
     LEAST_SHARE,
     NUMBERS,
@@ -91,17 +92,16 @@ def explanation_section(explanation: Explanation) -> Element:
 
 
 def run_section(plan: Plan, plan_path: Path) -> Element:
-    """Return the section with the command that runs the plan."""
-    command = run_command(plan, plan_path)
-    if command is None:
-        first = node("p", "This plan is for an imported graph; there is no model to run.")
+    """Return the section with the commands that run the plan."""
+    commands = run_commands(plan, plan_path)
+    if commands is None:
+        parts = [node("p", "This plan is for an imported graph; there is no model to run.")]
     else:
-        count = len(plan.ranks)
-        hosts = "on one host" if count > 1 else "on this machine"
-        first = node(
-            "div", node("p", f"One process per device, {hosts}:"), node("pre", code(command))
-        )
-    return section("run", "Run it", first)
+        parts = [node("p", f"One process per device, {commands.explanation}:")]
+        for one in commands.hosts:
+            parts += [node("p", f"{one.host}:")] if len(commands.hosts) > 1 else []
+            parts.append(node("pre", code(one.command)))
+    return section("run", "Run it", node("div", *parts))
 
 
 def header(
@@ -155,6 +155,9 @@ def _figures(
             f"of {plural(plan.model.graph.samples_per_microbatch, 'sample')}",
         ),
     ]
+    for line in throughput_lines(timeline):
+        rate, _, more = line.partition(", ")
+        rows.append(("Throughput", rate, more))
     if deviation is not None:
         rows.append(_measured(deviation))
     return rows

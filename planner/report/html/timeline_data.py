@@ -28,6 +28,8 @@ _DIGITS = 8
 # A smaller tick would be no normal float.
 _LEAST_EXPONENT = -300
 Spans = dict[str, Any]
+_Held = tuple[tuple[int, int] | None, int]
+"""A link in one direction, None for shared ones, and the index of a transfer on it."""
 
 
 @dataclass(frozen=True)
@@ -145,32 +147,33 @@ def _operations(timeline: Timeline, ticks: Ticks) -> list[Spans]:
 def _link_rows(timeline: Timeline, moving: Sequence[TransferEvent]) -> list[LinkRow]:
     """Rows of links; a transfer is shown on every link it holds.
 
-    Shared links are held by nobody: their transfers have rows by their ends, as many as are on
-    their way at once.
+    A link has as many rows as it carries messages at once. Shared links are held by nobody: their
+    transfers have rows by their ends.
     """
     cluster = timeline.pipeline.problem.cluster
-    on: dict[tuple[int, int], list[int]] = {}
-    for index, event in enumerate(moving):
-        for link in event.links:
-            on.setdefault(link, []).append(index)
-    names = Counter(cluster.link_name(link) for link in on)
-    rows = []
-    for link in sorted(on):
+    held = sorted((link, index) for index, event in enumerate(moving) for link in event.links)
+    shared = [(None, index) for index, event in enumerate(moving) if not event.links]
+    names = Counter(cluster.link_name(link) for link in {link for link, _ in held})
+
+    def span_of(row: _Held) -> tuple[float, float]:
+        event = moving[row[1]]
+        return event.start_s, event.end_s
+
+    def name_of(row: _Held, lane: int) -> str:
+        link, index = row
+        if link is None:
+            return f"{moving[index].source}>{moving[index].target} (shared, {lane})"
         name = cluster.link_name(link)
         # Parallel links between the same ends differ by their index alone.
         told = f"{name} (link {link[0]})" if names[name] > 1 else name
-        rows.append(LinkRow(told, cluster.links[link[0]].bandwidth_gb_per_s, on[link]))
-    return rows + [LinkRow(name, None, found) for name, found in _shared_rows(moving).items()]
+        return told if lane == 1 else f"{told} ({lane})"
 
-
-def _shared_rows(moving: Sequence[TransferEvent]) -> dict[str, list[int]]:
-    def span_of(index: int) -> tuple[float, float]:
-        return moving[index].start_s, moving[index].end_s
-
-    def name_of(index: int, lane: int) -> str:
-        return f"{moving[index].source}>{moving[index].target} (shared, {lane})"
-
-    return lanes((index for index, event in enumerate(moving) if not event.links), span_of, name_of)
+    rows: list[LinkRow] = []
+    for name, found in lanes([*held, *shared], span_of, name_of).items():
+        link = found[0][0]
+        width = None if link is None else cluster.links[link[0]].bandwidth_gb_per_s
+        rows.append(LinkRow(name, width, [index for _, index in found]))
+    return rows
 
 
 def _transfers(

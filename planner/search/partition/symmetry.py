@@ -21,17 +21,21 @@ class Interchange:
 
     Args:
         cluster: the devices; with more than MOST_DEVICES each is taken as different.
+
+    Attributes:
+        group_of: all devices that may be exchanged with a device, itself included, in the cluster's
+            order; those with none but themselves are left out.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         small = len(cluster.devices) <= MOST_DEVICES
         groups = interchangeable_devices(cluster) if small else []
         self._number = cluster.numbers
-        self._group_of = {device: tuple(group) for group in groups for device in group}
+        self.group_of = {device: tuple(group) for group in groups for device in group}
 
     def representative(self, partition: Partition) -> Partition:
         """Return the partition on the first devices of each group, in the order of the stages."""
-        if not self._group_of:
+        if not self.group_of:
             return partition
         stands_for: dict[str, str] = {}
         taken: dict[tuple[str, ...], int] = {}
@@ -39,7 +43,7 @@ class Interchange:
         for stage in partition:
             for device in stage.devices:
                 if device not in stands_for:
-                    group = self._group_of.get(device, (device,))
+                    group = self.group_of.get(device, (device,))
                     stands_for[device] = group[taken.get(group, 0)]
                     taken[group] = taken.get(group, 0) + 1
             devices = sorted((stands_for[d] for d in stage.devices), key=self._number.__getitem__)

@@ -34,7 +34,6 @@ from planner.search.schedule.list_scheduler import (
     in_flight_limits,
     lifetime_limits,
     list_schedule,
-    orders_of,
 )
 from planner.search.schedule.measure import Measure, measured_s
 from planner.search.schedule.pipeline_groups import (
@@ -342,7 +341,7 @@ def _rhythmic(pipeline: PlacedPipeline, owner: Assignment, *, split: bool) -> It
             priority = in_even_rhythm(pipeline, stretch, split=split)
             timeline = list_schedule(pipeline, owner, limits, priority, split=split)
             if timeline is not None:
-                yield Schedule(orders_of(timeline), timeline, "list, even rhythm")
+                yield Schedule(timeline.orders, timeline, "list, even rhythm")
 
 
 def _listed(
@@ -351,7 +350,7 @@ def _listed(
     for priority in (backward_first, forward_first):
         timeline = list_schedule(pipeline, owner, limits, priority, split=split)
         if timeline is not None:
-            yield Schedule(orders_of(timeline), timeline, f"list, {priority.__name__}")
+            yield Schedule(timeline.orders, timeline, f"list, {priority.__name__}")
 
 
 def _limits(pipeline: PlacedPipeline, *, split: bool) -> Iterator[Limits]:

@@ -110,8 +110,8 @@ class _Limited:
     waiting: defaultdict[str, defaultdict[tuple[int, str], _Queue]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
-    """By device, then by stage and kind: what can run, the most urgent first. The limits allow all
-    forwards of a stage or none, so only the heads of these few heaps have to be looked at."""
+    """Operations that can run, by device, then by stage and kind, the most urgent first. The limits
+    allow all forwards of a stage or none, so only the heads of these few heaps are looked at."""
 
     def offer(self, device: str, operation: Operation) -> None:
         """Queue an operation, if backwards run in its form: whole or split."""
@@ -203,17 +203,9 @@ def list_schedule(
     try:
         timeline = run(pipeline, owner, policy)
         waits = pipeline.behaviour.receive == "blocking"
-        return simulate(pipeline, orders_of(timeline)) if waits else timeline
+        return simulate(pipeline, timeline.orders) if waits else timeline
     except DeadlockError:
         return None
-
-
-def orders_of(timeline: Timeline) -> dict[str, list[Operation]]:
-    """Return the order in which each device ran its operations."""
-    orders: dict[str, list[Operation]] = {device: [] for device in timeline.pipeline.devices}
-    for event in sorted(timeline.operations, key=lambda event: event.start_s):
-        orders[event.device].append(event.operation)
-    return orders
 
 
 def in_flight_limits(

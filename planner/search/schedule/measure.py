@@ -21,7 +21,7 @@ Event = OperationEvent | TransferEvent
 
 
 def compacted(timeline: Timeline) -> Timeline:
-    """Return the same orders on every device and link, everything as late as possible.
+    """Return the same orders on every device and link in turn, everything as late as possible.
 
     The last operation of each device ends when it did, and so does the iteration. Where iterations
     overlap, a device runs the end of the one before in the time that this frees.

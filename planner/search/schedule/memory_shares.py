@@ -20,7 +20,6 @@ from planner.search.schedule.list_scheduler import (
     forward_first,
     lifetime_limits,
     list_schedule,
-    orders_of,
 )
 from planner.search.schedule.measure import Measure, measured_s
 
@@ -179,7 +178,7 @@ class _Search:
             if timeline is None or not fits_memory(timeline):
                 continue
             found = SharedSchedule(
-                shares, Schedule(orders_of(timeline), timeline, f"shares, {priority.__name__}")
+                shares, Schedule(timeline.orders, timeline, f"shares, {priority.__name__}")
             )
             if best is None or self._value_s(found) < self._value_s(best):
                 best = found

@@ -57,7 +57,8 @@ def search_schedule(
         split: let backwards run as input and weight gradients, or whole where that turns out
             better; else all backwards are whole.
         measure: what is to be small: ``makespan``, the time of an iteration, or
-            ``longest_stage_span``, the zero-bubble paper's objective.
+            ``longest_stage_span``, the zero-bubble paper's objective, which is timed on links
+            that serve messages in turn: they are moved to later times one by one.
         time_limit_s: stop after this long; CP-SAT's own seconds in deterministic mode.
         seed: of CP-SAT's searches.
         workers: threads of the solver.
@@ -76,6 +77,9 @@ def search_schedule(
         raise PipeplanError(
             f"measure: {shorten(measure)} is not one of {', '.join(get_args(Measure))}"
         )
+    if measure == "longest_stage_span":
+        rules = problem.runtime.model_copy(update={"links": "in_turn"})
+        problem = replace(problem, runtime=rules)
     specs = [StageSpec(stage.layers, stage.devices, stage.recompute) for stage in stages]
     pipeline = place(problem, specs)
     if not is_connected(pipeline):

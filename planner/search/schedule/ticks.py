@@ -45,7 +45,8 @@ class TickPipeline(PlacedPipeline):
 
     def _transfer(self, bytes_: int, source: str, target: str) -> Transfer:
         transfer = super()._transfer(bytes_, source, target)
-        return replace(transfer, seconds=self._ticks(transfer.seconds))
+        latency = self._ticks(transfer.latency_s)
+        return replace(transfer, seconds=self._ticks(transfer.seconds), latency_s=latency)
 
     def tail_s(self, stage: int, device: str) -> int:
         """Return the tail in ticks; reductions take the least time any order of devices allows."""

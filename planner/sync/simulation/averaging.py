@@ -6,6 +6,7 @@ half of the workers ask, the other half answers at any time.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,10 +42,9 @@ class GroupAveraging:
         self._engine, self._scheduler = engine, scheduler
         self._half_s = engine.world.scheduler_round_trip_s / 2
         self.delay_s = self._half_s
-        self.sent_bytes = 0.0
         self.staleness = 0
         self._groups: list[list[tuple[int, ...]]] = [[] for _ in engine.keys]
-        self._costs: dict[tuple[int, int, bool], StageReduction] = {}
+        self._costs: dict[tuple[Hashable, ...], StageReduction] = {}
         self._armed_s = float("inf")
 
     def begun(self, worker: int, now_s: float) -> None:
@@ -93,19 +93,20 @@ class GroupAveraging:
 
     def _start(self, group: Group, now_s: float) -> None:
         """Send the decision to the members, who begin at once."""
-        engine, begin_s, count = self._engine, now_s + self._half_s, len(group.members)
-        if count > 1:
-            reduction = self._cost(group)
-            self.sent_bytes += reduction.sent_bytes
-            begin_s = engine.reserve(begin_s, group.members, group.key, reduction)
-        engine.at(begin_s, self._end, group, None)
+        engine, begin_s = self._engine, now_s + self._half_s
+        if len(group.members) > 1:
+            then = (self._end, group, None)
+            engine.reduce(begin_s, group.members, group.key, self._cost(group), then)
+        else:
+            engine.at(begin_s, self._end, group, None)
 
     def _cost(self, group: Group) -> StageReduction:
         world, members = self._engine.world, group.members
-        name = (group.key, len(members), world.crosses(members))
+        shape = members if world.links else (len(members), world.crosses(members))
+        name = (group.key, *shape)
         if name not in self._costs:
             bytes_ = world.ranks[group.key].parameter_bytes
-            self._costs[name] = world.all_reduce(members, bytes_)
+            self._costs[name] = world.all_reduce(members, bytes_, group.key)
         return self._costs[name]
 
     def _end(self, now_s: float, group: Group, _: None) -> None:
@@ -178,6 +179,11 @@ class OverlappedGroupAveraging(GroupAveraging):
             self._given.pop((worker, key), None)
         super().left(worker, now_s)
 
+    def _give_late(self, now_s: float, who: tuple[int, int], iteration: int) -> None:
+        """Give a copy once the worker has noticed that its last group is over."""
+        if self._engine.iteration[who[0]] == iteration:
+            self._give(*who, now_s)
+
     def _give(self, worker: int, key: int, now_s: float) -> None:
         engine = self._engine
         copy = engine.training.weights[worker, engine.parts[key]].copy()
@@ -203,7 +209,8 @@ class OverlappedGroupAveraging(GroupAveraging):
         engine.at(now_s + self._half_s, self._finished, group, rows)
         for worker, each in zip(rows, given, strict=True):
             if each.next_waits:
-                self._give(worker, key, now_s)
+                later_s = now_s + engine.lateness_s()
+                engine.at(later_s, self._give_late, (worker, key), engine.iteration[worker])
 
     def _is_of(self, worker: int, key: int, iteration: int) -> bool:
         given = self._given.get((worker, key))
@@ -233,7 +240,6 @@ class BipartitePairs:
 
     def __init__(self, engine: EventLoop, seed: int = 0) -> None:
         self._engine, self._seed = engine, seed
-        self.sent_bytes = 0.0
         self.staleness = 0
         self._pairs: list[list[tuple[int, ...]]] = [[] for _ in engine.keys]
         self._is_asking = [[False] * len(engine.keys) for _ in range(engine.world.workers)]
@@ -249,11 +255,9 @@ class BipartitePairs:
             return
         pair = (min(worker, partner), max(worker, partner))
         for key in engine.keys:
-            exchange = self._exchange(pair, key)
-            self.sent_bytes += exchange.sent_bytes
-            end_s = engine.reserve(now_s, pair, key, exchange)
             self._is_asking[worker][key] = True
-            engine.at(end_s, self._end, (worker, partner, key), engine.iteration[worker])
+            then = (self._end, (worker, partner, key), engine.iteration[worker])
+            engine.reduce(now_s, pair, key, engine.world.exchange((worker, partner), key), then)
 
     def ready(self, now_s: float, worker: int, key: int) -> None:
         """Do the worker's optimizer step, and continue once its average is done."""
@@ -265,14 +269,6 @@ class BipartitePairs:
     def _partner(self, worker: int) -> int | None:
         iteration, workers = self._engine.iteration[worker], self._engine.world.workers
         return passive_partner(worker, iteration, workers, self._seed)
-
-    def _exchange(self, pair: tuple[int, int], key: int) -> StageReduction:
-        """Return the end of an exchange; the answer is sent while the request still arrives."""
-        world = self._engine.world
-        link, bytes_ = world.link(pair), world.ranks[key].parameter_bytes
-        moving_s = link.moving_s(bytes_)
-        seconds = world.collective_overhead_s + 2 * link.latency_s + moving_s
-        return StageReduction(seconds, moving_s if world.crosses(pair) else 0.0, 2.0 * bytes_)
 
     def _end(self, now_s: float, who: tuple[int, int, int], iteration: int) -> None:
         engine, (worker, partner, key) = self._engine, who

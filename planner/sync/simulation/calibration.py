@@ -41,8 +41,8 @@ def calibrated(world: World, measured: SyncTrace | Mapping[str, Any]) -> World:
     """Return the world with measured figures instead of predicted ones.
 
     Compute times: each worker's median, as a factor on the times of the pipeline ranks, which keep
-    their proportions. Links: those of ring all-reduces in the trace; links that no group crossed
-    stay in proportion to the others.
+    their proportions, and the usual deviation from it. Links: those of ring all-reduces in the
+    trace; links that no group crossed stay in proportion to the others.
 
     Args:
         world: predicted; its pipeline ranks are scaled by a factor.
@@ -95,6 +95,11 @@ def _require_same_ranks(world: World, trace: SyncTrace) -> None:
             f"parameter_bytes: of {len(trace.parameter_bytes)} pipeline ranks, the plan's "
             f"pipelines have {len(world.ranks)}; give the trace of a run of this plan"
         )
+    if world.links is not None and len(trace.workers) != world.workers:
+        raise PipeplanError(
+            f"workers: {len(trace.workers)} in the trace, the plan has {world.workers} pipelines; "
+            "give the trace of a run of this plan"
+        )
     if not any(len(rows) > WARM_UP for rows in trace.workers):
         raise PipeplanError("workers: no worker has done two iterations; measure more of them")
 
@@ -105,15 +110,7 @@ def _with_compute_times(world: World, trace: SyncTrace, *, steps_inside: bool) -
     known = [factor for factor in factors if factor is not None]
     usual = median(known)
     ranks = tuple(
-        replace(
-            rank,
-            first_forward_s=rank.first_forward_s * usual,
-            last_backward_s=rank.last_backward_s * usual,
-            forward_s=rank.forward_s * usual,
-            backward_s=rank.backward_s * usual,
-            optimizer_s=rank.optimizer_s * usual,
-            parameter_bytes=bytes_,
-        )
+        replace(rank.at_speed(usual), parameter_bytes=bytes_)
         for rank, bytes_ in zip(world.ranks, trace.parameter_bytes, strict=True)
     )
     return replace(
@@ -122,7 +119,20 @@ def _with_compute_times(world: World, trace: SyncTrace, *, steps_inside: bool) -
         ranks=ranks,
         pipelines_per_node=trace.pipelines_per_node,
         slowdown=tuple((factor or usual) / usual for factor in factors),
+        jitter_s=median(_jitter_s(rows) for rows in trace.workers if len(rows) > WARM_UP),
     )
+
+
+def _jitter_s(rows: Sequence[SyncStep]) -> float:
+    """Return the standard deviation of a worker's times, as most of them show it.
+
+    Occasional pauses hardly change the median distance from the median, which is 0.6745 standard
+    deviations of a normal distribution.
+    """
+    counted = [row for row in rows if row.iteration > WARM_UP and not row.pipeline_rank]
+    times_s = [row.compute_s for row in counted]
+    usual_s = median(times_s)
+    return median(abs(time_s - usual_s) for time_s in times_s) / 0.6745
 
 
 def _factor(world: World, rows: Sequence[SyncStep], steps_inside: bool) -> float | None:
@@ -136,14 +146,48 @@ def _factor(world: World, rows: Sequence[SyncStep], steps_inside: bool) -> float
     return median(found) if found else None
 
 
+_Meeting = tuple[int, tuple[int, ...], float]
+"""Pipeline rank, members, and the moment at which they went on, to 10 ms."""
+
+
+def _require_one_clock(meetings: Mapping[_Meeting, Sequence[SyncStep]]) -> None:
+    """Refuse a trace in which most groups do not go on at one moment, as their members did."""
+    groups = {key: met for key, met in meetings.items() if len(key[1]) > 1}
+    # On busy hosts members go on some milliseconds apart, which may round to neighbours.
+    apart = {
+        (rank, members, moment_s): met
+        for (rank, members, moment_s), met in groups.items()
+        if len(met) < len(members)
+        and not any((rank, members, round(moment_s + s, 2)) in groups for s in (-0.01, 0.01))
+    }
+    rows = sum(map(len, groups.values()))
+    if 2 * sum(map(len, apart.values())) <= rows:
+        return
+    (key, members, moment_s), met = next(iter(apart.items()))
+    others_s = sorted(
+        (other for rank, who, other in apart if (rank, who) == (key, members)),
+        key=lambda other: abs(other - moment_s),
+    )
+    nearest = "no other row of theirs ends at all"
+    if len(others_s) > 1:
+        nearest = f"the nearest other row of theirs ends at {others_s[1]:.2f} s"
+    raise PipeplanError(
+        f"workers: most groups of workers do not go on at one moment, as they did: iteration "
+        f"{met[0].iteration} of pipeline rank {key} among workers {', '.join(map(str, members))} "
+        f"ends at {moment_s:.2f} s, and {nearest}: the hosts' clocks differ or drift, or rows are "
+        "missing; synchronise the clocks and measure again"
+    )
+
+
 def _durations(world: World, trace: SyncTrace) -> dict[_Shape, list[float]]:
     """Return the seconds from the last member's request to the end, by shape of the collective."""
-    meetings: dict[tuple[int, tuple[int, ...], float], list[SyncStep]] = defaultdict(list)
+    meetings: dict[_Meeting, list[SyncStep]] = defaultdict(list)
     for rows in trace.workers:
         for row in rows:
             if row.iteration > WARM_UP:
                 # Members go on at one moment; real clocks agree to about a millisecond.
                 meetings[row.pipeline_rank, row.members, round(row.end_s, 2)].append(row)
+    _require_one_clock(meetings)
     found: dict[_Shape, list[float]] = defaultdict(list)
     for (key, members, _), met in meetings.items():
         if len(met) == len(members):
@@ -190,9 +234,7 @@ def _with_links(
         links[crosses] = (
             link if fit is None else LinkCost(fit.latency_s, 1e-9 / max(fit.s_per_byte, 1e-15))
         )
-    return replace(
-        world, within=links[False], between=links[True], collective_overhead_s=overhead_s
-    )
+    return replace(world.at_links(links[False], links[True]), collective_overhead_s=overhead_s)
 
 
 def _fitted(rows: Mapping[_Shape, float], link: LinkCost, overhead_s: float) -> _Fit:

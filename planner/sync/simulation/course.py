@@ -52,7 +52,7 @@ class Observation:
     Attributes:
         at_s: the time.
         iterations: done by all workers together.
-        loss: loss of the mean of the workers' weights, over the whole data set.
+        loss: loss of the mean of the workers' weights, over samples that no worker trains on.
         distance: root mean square distance of the workers' weights from their mean, as a fraction
             of the mean's norm.
     """
@@ -90,7 +90,9 @@ class Observer:
         mean = weights.mean(axis=0)
         squares = ((weights - mean) ** 2).sum(axis=1).mean()
         distance = float(np.sqrt(squares) / (np.linalg.norm(mean) or 1.0))
-        self.observations.append(Observation(at_s, iterations, self.problem.loss(mean), distance))
+        self.observations.append(
+            Observation(at_s, iterations, self.problem.held_out_loss(mean), distance)
+        )
 
 
 @dataclass(frozen=True)

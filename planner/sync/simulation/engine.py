@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, Protocol
 
@@ -11,10 +12,13 @@ import numpy as np
 
 from planner.cluster.link_table import FloatArray
 from planner.sync.simulation.course import Course
+from planner.sync.simulation.links import WorkerFlow
 from planner.sync.simulation.training import parts_of
-from planner.sync.simulation.world import StageReduction
+from planner.sync.simulation.world import StageReduction, transfers_of
 
 Handler = Callable[[float, Any, Any], None]
+Then = tuple[Handler, Any, Any]
+"""A handler with its two arguments of its own."""
 
 
 class Behaviour(Protocol):
@@ -27,10 +31,6 @@ class Behaviour(Protocol):
 
     delay_s: float
     staleness: int
-
-    @property
-    def sent_bytes(self) -> float:
-        """Bytes sent so far by all workers."""
 
     def begun(self, worker: int, now_s: float) -> None:
         """Handle a worker that has begun an iteration."""
@@ -78,6 +78,7 @@ class EventLoop:
         self.done = [0] * world.workers
         self.total = 0
         self.busy_s = 0.0
+        self.sent_bytes = 0.0
         self.now_s = 0.0
         self.recorder = course.recorder
         self._slowdowns, self._observer = course.slowdowns, course.observer
@@ -88,6 +89,8 @@ class EventLoop:
         self._waiting = [0] * world.workers
         nodes = world.node(world.workers - 1) + 1
         self._card_free_s = [[0.0] * world.cards for _ in range(nodes)]
+        self._transfers = transfers_of(world)
+        self._looks_s = math.inf
         self.behaviour: Behaviour
 
     def run(self, behaviour: Behaviour) -> float:
@@ -151,20 +154,58 @@ class EventLoop:
         if self.iteration[worker] == iteration:
             self.behaviour.ready(now_s, worker, key)
 
-    def reserve(
-        self, now_s: float, members: tuple[int, ...], key: int, reduction: StageReduction
-    ) -> float:
-        """Return the end of a collective requested now; cards serve in the order of requests."""
-        if not reduction.card_s:
-            return now_s + reduction.seconds
-        card, per_node = self.world.ranks[key].network_card, self.world.pipelines_per_node
-        nodes = members if per_node == 1 else sorted({m // per_node for m in members})
+    def reduce(
+        self,
+        now_s: float,
+        members: tuple[int, ...],
+        key: int,
+        reduction: StageReduction,
+        then: Then,
+    ) -> None:
+        """Run a collective requested now; cards serve in the order of requests."""
+        self.sent_bytes += reduction.sent_bytes
+        if reduction.flows:
+            self.transfer(now_s, reduction.flows, then)
+            return
         start_s = now_s
-        for node in nodes:
-            start_s = max(start_s, self._card_free_s[node][card])
-        for node in nodes:
-            self._card_free_s[node][card] = start_s + reduction.card_s
-        return start_s + reduction.seconds
+        if reduction.card_s:
+            card, per_node = self.world.ranks[key].network_card, self.world.pipelines_per_node
+            nodes = members if per_node == 1 else sorted({m // per_node for m in members})
+            for node in nodes:
+                start_s = max(start_s, self._card_free_s[node][card])
+            for node in nodes:
+                self._card_free_s[node][card] = start_s + reduction.card_s
+        self.at(start_s + reduction.seconds, *then)
+
+    def transfer(self, now_s: float, flows: Sequence[WorkerFlow], then: Then) -> None:
+        """Run flows one after the other over the world's links."""
+        now_s = max(now_s, self.now_s)
+        if flows:
+            self.at(now_s + flows[0].fixed_s, self._move, flows, then)
+        else:
+            self.at(now_s, *then)
+
+    def _move(self, now_s: float, flows: Sequence[WorkerFlow], then: Then) -> None:
+        self._transfers.begin(now_s, flows[0], (flows[1:], then))
+        self._await_transfers()
+
+    def _await_transfers(self) -> None:
+        """Look again when the next flow ends, as far as is known now."""
+        next_s = self._transfers.next_end_s
+        if next_s < self._looks_s:
+            self._looks_s = next_s
+            self.at(next_s, self._look, None, None)
+
+    def _look(self, now_s: float, _: None, __: None) -> None:
+        if now_s == self._looks_s:
+            self._looks_s = math.inf
+        for flows, then in self._transfers.ended(now_s):
+            self.transfer(now_s, flows, then)
+        self._await_transfers()
+
+    def lateness_s(self) -> float:
+        """Return how late a worker notices what it waits for."""
+        return self._slowdowns.lateness_s()
 
     def card_s(self, now_s: float, worker: int, key: int, moving_s: float) -> float:
         """Return when a worker's card has moved bytes after everything it has to move before."""

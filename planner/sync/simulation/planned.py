@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from planner.cluster.link_table import FloatArray
+from planner.costs.layer_moments import LayerMoments
+from planner.costs.placement import place_plan
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
-from planner.simulation.simulator import simulate_plan
+from planner.simulation.simulator import simulate
 from planner.simulation.timeline import OperationEvent, Timeline
 from planner.sync.pipeline_replicas import (
     PipelineReplica,
@@ -18,7 +20,8 @@ from planner.sync.pipeline_replicas import (
     pipeline_replicas_of,
     pipelines_per_node,
 )
-from planner.sync.simulation.world import LinkCost, PipelineRank, World
+from planner.sync.simulation.links import WorkerLinks
+from planner.sync.simulation.world import LayerParameters, LinkCost, PipelineRank, World
 
 
 def from_plan(plan: Plan, workers: int | None = None) -> World:
@@ -30,14 +33,17 @@ def from_plan(plan: Plan, workers: int | None = None) -> World:
     Args:
         plan: the plan, whose replicas form pipelines
             (:func:`planner.sync.pipeline_replicas.pipeline_replicas_of`).
-        workers: number of copies of its first pipeline; None: the pipelines of the plan, each with
-            its own speed.
+        workers: number of copies of its first pipeline, on nodes with a card each; None: the
+            pipelines of the plan, each with its own speed, on the links of its cluster.
 
     Raises:
         PipeplanError: if the replicas form no pipelines, or no link joins devices.
     """
     # Whatever strategy is simulated, it is pipelines that it is simulated of.
-    replicas, timeline = pipeline_replicas_of(plan, otherwise=""), simulate_plan(plan)
+    replicas = pipeline_replicas_of(plan, otherwise="")
+    # The strategy's own traffic is simulated apart, so none of the plan's slows its messages here.
+    pipeline = replace(place_plan(plan), synchronisations=())
+    timeline = simulate(pipeline, plan.parsed_orders())
     ranks = _ranks(plan, replicas[0], timeline)
     within, between = _links(plan, replicas)
     first = World(
@@ -50,8 +56,12 @@ def from_plan(plan: Plan, workers: int | None = None) -> World:
     )
     if workers is not None:
         return replace(first, workers=workers)
+    columns = tuple(zip(*(replica.devices for replica in replicas), strict=True))
     return replace(
-        first, workers=len(replicas), slowdown=_slowdown(plan, replicas, timeline, first)
+        first,
+        workers=len(replicas),
+        slowdown=_slowdown(replicas, timeline),
+        links=WorkerLinks(plan.cluster, columns),
     )
 
 
@@ -61,22 +71,53 @@ def _ranks(plan: Plan, replica: PipelineReplica, timeline: Timeline) -> tuple[Pi
         if event.device in rows:
             rows[event.device].append(event)
     start_s = min(event.start_s for events in rows.values() for event in events)
-    bytes_ = _parameter_bytes(plan, replica)
+    parameters = _parameters(plan, replica)
     nodes = list(dict.fromkeys(map(node_of, replica.devices)))
     return tuple(
         _rank(
             events,
             start_s,
             timeline.optimizer_s[device],
-            bytes_[device],
             nodes.index(node_of(device)),
+            tuple(_layers(timeline, device, events, start_s, parameters[device])),
         )
         for device, events in rows.items()
     )
 
 
+def _layers(
+    timeline: Timeline,
+    device: str,
+    events: Sequence[OperationEvent],
+    start_s: float,
+    bytes_: Mapping[str, int],
+) -> list[LayerParameters]:
+    """Return a device's parameters in the order in which their gradients are completed."""
+    found, pipeline = [], timeline.pipeline
+    for stage in pipeline.stages_on[device]:
+        mine = [event for event in events if event.operation.stage == stage]
+        first = min(mine, key=lambda event: event.start_s)
+        last = max(mine, key=lambda event: event.end_s)
+        moments = LayerMoments.of(pipeline, stage, device, bytes_)
+        kind = "B" if last.operation.kind == "B" else "W"
+        last_s = pipeline.seconds(stage, kind, device)
+        # On a shared host an operation takes longer; its moments are taken in proportion.
+        late, early = timeline.stretch(last), timeline.stretch(first)
+        for name, complete_s in moments.complete[kind].items():
+            end_s = last.end_s - (last_s - complete_s) * late
+            needed_s = first.start_s + moments.needed[name] * early
+            found.append(LayerParameters(bytes_[name], end_s - start_s, needed_s - start_s))
+    # Of those that are complete together, a backward reaches the last first.
+    found.reverse()
+    return sorted(found, key=lambda row: row.complete_s)
+
+
 def _rank(
-    events: Sequence[OperationEvent], start_s: float, optimizer_s: float, bytes_: int, card: int
+    events: Sequence[OperationEvent],
+    start_s: float,
+    optimizer_s: float,
+    card: int,
+    layers: tuple[LayerParameters, ...],
 ) -> PipelineRank:
     first = min(events, key=lambda event: event.start_s)
     last = max(events, key=lambda event: event.end_s)
@@ -86,33 +127,38 @@ def _rank(
         forward_s=first.end_s - first.start_s,
         backward_s=last.end_s - last.start_s,
         optimizer_s=optimizer_s,
-        parameter_bytes=bytes_,
+        parameter_bytes=sum(row.bytes for row in layers),
         network_card=card,
+        layers=layers,
     )
 
 
-def _parameter_bytes(plan: Plan, replica: PipelineReplica) -> dict[str, int]:
-    """Return trainable bytes by device; parameters of several ranks count at the first one."""
+def _parameters(plan: Plan, replica: PipelineReplica) -> dict[str, dict[str, int]]:
+    """Return trainable bytes by device and name; those of several ranks count at the first one."""
     graph, seen = plan.problem.graph, set[str]()
-    found = dict.fromkeys(replica.devices, 0)
+    found: dict[str, dict[str, int]] = {device: {} for device in replica.devices}
     for stage in plan.stages:
         device = next(d for d in replica.devices if d in stage.devices)
         for parameter in graph.parameters_of(stage.layers):
             if parameter.trainable and parameter.name not in seen:
                 seen.add(parameter.name)
-                found[device] += parameter.bytes
+                found[device][parameter.name] = parameter.bytes
     return found
 
 
-def _slowdown(
-    plan: Plan, replicas: Sequence[PipelineReplica], timeline: Timeline, first: World
-) -> tuple[float, ...]:
+def _slowdown(replicas: Sequence[PipelineReplica], timeline: Timeline) -> tuple[float, ...]:
     """Return the ratios of the pipelines' iteration times to the first one's."""
-    lengths_s = []
-    for replica in replicas:
-        ranks = _ranks(plan, replica, timeline)
-        lengths_s.append(max(rank.occupied_s for rank in ranks))
-    return tuple(length_s / first.iteration_s for length_s in lengths_s)
+    starts_s: dict[str, float] = {}
+    ends_s: dict[str, float] = {}
+    for event in timeline.operations:
+        device = event.device
+        starts_s[device] = min(event.start_s, starts_s.get(device, event.start_s))
+        ends_s[device] = max(event.end_s, ends_s.get(device, event.end_s))
+    lengths_s = [
+        max(ends_s[name] - starts_s[name] + timeline.optimizer_s[name] for name in replica.devices)
+        for replica in replicas
+    ]
+    return tuple(length_s / lengths_s[0] for length_s in lengths_s)
 
 
 def _links(plan: Plan, replicas: Sequence[PipelineReplica]) -> tuple[LinkCost, LinkCost]:

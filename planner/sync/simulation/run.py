@@ -231,7 +231,7 @@ def _run_events(
         time_s,
         tuple(engine.done),
         engine.busy_s,
-        behaviour.sent_bytes,
+        engine.sent_bytes,
         behaviour.staleness,
         min(gaps, default=None),
         tuple(course.observer.observations),

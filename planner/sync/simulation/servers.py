@@ -1,18 +1,18 @@
 """Asynchronous parameter servers, whose workers do not wait for each other.
 
-A server receives gradients and sends parameters over one card each way, in the order in which they
-come; several servers share the parameters evenly and count as one with that many times the
-bandwidth. A worker's own card is one queue for both directions.
+In a world with links the first workers are servers too, and each has an even part of the
+parameters: messages go over the cluster's links, but for those of a server to itself. In a world of
+cards a server receives gradients and sends parameters over one card each way, in the order in which
+they come; several servers count as one with that many times the bandwidth, and a worker's own card
+is one queue for both directions.
 """
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from planner.cluster.link_table import FloatArray
-from planner.sync.simulation.engine import EventLoop
+from planner.sync.simulation.engine import EventLoop, Then
 from planner.sync.strategies import EagerParameterServerOptions
 
 
@@ -34,30 +34,39 @@ class Server:
         self.weights: FloatArray = engine.training.weights[0].copy()
         self._velocity = np.zeros_like(self.weights)
         self.updates = 0
-        self.sent_bytes = 0.0
 
-    def push_s(self, now_s: float, worker: int, key: int) -> float:
-        """Return when a gradient that is sent now has arrived."""
-        bytes_ = self._engine.world.ranks[key].parameter_bytes
-        self._in_s, end_s = self._move(now_s, worker, key, bytes_, self._in_s)
-        return end_s
+    def push(self, now_s: float, worker: int, key: int, then: Then) -> None:
+        """Send a gradient to the servers."""
+        if self._engine.world.links is not None:
+            self._call(now_s, worker, key, then, is_push=True)
+        else:
+            self._in_s = self._move(now_s, worker, key, self._in_s, then)
 
-    def pull_s(self, now_s: float, worker: int, key: int) -> float:
-        """Return when parameters that are requested now have arrived."""
-        bytes_ = self._engine.world.ranks[key].parameter_bytes
-        self._out_s, end_s = self._move(now_s, worker, key, bytes_, self._out_s)
-        return end_s
+    def pull(self, now_s: float, worker: int, key: int, then: Then) -> None:
+        """Request the parameters from the servers."""
+        if self._engine.world.links is not None:
+            self._call(now_s, worker, key, then, is_push=False)
+        else:
+            self._out_s = self._move(now_s, worker, key, self._out_s, then)
 
-    def _move(
-        self, now_s: float, worker: int, key: int, bytes_: int, free_s: float
-    ) -> tuple[float, float]:
-        """Return when the server's direction is free again, and when the message has arrived."""
-        self.sent_bytes += bytes_
+    def _call(self, now_s: float, worker: int, key: int, then: Then, *, is_push: bool) -> None:
+        """Move the parts between the worker and the servers, one after the other."""
+        world = self._engine.world
+        self._engine.sent_bytes += world.ranks[key].parameter_bytes
+        flows = world.server_messages(worker, self._servers, key, is_push=is_push)
+        self._engine.transfer(now_s, flows, then)
+
+    def _move(self, now_s: float, worker: int, key: int, free_s: float, then: Then) -> float:
+        """Queue a message, and return when the server's direction is free again."""
+        world = self._engine.world
+        bytes_ = world.ranks[key].parameter_bytes
+        self._engine.sent_bytes += bytes_
         moving_s = self.link.moving_s(bytes_)
         served_s = max(now_s, free_s) + moving_s / self._servers
         card_s = self._engine.card_s(now_s, worker, key, moving_s)
-        fixed_s = self.link.latency_s + self._engine.world.collective_overhead_s
-        return served_s, max(served_s, card_s) + fixed_s
+        fixed_s = self.link.latency_s + world.collective_overhead_s
+        self._engine.at(max(served_s, card_s) + fixed_s, *then)
+        return served_s
 
     def apply(self, gradient: FloatArray, key: int, modulation: float = 1.0) -> None:
         """Update the parameters of a pipeline rank by a worker's gradient."""
@@ -79,18 +88,13 @@ class AsynchronousServer:
         self._read = [0] * engine.world.workers
         self.staleness = 0
 
-    @property
-    def sent_bytes(self) -> float:
-        """Bytes sent by workers and servers."""
-        return self._server.sent_bytes
-
     def begun(self, worker: int, now_s: float) -> None:
         """Do nothing."""
 
     def ready(self, now_s: float, worker: int, key: int) -> None:
         """Send the gradient."""
-        end_s = self._server.push_s(now_s, worker, key)
-        self._engine.at(end_s, self._come, (worker, key), self._engine.iteration[worker])
+        then = (self._come, (worker, key), self._engine.iteration[worker])
+        self._server.push(now_s, worker, key, then)
 
     def _come(self, now_s: float, who: tuple[int, int], iteration: int) -> None:
         worker, key = who
@@ -98,8 +102,7 @@ class AsynchronousServer:
             return
         self.staleness = max(self.staleness, self._server.updates - self._read[worker])
         self._server.apply(self._engine.training.gradient(worker), key)
-        end_s = self._server.pull_s(now_s, worker, key)
-        self._engine.at(end_s, self._pulled, who, iteration)
+        self._server.pull(now_s, worker, key, (self._pulled, who, iteration))
 
     def _pulled(self, now_s: float, who: tuple[int, int], iteration: int) -> None:
         engine, (worker, key) = self._engine, who
@@ -132,10 +135,10 @@ class EagerServer:
 
     When it begins to compute, a worker pulls the parameters for the next iteration; when its
     gradient is done, it pushes and continues with the copy that has arrived. The gradient is
-    modulated by its staleness: the number of versions between its parameters and the newest copy
-    that the worker has seen, where as many updates as there are workers make a version, less the
-    one that pulling ahead always costs. At most one push and one pull of a worker are in transfer:
-    a worker that is faster than its network waits for it.
+    modulated by its staleness as far as the worker knows it: the updates between the version that
+    it was computed on and the newest one that the worker has seen, in a pull or in the answer to a
+    push. At most one push and one pull of a worker are in transfer: a worker that is faster than
+    its network waits for the push before, and continues with the parameters it has.
     """
 
     delay_s = 0.0
@@ -145,64 +148,62 @@ class EagerServer:
         self._server = Server(engine, options.servers or 1)
         workers = engine.world.workers
         self._copies = engine.training.weights.copy()
-        self._known, self._used = [0] * workers, [0] * workers
-        self._is_pulling = [False] * workers
-        self._pushed_s = [[0.0] * len(engine.keys) for _ in range(workers)]
+        self._copied, self._used = [0] * workers, [0] * workers
+        self._newest = [0] * workers
+        self._pulling = [0] * workers
+        self._is_pushing = [[False] * len(engine.keys) for _ in range(workers)]
+        self._waits = [[0] * len(engine.keys) for _ in range(workers)]
         self.staleness = 0
-
-    @property
-    def sent_bytes(self) -> float:
-        """Bytes sent by workers and servers."""
-        return self._server.sent_bytes
 
     def begun(self, worker: int, now_s: float) -> None:
         """Send the pull for the next iteration."""
-        self._used[worker] = self._known[worker]
-        if not self._is_pulling[worker]:
-            self._is_pulling[worker] = True
-            end_s = max(self._server.pull_s(now_s, worker, key) for key in self._engine.keys)
-            self._engine.at(end_s, self._pulled, worker, None)
+        self._used[worker] = self._copied[worker]
+        if not self._pulling[worker]:
+            self._pulling[worker] = len(self._engine.keys)
+            for key in self._engine.keys:
+                self._server.pull(now_s, worker, key, (self._pulled, worker, None))
 
     def _pulled(self, now_s: float, worker: int, _: None) -> None:
-        self._is_pulling[worker] = False
-        self._copies[worker] = self._server.weights
-        self._known[worker] = self._server.updates
+        self._pulling[worker] -= 1
+        if not self._pulling[worker]:
+            self._copies[worker] = self._server.weights
+            self._copied[worker] = self._server.updates
+            self._see(worker)
+
+    def _see(self, worker: int) -> None:
+        self._newest[worker] = max(self._newest[worker], self._server.updates)
 
     def ready(self, now_s: float, worker: int, key: int) -> None:
-        """Send the gradient; the worker continues once the last one has arrived."""
-        engine, before_s = self._engine, self._pushed_s[worker][key]
-        who, iteration = (worker, key), engine.iteration[worker]
-        newer = self._known[worker] - self._used[worker]
-        weight = self._modulation(max(0, newer // engine.world.workers - 1))
-        gradient = engine.training.gradient(worker).copy()
-        end_s = self._server.push_s(now_s, worker, key)
-        engine.at(end_s, self._come, (gradient, self._used[worker], weight), key)
-        self._pushed_s[worker][key] = end_s
-        if before_s > now_s:
-            engine.at(before_s, self._go_on, who, iteration)
+        """Send the gradient, once the last one has arrived."""
+        if self._is_pushing[worker][key]:
+            self._waits[worker][key] = self._engine.iteration[worker]
         else:
-            self._go_on(now_s, who, iteration)
+            self._push(now_s, worker, key)
 
-    def _modulation(self, staleness: int) -> float:
-        match self._options.modulation:
-            case "inverse":
-                return 1 / (1 + staleness)
-            case "exponential":
-                return math.exp(-self._options.decay * staleness)
-        return 1.0
-
-    def _come(self, now_s: float, what: tuple[FloatArray, int, float], key: int) -> None:
-        gradient, used, weight = what
-        self.staleness = max(self.staleness, self._server.updates - used)
-        self._server.apply(gradient, key, weight)
-
-    def _go_on(self, now_s: float, who: tuple[int, int], iteration: int) -> None:
-        engine, (worker, key) = self._engine, who
-        if engine.iteration[worker] != iteration:
-            return
+    def _push(self, now_s: float, worker: int, key: int) -> None:
+        """Send the gradient, and continue with the copy that has arrived."""
+        engine, used = self._engine, self._used[worker]
+        newer = self._newest[worker] - used
+        factor = self._options.factor(newer, engine.world.workers)
+        gradient = engine.training.gradient(worker).copy()
+        self._is_pushing[worker][key] = True
+        then = (self._come, (worker, key), (gradient, used, factor))
+        self._server.push(now_s, worker, key, then)
         part = engine.parts[key]
         engine.training.weights[worker, part] = self._copies[worker, part]
         engine.free(worker, key, now_s)
+
+    def _come(
+        self, now_s: float, who: tuple[int, int], what: tuple[FloatArray, int, float]
+    ) -> None:
+        (worker, key), (gradient, used, factor) = who, what
+        self.staleness = max(self.staleness, self._server.updates - used)
+        self._server.apply(gradient, key, factor)
+        self._see(worker)
+        self._is_pushing[worker][key] = False
+        iteration, self._waits[worker][key] = self._waits[worker][key], 0
+        if iteration and iteration == self._engine.iteration[worker]:
+            self._push(now_s, worker, key)
 
     def left(self, worker: int, now_s: float) -> None:
         """Do nothing: the server does not depend on the worker."""
@@ -211,7 +212,8 @@ class EagerServer:
         """Start the worker with the server's parameters."""
         self._engine.training.weights[worker] = self._server.weights
         self._copies[worker] = self._server.weights
-        self._known[worker] = self._server.updates
+        self._copied[worker] = self._server.updates
+        self._see(worker)
 
     def models(self) -> FloatArray:
         """Return the server's parameters."""

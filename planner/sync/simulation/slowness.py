@@ -167,6 +167,7 @@ class Slowdowns:
         self._world = world
         self._source = trace.blocks(world, seed)
         self._slowdown = np.array(world.slowdown or (1.0,) * world.workers)[:, None]
+        self._draw, self._late = (np.random.default_rng((seed, name)) for name in (4, 5))
         self._columns: list[FloatArray] = []
         self._rows: list[list[list[float]]] = []
 
@@ -184,9 +185,17 @@ class Slowdowns:
             self._extend()
         return self._columns[block][:, rank]
 
+    def lateness_s(self) -> float:
+        """Draw how late a worker notices what it waits for; never where iterations are exact."""
+        jitter_s = self._world.jitter_s
+        return abs(self._late.normal(0.0, jitter_s)) if jitter_s else 0.0
+
     def _extend(self) -> None:
         factors, extra_s = next(self._source)
+        if self._world.jitter_s:
+            extra_s = extra_s + self._draw.normal(0.0, self._world.jitter_s, extra_s.shape)
         found = factors * self._slowdown + extra_s / self._world.iteration_s
+        found = np.maximum(found, LEAST_FACTOR)
         self._columns.append(found)
         self._rows.append(found.tolist())
 

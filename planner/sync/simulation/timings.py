@@ -3,39 +3,122 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.cluster.link_table import FloatArray, IntArray
+from planner.sync.simulation.links import WorkerFlow, ends_s
 from planner.sync.simulation.rounds import Round, Rounded
 from planner.sync.simulation.training import Training
-from planner.sync.simulation.world import PipelineRank, StageReduction, World
+from planner.sync.simulation.world import (
+    LayerParameters,
+    PipelineRank,
+    StageReduction,
+    World,
+    transfers_of,
+)
 from planner.sync.strategies import CrossIterationOptions
 
 MOST_BUCKETS = 256
 """Most buckets of a pipeline rank; larger models are divided into this many equal ones."""
 
 
-def bucket_count(rank: PipelineRank, bucket_mib: float) -> int:
-    """Return the number of collectives for a rank's gradients: at least one."""
+@dataclass(frozen=True)
+class SimulatedBucket:
+    """Parameters whose gradients are reduced at once; times count from the iteration's start.
+
+    Attributes:
+        bytes: of the parameters.
+        complete_s: when the last of their gradients is complete.
+        needed_s: when the first of them is used.
+        optimizer_share: fraction of the optimizer step that has to come before, with their own.
+    """
+
+    bytes: float
+    complete_s: float
+    needed_s: float
+    optimizer_share: float
+
+
+def buckets_of(rank: PipelineRank, bucket_mib: float) -> list[SimulatedBucket]:
+    """Return a rank's buckets in the order in which their gradients are complete.
+
+    Real parameters fill a bucket until the next would be too much; parameters that are spread
+    evenly are divided into at most :data:`MOST_BUCKETS` equal buckets.
+    """
+    if not rank.layers:
+        return _equal_buckets(rank, bucket_mib)
+    rows: list[list[LayerParameters]] = []
+    room = 0.0
+    for layer in rank.layers:
+        if not rows or layer.bytes > room:
+            rows.append([])
+            room = bucket_mib * 2**20
+        rows[-1].append(layer)
+        room -= layer.bytes
+    found: list[SimulatedBucket] = []
+    done = 0
+    for row in reversed(rows):
+        done += sum(layer.bytes for layer in row)
+        found.append(
+            SimulatedBucket(
+                sum(layer.bytes for layer in row),
+                max(layer.complete_s for layer in row),
+                min(layer.needed_s for layer in row),
+                done / max(rank.parameter_bytes, 1),
+            )
+        )
+    return found[::-1]
+
+
+def _equal_buckets(rank: PipelineRank, bucket_mib: float) -> list[SimulatedBucket]:
     wanted = math.ceil(rank.parameter_bytes / (bucket_mib * 2**20))
-    return min(max(wanted, 1), MOST_BUCKETS)
+    count = min(max(wanted, 1), MOST_BUCKETS)
+    return [
+        SimulatedBucket(
+            rank.parameter_bytes / count,
+            rank.last_backward_s - rank.backward_s * (1 - (place + 1) / count),
+            rank.first_forward_s + rank.forward_s * (count - 1 - place) / count,
+            (count - place) / count,
+        )
+        for place in range(count)
+    ]
 
 
-class Network:
-    """The resources of collectives of all workers: their rank's last collective, and the card.
+Request = tuple[float, int, StageReduction]
+"""When a collective is requested, its pipeline rank, and what it takes."""
 
-    All workers take part in each, so their cards are busy at the same times.
+
+class WorkerNetwork:
+    """The resources of collectives of all workers: their rank's last collective, and the network.
+
+    All workers take part in each, so their cards are busy at the same times. On the world's links,
+    the collectives of one call share them; those of earlier calls hold back only their own rank.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._place_free_s = [0.0] * len(world.ranks)
         self._card_free_s = [0.0] * world.cards
+        self._transfers = transfers_of(world)
 
-    def run(self, ready_s: float, key: int, reduction: StageReduction) -> float:
-        """Return the end of a collective requested at ``ready_s``; requests are in time order."""
+    def run(self, requests: Sequence[Request]) -> list[float]:
+        """Return the ends of collectives; those of a rank run in the order of the requests."""
+        if self._world.links is None:
+            return [self._on_card(*request) for request in requests]
+        nothing = WorkerFlow((), math.inf, 0.0, 0.0)  # Of a worker by itself.
+        rows = [
+            (max(ready_s, self._place_free_s[key]), key, (*reduction.flows, nothing)[0])
+            for ready_s, key, reduction in requests
+        ]
+        found = ends_s(self._transfers, rows)
+        for (_, key, _), end_s in zip(requests, found, strict=True):
+            self._place_free_s[key] = max(self._place_free_s[key], end_s)
+        return found
+
+    def _on_card(self, ready_s: float, key: int, reduction: StageReduction) -> float:
         card = self._world.ranks[key].network_card
         begin_s = max(ready_s, self._place_free_s[key])
         if reduction.card_s:
@@ -45,34 +128,30 @@ class Network:
         return self._place_free_s[key]
 
 
-Collective = Callable[[tuple[int, ...], float], StageReduction]
+Collective = Callable[[tuple[int, ...], float, int], StageReduction]
 
 
 class _Buckets:
-    """Gradients of every pipeline rank in equal buckets, the last layers' first."""
+    """Gradients of every pipeline rank in buckets, the last layers' first."""
 
     def __init__(self, world: World, bucket_mib: float, *, overlap: bool) -> None:
-        self.world = world
-        self.network = Network(world)
-        self.counts = [bucket_count(rank, bucket_mib) for rank in world.ranks]
+        self.network = WorkerNetwork(world)
+        self.rows = [buckets_of(rank, bucket_mib) for rank in world.ranks]
         self._ready_s = [
-            _bucket_ready_s(rank, count, overlap=overlap)
-            for rank, count in zip(world.ranks, self.counts, strict=True)
+            np.array([bucket.complete_s if overlap else rank.last_backward_s for bucket in row])
+            for rank, row in zip(world.ranks, self.rows, strict=True)
         ]
-
-    def bytes(self, key: int) -> float:
-        """Return the bytes of a bucket of a pipeline rank."""
-        return self.world.ranks[key].parameter_bytes / self.counts[key]
 
     def reduce(self, round_: Round, collective: Collective) -> tuple[list[list[float]], float]:
         """Return the ends of all buckets' collectives by pipeline rank, and the bytes sent."""
-        asked = sorted(self._asked(round_))
-        costs = [collective(round_.workers, self.bytes(key)) for key in range(len(self.counts))]
-        ends_s: list[list[float]] = [[] for _ in self.counts]
-        for ready_s, key, _ in asked:
-            ends_s[key].append(self.network.run(ready_s, key, costs[key]))
-        sent = (cost.sent_bytes * count for cost, count in zip(costs, self.counts, strict=True))
-        return ends_s, sum(sent)
+        requests = [
+            (ready_s, key, collective(round_.workers, self.rows[key][place].bytes, key))
+            for ready_s, key, place in sorted(self._asked(round_))
+        ]
+        found: list[list[float]] = [[] for _ in self.rows]
+        for (_, key, _), end_s in zip(requests, self.network.run(requests), strict=True):
+            found[key].append(end_s)
+        return found, sum(reduction.sent_bytes for _, _, reduction in requests)
 
     def _asked(self, round_: Round) -> Iterator[tuple[float, int, int]]:
         """Return when each bucket is requested: when the last worker has its gradients."""
@@ -80,14 +159,6 @@ class _Buckets:
             times_s = round_.start_s[:, None] + round_.slowdown[:, None] * offsets_s
             for index, ready_s in enumerate(times_s.max(axis=0).tolist()):
                 yield ready_s, key, index
-
-
-def _bucket_ready_s(rank: PipelineRank, count: int, *, overlap: bool) -> FloatArray:
-    """Return the seconds from the iteration's start until each bucket has its gradients."""
-    if not overlap:
-        return np.full(count, rank.last_backward_s)
-    left = 1 - np.arange(1, count + 1) / count
-    return rank.last_backward_s - rank.backward_s * left
 
 
 def next_starts_s(round_: Round, ranks: Iterable[PipelineRank], free_s: FloatArray) -> FloatArray:
@@ -144,24 +215,20 @@ class DecoupledTiming:
         world, buckets = self._world, self._buckets
         scattered_s, sent_bytes = buckets.reduce(round_, world.half)
         starts_s = next_starts_s(round_, world.ranks, own_ends_s(round_, world.ranks))
+        rows = [(key, bucket) for key, row in enumerate(buckets.rows) for bucket in reversed(row)]
+        requests = [
+            (scattered_s[key][-1], key, world.half(round_.workers, bucket.bytes, key))
+            for key, bucket in rows
+        ]
         gathered_s = np.zeros(len(world.ranks))
-        for key, rank in enumerate(world.ranks):
-            cost = world.half(round_.workers, buckets.bytes(key))
-            sent_bytes += cost.sent_bytes * buckets.counts[key]
-            for index in range(buckets.counts[key]):
-                end_s = buckets.network.run(scattered_s[key][-1], key, cost)
-                before_s = _until_layer_s(rank, index, buckets.counts[key])
-                starts_s = np.maximum(starts_s, end_s - before_s * round_.next_slowdown)
-                gathered_s[key] = end_s
+        for (key, bucket), end_s in zip(rows, buckets.network.run(requests), strict=True):
+            step_s = world.ranks[key].optimizer_s * bucket.optimizer_share
+            before_s = bucket.needed_s - step_s
+            starts_s = np.maximum(starts_s, end_s - before_s * round_.next_slowdown)
+            gathered_s[key] = end_s
+        sent_bytes += sum(reduction.sent_bytes for _, _, reduction in requests)
         every = np.broadcast_to(gathered_s, (len(round_.workers), len(world.ranks)))
         return Rounded(starts_s, every, float(gathered_s.max()), sent_bytes)
-
-
-def _until_layer_s(rank: PipelineRank, index: int, count: int) -> float:
-    """Return the time from the iteration's start to the optimizer step of a layer's bucket."""
-    before = index / count
-    steps_s = rank.optimizer_s * (index + 1) / count
-    return rank.first_forward_s + before * rank.forward_s - steps_s
 
 
 class CrossIterationTiming:
@@ -185,33 +252,57 @@ class CrossIterationTiming:
 
 
 class SynchronousServerTiming:
-    """Gradients queue at the servers; after the last one, the parameters are sent back.
+    """Gradients go to the servers; after the last one, the parameters are sent back.
 
-    Servers share the parameters evenly and count as one with that many times the bandwidth. Only
-    the servers' cards are queues; a worker's card takes the time of its own messages.
+    Servers share the parameters evenly. Over the world's links the first workers are the servers.
+    In a world of cards they count as one with that many times the bandwidth; only their cards are
+    queues, and a worker's card takes the time of its own messages.
     """
 
     def __init__(self, world: World, servers: int) -> None:
         self._world, self._servers = world, servers
+        self._transfers = transfers_of(world)
         self._bytes = np.array([rank.parameter_bytes for rank in world.ranks], dtype=float)
 
     def run(self, round_: Round) -> Rounded:
         """Run a round: a worker continues when it has its parameters back."""
         world, count = self._world, len(round_.workers)
-        link = world.link((0, world.workers - 1))
-        moving_s = np.tile(self._bytes / (link.bandwidth_gb_per_s * 1e9), (count, 1))
-        fixed_s = link.latency_s + world.collective_overhead_s
-        asked_s = own_ends_s(round_, world.ranks)
-        come_s = np.maximum(_queue_s(asked_s, moving_s / self._servers), asked_s + moving_s)
         steps_s = np.array([rank.optimizer_s for rank in world.ranks])
+        asked_s = own_ends_s(round_, world.ranks)
+        if world.links is not None:
+            come_s = self._called_s(round_, asked_s, is_push=True)
+            moved_s = np.broadcast_to(come_s.max(axis=0) + steps_s, asked_s.shape)
+            back_s = self._called_s(round_, moved_s, is_push=False)
+        else:
+            moved_s, back_s = self._queued_s(asked_s, steps_s)
+        starts_s = next_starts_s(round_, world.ranks, back_s)
+        sent_bytes = 2 * count * float(self._bytes.sum())
+        return Rounded(starts_s, back_s, float(moved_s.max()), sent_bytes)
+
+    def _called_s(self, round_: Round, asked_s: FloatArray, *, is_push: bool) -> FloatArray:
+        """Return when each worker's messages to or from the servers have arrived."""
+        requests = [
+            (float(asked_s[row, key]), (row, key), flow)
+            for row, worker in enumerate(round_.workers)
+            for key in range(len(self._world.ranks))
+            for flow in self._world.server_messages(worker, self._servers, key, is_push=is_push)
+        ]
+        found = ends_s(self._transfers, requests)
+        arrived_s: FloatArray = np.array(found).reshape(*asked_s.shape, self._servers).max(axis=2)
+        return arrived_s
+
+    def _queued_s(self, asked_s: FloatArray, steps_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return when parameters were updated and sent back, in a world of cards."""
+        world = self._world
+        link = world.link((0, world.workers - 1))
+        moving_s = np.tile(self._bytes / (link.bandwidth_gb_per_s * 1e9), (len(asked_s), 1))
+        fixed_s = link.latency_s + world.collective_overhead_s
+        come_s = np.maximum(_queue_s(asked_s, moving_s / self._servers), asked_s + moving_s)
         moved_s = np.broadcast_to(come_s.max(axis=0) + fixed_s + steps_s, asked_s.shape)
         # Who came first is served first.
         order_s = moved_s + 1e-12 * come_s.argsort(axis=0).argsort(axis=0)
         back_s = np.maximum(_queue_s(order_s, moving_s / self._servers), moved_s + moving_s)
-        back_s = back_s + fixed_s
-        starts_s = next_starts_s(round_, world.ranks, back_s)
-        sent_bytes = 2 * count * float(self._bytes.sum())
-        return Rounded(starts_s, back_s, float(moved_s.max()), sent_bytes)
+        return moved_s, back_s + fixed_s
 
 
 def _queue_s(asked_s: FloatArray, service_s: FloatArray) -> FloatArray:

@@ -39,14 +39,13 @@ class LearningProblem:
 
     def __init__(self, seed: int = 0) -> None:
         draw = np.random.default_rng((seed, 3))
-        self.inputs: FloatArray = draw.normal(size=(SAMPLES, INPUTS + 1))
-        self.inputs[:, INPUTS] = 1.0
+        self.inputs = self._drawn_inputs(draw)
         teacher = draw.normal(size=DIMENSION) * 2
-        labels = self._outputs(teacher[None], self.inputs[None])[1][0].argmax(axis=-1)
-        wrong = draw.random(SAMPLES) < WRONG_LABELS
-        labels = np.where(wrong, draw.integers(CLASSES, size=SAMPLES), labels)
-        self.targets: FloatArray = np.eye(CLASSES)[labels]
+        self.targets = self._labels(draw, self.inputs, teacher)
         self.start: FloatArray = draw.normal(size=DIMENSION) * 0.3
+        draw = np.random.default_rng((seed, 6))
+        self._held_out_inputs = self._drawn_inputs(draw)
+        self._held_out_targets = self._labels(draw, self._held_out_inputs, teacher)
         self._salt = np.array([seed * int(_ODD) % 2**64], dtype=np.uint64)
 
     def samples_of(
@@ -80,14 +79,36 @@ class LearningProblem:
         found[:, :_SPLIT] = (inputs.transpose(0, 2, 1) @ back).reshape(count, -1)
         return found
 
+    @staticmethod
+    def _drawn_inputs(draw: np.random.Generator) -> FloatArray:
+        inputs: FloatArray = draw.normal(size=(SAMPLES, INPUTS + 1))
+        inputs[:, INPUTS] = 1.0
+        return inputs
+
+    def _labels(
+        self, draw: np.random.Generator, inputs: FloatArray, teacher: FloatArray
+    ) -> FloatArray:
+        """Return the teacher's classes of samples, some of them wrong."""
+        labels = self._outputs(teacher[None], inputs[None])[1][0].argmax(axis=-1)
+        wrong = draw.random(SAMPLES) < WRONG_LABELS
+        labels = np.where(wrong, draw.integers(CLASSES, size=SAMPLES), labels)
+        return np.asarray(np.eye(CLASSES)[labels])
+
     def loss(self, weights: FloatArray) -> float:
-        """Return the mean cross entropy of one model over the whole data set."""
+        """Return the mean cross entropy of one model over all samples of the training."""
+        return self._loss(weights, self.inputs, self.targets)
+
+    def held_out_loss(self, weights: FloatArray) -> float:
+        """Return the mean cross entropy of one model over as many samples that no worker sees."""
+        return self._loss(weights, self._held_out_inputs, self._held_out_targets)
+
+    def _loss(self, weights: FloatArray, inputs: FloatArray, targets: FloatArray) -> float:
         # In pieces too small for the linear algebra's own threads, which only disturb here.
-        pieces = self.inputs.reshape(-1, PIECE, INPUTS + 1)
+        pieces = inputs.reshape(-1, PIECE, INPUTS + 1)
         scores = self._outputs(weights[None], pieces)[1].reshape(SAMPLES, CLASSES)
         most = scores.max(axis=-1, keepdims=True)
         logs = scores - most - np.log(np.exp(scores - most).sum(axis=-1, keepdims=True))
-        return float(-(logs * self.targets).sum() / SAMPLES)
+        return float(-(logs * targets).sum() / SAMPLES)
 
     @staticmethod
     def _outputs(weights: FloatArray, inputs: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from planner.errors import PipeplanError
+from planner.sync.simulation.links import WorkerFlow, WorkerLinks, WorkerTransfers
 
 MOST_WORKERS = 4096
 
@@ -34,6 +35,21 @@ class LinkCost:
 
 
 @dataclass(frozen=True)
+class LayerParameters:
+    """Parameters of a layer; times count from the start of the iteration.
+
+    Attributes:
+        bytes: of the parameters and of their gradients.
+        complete_s: when the last backward has completed the gradients.
+        needed_s: when the first forward uses the parameters.
+    """
+
+    bytes: int
+    complete_s: float
+    needed_s: float
+
+
+@dataclass(frozen=True)
 class PipelineRank:
     """One iteration of a pipeline rank; times count from the start of the iteration.
 
@@ -45,6 +61,8 @@ class PipelineRank:
         optimizer_s: duration of its optimizer step.
         parameter_bytes: bytes that it synchronises.
         network_card: its network card among those of the pipeline; ranks on one node share one.
+        layers: its parameters in the order in which gradients are completed; empty: they are spread
+            evenly over the first forward and the last backward.
     """
 
     first_forward_s: float
@@ -54,6 +72,22 @@ class PipelineRank:
     optimizer_s: float
     parameter_bytes: int
     network_card: int = 0
+    layers: tuple[LayerParameters, ...] = ()
+
+    def at_speed(self, factor: float) -> PipelineRank:
+        """Return the rank with all its times multiplied by a factor."""
+        return replace(
+            self,
+            first_forward_s=self.first_forward_s * factor,
+            last_backward_s=self.last_backward_s * factor,
+            forward_s=self.forward_s * factor,
+            backward_s=self.backward_s * factor,
+            optimizer_s=self.optimizer_s * factor,
+            layers=tuple(
+                replace(row, complete_s=row.complete_s * factor, needed_s=row.needed_s * factor)
+                for row in self.layers
+            ),
+        )
 
     @property
     def occupied_s(self) -> float:
@@ -66,14 +100,17 @@ class StageReduction:
     """An all-reduce or other collective of one pipeline rank.
 
     Attributes:
-        seconds: duration.
-        card_s: time for which it holds the members' network cards.
         sent_bytes: bytes of all members together.
+        seconds: in a world of cards: duration, if nothing else moves.
+        card_s: in a world of cards: time for which it holds the members' network cards.
+        flows: what it moves over the world's links, one after the other; empty: the world has cards
+            instead.
     """
 
-    seconds: float
-    card_s: float
     sent_bytes: float
+    seconds: float = 0.0
+    card_s: float = 0.0
+    flows: tuple[WorkerFlow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,8 +127,12 @@ class World:
             numbered node by node.
         ranks: pipeline ranks.
         within, between: links between pipelines of a node, and of different nodes.
+        links: the links of the cluster, which concurrent transfers share max-min fairly; bandwidths
+            are theirs, latencies those of ``within`` and ``between``. None: each node has a card
+            that serves one transfer after the other, and servers have cards of their own.
         collective_overhead_s: overhead of every collective, whatever its size.
         scheduler_round_trip_s: time from a request until the answer, if nothing else delays it.
+        jitter_s: standard deviation of an iteration's time, whatever else slows it down.
         slots: consecutive forwards and backwards in an iteration.
         slowdown: factors of the pipelines' iteration times over those of ``ranks``; empty: 1.
 
@@ -106,8 +147,10 @@ class World:
     pipelines_per_node: int = 1
     collective_overhead_s: float = 0.0
     scheduler_round_trip_s: float = 2e-4
+    jitter_s: float = 0.0
     slots: int = 2
     slowdown: tuple[float, ...] = ()
+    links: WorkerLinks | None = None
 
     def __post_init__(self) -> None:
         problems = list(self._problems())
@@ -157,41 +200,104 @@ class World:
         """Return whether ascending members are on several nodes."""
         return self.node(members[0]) != self.node(members[-1])
 
-    def all_reduce(self, members: tuple[int, ...], bytes_: float) -> StageReduction:
-        """Return the faster of ring and tree on these two links.
+    def at_links(self, within: LinkCost, between: LinkCost) -> World:
+        """Return the world with measured links; those of the cluster keep their proportions."""
+        factors = [
+            new.bandwidth_gb_per_s / old.bandwidth_gb_per_s
+            for new, old in ((within, self.within), (between, self.between))
+        ]
+        links = None if self.links is None else self.links.at_speed(*factors)
+        return replace(self, within=within, between=between, links=links)
+
+    def all_reduce(self, members: tuple[int, ...], bytes_: float, key: int = 0) -> StageReduction:
+        """Return an all-reduce of a pipeline rank: a ring, or on cards a tree if that is faster.
 
         The costs are those of :mod:`planner.costs.collectives`. Nodes follow each other in the
-        ring, so that each card carries it once each way.
+        ring, so that each card carries it once each way. Real runs use rings alone.
         """
-        link, count = self.link(members), len(members)
-        if count == 1:
-            return StageReduction(0.0, 0.0, 0.0)
-        ring = _steps(link, 2 * (count - 1), bytes_ / count)
-        tree = _steps(link, 2 * math.ceil(math.log2(count)), bytes_)
-        seconds, card_s = min(ring, tree)
-        return StageReduction(
-            self.collective_overhead_s + seconds,
-            card_s if self.crosses(members) else 0.0,
-            2 * (count - 1) * bytes_,
-        )
+        count = len(members)
+        steps = [(2 * (count - 1), bytes_ / count)]
+        if self.links is None and count > 1:
+            steps.append((2 * math.ceil(math.log2(count)), bytes_))
+        return self._collective(members, key, steps, 2 * (count - 1) * bytes_)
 
-    def half(self, members: tuple[int, ...], bytes_: float) -> StageReduction:
+    def half(self, members: tuple[int, ...], bytes_: float, key: int = 0) -> StageReduction:
         """Return a reduce-scatter or an all-gather: one half of a ring."""
-        link, count = self.link(members), len(members)
-        if count == 1:
-            return StageReduction(0.0, 0.0, 0.0)
-        seconds, card_s = _steps(link, count - 1, bytes_ / count)
+        count = len(members)
+        return self._collective(members, key, [(count - 1, bytes_ / count)], (count - 1) * bytes_)
+
+    def exchange(self, pair: tuple[int, int], key: int) -> StageReduction:
+        """Return a pair's exchange of weights: the first asks, the second answers.
+
+        On cards the answer is sent while the request still arrives.
+        """
+        bytes_ = self.ranks[key].parameter_bytes
+        if self.links is not None:
+            flows = self._messages((pair, pair[::-1]), key, bytes_)
+            return StageReduction(2.0 * bytes_, flows=flows)
+        members = (min(pair), max(pair))
+        link = self.link(members)
+        moving_s = link.moving_s(bytes_)
+        seconds = self.collective_overhead_s + 2 * link.latency_s + moving_s
+        return StageReduction(2.0 * bytes_, seconds, moving_s if self.crosses(members) else 0.0)
+
+    def server_messages(
+        self, worker: int, servers: int, key: int, *, is_push: bool
+    ) -> tuple[WorkerFlow, ...]:
+        """Return messages of a worker to the servers, or back, over the world's links.
+
+        The first workers are the servers; each has an even part of the parameters.
+
+        Args:
+            worker: the worker.
+            servers: number of servers.
+            key: the pipeline rank.
+            is_push: whether the worker sends.
+        """
+        pairs = [(worker, n) if is_push else (n, worker) for n in range(servers)]
+        return self._messages(pairs, key, self.ranks[key].parameter_bytes / servers)
+
+    def _messages(
+        self, pairs: Iterable[tuple[int, int]], key: int, bytes_: float
+    ) -> tuple[WorkerFlow, ...]:
+        """Return messages of a call, one after the other, from sender to receiver."""
+        assert self.links is not None
+        flows, overhead_s = [], self.collective_overhead_s
+        for source, target in pairs:
+            fixed_s = overhead_s + self.link((min(source, target), max(source, target))).latency_s
+            flows.append(self.links.message(source, target, key, bytes_, fixed_s))
+            overhead_s = 0.0
+        return tuple(flows)
+
+    def _collective(
+        self,
+        members: tuple[int, ...],
+        key: int,
+        steps: Iterable[tuple[int, float]],
+        sent_bytes: float,
+    ) -> StageReduction:
+        """Return the fastest way of a collective: equal steps of so many bytes each."""
+        if len(members) == 1:
+            return StageReduction(0.0)
+        link = self.link(members)
+        moving_s, count, bytes_ = min(
+            (number * link.seconds(bytes_), number, bytes_) for number, bytes_ in steps
+        )
+        if self.links is not None:
+            fixed_s = self.collective_overhead_s + count * link.latency_s
+            ring = self.links.ring(members, key, count * bytes_, fixed_s)
+            return StageReduction(sent_bytes, flows=(ring,))
         return StageReduction(
-            self.collective_overhead_s + seconds,
-            card_s if self.crosses(members) else 0.0,
-            (count - 1) * bytes_,
+            sent_bytes,
+            self.collective_overhead_s + moving_s,
+            count * link.moving_s(bytes_) if self.crosses(members) else 0.0,
         )
 
 
-def _steps(link: LinkCost, steps: int, bytes_: float) -> tuple[float, float]:
-    """Return the seconds of equal consecutive steps, and of their bytes alone."""
-    moving_s = steps * link.moving_s(bytes_)
-    return steps * link.latency_s + moving_s, moving_s
+def transfers_of(world: World) -> WorkerTransfers:
+    """Return transfers over a world's links, none of which are under way; none run over cards."""
+    capacity = {} if world.links is None else world.links.capacity_gb_per_s
+    return WorkerTransfers(capacity)
 
 
 def uniform_world(

@@ -109,7 +109,7 @@ class OverlappedReductions:
 
         Args:
             all_reduce_s: of numbers of bytes, over the replicas.
-            seconds: of each layer in that backward.
+            seconds: of each layer in that backward, the last axis; others may be before it.
             at_once_s: of all a stage's gradients, where nothing overlaps, by begin and end.
         """
         made, (sizes, number) = self._filled, self._sizes
@@ -117,13 +117,12 @@ class OverlappedReductions:
         split = made.bytes.size
         each = taken[:split].reshape(made.bytes.shape)
         last = taken[split:].reshape(made.open_bytes.shape)
-        passed = np.concatenate([[0.0], np.cumsum(seconds)])
+        passed = np.cumsum(np.insert(seconds, 0, 0.0, axis=-1), axis=-1)
         until = np.cumsum(each, axis=1) - each
         # The most of any closed bucket, but for the sum up to the last one and the first layer.
-        most = np.maximum.accumulate(-until - passed[made.first], axis=1)
-        place = np.maximum(made.closed - 1, 0).T
-        before = np.take_along_axis(most, place, axis=1).T
-        total = np.take_along_axis(until, made.closed.T, axis=1).T
+        most = np.maximum.accumulate(-until - passed[..., made.first], axis=-1)
+        ends, place = np.arange(len(each)), np.maximum(made.closed - 1, 0)
+        before, total = most[..., ends, place], until[ends, made.closed]
         behind = np.where(made.closed > 0, before + total, -np.inf)
-        left = last + passed[:, None] + np.maximum(behind, -passed[made.open_first])
+        left = last + passed[..., None] + np.maximum(behind, -passed[..., made.open_first])
         return np.asarray(np.clip(left, 0.0, at_once_s))

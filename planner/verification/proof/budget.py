@@ -22,7 +22,8 @@ from planner.verification.proof.layers import (
     before_last,
 )
 from planner.verification.proof.links import FAR
-from planner.verification.proof.program import MARGIN, Counted, multiples, trips
+from planner.verification.proof.program import AT_LEAST, MARGIN, Counted
+from planner.verification.proof.rules import fewest, trips
 
 STEPS = 2_000
 """Steps of the grid, for the whole budget."""
@@ -54,6 +55,9 @@ class Budget:
         intervals: of its layers.
         links: of its devices, wherever they are.
         prices: of a device by type, all devices together costing 1.
+
+    Attributes:
+        looked_at: stages of all amounts that passes have looked at, on each pair of types.
     """
 
     def __init__(self, intervals: ProvedIntervals, links: AnyDevices, prices: FloatArray) -> None:
@@ -63,7 +67,7 @@ class Budget:
             links,
             prices,
         )
-        layers = self.layers
+        layers, self.looked_at = self.layers, 0.0
         self.forward_s, self.gradient_s, self.backward_s, self.weight_s = (
             np.array([intervals.sums(row) for row in figure])
             for figure in (layers.forward_s, layers.gradient_s, layers.backward_s, layers.weight_s)
@@ -80,6 +84,21 @@ class Budget:
         self.ahead_s = self.rest_s + self.there_s + self.back_s
         before = np.concatenate([[0.0], np.cumsum(layers.on_fastest(layers.forward_s))])
         self.head_s = before + self.there_s
+
+    def rest_of_all_s(self, back_s: FloatArray) -> FloatArray:
+        """Return what has to follow a cut at least, by cut and amount spent before it.
+
+        A microbatch's way, or all the work there: what is left of the budget pays for it.
+
+        Args:
+            back_s: that each microbatch takes besides its forward, by type and layer.
+        """
+        layers = self.layers
+        paid = layers.on_fastest(self.prices[:, None] * (layers.forward_s + back_s))
+        needed = layers.microbatches * np.concatenate([np.cumsum(paid[::-1])[::-1], [0.0]])
+        left = np.maximum(1 - np.arange(STEPS + 1) / STEPS, 1 / FAR)
+        rest = needed[:, None] / left
+        return np.asarray(np.minimum(np.maximum(rest, self.rest_s[:, None]), FAR))
 
     @cached_property
     def partners(self) -> BoolArray:
@@ -105,6 +124,9 @@ class _BudgetPass:
     def __init__(self, budget: Budget, limit_s: float, counted: Counted) -> None:
         self._budget, self._limit_s, self._back = budget, limit_s, counted == "way"
         self._count = budget.intervals.count
+        layers = budget.layers
+        back_s = layers.gradient_s if self._back else layers.backward_s
+        self._rest_s = budget.rest_of_all_s(back_s)
         self._table = np.full((self._count, STEPS + 1), np.inf)
         self._table[0, 0] = 0.0
 
@@ -120,7 +142,7 @@ class _BudgetPass:
         """Return the amounts at a cut for which no lesser one is as good."""
         row = self._table[cut]
         least = np.concatenate([[np.inf], np.minimum.accumulate(row)[:-1]])
-        return np.flatnonzero((row < least) & (row + self._budget.rest_s[cut] <= self._limit_s))
+        return np.flatnonzero((row < least) & (row + self._rest_s[cut] <= self._limit_s))
 
     def _extend(self, cut: int, amounts: IntArray, quickest: int) -> None:
         """Note what is reached by a stage whose quickest replica is of a type, for every end."""
@@ -139,8 +161,10 @@ class _BudgetPass:
         most, spent = self._most(ends, arrival, weight, reduction, fits)
         cost = np.floor(self._cost(most, quickest) * STEPS / MARGIN)
         value = spent + forward + gradient if self._back else arrival + forward
+        budget.looked_at += AT_LEAST + cost.size * len(most)
         after = amounts[:, None] + np.minimum(cost, 2 * STEPS).astype(np.int64)
-        row, column = np.nonzero((after <= STEPS) & (value <= self._limit_s))
+        rest = self._rest_s[np.arange(cut + 1, self._count), np.minimum(after, STEPS)]
+        row, column = np.nonzero((after <= STEPS) & (value + rest <= self._limit_s))
         place = (cut + 1 + column, after[row, column])
         np.minimum.at(self._table, place, np.broadcast_to(value, after.shape)[row, column])
 
@@ -186,13 +210,9 @@ class _BudgetPass:
             if self._back:
                 gradient = budget.gradient_s[k][ends]
                 rules += trips(self._limit_s - spent, forward, gradient, ahead)
-            counts = self._multiples(rules)
+            counts = fewest(rules, budget.layers.microbatches)
             rows.append(np.where(fits[k], np.maximum(counts, 0.0), 0.0))
         return np.array(rows), spent
-
-    def _multiples(self, rules: list[tuple[FloatArray, FloatArray]]) -> FloatArray:
-        count = self._budget.layers.microbatches
-        return np.asarray(np.min([multiples(*rule, count) for rule in rules], axis=0))
 
     def _cost(self, most: FloatArray, quickest: int) -> FloatArray:
         """Return the least price of replicas that run all microbatches, the quickest one among."""

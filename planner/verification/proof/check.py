@@ -19,12 +19,13 @@ from planner.plan.problem import Problem
 from planner.space import Space
 from planner.verification.proof.anywhere import AnyDevices
 from planner.verification.proof.budget import Budget, budget_work, typed_prices
+from planner.verification.proof.classes import ClassProgram
 from planner.verification.proof.columns import MOST_STAGES, earned_too_little, pair_work
 from planner.verification.proof.devices import ProvedDevices
 from planner.verification.proof.layers import FloatArray, ProvedIntervals, ProvedLayers
 from planner.verification.proof.links import ClassLinks
 from planner.verification.proof.loads import load_work
-from planner.verification.proof.program import MARGIN, pass_work, refutes
+from planner.verification.proof.program import MARGIN, pass_work
 from planner.verification.proof.stages import ProvedStages
 from planner.verification.proof.tied import case_count
 from planner.verification.proof.vectors import Vectors
@@ -47,7 +48,8 @@ class BoundCheck:
     def __init__(self, problem: Problem, space: Space) -> None:
         self._cluster, self._space = problem.cluster, space
         self.layers = ProvedLayers(problem, space)
-        self._stages: dict[LikeDevices, ProvedStages] = {}
+        self._programs: dict[LikeDevices, ClassProgram] = {}
+        self._looked_at = 0.0  # Beside those of programs.
 
     def least_s(self, argument: WorkPrices | MicrobatchPath) -> float:
         """Return the largest bound that an argument of one sum proves."""
@@ -55,13 +57,13 @@ class BoundCheck:
         return sum_s / MARGIN
 
     def work(self, argument: LikeDevices | TypePrices | LayerPrices) -> float:
-        """Return how many stages are looked at to check an argument for one time.
+        """Return how many stages are looked at to check an argument for one time, at most.
 
         Raises:
             PipeplanError: if they are too many, saying of what there is too much.
         """
         if isinstance(argument, LikeDevices):
-            stages = self._stages_of(argument)
+            stages = self._program(argument).stages
             return (1 + case_count(stages)) * pass_work(stages.vectors, self._intervals.count)
         if isinstance(argument, TypePrices):
             self._budget(argument)
@@ -71,17 +73,27 @@ class BoundCheck:
             return pair_work(self._devices)
         return load_work(self._devices, argument.steps)
 
+    @property
+    def looked_at(self) -> float:
+        """Stages that were looked at so far, for all arguments and times."""
+        programs = self._programs.values()
+        return self._looked_at + sum(program.looked_at for program in programs)
+
     def proves(self, argument: Argument, bound_s: float) -> bool:
         """Return whether no plan of the space takes less than a bound, by this argument."""
         match argument:
             case WorkPrices() | MicrobatchPath():
                 return bound_s <= self.least_s(argument)
             case LikeDevices():
-                return refutes(self._stages_of(argument), bound_s)
+                return self._program(argument).refutes(bound_s)
             case TypePrices():
-                return self._budget(argument).refutes(bound_s)
+                budget = self._budget(argument)
+                is_refuted = budget.refutes(bound_s)
+                self._looked_at += budget.looked_at
+                return is_refuted
             case LayerPrices():
                 prices = self._prices(argument)
+                self._looked_at += self.work(argument)
                 return earned_too_little(self._devices, prices, argument.steps, bound_s)
 
     @cached_property
@@ -155,11 +167,11 @@ class BoundCheck:
 
     # --- classes of devices -----------------------------------------------------------------------
 
-    def _stages_of(self, argument: LikeDevices) -> ProvedStages:
-        """Return figures of stages by class; they are worked out once for several bounds."""
-        if argument not in self._stages:
-            self._stages[argument] = self._classed(argument)
-        return self._stages[argument]
+    def _program(self, argument: LikeDevices) -> ClassProgram:
+        """Return the program on classes; its figures are worked out once for several bounds."""
+        if argument not in self._programs:
+            self._programs[argument] = ClassProgram(self._classed(argument))
+        return self._programs[argument]
 
     def _classed(self, argument: LikeDevices) -> ProvedStages:
         self._require_one("classes")

@@ -16,6 +16,7 @@ import numpy as np
 from planner.errors import PipeplanError
 from planner.verification.proof.layers import BoolArray, FloatArray, IntArray
 from planner.verification.proof.memory import ProvedMemoryLevel
+from planner.verification.proof.rules import fewest, trips
 from planner.verification.proof.stages import ProvedStages, StageTails
 from planner.verification.proof.staggered import (
     NUMBERS,
@@ -23,13 +24,16 @@ from planner.verification.proof.staggered import (
     passed_s,
     replicas_by_number,
 )
-from planner.verification.proof.tied import StageCase, all_plans, cases_by_classes
+from planner.verification.proof.tied import StageCase
 from planner.verification.proof.vectors import Vectors
 
 MARGIN = 1 + 1e-9
 """A time is refuted only if one that is longer by this factor is: rounding refutes nothing."""
 MOST_WORK = 6e7
 """Stages of all states, times classes, that are looked at for one time."""
+
+AT_LEAST = 1_500
+"""Stages that are looked at in the time that it takes to look at any."""
 
 Counted = Literal["way", "work"]
 """What a pass counts.
@@ -54,19 +58,6 @@ def pass_work(vectors: Vectors, cuts: int) -> float:
             "many to check"
         )
     return float(work)
-
-
-def refutes(stages: ProvedStages, time_s: float) -> bool:
-    """Return whether no sequence of stages keeps a time, in all cases that plans may be in."""
-    if _is_refuted(stages, all_plans(stages), time_s):
-        return True
-    cases = list(cases_by_classes(stages))
-    return bool(cases) and all(_is_refuted(stages, case, time_s) for case in cases)
-
-
-def _is_refuted(stages: ProvedStages, case: StageCase, time_s: float) -> bool:
-    passes: tuple[Counted, ...] = ("way", "work") if stages.layers.space.splits else ("way",)
-    return any(_Pass(stages, case, time_s * MARGIN, counted).refutes() for counted in passes)
 
 
 @dataclass(frozen=True)
@@ -125,7 +116,7 @@ class _Tried:
         )
 
 
-class _Pass:
+class ProofPass:
     """One pass for one time.
 
     Args:
@@ -140,7 +131,10 @@ class _Pass:
     ) -> None:
         self._stages, self._case, self._limit_s = stages, case, limit_s
         self._back = counted == "way"
+        self._rest_s = stages.rest_ways_s if self._back else stages.rest_works_s
+        self._path_s = stages.way_s if self._back else stages.forward_s
         self._count = stages.intervals.count
+        self.looked_at = 0.0
         # A row for each cut, a column for each pair: the stage before the cut is its second one.
         self._table = np.full((self._count, len(stages.vectors.used)), np.inf)
         replicas = int(stages.vectors.rows[stages.vectors.options].sum(axis=1).max())
@@ -170,37 +164,37 @@ class _Pass:
             none, nowhere = np.zeros(0), np.zeros((columns, 0))
             return _Reached(vectors.later[:0], none, none, nowhere, nowhere)
         there, back = self._stages.messages_s(cut)
-        channel = self._stages.channel_s(cut, there, back)
         value = self._table[cut][vectors.before]
-        value = np.where(value + channel[vectors.between] <= self._limit_s, value, np.inf)
+        busy = self._stages.channel_s(cut)[vectors.between]
+        ways = np.flatnonzero(value + busy <= self._limit_s)
+        value, before, between = value[ways], vectors.before[ways], vectors.between[ways]
+        begins = np.flatnonzero(np.diff(vectors.way[ways], prepend=-1))
+        pairs = vectors.later[vectors.way[ways[begins]]]
 
         def least(values: FloatArray) -> FloatArray:
-            kept = np.where(value < np.inf, values, np.inf)
-            return np.asarray(np.minimum.reduceat(kept, vectors.begins))
+            return np.asarray(np.minimum.reduceat(values, begins, axis=-1))
 
         messages = there + back if self._back else there
-        arrival, left = least(value + messages[vectors.between]), least(value)
-        alive = np.flatnonzero(arrival + self._stages.rest_s[cut] <= self._limit_s)
+        arrival = least(value + messages[between])
+        alive = np.flatnonzero(arrival + self._rest_s[vectors.used[pairs], cut] <= self._limit_s)
 
         def by_number(table: FloatArray, message: FloatArray) -> FloatArray:
-            rows = [least(row[cut][vectors.before] + message[vectors.between]) for row in table]
-            return np.array(rows)[:, alive]
+            return least(table[:, cut, before] + message[between])[:, alive]
 
         come = by_number(self._past_s, there)
         follow = by_number(self._home_s, back) if self._back else np.zeros_like(come)
-        return _Reached(vectors.later[alive], arrival[alive], left[alive], come, follow)
+        return _Reached(pairs[alive], arrival[alive], least(value)[alive], come, follow)
 
     def _extend(self, cut: int, reached: _Reached) -> None:
         """Note what is reached by a stage on each pair's second vector, for every end."""
         stages = self._stages
         tried = self._tried(cut, reached)
-        path = stages.forward_s[tried.option, cut, tried.end]
-        if self._back:
-            path = path + stages.gradient_s[tried.option, cut, tried.end]
+        path = self._path_s[tried.option, cut, tried.end]
         value = self._spent_s(cut, tried, stages.tails) + path
-        kept = np.flatnonzero(value + stages.rest_s[tried.end] <= self._limit_s)
-        for runs in (self._most, self._most_in_memory):
-            kept = kept[self._run(cut, tried.of(kept), runs) >= stages.layers.microbatches]
+        rest = self._rest_s[self._used_after(tried.pair), tried.end]
+        kept = np.flatnonzero(value + rest <= self._limit_s)
+        kept = kept[self._run(cut, tried.of(kept), self._most) >= stages.layers.microbatches]
+        kept = kept[self._fits_in_flight(cut, tried.of(kept))]
         some = tried.of(kept)
         come, follow = reached.come_s[:, some.place], self._follow_s(cut, some, reached)
         enough = self._run_staggered(cut, some, come, follow) >= stages.layers.microbatches
@@ -220,9 +214,7 @@ class _Pass:
         vectors = self._stages.vectors
         replicas = vectors.rows[vectors.stage[tried.pair]].sum(axis=1)
         passed = passed_s(around_s, each_s[tried.option, cut, tried.end], replicas)
-        state = tried.end, tried.pair
-        for row, seconds in zip(table, passed, strict=True):
-            row[state] = np.minimum(row[state], seconds)
+        table[:, tried.end, tried.pair] = np.minimum(table[:, tried.end, tried.pair], passed)
 
     def _follow_s(self, cut: int, tried: _Tried, reached: _Reached) -> FloatArray:
         """Return what follows the last gradients of stages, by number."""
@@ -233,15 +225,23 @@ class _Pass:
         return np.asarray(np.maximum(follow, after))
 
     def _tried(self, cut: int, reached: _Reached) -> _Tried:
-        """Return all stages that begin at a cut and that their devices may hold."""
+        """Return all stages that begin at a cut, that devices may hold and that may be in time."""
         stages, options = self._stages, self._stages.vectors.option[reached.pairs]
-        row, place = np.nonzero(self._case.fits[options, cut, cut + 1 :])
+        ends = slice(cut + 1, None)
+        least = reached.arrival_s[:, None] + self._path_s[options, cut, ends]
+        rest = self._rest_s[self._used_after(reached.pairs), ends]
+        in_time = least + rest <= self._limit_s
+        row, place = np.nonzero(self._case.fits[options, cut, ends] & in_time)
         option, end, arrival = options[row], cut + 1 + place, reached.arrival_s[row]
         before = stages.head_s[option, cut] if self._back else arrival
         joint, step = self._case.joint_reduction_s, stages.step_s
         end_s = joint[option, cut, end] + step[option, cut, end]
         pairs, left = reached.pairs[row], reached.left_s[row]
         return _Tried(row, pairs, option, end, arrival, left, before, end_s)
+
+    def _used_after(self, pairs: IntArray) -> IntArray:
+        """Return the vectors used with the stage's own; they are numbered so that numbers add."""
+        return np.asarray(self._stages.vectors.used[pairs] + self._stages.vectors.stage[pairs])
 
     def _spent_s(self, cut: int, tried: _Tried, tails: StageTails) -> FloatArray:
         """Return what passes before the first operation and after the last gradient."""
@@ -265,6 +265,14 @@ class _Pass:
                 total[rows] += held[rows, k] * most(cut, k, tried.of(rows))
         return total
 
+    def _fits_in_flight(self, cut: int, tried: _Tried) -> BoolArray:
+        """Return whether replicas run all microbatches with what memory takes."""
+        fits = ~self._stages.is_tight[tried.option, cut, tried.end]
+        rows = np.flatnonzero(~fits)
+        run = self._run(cut, tried.of(rows), self._most_in_memory)
+        fits[rows] = run >= self._stages.layers.microbatches
+        return np.asarray(fits)
+
     def _run_staggered(
         self, cut: int, tried: _Tried, come_s: FloatArray, follow_s: FloatArray
     ) -> FloatArray:
@@ -286,7 +294,7 @@ class _Pass:
         stages, count = self._stages, self._stages.layers.microbatches
         rows, tails = np.zeros(len(tried.end)), stages.tails
         most = self._most_in_flight(cut, k, tried, ProvedMemoryLevel(count, rows), tails)
-        port = multiples(self._limit_s - tried.left_s, stages.port_s[k][cut, tried.end], count)
+        port = fewest([(self._limit_s - tried.left_s, stages.port_s[k][cut, tried.end])], count)
         return np.asarray(np.maximum(np.minimum(most, port), 0.0))
 
     def _most_in_memory(self, cut: int, k: int, tried: _Tried) -> FloatArray:
@@ -296,15 +304,21 @@ class _Pass:
         if not levels:
             return np.full(len(tried.end), float(stages.layers.microbatches))
         tails, most = stages.tails_with_reruns, np.zeros(len(tried.end))
-        for count, again_s in levels:
-            level = ProvedMemoryLevel(count, again_s[cut, tried.end])
-            np.maximum(most, self._most_in_flight(cut, k, tried, level, tails), out=most)
+        more = np.full(len(most), np.inf)
+        for count, again_s in reversed(levels):
+            again = again_s[cut, tried.end]
+            # A level on which as much runs again as on one with more in flight is no better.
+            rows = np.flatnonzero(again < more)
+            level, more = ProvedMemoryLevel(count, again[rows]), again
+            run = self._most_in_flight(cut, k, tried.of(rows), level, tails)
+            most[rows] = np.maximum(most[rows], run)
         return most
 
     def _most_in_flight(
         self, cut: int, k: int, tried: _Tried, level: ProvedMemoryLevel, tails: StageTails
     ) -> FloatArray:
         """Return how many microbatches a device can run with no more of them in flight."""
+        self.looked_at += AT_LEAST + len(tried.end)
         stages, kind, place = self._stages, self._stages.kinds[k], (cut, tried.end)
         seconds, all_ = stages.seconds[kind], stages.layers.microbatches
         forward, ahead = seconds.forward[place], stages.ahead_s[tried.option, tried.end]
@@ -317,32 +331,9 @@ class _Pass:
         if self._back:
             spare = self._limit_s - self._spent_s(cut, tried, tails)
             rules += trips(spare, forward, gradient, ahead)
-        most = np.min([multiples(*rule, all_) for rule in rules], axis=0)
+        most = fewest(rules, all_)
         if level.in_flight < all_:
             # One after the other in as many rows as are in flight, each for a round trip.
-            rows = multiples(spare, forward + ahead + gradient, all_)
+            rows = fewest([(spare, forward + ahead + gradient)], all_)
             most = np.minimum(most, level.in_flight * rows)
         return np.asarray(most)
-
-
-def multiples(spare_s: FloatArray, each_s: FloatArray, count: int) -> FloatArray:
-    """Return how many times something fits; as many as there are microbatches at most."""
-    free = np.where(spare_s >= 0, float(count), 0.0)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        fits = np.floor(spare_s / each_s)
-    return np.where(each_s > 0, np.minimum(fits, count), free)
-
-
-def trips(
-    spare_s: FloatArray, forward: FloatArray, back: FloatArray, ahead_s: FloatArray
-) -> list[tuple[FloatArray, FloatArray]]:
-    """A device's forwards and backwards, of which none is before the first microbatch's return.
-
-    Nor is the last one's forward after the last return: three times that n microbatches take, each
-    n times something and what remains of the spare time for it.
-    """
-    return [
-        (spare_s, forward + back),
-        (spare_s - forward - ahead_s, back),
-        (spare_s - back - ahead_s, forward),
-    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -59,6 +59,8 @@ class ProvedStages:
         head_s: least time before the first forward, by option and cut.
         rest_s: least way of a microbatch from a cut to the end and back, by cut.
         ahead_s: the same from behind a stage on, with the messages there, by option and cut.
+        messages_s: messages there and back at a cut, for every pair of vectors that are apart.
+        channel_s: what all messages at a cut take, with one on its way home, for these pairs.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class ProvedStages:
         arrives, leaves = self._nearest_s()
         passed, self.rest_s = self._least_ways(arrives.min(axis=0), leaves.min(axis=0))
         self.head_s, self.ahead_s = passed + arrives, self.rest_s + leaves
+        self.messages_s, self.channel_s = cache(self._messages_at), cache(self._channel_at)
 
     @property
     def _by_type(self) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -109,6 +112,40 @@ class ProvedStages:
             behind = slice(cut + 1, None)
             rest[cut] = (path[cut, behind] + rest[behind] + leaves_s[behind]).min()
         return np.minimum(passed, FAR), np.minimum(rest, FAR)
+
+    @cached_property
+    def rest_ways_s(self) -> FloatArray:
+        """What has to follow each cut, with the forwards and gradients of all microbatches.
+
+        By vector of devices used before the cut and by cut.
+        """
+        return self._rest_of_all_s(self.layers.gradient_s)
+
+    @cached_property
+    def rest_works_s(self) -> FloatArray:
+        """The same with all work of all microbatches."""
+        return self._rest_of_all_s(self.layers.backward_s)
+
+    def _rest_of_all_s(self, back_s: FloatArray) -> FloatArray:
+        """Return the longer of a microbatch's way and the work that is left for devices not used.
+
+        Each second of a device has a price by its type. All layers behind a cut together cost at
+        least what each costs on its cheapest type, and the devices left pay for it with the seconds
+        that they have. Any prices hold; these are the speeds of the types in all these layers.
+
+        Args:
+            back_s: that each microbatch takes besides its forward, by type and layer.
+        """
+        layers, each_s = self.layers, self.layers.forward_s + back_s
+        left = self.vectors.rows[-1] - self.vectors.rows
+        table = np.zeros((len(left), self.intervals.count))
+        for cut in range(self.intervals.count - 1):
+            behind, may_run = each_s[:, cut:], layers.may_run[:, cut:]
+            prices = 1 / np.maximum(np.where(may_run, behind, 0.0).sum(axis=1), 1 / FAR)
+            cheapest = np.where(may_run, prices[:, None] * behind, FAR).min(axis=0)
+            paid, needed = left @ prices[self.kinds], layers.microbatches * cheapest.sum()
+            table[:, cut] = np.where(paid > 0, needed / np.maximum(paid, 1 / FAR), FAR)
+        return np.minimum(np.maximum(table, self.rest_s), FAR)
 
     # --- between stages ---------------------------------------------------------------------------
 
@@ -139,7 +176,7 @@ class ProvedStages:
             leaves[:, cut] = np.where(between, on_and_back, FAR).min(axis=(1, 2))
         return arrives, leaves
 
-    def messages_s(self, cut: int) -> tuple[FloatArray, FloatArray]:
+    def _messages_at(self, cut: int) -> tuple[FloatArray, FloatArray]:
         """Return messages there and back at a cut, for every pair of vectors that are apart."""
         rows = self.vectors.rows > 0
         there, back = (self._messages_s(bytes_[cut]) for bytes_ in self.crossing_bytes)
@@ -165,14 +202,9 @@ class ProvedStages:
             single[number] = links.is_exclusive[a, b] and links.is_exclusive[b, a]
         return there, back, single
 
-    def channel_s(self, cut: int, there: FloatArray, back: FloatArray) -> FloatArray:
-        """Return what all messages at a cut take, with one on its way home, for pairs of vectors.
-
-        Args:
-            cut: between the two stages.
-            there: one message on, by pair.
-            back: one message back, by pair.
-        """
+    def _channel_at(self, cut: int) -> FloatArray:
+        """Return what all messages at a cut take, with one on its way home, by pair."""
+        there, back = self.messages_s(cut)
         count = self.layers.microbatches
         sent, received = (bytes_[cut] for bytes_ in self.crossing_bytes)
         flow_there, flow_back, single = self._flows
@@ -209,6 +241,11 @@ class ProvedStages:
     def forward_s(self) -> FloatArray:
         """A microbatch's forward on the fastest type held."""
         return self._of_all(partial(self._fastest, [row.forward for row in self.seconds]))
+
+    @cached_property
+    def way_s(self) -> FloatArray:
+        """The forward and the gradient of a microbatch."""
+        return self.forward_s + self.gradient_s
 
     @cached_property
     def gradient_s(self) -> FloatArray:
@@ -251,25 +288,28 @@ class ProvedStages:
             after_gradient = self.weight_s + self.reduction_s
             return StageTails(after_gradient, [self.reduction_s] * len(layers.types))
         gradient, backward = layers.gradient_s + again_s, layers.backward_s + again_s
-        slowest = [gradient[list(kinds)].max(axis=0) for kinds in self._held_types[1:]]
-        left = self._left_s(lambda number: np.asarray(slowest[number - 1]))
-        by_type = [self._left_s(lambda _, row=row: row) for row in backward]  # type: ignore[misc]
-        return StageTails(np.maximum(self.weight_s, left), by_type)
+        tables = np.zeros((1 + len(backward), *self._shape))
+        for place, number in enumerate(self.vectors.options.tolist()):
+            slowest = gradient[list(self._held_types[number])].max(axis=0)
+            tables[:, place] = self._overlapped.left_s(
+                partial(self.links.all_reduce_s, self.vectors.rows[number]),
+                np.array([slowest, *backward]),
+                self.reduction_s[place],
+            )
+        return StageTails(np.maximum(self.weight_s, tables[0]), list(tables[1:]))
 
     @cached_property
     def memory_levels(self) -> list[list[ProvedMemoryLevel]]:
         """Microbatches in flight, by type; none where any number fits."""
         return ProvedMemory(self.intervals).levels
 
-    def _left_s(self, seconds_of: Callable[[int], FloatArray]) -> FloatArray:
-        """Return what is left of reductions after passes of so many seconds by layer."""
-        place = dict(zip(self.vectors.options.tolist(), self.reduction_s, strict=True))
-
-        def left(number: int) -> FloatArray:
-            taken = partial(self.links.all_reduce_s, self.vectors.rows[number])
-            return self._overlapped.left_s(taken, seconds_of(number), place[number])
-
-        return self._of_all(left)
+    @cached_property
+    def is_tight(self) -> BoolArray:
+        """Whether memory limits the microbatches in flight on some device, by option."""
+        nowhere = np.zeros(self._shape[1:])
+        tight = [rows[-1].again_s > 0 if rows else nowhere > 0 for rows in self.memory_levels]
+        some = self._of_all(lambda n: np.any([tight[k] for k in self._held_types[n]], axis=0))
+        return some > 0
 
     @cached_property
     def _overlapped(self) -> OverlappedReductions:

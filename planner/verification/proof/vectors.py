@@ -31,8 +31,8 @@ class Vectors:
         used, stage: numbers of vectors, for every pair that leaves devices for the stage.
         option: the place of the second among the options.
         first: numbers of the pairs before which nothing is used.
-        later: numbers of all others, a row of ways for each.
-        begins: where the ways of each of these begin.
+        later: numbers of all others, with some ways to each.
+        way: by way, the place of its pair among the later ones, in order.
         before: by way, the pair of the stage before and of what was used before that.
         between: by way, the pair of the two stages' vectors.
 
@@ -63,10 +63,9 @@ class Vectors:
         number = np.full((count, count), -1)
         number[self.used, self.stage] = np.arange(len(self.used))
         self.first, self.later = np.flatnonzero(self.used == 0), np.flatnonzero(self.used)
-        which, last = self._ways()
-        pair = self.later[which]
+        self.way, last = self._ways()
+        pair = self.later[self.way]
         left = (self.rows[self.used[pair]] - self.rows[last]) @ strides
-        self.begins = np.searchsorted(which, np.arange(len(self.later)))
         self.before, self.between = number[left, last], number[last, self.stage[pair]]
 
     def _ways(self) -> tuple[IntArray, IntArray]:

@@ -3,7 +3,7 @@
 As for the columns of :mod:`planner.search.partition.relaxations`, but for given stages, with the
 ways there and home over their own links. Replicas share the microbatches of a stage in proportion
 to their speed, in fractions; neighbouring stages with as many devices hand over from the first to
-the first, and so on. It is a bound without replicas, and a good guess with them.
+the first, and so on. It is a good guess, and without replicas and messages a bound.
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ class SharedBound:
     def _links_s(self, partition: Sequence[NumberedStage]) -> list[tuple[float, int]]:
         """Return how long each link is busy with messages, and the stage before the last of them.
 
+        They count as if they waited for each other, which is a guess where links are shared.
         Between stages with unlike numbers of devices it is not known which links are used.
         """
         if not self.links.is_exclusive:

@@ -134,7 +134,10 @@ class Reductions:
 
 
 def _steepest(joins: Sequence[Join]) -> list[Join]:
-    """Where the bandwidth drops most; a join with a single device is that device's widest path."""
+    """Return the joins at which the bandwidth drops most.
+
+    A join with a single device is left out: it is that device's widest path.
+    """
     steep = []
     for before, join in zip([None, *joins], joins, strict=False):
         if len(join.first) > 1 and len(join.second) > 1:
@@ -231,7 +234,7 @@ class StageEndings:
         ]
 
     def _optimizer_steps(self) -> list[cp_model.IntVar]:
-        """On the type with the widest memory among those a stage uses."""
+        """Return each stage's optimizer step, on the type it uses that has the widest memory."""
         types = self._d.chain.types
         widths = [self._d.cluster.device_types[t].optimizer_gb_per_s for t in types]
         moved = self._d.chain.optimizer_traffic_bytes

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from ortools.sat.python import cp_model
 
-from planner.costs.placement import Transfer
+from planner.costs.placement import Resource, Transfer
 from planner.plan.operations import Kind, Operation
 from planner.search.schedule.assignment import Assignment
 from planner.search.schedule.ticks import TickPipeline
@@ -210,6 +210,9 @@ Message = tuple[Operation, str, str]
 class Transfers:
     """Every activation and gradient on its way.
 
+    Messages of one pair of devices follow each other. That those of several share links is left
+    out, which keeps the bound valid; by the older rule all that meet on a link wait for each other.
+
     Where the runtime blocks, a device computes nothing from the begin of an operation until what it
     sends has arrived, or from the moment at which what it receives sets off until the end of the
     operation that needs it. Which messages a device exchanges at once is left out, blocking as a
@@ -228,10 +231,10 @@ class Transfers:
         self._blocks = behaviour.send == "blocking", behaviour.receive == "blocking"
         self._sent: dict[Operation, cp_model.LinearExprT] = {}
         self._received: dict[Operation, cp_model.LinearExprT] = {}
-        self._on_link: dict[tuple[int, int] | str, list[cp_model.IntervalVar]] = {}
+        self._in_line: dict[Resource, list[cp_model.IntervalVar]] = {}
         for producer, consumer in self._pairs():
             self._connect(producer, consumer)
-        for intervals in self._on_link.values():
+        for intervals in self._in_line.values():
             if len(intervals) > 1:
                 self.model.add_no_overlap(intervals)
         if any(self._blocks) and behaviour.exchange != "pairs" and not operations.free:
@@ -313,7 +316,7 @@ class Transfers:
         self._sent[producer], self._received[consumer] = begin + ticks, begin
         interval = self._interval(begin, ticks, literals, name)
         for resource in transfer.occupied:
-            self._on_link.setdefault(resource, []).append(interval)
+            self._in_line.setdefault(resource, []).append(interval)
 
     def _transfer(self, producer: Operation, source: str, target: str) -> Transfer:
         pipeline = self.operations.pipeline

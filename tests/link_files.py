@@ -1,8 +1,9 @@
-"""Files in the forms that ``nvidia-smi topo -m`` and nccl-tests print, of machines made up here."""
+"""Files in the forms that topology tools and nccl-tests print, of machines made up here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 LEGEND = """
 Legend:
@@ -15,28 +16,45 @@ Legend:
 def topology(
     rows: Sequence[str],
     numa: Sequence[str] = (),
-    cards: Mapping[str, str] | None = None,
+    cards: Sequence[str] = (),
     separator: str = "\t",
+    more: str = "",
 ) -> str:
-    """A table from the classes of each GPU, in words, such as ``X NV4 SYS``.
+    """A table from the classes of each GPU and card, in words, such as ``X NV4 SYS``.
 
     Args:
-        rows: of GPUs.
+        rows: of GPUs, then of cards.
         numa: node of each GPU; 0 unless told.
-        cards: classes of network cards against all GPUs, by name.
+        cards: what the last rows and columns are called.
         separator: tabs as printed, or spaces as they become when copied.
+        more: lines behind the legend.
     """
-    names = [f"GPU{number}" for number in range(len(rows))]
-    more = cards or {}
-    head = ["", *names, *more, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]
-    lines = [separator.join(head)]
-    for number, row in enumerate(rows):
-        node = numa[number] if numa else "0"
-        classes = [*row.split(), *more.values()]
-        lines.append(separator.join([names[number], *classes, "0-15,32-47", node, "", "N/A"]))
-    for name, word in more.items():
-        lines.append(separator.join([name, *[word] * len(rows), "X"]))
-    return "\n".join(lines) + "\n" + LEGEND
+    gpus = [f"GPU{number}" for number in range(len(rows) - len(cards))]
+    names = [*gpus, *cards]
+    lines = [separator.join(["", *names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])]
+    for number, (name, row) in enumerate(zip(names, rows, strict=True)):
+        node = numa[number] if numa and name in gpus else "0"
+        affinity = ["0-15,32-47", node, "", "N/A"] if name in gpus else []
+        lines.append(separator.join([name, *row.split(), *affinity]))
+    return "\n".join(lines) + "\n" + LEGEND + more
+
+
+def rocm_topology(kinds: Sequence[str], weights: Sequence[str], numa: Sequence[str]) -> str:
+    """The tables of ``rocm-smi --showtopo``, from rows in words, such as ``0 XGMI PCIE``."""
+    columns = " ".join(f"GPU{number}" for number in range(len(kinds)))
+    parts = ["", f"{' ROCm System Management Interface ':=^90}"]
+    for title, rows in (
+        ("Weight between two GPUs", weights),
+        ("Hops between two GPUs", weights),
+        ("Link Type between two GPUs", kinds),
+    ):
+        lines = [f"GPU{number}   {row}" for number, row in enumerate(rows)]
+        parts += [f"{f' {title} ':=^90}", f"       {columns}", *lines, ""]
+    parts.append(f"{' Numa Nodes ':=^90}")
+    for number, node in enumerate(numa):
+        for what in ("Node", "Affinity"):
+            parts.append(f"GPU[{number}]\t\t: (Topology) Numa {what}: {node}")
+    return "\n".join([*parts, f"{' End of ROCm SMI Log ':=^90}", ""])
 
 
 def nccl_log(
@@ -87,3 +105,13 @@ def nccl_log(
         lines.append(f"{size:12} {size // 4:13}     float     sum      -1 {' '.join(cells)}")
     lines += [f"{mark} Out of bounds values : 0 OK", f"{mark} Avg bus bandwidth    : 12.34 ", mark]
     return "\n".join(lines) + "\n"
+
+
+def own_type(folder: Path, name: str) -> Path:
+    """Write a cluster file that has a device type without a preset, and nothing else."""
+    path = folder / "types.toml"
+    path.write_text(
+        f'format = "pipeplan-cluster/1"\n[device_types.{name}]\nmemory_gib = 24\n'
+        "memory_bandwidth_gb_per_s = 768\npeak_tflop_per_s = { float32 = 27.8 }\n"
+    )
+    return path

@@ -1,0 +1,94 @@
+"""Hostile plans, messages and callers in large numbers: nothing wrong passes, nothing ends.
+
+Usage:
+    python -m benchmarks.soak.hostile [--connections N] [--only plans|messages|callers]
+
+Plans and messages are the property tests of ``tests/`` with hypothesis' profile ``soak``, 10,000
+examples each. Callers attack a rank's tensor server: garbage, half-open connections, overheard
+proofs, and frames that announce terabytes. Ends with status 1 if anything failed, or the server
+took 200 MB more than at its beginning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+from executor.elastic.tensor_calls import TensorClient, TensorServer, greet
+
+MOST_MORE_MB = 200
+KEY = b"the key of a training"
+TESTS = {
+    "plans": "tests/verifier/test_edited_plans.py",
+    "messages": "tests/coordinator/test_hostile_messages.py",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Attack; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak.hostile", description=__doc__)
+    parser.add_argument("--connections", type=int, default=10_000)
+    parser.add_argument("--only", choices=[*TESTS, "callers"])
+    options = parser.parse_args(argv)
+    statuses = [_tested(path) for name, path in TESTS.items() if options.only in (None, name)]
+    if options.only in (None, "callers"):
+        statuses.append(_called(options.connections))
+    return max(statuses)
+
+
+def _tested(path: str) -> int:
+    words = ["-q", "-n", "0", "--timeout", "0", "--hypothesis-profile", "soak", path]
+    return subprocess.run([sys.executable, "-m", "pytest", *words], check=False).returncode
+
+
+def _called(connections: int) -> int:
+    """Attack a server, and call it as a rank would now and then."""
+    server = TensorServer("127.0.0.1", KEY, most_callers=8)
+    server.handle("same", lambda header, tensors: ({}, tensors), 2**20)
+    rng, held = random.Random(0), []
+    before_mb = _most_mb()
+    for number in range(connections):
+        held.append(_attack(server, rng))
+        if len(held) > 100:
+            held.pop(rng.randrange(len(held))).close()
+        if number % 100 == 0:
+            client = TensorClient(server.address, KEY, 30.0)
+            client.call("same")
+            client.close()
+    more_mb = _most_mb() - before_mb
+    print(f"{connections} connections: {more_mb:.0f} MB more, every call answered")
+    return int(more_mb > MOST_MORE_MB)
+
+
+def _attack(server: TensorServer, rng: random.Random) -> socket.socket:
+    """Open a connection and misuse it; it stays open."""
+    host, _, port = server.address.rpartition(":")
+    connection = socket.create_connection((host, int(port)), 30.0)
+    kind = rng.choice(["silent", "garbage", "much", "announced"])
+    with suppress(Exception):  # The server may end it at any byte.
+        if kind == "garbage":
+            connection.sendall(rng.randbytes(rng.randint(1, 200)))
+        elif kind == "much":
+            connection.sendall(bytes(2**20))
+        elif kind == "announced":
+            greet(connection, KEY)
+            header = b'{"call": "same", "tensors": [["uint8", [1099511627776]]]}'
+            length = rng.choice([len(header), 2**60])
+            connection.sendall(struct.pack("!Q", length) + header)
+            connection.recv(4096)
+    return connection
+
+
+def _most_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""The simulator against throughputs that an earlier run measured, on loopback and shaped links.
+
+Nothing runs but the simulator. Measured rows are read from the report; four of them, of equal
+workers on loopback, tell what this machine adds to a plan's costs, and are not scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+
+from benchmarks import ROOT
+from benchmarks.sync.claims import RUN_COLUMNS, Claim, Outcome
+from benchmarks.sync.figures import Spread
+from benchmarks.sync.loopback import ITERATION_S, PIPELINES, SETTINGS, SamePauses
+from benchmarks.sync.plans import pipelines_plan
+from benchmarks.sync.real import BUCKETS
+from benchmarks.sync.settings import ASYNC, PAIRS, PLAIN, STATIC
+from benchmarks.sync.shaped import BETWEEN_GB_PER_S, setting_of, shaped_plan
+from planner.errors import PipeplanError
+from planner.plan.plan import Plan
+from planner.sync.simulation.planned import from_plan
+from planner.sync.simulation.run import Scenario, simulate_sync
+from planner.sync.simulation.slowness import Steady, Trace
+from planner.sync.simulation.world import LinkCost, World
+from planner.sync.strategies import parse_sync
+
+REPORT = ROOT / "benchmarks" / "SYNC.md"
+CALIBRATING = tuple(("homogeneous", strategy) for strategy in (PAIRS, ASYNC, PLAIN, STATIC))
+MEDIAN, WORST = 0.07, 0.15
+STEPS = 30
+LARGEST_OF_EIGHT = 1.4236
+"""Expected largest of eight draws from a normal distribution, in standard deviations."""
+
+Rows = Mapping[tuple[str, str], float]
+"""Measured shares a second by setting and strategy."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the machine adds to a plan's costs.
+
+    Attributes:
+        iteration_s: an iteration of a pipeline that waits for nobody.
+        message_s: of every message and step of a ring, before its bytes.
+        jitter_s: standard deviation of an iteration.
+        round_trip_s: of a request to the coordinator.
+    """
+
+    iteration_s: float
+    message_s: float
+    jitter_s: float
+    round_trip_s: float
+
+    def world(self, plan: Plan) -> World:
+        """Return the world of a plan on this machine: bandwidths are those of its cluster."""
+        world = from_plan(plan)
+        speed = self.iteration_s / world.iteration_s
+        return replace(
+            world,
+            ranks=tuple(rank.at_speed(speed) for rank in world.ranks),
+            within=LinkCost(self.message_s, world.within.bandwidth_gb_per_s),
+            between=LinkCost(self.message_s, world.between.bandwidth_gb_per_s),
+            scheduler_round_trip_s=self.round_trip_s,
+            jitter_s=self.jitter_s,
+        )
+
+
+def measured_rows(report: Path = REPORT) -> Rows:
+    """Return the measured rows of a report.
+
+    Raises:
+        PipeplanError: if one of those that calibrate is missing.
+    """
+    settings = {*SETTINGS, *map(setting_of, BETWEEN_GB_PER_S)}
+    found = {}
+    for line in report.read_text().splitlines():
+        cells = [cell.strip(" `") for cell in line.split("|")[1:-1]]
+        if len(cells) == len(RUN_COLUMNS) and cells[0] in settings:
+            found[cells[0], cells[1]] = float(cells[2])
+    for setting, strategy in CALIBRATING:
+        if (setting, strategy) not in found:
+            raise PipeplanError(
+                f"{report}: no row of {strategy} in the setting {setting}, which calibrates the "
+                "prediction; run `python -m benchmarks.sync --rows loopback --report` first"
+            )
+    return found
+
+
+def host_of(rows: Rows, seeds: int = 3) -> Host:
+    """Derive the machine's costs from four measured rows, one figure from each."""
+    cycle_s = {name: PIPELINES / rows["homogeneous", name] for _, name in CALIBRATING}
+    plan = pipelines_plan(PIPELINES, ITERATION_S)
+    world = from_plan(plan)
+    moving_s = world.between.moving_s(world.parameter_bytes)
+    alone_s = cycle_s[PAIRS]
+    message_s = max(0.0, (cycle_s[ASYNC] - alone_s) / 2 - moving_s)
+    steps = 2 * (PIPELINES - 1)
+    ring_s = steps * (message_s + moving_s / PIPELINES)
+    jitter_s = max(0.0, cycle_s[PLAIN] - alone_s - ring_s) / LARGEST_OF_EIGHT
+    host = Host(alone_s, message_s, jitter_s, 0.0)
+    without_s = PIPELINES / predicted(host.world(plan), STATIC, Steady(), seeds)
+    return replace(host, round_trip_s=max(0.0, cycle_s[STATIC] - without_s))
+
+
+def predicted(world: World, sync: str, trace: Trace, seeds: int) -> float:
+    """Return the shares a second that the simulator predicts, a mean over the seeds."""
+    scenario = Scenario(world, STEPS, trace)
+    runs = [simulate_sync(scenario.with_seed(seed), parse_sync(sync)) for seed in range(seeds)]
+    return fmean(run.iterations_per_s for run in runs)
+
+
+def predicted_section(seeds: int, report: Path = REPORT) -> Outcome:
+    """Return predicted and measured throughputs of every measured setting and strategy."""
+    measured = measured_rows(report)
+    host = host_of(measured, seeds)
+    loopback = host.world(pipelines_plan(PIPELINES, ITERATION_S))
+    worlds = {setting_of(rate): host.world(shaped_plan(rate)) for rate in BETWEEN_GB_PER_S}
+    rows, lines = [], []
+    errors: dict[str, list[tuple[float, str]]] = {"loopback": [], "shaped links": []}
+    for (setting, strategy), real in measured.items():
+        is_shaped = setting in worlds
+        sync = BUCKETS.get(strategy, strategy) if is_shaped else strategy
+        trace = Steady() if is_shaped else SamePauses(SETTINGS[setting].pace)
+        rate = predicted(worlds.get(setting, loopback), sync, trace, seeds)
+        error, told = rate / real - 1, "calibrates"
+        if (setting, strategy) not in CALIBRATING:
+            where = "shaped links" if is_shaped else "loopback"
+            errors[where].append((abs(error), f"{strategy}, {setting}"))
+            told = f"{100 * error:+.1f}%" + ("" if abs(error) <= WORST else " **beyond**")
+        rows.append([setting, f"`{strategy}`", f"{real:.1f}", f"{rate:.1f}", told])
+        lines.append(
+            {
+                **{"strategy": strategy, "setting": f"predicted.{setting}"},
+                **{"measured": real, "predicted": round(rate, 2), "error": round(error, 4)},
+            }
+        )
+    columns = ("setting", "strategy", "measured shares/s", "predicted", "error")
+    claims = [claim for where, row in errors.items() for claim in _claims(row, where, host)]
+    return Outcome(claims, columns, rows, lines)
+
+
+def _claims(errors: Sequence[tuple[float, str]], where: str, host: Host) -> list[Claim]:
+    regime = (
+        f"{len(errors)} rows on {where} that do not calibrate; an iteration takes "
+        f"{1000 * host.iteration_s:.1f} ms, a message {1000 * host.message_s:.2f} ms before its "
+        f"bytes, jitter {1000 * host.jitter_s:.1f} ms, a request {1000 * host.round_trip_s:.1f} ms"
+    )
+    usual = Spread((median(error for error, _ in errors),))
+    worst, row = max(errors)
+    beyond = sum(error > WORST for error, _ in errors)
+    note = f"({row}; {beyond} beyond)" if beyond else f"({row})"
+    return [
+        Claim("median error of predicted throughput", regime, True, MEDIAN, usual, at_most=True),
+        Claim(
+            "largest error of predicted throughput",
+            regime,
+            True,
+            WORST,
+            Spread((worst,)),
+            at_most=True,
+            note=note,
+        ),
+    ]

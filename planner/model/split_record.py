@@ -1,0 +1,139 @@
+"""How the layers of a model split over a tensor-parallel group, as data.
+
+Bytes and FLOPs are those of one microbatch, and whole: of all members of a group together. A degree
+is offered if it divides every size of a region; a region with another size is whole at that degree.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from planner.model.graph_record import LayerFigures, Name, Phase
+from planner.records.document import Count, Record
+
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter"]
+Size = Annotated[int, Field(ge=1)]
+
+
+class SplitParameter(Record):
+    """A parameter of which every member has a share.
+
+    Attributes:
+        name: Fully qualified name.
+        dimension: What is split.
+        parts: Sizes of its parts, of each of which a member has an equal share: one, or three for a
+            fused query, key and value.
+    """
+
+    name: Name
+    dimension: Count
+    parts: tuple[Size, ...]
+
+
+class SplitRegion(Record):
+    """Operations that are split together, between values that every member has.
+
+    Attributes:
+        kind: By what it is split: ``columns`` are columns of a product, and rows of the next one's
+            weight.
+        layers: Layers that contain its operations.
+        sizes: What a degree has to divide: heads, grouped heads, columns, vocabulary.
+        parameters: Parameters that are split.
+    """
+
+    kind: Literal["heads", "columns", "vocabulary"]
+    layers: tuple[Name, ...]
+    sizes: tuple[Size, ...]
+    parameters: tuple[SplitParameter, ...]
+
+
+class Collective(Record):
+    """A collective inside the group, once a microbatch.
+
+    Attributes:
+        kind: Kind of collective.
+        phase: When: ``weight_gradient`` gathers again what the forward did not keep.
+        tensor: Name of the tensor.
+        bytes: Bytes of the whole tensor.
+    """
+
+    kind: CollectiveKind
+    phase: Phase
+    tensor: Name
+    bytes: Count
+
+
+class Product(Record):
+    """A matrix product of the forward: ``batch`` of [rows, inner] x [inner, columns].
+
+    Attributes:
+        operator: Name of the operator.
+        batch: Number of products.
+        rows: Rows of the left matrix.
+        inner: Dimension that is summed over.
+        columns: Columns of the right matrix.
+        split: Which of these sizes each member has a share of; null: none.
+    """
+
+    operator: Name
+    batch: Size
+    rows: Size
+    inner: Size
+    columns: Size
+    split: Literal["batch", "rows", "inner", "columns"] | None
+
+
+class LayerSplit(LayerFigures):
+    """What of a layer each member has a share of; the rest every member has or does.
+
+    Attributes:
+        regions: Positions of its regions; empty: it is not split.
+        parameter_bytes: Bytes of its split parameters.
+        collectives: Collectives inside the group.
+        products: Matrix products, for their efficiency at the shape of a share.
+        unsplit: Why a parameter is not split, by its name.
+    """
+
+    regions: tuple[Count, ...]
+    parameter_bytes: Count
+    collectives: tuple[Collective, ...]
+    products: tuple[Product, ...]
+    unsplit: dict[Name, str]
+
+
+class BoundarySplit(Record):
+    """How a tensor between two layers is placed.
+
+    Attributes:
+        name: Name of the tensor.
+        placement: ``whole`` on every member; ``positions``: a share of the positions each;
+            ``region``: inside a region, which a cut here would divide.
+        dimension: Dimension that is shared; null: none.
+    """
+
+    name: Name
+    placement: Literal["whole", "positions", "region"]
+    dimension: Count | None = None
+
+
+class SplitRecord(Record):
+    """How a model splits.
+
+    Attributes:
+        degree: Number of members; null: whatever some degree divides.
+        sequence: Whether values between regions are shared by positions.
+        regions: What is split, in executable order.
+        layers: Layers, in executable order.
+        boundaries: Tensors between layers.
+        summed_parameters: Parameters that every member has but with a partial gradient: they are
+            summed over the group once an iteration.
+    """
+
+    degree: Size | None
+    sequence: bool
+    regions: tuple[SplitRegion, ...]
+    layers: tuple[LayerSplit, ...]
+    boundaries: tuple[BoundarySplit, ...]
+    summed_parameters: tuple[Name, ...]

@@ -1,0 +1,259 @@
+"""The graph that each rank of a tensor-parallel group runs: local shapes, explicit collectives.
+
+Its first input is ``group``, an object with the methods of :class:`MemberGroup`. All other
+operations are those of the exported step on this rank's shares, so the same graph runs on every
+rank.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx
+
+from planner.model.tracing.export import ExportedStep
+from planner.model.tracing.sharding.axes import (
+    Dimension,
+    added_after,
+    arguments_of,
+    axes_of,
+    operator_name,
+    results_of,
+    shape_of,
+)
+from planner.model.tracing.sharding.dimensions import Parts
+from planner.model.tracing.sharding.split import Split
+
+
+class MemberGroup(Protocol):
+    """Collectives of a group, each differentiable; in brackets what the backward does."""
+
+    def all_reduce(self, value: Tensor) -> Tensor:
+        """Sum partial sums of all ranks [nothing]."""
+
+    def copy(self, value: Tensor) -> Tensor:
+        """Return a whole value [sum its partial gradients]."""
+
+    def reduce_scatter(self, value: Tensor, dimension: int, parts: tuple[int, ...]) -> Tensor:
+        """Sum partial sums and return this rank's share [gather the gradients]."""
+
+    def gather(
+        self, value: Tensor, dimension: int, parts: tuple[int, ...], is_partial: bool
+    ) -> Tensor:
+        """Join the shares [return this rank's share of the gradient, or of its sum if partial]."""
+
+    def scatter(self, value: Tensor, dimension: int, parts: tuple[int, ...]) -> Tensor:
+        """Return this rank's share of a whole value [gather the gradients]."""
+
+    def take(self, value: Tensor, dimension: int, parts: tuple[int, ...]) -> Tensor:
+        """Return this rank's share of a value without gradient: its share of each part."""
+
+    def embedding(self, weight: Tensor, index: Tensor, padding: int) -> Tensor:
+        """Look up the rows that this rank has, zero for others: a partial sum."""
+
+    def cross_entropy(self, logits: Tensor, target: Tensor, reduction: int, ignored: int) -> Tensor:
+        """Return the loss of logits, of which each rank has a share of the classes."""
+
+
+def part_sizes(size: int, parts: Parts) -> tuple[int, ...]:
+    """Return the sizes of a dimension's parts."""
+    return tuple(int(size * part) for part in parts)
+
+
+def share(value: Tensor, dimension: int, parts: tuple[int, ...], degree: int, rank: int) -> Tensor:
+    """Return a rank's share of a whole tensor: an equal share of each part of a dimension.
+
+    Args:
+        value: the tensor, such as a parameter.
+        dimension: what is split.
+        parts: sizes of its parts.
+        degree: number of ranks, which divides every part.
+        rank: 0 to degree - 1.
+    """
+    pieces = value.split(parts, dimension)
+    return torch.cat([piece.chunk(degree, dimension)[rank] for piece in pieces], dimension)
+
+
+def localise(exported: ExportedStep, split: Split, degree: int) -> fx.Graph:
+    """Return the graph that each rank runs.
+
+    Parameters keep their names; a rank gives its :func:`share` of those in ``split.parameters``.
+    Gradients of ``split.placements.summed`` are to be summed over the group once a step.
+
+    Args:
+        exported: the step.
+        split: how it splits at this degree.
+        degree: number of ranks.
+    """
+    return Localiser(exported, split, degree).run()
+
+
+class Localiser:
+    """Copies a step's graph for one rank.
+
+    Attributes:
+        communicated: method of the group, value and layer of each collective, in order.
+    """
+
+    def __init__(self, exported: ExportedStep, split: Split, degree: int) -> None:
+        self.exported, self.split, self.degree = exported, split, degree
+        self.placements = split.placements
+        self.graph = fx.Graph()
+        self.group = self.graph.placeholder("group")
+        self.local: dict[fx.Node, fx.Node] = {}  # In the form in which it is made …
+        self.ready: dict[fx.Node, fx.Node] = {}  # … after a reduction or scatter …
+        # … and as operations of a layer read it, with a gradient that is partial or not.
+        self.read: dict[tuple[fx.Node, str, bool], fx.Node] = {}
+        self.product_of = {end: product for product, end in self.placements.ends.items()}
+        self.communicated: list[tuple[str, fx.Node, str]] = []
+        self.layer_of: Mapping[fx.Node, str] = split.layer_of
+
+    def run(self) -> fx.Graph:
+        """Copy the graph, operation by operation."""
+        for node in self.exported.graph.nodes:
+            if operator_name(node) == "_assert_tensor_metadata":
+                continue
+            if node.target is operator.getitem:
+                self.local[node] = self.graph.node_copy(node, self.local.__getitem__)
+            elif node in self.placements.region_of or node in self.placements.shared:
+                self.local[node] = self._share_of(node)
+            else:
+                self.local[node] = self.graph.node_copy(node, partial(self._operand, node))
+        return self.graph
+
+    def _operand(self, reader: fx.Node, value: fx.Node) -> fx.Node:
+        """Return an operand in the form in which an operation reads it."""
+        found = self.placements
+        if not found.reads_whole(reader, value):
+            return self._ready(value) if reader in found.shared else self.local[value]
+        layer, is_partial = self.layer_of.get(reader, ""), found.reads_partially(reader, value)
+        if value in found.sequence:
+            return self._once("gather", value, layer, is_partial, *self._place(value), is_partial)
+        if is_partial and (value, layer) in found.copies:
+            return self._once("copy", value, layer, is_partial)
+        return self._ready(value)
+
+    def _once(
+        self, method: str, value: fx.Node, layer: str, is_partial: bool, *arguments: Any
+    ) -> fx.Node:
+        """Return the result of a collective, one for all readers of a layer."""
+        key = value, layer, is_partial
+        if key not in self.read:
+            known = "gather_partial" if method == "gather" and is_partial else method
+            self.communicated.append((known, value, layer))
+            self.read[key] = self._call(method, self._ready(value), *arguments)
+        return self.read[key]
+
+    def _place(self, value: fx.Node) -> tuple[int, tuple[int, ...]]:
+        own, parts = self.placements.sequence[value]
+        return own, part_sizes(shape_of(value)[own], parts)
+
+    def _ready(self, value: fx.Node) -> fx.Node:
+        """Return a value between regions: a sum reduced, and shares of positions if so placed."""
+        found = self.placements
+        if value not in found.reduced and (value not in found.sequence or value in found.shared):
+            return self.local[value]
+        if value not in self.ready:
+            place = self._place(value) if value in found.sequence else ()
+            is_sum = value in found.reduced
+            method = {
+                (True, True): "reduce_scatter",
+                (True, False): "all_reduce",
+                (False, True): "scatter",
+            }[is_sum, bool(place)]
+            self.communicated.append((method, value, self.layer_of.get(value, "")))
+            made = self._call(method, self.local[value], *place)
+            product = self.product_of.get(value, value)
+            for bias in added_after(product) if product in found.region_of and is_sum else ():
+                add = torch.ops.aten.add.Tensor
+                made = self.graph.call_function(add, (made, self._operand(product, bias)))
+            self.ready[value] = made
+        return self.ready[value]
+
+    def _call(self, method: str, *arguments: Any) -> fx.Node:
+        return self.graph.call_method(method, (self.group, *arguments))
+
+    def _share_of(self, node: fx.Node) -> fx.Node:
+        """Add a rank's share of an operation."""
+        region = self.placements.region_of.get(node)
+        parts = region.parts if region is not None else self._positions(node)
+        sums = region.sums if region is not None else frozenset()
+        taken = self._constants(node, parts)
+
+        def operand(value: Any) -> fx.Node:
+            if value in taken:
+                return self._call("take", self.local[value], *taken[value])
+            return self._operand(node, value)
+
+        name, given = operator_name(node), node.args
+        if name == "embedding" and node in sums:
+            padding = arguments_of(node)["padding_idx"]
+            return self._call("embedding", operand(given[0]), operand(given[1]), padding)
+        if name == "cross_entropy_loss":
+            call = arguments_of(node)
+            self.communicated.append((name, call["self"], self.layer_of[node]))
+            return self._call(
+                "cross_entropy",
+                operand(call["self"]),
+                operand(call["target"]),
+                call["reduction"],
+                call["ignore_index"],
+            )
+        if node in sums and added_after(node):
+            product = [n for n in given if n not in added_after(node)]
+            target = _WITHOUT_BIAS[name]
+            return self.graph.call_function(target, tuple(operand(factor) for factor in product))
+        made = self.graph.node_copy(node, operand)
+        self._resize(made, node, parts)
+        return made
+
+    def _positions(self, node: fx.Node) -> Mapping[Dimension, Parts]:
+        """Return the split dimensions of an operation on shares of positions."""
+        placed = self.placements.sequence
+        values = (*node.all_input_nodes, *results_of(node).values())
+        return {(n, placed[n][0]): placed[n][1] for n in values if n in placed}
+
+    def _constants(
+        self, node: fx.Node, split: Mapping[Dimension, Parts]
+    ) -> dict[fx.Node, tuple[int, tuple[int, ...]]]:
+        """Return operands that depend on no parameter and are split with the operation's."""
+        found = {}
+        for axis in axes_of(node) or ():
+            members = (*axis.inputs, *axis.outputs)
+            parts = next((split[m] for m in members if m in split), None)
+            for value, own in axis.inputs if parts is not None else ():
+                if value not in self.split.dimensions.data and shape_of(value)[own] > 1:
+                    assert parts is not None
+                    found[value] = own, part_sizes(shape_of(value)[own], parts)
+        return found
+
+    def _resize(self, made: fx.Node, node: fx.Node, split: Mapping[Dimension, Parts]) -> None:
+        """Give an operation that names its result's shape the local one."""
+        name, arguments = operator_name(node), list(made.args)
+        shape = [
+            size // self.degree if (node, own) in split else size
+            for own, size in enumerate(shape_of(node))
+        ]
+        if name in ("view", "reshape", "_unsafe_view", "expand"):
+            arguments[1] = shape
+        elif name == "unflatten":
+            own = int(arguments[1]) % len(shape_of(node.args[0]))  # type: ignore[arg-type]
+            arguments[2] = shape[own : own + len(arguments[2])]  # type: ignore[arg-type]
+        elif name in ("split", "split_with_sizes"):
+            made.target = torch.ops.aten.split_with_sizes.default
+            given = arguments_of(node)
+            own = int(given["dim"]) % len(shape_of(given["self"]))
+            divisor = self.degree if (given["self"], own) in split else 1
+            arguments[1] = [tensor.shape[own] // divisor for tensor in node.meta["val"]]
+        made.args = tuple(arguments)
+
+
+_WITHOUT_BIAS = {
+    "linear": torch.ops.aten.linear.default,
+    "addmm": torch.ops.aten.mm.default,
+    "baddbmm": torch.ops.aten.bmm.default,
+}

@@ -1,0 +1,118 @@
+"""Single changes of a plan: a table, lines and plain data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from planner.analysis.moves import MovesFound, TimedMove
+from planner.analysis.what_if.values import LEAST_GAIN
+from planner.plan.plan import Plan
+from planner.report.tables import new_table, plain
+from planner.report.what_if import signed_change
+from planner.units import format_bytes, format_seconds, plural
+from planner.variants.changes import MicrobatchChange
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+MOST_ROWS = 5
+"""Changes in the table."""
+
+
+def moves_table(found: MovesFound) -> Table:
+    """Return a table of the changes that help most, one per row."""
+    title = "Single changes of the plan" if found.fits else "Single changes that make the plan fit"
+    title += ", compared with " + format_seconds(found.plan_s)
+    table = new_table(title, ("change",), ("iteration", "vs now"))
+    for row in found.helpful[:MOST_ROWS]:
+        time = format_seconds(row.iteration_time_s)
+        table.add_row(plain(str(row.move)), time, signed_change(row.gain))
+    return table
+
+
+def moves_lines(plan: Plan, found: MovesFound, source: str) -> list[str]:
+    """Return lines on how to make the best change, and why the plan did not take it.
+
+    Args:
+        plan: that may be changed.
+        found: its changes.
+        source: of the plan, for the command.
+    """
+    best = found.best
+    lines = _no_gain_lines(plan, found) if best is None else _gain_lines(plan, best, source)
+    if found.fits and found.overflowing:
+        lines.append(_overflow_line(found.overflowing[0]))
+    if found.no_faster:
+        lines.append(f"{plural(found.no_faster, 'other change')} proved to be no faster")
+    if found.left_out:
+        lines.append(f"{plural(found.left_out, 'other change')} skipped to save time")
+    return lines
+
+
+def _gain_lines(plan: Plan, best: TimedMove, source: str) -> list[str]:
+    lines = [f'make it with: pipeplan edit {source} --move "{best.move}" -o new.json']
+    lines.append(f"why the plan did not take it: {_why_not_taken(plan, best)}")
+    if best.assumes is not None:
+        lines.append(f"{best.move} assumes {best.assumes}")
+    return lines
+
+
+def _why_not_taken(plan: Plan, best: TimedMove) -> str:
+    provenance, gap = plan.provenance, plan.predicted.gap
+    if provenance.limit == "none":
+        return (
+            f"it was not searched for ({provenance.solver}); `pipeplan plan --warm-start` searches "
+            "for a better one from here"
+        )
+    if isinstance(best.move, MicrobatchChange):
+        return "a search keeps the job's microbatch size; `pipeplan sweep` compares several"
+    left = "without a bound" if gap is None else f"at a gap of {gap:.2%}"
+    return (
+        f"its search ({provenance.solver}, limit {provenance.limit}) ended {left} before it tried "
+        "this; a longer one may find it, and more"
+    )
+
+
+def _no_gain_lines(plan: Plan, found: MovesFound) -> list[str]:
+    lines = []
+    if not found.fits:
+        lines.append("no single change that was tried makes the plan fit")
+    elif found.fitting:
+        best = found.fitting[0]
+        slower = signed_change(best.gain) if abs(best.gain) >= LEAST_GAIN else "as long"
+        lines.append(f"no single change helps: with the best, {best.move}, it takes {slower}")
+    else:
+        lines.append("no single change helps: none that fits in memory may be faster")
+    gap = plan.predicted.gap
+    if gap is not None:
+        covers = plan.provenance.bound_covers
+        lines.append(f"at most {gap / (1 + gap):.2%} can be saved at all, by {covers}")
+    return lines
+
+
+def _overflow_line(row: TimedMove) -> str:
+    device, lacks_bytes = max(row.lacks_bytes.items(), key=lambda item: item[1])
+    return (
+        f"faster, but beyond memory: {row.move} ({signed_change(row.gain)}): {device} lacks "
+        f"{format_bytes(lacks_bytes)}"
+    )
+
+
+def moves_data(found: MovesFound) -> dict[str, Any]:
+    """Return all changes as plain data."""
+    return {
+        "plan_s": found.plan_s,
+        "no_faster": found.no_faster,
+        "left_out": found.left_out,
+        "moves": [_move_data(row) for row in (*found.fitting, *found.overflowing)],
+    }
+
+
+def _move_data(row: TimedMove) -> dict[str, Any]:
+    return {
+        "move": str(row.move),
+        "iteration_time_s": row.iteration_time_s,
+        "gain": row.gain,
+        "lacks_bytes": dict(row.lacks_bytes),
+        "assumes": row.assumes,
+    }

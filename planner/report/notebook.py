@@ -1,0 +1,85 @@
+"""Public records as HTML for notebooks: the tables of the command line, and the Gantt chart."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from functools import singledispatch
+from html import escape
+from io import BytesIO, StringIO
+from typing import TYPE_CHECKING, Any
+
+from planner.analysis.deviation import Comparison
+from planner.cluster.cluster import Cluster
+from planner.errors import PipeplanError, printable
+from planner.plan.plan import Plan
+from planner.report.deviation import comparison_tables
+from planner.report.gantt import plot_gantt
+from planner.report.summary import plan_tables
+from planner.report.tables import new_table, plain
+from planner.search.result import Result
+from planner.simulation.simulator import simulate_plan
+from planner.simulation.timeline import Timeline
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_WIDTH = 120
+
+
+@singledispatch
+def html_of(shown: Any) -> str:
+    """Return a plan, a result, a cluster or a comparison with measured steps as HTML."""
+    raise TypeError(f"{type(shown).__name__} has no form for notebooks")
+
+
+@html_of.register
+def _(plan: Plan) -> str:
+    try:
+        timeline = simulate_plan(plan)
+    except PipeplanError as error:  # An edited plan may not run.
+        return _pre(printable("\n".join(error.problems)))
+    return _tables(plan_tables(plan, timeline)) + _gantt(timeline)
+
+
+@html_of.register
+def _(result: Result) -> str:
+    return _pre(printable(result.summary())) + html_of(result.plan)
+
+
+@html_of.register
+def _(cluster: Cluster) -> str:
+    numbers = ("devices", "GiB", "GB/s", "TFLOP/s")
+    table = new_table(plain(repr(cluster)), ("type",), numbers)
+    for name, count in Counter(device.type for device in cluster.devices).items():
+        kind = cluster.device_types[name]
+        peaks = ", ".join(f"{key} {peak:g}" for key, peak in kind.peak_tflop_per_s.items())
+        figures = (f"{kind.memory_gib:g}", f"{kind.memory_bandwidth_gb_per_s:g}", peaks)
+        table.add_row(plain(name), str(count), *figures)
+    return _tables(table)
+
+
+@html_of.register
+def _(comparison: Comparison) -> str:
+    return _tables(comparison_tables(comparison))
+
+
+def _tables(renderable: RenderableType) -> str:
+    from rich.console import Console
+
+    console = Console(record=True, file=StringIO(), width=_WIDTH)
+    console.print(renderable)
+    return _pre(printable(console.export_text()))
+
+
+def _pre(text: str) -> str:
+    return f'<pre style="line-height: 1.2">{escape(text)}</pre>'
+
+
+def _gantt(timeline: Timeline) -> str:
+    picture = BytesIO()
+    figure = plot_gantt(timeline).get_figure(root=True)
+    assert figure is not None
+    figure.savefig(picture, format="png", bbox_inches="tight")
+    data = base64.b64encode(picture.getvalue()).decode()
+    return f'<img alt="Gantt chart" style="max-width: 100%" src="data:image/png;base64,{data}">'

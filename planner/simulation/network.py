@@ -1,0 +1,216 @@
+"""Messages and reductions on their way: what they wait for, and how they share links.
+
+Whatever is sent first waits in line for all that serves one at a time: the links of its way where
+the plan's rules say ``in_turn``; else its pair of devices, a device with one stream, or the
+devices that reduce. Where links are shared fairly, its bytes then have max-min fair rates
+(Bertsekas and Gallager, Data Networks, 6.5.2): the rates of all rise together until a link is full,
+then those over other links continue to rise.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from planner.cluster.cluster import Cluster
+from planner.plan.operations import Operation
+
+_ROUNDING = 1e-9
+"""Share of a rate or a bandwidth by which rounding may be off."""
+DIGITS = 12
+"""Significant digits of a moment at which something ends that has shared its way."""
+
+Link = tuple[int, int]
+Key = Operation | int
+"""A message by the operation that needs it, a reduction by its number."""
+
+
+def fair_rates(
+    flows: Sequence[tuple[Sequence[Link], float]], capacity: Mapping[Link, float]
+) -> list[float]:
+    """Return the max-min fair rate of each flow.
+
+    Args:
+        flows: the links of each flow and its maximum rate, which it gets without links. A flow
+            takes its rate of a link as often as it names it.
+        capacity: capacity of each link, in the same unit.
+    """
+    rates = [0.0] * len(flows)
+    used = dict.fromkeys(capacity, 0.0)
+    rising = list(range(len(flows)))
+    while rising:
+        users = Counter(link for index in rising for link in flows[index][0])
+        room = {link: (capacity[link] - used[link]) / count for link, count in users.items()}
+        level = min([*room.values(), *(flows[index][1] for index in rising)])
+        most = level * (1 + _ROUNDING)
+        full = {link for link, rate in room.items() if rate <= most}
+        left = []
+        for index in rising:
+            links, highest = flows[index]
+            if highest > most and full.isdisjoint(links):
+                left.append(index)
+                continue
+            rates[index] = min(level, highest)
+            for link in links:
+                used[link] += rates[index]
+        rising = left
+    return rates
+
+
+@dataclass(eq=False)
+class Flow:
+    """A message or a reduction.
+
+    Attributes:
+        key: that says which.
+        waits_for: what serves one at a time, in the order of requests.
+        seconds: that it takes alone.
+        latency_s: of these, before its first byte.
+        gb_per_s: of its bytes, alone.
+        links: that its bytes share with others; several times where it crosses one several times.
+        start_s: when it set off.
+        due_s: when it would end if it had all its rate from now on.
+        share: of its rate that it has.
+        since_s: since when it has had this share.
+        end_s: when it ends if nothing changes.
+        slowed_by: the link that gave it less than all its rate, the last time that one did.
+        meets_others: whether it shares links, or has shared them.
+    """
+
+    key: Key
+    waits_for: Sequence[object]
+    seconds: float
+    latency_s: float
+    gb_per_s: float
+    links: Sequence[Link]
+    start_s: float = inf
+    due_s: float = inf
+    share: float = 1.0
+    since_s: float = 0.0
+    end_s: float = inf
+    slowed_by: Link | None = None
+    meets_others: bool = False
+
+    @property
+    def first_s(self) -> float:
+        """When its first byte sets off."""
+        return self.start_s + self.latency_s
+
+    def take(self, share: float, now: float) -> None:
+        """Go on with a share of the rate."""
+        self.due_s += (now - self.since_s) * (1 - self.share)
+        self.since_s, self.share = now, share
+        # Rounded, so that what ends at one moment but for rounding errors does so here.
+        self.end_s = max(now, float(f"{now + (self.due_s - now) / share:.{DIGITS}g}"))
+
+
+class Network:
+    """All that is on its way.
+
+    Args:
+        cluster: whose links.
+        announce: told the key of a flow and a moment at which to call :meth:`hear`, or again
+            another: an earlier announcement may no longer be right.
+    """
+
+    def __init__(self, cluster: Cluster, announce: Callable[[Key, float], None]) -> None:
+        self._links = cluster.links
+        self._announce = announce
+        self._flows: dict[Key, Flow] = {}
+        self._lines: defaultdict[object, deque[Flow]] = defaultdict(deque)
+        self._on: defaultdict[Link, dict[Key, Flow]] = defaultdict(dict)
+        self._changed: dict[Link, None] = {}
+
+    def request(self, flow: Flow, now: float) -> None:
+        """Let a flow set off, or wait until it is first in all its lines."""
+        self._flows[flow.key] = flow
+        for resource in flow.waits_for:
+            self._lines[resource].append(flow)
+        self._start_first(flow, now)
+
+    def hear(self, key: Key, now: float) -> Flow | None:
+        """Return a flow if it ends at a moment that was announced for it."""
+        flow = self._flows.get(key)
+        if flow is None:
+            return None
+        if flow.end_s != now:
+            if flow.first_s == now:
+                self._changed.update(dict.fromkeys(flow.links))
+            return None
+        del self._flows[key]
+        for link in dict.fromkeys(flow.links):
+            del self._on[link][key]
+            if self._on[link]:
+                self._changed[link] = None
+        for resource in flow.waits_for:
+            self._lines[resource].popleft()
+        for resource in flow.waits_for:
+            if self._lines[resource]:
+                self._start_first(self._lines[resource][0], now)
+        return flow
+
+    def settle(self, now: float) -> None:
+        """Divide the links anew, once all that begins or ends at a moment has done so."""
+        if not self._changed:
+            return
+        flows = [flow for flow in self._reached(self._changed) if flow.first_s <= now]
+        self._changed.clear()
+        capacity = {
+            link: self._links[link[0]].bandwidth_gb_per_s for flow in flows for link in flow.links
+        }
+        rates = fair_rates([(flow.links, flow.gb_per_s) for flow in flows], capacity)
+        left = dict(capacity)
+        for flow, rate in zip(flows, rates, strict=True):
+            for link in flow.links:
+                left[link] -= rate
+        for flow, rate in zip(flows, rates, strict=True):
+            share = rate / flow.gb_per_s
+            share = 1.0 if share >= 1 - _ROUNDING else share
+            if share < 1:
+                flow.slowed_by = min(flow.links, key=lambda link: left[link] / capacity[link])
+            if share != flow.share:
+                flow.take(share, now)
+                self._announce(flow.key, flow.end_s)
+
+    def _start_first(self, flow: Flow, now: float) -> None:
+        if flow.start_s < inf or any(
+            self._lines[resource][0] is not flow for resource in flow.waits_for
+        ):
+            return
+        flow.start_s = now
+        flow.due_s = flow.end_s = now + flow.seconds
+        self._announce(flow.key, flow.end_s)
+        if not flow.links:
+            return
+        meets = any(self._on[link] for link in flow.links)
+        for link in flow.links:
+            self._on[link][flow.key] = flow
+        if meets:
+            self._meet(flow, now)
+
+    def _meet(self, flow: Flow, now: float) -> None:
+        """Announce the first bytes of flows that share links; those alone on theirs need none."""
+        for other in self._reached(flow.links):
+            if not other.meets_others and other.first_s > now:
+                self._announce(other.key, other.first_s)
+            other.meets_others = True
+        if flow.first_s <= now:
+            self._changed.update(dict.fromkeys(flow.links))
+
+    def _reached(self, links: Iterable[Link]) -> list[Flow]:
+        """Return flows over these links, flows that share a link with them, and so on."""
+        found: dict[Key, Flow] = {}
+        seen: set[Link] = set()
+        left = list(links)
+        while left:
+            link = left.pop()
+            if link in seen:
+                continue
+            seen.add(link)
+            for key, flow in self._on[link].items():
+                if key not in found:
+                    found[key] = flow
+                    left += flow.links
+        return list(found.values())

@@ -1,0 +1,174 @@
+"""Transfers over a cluster's links: times worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+from small_worlds import COMPUTE_S, run_of
+
+from planner.cluster.cluster import Cluster
+from planner.errors import PipeplanError
+from planner.sync.simulation.calibration import calibrated
+from planner.sync.simulation.comparison import compare_syncs
+from planner.sync.simulation.links import WorkerFlow, WorkerLinks, WorkerTransfers, ends_s
+from planner.sync.simulation.run import Scenario, trace_sync
+from planner.sync.simulation.timings import buckets_of
+from planner.sync.simulation.world import LayerParameters, LinkCost, World, uniform_world
+from planner.sync.strategies import parse_sync
+
+BYTES = 10_000_000
+"""10 ms over a link of a device, 100 ms over that between the nodes."""
+WITHIN_S, BETWEEN_S = 0.01, 0.1
+
+
+def two_nodes() -> Cluster:
+    """Two nodes of two devices; 1 GB/s to a node's switch, 0.1 GB/s between the switches."""
+    devices = [f"n{node}/d{device}" for node in (0, 1) for device in (0, 1)]
+    links = [(device, f"{device[:2]}/switch", 1.0) for device in devices]
+    links.append(("n0/switch", "n1/switch", 0.1))
+    unit = {
+        "memory_gib": 8,
+        "memory_bandwidth_gb_per_s": 1,
+        "peak_tflop_per_s": {"float32": 1},
+        "efficiency": 1,
+    }
+    return Cluster.from_data(
+        {
+            "format": "pipeplan-cluster/1",
+            "name": "two nodes",
+            "device_types": {"unit": unit},
+            "devices": [{"name": name, "type": "unit"} for name in devices],
+            "switches": ["n0/switch", "n1/switch"],
+            "links": [
+                {"between": [a, b], "bandwidth_gb_per_s": rate, "latency_us": 0}
+                for a, b, rate in links
+            ],
+        }
+    )
+
+
+def linked_world(**fields: object) -> World:
+    cluster = two_nodes()
+    flat = uniform_world(4, COMPUTE_S, BYTES, LinkCost(0.0, 1.0), pipelines_per_node=2)
+    links = WorkerLinks(cluster, (cluster.device_names,))
+    world = replace(flat, between=LinkCost(0.0, 0.1), links=links, scheduler_round_trip_s=0.0)
+    return replace(world, **fields)
+
+
+def test_flows_share_a_link_and_leave_the_rest_to_others() -> None:
+    """Of 1 GB/s two take half each; one that another link narrows leaves more to the others."""
+    wide, narrow = (0, 1), (1, 1)
+    transfers = WorkerTransfers({wide: 1.0, narrow: 0.2})
+    halves = [(0.0, lane, WorkerFlow((wide,), 1.0, 1e9, 0.0)) for lane in "ab"]
+    assert ends_s(transfers, halves) == pytest.approx([2.0, 2.0])
+    narrowed = (0.0, "c", WorkerFlow((wide, narrow), 0.2, 1e9, 0.0))
+    # 0.2 and 0.8 until 1.25 s; then 0.2 goes on by itself.
+    assert ends_s(transfers, [halves[0], narrowed]) == pytest.approx([1.25, 5.0])
+    late = (1.0, "b", WorkerFlow((wide,), 1.0, 1e9, 0.5))
+    # By itself until 1 s of bytes and 0.5 s of latency of the other have passed.
+    assert ends_s(transfers, [halves[0], late]) == pytest.approx([1.0, 2.5])
+    # The flows of a lane wait for each other.
+    assert ends_s(transfers, [halves[0], halves[0]]) == pytest.approx([1.0, 2.0])
+
+
+def test_a_ring_crosses_each_link_as_often_as_its_members_do() -> None:
+    links = linked_world().links
+    assert links is not None
+    neighbours = links.ring((0, 1, 2, 3), 0, BYTES, 0.0)
+    between = len(links.cluster.links) - 1
+    assert sorted(link for link in neighbours.links if link[0] == between) == [
+        (between, -1),
+        (between, 1),
+    ]
+    ends = ends_s(WorkerTransfers(links.capacity_gb_per_s), [(0.0, 0, neighbours)])
+    assert ends == pytest.approx([BETWEEN_S])
+    # In the order 0, 2, 1, 3 every hop crosses the link, two in each direction.
+    zigzag = links.ring((0, 2, 1, 3), 0, BYTES, 0.0)
+    ends = ends_s(WorkerTransfers(links.capacity_gb_per_s), [(0.0, 0, zigzag)])
+    assert ends == pytest.approx([2 * BETWEEN_S])
+
+
+def test_devices_without_links_between_them_are_named() -> None:
+    world = linked_world()
+    assert world.links is not None
+    apart = world.links.cluster.model_copy(update={"links": world.links.cluster.links[:-1]})
+    links = WorkerLinks(apart, world.links.devices)
+    with pytest.raises(PipeplanError, match="no links join 'n0/d1' and 'n1/d0'"):
+        run_of("all_reduce", replace(world, links=links))
+
+
+def test_an_all_reduce_takes_its_narrowest_link() -> None:
+    found = run_of("all_reduce:overlap=false,bucket_mib=1000", linked_world()).iterations_per_s
+    assert found == pytest.approx(4 / (COMPUTE_S + 6 / 4 * BETWEEN_S))
+
+
+def test_workers_beside_the_server_reach_it_locally() -> None:
+    """Gradients of the other node share the link between, those of the server's node do not."""
+    found = run_of("parameter_server", linked_world(), iterations=100).iterations_per_s
+    assert found == pytest.approx(4 / (COMPUTE_S + 2 * 2 * BETWEEN_S), rel=0.01)
+    done = run_of("parameter_server:mode=async", linked_world(), iterations=100).done
+    beside_s = COMPUTE_S + 2 * WITHIN_S
+    assert done[0] / done[1] == pytest.approx(beside_s / COMPUTE_S, rel=0.02)
+    # Two that push and pull at the same time have half of the link each way.
+    assert done[1] / done[2] == pytest.approx((COMPUTE_S + 4 * BETWEEN_S) / beside_s, rel=0.05)
+
+
+def test_an_exchange_is_answered_once_it_has_arrived() -> None:
+    """A pair on two nodes moves its weights there and back; the others wait for nobody."""
+    cluster = two_nodes()
+    links = WorkerLinks(cluster, (("n0/d0", "n1/d0"),))
+    world = linked_world(workers=2, pipelines_per_node=1, links=links)
+    found = run_of("ad_psgd", world, iterations=100)
+    # The one that asks waits for both messages; the one that answers computes.
+    assert found.done[1] / found.done[0] == pytest.approx(2 * BETWEEN_S / COMPUTE_S, rel=0.02)
+
+
+def test_buckets_hold_the_gradients_of_real_layers() -> None:
+    rank = linked_world().ranks[0]
+    mib = 2**20
+    layers = (
+        LayerParameters(mib // 2, 0.05, 0.04),
+        LayerParameters(mib // 2, 0.06, 0.03),
+        LayerParameters(3 * mib, 0.08, 0.02),
+        LayerParameters(mib // 4, 0.10, 0.0),
+    )
+    found = buckets_of(replace(rank, layers=layers, parameter_bytes=17 * mib // 4), 1.0)
+    rows = [(bucket.bytes / mib, bucket.complete_s, bucket.needed_s) for bucket in found]
+    assert rows == [(1.0, 0.06, 0.03), (3.0, 0.08, 0.02), (0.25, 0.10, 0.0)]
+    assert [bucket.optimizer_share for bucket in found] == pytest.approx([1, 13 / 17, 1 / 17])
+
+
+def test_jitter_makes_all_wait_for_the_last() -> None:
+    """The largest of four draws is 1.03 standard deviations late, on average."""
+    world = linked_world(jitter_s=0.01)
+    found = run_of("all_reduce:overlap=false", world, iterations=400).iterations_per_s
+    assert 4 / found == pytest.approx(COMPUTE_S + 6 / 4 * BETWEEN_S + 0.0103, rel=0.01)
+
+
+def test_a_trace_tells_the_links_and_the_jitter() -> None:
+    world = linked_world(jitter_s=0.005)
+    sync = parse_sync("all_reduce:overlap=false")
+    run, trace = trace_sync(Scenario(world, 80), sync)
+    guess = linked_world(
+        between=LinkCost(0.0, 0.2), links=world.links and world.links.at_speed(1.0, 2.0)
+    )
+    found = calibrated(guess, trace)
+    assert found.jitter_s == pytest.approx(0.005, rel=0.2)
+    again = trace_sync(Scenario(found, 80), sync)[0]
+    assert again.iterations_per_s == pytest.approx(run.iterations_per_s, rel=0.03)
+    with pytest.raises(PipeplanError, match="workers: 4 in the trace, the plan has 3 pipelines"):
+        calibrated(replace(guess, workers=3), trace)
+
+
+def test_a_worker_that_leaves_is_not_waited_for_on_links() -> None:
+    for strategy in ("all_reduce", "parameter_server:mode=async", "eager_parameter_server"):
+        run = run_of(strategy, linked_world(), "fault:3:1", iterations=60)
+        assert run.done[3] < 15
+        assert min(run.done[:3]) > 20
+    lone = run_of("all_reduce", linked_world(), "fault:1:0+fault:2:0+fault:3:0")
+    assert lone.iterations_per_s == pytest.approx(1 / COMPUTE_S)
+
+
+def test_results_do_not_depend_on_the_number_of_processes() -> None:
+    scenario = Scenario(linked_world(jitter_s=0.005), 12)
+    syncs = [parse_sync("ad_psgd"), parse_sync("semi_decentralized:overlap=true")]
+    assert compare_syncs(scenario, syncs, jobs=2) == compare_syncs(scenario, syncs)

@@ -1,0 +1,261 @@
+"""Runs a localised step on all ranks of a group in one process: a value is a list of shares.
+
+Collectives are sums and concatenations of lists. Their backwards are written out, rank by rank, as
+a runtime has them, so that a gradient that the split leaves partial is found.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+from torch.utils._pytree import tree_leaves, tree_map
+
+from planner.model.tracing.export import ExportedStep
+from planner.model.tracing.sharding.localise import localise, part_sizes, share
+from planner.model.tracing.sharding.split import Split
+
+
+class Shares(list[Any]):
+    """The values of all ranks."""
+
+
+class _AllReduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *values: Tensor) -> tuple[Tensor, ...]:
+        total = torch.stack(values).sum(0)
+        return tuple(total.clone() for _ in values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return gradients
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *values: Tensor) -> tuple[Tensor, ...]:
+        return tuple(value.clone() for value in values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        total = torch.stack(gradients).sum(0)
+        return tuple(total.clone() for _ in gradients)
+
+
+def _shared(whole: Tensor, place: Any, degree: int) -> tuple[Tensor, ...]:
+    return tuple(share(whole, *place, degree, rank).clone() for rank in range(degree))
+
+
+def _whole(shares: Any, dimension: int, parts: tuple[int, ...]) -> Tensor:
+    local = [part // len(shares) for part in parts]
+    rows = [value.split(local, dimension) for value in shares]
+    joined = [torch.cat(pieces, dimension) for pieces in zip(*rows, strict=True)]
+    return torch.cat(joined, dimension)
+
+
+class _ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, place: Any, *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.place = place
+        return _shared(torch.stack(values).sum(0), place, len(values))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        whole = _whole(gradients, *ctx.place)
+        return None, *(whole.clone() for _ in gradients)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, place: Any, is_partial: bool, *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.place, ctx.is_partial = place, is_partial
+        whole = _whole(values, *place)
+        return tuple(whole.clone() for _ in values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        if ctx.is_partial:
+            return None, None, *_shared(torch.stack(gradients).sum(0), ctx.place, len(gradients))
+        own = [share(g, *ctx.place, len(gradients), rank) for rank, g in enumerate(gradients)]
+        return None, None, *own
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, place: Any, *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.place = place
+        return tuple(
+            share(value, *place, len(values), rank).clone() for rank, value in enumerate(values)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        whole = _whole(gradients, *ctx.place)
+        return None, *(whole.clone() for _ in gradients)
+
+
+class ListGroup:
+    """The collectives of a group whose ranks are entries of lists; counts its calls."""
+
+    def __init__(self, degree: int) -> None:
+        self.degree = degree
+        self.calls: list[str] = []
+
+    def all_reduce(self, values: Shares) -> Shares:
+        return Shares(_AllReduce.apply(*values))
+
+    def copy(self, values: Shares) -> Shares:
+        return Shares(_Copy.apply(*values))
+
+    def reduce_scatter(self, values: Shares, *place: Any) -> Shares:
+        return Shares(_ReduceScatter.apply(place, *values))
+
+    def gather(self, values: Shares, dimension: int, parts: Any, is_partial: bool) -> Shares:
+        return Shares(_Gather.apply((dimension, parts), is_partial, *values))
+
+    def scatter(self, values: Shares, *place: Any) -> Shares:
+        return Shares(_Scatter.apply(place, *values))
+
+    def take(self, values: Shares, dimension: int, parts: tuple[int, ...]) -> Shares:
+        return Shares(
+            share(value, dimension, parts, self.degree, rank) for rank, value in enumerate(values)
+        )
+
+    def embedding(self, weights: Shares, indices: Shares, padding: int) -> Shares:
+        found = Shares()
+        for rank, (weight, index) in enumerate(zip(weights, indices, strict=True)):
+            own = index - rank * len(weight)
+            is_own = (own >= 0) & (own < len(weight))
+            rows = functional.embedding(own.where(is_own, 0), weight)
+            is_counted = is_own & (index != padding)
+            # The padding row is looked up, but takes no gradient.
+            rows = torch.where(is_counted[..., None], rows, rows.detach())
+            found.append(rows * is_own[..., None])
+        return found
+
+    def cross_entropy(
+        self, logits: Shares, targets: Shares, reduction: int, ignored: int
+    ) -> Shares:
+        highest = torch.stack([part.detach().amax(1) for part in logits]).amax(0)
+        shifted = [part - highest[:, None] for part in logits]
+        sums = self.all_reduce(Shares(part.exp().sum(1) for part in shifted))
+        own = [
+            functional.one_hot((t - rank * p.shape[1]).clamp(-1, p.shape[1]) + 1, p.shape[1] + 2)
+            for rank, (p, t) in enumerate(zip(shifted, targets, strict=True))
+        ]
+        picked = self.all_reduce(
+            Shares((p * h[:, 1:-1]).sum(1) for p, h in zip(shifted, own, strict=True))
+        )
+        found = Shares()
+        for total, right, target in zip(sums, picked, targets, strict=True):
+            loss = (total.log() - right) * (target != ignored)
+            scale = (target != ignored).sum() if reduction == 1 else 1
+            found.append(loss.sum() / scale if reduction else loss)
+        return found
+
+
+class _Ranks(fx.Interpreter):
+    """Runs every operation once a rank, and collectives once for all."""
+
+    def __init__(self, module: fx.GraphModule, degree: int, values: dict[str, Any]) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.degree, self.values = degree, values
+
+    def fetch_attr(self, target: str) -> Any:
+        found = self.values.get(target, super().fetch_attr(target))
+        return found if isinstance(found, Shares) else Shares([found] * self.degree)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        shares = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Shares)]
+        if not shares:
+            return Shares([super().call_function(target, args, kwargs)] * self.degree)
+        return Shares(
+            super(_Ranks, self).call_function(target, *_of_rank((args, kwargs), rank))
+            for rank in range(self.degree)
+        )
+
+    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+        group, *rest = args
+        group.calls.append(target)
+        return getattr(group, target)(*rest, **kwargs)
+
+
+def _is_shares(value: Any) -> bool:
+    return isinstance(value, Shares)
+
+
+def _leaves(values: Any) -> list[Any]:
+    return tree_leaves(values, is_leaf=_is_shares)
+
+
+def _of_rank(values: Any, rank: int) -> Any:
+    return tree_map(lambda v: v[rank] if _is_shares(v) else v, values, is_leaf=_is_shares)
+
+
+def run_on_shards(
+    exported: ExportedStep, split: Split, degree: int, batch: dict[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor], list[str]]:
+    """Run a step and its backward on a group.
+
+    Returns:
+        The loss; the gradients, shares joined, by parameter; and the names of the collectives.
+
+    Raises:
+        AssertionError: if ranks disagree about a loss or a gradient that all have.
+    """
+    module = fx.GraphModule(exported.module, localise(exported, split, degree))
+    leaves: dict[str, Shares] = {}
+    values: dict[str, Shares] = {}
+    for target, name in exported.names.items():
+        whole = _attribute(exported.module, target)
+        if not isinstance(whole, nn.Parameter):
+            continue
+        if name not in leaves:
+            leaves[name] = Shares(
+                _part(whole, split, name, degree, rank).clone().requires_grad_(whole.requires_grad)
+                for rank in range(degree)
+            )
+        values[target] = leaves[name]
+    group = ListGroup(degree)
+    inputs = [Shares([value.clone() for _ in range(degree)]) for value in batch.values()]
+    (losses,) = _Ranks(module, degree, values).run(group, *inputs)
+    losses = losses if isinstance(losses, Shares) else Shares(losses)
+    torch.autograd.backward(list(losses))
+    summed = {exported.names[str(node.target)] for node in split.placements.summed}
+    gradients = {
+        name: _joined(parts, split, name, name in summed)
+        for name, parts in leaves.items()
+        if parts[0].grad is not None
+    }
+    assert all(torch.equal(loss, losses[0]) for loss in losses)
+    return losses[0].detach(), gradients, group.calls
+
+
+def _attribute(module: nn.Module, target: str) -> object:
+    found: Any = module
+    for part in target.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _part(whole: Tensor, split: Split, name: str, degree: int, rank: int) -> Tensor:
+    whole = whole.detach()
+    if name not in split.parameters:
+        return whole
+    own, parts = split.parameters[name]
+    return share(whole, own, part_sizes(whole.shape[own], parts), degree, rank)
+
+
+def _joined(shares: Shares, split: Split, name: str, is_summed: bool) -> Tensor:
+    gradients = [part.grad for part in shares]
+    if name not in split.parameters:
+        if is_summed:
+            return torch.stack(gradients).sum(0)
+        for gradient in gradients:
+            torch.testing.assert_close(gradient, gradients[0], rtol=1e-12, atol=1e-12)
+        return gradients[0]
+    own, parts = split.parameters[name]
+    size = sum(gradient.shape[own] for gradient in gradients)
+    return _whole(gradients, own, part_sizes(size, parts))

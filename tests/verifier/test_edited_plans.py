@@ -1,0 +1,105 @@
+"""Edits of stages, against an oracle of what no plan may be; the profile `soak` tries many more."""
+
+import random
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from plan_oracle import least_peaks, reasons_to_refuse
+from strategies import plans
+
+from planner.errors import PipeplanError
+from planner.plan.plan import Plan
+from planner.prediction import refresh
+from planner.simulation.simulator import simulate_plan
+from planner.verification import verify
+
+RNG = st.randoms(use_true_random=False)
+
+
+def without_spare_memory(plan: Plan) -> dict[str, Any]:
+    """The plan as data, on device types that have what their fullest device needs."""
+    data = plan.model_dump(mode="json")
+    peaks = simulate_plan(plan).peak_memory_bytes
+    for name, kind in data["cluster"]["device_types"].items():
+        most = max((p for d, p in peaks.items() if plan.cluster.type_of(d) == name), default=0)
+        kind.update(memory_gib=max(most, 2**11) / 2**30, reserved_gib=0)
+    return data
+
+
+def permute(data: dict[str, Any], rng: random.Random) -> None:
+    for stage in data["stages"]:
+        for field in ("layers", "recompute"):
+            stage[field].reverse() if rng.random() < 0.5 else rng.shuffle(stage[field])
+
+
+def move(data: dict[str, Any], rng: random.Random) -> None:
+    source, target = rng.choice(data["stages"]), rng.choice(data["stages"])
+    if len(source["layers"]) > 1:
+        name = source["layers"].pop(rng.choice([0, -1, rng.randrange(len(source["layers"]))]))
+        target["layers"].insert(rng.randint(0, len(target["layers"])), name)
+        if name in source["recompute"] and rng.random() < 0.8:
+            source["recompute"].remove(name)
+            target["recompute"].append(name)
+
+
+def copy(data: dict[str, Any], rng: random.Random) -> None:
+    rng.choice(data["stages"])["layers"].append(rng.choice(rng.choice(data["stages"])["layers"]))
+
+
+def leave_out(data: dict[str, Any], rng: random.Random) -> None:
+    layers = rng.choice(data["stages"])["layers"]
+    if len(layers) > 1:
+        layers.pop(rng.randrange(len(layers)))
+
+
+def recompute(data: dict[str, Any], rng: random.Random) -> None:
+    stage = rng.choice(data["stages"])
+    stage["recompute"] = rng.sample(stage["layers"], rng.randint(0, len(stage["layers"])))
+    data["job"]["recompute"] = rng.choice([True, False])
+
+
+def keep(data: dict[str, Any], rng: random.Random) -> None:
+    for stage in data["stages"]:
+        stage["recompute"] = rng.sample(
+            stage["recompute"], rng.randint(0, len(stage["recompute"]) // 2)
+        )
+
+
+EDITS = [permute, move, move, copy, leave_out, recompute, recompute, keep]
+
+
+@given(plans(), RNG)
+def test_layers_count_in_one_order_however_a_plan_lists_them(
+    plan: Plan, rng: random.Random
+) -> None:
+    data = refresh(Plan.parse(without_spare_memory(plan), "tight")).model_dump(mode="json")
+    permute(data, rng)
+    permuted = Plan.parse(data, "permuted")
+    assert verify(permuted) == []
+    assert permuted.execution_digest == plan.execution_digest
+    place = list(plan.layers).index
+    for stage in permuted.stages:
+        assert list(stage.layers) == sorted(stage.layers, key=place)
+        assert list(stage.recompute) == sorted(stage.recompute, key=place)
+
+
+@given(plans(), RNG)
+def test_no_edit_is_accepted_that_the_oracle_refuses(plan: Plan, rng: random.Random) -> None:
+    data = without_spare_memory(plan)
+    for edit in rng.sample(EDITS, rng.randint(1, 3)):
+        edit(data, rng)
+    edited = Plan.parse(data, "edited")
+    try:
+        edited = refresh(edited)  # As `pipeplan simulate PLAN -o PLAN` does after an edit.
+    except PipeplanError:
+        assert verify(edited)
+        return
+    reasons = list(reasons_to_refuse(data))
+    problems = verify(edited)
+    assert problems or not reasons
+    if not problems:
+        stage_of = {name: k for k, stage in enumerate(data["stages"]) for name in stage["layers"]}
+        for device, least in least_peaks(data, stage_of).items():
+            if device in edited.predicted.devices:
+                assert edited.predicted.devices[device].peak_memory_bytes >= least
