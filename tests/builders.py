@@ -78,7 +78,7 @@ def graph(
     if boundaries is None:
         boundaries = [boundary(u, v) for u, v in pairwise(names)]
     data = {
-        "format": "pipeplan-graph/1",
+        "format": "pipeplan-graph/2",
         "name": "by-hand",
         "samples_per_microbatch": 1,
         "precision": "float32",

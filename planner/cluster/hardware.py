@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from planner.model.graph_record import Collective, EfficiencyClass
+from planner.model.figures import CollectiveKind, EfficiencyClass
 from planner.records.document import Record
 from planner.units import plural
 
@@ -64,9 +64,9 @@ class GroupFigures(Record):
     """
 
     devices: Annotated[int, Field(ge=2)]
-    collectives: dict[Collective, Annotated[tuple[CollectiveFigures, ...], Field(min_length=1)]]
+    collectives: dict[CollectiveKind, Annotated[tuple[CollectiveFigures, ...], Field(min_length=1)]]
 
-    def seconds(self, collective: Collective, bytes_: int) -> float:
+    def seconds(self, collective: CollectiveKind, bytes_: int) -> float:
         """Return the time of a collective over a tensor that has this size on each device."""
         if not bytes_:
             return 0.0

@@ -26,7 +26,7 @@ from planner.cluster.hardware import (
 )
 from planner.cluster.routing import Route
 from planner.errors import PipeplanError
-from planner.model.graph_record import Collective
+from planner.model.figures import CollectiveKind
 from planner.records.document import Record
 
 Edges = Sequence[tuple[str, str]]
@@ -128,7 +128,7 @@ class _Steps(NamedTuple):
     edges: Edges
 
 
-def _algorithms(devices: Sequence[str]) -> Mapping[Collective, tuple[_Steps, ...]]:
+def _algorithms(devices: Sequence[str]) -> Mapping[CollectiveKind, tuple[_Steps, ...]]:
     """Return the algorithms of every collective.
 
     Rings (Patarasuk and Yuan 2009), a binary tree for all-reduces, and for all-to-all a step for
@@ -155,7 +155,7 @@ class _Inside:
     def __init__(self, cluster: Cluster, groups: Sequence[TensorGroup]) -> None:
         self._cluster = cluster
         self._plans = {group.name: _algorithms(group.devices) for group in groups}
-        self._sharing: dict[tuple[Collective, int], Counter[tuple[int, int]]] = {}
+        self._sharing: dict[tuple[CollectiveKind, int], Counter[tuple[int, int]]] = {}
         for rows in self._plans.values():
             for collective, algorithms in rows.items():
                 for number, steps in enumerate(algorithms):

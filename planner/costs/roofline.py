@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from planner.cluster.hardware import TF32, DeviceType
-from planner.model.graph_record import PHASES, EfficiencyClass, Layer, OperationClass, Phase, Work
+from planner.model.figures import PHASES, EfficiencyClass, OperationClass, Phase, Work
+from planner.model.graph_record import Layer
 
 ROUNDING = 1e-9
 """Smaller relative differences of times are rounding."""
@@ -147,7 +148,7 @@ def _with_collectives(times: OperationTimes, layer: Layer, device: DeviceType) -
         return times
     seconds = dict.fromkeys(PHASES, 0.0)
     for row in layer.collectives:
-        seconds[row.phase] += device.group.seconds(row.collective, row.bytes)
+        seconds[row.phase] += device.group.seconds(row.kind, row.bytes)
     forward_s, input_s, weight_s = (seconds[phase] for phase in PHASES)
     return times + OperationTimes(forward_s, input_s, weight_s, input_s + weight_s)
 

@@ -11,7 +11,8 @@ from itertools import takewhile
 from planner.cluster.cluster import Cluster
 from planner.cluster.hardware import DeviceType
 from planner.job import Job
-from planner.model.graph_record import PHASES, Boundary, Layer, Parameter, Work
+from planner.model.figures import PHASES, Work
+from planner.model.graph_record import Boundary, Layer, Parameter
 from planner.plan.plan import Plan, Stage
 from planner.verification.routes import AllReduce, Path, Routes
 
@@ -143,7 +144,7 @@ def _exchanging_s(layer: Layer, phase: str, device: DeviceType) -> float:
         return 0.0
     ways = device.group.collectives
     return sum(
-        min(way.latency_us / 1e6 + row.bytes / (way.gb_per_s * 1e9) for way in ways[row.collective])
+        min(way.latency_us / 1e6 + row.bytes / (way.gb_per_s * 1e9) for way in ways[row.kind])
         for row in layer.collectives
         if row.phase == phase and row.bytes
     )

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cluster.cluster import Cluster
+from planner.cluster.group_packing import packed
 from planner.cluster.tensor_groups import TensorGroup, grouped
 from planner.costs.roofline import layer_times
 from planner.errors import PipeplanError
 from planner.job import Job
-from planner.model.graph_record import GroupCollective
-from planner.variants.tensor_groups import packed
+from planner.model.figures import Collective
 from planner.verification.costs import ProblemCosts
 
 
@@ -93,7 +93,9 @@ def test_a_layer_waits_for_its_collectives_in_each_phase() -> None:
     """2 TFLOP/s: half the time; a GB all-reduced by two devices takes a second."""
     row = layer("a", 2, 4)
     exchanged = [("forward", "all_reduce", 2), ("input_gradient", "all_gather", 4)]
-    row["collectives"] = [{"phase": p, "collective": c, "bytes": n * GIGA} for p, c, n in exchanged]
+    row["collectives"] = [
+        {"phase": p, "kind": c, "tensor": "x", "bytes": n * GIGA} for p, c, n in exchanged
+    ]
     the_graph = graph([row])
     found = grouped(star(2), groups("d0 d1"))
     a = the_graph.layers["a"]
@@ -107,7 +109,9 @@ def test_a_layer_waits_for_its_collectives_in_each_phase() -> None:
 
 def test_figures_of_an_unknown_phase_are_refused() -> None:
     with pytest.raises(ValueError, match="phase"):
-        GroupCollective.model_validate({"phase": "back", "collective": "all_reduce", "bytes": 1})
+        Collective.model_validate(
+            {"phase": "back", "kind": "all_reduce", "tensor": "x", "bytes": 1}
+        )
 
 
 def test_groups_on_one_host_slow_each_other_as_their_devices_do() -> None:
