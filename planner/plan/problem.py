@@ -156,6 +156,8 @@ _OLDER_FREEDOMS = {
     "placement": "any",
     "order": "any",
     "equal_pipelines": False,
+    "tensor_parallel": 1,
+    "sequence_parallel": False,
 }
 """Freedoms that older versions did not have, with their values there."""
 

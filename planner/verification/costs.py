@@ -11,7 +11,8 @@ from itertools import takewhile
 from planner.cluster.cluster import Cluster
 from planner.cluster.hardware import DeviceType
 from planner.job import Job
-from planner.model.graph_record import PHASES, Boundary, Layer, Parameter, Work
+from planner.model.figures import PHASES, Work
+from planner.model.graph_record import Boundary, Layer, Parameter
 from planner.plan.plan import Plan, Stage
 from planner.verification.routes import AllReduce, Path, Routes
 
@@ -83,7 +84,10 @@ class ProblemCosts:
             weights, whole = measured.weight_gradient_s, measured.backward_s
         else:
             device, whole = self._cluster.device_types[type_name], None
-            forward, inputs, weights = (self.roofline(layer, phase, device)[0] for phase in PHASES)
+            forward, inputs, weights = (
+                self.roofline(layer, phase, device)[0] + _exchanging_s(layer, phase, device)
+                for phase in PHASES
+            )
         return forward, inputs, weights, inputs + weights if whole is None else whole
 
     def roofline(self, layer: Layer, phase: str, device: DeviceType) -> tuple[float, bool]:
@@ -132,6 +136,18 @@ class ProblemCosts:
         """Return the bytes of a parameter's weights, gradients and optimizer state."""
         trained = parameter.bytes + self.state_bytes(parameter) if parameter.trainable else 0
         return parameter.bytes + trained
+
+
+def _exchanging_s(layer: Layer, phase: str, device: DeviceType) -> float:
+    """Return the seconds of collectives inside a tensor-parallel group."""
+    if device.group is None:
+        return 0.0
+    ways = device.group.collectives
+    return sum(
+        min(way.latency_us / 1e6 + row.bytes / (way.gb_per_s * 1e9) for way in ways[row.kind])
+        for row in layer.collectives
+        if row.phase == phase and row.bytes
+    )
 
 
 class PlanCosts:

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from planner.errors import PipeplanError, near
+from planner.model.graph_record import graph_digest
 from planner.plan.membership import outside
 from planner.plan.operations import Operation, Orders
 from planner.plan.plan import Plan
-from planner.records.document import digest
 from planner.sync.pipeline_replicas import pipeline_count
 from planner.sync.strategies import require_fit
 from planner.units import plural
@@ -32,7 +32,7 @@ def form_problems(plan: Plan, orders: Orders) -> Iterator[str]:
 
 
 def _model(plan: Plan) -> Iterator[str]:
-    found = digest(plan.model.graph)
+    found = graph_digest(plan.model.graph)
     if found != plan.model.graph_digest:
         yield (
             f"model.graph_digest: the plan says {plan.model.graph_digest[:19]}…, its layer graph "
