@@ -37,7 +37,6 @@ from executor.launch.rank_options import DEFAULT_TIMEOUT_S
 from planner.errors import PipeplanError
 
 
-
 def _collective(*names: str) -> Any:
     """Return the first of these functions that this version of torch has."""
     return next(getattr(dist, name) for name in names if hasattr(dist, name))

@@ -135,7 +135,9 @@ class _Halves:
             if self._ring is not None:
                 self._work = self._ring.reduce_scatter(flat)
             else:
-                self._work = reduce_scatter_single(self.mine, flat, group=self._group, async_op=True)
+                self._work = reduce_scatter_single(
+                    self.mine, flat, group=self._group, async_op=True
+                )
 
     def reduced(self) -> None:
         """Wait for the first half."""
