@@ -8,7 +8,8 @@ collective together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -18,9 +19,46 @@ from torch.nn import functional
 
 from executor.distributed.failure import talking_to
 from executor.distributed.process_group import all_gather_single, reduce_scatter_single
+from planner.model.split_record import SplitRecord
 from planner.model.tracing.sharding.localise import share
 
 Parts = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MemberShare:
+    """The part of a parameter that a member holds: an equal share of each part of a dimension.
+
+    Attributes:
+        dimension: that is split.
+        parts: sizes of its parts.
+        degree: number of members.
+        index: of the member.
+    """
+
+    dimension: int
+    parts: Parts
+    degree: int
+    index: int
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Return the part of a whole tensor."""
+        return share(whole, self.dimension, self.parts, self.degree, self.index)
+
+    def whole_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the whole tensor's shape, given the part's."""
+        own = self.dimension
+        return (*shape[:own], shape[own] * self.degree, *shape[own + 1 :])
+
+
+def member_shares(split: SplitRecord | None, index: int) -> dict[str, MemberShare]:
+    """Return the shares of a member by the names of the parameters; none without groups."""
+    if split is None or split.degree is None:
+        return {}
+    return {
+        name: MemberShare(row.dimension, row.parts, split.degree, index)
+        for name, row in split.parameters.items()
+    }
 
 
 class Members(Protocol):
@@ -84,6 +122,25 @@ class ProcessGroupMembers:
         with talking_to(self._whom):
             reduce_scatter_single(found.view(-1), values.view(-1), group=self._group)
         return found
+
+
+def sum_partial_gradients(members: Members, parameters: Sequence[Tensor]) -> None:
+    """Sum gradients of parameters that all members have whole, each with a part of the gradient.
+
+    Args:
+        members: of the group.
+        parameters: in one order on all members; those without a gradient are left out.
+    """
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            by_type.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+    for gradients in by_type.values():
+        total = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        members.sum(total)
+        sizes = [gradient.numel() for gradient in gradients]
+        for gradient, part in zip(gradients, total.split(sizes), strict=True):
+            gradient.copy_(part.view_as(gradient))
 
 
 class Alike:

@@ -6,18 +6,24 @@ group is the attribute :data:`GROUP`, one for shapes alone; a rank's runner puts
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from executor.distributed.member_group import Alike, TensorParallelGroup
+from executor.distributed.member_group import (
+    Alike,
+    MemberShare,
+    TensorParallelGroup,
+    member_shares,
+)
 from planner.errors import PipeplanError
-from planner.model.split_record import SplitParameter, SplitRecord
+from planner.model.split_record import SplitRecord
 from planner.model.tracing.export import ExportedStep
 from planner.model.tracing.layers import LayerAssignment
-from planner.model.tracing.sharding.localise import Localiser, part_sizes, share
+from planner.model.tracing.sharding.localise import Localiser, part_sizes
 from planner.model.tracing.sharding.split import Split, split_step
 from planner.model.tracing.torch_private import FakeTensorMode
 
@@ -105,9 +111,7 @@ class _Shapes(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule, exported: ExportedStep, split: SplitRecord) -> None:
         super().__init__(module)
-        assert split.degree is not None
-        self._names, self._degree = exported.names, split.degree
-        self._split = split_parameters(split)
+        self._names, self._shares = exported.names, member_shares(split, 0)
         self._fakes: dict[int, Tensor] = {}  # A tied parameter is one tensor.
 
     def find(self) -> None:
@@ -122,11 +126,9 @@ class _Shapes(fx.Interpreter):
         if not isinstance(value, Tensor):
             return value
         if id(value) not in self._fakes:
-            place = self._split.get(self._names.get(target, ""))
+            share = self._shares.get(self._names.get(target, ""))
             made = _like(value)
-            if place is not None:
-                made = share(made, place.dimension, place.parts, self._degree, 0)
-            self._fakes[id(value)] = made
+            self._fakes[id(value)] = made if share is None else share.of(made)
         return self._fakes[id(value)]
 
     def run_node(self, n: fx.Node) -> Any:
@@ -151,7 +153,7 @@ def _require_planned(exported: ExportedStep, split: Split, planned: SplitRecord)
         name: (dimension, part_sizes(shapes[name][dimension], parts))
         for name, (dimension, parts) in split.parameters.items()
     }
-    wanted = {p.name: (p.dimension, p.parts) for p in split_parameters(planned).values()}
+    wanted = {p.name: (p.dimension, p.parts) for p in planned.parameters.values()}
     summed = {exported.names[str(node.target)] for node in split.placements.summed}
     different = {name for name in own.keys() | wanted.keys() if own.get(name) != wanted.get(name)}
     different |= summed.symmetric_difference(planned.summed_parameters)
@@ -163,37 +165,27 @@ def _require_planned(exported: ExportedStep, split: Split, planned: SplitRecord)
         )
 
 
-def split_parameters(record: SplitRecord) -> dict[str, SplitParameter]:
-    """Return the parameters of which each member has a share, by name."""
-    return {p.name: p for region in record.regions for p in region.parameters}
-
-
 class ParameterShares:
     """Gives a member its shares of the model's parameters, each once: a tied one stays one.
 
     Args:
         exported: whose parameters they are.
-        planned: what is split.
-        member: index of the member.
+        shares: of the member, by the parameters' names.
     """
 
-    def __init__(self, exported: ExportedStep, planned: SplitRecord, member: int) -> None:
-        self._places = {}
-        split = split_parameters(planned)
-        for node in exported.graph.find_nodes(op="get_attr"):
-            place = split.get(exported.names.get(str(node.target), ""))
-            if place is not None:
-                self._places[id(exported.attribute(node))] = place
-        self._degree, self._member = planned.degree, member
+    def __init__(self, exported: ExportedStep, shares: Mapping[str, MemberShare]) -> None:
+        self._shares = {
+            id(exported.attribute(node)): shares[name]
+            for node in exported.graph.find_nodes(op="get_attr")
+            if (name := exported.names.get(str(node.target))) in shares
+        }
         self._made: dict[int, nn.Parameter] = {}
 
     def __call__(self, value: Tensor) -> Tensor:
         """Return what is held in place of a parameter or buffer: a share, or the value itself."""
-        place = self._places.get(id(value))
-        if place is None:
+        if id(value) not in self._shares:
             return value
         if id(value) not in self._made:
-            assert self._degree is not None
-            own = share(value.detach(), place.dimension, place.parts, self._degree, self._member)
+            own = self._shares[id(value)].of(value.detach())
             self._made[id(value)] = nn.Parameter(own, requires_grad=value.requires_grad)
         return self._made[id(value)]

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from executor.distributed.member_group import TensorParallelGroup
 from executor.runtime.worker import TensorSpec
+from executor.split.member_step import GROUP
 from executor.split.stage_module import Piece, StageModule
 from executor.stage.drawn_numbers import drawn_offset
 from executor.stage.recompute import BeforeUse, Recomputed, Run, put_gates
@@ -71,6 +73,7 @@ class StageRunner:
         autocast: what torch's autocast lowers operations to in the forward; None: as they are.
         before_use: called before a forward uses parameters; None: no one waits for them.
         added: called with each parameter whose gradient something other than autograd has added to.
+        group: the tensor-parallel group of this rank, if the stage is a member's.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class StageRunner:
         autocast: torch.dtype | None = None,
         before_use: BeforeUse | None = None,
         added: Added = ignore,
+        group: TensorParallelGroup | None = None,
     ) -> None:
         self.stage = stage
         self.microbatches = microbatches
@@ -104,6 +108,8 @@ class StageRunner:
         self._in_flight: dict[int, _InFlight] = {}
         self._left: dict[int, WeightGradients] = {}
         graphs = [note_statistics(piece.graph, statistics) for piece in stage.pieces]
+        for graph in graphs if group is not None else ():
+            setattr(graph, GROUP, group)
         if before_use is not None:
             for graph in graphs:
                 put_gates(graph, stage.parameters, before_use)

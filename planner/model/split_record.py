@@ -126,3 +126,8 @@ class SplitRecord(Record):
     layers: tuple[LayerSplit, ...]
     boundaries: tuple[BoundarySplit, ...]
     summed_parameters: tuple[Name, ...]
+
+    @property
+    def parameters(self) -> dict[str, SplitParameter]:
+        """The parameters of which every member has a share, by name."""
+        return {row.name: row for region in self.regions for row in region.parameters}
