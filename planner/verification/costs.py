@@ -85,7 +85,7 @@ class ProblemCosts:
         else:
             device, whole = self._cluster.device_types[type_name], None
             forward, inputs, weights = (
-                self.roofline(layer, phase, device)[0] + _exchanging_s(layer, phase, device)
+                self.roofline(layer, phase, device)[0] + exchanging_s(layer, phase, device)
                 for phase in PHASES
             )
         return forward, inputs, weights, inputs + weights if whole is None else whole
@@ -138,7 +138,7 @@ class ProblemCosts:
         return parameter.bytes + trained
 
 
-def _exchanging_s(layer: Layer, phase: str, device: DeviceType) -> float:
+def exchanging_s(layer: Layer, phase: str, device: DeviceType) -> float:
     """Return the seconds of collectives inside a tensor-parallel group."""
     if device.group is None:
         return 0.0
@@ -148,6 +148,15 @@ def _exchanging_s(layer: Layer, phase: str, device: DeviceType) -> float:
         for row in layer.collectives
         if row.phase == phase and row.bytes
     )
+
+
+def _summed_s(parameters: Iterable[Parameter], kind: DeviceType) -> float:
+    """Return the seconds in which a group sums gradients of what each of its devices has whole."""
+    if kind.group is None:
+        return 0.0
+    bytes_ = sum(row.bytes for row in parameters if row.summed) // kind.group.devices
+    ways = kind.group.collectives["all_reduce"] if bytes_ else ()
+    return min((w.latency_us / 1e6 + bytes_ / (w.gb_per_s * 1e9) for w in ways), default=0.0)
 
 
 class PlanCosts:
@@ -276,13 +285,11 @@ class PlanCosts:
     def optimizer_s(self, device: str) -> float:
         """Return the seconds of the step; a parameter that several stages hold counts once."""
         layers = [layer for stage in self.stages_on[device] for layer in self.layers(stage)]
-        moved = sum(
-            3 * parameter.bytes + 2 * self.problem.state_bytes(parameter)
-            for parameter in self._held(layers)
-            if parameter.trainable
-        )
+        held = [parameter for parameter in self._held(layers) if parameter.trainable]
+        moved = sum(3 * row.bytes + 2 * self.problem.state_bytes(row) for row in held)
         kind = self._plan.cluster.device_type(device)
-        return moved / (kind.memory_bandwidth_gb_per_s * kind.optimizer_efficiency * 1e9)
+        step_s = moved / (kind.memory_bandwidth_gb_per_s * kind.optimizer_efficiency * 1e9)
+        return step_s + _summed_s(held, kind)
 
     def _held(self, layers: Iterable[Layer]) -> list[Parameter]:
         names = dict.fromkeys(name for layer in layers for name in layer.parameters)

@@ -18,10 +18,10 @@ def form_problems(plan: Plan, orders: Orders) -> Iterator[str]:
     """Every problem that shows without a simulation, one line each.
 
     Args:
-        plan: as it was read.
+        plan: with single devices or groups as devices (:mod:`planner.verification.tensor_groups`).
         orders: its orders, parsed.
     """
-    foremost = [*_model(plan), *stage_problems(plan)]
+    foremost = list(stage_problems(plan))
     yield from foremost
     beyond = outside(plan.job.space, plan.stages, orders, plan.layers, overlaps=plan.overlaps)
     yield from (found.in_job() for found in beyond)
@@ -31,7 +31,8 @@ def form_problems(plan: Plan, orders: Orders) -> Iterator[str]:
         yield from _missing(plan, orders)
 
 
-def _model(plan: Plan) -> Iterator[str]:
+def model_problems(plan: Plan) -> Iterator[str]:
+    """Yield why a plan's graph, microbatches or strategy are not those that it was planned with."""
     found = graph_digest(plan.model.graph)
     if found != plan.model.graph_digest:
         yield (
