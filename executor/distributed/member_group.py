@@ -20,7 +20,7 @@ from torch.nn import functional
 from executor.distributed.failure import talking_to
 from executor.distributed.process_group import all_gather_single, reduce_scatter_single
 from planner.model.split_record import SplitRecord
-from planner.model.tracing.sharding.localise import share
+from planner.model.tracing.sharding.localise import join, share
 
 Parts = tuple[int, ...]
 
@@ -251,10 +251,7 @@ class TensorParallelGroup:
 
     def joined(self, value: Tensor, dimension: int, parts: Parts) -> Tensor:
         """Return the whole value of all members' shares."""
-        rows = self.members.gather(value.contiguous()).unbind()
-        local = [part // self.members.degree for part in parts]
-        pieces = zip(*(row.split(local, dimension) for row in rows), strict=True)
-        return torch.cat([x for of_part in pieces for x in of_part], dimension)
+        return join(self.members.gather(value.contiguous()).unbind(), dimension, parts)
 
 
 class _AllReduce(torch.autograd.Function):

@@ -8,7 +8,7 @@ rank.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -78,6 +78,13 @@ def share(value: Tensor, dimension: int, parts: tuple[int, ...], degree: int, ra
     """
     pieces = value.split(parts, dimension)
     return torch.cat([piece.chunk(degree, dimension)[rank] for piece in pieces], dimension)
+
+
+def join(shares: Sequence[Tensor], dimension: int, parts: tuple[int, ...]) -> Tensor:
+    """Return the whole tensor of all ranks' shares; see :func:`share`."""
+    local = [part // len(shares) for part in parts]
+    rows = zip(*(value.split(local, dimension) for value in shares), strict=True)
+    return torch.cat([piece for of_part in rows for piece in of_part], dimension)
 
 
 def localise(exported: ExportedStep, split: Split, degree: int) -> fx.Graph:
