@@ -104,11 +104,14 @@ def prepare(
     require_runnable(plan, place.world_size)
     needed = needed_by(plan, place.rank)
     return_freed_memory()
-    built = build_model(plan, allowed_factory(plan, model), seed, needed)
+    shares = member_shares(planned_split(plan), place.rank % plan.degree)
+    partial = build_model(plan, allowed_factory(plan, model), seed, needed, shares)
+    built = partial.model
     own_loss = allowed_loss(plan, loss)
     exported, layers = export_planned_model(plan, built, own_loss, autocast)
     too_small = too_small_for_text(lookups(exported))
-    stages = _stages(plan, place.rank, exported, layers, device)
+    held = ParameterShares(exported, shares, partial.shares)
+    stages = _stages(plan, place.rank, exported, layers, held, device)
     require_order(plan, stages)
     unused = _unused(built, exported) if place.rank == 0 else {}
     _release_others(built, stages, unused)
@@ -118,7 +121,12 @@ def prepare(
 
 
 def _stages(
-    plan: Plan, rank: int, exported: ExportedStep, layers: LayerAssignment, device: torch.device
+    plan: Plan,
+    rank: int,
+    exported: ExportedStep,
+    layers: LayerAssignment,
+    shares: ParameterShares,
+    device: torch.device,
 ) -> tuple[StageModule, ...]:
     """Cut out the stages of a rank; a member of a tensor-parallel group has its shares of them."""
     mine = [s.index for s in plan.stages if plan.ranks[rank // plan.degree] in s.devices]
@@ -126,7 +134,6 @@ def _stages(
     if split is None:
         return tuple(cut(exported, layers, plan, mine, device))
     step = member_step(exported, layers, split)
-    shares = ParameterShares(exported, member_shares(split, rank % plan.degree))
     return tuple(cut_for_member(step, plan, mine, shares, device))
 
 

@@ -121,11 +121,11 @@ class SavedState:
             if share is not None and self._is_like_parameter(name, tensor.shape):
                 tensor = group.joined(tensor, share.dimension, share.parts).cpu()
             elif share is not None and tensor.numel() > 1:
+                own = self.prepared.parameters[_parameter_of(name)].shape
                 raise PipeplanError(
-                    f"optimizer state {name} has shape {list(tensor.shape)}, its parameter "
-                    f"{list(self.prepared.parameters[_parameter_of(name)].shape)}: a tensor-parallel "
-                    "group cannot put it together; train with an optimizer such as AdamW or SGD, or "
-                    "without checkpoints"
+                    f"{name} has shape {list(tensor.shape)}, the share of its parameter here "
+                    f"{list(own)}: the members of a tensor-parallel group cannot put it together; "
+                    "train with an optimizer such as AdamW or SGD, or without checkpoints"
                 )
             if self._member == 0:
                 found[name] = tensor
