@@ -139,7 +139,7 @@ def sum_partial_gradients(members: Members, parameters: Sequence[Tensor]) -> Non
         total = torch.cat([gradient.reshape(-1) for gradient in gradients])
         members.sum(total)
         sizes = [gradient.numel() for gradient in gradients]
-        for gradient, part in zip(gradients, total.split(sizes), strict=True):
+        for gradient, part in zip(gradients, torch.split(total, sizes), strict=True):
             gradient.copy_(part.view_as(gradient))
 
 

@@ -117,7 +117,7 @@ class _Shapes(fx.Interpreter):
     def find(self) -> None:
         """Run the graph without computing anything."""
         with FakeTensorMode(), torch.no_grad():
-            inputs = self.module.graph.find_nodes(op="placeholder")
+            inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
             self.run(*[_like(node.meta["val"]) for node in inputs])
 
     def fetch_attr(self, target: str) -> Any:
@@ -184,7 +184,7 @@ class ParameterShares:
         self._shares = {
             id(exported.attribute(node)): (name, shares[name])
             for node in exported.graph.find_nodes(op="get_attr")
-            if (name := exported.names.get(str(node.target))) in shares
+            if (name := exported.names.get(str(node.target), "")) in shares
         }
         self._made: dict[int, nn.Parameter] = {}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -88,7 +89,7 @@ class DrawnShares:
         strides = torch.empty_like(whole, device="meta").stride()
         order = sorted(range(whole.dim()), key=lambda dimension: -strides[dimension])
         shape = [whole.shape[dimension] for dimension in order]
-        settings = {"dtype": whole.dtype, "device": torch.device("cpu")}
+        settings: dict[str, Any] = {"dtype": whole.dtype, "device": torch.device("cpu")}
         aten = torch.ops.aten
         made = self.note(self.graph.call_function(aten.ones.default, (shape,), settings))
         if order != sorted(order):  # Dropout draws in the order of memory.
