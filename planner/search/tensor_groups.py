@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from planner.cluster.group_packing import packed
+from planner.cluster.tensor_groups import TensorGroup
 from planner.errors import InfeasibleError, PipeplanError
 from planner.model.group_graph import split_of
 from planner.plan.plan import Plan, gap
@@ -99,15 +100,16 @@ def _variants(problem: Problem) -> list[_Variant]:
         split_of(record, 2, sequence=job.sequence_parallel)  # Says what to do.
     found = [_variant(problem, 1)]
     for degree in degrees:
-        if degree <= len(problem.cluster.devices):
-            try:
-                found.append(_variant(problem, degree))
-            except PipeplanError:
-                continue  # No devices of the cluster make such groups.
+        try:
+            groups = packed(problem.cluster, degree)
+        except PipeplanError:
+            continue  # The cluster has no such devices, so no plan has such groups.
+        found.append(_variant(problem, degree, groups))
     return sorted(found, key=lambda row: row.work_s)
 
 
-def _variant(problem: Problem, degree: int) -> _Variant:
+def _variant(problem: Problem, degree: int, groups: Sequence[TensorGroup] = ()) -> _Variant:
+    """Return the problem with one size of groups, packed unless they are given."""
     if degree == 1:
         fields = {"tensor_parallel": 1, "sequence_parallel": False}
         single = replace(problem, job=problem.job.model_copy(update=fields))
@@ -119,8 +121,11 @@ def _variant(problem: Problem, degree: int) -> _Variant:
             f"tensor_parallel = {degree}: no part of {problem.graph.name!r} splits into {degree} "
             "equal shares (heads, columns or vocabulary); choose another number"
         )
-    groups = packed(problem.cluster, degree)
-    parallel = TensorParallel(degree=degree, sequence=sequence, groups=groups)
+    parallel = TensorParallel(
+        degree=degree,
+        sequence=sequence,
+        groups=tuple(groups or packed(problem.cluster, degree)),
+    )
     variant = grouped_problem(problem, parallel)
     return _Variant(variant, parallel, work_bound_s(Chain(variant)))
 
