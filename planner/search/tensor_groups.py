@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from planner.assembly import plan_of_groups
 from planner.cluster.group_packing import packed
 from planner.cluster.tensor_groups import TensorGroup
 from planner.errors import InfeasibleError, PipeplanError
@@ -78,7 +79,7 @@ def solve_on_groups(
     if problem.job.tensor_parallel != "any":
         (only,) = variants
         result = solve_one(only.problem, time_limit_s=clock.left_s, progress=progress)
-        result = replace(result, plan=_plan(problem, only, result.plan))
+        result = replace(result, plan=plan_of_groups(problem, only.parallel, result.plan))
     else:
         search = _Search(problem, variants, clock, progress or (lambda row: None))
         result = search.best(solve_one)
@@ -128,19 +129,6 @@ def _variant(problem: Problem, degree: int, groups: Sequence[TensorGroup] = ()) 
     )
     variant = grouped_problem(problem, parallel)
     return _Variant(variant, parallel, work_bound_s(Chain(variant)))
-
-
-def _plan(problem: Problem, variant: _Variant, plan: Plan) -> Plan:
-    """Return a plan of groups with the cluster, the graph and the job of single devices."""
-    graph = {"graph": problem.graph.record, "graph_digest": problem.graph.digest}
-    return plan.model_copy(
-        update={
-            "model": plan.model.model_copy(update=graph),
-            "cluster": problem.cluster,
-            "job": problem.job,
-            "tensor_parallel": variant.parallel,
-        }
-    )
 
 
 @dataclass
@@ -232,7 +220,7 @@ class _Search:
         return replace(
             best,
             status=status,
-            plan=self._bounded(_plan(self.problem, variant, best.plan), bound_s),
+            plan=self._bounded(plan_of_groups(self.problem, variant.parallel, best.plan), bound_s),
             lower_bound_s=bound_s,
             history=tuple(self.history),
             tried=sum(row.tried for row, _ in self.found),
