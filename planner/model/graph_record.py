@@ -9,12 +9,19 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from planner.model.figures import PHASES, Collective, LayerFigures, Name, Work, totals
-from planner.model.split_record import SplitRecord
+from planner.model.split_record import LayerSplit, SplitRecord
 from planner.records.document import MOST_ENTRIES, Count, Record, digest_of_data
 
 MEASURED = {"measured", "stash_bytes", "weight_stash_bytes", "peak_bytes"}
 """Fields of a layer that depend on the device and that measuring replaces; all others are
 structure."""
+
+SHARED = (
+    *(f"{phase}_{what}" for phase in PHASES for what in ("flops", "traffic_bytes")),
+    "stash_bytes",
+    "weight_stash_bytes",
+)
+"""Fields of a layer of which the devices of a tensor-parallel group may have shares."""
 
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
@@ -257,11 +264,28 @@ def _check_splits(record: GraphRecord) -> None:
                 f"splits[{index}].boundaries: they are not the tensors of the graph; trace the "
                 "model again"
             )
+        for layer, row in zip(record.layers, split.layers, strict=True):
+            _check_shares(f"splits[{index}]", layer, row)
         if (split.degree, split.sequence) in seen:
             raise ValueError(
                 f"splits[{index}]: a second split of degree {split.degree}; keep one of them"
             )
         seen.add((split.degree, split.sequence))
+
+
+def _check_shares(field: str, layer: Layer, row: LayerSplit) -> None:
+    for name in SHARED:
+        whole = getattr(layer, name)
+        if whole is not None and getattr(row, name) > whole:
+            raise ValueError(
+                f"{field}: {name} of layer {row.name!r} is {getattr(row, name)}, but the whole "
+                f"layer has {whole}; trace the model again"
+            )
+    if layer.work and not row.work:
+        raise ValueError(
+            f"{field}: layer {row.name!r} has no rows of work, but the layer has; trace the model "
+            "again"
+        )
 
 
 def graph_digest(record: GraphRecord) -> str:

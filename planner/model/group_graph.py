@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from planner.errors import PipeplanError
-from planner.model.figures import PHASES
-from planner.model.graph_record import Boundary, GraphRecord, Layer, Parameter
+from planner.model.graph_record import SHARED, Boundary, GraphRecord, Layer, Parameter
 from planner.model.split_record import LayerSplit, SplitRecord
-
-_SUMS = (
-    *(f"{phase}_{what}" for phase in PHASES for what in ("flops", "traffic_bytes")),
-    "stash_bytes",
-)
 
 
 def split_of(graph: GraphRecord, degree: int, *, sequence: bool) -> SplitRecord:
@@ -101,16 +95,17 @@ def _layer(
     layer: Layer, row: LayerSplit, split: SplitRecord, types: Mapping[str, Sequence[str]]
 ) -> Layer:
     degree = split.degree or 1
-    fields = {name: _of_all(getattr(layer, name), getattr(row, name), degree) for name in _SUMS}
-    late = row.weight_stash_bytes
+    whole = {name: getattr(layer, name) for name in SHARED}
+    whole["weight_stash_bytes"] = layer.kept_for_weights_bytes
     return Layer.model_validate(
         {
             **{name: getattr(layer, name) for name in Layer.model_fields},
-            **fields,
-            "weight_stash_bytes": _of_all(layer.kept_for_weights_bytes, late, degree),
+            **{name: _of_all(whole[name], getattr(row, name), degree) for name in SHARED},
             "peak_bytes": None,
             "measured": {},
-            "device_types": tuple(t for name in layer.device_types for t in types.get(name, ())),
+            "device_types": tuple(
+                t for name in layer.device_types for t in types.get(name, (name,))
+            ),
             "work": row.work,
             "collectives": row.collectives,
         }

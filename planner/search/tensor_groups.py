@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from planner.assembly import plan_of_groups
 from planner.cluster.group_packing import packed
+from planner.cluster.tensor_groups import TensorGroup
 from planner.errors import InfeasibleError, PipeplanError
 from planner.model.group_graph import split_of
 from planner.plan.plan import Plan, gap
@@ -77,7 +79,7 @@ def solve_on_groups(
     if problem.job.tensor_parallel != "any":
         (only,) = variants
         result = solve_one(only.problem, time_limit_s=clock.left_s, progress=progress)
-        result = replace(result, plan=_plan(problem, only, result.plan))
+        result = replace(result, plan=plan_of_groups(problem, only.parallel, result.plan))
     else:
         search = _Search(problem, variants, clock, progress or (lambda row: None))
         result = search.best(solve_one)
@@ -99,15 +101,16 @@ def _variants(problem: Problem) -> list[_Variant]:
         split_of(record, 2, sequence=job.sequence_parallel)  # Says what to do.
     found = [_variant(problem, 1)]
     for degree in degrees:
-        if degree <= len(problem.cluster.devices):
-            try:
-                found.append(_variant(problem, degree))
-            except PipeplanError:
-                continue  # No devices of the cluster make such groups.
+        try:
+            groups = packed(problem.cluster, degree)
+        except PipeplanError:
+            continue  # The cluster has no such devices, so no plan has such groups.
+        found.append(_variant(problem, degree, groups))
     return sorted(found, key=lambda row: row.work_s)
 
 
-def _variant(problem: Problem, degree: int) -> _Variant:
+def _variant(problem: Problem, degree: int, groups: Sequence[TensorGroup] = ()) -> _Variant:
+    """Return the problem with one size of groups, packed unless they are given."""
     if degree == 1:
         fields = {"tensor_parallel": 1, "sequence_parallel": False}
         single = replace(problem, job=problem.job.model_copy(update=fields))
@@ -119,23 +122,13 @@ def _variant(problem: Problem, degree: int) -> _Variant:
             f"tensor_parallel = {degree}: no part of {problem.graph.name!r} splits into {degree} "
             "equal shares (heads, columns or vocabulary); choose another number"
         )
-    groups = packed(problem.cluster, degree)
-    parallel = TensorParallel(degree=degree, sequence=sequence, groups=groups)
+    parallel = TensorParallel(
+        degree=degree,
+        sequence=sequence,
+        groups=tuple(groups or packed(problem.cluster, degree)),
+    )
     variant = grouped_problem(problem, parallel)
     return _Variant(variant, parallel, work_bound_s(Chain(variant)))
-
-
-def _plan(problem: Problem, variant: _Variant, plan: Plan) -> Plan:
-    """Return a plan of groups with the cluster, the graph and the job of single devices."""
-    graph = {"graph": problem.graph.record, "graph_digest": problem.graph.digest}
-    return plan.model_copy(
-        update={
-            "model": plan.model.model_copy(update=graph),
-            "cluster": problem.cluster,
-            "job": problem.job,
-            "tensor_parallel": variant.parallel,
-        }
-    )
 
 
 @dataclass
@@ -227,7 +220,7 @@ class _Search:
         return replace(
             best,
             status=status,
-            plan=self._bounded(_plan(self.problem, variant, best.plan), bound_s),
+            plan=self._bounded(plan_of_groups(self.problem, variant.parallel, best.plan), bound_s),
             lower_bound_s=bound_s,
             history=tuple(self.history),
             tried=sum(row.tried for row, _ in self.found),

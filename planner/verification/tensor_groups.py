@@ -341,6 +341,6 @@ def _layer(
             "peak_bytes": None,
             "work": shared.work,
             "collectives": shared.collectives,
-            "device_types": tuple(n for one in layer.device_types for n in types.get(one, ())),
+            "device_types": tuple(n for one in layer.device_types for n in types.get(one, (one,))),
         }
     )

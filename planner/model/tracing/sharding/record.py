@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor, fx
 
 from planner.model.figures import PHASES, Collective, CollectiveKind, Phase, Work
-from planner.model.graph_record import Layer
+from planner.model.graph_record import GraphRecord, Layer
 from planner.model.split_record import (
     BoundarySplit,
     LayerSplit,
@@ -76,6 +76,18 @@ def record_of(
             sorted({step.exported.names[str(node.target)] for node in split.placements.summed})
         ),
     )
+
+
+def with_splits(step: TracedStep, degrees: Iterable[int], *, sequence: bool) -> GraphRecord:
+    """Return the layer graph of a step with its splits over groups.
+
+    Args:
+        step: the step.
+        degrees: numbers of members.
+        sequence: whether values between regions are shared by positions.
+    """
+    splits = tuple(record_of(step, degree, sequence=sequence) for degree in degrees)
+    return step.graph.model_copy(update={"splits": splits})
 
 
 class _Shares:
