@@ -8,7 +8,9 @@ collective together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +23,7 @@ from executor.distributed.failure import talking_to
 from executor.distributed.process_group import all_gather_single, reduce_scatter_single
 from planner.model.split_record import SplitRecord
 from planner.model.tracing.sharding.localise import join, share
+from planner.model.tracing.torch_private import storage_key
 
 Parts = tuple[int, ...]
 
@@ -178,6 +181,35 @@ class TensorParallelGroup:
 
     def __init__(self, members: Members) -> None:
         self.members = members
+        self._gathered: dict[int, _Gathered] = {}  # By its storage.
+        self._again: tuple[_Gathered, Tensor] | None = None
+
+    @contextmanager
+    def keeping_shares(self) -> Iterator[None]:
+        """Let operations inside keep, of what is gathered, this member's share for the backward.
+
+        The backward gathers it again, once for operations that follow each other there.
+        """
+        with torch.autograd.graph.saved_tensors_hooks(self._packed, self._unpacked):
+            yield
+
+    def end_backward(self) -> None:
+        """Let go of what the backward has gathered."""
+        self._again = None
+
+    def _packed(self, value: Tensor) -> Tensor | _KeptShare:
+        found = self._gathered.get(storage_key(value))
+        if found is None or found.whole() is None:
+            return value
+        return _KeptShare(found, value.shape, value.stride(), int(value.storage_offset()))
+
+    def _unpacked(self, kept: Tensor | _KeptShare) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        row = kept.of
+        if self._again is None or self._again[0] is not row:
+            self._again = row, self.joined(row.share, row.dimension, row.parts)
+        return self._again[1].as_strided(kept.shape, kept.stride, kept.offset)
 
     def all_reduce(self, value: Tensor) -> Tensor:
         """Sum partial sums of all members; the gradient of each is that of the sum."""
@@ -194,7 +226,11 @@ class TensorParallelGroup:
     def gather(self, value: Tensor, dimension: int, parts: Parts, is_partial: bool) -> Tensor:
         """Join the shares; the backward sums gradients that are partial, and takes a share."""
         backward = self.shares_of_sum if is_partial else self.take
-        return _apply(self.joined, backward, value, dimension, parts)
+        whole = _apply(self.joined, backward, value, dimension, parts)
+        alive = {key: row for key, row in self._gathered.items() if row.whole() is not None}
+        row = _Gathered(weakref.ref(whole), value.detach(), dimension, parts)
+        self._gathered = {**alive, storage_key(whole): row}
+        return whole
 
     def scatter(self, value: Tensor, dimension: int, parts: Parts) -> Tensor:
         """Return this member's share of a whole value; the backward gathers."""
@@ -252,6 +288,26 @@ class TensorParallelGroup:
     def joined(self, value: Tensor, dimension: int, parts: Parts) -> Tensor:
         """Return the whole value of all members' shares."""
         return join(self.members.gather(value.contiguous()).unbind(), dimension, parts)
+
+
+@dataclass(frozen=True, eq=False)
+class _Gathered:
+    """A value that was gathered, while it is there, and this member's share of it."""
+
+    whole: weakref.ref[Tensor]
+    share: Tensor
+    dimension: int
+    parts: Parts
+
+
+@dataclass(frozen=True)
+class _KeptShare:
+    """What an operation keeps of a gathered value: its share, and which view of all it needs."""
+
+    of: _Gathered
+    shape: Sequence[int]
+    stride: Sequence[int]
+    offset: int
 
 
 class _AllReduce(torch.autograd.Function):

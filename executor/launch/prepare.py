@@ -236,8 +236,6 @@ def require_effect(plan: Plan, run: RunSettings) -> None:
 
 GROUP_STRATEGIES = ("all_reduce", "fused")
 """Strategies of synchronisation that ranks of tensor-parallel groups have."""
-_NOT_BY_ELEMENT = ("Adafactor", "LBFGS", "Muon")
-"""Optimizers of torch whose step on a share of a parameter is no share of the step on all of it."""
 
 
 def require_groups(plan: Plan, run: RunSettings, *, emulated: bool = False) -> None:

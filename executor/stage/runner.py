@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -110,6 +110,7 @@ class StageRunner:
         graphs = [note_statistics(piece.graph, statistics) for piece in stage.pieces]
         for graph in graphs if group is not None else ():
             setattr(graph, GROUP, group)
+        self._group = group if group is not None and any(map(_gathers, graphs)) else None
         if before_use is not None:
             for graph in graphs:
                 put_gates(graph, stage.parameters, before_use)
@@ -137,9 +138,17 @@ class StageRunner:
             differentiable,
             piece.is_random,
             self.statistics,
-            self._context,
+            # What the weight gradients of a split backward need, they keep whole.
+            self._keeping_shares if first is again else self._context,
             self.device,
         )
+
+    @contextmanager
+    def _keeping_shares(self, state: RandomState | None = None) -> Iterator[None]:
+        """As :meth:`_context`, keeping shares of what a tensor-parallel group gathers."""
+        kept = nullcontext() if self._group is None else self._group.keeping_shares()
+        with self._context(state), kept:
+            yield
 
     @contextmanager
     def _context(self, state: RandomState | None = None) -> Iterator[None]:
@@ -176,7 +185,8 @@ class StageRunner:
             RandomState(self.device, tensors.pop()).restore()
         elif self.stage.draws:
             seed_generator(self.device, seed, self._offset)
-        with self._context():
+        is_split = microbatch in self.split
+        with self._context() if is_split else self._keeping_shares():
             outputs = self._forward(microbatch, tensors, batch)
         if self._sends_random_state:
             outputs = (*outputs, RandomState.now(self.device).state)
@@ -248,6 +258,8 @@ class StageRunner:
         ]
         if pairs:
             torch.autograd.backward([root for root, _ in pairs], [g for _, g in pairs])
+        if self._group is not None:
+            self._group.end_backward()
         if microbatch in self.split:
             self._left[microbatch] = self._queue.take()
         return tuple(
@@ -306,6 +318,11 @@ class TrainingWorker:
         batch = self._batches.take(microbatch)
         seed = microbatch_seed(self._seed, self._step, microbatch)
         return self._runner.forward(microbatch, received, batch, seed)
+
+
+def _gathers(graph: fx.GraphModule) -> bool:
+    """Return whether a tensor-parallel group joins shares of positions in it."""
+    return any(node.op == "call_method" and node.target == "gather" for node in graph.graph.nodes)
 
 
 def _of_its_own(gradient: Tensor) -> Tensor | None:

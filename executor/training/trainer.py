@@ -49,7 +49,7 @@ from executor.training.data import BatchOf, DeviceBatches
 from executor.training.loop import Gathering, HostNumbers, StepMetrics
 from executor.training.master_weights import MakeOptimizer
 from executor.training.optimisation import Optimisation, StepOutcome
-from executor.training.optimizer import job_optimizer
+from executor.training.optimizer import job_optimizer, require_step_by_element
 from planner.plan.plan import Plan
 from planner.plan.programs import Action, Reduce, directions
 from planner.sync.strategies import options_of
@@ -102,14 +102,20 @@ def optimisation_of(
         prepared: what this rank runs.
         make_optimizer: makes the optimizer of parameters by name; default the job's.
         **settings: see :class:`Optimisation`.
+
+    Raises:
+        PipeplanError: if members of a tensor-parallel group cannot each run it.
     """
-    return Optimisation(
+    optimisation = Optimisation(
         prepared.parameters,
         ParameterOwners.of_plan(prepared.plan).first_held(prepared.place.rank),
         make_optimizer or partial(job_optimizer, prepared.plan.job),
         device=prepared.device,
         **settings,
     )
+    if prepared.plan.degree > 1:
+        require_step_by_element(optimisation.optimizer)
+    return optimisation
 
 
 class Trainer:
@@ -128,6 +134,9 @@ class Trainer:
         watch: whether arrivals of messages are noted, for a timeline.
         pace: operations take the time that the plan's costs and it say; None: their own.
         emulates: whether nothing is computed, and the optimizer step is timed as well.
+
+    Attributes:
+        members: of this rank's tensor-parallel group; None if it is in none.
     """
 
     def __init__(

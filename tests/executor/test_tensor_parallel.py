@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from threading import Barrier
 
@@ -47,6 +49,7 @@ class ThreadMembers:
 
     def __init__(self, meeting: Meeting, index: int) -> None:
         self.degree, self.index, self.all = meeting.degree, index, meeting.all
+        self.calls: Counter[str] = Counter()
 
     def sum(self, value: Tensor) -> None:
         value.copy_(self.all(self.index, value).sum(0))
@@ -55,9 +58,11 @@ class ThreadMembers:
         value.copy_(self.all(self.index, value).amax(0))
 
     def gather(self, value: Tensor) -> Tensor:
+        self.calls["all_gather"] += 1
         return self.all(self.index, value)
 
     def reduce_scatter(self, values: Tensor) -> Tensor:
+        self.calls["reduce_scatter"] += 1
         return self.all(self.index, values).sum(0)[self.index]
 
 
@@ -106,6 +111,7 @@ def whole_gradients(plan: Plan, found: Sequence[list[Gradients]]) -> Gradients:
     return total
 
 
+@cache
 def four_heads() -> Plan:
     arguments = {"kv_heads": 4, "layers": 2}
     return on_groups(
@@ -113,23 +119,32 @@ def four_heads() -> Plan:
     )
 
 
+@cache
 def recomputed() -> Plan:
     return on_groups(
         "gpt_tiny", [4], ["g0", "g1"], scheduled, recompute=[2, 5], precision="float64"
     )
 
 
+@cache
 def positions_and_tied_ends() -> Plan:
     return on_groups("gpt_tiny", [4], ["g0", "g1"], scheduled, sequence=True, precision="float64")
 
 
 @pytest.mark.parametrize(
-    ("make", "split"), [(four_heads, False), (recomputed, False), (positions_and_tied_ends, True)]
+    ("make", "split"),
+    [
+        (four_heads, False),
+        (recomputed, False),
+        (positions_and_tied_ends, True),
+        (positions_and_tied_ends, False),
+    ],
 )
 def test_members_compute_the_loss_and_gradients_of_one_process(
     make: Callable[[], Plan], split: bool
 ) -> None:
-    plan, meeting = make(), Meeting(make().degree)
+    plan = make()
+    meeting = Meeting(plan.degree)
     ranks = [prepare(plan, place=PlanRank(k, plan.world_size)) for k in range(plan.world_size)]
     torch.manual_seed(0)
     assert plan.model.factory is not None
@@ -138,9 +153,11 @@ def test_members_compute_the_loss_and_gradients_of_one_process(
     loss = TrainingStep(alone, plan.job.loss)(**batch)
     loss.backward()
 
+    members = [ThreadMembers(meeting, index) for index in range(plan.degree)]
+
     def member(index: int) -> tuple[Tensor, list[Gradients]]:
         mine = ranks[index :: plan.degree]
-        return run_member(mine, ThreadMembers(meeting, index), batch, split=split)
+        return run_member(mine, members[index], batch, split=split)
 
     with ThreadPoolExecutor(plan.degree) as pool:
         losses, found = zip(*pool.map(member, range(plan.degree)), strict=True)
@@ -150,6 +167,17 @@ def test_members_compute_the_loss_and_gradients_of_one_process(
     assert gradients.keys() == dict(alone.named_parameters()).keys()
     for name, parameter in alone.named_parameters():
         torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-12, atol=1e-13)
+    for kind, count in planned_calls(plan, split=split).items():
+        assert members[0].calls[kind] == count
+
+
+def planned_calls(plan: Plan, *, split: bool) -> Counter[str]:
+    """What the plan counts on; a split backward keeps what it does not gather again."""
+    record = planned_split(plan)
+    assert record is not None
+    rows = [row for layer in record.layers for row in layer.collectives]
+    kinds = Counter(row.kind for row in rows if not (split and row.phase == "weight_gradient"))
+    return Counter({kind: kinds[kind] for kind in ("all_gather", "reduce_scatter")})
 
 
 def test_a_rank_holds_shares_of_what_is_split_and_all_of_the_rest() -> None:
