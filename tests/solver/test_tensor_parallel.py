@@ -15,7 +15,7 @@ from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.prediction import refresh
 from planner.verification.proof import prove
 
-SETTINGS = {"time_limit_s": 2.0, "deterministic": True}
+SETTINGS = {"time_limit_s": 0.5, "deterministic": True}
 
 
 def with_degree(problem: Problem, degree: int | str) -> Problem:
@@ -34,7 +34,7 @@ def job(**fields: object) -> dict[str, object]:
     return {"microbatches": 2, "backward": "whole", "overlap_reduction": False, **fields}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_bounds_hold_and_any_size_is_as_good_as_each(seed: int) -> None:
     problem = tiny_problem(seed, **job(replication=seed % 2 == 0))
     best_s = {n: brute_force(of_groups(problem, n)).time_s for n in (1, 2)}
