@@ -34,7 +34,7 @@ def job(**fields: object) -> dict[str, object]:
     return {"microbatches": 2, "backward": "whole", "overlap_reduction": False, **fields}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_bounds_hold_and_any_size_is_as_good_as_each(seed: int) -> None:
     problem = tiny_problem(seed, **job(replication=seed % 2 == 0))
     best_s = {n: brute_force(of_groups(problem, n)).time_s for n in (1, 2)}
