@@ -36,7 +36,7 @@ def job(**fields: object) -> dict[str, object]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_bounds_hold_and_any_size_is_as_good_as_each(seed: int) -> None:
-    problem = tiny_problem(seed, **job(replication=seed % 2 == 0))
+    problem = tiny_problem(seed, layers=2 + seed % 2, **job(replication=seed == 0))
     best_s = {n: brute_force(of_groups(problem, n)).time_s for n in (1, 2)}
     found = {n: solve(with_degree(problem, n), **SETTINGS) for n in (1, 2, "any")}
     for degree in (1, 2):
