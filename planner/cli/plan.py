@@ -279,11 +279,6 @@ def _search(
     from planner.search.solve import solve
 
     aside = needs_pipelines(request.sync)
-    if aside and problem.job.tensor_parallel != 1:
-        raise PipeplanError(
-            f"--sync {request.sync}: plans of data-parallel pipelines have no tensor-parallel "
-            "groups so far; leave --sync out, or set tensor_parallel to 1"
-        )
     search = solve_data_parallel if aside else partial(solve, robust=request.robust)
     progress = progress_table(quiet=quiet)
     return search(problem, **asdict(settings), progress=progress, warm_starts=warm_starts)

@@ -112,7 +112,7 @@ def replan(
         KeyboardInterrupt: on Ctrl-C before any plan was found.
     """
     check_settings(time_limit_s, GAP_LIMIT, seed, workers)
-    require_single_devices(plan.degree, "replan")
+    require_single_devices(plan.job.tensor_parallel, "replan")
     _require_slack(slack)
     _require_stages(plan)
     changes = MachineChanges(

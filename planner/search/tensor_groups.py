@@ -233,8 +233,9 @@ class _Search:
             return "optimal", "proved"
         if self.clock.is_stopped:
             return "interrupted", "interrupted"
-        is_cut_short = any(row.ended == "time limit" for row, _ in self.found)
-        return "feasible", "time limit" if is_cut_short else "nothing left to try"
+        ends = {row.ended for row, _ in self.found}
+        reasons: tuple[Ended, ...] = ("time limit", "gap limit")
+        return "feasible", next((end for end in reasons if end in ends), "nothing left to try")
 
     def _bounded(self, plan: Plan, bound_s: float) -> Plan:
         """Return a plan with the bound over all sizes, of which there is no certificate."""

@@ -89,7 +89,7 @@ def _replay_problems(plan: Plan, seen: Plan, orders: Orders) -> Iterator[str]:
     _require_paths(seen, costs)
     yield from _runtime(problem)
     found = replay(seen, orders, costs)
-    yield from plan_problems(seen, found.operations, costs.reductions)
+    yield from plan_problems(plan, found.operations, costs.reductions)
     yield from _memory(seen, costs, found)
     yield from _pipelines(seen)
     yield from _bound(plan, orders)

@@ -15,7 +15,7 @@ from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.prediction import refresh
 from planner.verification.proof import prove
 
-SETTINGS = {"time_limit_s": 2.0, "deterministic": True}
+SETTINGS = {"time_limit_s": 0.5, "deterministic": True}
 
 
 def with_degree(problem: Problem, degree: int | str) -> Problem:
@@ -34,9 +34,9 @@ def job(**fields: object) -> dict[str, object]:
     return {"microbatches": 2, "backward": "whole", "overlap_reduction": False, **fields}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_bounds_hold_and_any_size_is_as_good_as_each(seed: int) -> None:
-    problem = tiny_problem(seed, **job(replication=seed % 2 == 0))
+    problem = tiny_problem(seed, layers=2 + seed % 2, **job(replication=seed == 0))
     best_s = {n: brute_force(of_groups(problem, n)).time_s for n in (1, 2)}
     found = {n: solve(with_degree(problem, n), **SETTINGS) for n in (1, 2, "any")}
     for degree in (1, 2):
@@ -62,7 +62,7 @@ def test_what_a_bound_covers() -> None:
     two, every = (solve(with_degree(problem, n), **SETTINGS).plan for n in (2, "any"))
     assert "in tensor-parallel groups of 2" in str(two.provenance.bound_covers)
     assert "groups of one size" in str(every.provenance.bound_covers)
-    assert every.proof is None
+    assert "over every size of tensor-parallel groups" in prove(every).problems[0]
     # Other groups are another problem: the bound is dropped.
     for plan in (two, every):
         if plan.tensor_parallel is None:

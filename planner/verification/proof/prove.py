@@ -84,6 +84,13 @@ def prove(plan: Plan) -> ProofReport:
 
 
 def _problems(plan: Plan, certificate: Certificate | None) -> Iterator[str]:
+    space = plan.provenance.bound_covers.space
+    if certificate is None and space is not None and space.tensor_parallel == "any":
+        yield (
+            "proof.certificate: there is none for a bound over every size of tensor-parallel "
+            f"groups; plan with tensor_parallel = {plan.degree} to have one over that size"
+        )
+        return
     if certificate is None:
         yield (
             "proof.certificate: there is none, nothing is proved; plan again to have one "
