@@ -111,7 +111,8 @@ def prepare(
     exported, layers = export_planned_model(plan, built, own_loss, autocast)
     too_small = too_small_for_text(lookups(exported))
     held = ParameterShares(exported, shares, partial.shares)
-    stages = _stages(plan, place.rank, exported, layers, held, device)
+    with torch.autocast("cpu", autocast, enabled=autocast is not None, cache_enabled=False):
+        stages = _stages(plan, place.rank, exported, layers, held, device)
     require_order(plan, stages)
     unused = _unused(built, exported) if place.rank == 0 else {}
     _release_others(built, stages, unused)
