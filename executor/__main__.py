@@ -76,7 +76,7 @@ def _run(options: TrainingOptions, rank: int) -> None:
     in_step = sync_of(plan, run).strategy in SYNCHRONOUS
     if rank == 0 and (in_step or not history):
         if history:
-            print(_summary(history, f"{len(plan.ranks)} ranks", options.emulate), flush=True)
+            print(_summary(history, f"{plan.world_size} ranks", options.emulate), flush=True)
         else:
             print(_nothing_to_do(options.resume, config.steps), flush=True)
     if rank == 0 and history:
@@ -101,7 +101,7 @@ def _summary(history: Sequence[StepMetrics], ranks: str, emulated: bool) -> str:
 
 def _about_memory(plan: Plan) -> str:
     """Say why the memory of a step's line is more than the plan's."""
-    most = max(row.peak_memory_bytes for row in plan.predicted.devices.values())
+    most = max(row.peak_memory_bytes for row in plan.predicted.devices.values()) / plan.degree
     return (
         "note: memory is all that the largest process held, with Python, torch and the data in it; "
         f"the plan counts tensors of training alone, {format_bytes(most)} at most"

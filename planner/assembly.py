@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 from importlib import metadata
+from typing import Any
 
 from planner.costs.placement import PlacedPipeline
+from planner.job import Job
 from planner.plan.certificate import Proof
 from planner.plan.operations import Orders, format_order
 from planner.plan.plan import COST_MODEL, Plan, Provenance, within
 from planner.plan.problem import Problem
+from planner.plan.tensor_parallel import TensorParallel
 from planner.prediction import predict, refresh
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
@@ -98,6 +101,25 @@ def plan_by_hand(pipeline: PlacedPipeline, orders: Orders, solver: str = "by han
     return assemble_plan(simulate(pipeline, orders), orders, 0.0, provenance)
 
 
+def plan_of_groups(problem: Problem, parallel: TensorParallel | None, plan: Plan) -> Plan:
+    """Return a plan whose devices are tensor-parallel groups as a plan of single devices.
+
+    Args:
+        problem: of single devices.
+        parallel: their groups; None: the plan's devices are single.
+        plan: of :func:`planner.plan.tensor_parallel.grouped_problem`.
+    """
+    graph = {"graph": problem.graph.record, "graph_digest": problem.graph.digest}
+    return plan.model_copy(
+        update={
+            "model": plan.model.model_copy(update=graph),
+            "cluster": problem.cluster,
+            "job": problem.job,
+            "tensor_parallel": parallel,
+        }
+    )
+
+
 def edited_plan(plan: Plan, timeline: Timeline, orders: Orders, edit: str) -> Plan:
     """Return a plan with other stages, orders or microbatches, predicted again.
 
@@ -113,7 +135,28 @@ def edited_plan(plan: Plan, timeline: Timeline, orders: Orders, edit: str) -> Pl
     provenance = plan.provenance.model_copy(update={"solver": solver})
     made = assemble_plan(timeline, orders, 0.0, provenance)
     before = {"predicted": plan.predicted, "provenance": provenance, "proof": plan.proof}
+    if plan.tensor_parallel is not None:
+        before |= _of_single_devices(plan, made.job)
     return refresh(made.model_copy(update=before))
+
+
+def _of_single_devices(plan: Plan, job: Job) -> dict[str, Any]:
+    """Return the fields of a plan of groups, whose devices an edit does not change.
+
+    Args:
+        plan: before the edit.
+        job: after it, with the groups as devices.
+    """
+    kept = {name: getattr(plan.job, name) for name in ("cuts", *_GROUP_FREEDOMS)}
+    return {
+        "model": plan.model,
+        "cluster": plan.cluster,
+        "job": job.model_copy(update=kept),
+        "tensor_parallel": plan.tensor_parallel,
+    }
+
+
+_GROUP_FREEDOMS = ("tensor_parallel", "sequence_parallel")
 
 
 def version(distribution: str) -> str:

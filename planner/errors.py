@@ -29,7 +29,16 @@ class PipeplanError(Exception):
 
 
 class InfeasibleError(PipeplanError):
-    """No plan exists for this problem; the message says which constraint binds."""
+    """No plan exists for this problem; the message says which constraint binds.
+
+    Args:
+        problems: see :class:`PipeplanError`.
+        is_proved: whether there is none; otherwise none was found.
+    """
+
+    def __init__(self, problems: str | Iterable[str], *, is_proved: bool = False) -> None:
+        super().__init__(problems)
+        self.is_proved = is_proved
 
 
 class DeadlockError(PipeplanError):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 from planner.costs.placement import is_connected, place_plan
 from planner.errors import DeadlockError, PipeplanError
-from planner.plan.membership import outside_bound
+from planner.plan.membership import Outside, outside_bound, outside_packing
 from planner.plan.operations import Orders
 from planner.plan.plan import COST_MODEL, Plan, Predicted, Sync, gap, within
 from planner.plan.runtime_rules import RuntimeRules
@@ -15,7 +16,7 @@ from planner.plan.runtimes import rules_of
 from planner.simulation.simulator import simulate
 from planner.simulation.time_provenance import time_provenance
 from planner.simulation.timeline import Timeline
-from planner.space import covers_nothing
+from planner.space import Space, covers_nothing
 from planner.verification.form import order_problems, stage_problems
 
 NOTHING_AFTER_EDIT = covers_nothing(
@@ -55,7 +56,7 @@ def replay(plan: Plan) -> Timeline:
     Raises:
         PipeplanError: naming what cannot be simulated, such as an unknown layer.
     """
-    orders = plan.parsed_orders()
+    orders, plan = plan.parsed_orders(), plan.on_groups
     problems = [*stage_problems(plan), *order_problems(plan, orders)]
     if problems:
         raise PipeplanError(problems)
@@ -85,11 +86,9 @@ def refresh(plan: Plan) -> Plan:
     covers, proof = None, plan.proof
     if provenance.cost_model != COST_MODEL:
         covers = NOTHING_OF_OTHER_COSTS
-    elif space is None or provenance.problem_digest not in problem.digests_in(space):
+    elif space is None or provenance.problem_digest not in plan.digests_in(space):
         covers = NOTHING_AFTER_EDIT if space is not None or bound_s > 0 else None
-    elif timeline.iteration_time_s < bound_s * (1 - 1e-9) or any(
-        outside_bound(space, plan.stages, plan.parsed_orders(), plan.layers, plan.bucket_bytes)
-    ):
+    elif timeline.iteration_time_s < bound_s * (1 - 1e-9) or any(_outside_bound(plan, space)):
         covers = NOTHING_BEYOND
     if covers is not None:
         bound_s, proof = 0.0, None
@@ -98,6 +97,12 @@ def refresh(plan: Plan) -> Plan:
     predicted = predict(timeline, bound_s)
     fresh_figures = {"predicted": predicted, "provenance": provenance, "proof": proof}
     return plan.model_copy(update=fresh_figures)
+
+
+def _outside_bound(plan: Plan, space: Space) -> Iterator[Outside]:
+    orders = plan.parsed_orders()
+    yield from outside_bound(space, plan.stages, orders, plan.layers, plan.bucket_bytes)
+    yield from outside_packing(space, plan)
 
 
 def with_strategy(plan: Plan, sync: Sync) -> Plan:

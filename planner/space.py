@@ -13,6 +13,7 @@ from planner.units import plural
 Backward = Literal["whole", "split", "any"]
 Placement = Literal["loop", "loop_or_v", "any"]
 Order = Literal["1f1b", "any"]
+MOST_TENSOR_PARALLEL = 256
 
 
 class Space(Record):
@@ -38,6 +39,11 @@ class Space(Record):
             ``blocks``: that of the first N numbered blocks of every stage alone, as in Megatron-LM.
         overlap_reduction: Whether the gradients of a stage may be reduced in buckets while its last
             backwards still run; otherwise at once after the last of them.
+        tensor_parallel: Devices of each tensor-parallel group that holds a stage, of one type and
+            one number in the whole plan; 1: no groups; ``any``: the best of 1 and every number for
+            which the layer graph has a split.
+        sequence_parallel: Whether the devices of a group share values between the split parts of
+            layers by positions.
     """
 
     min_stages: Annotated[int, Field(ge=1)] = 1
@@ -51,6 +57,8 @@ class Space(Record):
     equal_pipelines: bool = False
     recompute: bool | Literal["blocks"] = True
     overlap_reduction: bool = True
+    tensor_parallel: Annotated[int, Field(ge=1, le=MOST_TENSOR_PARALLEL)] | Literal["any"] = 1
+    sequence_parallel: bool = False
 
     @model_validator(mode="after")
     def _orders_exist(self) -> Space:
@@ -60,6 +68,11 @@ class Space(Record):
             raise ValueError(
                 'order = "1f1b" is defined for one pipeline or for equal ones; set '
                 "equal_pipelines = true or replication = false"
+            )
+        if self.sequence_parallel and self.tensor_parallel == 1:
+            raise ValueError(
+                "sequence_parallel = true shares values among the devices of a tensor-parallel "
+                'group; set tensor_parallel to their number or "any"'
             )
         if self.max_stages is not None and self.min_stages > self.max_stages:
             raise ValueError(
@@ -99,6 +112,7 @@ class Space(Record):
             parts.append("in the order of 1F1B")
         if self.overlap_reduction:
             parts.append("reductions overlapped with backwards")
+        parts += self._groups_in_words()
         return ", ".join(parts)
 
     def _stages_in_words(self) -> Iterator[str]:
@@ -110,6 +124,14 @@ class Space(Record):
             yield f"cuts at {plural(len(self.cuts), 'place')} only"
         where = _PLACEMENTS[self.placement] if self.max_stages_per_device > 1 else ""
         yield f"up to {plural(self.max_stages_per_device, 'stage')} a device{where}"
+
+    def _groups_in_words(self) -> Iterator[str]:
+        if self.tensor_parallel == "any":
+            yield "single devices or one packing of them in tensor-parallel groups of one size"
+        elif self.tensor_parallel > 1:
+            yield f"one packing of devices in tensor-parallel groups of {self.tensor_parallel}"
+        if self.sequence_parallel:
+            yield "values shared by positions"
 
     def _replicas_in_words(self) -> Iterator[str]:
         if not self.replication:

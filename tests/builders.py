@@ -41,6 +41,7 @@ def layer(name: str, forward_s: float = 1, backward_s: float = 2, **fields: obje
         "work",
         "peak_bytes",
         "weight_stash_bytes",
+        "collectives",
     }
     return {**row, **fields}
 
@@ -77,7 +78,7 @@ def graph(
     if boundaries is None:
         boundaries = [boundary(u, v) for u, v in pairwise(names)]
     data = {
-        "format": "pipeplan-graph/1",
+        "format": "pipeplan-graph/2",
         "name": "by-hand",
         "samples_per_microbatch": 1,
         "precision": "float32",

@@ -113,7 +113,7 @@ def layer_graphs(
     ]
     return LayerGraph.parse(
         {
-            "format": "pipeplan-graph/1",
+            "format": "pipeplan-graph/2",
             "name": "random",
             "samples_per_microbatch": 1,
             "precision": precision,

@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks.executor.single_process import SEED, STEPS, Held, batch_source, compare
+from benchmarks.executor.single_process import SEED, STEPS, Held, batch_source, compare, joined
 from executor.emulation.pace import Pace
 from executor.launch.prepare import prepare
 from executor.runtime.runtime import StepRecord
@@ -41,6 +41,8 @@ def main(folder: Path) -> None:
 
 def _run(plan: Plan, target: Path) -> None:
     ranks = [gathered(iteration.held) for iteration in trained(plan, STEPS)]
+    if dist.get_rank() == 0:
+        ranks = [joined(plan, held) for held in ranks]
     if dist.get_rank() == 0:
         target.parent.mkdir(exist_ok=True)
         report = {"precision": plan.job.precision, **asdict(compare(plan, ranks))}

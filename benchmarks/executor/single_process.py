@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
+from executor.sync.shared_parameters import planned_split
 from executor.training.data import BatchOf, batches, microbatch_seed
 from executor.training.optimizer import job_optimizer
 from planner.model.tracing.factory import TrainingStep, build, import_factory
+from planner.model.tracing.sharding.localise import join
 from planner.plan.plan import Plan
 
 SEED = 7
@@ -78,6 +80,33 @@ class Errors:
 def batch_source(plan: Plan, model: nn.Module) -> BatchOf:
     """Random batches, the same on every rank."""
     return batches("random", model, plan.job, SEED)
+
+
+def joined(plan: Plan, ranks: list[Held]) -> list[Held]:
+    """Return what ranks hold, shares of members of tensor-parallel groups put together."""
+    split = planned_split(plan)
+    if split is None:
+        return ranks
+
+    def whole(held: list[dict], name: str) -> Tensor | None:
+        place = split.parameters[name]
+        tensors = [row[name] for row in held]
+        return (
+            None if any(x is None for x in tensors) else join(tensors, place.dimension, place.parts)
+        )
+
+    def of_group(held: list[dict]) -> list[dict]:
+        shared = {name: whole(held, name) for name in held[0] if name in split.parameters}
+        return [{**row, **shared} for row in held]
+
+    found = []
+    for first in range(0, len(ranks), plan.degree):
+        group = ranks[first : first + plan.degree]
+        gradients = of_group([row.gradients for row in group])
+        parameters = of_group([row.parameters for row in group])
+        for row, own, after in zip(group, gradients, parameters, strict=True):
+            found.append(replace(row, gradients=own, parameters=after))
+    return found
 
 
 # --- a single process ------------------------------------------------------------------------

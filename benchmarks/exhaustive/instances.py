@@ -95,7 +95,7 @@ def _graph(rng: random.Random, count: int, kinds: list[str], largest_mib: int) -
     ]
     return LayerGraph.parse(
         {
-            "format": "pipeplan-graph/1",
+            "format": "pipeplan-graph/2",
             "name": "tiny",
             "samples_per_microbatch": 1,
             "precision": "float32",

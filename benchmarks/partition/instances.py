@@ -41,7 +41,7 @@ def layers(count: int, kind: str, types: int, seed: int) -> LayerGraph:
             boundaries.append(_boundary(index, activation))
     return LayerGraph.parse(
         {
-            "format": "pipeplan-graph/1",
+            "format": "pipeplan-graph/2",
             "name": f"{kind}-{count}",
             "samples_per_microbatch": 1,
             "precision": "float32",

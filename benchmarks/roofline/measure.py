@@ -76,7 +76,7 @@ def measure(case: Case, device: torch.device, rounds: int) -> list[Sample]:
         rounds: that count; one before them warms up.
     """
     plan = _a_stage_a_layer(case)
-    model = build_model(plan, import_factory(ZOO[case.model]), seed=0)
+    model = build_model(plan, import_factory(ZOO[case.model]), seed=0).model
     exported, layers = export_planned_model(plan, model)
     stages = cut(exported, layers, plan, range(len(plan.stages)), device)
     for stage in stages:

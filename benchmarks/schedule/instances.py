@@ -86,7 +86,7 @@ class Instance:
         ]
         return LayerGraph.parse(
             {
-                "format": "pipeplan-graph/1",
+                "format": "pipeplan-graph/2",
                 "name": self.name,
                 "samples_per_microbatch": 1,
                 "precision": "float32",

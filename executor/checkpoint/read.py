@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,6 +24,16 @@ from executor.checkpoint.manifest import (
 from planner.errors import PipeplanError, shorten
 from planner.model.tracing.factory import Form
 from planner.records.document import read_json, read_text
+
+
+class Share(Protocol):
+    """The part of a tensor that a member of a tensor-parallel group holds."""
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Return the part."""
+
+    def whole_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the whole tensor's shape, given the part's."""
 
 
 class Checkpoint:
@@ -80,21 +90,28 @@ class Checkpoint:
         found = dict(self._tensors(wanted))
         return {name: found[name] for name in wanted}
 
-    def read_into(self, targets: Mapping[str, Tensor]) -> None:
+    def read_into(
+        self, targets: Mapping[str, Tensor], shares: Mapping[str, Share] | None = None
+    ) -> None:
         """Read tensors into ones that are there already, of the same shape and dtype.
 
         Nothing is changed unless all names are there in these forms and every shard is whole.
 
+        Args:
+            targets: by name.
+            shares: of targets that hold a part of the tensor, by name.
+
         Raises:
             PipeplanError: as :meth:`read`, and for every tensor of another shape or dtype.
         """
+        shares = shares or {}
         self._require_present(targets)
         problems = [
             f"{self.folder}: {name} is {self.manifest.tensors[name].form}, the model's is "
             f"{Form.of(target)}; resume with the model, the precision and the model_arguments "
             "it was trained with"
             for name, target in targets.items()
-            if not _fits(self.manifest.tensors[name], target)
+            if not _fits(self.manifest.tensors[name], target, shares.get(name))
         ]
         if problems:
             raise PipeplanError(problems)
@@ -102,7 +119,7 @@ class Checkpoint:
             self._check(shard)
         with torch.no_grad():
             for name, tensor in self._tensors(targets):
-                targets[name].copy_(tensor)
+                targets[name].copy_(shares[name].of(tensor) if name in shares else tensor)
 
     def _require_present(self, names: Iterable[str]) -> None:
         missing = [name for name in names if name not in self.manifest.tensors]
@@ -161,8 +178,9 @@ class Checkpoint:
         return path
 
 
-def _fits(record: TensorRecord, tensor: Tensor) -> bool:
-    return record.shape == tuple(tensor.shape) and DTYPES[record.dtype] == tensor.dtype
+def _fits(record: TensorRecord, tensor: Tensor, share: Share | None = None) -> bool:
+    shape = tuple(tensor.shape) if share is None else share.whole_shape(tensor.shape)
+    return record.shape == shape and DTYPES[record.dtype] == tensor.dtype
 
 
 def _regular(path: Path, folder: Path) -> Path:

@@ -173,7 +173,7 @@ def warn_of_machines(plan: Plan, machines: Sequence[Machine]) -> None:
             machines[ranks[0]].host,
         )
     nodes: dict[str, set[str]] = defaultdict(set)
-    for device, machine in zip(plan.ranks, machines, strict=True):
+    for device, machine in zip(plan.rank_devices, machines, strict=True):
         if machine.kind == "cuda" and (node := _node(device)) is not None:
             nodes[machine.host].add(node)
     for host, names in nodes.items():
@@ -194,7 +194,7 @@ def _node(device: str) -> str | None:
 def _torn_nodes(plan: Plan, machines: Sequence[Machine]) -> Iterator[str]:
     """Nodes of the plan whose ranks are on several hosts."""
     nodes: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for rank, device in enumerate(plan.ranks):
+    for rank, device in enumerate(plan.rank_devices):
         node = _node(device)
         if node is not None:
             nodes[node][machines[rank].host].append(rank)
@@ -211,7 +211,7 @@ def _torn_nodes(plan: Plan, machines: Sequence[Machine]) -> Iterator[str]:
 def _mixed_types(plan: Plan, machines: Sequence[Machine]) -> Iterator[str]:
     """Devices of one type of the plan that are GPUs of several."""
     types: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for rank, device in enumerate(plan.ranks):
+    for rank, device in enumerate(plan.rank_devices):
         name = machines[rank].gpu_name
         if name is not None:
             types[plan.cluster.type_of(device)][name].append(rank)
@@ -228,13 +228,19 @@ def _full_gpus(plan: Plan, machines: Sequence[Machine]) -> Iterator[str]:
     """GPUs with less memory than their ranks are predicted to take."""
     for held in _ranks_of_gpus(machines):
         machine = machines[held[0]]
-        needed = sum(plan.predicted.devices[plan.ranks[r]].peak_memory_bytes for r in held)
+        needed = sum(_predicted_bytes(plan, rank) for rank in held)
         if needed > machine.gpu_bytes:
             yield (
                 f"memory: ranks {_listed(held)} take {needed / GIB:.1f} GiB by the plan, their "
                 f"{machine.gpu_name} of host {machine.host} has {machine.gpu_bytes / GIB:.1f} GiB; "
                 "plan with its memory_gib in the cluster file"
             )
+
+
+def _predicted_bytes(plan: Plan, rank: int) -> float:
+    """Return what a rank is predicted to take, of a group's prediction its share."""
+    whole = plan.predicted.devices[plan.ranks[rank // plan.degree]]
+    return whole.peak_memory_bytes / plan.degree
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -36,6 +36,16 @@ from executor.distributed.machines import (
 from executor.launch.rank_options import DEFAULT_TIMEOUT_S
 from planner.errors import PipeplanError
 
+
+def _collective(*names: str) -> Any:
+    """Return the first of these functions that this version of torch has."""
+    return next(getattr(dist, name) for name in names if hasattr(dist, name))
+
+
+# Their names since torch 2.13 and before.
+reduce_scatter_single = _collective("reduce_scatter_single", "reduce_scatter_tensor")
+all_gather_single = _collective("all_gather_single", "all_gather_into_tensor")
+
 _LOOK_S = 0.05
 
 

@@ -9,9 +9,10 @@ parameter that the rank does not need can go as soon as the constructor turns to
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -46,26 +47,56 @@ Needed = Callable[[str], bool]
 """Whether the parameter of a name (FQN) is needed."""
 
 
-def build_partially(make: Callable[[], nn.Module], seed: int, is_needed: Needed) -> nn.Module:
-    """Build a model of which some parameters have their values.
+@dataclass(frozen=True)
+class PartialModel:
+    """A model of which some parameters have their values.
 
     The others have memory that nothing has been written to, which the system does not provide
     before something is. Buffers and other tensors have their values.
+
+    Attributes:
+        model: the model.
+        shares: of parameters that have no values, the shares that were asked for, by name.
+    """
+
+    model: nn.Module
+    shares: Mapping[str, Tensor]
+
+
+class Share(Protocol):
+    """The part of a parameter that is needed."""
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Return a copy of the part."""
+
+
+def build_partially(
+    make: Callable[[], nn.Module],
+    seed: int,
+    is_needed: Needed,
+    shares: Mapping[str, Share] | None = None,
+) -> PartialModel:
+    """Build a model with the values of some parameters.
 
     Args:
         make: builds the model; called on the meta device first.
         seed: of torch's generator.
         is_needed: which parameters are.
+        shares: of needed parameters, by name, those of which a part is enough.
     """
+    needed = {name: share for name, share in (shares or {}).items() if is_needed(name)}
     before = GlobalGenerators.now()
     try:
-        kept, count = _registered(make, is_needed)
+        registered = _registered(make)
+        kept, parts = registered.kept(is_needed, needed)
         for _ in range(2):
             before.restore()
             try:
-                return _built(make, seed, kept, count, is_needed)
+                memory = _Memory(kept, parts)
+                return _built(make, seed, memory, registered.count, is_needed, needed)
             except SpoiledError as error:
                 kept |= error.numbers
+                parts = {number: share for number, share in parts.items() if number not in kept}
     except _UNREADABLE:
         pass  # What is wrong with the model itself, building all of it tells.
     logger.warning(
@@ -74,45 +105,64 @@ def build_partially(make: Callable[[], nn.Module], seed: int, is_needed: Needed)
     )
     before.restore()
     torch.manual_seed(seed)
-    return make()
+    return PartialModel(make(), {})
 
 
 _UNREADABLE = (PipeplanError, RuntimeError, NotImplementedError)
 """What a constructor that reads values raises on the meta device, which has none."""
 
 
-def _registered(make: Callable[[], nn.Module], is_needed: Needed) -> tuple[frozenset[int], int]:
-    """Return the numbers of the parameters that are needed, and how many are registered."""
+def _registered(make: Callable[[], nn.Module]) -> _Registered:
+    """Return the parameters that a model registers."""
     registered = _Registered()
     with torch.device("meta"), registered:
-        return registered.numbers_of(make(), is_needed), len(registered.parameters)
+        registered.model = make()
+    return registered
 
 
 def _built(
-    make: Callable[[], nn.Module], seed: int, kept: frozenset[int], count: int, is_needed: Needed
-) -> nn.Module:
-    """Build it with the parameters of these numbers.
+    make: Callable[[], nn.Module],
+    seed: int,
+    memory: _Memory,
+    count: int,
+    is_needed: Needed,
+    shares: Collection[str],
+) -> PartialModel:
+    """Build it with the parameters that the memory keeps.
 
     Raises:
         SpoiledError: if a parameter that is needed has not got the value of the whole model.
     """
     torch.manual_seed(seed)
-    memory = _Memory(kept)
     with memory.of_parameters():
         model = make()
     memory.give_back()
     pairs = model.named_parameters(remove_duplicate=False)
-    wrong = any(is_needed(name) and memory.is_gone(parameter) for name, parameter in pairs)
+    wrong = any(
+        is_needed(name) and memory.is_gone(p) and memory.share_of(p) is None for name, p in pairs
+    )
     if wrong or memory.registered != count:
-        raise SpoiledError(memory.read_when_gone)
-    return model
+        raise SpoiledError(memory.read_when_gone | memory.lost)
+    found = {name: memory.share_of(p) for name, p in model.named_parameters() if name in shares}
+    return PartialModel(model, {name: part for name, part in found.items() if part is not None})
 
 
 class _Registered:
-    """Notes the parameters that modules register, in order."""
+    """Notes the parameters that modules register, in order.
+
+    Attributes:
+        model: that registered them.
+    """
+
+    model: nn.Module
 
     def __init__(self) -> None:
         self.parameters: list[nn.Parameter] = []
+
+    @property
+    def count(self) -> int:
+        """How many were registered; a tied one counts each time."""
+        return len(self.parameters)
 
     def __enter__(self) -> None:
         self._hook = register_module_parameter_registration_hook(self._note)
@@ -124,11 +174,18 @@ class _Registered:
         if parameter is not None:
             self.parameters.append(parameter)
 
-    def numbers_of(self, model: nn.Module, is_needed: Needed) -> frozenset[int]:
-        """Return the numbers of the model's parameters that are needed."""
-        pairs = model.named_parameters(remove_duplicate=False)
-        wanted = {id(parameter) for name, parameter in pairs if is_needed(name)}
-        return frozenset(k for k, p in enumerate(self.parameters) if id(p) in wanted)
+    def kept(
+        self, is_needed: Needed, shares: Mapping[str, Share]
+    ) -> tuple[frozenset[int], dict[int, Share]]:
+        """Return the numbers of the parameters that are needed whole, and shares of others."""
+        named = [*self.model.named_parameters(remove_duplicate=False)]
+        parts = {id(parameter): shares[name] for name, parameter in named if name in shares}
+        wanted = {id(parameter) for name, parameter in named if is_needed(name)} - parts.keys()
+        numbered = [*enumerate(self.parameters)]
+        return (
+            frozenset(number for number, p in numbered if id(p) in wanted),
+            {number: parts[id(p)] for number, p in numbered if id(p) in parts},
+        )
 
 
 _FILLS = frozenset("normal_ uniform_ zero_ fill_ copy_ random_ bernoulli_ exponential_".split())
@@ -142,17 +199,25 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         kept: numbers of the parameters that are, in the order of registration.
+        shares: of others, the parts that are copied before their memory is taken, by number.
 
     Attributes:
         registered: how many parameters have been registered.
         read_when_gone: numbers of parameters whose values were read after they were gone.
+        lost: numbers of parameters with a share, into which something was written after they were
+            gone.
     """
 
-    def __init__(self, kept: frozenset[int]) -> None:
+    def __init__(self, kept: frozenset[int], shares: Mapping[int, Share]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.registered = 0
         self.read_when_gone: set[int] = set()
+        self.lost: set[int] = set()
         self._kept = kept
+        self._shares = shares
+        self._parts: dict[int, Tensor] = {}  # Copied so far, by number.
+        self._shared: dict[int, tuple[int, Tensor]] = {}  # Number and tensor by storage.
+        self._copies = False
         # By the keys of storages: the number of each parameter; memory that may be taken, with its
         # size; what of that has its values now.
         self._numbers: dict[int, int] = {}
@@ -173,12 +238,27 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def give_back(self) -> None:
         """Give everything memory again, whose pages nobody has touched."""
+        for key in self._there & self._shared.keys():
+            self._copy_part(key)
+            self._spare[key][0].resize_(0)
         for storage, bytes_ in self._spare.values():
             storage.resize_(bytes_)
 
     def is_gone(self, parameter: Tensor) -> bool:
         """Return whether a parameter's memory was taken."""
         return storage_key(parameter) in self._spare
+
+    def share_of(self, parameter: Tensor) -> Tensor | None:
+        """Return the share of a parameter whose memory was taken; None if there is none."""
+        number, _ = self._shared.get(storage_key(parameter), (-1, None))
+        return None if number in self.lost else self._parts.get(number)
+
+    def _copy_part(self, key: int) -> None:
+        """Copy the share of a parameter that has its values."""
+        number, tensor = self._shared[key]
+        self._copies = True
+        self._parts[number] = self._shares[number].of(tensor)
+        self._copies = False
 
     def _register(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is None:
@@ -190,6 +270,8 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.registered not in self._kept and key not in self._spare:
             self._may_take(parameter)
             self._there.add(key)
+            if self.registered in self._shares:
+                self._shared[key] = self.registered, parameter.data
         self.registered += 1
 
     def _may_take(self, tensor: Tensor) -> None:
@@ -199,6 +281,8 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _turn_to(self, keys: Collection[int]) -> None:
         """Take the memory of all but these."""
         for key in self._there.difference(keys):
+            if key in self._shared:
+                self._copy_part(key)
             self._spare[key][0].resize_(0)
             self._there.remove(key)
 
@@ -206,6 +290,8 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self._copies:
+            return function(*args, **kwargs)
         given = {storage_key(tensor) for tensor in _tensors((args, kwargs))}
         if given & self._numbers.keys():
             self._turn_to(given)
@@ -225,9 +311,16 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         others = {storage_key(tensor) for tensor in _tensors((args[1:], kwargs))}
         if name in _FILLS and not gone & others and _is_whole(args[0]):
             self._there |= first
+            self.lost -= {self._shared[key][0] for key in first if key in self._shared}
             return
         made = [t for t in _tensors(results) if storage_key(t) not in gone]
-        made += [t for t in _written(function, args, kwargs) if storage_key(t) not in gone]
+        written = [*_written(function, args, kwargs)]
+        made += [t for t in written if storage_key(t) not in gone]
+        if name == "_to_copy":
+            self._convert(function, args, kwargs, results, next(iter(gone)))
+        changed = {*map(storage_key, written)} & self._shared.keys()
+        self.lost |= {self._shared[key][0] for key in changed}
+        self._there -= changed
         if made or name in _READS:
             self.read_when_gone |= {self._numbers[key] for key in gone if key in self._numbers}
         if name in _READS:
@@ -238,6 +331,13 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._may_take(tensor)
         for key in {*gone, *map(storage_key, made)}:
             self._spare[key][0].resize_(0)
+
+    def _convert(self, function: Any, args: Any, kwargs: Any, result: Tensor, key: int) -> None:
+        """Give what a parameter is converted to the converted share."""
+        number, _ = self._shared.get(key, (-1, None))
+        if number in self._parts and number not in self.lost:
+            self._parts[number] = function(self._parts[number], *args[1:], **kwargs)
+            self._shared[storage_key(result)] = number, result
 
 
 def _is_whole(tensor: Tensor) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from executor.distributed.host_tuning import return_freed_memory
+from executor.distributed.member_group import member_shares
 from executor.launch.config import TrainingConfig
 from executor.launch.model import (
     Factory,
@@ -22,12 +23,14 @@ from executor.launch.partial_model import Needed
 from executor.launch.run import PlanRank, RunSettings
 from executor.runtime.lowering import lower
 from executor.split.in_place_writes import require_order
-from executor.split.model_split import cut
+from executor.split.member_step import ParameterShares, member_step
+from executor.split.model_split import cut, cut_for_member
 from executor.split.stage_module import StageModule
-from executor.sync.shared_parameters import ParameterOwners
+from executor.sync.shared_parameters import ParameterOwners, planned_split
 from planner.errors import PipeplanError
 from planner.model.tracing.export import ExportedStep
 from planner.model.tracing.factory import Loss
+from planner.model.tracing.layers import LayerAssignment
 from planner.model.tracing.lookups import lookups, too_small_for_text
 from planner.model.tracing.torch_private import require_supported
 from planner.plan.plan import Plan
@@ -101,18 +104,38 @@ def prepare(
     require_runnable(plan, place.world_size)
     needed = needed_by(plan, place.rank)
     return_freed_memory()
-    built = build_model(plan, allowed_factory(plan, model), seed, needed)
+    shares = member_shares(planned_split(plan), place.rank % plan.degree)
+    partial = build_model(plan, allowed_factory(plan, model), seed, needed, shares)
+    built = partial.model
     own_loss = allowed_loss(plan, loss)
     exported, layers = export_planned_model(plan, built, own_loss, autocast)
     too_small = too_small_for_text(lookups(exported))
-    mine = [s.index for s in plan.stages if plan.ranks[place.rank] in s.devices]
-    stages = tuple(cut(exported, layers, plan, mine, device))
+    held = ParameterShares(exported, shares, partial.shares)
+    with torch.autocast("cpu", autocast, enabled=autocast is not None, cache_enabled=False):
+        stages = _stages(plan, place.rank, exported, layers, held, device)
     require_order(plan, stages)
     unused = _unused(built, exported) if place.rank == 0 else {}
     _release_others(built, stages, unused)
     _move(stages, device)
     program = tuple(lower(plan)[place.rank])
     return Prepared(plan, place, device, built, unused, stages, program, too_small)
+
+
+def _stages(
+    plan: Plan,
+    rank: int,
+    exported: ExportedStep,
+    layers: LayerAssignment,
+    shares: ParameterShares,
+    device: torch.device,
+) -> tuple[StageModule, ...]:
+    """Cut out the stages of a rank; a member of a tensor-parallel group has its shares of them."""
+    mine = [s.index for s in plan.stages if plan.ranks[rank // plan.degree] in s.devices]
+    split = planned_split(plan)
+    if split is None:
+        return tuple(cut(exported, layers, plan, mine, device))
+    step = member_step(exported, layers, split)
+    return tuple(cut_for_member(step, plan, mine, shares, device))
 
 
 def needed_by(plan: Plan, rank: int) -> Needed:
@@ -128,8 +151,8 @@ def require_runnable(plan: Plan, world_size: int) -> None:
         PipeplanError: naming the field and the remedy.
     """
     require_valid(plan)
-    if world_size != len(plan.ranks):
-        count = len(plan.ranks)
+    if world_size != plan.world_size:
+        count = plan.world_size
         raise PipeplanError(
             f"the plan has {count} ranks, {world_size} processes were started; run it with "
             f"torchrun --nproc-per-node {count} -m executor PLAN"
@@ -195,7 +218,7 @@ def require_effect(plan: Plan, run: RunSettings) -> None:
     if run.pipeline is not None or run.coordinator is not None:
         given = [f"--pipeline {run.pipeline}"] if run.pipeline is not None else []
         given += [f"--coordinator {run.coordinator}"] if run.coordinator is not None else []
-        count = len(plan.ranks)
+        count = plan.world_size
         problems.append(
             f"{' '.join(given)}: {name} runs all pipelines in step, as one job that needs no "
             f"coordinator; leave it out and start torchrun --nproc-per-node {count} -m executor "
@@ -208,6 +231,39 @@ def require_effect(plan: Plan, run: RunSettings) -> None:
                 f"--{option} {value}: it has no effect with {name}, whose ranks run in step; leave "
                 f"it out, or use --sync with one of {between}"
             )
+    if problems:
+        raise PipeplanError(problems)
+
+
+GROUP_STRATEGIES = ("all_reduce", "fused")
+"""Strategies of synchronisation that ranks of tensor-parallel groups have."""
+
+
+def require_groups(plan: Plan, run: RunSettings, *, emulated: bool = False) -> None:
+    """Refuse what ranks of tensor-parallel groups do not do yet.
+
+    Raises:
+        PipeplanError: naming each field, its value and the remedy.
+    """
+    if plan.degree == 1:
+        return
+    have = f"plans with tensor-parallel groups (tensor_parallel.degree = {plan.degree})"
+    problems = []
+    if plan.sync.strategy not in GROUP_STRATEGIES:
+        problems.append(
+            f"sync.strategy: {plan.sync.strategy!r} is not there for {have}; use --sync with one "
+            f"of {', '.join(GROUP_STRATEGIES)}"
+        )
+    given = {
+        "--emulate": emulated or None,
+        "--emulate-speed": run.pace,
+        "--sync-trace": run.sync_trace,
+    }
+    problems += [
+        f"{option}: not there for {have}; leave it out"
+        for option, value in given.items()
+        if value is not None
+    ]
     if problems:
         raise PipeplanError(problems)
 

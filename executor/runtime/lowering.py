@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from planner.plan.operations import Kind, Operation, owners
 from planner.plan.plan import Plan
@@ -32,6 +33,9 @@ more, for messages that come sooner than in the simulation."""
 def lower(plan: Plan, *, lead: int = LEAD) -> list[list[Action]]:
     """The program of every rank.
 
+    Members of a tensor-parallel group have the same program. Each exchanges messages and gradients
+    with the members of other groups that have its place in them.
+
     Args:
         plan: verified.
         lead: operations that receives are posted ahead of.
@@ -42,18 +46,41 @@ def lower(plan: Plan, *, lead: int = LEAD) -> list[list[Action]]:
     timeline = simulate_plan(plan)
     programs = [_ahead(program, lead) for program in _Messages(plan).put_into(timeline)]
     reductions = _reductions(plan, timeline)
-    lowered = [_with_reductions(rank, p, reductions) for rank, p in enumerate(programs)]
-    require_issuable(lowered, len(plan.stages), communicators(plan, reductions))
+    lowered = [
+        [_of_member(action, member, plan.degree) for action in program]
+        for program in (_with_reductions(k, p, reductions) for k, p in enumerate(programs))
+        for member in range(plan.degree)
+    ]
+    opened = communicators(plan, [a for row in lowered for a in row if isinstance(a, Reduce)])
+    require_issuable(lowered, len(plan.stages), opened, members_by_rank(plan))
     return lowered
 
 
 def communicators(plan: Plan, reductions: Sequence[Reduce]) -> list[Communicator]:
     """Return what the ranks of a plan talk over, in the order in which all of them open it."""
-    groups = sorted({reduce.ranks for reduce in reductions})
+    groups = {Communicator("reductions", reduce.ranks) for reduce in reductions}
+    groups |= {Communicator("members", ranks) for ranks in members_by_rank(plan).values()}
     return [
-        *(Communicator("reductions", ranks) for ranks in groups),
+        *sorted(groups, key=lambda communicator: communicator.ranks),
         *(Communicator("messages", ends) for ends in directions(plan)),
     ]
+
+
+def members_by_rank(plan: Plan) -> dict[int, tuple[int, ...]]:
+    """Return the ranks of each rank's tensor-parallel group; empty without groups."""
+    groups = [tuple(plan.ranks_of(name)) for name in plan.ranks] if plan.degree > 1 else []
+    return {rank: ranks for ranks in groups for rank in ranks}
+
+
+def _of_member(action: Action, member: int, degree: int) -> Action:
+    """Return an action between groups, by their places, as one between members of them."""
+    match action:
+        case Message():
+            return replace(action, peer=action.peer * degree + member)
+        case Reduce():
+            ranks = tuple(place * degree + member for place in action.ranks)
+            return replace(action, ranks=ranks)
+    return action
 
 
 class _Messages:

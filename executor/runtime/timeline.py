@@ -137,6 +137,7 @@ class TimelineWriter:
             row["begin_s"] = on_clock_of_first_s(row["own_s"], self._clock, after)
         mine = {"hardware": _hardware(self.device), "steps": self._rows}
         parts = [json.loads(text) for text in self._ranks.gather(json.dumps(mine))]
+        parts = _of_groups(parts, self.plan.degree)
         self._ranks.on_first(lambda: self._timeline(parts).save(self._path))
 
     def _warn_of_drift(self, after: ClockReading) -> None:
@@ -146,7 +147,7 @@ class TimelineWriter:
                 "%s: the clock of rank %d's host drifted by %.1f ms against that of rank 0 while "
                 "they trained; %s is corrected for a steady drift. If it was not steady, times of "
                 "messages between the hosts are wrong: synchronise their clocks and measure again",
-                *(self.plan.ranks[self.rank], self.rank, 1e3 * drift_s, self._path),
+                *(self.plan.rank_devices[self.rank], self.rank, 1e3 * drift_s, self._path),
             )
 
     def _timeline(self, parts: Sequence[dict[str, Any]]) -> MeasuredTimeline:
@@ -154,8 +155,8 @@ class TimelineWriter:
         rows = [part["steps"] for part in parts]
         steps = [_Step(self.plan, pipeline, row) for row in zip(*rows, strict=True)]
         devices = [
-            {"name": name, "rank": rank, "hardware": parts[rank]["hardware"]}
-            for rank, name in enumerate(self.plan.ranks)
+            {"name": name, "rank": self.plan.ranks_of(name)[0], "hardware": part["hardware"]}
+            for name, part in zip(self.plan.ranks, parts, strict=True)
         ]
         return MeasuredTimeline.parse(
             {
@@ -173,6 +174,25 @@ class TimelineWriter:
             },
             "timeline",
         )
+
+
+def _of_groups(parts: Sequence[dict[str, Any]], degree: int) -> list[dict[str, Any]]:
+    """Return what the first member of each tensor-parallel group did, with the memory of all.
+
+    Args:
+        parts: of all ranks.
+        degree: members of each group; 1 without groups.
+    """
+    groups = [parts[first : first + degree] for first in range(0, len(parts), degree)]
+    for group in groups:
+        for row, *others in zip(*(part["steps"] for part in group), strict=True):
+            row["peak_memory_bytes"] += sum(other["peak_memory_bytes"] for other in others)
+            for kind in ("sends", "receives"):
+                row[kind] = [
+                    [[what, peer // degree], start_s, end_s]
+                    for (what, peer), start_s, end_s in row[kind]
+                ]
+    return [group[0] for group in groups]
 
 
 def _spans(spans: Sequence[Span]) -> list[list[Any]]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from executor.split.in_place_writes import InPlaceWrites, is_noted
+from executor.split.member_step import MemberStep
 from executor.split.piece_graph import Filled, HeldAttributes, PieceGraph
 from executor.split.stage_module import BoundaryTensor, Piece, StageModule, memory_order
 from planner.costs.stage_bytes import StageLayers
@@ -42,6 +43,29 @@ def cut(
     """
     takes_gradient = {t.name for t in plan.model.graph.boundaries if t.requires_grad}
     cutter = _Cutter(exported, layers, plan.stages, takes_gradient, device)
+    return [cutter.stage(index) for index in indices]
+
+
+def cut_for_member(
+    step: MemberStep,
+    plan: Plan,
+    indices: Sequence[int],
+    shares: Filled,
+    device: torch.device = CPU,
+) -> list[StageModule]:
+    """Cut out the stages of a member of a tensor-parallel group, as :func:`cut` does.
+
+    Args:
+        step: what members run.
+        plan: its stages count.
+        indices: of the stages.
+        shares: gives the member's share of a parameter.
+        device: of the tensors that operations make.
+
+    Raises:
+        PipeplanError: as of :func:`cut`.
+    """
+    cutter = _Cutter(step.exported, step.layers, plan.stages, step.takes_gradient, device, shares)
     return [cutter.stage(index) for index in indices]
 
 

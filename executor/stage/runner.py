@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from executor.distributed.member_group import TensorParallelGroup
 from executor.runtime.worker import TensorSpec
+from executor.split.member_step import GROUP
 from executor.split.stage_module import Piece, StageModule
 from executor.stage.drawn_numbers import drawn_offset
 from executor.stage.recompute import BeforeUse, Recomputed, Run, put_gates
@@ -71,6 +73,7 @@ class StageRunner:
         autocast: what torch's autocast lowers operations to in the forward; None: as they are.
         before_use: called before a forward uses parameters; None: no one waits for them.
         added: called with each parameter whose gradient something other than autograd has added to.
+        group: the tensor-parallel group of this rank, if the stage is a member's.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class StageRunner:
         autocast: torch.dtype | None = None,
         before_use: BeforeUse | None = None,
         added: Added = ignore,
+        group: TensorParallelGroup | None = None,
     ) -> None:
         self.stage = stage
         self.microbatches = microbatches
@@ -104,6 +108,9 @@ class StageRunner:
         self._in_flight: dict[int, _InFlight] = {}
         self._left: dict[int, WeightGradients] = {}
         graphs = [note_statistics(piece.graph, statistics) for piece in stage.pieces]
+        for graph in graphs if group is not None else ():
+            setattr(graph, GROUP, group)
+        self._group = group if group is not None and any(map(_gathers, graphs)) else None
         if before_use is not None:
             for graph in graphs:
                 put_gates(graph, stage.parameters, before_use)
@@ -131,9 +138,17 @@ class StageRunner:
             differentiable,
             piece.is_random,
             self.statistics,
-            self._context,
+            # What the weight gradients of a split backward need, they keep whole.
+            self._keeping_shares if first is again else self._context,
             self.device,
         )
+
+    @contextmanager
+    def _keeping_shares(self, state: RandomState | None = None) -> Iterator[None]:
+        """As :meth:`_context`, keeping shares of what a tensor-parallel group gathers."""
+        kept = nullcontext() if self._group is None else self._group.keeping_shares()
+        with self._context(state), kept:
+            yield
 
     @contextmanager
     def _context(self, state: RandomState | None = None) -> Iterator[None]:
@@ -170,7 +185,8 @@ class StageRunner:
             RandomState(self.device, tensors.pop()).restore()
         elif self.stage.draws:
             seed_generator(self.device, seed, self._offset)
-        with self._context():
+        is_split = microbatch in self.split
+        with self._context() if is_split else self._keeping_shares():
             outputs = self._forward(microbatch, tensors, batch)
         if self._sends_random_state:
             outputs = (*outputs, RandomState.now(self.device).state)
@@ -242,6 +258,8 @@ class StageRunner:
         ]
         if pairs:
             torch.autograd.backward([root for root, _ in pairs], [g for _, g in pairs])
+        if self._group is not None:
+            self._group.end_backward()
         if microbatch in self.split:
             self._left[microbatch] = self._queue.take()
         return tuple(
@@ -300,6 +318,11 @@ class TrainingWorker:
         batch = self._batches.take(microbatch)
         seed = microbatch_seed(self._seed, self._step, microbatch)
         return self._runner.forward(microbatch, received, batch, seed)
+
+
+def _gathers(graph: fx.GraphModule) -> bool:
+    """Return whether a tensor-parallel group joins shares of positions in it."""
+    return any(node.op == "call_method" and node.target == "gather" for node in graph.graph.nodes)
 
 
 def _of_its_own(gradient: Tensor) -> Tensor | None:

@@ -14,7 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from executor.distributed.failure import talking_to
-from executor.distributed.process_group import carrier_of
+from executor.distributed.process_group import (
+    all_gather_single,
+    carrier_of,
+    reduce_scatter_single,
+)
 from executor.sync.all_reduce import InOrder, Spans
 from executor.sync.gradients import Bucket, Buffer, buckets_by_reduction
 from executor.sync.protocol import Optimise, Setting
@@ -103,16 +107,6 @@ def _ring(group: Any, device: torch.device) -> Ring:
     return Ring(group)
 
 
-def _collective(*names: str) -> Any:
-    """Return the first of these functions that this version of torch has."""
-    return next(getattr(dist, name) for name in names if hasattr(dist, name))
-
-
-# Their names since torch 2.13 and before.
-_scatter = _collective("reduce_scatter_single", "reduce_scatter_tensor")
-_gather = _collective("all_gather_single", "all_gather_into_tensor")
-
-
 class _Halves:
     """A bucket whose sum over the ranks is taken in two halves.
 
@@ -141,7 +135,9 @@ class _Halves:
             if self._ring is not None:
                 self._work = self._ring.reduce_scatter(flat)
             else:
-                self._work = _scatter(self.mine, flat, group=self._group, async_op=True)
+                self._work = reduce_scatter_single(
+                    self.mine, flat, group=self._group, async_op=True
+                )
 
     def reduced(self) -> None:
         """Wait for the first half."""
@@ -155,7 +151,7 @@ class _Halves:
         """Start the second half."""
         with talking_to(self.bucket.partners):
             flat = self.buffer.flat
-            self._work = _gather(flat, self.mine, group=self._group, async_op=True)
+            self._work = all_gather_single(flat, self.mine, group=self._group, async_op=True)
 
     def gathered(self) -> None:
         """Wait for the second half."""

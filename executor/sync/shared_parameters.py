@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from executor.distributed.failure import talking_to
 from executor.distributed.host_tuning import let_others_finish
+from planner.model.group_graph import split_of
+from planner.model.split_record import SplitRecord
 from planner.plan.operations import owners
 from planner.plan.plan import Plan
 from planner.plan.programs import Reduce
@@ -19,24 +21,49 @@ from planner.plan.programs import Reduce
 
 @dataclass(frozen=True)
 class ParameterOwners:
-    """The ranks that hold each parameter and buffer, by the model's own names (FQNs)."""
+    """The ranks that hold each parameter and buffer, by the model's own names (FQNs).
+
+    Attributes:
+        ranks: that hold it or, of a tensor-parallel group, a share of it.
+        split: how groups share parameters; None without groups.
+        degree: members of each group; 1 without.
+    """
 
     ranks: Mapping[str, tuple[int, ...]]
+    split: SplitRecord | None = None
+    degree: int = 1
 
     @classmethod
     def of_plan(cls, plan: Plan) -> ParameterOwners:
         """Find ranks by the stages' layers; a tied parameter has the holders of all its stages."""
-        rank_of = {device: rank for rank, device in enumerate(plan.ranks)}
         used = {layer.name: layer.parameters for layer in plan.model.graph.layers}
         found: dict[str, set[int]] = {}
         for stage in plan.stages:
             for name in dict.fromkeys(name for layer in stage.layers for name in used[layer]):
-                found.setdefault(name, set()).update(rank_of[d] for d in stage.devices)
-        return cls({name: tuple(sorted(ranks)) for name, ranks in found.items()})
+                held = (rank for device in stage.devices for rank in plan.ranks_of(device))
+                found.setdefault(name, set()).update(held)
+        ranks = {name: tuple(sorted(ranks)) for name, ranks in found.items()}
+        return cls(ranks, planned_split(plan), plan.degree)
 
     def first_held(self, rank: int) -> frozenset[str]:
-        """Return the tensors that this rank is the first to hold: it counts and writes them."""
-        return frozenset(name for name, ranks in self.ranks.items() if ranks[0] == rank)
+        """Return the tensors that this rank is the first to hold whole: it counts and writes them.
+
+        Members of a group are all the first to hold their shares of a parameter.
+        """
+        shared = {} if self.split is None else self.split.parameters
+        return frozenset(
+            name
+            for name, ranks in self.ranks.items()
+            if rank in ranks[: self.degree if name in shared else 1]
+        )
+
+
+def planned_split(plan: Plan) -> SplitRecord | None:
+    """Return how the tensor-parallel groups of a plan share its model; None without groups."""
+    parallel = plan.tensor_parallel
+    if parallel is None:
+        return None
+    return split_of(plan.model.graph, parallel.degree, sequence=parallel.sequence)
 
 
 @dataclass(frozen=True)
@@ -61,16 +88,18 @@ class SharedParameters:
 
 
 def shared_parameters(plan: Plan) -> list[SharedParameters]:
-    """All parameters that several ranks hold, by the stages that use them, in stage order."""
-    rank_of = {device: rank for rank, device in enumerate(plan.ranks)}
+    """All parameters that several ranks hold, by the stages that use them, in stage order.
+
+    Members of tensor-parallel groups share them with those of other groups that have their place.
+    """
     groups: dict[tuple[int, ...], list[str]] = {}
     for name, stages in users_of_parameters(plan).items():
         groups.setdefault(stages, []).append(name)
     rows = []
     for stages, names in sorted(groups.items()):
-        ranks = tuple(sorted({rank_of[d] for index in stages for d in plan.stages[index].devices}))
-        if len(ranks) > 1:
-            rows.append(SharedParameters(stages, ranks, tuple(reversed(names))))
+        devices = {d for index in stages for d in plan.stages[index].devices}
+        for ranks in zip(*map(plan.ranks_of, devices), strict=True) if len(devices) > 1 else ():
+            rows.append(SharedParameters(stages, tuple(sorted(ranks)), tuple(reversed(names))))
     return rows
 
 
@@ -93,7 +122,7 @@ def own_shares(plan: Plan, rank: int) -> dict[str, float]:
     All uses of a tied parameter count alike; of those in stages that the rank does not hold it
     knows nothing, and its share is of the others.
     """
-    device, owner = plan.ranks[rank], owners(plan.parsed_orders())
+    device, owner = plan.ranks[rank // plan.degree], owners(plan.parsed_orders())
     run = Counter(stage for (stage, _), where in owner.items() if where == device)
     mine = {stage.index for stage in plan.stages if device in stage.devices}
     shares = {}

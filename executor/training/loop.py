@@ -171,7 +171,7 @@ class Gathering:
             bubble=min(1.0, max(0.0, 1 - sum(busy_s) / (len(rows) * step_time_s))),
             peak_memory_bytes=int(max(peaks)),
             throughput=throughput(
-                plan.model.graph, plan.cluster, plan.job, plan.ranks, step_time_s
+                plan.model.graph, plan.cluster, plan.job, plan.rank_devices, step_time_s
             ),
             learning_rate=self._outcome.learning_rate,
             gradient_norm=self._norm,

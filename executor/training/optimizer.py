@@ -182,6 +182,25 @@ def _refusal(optimizer: torch.optim.Optimizer, what: str) -> PipeplanError:
     )
 
 
+_BY_WHOLE_PARAMETERS = ("Adafactor", "LBFGS", "Muon")
+"""Optimizers of torch whose step on a share of a parameter is no share of the step on all of it."""
+
+
+def require_step_by_element(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that members of a tensor-parallel group cannot each run on their shares.
+
+    Raises:
+        PipeplanError: naming it and the remedy.
+    """
+    name = optimizer_name(optimizer)
+    if name in _BY_WHOLE_PARAMETERS:
+        raise PipeplanError(
+            f"optimizer {name} steps by whole parameters, of which a rank of a tensor-parallel "
+            "group has shares; use one that treats each element by itself, such as AdamW or SGD, "
+            "or plan without tensor parallelism"
+        )
+
+
 def optimizer_name(optimizer: torch.optim.Optimizer) -> str:
     """Return the class of an optimizer, or of the one that it stands for."""
     return str(getattr(optimizer, "stands_for", type(optimizer).__name__))

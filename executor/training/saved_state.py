@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,14 @@ from torch import Tensor
 from executor.checkpoint.ranks import Ranks
 from executor.checkpoint.read import Checkpoint
 from executor.checkpoint.write import save_checkpoint
+from executor.distributed.member_group import (
+    Members,
+    MemberShare,
+    TensorParallelGroup,
+    member_shares,
+)
 from executor.launch.prepare import Prepared
-from executor.sync.shared_parameters import ParameterOwners
+from executor.sync.shared_parameters import ParameterOwners, planned_split
 from executor.training.loss_scale import LossScale
 from executor.training.optimisation import Optimisation
 from executor.training.optimizer import export_state, import_state, optimizer_name
@@ -27,8 +34,8 @@ logger = logging.getLogger(__name__)
 class SavedState:
     """Writes and reads this rank's part of a training.
 
-    Every tensor is written by the first rank that holds it and read by all that do, whatever plan
-    wrote it.
+    Every tensor is written whole, by the first rank that holds it or the first member of the group
+    that does, and read by all that do, whatever plan wrote it.
 
     Args:
         prepared: this rank's stages.
@@ -45,7 +52,11 @@ class SavedState:
             for name, buffer in stage.buffers.items()
             if name in names
         }
-        self._first = ParameterOwners.of_plan(prepared.plan).first_held(prepared.place.rank)
+        plan, rank = prepared.plan, prepared.place.rank
+        self._member = rank % plan.degree
+        self._shares = member_shares(planned_split(plan), self._member)
+        # The first member of a group writes what the shares of all make.
+        self._first = ParameterOwners.of_plan(plan).first_held(rank - self._member)
 
     def save(
         self,
@@ -54,8 +65,18 @@ class SavedState:
         optimisation: Optimisation,
         samples_seen: int,
         keep: int | None,
+        members: Members | None = None,
     ) -> Path:
-        """Write a checkpoint; all ranks call it."""
+        """Write a checkpoint; all ranks call it.
+
+        Args:
+            folder: of all checkpoints.
+            step: that was done.
+            optimisation: of this rank's parameters.
+            samples_seen: so far.
+            keep: how many checkpoints stay.
+            members: of this rank's tensor-parallel group, if it is in one.
+        """
         plan = self.prepared.plan
         scale = optimisation.loss_scale
         facts: dict[str, Any] = {
@@ -69,6 +90,8 @@ class SavedState:
             "loss_scale": None if scale is None else scale.facts(),
         }
         tensors = self._tensors(optimisation)
+        if members is not None:
+            tensors = self._joined(tensors, TensorParallelGroup(members))
         ranks = Ranks.of_process_group()
         written = save_checkpoint(folder, step, tensors, facts, ranks=ranks, keep=keep)
         if self.prepared.place.rank == 0:
@@ -87,6 +110,41 @@ class SavedState:
         mine = {name: t for name, t in found.items() if self._is_first(name)}
         unused = {f"parameters/{n}": p.detach() for n, p in self.prepared.unused.items()}
         return {**mine, **unused}
+
+    def _joined(
+        self, tensors: Mapping[str, Tensor], group: TensorParallelGroup
+    ) -> dict[str, Tensor]:
+        """Return whole tensors of the shares of all members, on the first of them."""
+        found = {}
+        for name, tensor in tensors.items():
+            share = self._share_of(name)
+            if share is not None and self._is_like_parameter(name, tensor.shape):
+                tensor = group.joined(tensor, share.dimension, share.parts).cpu()
+            elif share is not None and tensor.numel() > 1:
+                own = self.prepared.parameters[_parameter_of(name)].shape
+                raise PipeplanError(
+                    f"{name} has shape {list(tensor.shape)}, the share of its parameter here "
+                    f"{list(own)}: the members of a tensor-parallel group cannot put it together; "
+                    "train with an optimizer such as AdamW or SGD, or without checkpoints"
+                )
+            if self._member == 0:
+                found[name] = tensor
+        return found
+
+    def _share_of(self, name: str) -> MemberShare | None:
+        """Return which share of a checkpoint's tensor this rank holds; None: all of it."""
+        return self._shares.get(_parameter_of(name))
+
+    def _own(self, name: str, whole: Tensor) -> Tensor:
+        """Return this rank's share of a checkpoint's tensor; a number is whole."""
+        share = self._share_of(name)
+        if share is None:
+            return whole
+        own = self.prepared.parameters[_parameter_of(name)].shape
+        return share.of(whole) if whole.shape == share.whole_shape(own) else whole
+
+    def _is_like_parameter(self, name: str, shape: torch.Size) -> bool:
+        return shape == self.prepared.parameters[_parameter_of(name)].shape
 
     def _is_first(self, name: str) -> bool:
         return _parameter_of(name) in self._first
@@ -146,11 +204,13 @@ class SavedState:
             **{f"buffers/{name}": buffer for name, buffer in self.buffers.items()},
         }
         with torch.no_grad():
-            checkpoint.read_into(targets)
+            shares = {name: s for name in targets if (s := self._share_of(name)) is not None}
+            checkpoint.read_into(targets, shares)
         masters = checkpoint.read([f"master/{name}" for name in weights.state()])
-        weights.load({name.removeprefix("master/"): t for name, t in masters.items()})
+        weights.load({n.removeprefix("master/"): self._own(n, t) for n, t in masters.items()})
         names = [n for n in checkpoint.names("optimizer/") if _parameter_of(n) in weights.masters]
-        state = {n.removeprefix("optimizer/"): t for n, t in checkpoint.read(names).items()}
+        read = checkpoint.read(names)
+        state = {n.removeprefix("optimizer/"): self._own(n, t) for n, t in read.items()}
         import_state(weights.optimizer, weights.masters, state)
         if optimisation.loss_scale is not None:
             facts = checkpoint.facts["loss_scale"]

@@ -14,9 +14,15 @@ from torch import Tensor, nn
 
 from executor.distributed.failure import talking_to
 from executor.distributed.host_tuning import keep_freed_memory
+from executor.distributed.member_group import (
+    ProcessGroupMembers,
+    TensorParallelGroup,
+    sum_partial_gradients,
+)
 from executor.emulation.pace import Pace, Pacer
 from executor.launch.prepare import Prepared
 from executor.launch.run import PlanRank
+from executor.runtime.lowering import members_by_rank
 from executor.runtime.runtime import PipelineRuntime, Recorder, StepRecord, clock_of
 from executor.runtime.transport import (
     Transport,
@@ -36,13 +42,14 @@ from executor.sync.shared_parameters import (
     ParameterOwners,
     make_process_groups,
     own_shares,
+    planned_split,
     shared_parameters,
 )
 from executor.training.data import BatchOf, DeviceBatches
 from executor.training.loop import Gathering, HostNumbers, StepMetrics
 from executor.training.master_weights import MakeOptimizer
 from executor.training.optimisation import Optimisation, StepOutcome
-from executor.training.optimizer import job_optimizer
+from executor.training.optimizer import job_optimizer, require_step_by_element
 from planner.plan.plan import Plan
 from planner.plan.programs import Action, Reduce, directions
 from planner.sync.strategies import options_of
@@ -71,6 +78,7 @@ class StagePart:
         before_use: called before a forward uses parameters; None: no one waits for them.
         added: called with each parameter whose gradient something other than autograd has added to.
         pacer: the rank's; None if operations take their own time.
+        group: the tensor-parallel group that the rank is in, if it is in one.
     """
 
     index: int
@@ -79,6 +87,7 @@ class StagePart:
     before_use: BeforeUse | None
     added: Added
     pacer: Pacer | None
+    group: TensorParallelGroup | None
 
 
 MakeWorker = Callable[[StagePart], StageWorker]
@@ -93,14 +102,20 @@ def optimisation_of(
         prepared: what this rank runs.
         make_optimizer: makes the optimizer of parameters by name; default the job's.
         **settings: see :class:`Optimisation`.
+
+    Raises:
+        PipeplanError: if members of a tensor-parallel group cannot each run it.
     """
-    return Optimisation(
+    optimisation = Optimisation(
         prepared.parameters,
         ParameterOwners.of_plan(prepared.plan).first_held(prepared.place.rank),
         make_optimizer or partial(job_optimizer, prepared.plan.job),
         device=prepared.device,
         **settings,
     )
+    if prepared.plan.degree > 1:
+        require_step_by_element(optimisation.optimizer)
+    return optimisation
 
 
 class Trainer:
@@ -119,6 +134,9 @@ class Trainer:
         watch: whether arrivals of messages are noted, for a timeline.
         pace: operations take the time that the plan's costs and it say; None: their own.
         emulates: whether nothing is computed, and the optimizer step is timed as well.
+
+    Attributes:
+        members: of this rank's tensor-parallel group; None if it is in none.
     """
 
     def __init__(
@@ -141,11 +159,15 @@ class Trainer:
         self.parameters = parameters
         self.optimisation = optimisation
         self._place = place
+        self._replica = plan.ranks[place.rank // plan.degree]
         self._device = device
         self._optimise = optimise or optimisation.step
         self._recorder = Recorder(clock_of(device))
         self._pending = self._recorder.end()
         transport = self._connect(timeout)
+        split = planned_split(plan)
+        summed = () if split is None else split.summed_parameters
+        self._partial = [parameters[name] for name in sorted(summed) if name in parameters]
         shared = self._shared(program)
         self._synchronisation = self._strategy(shared)
         self._pacer = None
@@ -210,6 +232,7 @@ class Trainer:
                 autocast,
                 part.before_use,
                 part.added,
+                part.group,
             )
             names = stages[part.index].model_inputs
             batches = DeviceBatches.of(batch_of, names, part.microbatches, device)
@@ -231,14 +254,22 @@ class Trainer:
 
     def _connect(self, timeout: timedelta | None) -> Transport:
         """Make process groups and open them, all ranks together; return what messages go over."""
-        rank_of = {device: rank for rank, device in enumerate(self.plan.ranks)}
-        self._replicas = {
-            stage.index: tuple(sorted(rank_of[d] for d in stage.devices))
-            for stage in self.plan.stages
+        plan = self.plan
+        replicas = {
+            (stage.index, member): tuple(sorted(plan.ranks_of(d)[member] for d in stage.devices))
+            for stage in plan.stages
+            for member in range(plan.degree)
         }
-        sets = [row.ranks for row in shared_parameters(self.plan)]
-        sets += [ranks for ranks in self._replicas.values() if len(ranks) > 1]
-        self._process_groups = make_process_groups(sets, timeout)
+        groups = members_by_rank(plan)
+        sets = [row.ranks for row in shared_parameters(plan)]
+        sets += [ranks for ranks in replicas.values() if len(ranks) > 1]
+        self._process_groups = make_process_groups([*sets, *groups.values()], timeout)
+        rank = self._place.rank
+        mine = rank % plan.degree
+        self._replicas = {stage: r for (stage, member), r in replicas.items() if member == mine}
+        self.members = (
+            ProcessGroupMembers(self._process_groups[groups[rank]]) if rank in groups else None
+        )
         ends = directions(self.plan)
         transport = transport_of(self._device, make_channels(ends, self._device, timeout))
         open_communicators(transport, ends, self._process_groups, self._device)
@@ -269,13 +300,13 @@ class Trainer:
             return None
         parameters = {name: p for row in shared for name, p in row.parameters.items()}
         users = {name: row.reduce.stages for row in shared for name in row.parameters}
-        order = self.plan.parsed_orders()[self.plan.ranks[self._place.rank]]
+        order = self.plan.parsed_orders()[self._replica]
         announce = (self._pacer or self._synchronisation).ready
         return GradientReadiness(parameters, last_backwards(order, users), announce)
 
     def _parts(self) -> list[StagePart]:
         """Return the stages of this rank, with what they call."""
-        device = self.plan.ranks[self._place.rank]
+        device = self._replica
         order = self.plan.parsed_orders()[device]
         synchronisation = self._synchronisation
         before_use = (self._pacer or synchronisation).before_use if synchronisation.gated else None
@@ -288,6 +319,7 @@ class Trainer:
                 before_use,
                 added,
                 self._pacer,
+                None if self.members is None else TensorParallelGroup(self.members),
             )
             for stage in self.plan.stages
             if device in stage.devices
@@ -310,6 +342,10 @@ class Trainer:
             worker.begin(step, self.optimisation.scale)
         loss = self._runtime.step() / self.plan.microbatches
         self._synchronisation.finish()
+        if self.members is not None:
+            sum_partial_gradients(self.members, self._partial)
+            # All members have it, and the ranks' losses are added up.
+            loss = loss if self.members.index == 0 else torch.zeros_like(loss)
         self._synchronise_statistics()
         return loss
 

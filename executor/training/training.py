@@ -26,6 +26,7 @@ from executor.launch.prepare import (
     prepare,
     require_effect,
     require_fitting,
+    require_groups,
     require_runnable,
     require_writable,
 )
@@ -74,7 +75,7 @@ def train(
     """Train by a plan in the processes that torchrun started.
 
     Args:
-        plan: what to run; one rank a device of ``plan.ranks``.
+        plan: what to run; one rank a device of ``plan.rank_devices``.
         model: ``module:factory`` or the factory, if it is not one of the zoo.
         data: ``text``, ``random``, ``module:factory``, a map-style data set, or a function
             ``(step, microbatch) -> batch``.
@@ -162,6 +163,7 @@ def run_training(
 def _require_possible(plan: Plan, config: TrainingConfig, run: RunSettings) -> None:
     """Refuse what any rank can refuse by itself, before the model is built."""
     require_effect(plan, run)
+    require_groups(plan, run)
     require_timeout(run.timeout_s)
     if run.pace is not None:
         run.pace.require_ranks(len(plan.ranks))
@@ -198,7 +200,8 @@ def _save(
         loop.catch_up()
         trainer.settle()
         seen = feed.samples_seen_after(step)
-        saved.save(table.folder, step, trainer.optimisation, seen, table.keep)
+        members = trainer.members
+        saved.save(table.folder, step, trainer.optimisation, seen, table.keep, members)
 
 
 def run_emulation(
@@ -227,6 +230,7 @@ def run_emulation(
             f"{ONE_OF_SYNCHRONOUS}"
         )
     require_effect(plan, run)
+    require_groups(plan, run, emulated=True)
     require_strategy(plan)
     place = PlanRank.of_this_process()
     if run.pace is not None:

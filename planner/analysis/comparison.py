@@ -15,6 +15,7 @@ from planner.errors import InfeasibleError, PipeplanError
 from planner.plan.operations import Orders
 from planner.plan.plan import Plan, gap
 from planner.plan.problem import Problem
+from planner.plan.tensor_parallel import require_single_devices
 from planner.prediction import replay
 from planner.search.baseline_schedules import BaselineSchedules, UnscheduledError
 from planner.search.budget import DEFAULT_WORKERS
@@ -131,6 +132,8 @@ def compare(
     Raises:
         PipeplanError: naming every planner that is not known, or a setting out of range.
     """
+    if not problem.has_groups:
+        require_single_devices(problem.job.tensor_parallel, "compare")
     chosen = find_planners(planners)
     schedules = BaselineSchedules(Chain(problem))
     classic = [_timed(partial(_classic, schedules, planner)) for planner in chosen]

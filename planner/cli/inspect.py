@@ -37,12 +37,13 @@ def trace(
         Path | None, typer.Option("-o", "--output", help="write the layer graph as JSON")
     ] = None,
     split: Annotated[
-        int | None,
+        list[int] | None,
         typer.Option(
             "--split",
             metavar="DEGREE",
             min=2,
-            help="show instead how each layer splits over a tensor-parallel group of so many",
+            help="show instead how each layer splits over a tensor-parallel group of so many, and "
+            "keep it in the layer graph that is written; may be repeated",
         ),
     ] = None,
     sequence: Annotated[
@@ -53,12 +54,8 @@ def trace(
 ) -> None:
     """Trace a model and show each layer's FLOPs, parameters, stash and boundary tensors."""
     with user_errors(as_json):
-        if split is not None:
-            if output is not None:
-                raise PipeplanError(
-                    "-o writes the layer graph, which has no split; leave out --split"
-                )
-            _show_split(model, job_of(job, set_), split, sequence, as_json)
+        if split:
+            _show_splits(model, job_of(job, set_), split, sequence, output, as_json)
             return
         if sequence:
             raise PipeplanError("--sequence is part of a split; add --split DEGREE")
@@ -75,21 +72,34 @@ def trace(
             say(f"wrote {output}", err=True)
 
 
-def _show_split(model: str, job: Job, degree: int, sequence: bool, as_json: bool) -> None:
+def _show_splits(
+    model: str,
+    job: Job,
+    degrees: Sequence[int],
+    sequence: bool,
+    output: Path | None,
+    as_json: bool,
+) -> None:
     if is_graph_file(model):
         raise PipeplanError(f"{model}: a layer graph has no operations to split; name the model")
-    from planner.model.tracing.sharding.record import record_of
+    from planner.model.layer_graph import LayerGraph
+    from planner.model.tracing.sharding.record import with_splits
     from planner.model.tracing.trace import trace_step
     from planner.report.split import split_table, unsplit_lines
 
-    step = trace_step(model, job)
-    record = record_of(step, degree, sequence=sequence)
+    record = with_splits(trace_step(model, job), dict.fromkeys(degrees), sequence=sequence)
+    if output is not None:
+        LayerGraph.from_record(record).save(output)
     if as_json:
-        print_json(record.model_dump(mode="json"))
+        splits = [split.model_dump(mode="json") for split in record.splits]
+        print_json(splits if len(splits) > 1 else splits[0])
         return
-    print_rich(split_table(step.graph, record))
-    for line in unsplit_lines(record):
-        say(line)
+    for split in record.splits:
+        print_rich(split_table(record, split))
+        for line in unsplit_lines(split):
+            say(line)
+    if output is not None:
+        say(f"wrote {output}", err=True)
 
 
 def profile(context: typer.Context) -> None:

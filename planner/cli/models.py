@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
+    from planner.cluster.cluster import Cluster
     from planner.job import Job
     from planner.model.layer_graph import LayerGraph
     from planner.plan.problem import Problem
@@ -27,6 +29,10 @@ class ProblemRequest:
         settings: model arguments as NAME=VALUE.
         costs: files of measured times: profiles, or a calibrated graph of the same model.
         runtime: name or file of what will train; by default the job's.
+        tensor_parallel: devices of a tensor-parallel group, a number or ``any``; by default the
+            job's.
+        sequence_parallel: whether the devices of a group share values by positions, if the job does
+            not say so.
     """
 
     model: str
@@ -35,6 +41,8 @@ class ProblemRequest:
     settings: tuple[str, ...] = ()
     costs: tuple[Path, ...] = ()
     runtime: str | None = None
+    tensor_parallel: str | None = None
+    sequence_parallel: bool = False
 
     @property
     def inputs(self) -> list[Path]:
@@ -53,7 +61,9 @@ class ProblemRequest:
         for path in self.costs:
             found += ["--costs", str(path)]
         found += [] if self.runtime is None else ["--runtime", self.runtime]
-        return found
+        if self.tensor_parallel is not None:
+            found += ["--tensor-parallel", self.tensor_parallel]
+        return [*found, *(["--sequence-parallel"] if self.sequence_parallel else [])]
 
 
 @dataclass(frozen=True)
@@ -94,7 +104,7 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
     from planner.plan.problem import ModelSource, Problem
     from planner.plan.runtimes import for_runtime
 
-    job, rules = job_of(request.job, request.settings), given_rules(request.runtime)
+    job, rules = _grouped_job(request), given_rules(request.runtime)
     cluster = Cluster.load(request.cluster)
     factory = None if is_graph_file(request.model) else request.model
     if factory is None and request.settings:
@@ -104,7 +114,7 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
             f"no effect; trace the model again with it"
         )
     source = ModelSource(factory, dict(job.model_arguments))
-    graph, text_problem = _traced(request.model, job)
+    graph, text_problem = _traced(request.model, job, degrees_to_trace(job, cluster))
     for path in request.costs:
         costs = read_costs(path, "--costs")
         graph = with_costs(graph, cluster, costs)
@@ -112,6 +122,33 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
     warn_of_types_without_costs(graph, cluster, str(request.cluster))
     problem = for_runtime(Problem(graph, cluster, job, source), rules)
     return LoadedProblem(problem, text_problem)
+
+
+def _grouped_job(request: ProblemRequest) -> Job:
+    """Return the job with the groups that the command line wants."""
+    from planner.job import Job
+
+    job, degree = job_of(request.job, request.settings), request.tensor_parallel
+    fields: dict[str, Any] = {}
+    if degree is not None:
+        fields["tensor_parallel"] = int(degree) if degree.isdecimal() else degree
+    if request.sequence_parallel:
+        fields["sequence_parallel"] = True
+    if not fields:
+        return job
+    return Job.parse({**job.model_dump(mode="json"), **fields}, "--tensor-parallel")
+
+
+def degrees_to_trace(job: Job, cluster: Cluster) -> tuple[int, ...]:
+    """Return the sizes of tensor-parallel groups for which a job needs the model's split.
+
+    Any size stands for the powers of two up to 16, as far as the cluster has as many devices of one
+    type.
+    """
+    if job.tensor_parallel != "any":
+        return () if job.tensor_parallel == 1 else (job.tensor_parallel,)
+    most = max(Counter(device.type for device in cluster.devices).values())
+    return tuple(degree for degree in (2, 4, 8, 16) if degree <= most)
 
 
 def job_of(path: Path | None, settings: Sequence[str] | None) -> Job:
@@ -150,8 +187,14 @@ def graph_of(model: str, job: Job) -> LayerGraph:
     return _traced(model, job)[0]
 
 
-def _traced(model: str, job: Job) -> tuple[LayerGraph, str | None]:
-    """Return the layer graph, and why text cannot train the model, if that is known."""
+def _traced(model: str, job: Job, degrees: Sequence[int] = ()) -> tuple[LayerGraph, str | None]:
+    """Return the layer graph, and why text cannot train the model, if that is known.
+
+    Args:
+        model: see :func:`graph_of`.
+        job: whose microbatches.
+        degrees: sizes of tensor-parallel groups for which a traced graph has splits.
+    """
     from planner.model.layer_graph import LayerGraph
 
     if is_graph_file(model):
@@ -166,4 +209,9 @@ def _traced(model: str, job: Job) -> tuple[LayerGraph, str | None]:
     from planner.model.tracing.trace import trace_step
 
     step = trace_step(model, job)
-    return LayerGraph.from_record(step.graph), text_problem_of_step(step.exported, job)
+    record = step.graph
+    if degrees:
+        from planner.model.tracing.sharding.record import with_splits
+
+        record = with_splits(step, degrees, sequence=job.sequence_parallel)
+    return LayerGraph.from_record(record), text_problem_of_step(step.exported, job)

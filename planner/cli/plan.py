@@ -255,6 +255,8 @@ def _print_unusable(problem: Problem, plans: dict[Path, Plan]) -> None:
     """Print which warm starts cannot be used."""
     from planner.search.partition.chain import Chain
 
+    if problem.job.tensor_parallel != 1:
+        return  # A plan may fit one size of groups and not another.
     chain = Chain(problem)
     for path, earlier in plans.items():
         if chain.partition([(stage.layers, stage.devices) for stage in earlier.stages]) is None:
@@ -282,6 +284,22 @@ def _search(
     return search(problem, **asdict(settings), progress=progress, warm_starts=warm_starts)
 
 
+TensorParallelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tensor-parallel",
+        metavar="N|any",
+        help="have groups of N devices run every layer together; any: the best number (default: "
+        "the job's, else 1)",
+    ),
+]
+SequenceParallelOption = Annotated[
+    bool,
+    typer.Option(
+        "--sequence-parallel",
+        help="with --tensor-parallel: share values between the split parts of layers by positions",
+    ),
+]
 OutputOption = Annotated[
     Path | None, typer.Option("-o", "--output", help="plan file to write (default: plan.json)")
 ]
@@ -334,6 +352,8 @@ def plan(
     set_: SetOption = None,
     costs: CostsOption = None,
     runtime: RuntimeOption = None,
+    tensor_parallel: TensorParallelOption = None,
+    sequence_parallel: SequenceParallelOption = False,
     output: OutputOption = None,
     time_limit: TimeLimitOption = 30.0,
     gap: GapOption = 1e-4,
@@ -347,7 +367,16 @@ def plan(
 ) -> None:
     """Find the fastest plan and prove a lower bound on the iteration time."""
     request = PlanRequest(
-        problem=ProblemRequest(model, cluster, job, tuple(set_ or ()), tuple(costs or ()), runtime),
+        problem=ProblemRequest(
+            model,
+            cluster,
+            job,
+            tuple(set_ or ()),
+            tuple(costs or ()),
+            runtime,
+            tensor_parallel,
+            sequence_parallel,
+        ),
         warm_starts=tuple(warm_start or ()),
         robust=robust,
         sync=sync,

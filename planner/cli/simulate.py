@@ -262,8 +262,9 @@ def _show_overflow(plan: Plan) -> None:
     """Say which devices the plan needs more memory of than they have."""
     from planner.report.summary import overflow_line
 
+    cluster = plan.on_groups.cluster
     rows = [
-        (device, row.peak_memory_bytes, plan.cluster.device_type(device).capacity_bytes)
+        (device, row.peak_memory_bytes, cluster.device_type(device).capacity_bytes)
         for device, row in plan.predicted.devices.items()
     ]
     over = [row for row in rows if row[1] > row[2]]

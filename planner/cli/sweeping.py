@@ -227,12 +227,14 @@ def _require_possible(request: SweepRequest, clusters: Mapping[str, Cluster], jo
     from planner.analysis.sweep.folder import require_folder
     from planner.analysis.sweep.points import batches_of, points_of
     from planner.analysis.sweep.rows import currency_of, require_bill
+    from planner.plan.tensor_parallel import require_single_devices
     from planner.records.document import require_file_path
     from planner.report.figures import require_format
     from planner.search.solve import check_settings
 
     workers = 1 if request.workers is None else request.workers
     check_settings(request.time_limit_s, request.gap_limit, request.seed, workers)
+    require_single_devices(job.tensor_parallel, "sweep")
     require_bill(request.bill)
     currency_of(clusters)
     Processes(request.processes)

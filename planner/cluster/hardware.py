@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from planner.model.graph_record import EfficiencyClass
+from planner.model.figures import CollectiveKind, EfficiencyClass
 from planner.records.document import Record
 from planner.units import plural
 
@@ -43,6 +43,39 @@ class ClassEfficiency(Record):
         return {name: value for name, value in dump(self).items() if value is not None}
 
 
+class CollectiveFigures(Record):
+    """One algorithm of a collective on given links.
+
+    Attributes:
+        latency_us: Time of all its steps without their bytes.
+        gb_per_s: Bytes of the tensor that it moves, in 10^9 bytes/s.
+    """
+
+    latency_us: NonNegative
+    gb_per_s: Positive
+
+
+class GroupFigures(Record):
+    """The inside of a tensor-parallel group, whose devices run every layer together.
+
+    Attributes:
+        devices: Number of its devices.
+        collectives: Algorithms of each collective; the fastest for a tensor's size runs.
+    """
+
+    devices: Annotated[int, Field(ge=2)]
+    collectives: dict[CollectiveKind, Annotated[tuple[CollectiveFigures, ...], Field(min_length=1)]]
+
+    def seconds(self, collective: CollectiveKind, bytes_: int) -> float:
+        """Return the time of a collective over a tensor that has this size on each device."""
+        if not bytes_:
+            return 0.0
+        return min(
+            row.latency_us * 1e-6 + bytes_ / (row.gb_per_s * 1e9)
+            for row in self.collectives[collective]
+        )
+
+
 class DeviceType(Record):
     """One type of device.
 
@@ -67,6 +100,8 @@ class DeviceType(Record):
         hardware: The processor or GPU that was measured, by the system's or the driver's name;
             profiles of another are refused.
         price_per_hour: Price of one device in the cluster's ``currency``; does not change plans.
+        group: The inside of each device of this type if it is a tensor-parallel group, whose other
+            figures are then those of all its devices together; null: it is a single device.
     """
 
     memory_gib: Positive
@@ -82,6 +117,7 @@ class DeviceType(Record):
     source: Source = "datasheet"
     hardware: Annotated[str, Field(min_length=1, max_length=400)] | None = None
     price_per_hour: Price | None = None
+    group: GroupFigures | None = None
 
     @model_validator(mode="after")
     def _leaves_memory(self) -> Self:
@@ -99,7 +135,8 @@ class DeviceType(Record):
         """Leave defaults of newer fields out, so that digests of older clusters do not change."""
         data: dict[str, Any] = dump(self)
         later = ("bandwidth_efficiency", "ramp_up_us", "operation_overhead_us")
-        for name in (*later, "optimizer_efficiency", "source", "hardware", "price_per_hour"):
+        optional = ("optimizer_efficiency", "source", "hardware", "price_per_hour", "group")
+        for name in (*later, *optional):
             if getattr(self, name) == type(self).model_fields[name].default:
                 data.pop(name, None)
         if not self.by_class:

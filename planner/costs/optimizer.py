@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from planner.cluster.hardware import DeviceType
 from planner.job import Job
 from planner.model.graph_record import Parameter
 from planner.plan.problem import Problem
@@ -27,6 +28,7 @@ def optimizer_s(
 ) -> dict[str, float]:
     """Return the seconds of each device's step, limited by memory bandwidth.
 
+    A tensor-parallel group first sums the gradients of what all its devices have but use in part.
     A parameter that several stages of a device hold counts once.
 
     Args:
@@ -38,16 +40,21 @@ def optimizer_s(
     for index, names in enumerate(devices):
         for device in names:
             stages_on[device] = (*stages_on.get(device, ()), index)
-    moved = {
-        group: _held_traffic_bytes(problem.job, [parameters[index] for index in group])
-        for group in set(stages_on.values())
+    held = {
+        stages: {p.name: p for index in stages for p in parameters[index] if p.trainable}.values()
+        for stages in set(stages_on.values())
     }
     return {
-        device: moved[group] / (problem.cluster.device_type(device).optimizer_gb_per_s * 1e9)
-        for device, group in stages_on.items()
+        device: _step_s(problem.job, problem.cluster.device_type(device), held[stages])
+        for device, stages in stages_on.items()
     }
 
 
-def _held_traffic_bytes(job: Job, parameters: Sequence[Sequence[Parameter]]) -> int:
-    held = {p.name: p for row in parameters for p in row if p.trainable}
-    return sum(step_traffic_bytes(job, p.bytes, p.elements) for p in held.values())
+def _step_s(job: Job, kind: DeviceType, parameters: Iterable[Parameter]) -> float:
+    rows = list(parameters)
+    moved = sum(step_traffic_bytes(job, p.bytes, p.elements) for p in rows)
+    seconds = moved / (kind.optimizer_gb_per_s * 1e9)
+    if kind.group is None:
+        return seconds
+    summed = sum(p.bytes for p in rows if p.summed) // kind.group.devices
+    return seconds + kind.group.seconds("all_reduce", summed)

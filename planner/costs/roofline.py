@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from planner.cluster.hardware import TF32, DeviceType
-from planner.model.graph_record import PHASES, EfficiencyClass, Layer, OperationClass, Phase, Work
+from planner.model.figures import PHASES, EfficiencyClass, OperationClass, Phase, Work
+from planner.model.graph_record import Layer
 
 ROUNDING = 1e-9
 """Smaller relative differences of times are rounding."""
@@ -60,7 +61,8 @@ def layer_times(
 ) -> OperationTimes:
     """Return the seconds of a layer for one microbatch.
 
-    Measured times are used if there are any, else the sum of :func:`work_s` over the layer's work.
+    Measured times are used if there are any, else the sum of :func:`work_s` over the layer's work
+    and of its collectives, which nothing hides.
     A recomputed layer runs its forward again in its backward.
     """
     measured = layer.measured.get(type_name)
@@ -72,7 +74,7 @@ def layer_times(
             measured.whole_backward_s,
         )
     else:
-        times = _roofline(layer, device, precision)
+        times = _with_collectives(_roofline(layer, device, precision), layer, device)
     if not recompute:
         return times
     return times._replace(
@@ -139,6 +141,16 @@ def _roofline(layer: Layer, device: DeviceType, precision: str) -> OperationTime
             _undivided_s(layer, phase, device, precision) for phase in PHASES
         )
     return OperationTimes(forward_s, input_s, weight_s, input_s + weight_s)
+
+
+def _with_collectives(times: OperationTimes, layer: Layer, device: DeviceType) -> OperationTimes:
+    if device.group is None or not layer.collectives:
+        return times
+    seconds = dict.fromkeys(PHASES, 0.0)
+    for row in layer.collectives:
+        seconds[row.phase] += device.group.seconds(row.kind, row.bytes)
+    forward_s, input_s, weight_s = (seconds[phase] for phase in PHASES)
+    return times + OperationTimes(forward_s, input_s, weight_s, input_s + weight_s)
 
 
 def _undivided_s(layer: Layer, phase: Phase, device: DeviceType, precision: str) -> float:

@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from planner.model.graph_record import Name
+from planner.model.figures import Name
 from planner.plan.operations import Operation, parse_operation
 from planner.records.document import Count, Record
 

@@ -25,7 +25,7 @@ from planner.measured.events import (
     TimedEvent,
 )
 from planner.measured.timeline_file import parse_trace, trace_of
-from planner.model.graph_record import Name
+from planner.model.figures import Name
 from planner.records.document import Record, read_json, write_atomically
 from planner.records.formats import check_format
 

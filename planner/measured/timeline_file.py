@@ -32,7 +32,7 @@ from planner.measured.trace_events import (
     trace_object,
     transfer_event,
 )
-from planner.model.graph_record import Name
+from planner.model.figures import Name
 from planner.plan.operations import KIND_LABELS, Kind, Operation
 from planner.records.document import Count, Record
 

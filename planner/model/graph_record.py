@@ -8,47 +8,22 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from planner.model.figures import PHASES, Collective, LayerFigures, Name, Work, totals
+from planner.model.split_record import LayerSplit, SplitRecord
 from planner.records.document import MOST_ENTRIES, Count, Record, digest_of_data
-
-Phase = Literal["forward", "input_gradient", "weight_gradient"]
-PHASES: tuple[Phase, ...] = ("forward", "input_gradient", "weight_gradient")
-OperationClass = Literal["product", "convolution", "attention", "causal_attention", "memory"]
-EfficiencyClass = Literal["product", "convolution", "attention", "memory"]
-"""Classes that a device type has figures for; causal attention uses those of attention."""
-
-
-class Work(Record):
-    """Equal operations of one phase of a layer, for one microbatch.
-
-    Attributes:
-        phase: Phase of the layer.
-        operation_class: Class that selects the efficiency; ``memory`` is everything without matrix
-            products, and its operations may share a row even with different traffic.
-        operations: Number of operations.
-        flops: FLOPs of all of them; a multiply-add counts as two, causal attention as if unmasked
-            (as in published formulas).
-        traffic_bytes: Bytes they read and write.
-    """
-
-    phase: Phase
-    operation_class: OperationClass
-    operations: Annotated[int, Field(ge=1, lt=2**63)]
-    flops: Count
-    traffic_bytes: Count
-
-
-def totals(work: Sequence[Work], phase: Phase) -> tuple[int, int]:
-    """Return the FLOPs and the traffic in bytes of a phase."""
-    rows = [row for row in work if row.phase == phase]
-    return sum(row.flops for row in rows), sum(row.traffic_bytes for row in rows)
-
 
 MEASURED = {"measured", "stash_bytes", "weight_stash_bytes", "peak_bytes"}
 """Fields of a layer that depend on the device and that measuring replaces; all others are
 structure."""
 
+SHARED = (
+    *(f"{phase}_{what}" for phase in PHASES for what in ("flops", "traffic_bytes")),
+    "stash_bytes",
+    "weight_stash_bytes",
+)
+"""Fields of a layer of which the devices of a tensor-parallel group may have shares."""
+
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
-Name = Annotated[str, Field(min_length=1, max_length=400)]
 
 
 class MeasuredTimes(Record):
@@ -80,37 +55,6 @@ class MeasuredTimes(Record):
         return data
 
 
-class LayerFigures(Record):
-    """FLOPs, traffic and stash of a layer, or of a part of it, for one microbatch.
-
-    Attributes:
-        name: Name of the layer.
-        forward_flops: FLOPs of the forward; a multiply-add counts as two.
-        input_gradient_flops: FLOPs of the gradient of its inputs.
-        weight_gradient_flops: FLOPs of the gradient of its parameters.
-        forward_traffic_bytes: Bytes read and written by the forward's operations.
-        input_gradient_traffic_bytes: Bytes read and written by the operations of the input
-            gradient.
-        weight_gradient_traffic_bytes: Bytes read and written by the operations of the weight
-            gradient.
-        stash_bytes: Bytes that autograd keeps from forward to backward, without parameters.
-    """
-
-    name: Name
-    forward_flops: Count
-    input_gradient_flops: Count
-    weight_gradient_flops: Count
-    forward_traffic_bytes: Count
-    input_gradient_traffic_bytes: Count
-    weight_gradient_traffic_bytes: Count
-    stash_bytes: Count
-
-    @property
-    def flops(self) -> int:
-        """FLOPs of forward and backward, nothing recomputed."""
-        return self.forward_flops + self.input_gradient_flops + self.weight_gradient_flops
-
-
 class Layer(LayerFigures):
     """The smallest unit of a stage; all figures are for one microbatch.
 
@@ -124,6 +68,8 @@ class Layer(LayerFigures):
         device_types: Device types it may run on; empty: all.
         work: FLOPs and traffic by class of operation; without it the roofline treats the layer as
             one operation.
+        collectives: What the devices of a tensor-parallel group exchange while they run the layer;
+            all other figures are then those of all devices together.
     """
 
     weight_stash_bytes: Count | None = None
@@ -132,6 +78,7 @@ class Layer(LayerFigures):
     measured: dict[Name, MeasuredTimes] = Field(default_factory=dict)
     device_types: tuple[Name, ...] = ()
     work: tuple[Work, ...] = ()
+    collectives: tuple[Collective, ...] = ()
 
     @model_validator(mode="after")
     def _work_adds_up(self) -> Self:
@@ -154,6 +101,8 @@ class Layer(LayerFigures):
             del fields["device_types"]
         if not self.work:
             fields.pop("work", None)  # Who dumps may have left it out.
+        if not self.collectives:
+            fields.pop("collectives", None)
         for name in ("weight_stash_bytes", "peak_bytes"):
             if getattr(self, name) is None:
                 fields.pop(name, None)
@@ -177,12 +126,23 @@ class Parameter(Record):
         elements: Number of elements.
         bytes: Bytes of all elements.
         trainable: Whether it receives a gradient (used and not frozen).
+        summed: Whether the devices of a tensor-parallel group, each of which has it whole, sum
+            their gradients of it before the optimizer step; elements and bytes are then those of
+            all devices together.
     """
 
     name: Name
     elements: Count
     bytes: Count
     trainable: bool = True
+    summed: bool = False
+
+    @model_serializer(mode="wrap")
+    def _without_groups(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = dump(self)
+        if not self.summed:
+            fields.pop("summed", None)
+        return fields
 
 
 class Boundary(Record):
@@ -214,7 +174,7 @@ class GraphRecord(Record):
     """The layer graph as data: layers in an executable order, and the tensors between them.
 
     Attributes:
-        format: ``pipeplan-graph/1``.
+        format: ``pipeplan-graph/2``.
         name: Name of the model.
         samples_per_microbatch: Microbatch size of all figures.
         precision: Data type of the weights.
@@ -223,9 +183,11 @@ class GraphRecord(Record):
         parameters: All parameters of the model.
         flop_coverage: Fraction of operators with counted FLOPs.
         uncounted_operators: Names of the other operators, counted as free.
+        splits: How it splits over tensor-parallel groups: for each degree that was traced, with
+            values between regions shared by positions or whole.
     """
 
-    format: Literal["pipeplan-graph/1"] = "pipeplan-graph/1"
+    format: Literal["pipeplan-graph/2"] = "pipeplan-graph/2"
     name: Name
     samples_per_microbatch: Annotated[int, Field(ge=1)]
     precision: Name
@@ -234,6 +196,7 @@ class GraphRecord(Record):
     parameters: Annotated[tuple[Parameter, ...], Field(max_length=MOST_ENTRIES)]
     flop_coverage: Annotated[float, Field(ge=0, le=1)] = 1.0
     uncounted_operators: tuple[str, ...] = ()
+    splits: tuple[SplitRecord, ...] = ()
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -254,7 +217,15 @@ class GraphRecord(Record):
                     )
         for index, boundary in enumerate(self.boundaries):
             _check_boundary(f"boundaries[{index}]", boundary, position)
+        _check_splits(self)
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_missing_splits(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = dump(self)
+        if not self.splits:
+            fields.pop("splits", None)
+        return fields
 
 
 def _twice(rows: Sequence[Layer] | Sequence[Parameter] | Sequence[Boundary]) -> str:
@@ -278,9 +249,58 @@ def _check_boundary(field: str, boundary: Boundary, position: dict[str, int]) ->
             )
 
 
+def _check_splits(record: GraphRecord) -> None:
+    names = [layer.name for layer in record.layers]
+    tensors = {boundary.name for boundary in record.boundaries}
+    seen: set[tuple[int | None, bool]] = set()
+    for index, split in enumerate(record.splits):
+        if [layer.name for layer in split.layers] != names:
+            raise ValueError(
+                f"splits[{index}].layers: they are not the layers of the graph in its order; trace "
+                "the model again"
+            )
+        if {boundary.name for boundary in split.boundaries} != tensors:
+            raise ValueError(
+                f"splits[{index}].boundaries: they are not the tensors of the graph; trace the "
+                "model again"
+            )
+        for layer, row in zip(record.layers, split.layers, strict=True):
+            _check_shares(f"splits[{index}]", layer, row)
+        if (split.degree, split.sequence) in seen:
+            raise ValueError(
+                f"splits[{index}]: a second split of degree {split.degree}; keep one of them"
+            )
+        seen.add((split.degree, split.sequence))
+
+
+def _check_shares(field: str, layer: Layer, row: LayerSplit) -> None:
+    for name in SHARED:
+        whole = getattr(layer, name)
+        if whole is not None and getattr(row, name) > whole:
+            raise ValueError(
+                f"{field}: {name} of layer {row.name!r} is {getattr(row, name)}, but the whole "
+                f"layer has {whole}; trace the model again"
+            )
+    if layer.work and not row.work:
+        raise ValueError(
+            f"{field}: layer {row.name!r} has no rows of work, but the layer has; trace the model "
+            "again"
+        )
+
+
+def graph_digest(record: GraphRecord) -> str:
+    """Return the SHA-256 of a graph; the number of the format, which may rise, does not count."""
+    return digest_of_data(_content(record))
+
+
 def structure_digest(record: GraphRecord) -> str:
     """Return the SHA-256 of a graph without measured fields.
 
     It is equal before and after a calibration.
     """
-    return digest_of_data(record.model_dump(mode="json", exclude={"layers": {"__all__": MEASURED}}))
+    return digest_of_data(_content(record, exclude={"layers": {"__all__": MEASURED}}))
+
+
+def _content(record: GraphRecord, exclude: Any = None) -> dict[str, Any]:
+    # Digests of plans have format 1 in them.
+    return {**record.model_dump(mode="json", exclude=exclude), "format": "pipeplan-graph/1"}

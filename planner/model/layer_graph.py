@@ -11,8 +11,8 @@ from typing import Any, NoReturn, Self
 import networkx as nx
 
 from planner.errors import PipeplanError
-from planner.model.graph_record import Boundary, GraphRecord, Layer, Parameter
-from planner.records.document import digest, read_json, write_atomically
+from planner.model.graph_record import Boundary, GraphRecord, Layer, Parameter, graph_digest
+from planner.records.document import read_json, write_atomically
 from planner.records.formats import check_format
 
 
@@ -55,7 +55,7 @@ def read_only(values: dict[str, Any]) -> dict[str, Any]:
     return attributes
 
 
-FORMAT = "pipeplan-graph/1"
+FORMAT = "pipeplan-graph/2"
 
 
 class LayerGraph(nx.DiGraph):  # type: ignore[misc]
@@ -134,7 +134,7 @@ class LayerGraph(nx.DiGraph):  # type: ignore[misc]
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the graph's canonical JSON."""
-        return digest(self.record)
+        return graph_digest(self.record)
 
     @cached_property
     def layers(self) -> dict[str, Layer]:

@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 
 from planner.errors import PipeplanError
 from planner.job import Optimizer, Precision
-from planner.model.graph_record import MeasuredTimes, Name, Seconds
+from planner.model.figures import Name
+from planner.model.graph_record import MeasuredTimes, Seconds
 from planner.records.document import Count, Record
 from planner.records.formats import JsonFile
 

@@ -10,10 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from planner.model.graph_record import LayerFigures, Name, Phase
+from planner.model.figures import Collective, LayerFigures, Name, Work
 from planner.records.document import Count, Record
 
-CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Size = Annotated[int, Field(ge=1)]
 
 
@@ -49,22 +48,6 @@ class SplitRegion(Record):
     parameters: tuple[SplitParameter, ...]
 
 
-class Collective(Record):
-    """A collective inside the group, once a microbatch.
-
-    Attributes:
-        kind: Kind of collective.
-        phase: When: ``weight_gradient`` gathers again what the forward did not keep.
-        tensor: Name of the tensor.
-        bytes: Bytes of the whole tensor.
-    """
-
-    kind: CollectiveKind
-    phase: Phase
-    tensor: Name
-    bytes: Count
-
-
 class Product(Record):
     """A matrix product of the forward: ``batch`` of [rows, inner] x [inner, columns].
 
@@ -90,6 +73,10 @@ class LayerSplit(LayerFigures):
 
     Attributes:
         regions: Positions of its regions; empty: it is not split.
+        weight_stash_bytes: Bytes of the part of the stash that a weight gradient still needs.
+        work: What all members do together, by class of operation: FLOPs and traffic of what is
+            shared once, of all else for every member; each operation counts once. Empty in a record
+            of no degree.
         parameter_bytes: Bytes of its split parameters.
         collectives: Collectives inside the group.
         products: Matrix products, for their efficiency at the shape of a share.
@@ -97,6 +84,8 @@ class LayerSplit(LayerFigures):
     """
 
     regions: tuple[Count, ...]
+    weight_stash_bytes: Count
+    work: tuple[Work, ...]
     parameter_bytes: Count
     collectives: tuple[Collective, ...]
     products: tuple[Product, ...]
@@ -137,3 +126,8 @@ class SplitRecord(Record):
     layers: tuple[LayerSplit, ...]
     boundaries: tuple[BoundarySplit, ...]
     summed_parameters: tuple[Name, ...]
+
+    @property
+    def parameters(self) -> dict[str, SplitParameter]:
+        """The parameters of which every member has a share, by name."""
+        return {row.name: row for region in self.regions for row in region.parameters}

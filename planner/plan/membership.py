@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 from typing import NamedTuple, Protocol
 
+from planner.cluster.group_packing import packed
 from planner.model.blocks import block_count, first_blocks
 from planner.plan.operations import Operation, Orders, one_forward_one_backward, owners
-from planner.plan.plan import BUCKET_MIB
+from planner.plan.plan import BUCKET_MIB, Plan
 from planner.space import Space, backward_of
 from planner.units import plural
 
@@ -120,6 +121,30 @@ def outside_bound(
             f"true, with buckets of {BUCKET_MIB:g} MiB",
             "leave the size of buckets out",
             "true",
+        )
+
+
+def outside_packing(space: Space, plan: Plan) -> Iterator[Outside]:
+    """Yield the groups of a plan that a bound over every size of groups does not cover.
+
+    Such a bound covers one packing of the cluster's devices of each size. One over a single size
+    is for the plan's own groups, which its digest names.
+
+    Args:
+        space: the freedoms that the bound covers.
+        plan: as it was read.
+    """
+    parallel = plan.tensor_parallel
+    if space.tensor_parallel != "any" or parallel is None:
+        return
+    if parallel.groups != packed(plan.cluster, parallel.degree):
+        yield Outside(
+            "tensor_parallel.groups",
+            "other groups than the search packed",
+            "tensor_parallel",
+            '"any"',
+            "plan again",
+            str(parallel.degree),
         )
 
 

@@ -17,6 +17,7 @@ from planner.plan.certificate import Proof
 from planner.plan.operations import Operation, parse_order
 from planner.plan.problem import ModelSource, Problem
 from planner.plan.runtime_rules import RuntimeBehaviour, RuntimeRules
+from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.records.document import (
     MOST_ENTRIES,
     Count,
@@ -224,7 +225,7 @@ class Plan(ShownInNotebooks, JsonFile):
     """A complete plan: stages, devices, orders, predictions and the inputs they were made from.
 
     Attributes:
-        format: ``pipeplan/6``.
+        format: ``pipeplan/7``.
         model: The model.
         cluster: The cluster it was planned for.
         job: The job it was planned for.
@@ -234,15 +235,18 @@ class Plan(ShownInNotebooks, JsonFile):
         orders: Operations of each device in order, such as ``2F0`` (stage 2, forward, microbatch
             0), separated by spaces; F forward, B whole backward, I and W input and weight gradient
             of a split backward.
-        ranks: Device of each rank.
+        ranks: Device of each rank; with tensor-parallel groups the group of each so many ranks in a
+            row, of which the first is on its first device, see :attr:`rank_devices`.
         sync: Synchronisation strategy of the replicas.
         predicted: Simulation results.
         provenance: How the plan was made.
         proof: What shows that the lower bound holds; null without a bound, and in plans of older
             versions.
+        tensor_parallel: Groups of devices that stages, orders, ranks and predictions name instead
+            of devices; null: they name devices.
     """
 
-    format: Literal["pipeplan/6"] = "pipeplan/6"
+    format: Literal["pipeplan/7"] = "pipeplan/7"
     model: PlannedModel
     cluster: Cluster
     job: Job
@@ -255,13 +259,14 @@ class Plan(ShownInNotebooks, JsonFile):
     predicted: Predicted
     provenance: Provenance
     proof: Proof | None = None
+    tensor_parallel: TensorParallel | None = None
 
     def __repr__(self) -> str:
         """Return what the plan is of, in a line."""
         proved = "no bound" if self.predicted.gap is None else f"gap {self.predicted.gap:.2%}"
         sizes = (
             plural(len(self.stages), "stage"),
-            plural(len(self.ranks), "device"),
+            plural(self.world_size, "device"),
             plural(self.microbatches, "microbatch", "es"),
         )
         return (
@@ -288,7 +293,17 @@ class Plan(ShownInNotebooks, JsonFile):
 
     @property
     def problem(self) -> Problem:
-        """The problem that the plan solves."""
+        """The problem that the plan solves: that of its groups, if stages have any as devices.
+
+        Raises:
+            PipeplanError: if the groups are none of the cluster's, or the model has no such split.
+        """
+        single, parallel = self.single_device_problem, self.tensor_parallel
+        return single if parallel is None else grouped_problem(single, parallel)
+
+    @property
+    def single_device_problem(self) -> Problem:
+        """The same model, cluster and job, whatever the plan's groups."""
         return Problem(
             graph=LayerGraph.from_record(self.model.graph),
             cluster=self.cluster,
@@ -296,6 +311,61 @@ class Plan(ShownInNotebooks, JsonFile):
             source=ModelSource(self.model.factory, dict(self.model.arguments)),
             runtime=self.runtime,
         )
+
+    @property
+    def on_groups(self) -> Plan:
+        """The plan on a cluster whose devices are its groups; itself if it has none."""
+        if self.tensor_parallel is None:
+            return self
+        problem = self.problem
+        graph = {"graph": problem.graph.record, "graph_digest": problem.graph.digest}
+        return self.model_copy(
+            update={
+                "model": self.model.model_copy(update=graph),
+                "cluster": problem.cluster,
+                "job": problem.job,
+                "tensor_parallel": None,
+            }
+        )
+
+    def digests_in(self, space: Space) -> tuple[str, ...]:
+        """Return the digests with which a bound on a space holds for this plan.
+
+        A bound for one size of groups is for the groups of the plan. One for any size is for the
+        model and the cluster, which say what groups there may be.
+        """
+        is_open = space.tensor_parallel == "any"
+        return (self.single_device_problem if is_open else self.problem).digests_in(space)
+
+    @property
+    def degree(self) -> int:
+        """Number of devices that hold each replica of a stage together; 1 without groups."""
+        return 1 if self.tensor_parallel is None else self.tensor_parallel.degree
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks) * self.degree
+
+    def members(self, name: str) -> tuple[str, ...]:
+        """Return the devices of a replica of a stage, in the order of their ranks.
+
+        Args:
+            name: as stages list it: a group's, or without groups a device's.
+        """
+        if self.tensor_parallel is None:
+            return (name,)
+        return next(g.devices for g in self.tensor_parallel.groups if g.name == name)
+
+    @property
+    def rank_devices(self) -> tuple[str, ...]:
+        """The device of each rank, of which each group's follow each other."""
+        return tuple(device for name in self.ranks for device in self.members(name))
+
+    def ranks_of(self, name: str) -> range:
+        """Return the ranks of a replica of a stage, as stages list it."""
+        first = self.ranks.index(name) * self.degree
+        return range(first, first + self.degree)
 
     @property
     def behaviour(self) -> RuntimeBehaviour:
@@ -324,6 +394,8 @@ class Plan(ShownInNotebooks, JsonFile):
         Costs are left out, so that a plan and its calibrated copy, which run the same, have the
         same digest; only timelines of equal digests can be compared.
         """
+        parallel = self.tensor_parallel
+        groups = {} if parallel is None else {"tensor_parallel": parallel.model_dump(mode="json")}
         return digest_of_data(
             {
                 "graph": structure_digest(self.model.graph),
@@ -331,6 +403,7 @@ class Plan(ShownInNotebooks, JsonFile):
                 "microbatches": self.microbatches,
                 "orders": {device: text.split() for device, text in self.orders.items()},
                 "ranks": self.ranks,
+                **groups,
             }
         )
 

@@ -91,6 +91,11 @@ class Problem:
                 )
 
     @property
+    def has_groups(self) -> bool:
+        """Whether its devices are tensor-parallel groups of devices."""
+        return any(kind.group is not None for kind in self.cluster.device_types.values())
+
+    @property
     def digest(self) -> str:
         """SHA-256 of everything a bound on the job's space depends on."""
         return self.digest_in(self.job.space)
@@ -156,6 +161,8 @@ _OLDER_FREEDOMS = {
     "placement": "any",
     "order": "any",
     "equal_pipelines": False,
+    "tensor_parallel": 1,
+    "sequence_parallel": False,
 }
 """Freedoms that older versions did not have, with their values there."""
 

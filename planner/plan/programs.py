@@ -71,13 +71,13 @@ def directions(plan: Plan) -> list[tuple[int, int]]:
     """Return each (source, target) of ranks between which messages go, in one order on all ranks.
 
     Activations go one way and gradients the other, so that each pair is there in both directions.
+    Members of two tensor-parallel groups that have the same place in them talk to each other.
     """
-    rank_of = {device: rank for rank, device in enumerate(plan.ranks)}
     owner = owners(plan.parsed_orders())
     found = set()
     for (stage, microbatch), device in owner.items():
         after = owner.get((stage + 1, microbatch))
         if after is not None and after != device:
-            ends = rank_of[device], rank_of[after]
-            found |= {ends, ends[::-1]}
+            for ends in zip(plan.ranks_of(device), plan.ranks_of(after), strict=True):
+                found |= {ends, ends[::-1]}
     return sorted(found)

@@ -73,10 +73,10 @@ def _commands(plan: Plan, path: Path, more: list[str]) -> RunCommands | None:
     if plan.model.factory is None:
         return None
     executor = ["-m", "executor", str(path), *leave_words(plan), *more]
-    hosts = [(host, len(list(ranks))) for host, ranks in groupby(plan.ranks, _host_of)]
+    hosts = [(host, len(list(ranks))) for host, ranks in groupby(plan.rank_devices, _host_of)]
     names = [host for host, _ in hosts]
     if len(hosts) == 1:
-        words = ["torchrun", "--nproc-per-node", str(len(plan.ranks)), *executor]
+        words = ["torchrun", "--nproc-per-node", str(plan.world_size), *executor]
         which = f" ({names[0]})" if names[0] else ""
         return RunCommands((HostCommand(names[0], shlex.join(words)),), f"on one host{which}")
     if len(set(names)) < len(names):

@@ -19,6 +19,7 @@ from planner.model.blocks import LOSS, block_stack, module_of
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
 from planner.plan.runtime_rules import RULES, RuntimeRules
+from planner.plan.tensor_parallel import require_single_devices
 
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 EXPORTS: Mapping[Runtime, str] = {
@@ -68,6 +69,7 @@ def for_runtime(problem: Problem, runtime: str | RuntimeRules | None = None) -> 
     rules = runtime if isinstance(runtime, RuntimeRules) else rules_of(runtime)
     fields: dict[str, Any] = {"runtime": rules.expresses}
     if rules.expresses in _EXPRESSIBLE:
+        require_single_devices(problem.job.tensor_parallel, f"a plan for {rules.expresses}")
         fields |= _narrowed(problem, rules.expresses, _EXPRESSIBLE[rules.expresses])
     return replace(problem, job=problem.job.model_copy(update=fields), runtime=rules)
 

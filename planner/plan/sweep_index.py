@@ -130,7 +130,7 @@ class SweepIndex(JsonFile):
     """The contents of a sweep's folder.
 
     Attributes:
-        format: ``pipeplan-sweep/4``.
+        format: ``pipeplan-sweep/5``.
         model: Name of the model.
         factory: ``module:factory`` that builds it; null if the graph was read from a file.
         arguments: Keyword arguments of the factory.
@@ -143,7 +143,7 @@ class SweepIndex(JsonFile):
         points: Points found so far, unordered.
     """
 
-    format: Literal["pipeplan-sweep/4"] = "pipeplan-sweep/4"
+    format: Literal["pipeplan-sweep/5"] = "pipeplan-sweep/5"
     model: str
     factory: str | None = None
     arguments: dict[str, JsonValue] = Field(default_factory=dict)

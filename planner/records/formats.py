@@ -129,6 +129,15 @@ def _with_links_in_turn(data: Mapping[str, Any]) -> dict[str, Any]:
     return changed
 
 
+def _plan_with_newer_graph(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Name the newer format of the layer graph, which is the same where it has no splits."""
+    changed = dict(data)
+    if _is_table(data, "model") and _is_table(data["model"], "graph"):
+        graph = {**data["model"]["graph"], "format": "pipeplan-graph/2"}
+        _update(changed, "model", graph=graph)
+    return changed
+
+
 def _without_field(data: Mapping[str, Any], way: tuple[str, ...]) -> Mapping[str, Any]:
     """Set the overlap to false in a table, by the way to it, if it is there and lacks it."""
     if not way:
@@ -212,6 +221,16 @@ STEPS: Mapping[str, MigrationStep] = {
         _with_links_in_turn,
         "plans name how messages have a link; in older ones they wait for each other",
     ),
+    "pipeplan/6": MigrationStep(
+        "pipeplan/7",
+        _plan_with_newer_graph,
+        "plans may have tensor-parallel groups as devices; older ones have none",
+    ),
+    "pipeplan-graph/1": MigrationStep(
+        "pipeplan-graph/2",
+        dict,
+        "layer graphs may say how layers split over tensor-parallel groups; older ones do not",
+    ),
     "pipeplan-sweep/1": MigrationStep(
         "pipeplan-sweep/2",
         _sweep_with_cost_model,
@@ -226,6 +245,11 @@ STEPS: Mapping[str, MigrationStep] = {
         "pipeplan-sweep/4",
         _with_links_in_turn,
         "sweeps name how messages have a link; in older ones they wait for each other",
+    ),
+    "pipeplan-sweep/4": MigrationStep(
+        "pipeplan-sweep/5",
+        dict,
+        "the job says how many devices a tensor-parallel group has; older sweeps have none",
     ),
     "pipeplan-sync-trace/1": MigrationStep(
         "pipeplan-sync-trace/2",
@@ -265,8 +289,8 @@ def migrate(data: Mapping[str, Any], newest: str, source: str) -> Mapping[str, A
 
 
 KINDS = {
-    "pipeplan/6": "a plan",
-    "pipeplan-graph/1": "a layer graph",
+    "pipeplan/7": "a plan",
+    "pipeplan-graph/2": "a layer graph",
     "pipeplan-cluster/1": "a cluster file",
     "pipeplan-job/1": "a job file",
     "pipeplan-runtime/1": "a runtime file",
@@ -275,7 +299,7 @@ KINDS = {
     "pipeplan-timeline/1": "a measured timeline",
     "pipeplan-costs/1": "measured costs of layers",
     "pipeplan-sync-trace/2": "a trace of synchronisation",
-    "pipeplan-sweep/4": "the index of a sweep",
+    "pipeplan-sweep/5": "the index of a sweep",
     "pipeplan-moves/1": "what a new plan moves",
 }
 """Kinds of files by their newest ``format``."""

@@ -11,6 +11,7 @@ from planner.errors import PipeplanError
 from planner.plan.moves import Moves
 from planner.plan.operations import compress_devices
 from planner.plan.plan import Plan
+from planner.plan.tensor_parallel import require_single_devices
 from planner.prediction import with_strategy
 from planner.replanning.choice import Alternative, choose
 from planner.replanning.repair import repair
@@ -111,6 +112,7 @@ def replan(
         KeyboardInterrupt: on Ctrl-C before any plan was found.
     """
     check_settings(time_limit_s, GAP_LIMIT, seed, workers)
+    require_single_devices(plan.job.tensor_parallel, "replan")
     _require_slack(slack)
     _require_stages(plan)
     changes = MachineChanges(

@@ -58,8 +58,8 @@ def unsplit_lines(split: SplitRecord) -> Iterator[str]:
     inside = [row.name for row in split.boundaries if row.placement == "region"]
     if inside:
         yield (
-            "a stage that ends at one of these tensors sends a share from every member to its "
-            f"counterpart, in a group of the same size: {', '.join(inside)}"
+            "no stage of a plan ends at these tensors, of which every member has a share: "
+            f"{', '.join(inside)}"
         )
 
 

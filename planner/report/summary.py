@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from planner.cluster.hardware import GIB
 from planner.costs.optimizer import static_bytes
 from planner.costs.placement import PlacedPipeline, PlacedStage
-from planner.costs.throughput import throughput
+from planner.costs.throughput import Throughput, throughput
 from planner.plan.operations import compress_devices
 from planner.plan.plan import TimeProvenance, gap
 from planner.report.tables import new_table, plain
@@ -92,17 +92,24 @@ def plan_tables(plan: Plan, timeline: Timeline) -> Group:
         _stage_table(plan, timeline),
         _device_table(timeline),
         *map(Text, time_provenance_lines(time_provenance(timeline))),
-        *map(Text, throughput_lines(timeline)),
+        *map(Text, throughput_lines(plan, timeline.iteration_time_s)),
+        *map(Text, group_lines(plan)),
         Text(figures_line(timeline, plan.predicted.lower_bound_s), style="bold"),
     )
 
 
-def throughput_lines(timeline: Timeline) -> list[str]:
+def group_lines(plan: Plan) -> list[str]:
+    """Return a line on what the devices of a plan are, if they are tensor-parallel groups."""
+    parallel = plan.tensor_parallel
+    if parallel is None:
+        return []
+    shared = ", which share values between split parts by positions" if parallel.sequence else ""
+    return [f"each device above is a tensor-parallel group of {parallel.degree} devices{shared}"]
+
+
+def throughput_lines(plan: Plan, iteration_time_s: float) -> list[str]:
     """Return throughput, MFU and cost as a line; empty if the iteration takes no time."""
-    devices, problem = timeline.pipeline.devices, timeline.pipeline.problem
-    found = throughput(
-        problem.graph.record, problem.cluster, problem.job, devices, timeline.iteration_time_s
-    )
+    found = _throughput(plan, iteration_time_s)
     if found is None:
         return []
     parts = [f"{four_digits(found.samples_per_s)} samples/s"]
@@ -111,16 +118,20 @@ def throughput_lines(timeline: Timeline) -> list[str]:
     if found.mfu is not None:
         parts.append(f"MFU {found.mfu:.1%}")
     if found.cost_per_million_samples is not None:
-        unit = cost_heading(problem.cluster.currency)
+        unit = cost_heading(plan.cluster.currency)
         parts.append(f"{four_digits(found.cost_per_million_samples)} {unit}")
     return [", ".join(parts)]
 
 
 def throughput_data(plan: Plan) -> dict[str, Any] | None:
     """Return a plan's throughput, MFU and cost as plain data; null where one is not known."""
-    time_s = plan.predicted.iteration_time_s
-    found = throughput(plan.model.graph, plan.cluster, plan.job, plan.ranks, time_s)
+    found = _throughput(plan, plan.predicted.iteration_time_s)
     return None if found is None else {**asdict(found), "currency": plan.cluster.currency}
+
+
+def _throughput(plan: Plan, iteration_time_s: float) -> Throughput | None:
+    graph, devices = plan.model.graph, plan.rank_devices
+    return throughput(graph, plan.cluster, plan.job, devices, iteration_time_s)
 
 
 def cost_heading(currency: str | None) -> str:

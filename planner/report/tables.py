@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from planner.cluster.hardware import DeviceType
 from planner.cluster.presets import DEVICE_SOURCES, DEVICES, LINK_SOURCES, LINKS
 from planner.costs.roofline import reach
-from planner.model.graph_record import EfficiencyClass
+from planner.model.figures import EfficiencyClass
 from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import compress_devices, stages_label
 from planner.simulation.timeline import Timeline

@@ -11,6 +11,7 @@ from planner.costs.placement import StageSpec
 from planner.errors import InfeasibleError, PipeplanError
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
+from planner.plan.tensor_parallel import require_single_devices
 from planner.search.budget import DEFAULT_WORKERS, Clock
 from planner.search.finished import OPTIMALITY_TOLERANCE
 from planner.search.groupings import (
@@ -66,6 +67,7 @@ def solve_data_parallel(
         PipeplanError: if a setting is out of range.
     """
     check_settings(time_limit_s, gap_limit, seed, workers)
+    require_single_devices(problem.job.tensor_parallel, "a plan of data-parallel pipelines")
     require_possible(problem)
     settings = {"seed": seed, "workers": workers, "deterministic": deterministic}
     search = _Search(

@@ -34,16 +34,18 @@ def explain_infeasible(chain: Chain, *, is_proved: bool) -> InfeasibleError:
     """
     verdict = "no plan fits" if is_proved else "no plan was found that fits"
     if form := form_problem(chain):
-        return InfeasibleError(f"no plan fits: {form}")
+        return InfeasibleError(f"no plan fits: {form}", is_proved=True)
     if chain.length > MOST_LAYERS:
-        return InfeasibleError(f"{verdict}: {_sums(chain)}")
+        return InfeasibleError(f"{verdict}: {_sums(chain)}", is_proved=is_proved)
     division = TightDivision(chain)
     slack_bytes, stages = division.least_overflow()
     if slack_bytes == 0:
-        return InfeasibleError(f"{verdict}: {_not_memory(chain, division, stages)}")
+        return InfeasibleError(
+            f"{verdict}: {_not_memory(chain, division, stages)}", is_proved=is_proved
+        )
     helps = remedies(chain, division, slack_bytes)
     why = _largest_layer(chain, division) or _worst_stage(chain, division, stages)
-    return InfeasibleError(f"{verdict}: {why}; {_advice(helps)}")
+    return InfeasibleError(f"{verdict}: {why}; {_advice(helps)}", is_proved=is_proved)
 
 
 def form_problem(chain: Chain) -> str | None:

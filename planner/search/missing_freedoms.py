@@ -36,7 +36,8 @@ def with_missing_freedoms(error: InfeasibleError, search: Search, run: Run) -> I
     if not found:
         return error
     (*first, last) = error.problems
-    return InfeasibleError([*first, f"{last}; {', or '.join(found)}"])
+    problems = [*first, f"{last}; {', or '.join(found)}"]
+    return InfeasibleError(problems, is_proved=error.is_proved)
 
 
 def _that_help(problem: Problem, seed: int, run: Run) -> Iterator[str]:
@@ -57,7 +58,9 @@ def _that_help(problem: Problem, seed: int, run: Run) -> Iterator[str]:
 def wider_spaces(space: Space) -> Iterator[dict[str, Any]]:
     """Yield fields of a job with one freedom more each, of those that the space does not give."""
     everything = Space()
-    for name in ("recompute", "max_stages", "min_stages", "cuts", "replication", "placement"):
+    # Groups of devices cannot divide what they split, whatever the job's cuts.
+    cuts = ("cuts",) if space.tensor_parallel == 1 else ()
+    for name in ("recompute", "max_stages", "min_stages", *cuts, "replication", "placement"):
         value = getattr(everything, name)
         if getattr(space, name) != value:
             yield {name: value}

@@ -67,7 +67,7 @@ class Robustness:
 
 def unjoined_devices(plan: Plan) -> tuple[str, ...]:
     """Return unused devices that no path of links and switches joins to a device in use."""
-    cluster, used = plan.cluster, plan.ranks
+    cluster, used = plan.cluster, plan.rank_devices
     left = [name for name in cluster.device_names if name not in used]
     return tuple(name for name in left if all(cluster.route(name, other) is None for other in used))
 
@@ -130,7 +130,7 @@ class Result(ShownInNotebooks):
             if self.gap is None
             else f"bound {format_seconds(self.lower_bound_s)}, gap {self.gap:.2%}"
         )
-        used, devices = len(self.plan.ranks), len(self.plan.cluster.devices)
+        used, devices = self.plan.world_size, len(self.plan.cluster.devices)
         seconds = "deterministic s" if self.deterministic else "s"
         return (
             f"{self.status}: {format_seconds(self.iteration_time_s)} an iteration, {proved}; "

@@ -51,6 +51,7 @@ from planner.search.steps import (
     try_simple_partitions,
     try_thorough_partitions,
 )
+from planner.search.tensor_groups import solve_on_groups
 from planner.simulation.noise import Noise
 
 if TYPE_CHECKING:
@@ -281,15 +282,23 @@ def solve(
     """
     check_settings(time_limit_s, gap_limit, seed, workers)
     problem = for_runtime(problem)
-    noise = Noise(seed=seed) if robust is True else robust or None
-    task = SearchTask(problem, Settings(seed, workers, deterministic), gap_limit, constrain)
-    clock = Clock(time_limit_s * (1 - SHARE if noise else 1), deterministic)
-    search = Search(task, clock, progress)
-    known = _partitions(search.chain, warm_starts)
-    search.found.is_infeasible = form_problem(search.chain) is not None
-    if not search.found.is_infeasible:
-        run_until_stopped(search, (_warm_starts(known), OVERLAPPED, *STEPS))
-    return _result(search, limit_text(time_limit_s, deterministic), noise)
+    settings = Settings(seed, workers, deterministic)
+    limit = limit_text(time_limit_s, deterministic)
+
+    def solve_one(problem: Problem, *, time_limit_s: float, progress: Progress | None) -> Result:
+        noise = Noise(seed=seed) if robust is True else robust or None
+        task = SearchTask(problem, settings, gap_limit, constrain)
+        clock = Clock(time_limit_s * (1 - SHARE if noise else 1), deterministic)
+        search = Search(task, clock, progress)
+        known = _partitions(search.chain, warm_starts)
+        search.found.is_infeasible = form_problem(search.chain) is not None
+        if not search.found.is_infeasible:
+            run_until_stopped(search, (_warm_starts(known), OVERLAPPED, *STEPS))
+        return _result(search, limit, noise)
+
+    if problem.job.tensor_parallel == 1 or problem.has_groups:
+        return solve_one(problem, time_limit_s=time_limit_s, progress=progress)
+    return solve_on_groups(problem, solve_one, Clock(time_limit_s, deterministic), progress)
 
 
 def _warm_starts(known: Sequence[Partition]) -> SearchStep:

@@ -120,7 +120,12 @@ class _StepSources:
 def _roofline_parts(
     layer: Layer, type_name: str, device: DeviceType, precision: str, kinds: str
 ) -> Iterator[tuple[Source, float]]:
-    """Yield the source and the seconds of each of a layer's operations under the roofline."""
+    """Yield the source and the seconds of each of a layer's operations under the roofline.
+
+    Collectives inside a group are of the source of its devices.
+    """
+    with_collectives = layer_times(layer, type_name, device, precision)
+    layer = layer.model_copy(update={"collectives": ()})
     times = layer_times(layer, type_name, device, precision)
     peaks = {name: peak * _SLIGHTLY for name, peak in device.peak_tflop_per_s.items()}
     slower = layer_times(
@@ -131,6 +136,7 @@ def _roofline_parts(
         takes_throughput = slower.seconds(kind) > seconds
         assumed = device.source == "datasheet" and takes_throughput
         yield "assumed" if assumed else device.source, seconds
+        yield device.source, with_collectives.seconds(kind) - seconds
 
 
 def _normalised(seconds: Mapping[Source, float]) -> Fractions:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from planner.errors import PipeplanError
 from planner.job import MAX_MICROBATCHES
-from planner.model.graph_record import PHASES, Layer, Phase, Work, totals
+from planner.model.figures import PHASES, Phase, Work, totals
+from planner.model.graph_record import Layer
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
 from planner.plan.sweep_index import MAX_SAMPLES

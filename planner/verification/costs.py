@@ -11,7 +11,8 @@ from itertools import takewhile
 from planner.cluster.cluster import Cluster
 from planner.cluster.hardware import DeviceType
 from planner.job import Job
-from planner.model.graph_record import PHASES, Boundary, Layer, Parameter, Work
+from planner.model.figures import PHASES, Work
+from planner.model.graph_record import Boundary, Layer, Parameter
 from planner.plan.plan import Plan, Stage
 from planner.verification.routes import AllReduce, Path, Routes
 
@@ -83,7 +84,10 @@ class ProblemCosts:
             weights, whole = measured.weight_gradient_s, measured.backward_s
         else:
             device, whole = self._cluster.device_types[type_name], None
-            forward, inputs, weights = (self.roofline(layer, phase, device)[0] for phase in PHASES)
+            forward, inputs, weights = (
+                self.roofline(layer, phase, device)[0] + exchanging_s(layer, phase, device)
+                for phase in PHASES
+            )
         return forward, inputs, weights, inputs + weights if whole is None else whole
 
     def roofline(self, layer: Layer, phase: str, device: DeviceType) -> tuple[float, bool]:
@@ -132,6 +136,27 @@ class ProblemCosts:
         """Return the bytes of a parameter's weights, gradients and optimizer state."""
         trained = parameter.bytes + self.state_bytes(parameter) if parameter.trainable else 0
         return parameter.bytes + trained
+
+
+def exchanging_s(layer: Layer, phase: str, device: DeviceType) -> float:
+    """Return the seconds of collectives inside a tensor-parallel group."""
+    if device.group is None:
+        return 0.0
+    ways = device.group.collectives
+    return sum(
+        min(way.latency_us / 1e6 + row.bytes / (way.gb_per_s * 1e9) for way in ways[row.kind])
+        for row in layer.collectives
+        if row.phase == phase and row.bytes
+    )
+
+
+def _summed_s(parameters: Iterable[Parameter], kind: DeviceType) -> float:
+    """Return the seconds in which a group sums gradients of what each of its devices has whole."""
+    if kind.group is None:
+        return 0.0
+    bytes_ = sum(row.bytes for row in parameters if row.summed) // kind.group.devices
+    ways = kind.group.collectives["all_reduce"] if bytes_ else ()
+    return min((w.latency_us / 1e6 + bytes_ / (w.gb_per_s * 1e9) for w in ways), default=0.0)
 
 
 class PlanCosts:
@@ -260,13 +285,11 @@ class PlanCosts:
     def optimizer_s(self, device: str) -> float:
         """Return the seconds of the step; a parameter that several stages hold counts once."""
         layers = [layer for stage in self.stages_on[device] for layer in self.layers(stage)]
-        moved = sum(
-            3 * parameter.bytes + 2 * self.problem.state_bytes(parameter)
-            for parameter in self._held(layers)
-            if parameter.trainable
-        )
+        held = [parameter for parameter in self._held(layers) if parameter.trainable]
+        moved = sum(3 * row.bytes + 2 * self.problem.state_bytes(row) for row in held)
         kind = self._plan.cluster.device_type(device)
-        return moved / (kind.memory_bandwidth_gb_per_s * kind.optimizer_efficiency * 1e9)
+        step_s = moved / (kind.memory_bandwidth_gb_per_s * kind.optimizer_efficiency * 1e9)
+        return step_s + _summed_s(held, kind)
 
     def _held(self, layers: Iterable[Layer]) -> list[Parameter]:
         names = dict.fromkeys(name for layer in layers for name in layer.parameters)

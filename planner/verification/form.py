@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from planner.errors import PipeplanError, near
+from planner.model.graph_record import graph_digest
 from planner.plan.membership import outside
 from planner.plan.operations import Operation, Orders
 from planner.plan.plan import Plan
-from planner.records.document import digest
 from planner.sync.pipeline_replicas import pipeline_count
 from planner.sync.strategies import require_fit
 from planner.units import plural
@@ -18,10 +18,10 @@ def form_problems(plan: Plan, orders: Orders) -> Iterator[str]:
     """Every problem that shows without a simulation, one line each.
 
     Args:
-        plan: as it was read.
+        plan: with single devices or groups as devices (:mod:`planner.verification.tensor_groups`).
         orders: its orders, parsed.
     """
-    foremost = [*_model(plan), *stage_problems(plan)]
+    foremost = list(stage_problems(plan))
     yield from foremost
     beyond = outside(plan.job.space, plan.stages, orders, plan.layers, overlaps=plan.overlaps)
     yield from (found.in_job() for found in beyond)
@@ -31,8 +31,9 @@ def form_problems(plan: Plan, orders: Orders) -> Iterator[str]:
         yield from _missing(plan, orders)
 
 
-def _model(plan: Plan) -> Iterator[str]:
-    found = digest(plan.model.graph)
+def model_problems(plan: Plan) -> Iterator[str]:
+    """Yield why a plan's graph, microbatches or strategy are not those that it was planned with."""
+    found = graph_digest(plan.model.graph)
     if found != plan.model.graph_digest:
         yield (
             f"model.graph_digest: the plan says {plan.model.graph_digest[:19]}…, its layer graph "

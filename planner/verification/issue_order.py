@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Literal, NamedTuple
 
@@ -34,29 +34,45 @@ class Communicator(NamedTuple):
     """Ranks that talk over a stream of their own.
 
     Attributes:
-        kind: what it carries.
-        ranks: source and target of messages; or all that reduce, in ascending order.
+        kind: what it carries: messages, reductions, or the collectives within computations of a
+            tensor-parallel group.
+        ranks: source and target of messages; or all others, in ascending order.
     """
 
-    kind: Literal["messages", "reductions"]
+    kind: Literal["messages", "reductions", "members"]
     ranks: tuple[int, ...]
 
     def __str__(self) -> str:
         if self.kind == "messages":
             return f"messages from rank {self.ranks[0]} to rank {self.ranks[1]}"
-        return f"reductions of ranks {', '.join(map(str, self.ranks))}"
+        return f"{_CARRIED[self.kind]} of ranks {', '.join(map(str, self.ranks))}"
 
 
-def communicator_of(action: Action, rank: int) -> Communicator | None:
-    """Return what an action of a rank talks over; None of a computation."""
+_CARRIED = {"reductions": "reductions", "members": "computations"}
+
+
+Members = Mapping[int, tuple[int, ...]]
+"""The ranks of the tensor-parallel group of each rank that is in one."""
+
+
+def communicator_of(
+    action: Action, rank: int, members: Members | None = None
+) -> Communicator | None:
+    """Return what an action of a rank talks over; None of a computation that it runs alone."""
     if isinstance(action, Message):
         ends = (rank, action.peer) if action.direction == "send" else (action.peer, rank)
         return Communicator("messages", ends)
-    return Communicator("reductions", action.ranks) if isinstance(action, Reduce) else None
+    if isinstance(action, Reduce):
+        return Communicator("reductions", action.ranks)
+    group = (members or {}).get(rank)
+    return None if group is None else Communicator("members", group)
 
 
 def require_issuable(
-    programs: Sequence[Program], stages: int, opened: Sequence[Communicator] = ()
+    programs: Sequence[Program],
+    stages: int,
+    opened: Sequence[Communicator] = (),
+    members: Members | None = None,
 ) -> None:
     """Refuse programs that disagree or could wait for each other for ever.
 
@@ -64,32 +80,37 @@ def require_issuable(
         programs: of all ranks.
         stages: number of the plan's stages.
         opened: communicators that all their ranks open in this order before the first iteration.
+        members: of tensor-parallel groups, which run each computation together.
 
     Raises:
         PipeplanError: naming the first actions that disagree, or those that wait in a circle.
     """
-    problems = issue_problems(programs, stages, opened)
+    problems = issue_problems(programs, stages, opened, members)
     if problems:
         raise PipeplanError(problems)
 
 
 def issue_problems(
-    programs: Sequence[Program], stages: int, opened: Sequence[Communicator] = ()
+    programs: Sequence[Program],
+    stages: int,
+    opened: Sequence[Communicator] = (),
+    members: Members | None = None,
 ) -> list[str]:
     """Return what :func:`require_issuable` refuses, one line each."""
-    wrong = [*_disagreements(programs), *_missing(programs, stages)]
-    return wrong or [*_unopened(programs, opened), *_circle(programs, stages)]
+    members = members or {}
+    wrong = [*_disagreements(programs, members), *_missing(programs, stages)]
+    return wrong or [*_unopened(programs, opened, members), *_circle(programs, stages, members)]
 
 
 # --- the ends agree ------------------------------------------------------------------------------
 
 
-def _disagreements(programs: Sequence[Program]) -> Iterator[str]:
+def _disagreements(programs: Sequence[Program], members: Members) -> Iterator[str]:
     """The first place at which the ranks of a communicator issue different things."""
     issued: dict[Communicator, dict[int, list[Action]]] = {}
     for rank, program in enumerate(programs):
         for action in program:
-            communicator = communicator_of(action, rank)
+            communicator = communicator_of(action, rank, members)
             if communicator is not None:
                 ends = issued.setdefault(communicator, {r: [] for r in communicator.ranks})
                 ends[rank].append(action)
@@ -138,20 +159,22 @@ def _missing(programs: Sequence[Program], stages: int) -> Iterator[str]:
 # --- first uses ----------------------------------------------------------------------------------
 
 
-def _unopened(programs: Sequence[Program], opened: Sequence[Communicator]) -> Iterator[str]:
+def _unopened(
+    programs: Sequence[Program], opened: Sequence[Communicator], members: Members
+) -> Iterator[str]:
     """First uses that wait in a circle: each needs all ranks of its communicator at once."""
-    waiting = [deque(_first_uses(rank, p, opened)) for rank, p in enumerate(programs)]
+    waiting = [deque(_first_uses(rank, p, opened, members)) for rank, p in enumerate(programs)]
     heads = deque(range(len(programs)))
     while heads:
         rank = heads.popleft()
         if not waiting[rank]:
             continue
         communicator = waiting[rank][0][0]
-        members = communicator.ranks
-        if all(waiting[r] and waiting[r][0][0] == communicator for r in members):
-            for member in members:
-                waiting[member].popleft()
-            heads.extend(members)
+        together = communicator.ranks
+        if all(waiting[r] and waiting[r][0][0] == communicator for r in together):
+            for other in together:
+                waiting[other].popleft()
+            heads.extend(together)
     stuck = [(rank, queue[0]) for rank, queue in enumerate(waiting) if queue]
     if stuck:
         who = "; ".join(f"rank {rank} waits in {what}" for rank, (_, what) in stuck[:4])
@@ -159,11 +182,11 @@ def _unopened(programs: Sequence[Program], opened: Sequence[Communicator]) -> It
 
 
 def _first_uses(
-    rank: int, program: Program, opened: Sequence[Communicator]
+    rank: int, program: Program, opened: Sequence[Communicator], members: Members
 ) -> Iterator[tuple[Communicator, str]]:
     first: dict[Communicator, Action | None] = {c: None for c in opened if rank in c.ranks}
     for action in program:
-        used = communicator_of(action, rank)
+        used = communicator_of(action, rank, members)
         if used is not None and used not in first:
             first[used] = action
     for communicator, begun in first.items():
@@ -177,9 +200,9 @@ _Node = tuple[int | Communicator, Operation | Reduce]
 """An operation of a rank; or a message or a reduction, which is one thing on all its ranks."""
 
 
-def _circle(programs: Sequence[Program], stages: int) -> Iterator[str]:
+def _circle(programs: Sequence[Program], stages: int, members: Members) -> Iterator[str]:
     """The waits in a circle, if there are any."""
-    before = _waits(programs, stages)
+    before = _waits(programs, stages, members)
     after: dict[_Node, list[_Node]] = defaultdict(list)
     for node, others in before.items():
         for other in others:
@@ -201,23 +224,25 @@ def _circle(programs: Sequence[Program], stages: int) -> Iterator[str]:
         yield "in a circle: " + ", which waits for ".join(map(_described, circle))
 
 
-def _waits(programs: Sequence[Program], stages: int) -> dict[_Node, set[_Node]]:
+def _waits(programs: Sequence[Program], stages: int, members: Members) -> dict[_Node, set[_Node]]:
     """What each computation, message and reduction waits for.
 
     A computation waits for the one before it on its rank and for its input. What a communicator
     carries waits for what it carried before, and on each of its ranks for the computation before.
+    A computation of a tensor-parallel group is one on all its ranks.
     """
     before: dict[_Node, set[_Node]] = defaultdict(set)
     for rank, program in enumerate(programs):
         latest: dict[int | Communicator, _Node] = {}
         received: dict[Operation, set[_Node]] = {}
         for action in program:
-            communicator = communicator_of(action, rank)
+            communicator = communicator_of(action, rank, members)
             place: int | Communicator = rank if communicator is None else communicator
             node = place, action if isinstance(action, Reduce) else action.operation
             before[node].update(latest[p] for p in (rank, place) if p in latest)
             latest[place] = node
             if isinstance(action, Compute):
+                latest[rank] = node
                 needed = needed_by(action.operation, stages)
                 before[node].update(received.get(needed, ()) if needed else ())
             elif isinstance(action, Message) and action.direction == "receive":

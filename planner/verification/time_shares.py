@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from planner.cluster.hardware import Source
 from planner.plan.plan import Plan
-from planner.verification.costs import PlanCosts
+from planner.verification.costs import PlanCosts, exchanging_s
 from planner.verification.steps import Step
 
 _WEAKEST_FIRST: tuple[Source, ...] = ("assumed", "datasheet", "measured")
@@ -76,3 +76,4 @@ def _operation_parts(
             seconds, by_throughput = costs.problem.roofline(layer, phase, kind_of_device)
             is_guess = kind_of_device.source == "datasheet" and by_throughput
             yield "assumed" if is_guess else kind_of_device.source, seconds
+            yield kind_of_device.source, exchanging_s(layer, phase, kind_of_device)

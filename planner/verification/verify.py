@@ -8,7 +8,7 @@ from itertools import pairwise, product
 from pathlib import Path
 
 from planner.errors import PipeplanError, first_problems
-from planner.plan.membership import outside_bound
+from planner.plan.membership import outside_bound, outside_packing
 from planner.plan.operations import Orders
 from planner.plan.plan import COST_MODEL, Plan
 from planner.plan.problem import Problem
@@ -18,10 +18,11 @@ from planner.sync.pipeline_replicas import pipeline_replicas_of
 from planner.sync.strategies import SYNCHRONOUS
 from planner.units import format_bytes
 from planner.verification.costs import PlanCosts
-from planner.verification.form import form_problems
+from planner.verification.form import form_problems, model_problems
 from planner.verification.issue_order import plan_problems
 from planner.verification.proof.prove import proof_problems
 from planner.verification.replay import Replayed, replay
+from planner.verification.tensor_groups import contracted, divided_regions, group_problems
 from planner.verification.time_shares import time_shares
 
 RELATIVE_TOLERANCE = 1e-6
@@ -43,9 +44,12 @@ def verify(plan: Plan) -> list[str]:
     """
     try:
         orders = plan.parsed_orders()
-        problems = list(form_problems(plan, orders))
+        problems = [*model_problems(plan), *group_problems(plan)]
         if not problems:
-            problems = list(_replay_problems(plan, orders))
+            seen = contracted(plan)
+            problems = [*form_problems(seen, orders), *divided_regions(plan)]
+        if not problems:
+            problems = list(_replay_problems(plan, seen, orders))
     except PipeplanError as error:
         return list(error.problems)
     return list(first_problems(problems))
@@ -72,19 +76,26 @@ def save_valid(plan: Plan, path: str | Path) -> None:
     plan.save(path)
 
 
-def _replay_problems(plan: Plan, orders: Orders) -> Iterator[str]:
-    problem = plan.problem  # Refuses a graph, a cluster and a job that do not fit.
-    costs = PlanCosts(plan)
-    _require_paths(plan, costs)
+def _replay_problems(plan: Plan, seen: Plan, orders: Orders) -> Iterator[str]:
+    """Every problem that a replay shows.
+
+    Args:
+        plan: as it was read.
+        seen: the same with groups as devices.
+        orders: its orders, parsed.
+    """
+    problem = seen.problem  # Refuses a graph, a cluster and a job that do not fit.
+    costs = PlanCosts(seen)
+    _require_paths(seen, costs)
     yield from _runtime(problem)
-    found = replay(plan, orders, costs)
+    found = replay(seen, orders, costs)
     yield from plan_problems(plan, found.operations, costs.reductions)
-    yield from _memory(plan, costs, found)
-    yield from _pipelines(plan)
-    yield from _bound(plan, problem, orders)
+    yield from _memory(seen, costs, found)
+    yield from _pipelines(seen)
+    yield from _bound(plan, orders)
     yield from proof_problems(plan)
-    yield from _predicted(plan, found)
-    yield from _time_shares(plan, costs, found)
+    yield from _predicted(seen, found)
+    yield from _time_shares(seen, costs, found)
 
 
 def _runtime(problem: Problem) -> Iterator[str]:
@@ -134,7 +145,7 @@ def _pipelines(plan: Plan) -> Iterator[str]:
             yield f"sync.strategy: {plan.sync.strategy!r} needs pipelines, but {problem}"
 
 
-def _bound(plan: Plan, problem: Problem, orders: Orders) -> Iterator[str]:
+def _bound(plan: Plan, orders: Orders) -> Iterator[str]:
     """The bound is for this problem, and for a space in which the plan lies.
 
     One that was proved for another problem may be above the time of a better plan.
@@ -148,7 +159,7 @@ def _bound(plan: Plan, problem: Problem, orders: Orders) -> Iterator[str]:
             f"predicted.lower_bound_s is {plan.predicted.lower_bound_s}; {DROP}"
         )
         return
-    found = problem.digests_in(space)
+    found = plan.digests_in(space)
     if plan.provenance.cost_model != COST_MODEL:
         yield (
             f"provenance.cost_model: {plan.provenance.cost_model}, expected {COST_MODEL}: "
@@ -161,7 +172,10 @@ def _bound(plan: Plan, problem: Problem, orders: Orders) -> Iterator[str]:
             f"predicted.lower_bound_s was proved for another problem; {DROP}"
         )
     else:
-        beyond = outside_bound(space, plan.stages, orders, plan.layers, plan.bucket_bytes)
+        beyond = [
+            *outside_bound(space, plan.stages, orders, plan.layers, plan.bucket_bytes),
+            *outside_packing(space, plan),
+        ]
         yield from (freedom.in_bound() for freedom in beyond)
 
 

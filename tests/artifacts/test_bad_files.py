@@ -71,8 +71,8 @@ def test_a_missing_file_and_a_folder_are_refused(
 @pytest.mark.parametrize(
     ("load", "kind", "current"),
     [
-        (Plan.load, "pipeplan", 6),
-        (LayerGraph.load, "pipeplan-graph", 1),
+        (Plan.load, "pipeplan", 7),
+        (LayerGraph.load, "pipeplan-graph", 2),
         (Cluster.load, "pipeplan-cluster", 1),
     ],
 )
@@ -96,7 +96,7 @@ def test_any_other_format_is_refused(value: object) -> None:
     if value in [f"pipeplan/{number}" for number in range(1, 6)]:
         return
     with pytest.raises(PipeplanError, match="some file: format"):
-        check_format({"format": value}, "pipeplan/6", "some file")
+        check_format({"format": value}, "pipeplan/7", "some file")
 
 
 @given(share=st.floats(0, 1, exclude_max=True))
@@ -337,7 +337,7 @@ def test_a_link_is_named_by_its_ends(tmp_path: Path) -> None:
 def test_a_nan_is_named_by_its_field(tmp_path: Path) -> None:
     path = tmp_path / "graph.json"
     row = layer("a", measured={"unit": dict.fromkeys(TIMES, 1.0) | {"forward_s": float("nan")}})
-    path.write_text(json.dumps({"format": "pipeplan-graph/1", "layers": [row]}))
+    path.write_text(json.dumps({"format": "pipeplan-graph/2", "layers": [row]}))
     said = refusal(LayerGraph.load, path)
     assert "layers[0].measured.unit.forward_s: NaN is not a number" in said
 
@@ -376,4 +376,4 @@ def test_an_old_format_that_never_was_names_those_that_are_read(tmp_path: Path) 
     path.write_text('{"format": "pipeplan/0"}')
     text = refusal(Plan.load, path)
     assert "which are pipeplan/1, pipeplan/2" in text
-    assert text.endswith("pipeplan/6; make the file again")
+    assert text.endswith("pipeplan/7; make the file again")

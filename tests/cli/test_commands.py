@@ -205,10 +205,12 @@ WRONG = {
         "nowhere.json: a layer graph has no operations to split; name the model",
     ),
     "positions without a split": (("trace", "models.gpt:gpt_tiny", "--sequence"), "--split DEGREE"),
-    "split into a graph file": (
-        ("trace", "models.gpt:gpt_tiny", "--split", "2", "-o", "graph.json"),
-        "leave out --split",
+    "no such size of groups": ((*PLAN, "--tensor-parallel", "some"), "tensor_parallel"),
+    "a size that divides nothing": (
+        (*PLAN, "--tensor-parallel", "3"),
+        "no part of 'gpt_tiny' splits into 3",
     ),
+    "positions without groups": ((*PLAN, "--sequence-parallel"), "set tensor_parallel"),
     "no such graph": (("trace", "nowhere.json"), "nowhere.json"),
     "wrong model argument": (("trace", "models.gpt:gpt_tiny", "--set", "depth=3"), "depth"),
     "half a setting": (("trace", "models.gpt:gpt_tiny", "--set", "layers"), "NAME=VALUE"),

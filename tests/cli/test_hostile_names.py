@@ -12,8 +12,7 @@ from commands import ROOT, pipeplan
 
 from planner.assembly import plan_by_hand
 from planner.errors import printable
-from planner.model.graph_record import GraphRecord
-from planner.records.document import digest
+from planner.model.graph_record import GraphRecord, graph_digest
 
 NAMES = {"a": "a\x1b[31m", "b": "b\x1b]0;title\x07", "by-hand": "m\x9b2J\u202e\u2028µ…"}
 
@@ -30,7 +29,7 @@ def path(tmp_path: Path) -> Path:
     for name, hostile in NAMES.items():
         text = text.replace(json.dumps(name), json.dumps(hostile))
     data = json.loads(text)
-    data["model"]["graph_digest"] = digest(GraphRecord.parse(data["model"]["graph"], "graph"))
+    data["model"]["graph_digest"] = graph_digest(GraphRecord.parse(data["model"]["graph"], "graph"))
     found = tmp_path / "plan.json"
     found.write_text(json.dumps(data))
     return found

@@ -1,7 +1,7 @@
 """Plans by hand for the tiny models: stages, owners of microbatches and orders as a test says."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 
@@ -12,10 +12,12 @@ from planner.assembly import plan_by_hand
 from planner.costs.placement import PlacedPipeline, StageSpec, place
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
-from planner.model.tracing.trace import trace
+from planner.model.tracing.sharding.record import record_of
+from planner.model.tracing.trace import trace, trace_step
 from planner.plan.operations import Operation
 from planner.plan.plan import Plan
 from planner.plan.problem import ModelSource, Problem
+from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.search.schedule.heuristic import best_heuristic_schedule
 
 TINY = tuple(name for name in ZOO if name.endswith("_tiny"))
@@ -68,6 +70,63 @@ def zoo_pipeline(
     parts = [layers[a:b] for a, b in pairwise(bounds)]
     stages = [(part, on.split()) for part, on in zip(parts, devices, strict=True)]
     return pipeline_of(graph, ZOO[name], stages, microbatches=microbatches, **job)
+
+
+def on_groups(
+    name: str,
+    cuts: Sequence[int],
+    groups: Sequence[str],
+    schedule: Callable[[PlacedPipeline], Plan],
+    degree: int = 2,
+    *,
+    sequence: bool = False,
+    recompute: Sequence[int] = (),
+    **job: object,
+) -> Plan:
+    """A tiny model on tensor-parallel groups of the four devices: ``g0``, ``g1``, …
+
+    ``groups`` has a word a stage, as devices of :func:`zoo_pipeline`; ``recompute`` the indices of
+    recomputed layers, ``schedule`` makes a plan of the stages on groups.
+    """
+    fields = {
+        "samples_per_microbatch": 2,
+        "optimizer": "sgd_momentum",
+        "learning_rate": 0.01,
+        "max_stages_per_device": 16,
+        "tensor_parallel": degree,
+        "sequence_parallel": sequence,
+        **job,
+    }
+    checked = Job.model_validate(fields)
+    step = trace_step(ZOO[name], checked)
+    split = record_of(step, degree, sequence=sequence)
+    graph = LayerGraph.from_record(step.graph.model_copy(update={"splits": (split,)}))
+    single = Problem(graph, FOUR_DEVICES, checked, ModelSource(ZOO[name], checked.model_arguments))
+    used = sorted({group for word in groups for group in word.split()})
+    rows = tuple(
+        {"name": group, "devices": DEVICES[k * degree : (k + 1) * degree]}
+        for k, group in enumerate(used)
+    )
+    parallel = TensorParallel.model_validate(
+        {"degree": degree, "sequence": sequence, "groups": rows}
+    )
+    layers = list(graph.layers)
+    again = {layers[index] for index in recompute}
+    parts = [layers[a:b] for a, b in pairwise([0, *cuts, len(layers)])]
+    specs = [
+        StageSpec(tuple(part), tuple(on.split()), tuple(x for x in part if x in again))
+        for part, on in zip(parts, groups, strict=True)
+    ]
+    plan = schedule(place(grouped_problem(single, parallel), specs))
+    model = {"graph": graph.record, "graph_digest": graph.digest}
+    return plan.model_copy(
+        update={
+            "model": plan.model.model_copy(update=model),
+            "cluster": FOUR_DEVICES,
+            "job": plan.job.model_copy(update={"cuts": None}),
+            "tensor_parallel": parallel,
+        }
+    )
 
 
 def scheduled(pipeline: PlacedPipeline) -> Plan:

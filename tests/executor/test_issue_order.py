@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from executor_plans import DEVICES, scheduled
+from executor_plans import DEVICES, on_groups, scheduled
 from hypothesis import given
 from hypothesis import strategies as st
 from test_lower import chain, plans
@@ -220,3 +220,26 @@ def test_a_message_said_to_be_over_too_soon_is_a_circle() -> None:
     programs[0][place[0]] = replace(receive, arrived=(Operation(3, "B", 0),))
     found = issue_problems(programs, 6, all_opened(programs))
     assert any(problem.startswith("in a circle") for problem in found)
+
+
+def test_members_of_a_group_that_compute_in_another_order_are_named() -> None:
+    """Each computation has collectives inside, which the members come to together."""
+    first, second = (Compute(Operation(0, "F", microbatch)) for microbatch in range(2))
+    group = Communicator("members", (0, 1))
+    members = {0: group.ranks, 1: group.ranks}
+    (problem,) = issue_problems([[first, second], [second, first]], 1, [group], members)
+    assert problem == ("computations of ranks 0, 1, number 1: rank 0 issues 0F0, rank 1 0F1")
+
+
+def test_members_run_the_same_and_talk_to_those_of_their_place() -> None:
+    plan = on_groups("gpt_tiny", [5], ["g0", "g1"], scheduled, microbatches=2)
+    programs = lower(plan)
+    assert len(programs) == 4
+    for rank, program in enumerate(programs):
+        peers = {action.peer for action in program if isinstance(action, Message)}
+        assert peers == {(rank + 2) % 4}
+    assert [a for a in programs[0] if isinstance(a, Compute)] == [
+        a for a in programs[1] if isinstance(a, Compute)
+    ]
+    (tied,) = {a for a in programs[1] if isinstance(a, Reduce)}
+    assert tied.ranks == (1, 3)

@@ -6,7 +6,15 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from executor_plans import DEVICES, by_counts, pipeline_of, scheduled, shuffled, zoo_pipeline
+from executor_plans import (
+    DEVICES,
+    by_counts,
+    on_groups,
+    pipeline_of,
+    scheduled,
+    shuffled,
+    zoo_pipeline,
+)
 from launch import forked
 
 from benchmarks.executor.parity import WITHIN
@@ -15,6 +23,7 @@ from benchmarks.executor.single_process import TOLERANCE
 from executor.launch.prepare import Prepared, prepare
 from executor.launch.run import PlanRank
 from models import ZOO
+from planner.costs.placement import PlacedPipeline
 from planner.job import Job
 from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan
@@ -138,6 +147,64 @@ def a_bias_handed_on_by_split_stages() -> Plan:
     return shuffled(zoo_pipeline("t5_tiny", [4, 9, 12, 13], [*DEVICES, "d0"], 4), 13, split=1.0)
 
 
+def halves(seed: int, split: float = 0.0) -> Callable[[PlacedPipeline], Plan]:
+    """Random orders, with a share of split backwards."""
+    return lambda pipeline: shuffled(pipeline, seed, split=split)
+
+
+def a_group_of_four() -> Plan:
+    return on_groups("llama_tiny", [], ["g0"], scheduled, 4, microbatches=2, **EIGHT_HEADS)
+
+
+def two_groups_with_tied_ends() -> Plan:
+    return on_groups("gpt_tiny", [5], ["g0", "g1"], scheduled, microbatches=3, **DOUBLE)
+
+
+def groups_that_are_replicas() -> Plan:
+    return on_groups("gpt_tiny", [], ["g0 g1"], scheduled, microbatches=5, **DOUBLE)
+
+
+def groups_that_share_positions_and_split_backwards() -> Plan:
+    groups, order = ["g0", "g1", "g0"], halves(14, split=0.6)
+    return on_groups("gpt_tiny", [3, 7], groups, order, sequence=True, microbatches=4, **DOUBLE)
+
+
+def groups_that_recompute_layers_and_share_positions() -> Plan:
+    groups, again = ["g0", "g0 g1", "g1"], [1, 2, 4, 6]
+    return on_groups(
+        "llama_tiny",
+        [2, 5],
+        groups,
+        halves(15, split=0.5),
+        sequence=True,
+        recompute=again,
+        microbatches=4,
+        optimizer="adamw",
+        **EIGHT_HEADS,
+    )
+
+
+def groups_with_dropout() -> Plan:
+    arguments = {"model_arguments": {"dropout": 0.2}, "precision": "float64"}
+    groups = ["g0", "g1"]
+    return on_groups(
+        "bert_tiny",
+        [3],
+        groups,
+        halves(16),
+        sequence=True,
+        recompute=[1],
+        microbatches=3,
+        **arguments,
+    )
+
+
+def groups_with_experts() -> Plan:
+    return on_groups("mixtral_tiny", [2], ["g0", "g1"], halves(17, 1.0), microbatches=3)
+
+
+EIGHT_HEADS = {"model_arguments": {"kv_heads": 4}}
+DOUBLE = {"precision": "float64"}
 PLANS: dict[str, Callable[[], Plan]] = {
     plan.__name__: plan
     for plan in (
@@ -162,6 +229,13 @@ PLANS: dict[str, Callable[[], Plan]] = {
         statistics_of_replicas_out_of_order,
         recomputed_with_dropout,
         a_bias_handed_on_by_split_stages,
+        a_group_of_four,
+        two_groups_with_tied_ends,
+        groups_that_are_replicas,
+        groups_that_share_positions_and_split_backwards,
+        groups_that_recompute_layers_and_share_positions,
+        groups_with_dropout,
+        groups_with_experts,
     )
 } | {
     f"random_plan_{seed}": lambda seed=seed: random_plan(random.Random(seed), len(DEVICES))
@@ -174,7 +248,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     folder = tmp_path_factory.mktemp("plans")
     for name, build in PLANS.items():
         plan = build()
-        assert plan.ranks == DEVICES
+        assert plan.rank_devices == DEVICES
         plan.save(folder / f"{name}.json")
     run = forked(4, "-m", WORKER, str(folder))
     assert run.returncode == 0, run.stderr[-4000:]

@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from executor_plans import TINY, scheduled, zoo_pipeline
+from executor_plans import TINY, on_groups, scheduled, zoo_pipeline
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from executor.distributed.member_group import MemberShare, member_shares
 from executor.launch.model import build_model
 from executor.launch.partial_model import build_partially
 from executor.launch.prepare import needed_by, prepare
 from executor.launch.run import PlanRank
+from executor.sync.shared_parameters import planned_split
 from models import ZOO
 from planner.model.tracing.factory import import_factory
 from planner.model.tracing.torch_private import TorchDispatchMode
@@ -37,7 +39,7 @@ def tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def assert_as_whole(make: Make, is_needed: Callable[[str], bool]) -> None:
-    expected, found = whole(make, 3), build_partially(make, 3, is_needed)
+    expected, found = whole(make, 3), build_partially(make, 3, is_needed).model
     after = torch.get_rng_state()
     whole(make, 3)
     assert torch.equal(after, torch.get_rng_state())
@@ -64,6 +66,37 @@ def test_needed_parameters_of_the_zoo_are_those_of_the_whole_model(
     names = [n for n, _ in make().named_parameters()]
     for needed in (names[::2], names[:2], names[-2:]):
         assert_as_whole(make, needed.__contains__)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", TINY)
+def test_shares_are_copied_before_their_parameters_lose_their_memory(
+    name: str, dtype: torch.dtype
+) -> None:
+    factory = import_factory(ZOO[name])
+
+    def make() -> nn.Module:
+        return factory().train().to(dtype)
+
+    shares = halves(make())
+    expected, found = whole(make, 3), build_partially(make, 3, lambda name: True, shares)
+    # A parameter that is converted while it has its values is there as a whole one.
+    assert len(shares) - len(found.shares) <= (dtype is not torch.float32)
+    mine = dict(found.model.named_parameters())
+    for name, parameter in expected.named_parameters():
+        if name in found.shares:
+            assert torch.equal(found.shares[name], shares[name].of(parameter)), name
+        else:
+            assert torch.equal(mine[name], parameter), name
+
+
+def halves(model: nn.Module) -> dict[str, MemberShare]:
+    """The second half of each parameter's last dimension, where it has one."""
+    return {
+        name: MemberShare(p.dim() - 1, (p.shape[-1],), 2, 1)
+        for name, p in model.named_parameters()
+        if p.shape[-1] % 2 == 0
+    }
 
 
 class Copies(nn.Module):
@@ -138,7 +171,7 @@ def test_generators_of_numpy_and_python_are_drawn_from_once() -> None:
     expected = seeded()
     np.random.seed(1)
     random.seed(1)
-    found = build_partially(OwnDraws, 3, "rows".__eq__)
+    found = build_partially(OwnDraws, 3, "rows".__eq__).model
     assert torch.equal(found.rows, expected.rows)
     assert torch.equal(found.scale, expected.scale)
 
@@ -175,6 +208,17 @@ def test_no_rank_ever_holds_more_than_its_own_parameters_and_one_other() -> None
         own = sum(bytes_ for name, bytes_ in sizes.items() if needed(name))
         assert own < sum(sizes.values())
         assert most[0] <= own + max(sizes.values())
+
+
+def test_a_member_holds_its_shares_and_two_whole_parameters_at_most() -> None:
+    plan = on_groups("gpt_tiny", [], ["g0"], scheduled, 4, microbatches=1)
+    factory, needed = import_factory(ZOO["gpt_tiny"]), needed_by(plan, 1)
+    shares = member_shares(planned_split(plan), 1)
+    sizes = {n: p.numel() * p.element_size() for n, p in factory().named_parameters()}
+    with most_bytes() as most:
+        build_model(plan, factory, 0, needed, shares)
+    whole = sum(bytes_ for name, bytes_ in sizes.items() if name not in shares)
+    assert most[0] <= whole + sum(sorted(sizes.values())[-2:])  # A weight and then its bias.
 
 
 def test_stages_are_of_the_weights_that_one_process_would_have() -> None:

@@ -149,7 +149,7 @@ def test_a_cut_file_is_refused(tmp_path: Path) -> None:
 
 def test_the_beginning_of_a_file_tells_its_format() -> None:
     assert looks_like_dnn_partitioning(json.dumps(training())[:60])
-    assert not looks_like_dnn_partitioning('{"format": "pipeplan-graph/1", "nodes": []}')
+    assert not looks_like_dnn_partitioning('{"format": "pipeplan-graph/2", "nodes": []}')
 
 
 def test_ten_thousand_nodes_are_read(tmp_path: Path) -> None:

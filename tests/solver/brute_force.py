@@ -14,11 +14,12 @@ from planner.simulation.simulator import simulate
 
 
 def all_partitions(problem: Problem) -> Iterator[tuple[StageSpec, ...]]:
-    """Every cut of the chain, with every choice of device sets."""
-    names = list(problem.graph.layers)
+    """Every cut of the chain that the job allows, with every choice of device sets."""
+    names, allowed = list(problem.graph.layers), problem.job.cuts
+    places = [p for p in range(1, len(names)) if allowed is None or names[p] in allowed]
     most = len(problem.cluster.devices) * problem.job.max_stages_per_device
     for count in range(1, min(len(names), most) + 1):
-        for cuts in combinations(range(1, len(names)), count - 1):
+        for cuts in combinations(places, count - 1):
             edges = [0, *cuts, len(names)]
             for sets in _device_sets(problem, count):
                 yield tuple(

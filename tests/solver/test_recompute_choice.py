@@ -227,7 +227,7 @@ def skips(count: int) -> LayerGraph:
     ]
     return LayerGraph.parse(
         {
-            "format": "pipeplan-graph/1",
+            "format": "pipeplan-graph/2",
             "name": "skips",
             "samples_per_microbatch": 1,
             "precision": "float32",

@@ -138,7 +138,7 @@ def _graph(
     ]
     parameters = dict.fromkeys(name for row in held for name in row)
     return {
-        "format": "pipeplan-graph/1",
+        "format": "pipeplan-graph/2",
         "name": "tiny",
         "samples_per_microbatch": 1,
         "precision": "float32",

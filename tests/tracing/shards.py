@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map
 
 from planner.model.tracing.export import ExportedStep
-from planner.model.tracing.sharding.localise import localise, part_sizes, share
+from planner.model.tracing.sharding.localise import join, localise, part_sizes, share
 from planner.model.tracing.sharding.split import Split
 
 
@@ -48,13 +48,6 @@ def _shared(whole: Tensor, place: Any, degree: int) -> tuple[Tensor, ...]:
     return tuple(share(whole, *place, degree, rank).clone() for rank in range(degree))
 
 
-def _whole(shares: Any, dimension: int, parts: tuple[int, ...]) -> Tensor:
-    local = [part // len(shares) for part in parts]
-    rows = [value.split(local, dimension) for value in shares]
-    joined = [torch.cat(pieces, dimension) for pieces in zip(*rows, strict=True)]
-    return torch.cat(joined, dimension)
-
-
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, place: Any, *values: Tensor) -> tuple[Tensor, ...]:
@@ -63,7 +56,7 @@ class _ReduceScatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        whole = _whole(gradients, *ctx.place)
+        whole = join(gradients, *ctx.place)
         return None, *(whole.clone() for _ in gradients)
 
 
@@ -71,7 +64,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, place: Any, is_partial: bool, *values: Tensor) -> tuple[Tensor, ...]:
         ctx.place, ctx.is_partial = place, is_partial
-        whole = _whole(values, *place)
+        whole = join(values, *place)
         return tuple(whole.clone() for _ in values)
 
     @staticmethod
@@ -92,7 +85,7 @@ class _Scatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        whole = _whole(gradients, *ctx.place)
+        whole = join(gradients, *ctx.place)
         return None, *(whole.clone() for _ in gradients)
 
 
@@ -171,10 +164,11 @@ class _Ranks(fx.Interpreter):
         shares = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Shares)]
         if not shares:
             return Shares([super().call_function(target, args, kwargs)] * self.degree)
-        return Shares(
-            super(_Ranks, self).call_function(target, *_of_rank((args, kwargs), rank))
-            for rank in range(self.degree)
-        )
+        found, state = Shares(), torch.get_rng_state()
+        for rank in range(self.degree):
+            torch.set_rng_state(state)  # Each rank has a generator of its own.
+            found.append(super().call_function(target, *_of_rank((args, kwargs), rank)))
+        return found
 
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
         group, *rest = args
@@ -258,4 +252,4 @@ def _joined(shares: Shares, split: Split, name: str, is_summed: bool) -> Tensor:
         return gradients[0]
     own, parts = split.parameters[name]
     size = sum(gradient.shape[own] for gradient in gradients)
-    return _whole(gradients, own, part_sizes(size, parts))
+    return join(gradients, own, part_sizes(size, parts))

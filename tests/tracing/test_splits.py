@@ -38,7 +38,7 @@ ZOO: dict[str, dict[str, Any]] = {
     "models.t5:t5_tiny": {},
     "models.mixtral:mixtral_tiny": {"kv_heads": 4},
     "models.vit:vit_tiny": {},
-    "models.bert:bert_tiny": {},
+    "models.bert:bert_tiny": {"dropout": 0.1},  # Of whole values, shares and attention.
     "models.gnmt:gnmt_tiny": {},
     "models.vgg:vgg_tiny": {},
 }
@@ -75,12 +75,14 @@ def equals_one_device(model: nn.Module, arguments: dict[str, Any]) -> list[Count
     in_doubles(step)
     names = [str(node.target) for node in step.graph.find_nodes(op="placeholder")]
     batch = {name: batch[name] for name in names}
+    torch.manual_seed(1)
     (loss,) = tree_leaves(step.module(**batch))
     loss.backward()
     expected = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     layers, counts = assign_layers(step), []
     for degree, sequence in product((2, 4), (False, True)):
         split = split_step(step, layers, degree, sequence=sequence)
+        torch.manual_seed(1)
         found, gradients, calls = run_on_shards(step, split, degree, batch)
         torch.testing.assert_close(found, loss.detach(), rtol=1e-12, atol=1e-12)
         assert gradients.keys() == expected.keys()

@@ -13,9 +13,9 @@ from strategies import Scheduled, plans, runtimes, scheduled
 from planner.assembly import plan_by_hand
 from planner.costs.placement import place
 from planner.errors import DeadlockError
+from planner.model.graph_record import graph_digest
 from planner.plan.plan import Plan
 from planner.plan.runtime_rules import RuntimeRules
-from planner.records.document import digest
 from planner.simulation.simulator import simulate_plan
 from planner.verification import verify
 from planner.verification.costs import PlanCosts
@@ -78,5 +78,5 @@ def test_the_order_in_which_a_file_lists_things_changes_nothing(
 
 
 def with_digest(plan: Plan) -> Plan:
-    model = plan.model.model_copy(update={"graph_digest": digest(plan.model.graph)})
+    model = plan.model.model_copy(update={"graph_digest": graph_digest(plan.model.graph)})
     return plan.model_copy(update={"model": model})

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.exhaustive.instances import tiny_problems
 from planner import PipeplanError, solve
+from planner.model.graph_record import graph_digest
 from planner.plan.certificate import (
     LayerPrices,
     LikeDevices,
@@ -21,7 +22,6 @@ from planner.plan.certificate import (
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
 from planner.prediction import refresh
-from planner.records.document import digest
 from planner.verification import verify
 from planner.verification.proof import BoundCheck, prove
 
@@ -121,7 +121,7 @@ def test_a_wider_space_is_refused_even_if_all_fields_agree_on_it() -> None:
 def _with_digests(changed: dict[str, Any]) -> Plan:
     """Return a plan whose digests are those of its content: what a careful forger would write."""
     plan = Plan.parse(changed)
-    changed["model"]["graph_digest"] = digest(plan.model.graph)
+    changed["model"]["graph_digest"] = graph_digest(plan.model.graph)
     said = Plan.parse(changed).problem.digest_in(CERTIFICATE.space)
     if plan.proof is not None and plan.proof.certificate is not None:
         said = plan.problem.digest_in(plan.proof.certificate.space)
@@ -332,7 +332,7 @@ def test_an_edited_problem_loses_its_proof_and_an_edited_plan_keeps_it() -> None
     changed = data()
     for times in _times(changed):
         times["forward_s"] *= 0.99
-    changed["model"]["graph_digest"] = digest(Plan.parse(changed).model.graph)
+    changed["model"]["graph_digest"] = graph_digest(Plan.parse(changed).model.graph)
     assert refresh(Plan.parse(changed)).proof is None
     assert refresh(PLAN).proof == PLAN.proof
 

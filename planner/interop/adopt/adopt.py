@@ -23,6 +23,7 @@ from planner.model.blocks import block_name
 from planner.plan.operations import Orders, compress_devices, stages_label
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
+from planner.plan.tensor_parallel import require_single_devices
 from planner.prediction import replay
 from planner.search.schedule.heuristic import fits_memory
 from planner.simulation.simulator import simulate
@@ -99,6 +100,7 @@ def adopted(
     recompute: bool,
 ) -> Adopted:
     """Return the plan of :func:`adopt` for stages given by their layers, with its parts."""
+    require_single_devices(problem.job.tensor_parallel, "adopt")
     ranks = ranks_of(schedule, len(division), pipeline_size)
     pipelines = pipelines_on(problem.cluster, ranks, replicas, devices)
     pipeline = placed(problem, division, pipelines, recompute=recompute)

@@ -23,9 +23,10 @@ from planner.interop.calibrate.links import (
 )
 from planner.interop.calibrate.times import StageTime, calibrated_graph, stage_times
 from planner.measured.timeline import MeasuredTimeline
+from planner.model.graph_record import graph_digest
 from planner.plan.plan import Plan
+from planner.plan.tensor_parallel import require_single_devices
 from planner.prediction import refresh, replay
-from planner.records.document import digest
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ def calibrate(plan: Plan, measured: MeasuredTimeline, *, links_only: bool = Fals
             "calibrate links only with --links-only, or "
             "run the plan without emulation"
         )
+    require_single_devices(plan.degree, "calibrate")
     timeline = replay(plan)
     comparison = compare_with_measured(plan, timeline, measured)
     if comparison.clock_conflict is not None:
@@ -141,7 +143,7 @@ def calibrate(plan: Plan, measured: MeasuredTimeline, *, links_only: bool = Fals
     cluster, links, link_notes = calibrated_cluster(pipeline, samples, least_gb_per_s)
     optimizers = () if links_only else optimizer_changes(plan.cluster, comparison)
     cluster = with_optimizers(cluster, optimizers)
-    model = plan.model.model_copy(update={"graph": record, "graph_digest": digest(record)})
+    model = plan.model.model_copy(update={"graph": record, "graph_digest": graph_digest(record)})
     made = refresh(plan.model_copy(update={"model": model, "cluster": cluster}))
     after = replay(made)
     compared = compare_with_measured(made, after, measured)

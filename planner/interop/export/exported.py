@@ -15,6 +15,7 @@ from planner.errors import PipeplanError
 from planner.interop.export.cuts import crossing
 from planner.model.graph_record import Boundary
 from planner.plan.plan import Plan, Stage
+from planner.plan.tensor_parallel import require_single_devices
 
 FOLDER = "FOLDER"
 """Stands in lines of use for the folder that the files are written into."""
@@ -115,5 +116,6 @@ def export_plan(plan: Plan, target: str) -> Exported:
     """
     if target not in TARGETS:
         raise PipeplanError(f"--to {target}: no such target; choose from {', '.join(TARGETS)}")
+    require_single_devices(plan.degree, f"export --to {target}")
     exported: Exported = import_module(TARGETS[target]).export(plan)
     return exported

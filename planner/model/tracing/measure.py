@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from planner.errors import PipeplanError
-from planner.model.graph_record import OperationClass
+from planner.model.figures import OperationClass
 from planner.model.tracing.export import ExportedStep
 from planner.model.tracing.layers import LayerAssignment
 from planner.model.tracing.operators import (
@@ -68,7 +68,8 @@ class Measurement:
         saved: ``(first operation that saves it, bytes)`` of each storage that autograd keeps.
         storage: storage of each operation's value.
         requires_grad: operations whose value takes a gradient.
-        weight_stash: bytes of each layer kept for the weight gradient of a split backward.
+        weight_stash: what is kept for the weight gradients of split backwards: operation, storage
+            (None: its gradient) and bytes.
         counted, uncounted: number of runs of operators with and without a known cost; the latter by
             name.
     """
@@ -77,7 +78,7 @@ class Measurement:
     saved: dict[int, tuple[fx.Node, int]] = field(default_factory=dict)
     storage: dict[fx.Node, int] = field(default_factory=dict)
     requires_grad: set[fx.Node] = field(default_factory=set)
-    weight_stash: Mapping[str, int] = field(default_factory=dict)
+    weight_stash: tuple[tuple[fx.Node, int | None, int], ...] = ()
     counted: int = 0
     uncounted: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
@@ -103,7 +104,7 @@ def measure(
             runner.run(*arguments)
         except Exception as error:
             raise PipeplanError(runner.refusal(error)) from error
-    runner.result.weight_stash = runner.weight_stash.by_layer(layers.layer_of)
+    runner.result.weight_stash = runner.weight_stash.kept(layers.layer_of)
     return runner.result
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from torch import Tensor, fx
@@ -84,10 +83,11 @@ class WeightStash:
                 tensor.numel() * tensor.element_size() for tensor in tensors if tensor.requires_grad
             )
 
-    def by_layer(self, layer_of: Mapping[fx.Node, str]) -> dict[str, int]:
-        """Return the bytes of each layer; a tensor kept by several operations counts once."""
-        found: dict[str, int] = defaultdict(int)
-        for node, bytes_ in (*self._saved.values(), *self._gradients.items()):
-            if node in layer_of:
-                found[layer_of[node]] += bytes_
-        return found
+    def kept(self, layers: Container[fx.Node]) -> tuple[tuple[fx.Node, int | None, int], ...]:
+        """Return operations of layers, the storage they keep (None: a gradient), and its bytes.
+
+        A tensor that several operations keep is there once.
+        """
+        saved = ((node, storage, bytes_) for storage, (node, bytes_) in self._saved.items())
+        gradients = ((node, None, bytes_) for node, bytes_ in self._gradients.items())
+        return tuple(row for row in (*saved, *gradients) if row[0] in layers)

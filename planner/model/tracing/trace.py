@@ -9,17 +9,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from planner.job import Job
-from planner.model.graph_record import (
-    PHASES,
-    Boundary,
-    GraphRecord,
-    Layer,
-    OperationClass,
-    Parameter,
-    Phase,
-    Work,
-    totals,
-)
+from planner.model.figures import PHASES, OperationClass, Phase, Work, totals
+from planner.model.graph_record import Boundary, GraphRecord, Layer, Parameter
 from planner.model.layer_graph import LayerGraph
 from planner.model.tracing.export import ExportedStep, export_step
 from planner.model.tracing.factory import build, example_batch, import_factory, import_loss
@@ -241,6 +232,9 @@ def _layers(
     stash: dict[str, int] = defaultdict(int)
     for node, bytes_ in measured.saved.values():
         stash[layers.layer_of[node]] += bytes_
+    late: dict[str, int] = defaultdict(int)
+    for node, _, bytes_ in measured.weight_stash:
+        late[layers.layer_of[node]] += bytes_
     used = _parameter_names(exported, layers)
     size = {row.name: row.bytes for row in parameters if row.trainable}
     for name in layers.names:
@@ -251,7 +245,7 @@ def _layers(
             name,
             costs[name],
             stash[name],
-            measured.weight_stash.get(name, 0),
+            late[name],
             tuple(used[name]),
         )
         for name in layers.names

@@ -147,7 +147,7 @@ def _figures(
         (
             "Stages",
             f"{len(pipeline.stages):,}",
-            f"on {len(pipeline.devices)} of {plural(len(plan.cluster.devices), 'device')}",
+            f"on {plan.world_size} of {plural(len(plan.cluster.devices), 'device')}",
         ),
         (
             "Microbatches",
@@ -155,7 +155,7 @@ def _figures(
             f"of {plural(plan.model.graph.samples_per_microbatch, 'sample')}",
         ),
     ]
-    for line in throughput_lines(timeline):
+    for line in throughput_lines(plan, time_s):
         rate, _, more = line.partition(", ")
         rows.append(("Throughput", rate, more))
     if deviation is not None:

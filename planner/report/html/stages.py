@@ -197,6 +197,7 @@ def _names(names: tuple[str, ...]) -> str:
 
 
 def _type_rows(plan: Plan, timeline: Timeline) -> list[list[Child]]:
+    plan = plan.on_groups
     cluster, precision = plan.cluster, plan.job.precision
     counts = Counter(cluster.type_of(device) for device in timeline.pipeline.devices)
     layers = plan.model.graph.layers

@@ -11,6 +11,7 @@ from planner.plan.certificate import Argument, Certificate, UncheckedBound
 from planner.plan.plan import COST_MODEL, Plan
 from planner.units import format_seconds
 from planner.verification.proof.check import BoundCheck
+from planner.verification.tensor_groups import contracted
 
 TOLERANCE = 1e-6
 """Share by which figures of a plan may differ from what stands behind them."""
@@ -83,6 +84,13 @@ def prove(plan: Plan) -> ProofReport:
 
 
 def _problems(plan: Plan, certificate: Certificate | None) -> Iterator[str]:
+    space = plan.provenance.bound_covers.space
+    if certificate is None and space is not None and space.tensor_parallel == "any":
+        yield (
+            "proof.certificate: there is none for a bound over every size of tensor-parallel "
+            f"groups; plan with tensor_parallel = {plan.degree} to have one over that size"
+        )
+        return
     if certificate is None:
         yield (
             "proof.certificate: there is none, nothing is proved; plan again to have one "
@@ -98,7 +106,8 @@ def _problems(plan: Plan, certificate: Certificate | None) -> Iterator[str]:
 def _refused(plan: Plan, certificate: Certificate) -> Iterator[str]:
     argument: Argument = certificate.argument
     try:
-        holds = BoundCheck(plan.problem, certificate.space).proves(argument, certificate.bound_s)
+        problem = contracted(plan).problem
+        holds = BoundCheck(problem, certificate.space).proves(argument, certificate.bound_s)
     except PipeplanError as error:
         yield from (f"proof.certificate: {problem}" for problem in error.problems)
         return

@@ -8,7 +8,7 @@ rank.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,7 +26,9 @@ from planner.model.tracing.sharding.axes import (
     shape_of,
 )
 from planner.model.tracing.sharding.dimensions import Parts
+from planner.model.tracing.sharding.drawn import DrawnShares
 from planner.model.tracing.sharding.split import Split
+from planner.model.tracing.sharing import is_random
 
 
 class MemberGroup(Protocol):
@@ -78,6 +80,13 @@ def share(value: Tensor, dimension: int, parts: tuple[int, ...], degree: int, ra
     return torch.cat([piece.chunk(degree, dimension)[rank] for piece in pieces], dimension)
 
 
+def join(shares: Sequence[Tensor], dimension: int, parts: tuple[int, ...]) -> Tensor:
+    """Return the whole tensor of all ranks' shares; see :func:`share`."""
+    local = [part // len(shares) for part in parts]
+    rows = zip(*(value.split(local, dimension) for value in shares), strict=True)
+    return torch.cat([piece for of_part in rows for piece in of_part], dimension)
+
+
 def localise(exported: ExportedStep, split: Split, degree: int) -> fx.Graph:
     """Return the graph that each rank runs.
 
@@ -97,6 +106,8 @@ class Localiser:
 
     Attributes:
         communicated: method of the group, value and layer of each collective, in order.
+        made: value and layer of each operation of the graph: the value of the step that it makes,
+            a part of it or communicates.
     """
 
     def __init__(self, exported: ExportedStep, split: Split, degree: int) -> None:
@@ -110,6 +121,7 @@ class Localiser:
         self.read: dict[tuple[fx.Node, str, bool], fx.Node] = {}
         self.product_of = {end: product for product, end in self.placements.ends.items()}
         self.communicated: list[tuple[str, fx.Node, str]] = []
+        self.made: dict[fx.Node, tuple[fx.Node, str]] = {}
         self.layer_of: Mapping[fx.Node, str] = split.layer_of
 
     def run(self) -> fx.Graph:
@@ -123,7 +135,12 @@ class Localiser:
                 self.local[node] = self._share_of(node)
             else:
                 self.local[node] = self.graph.node_copy(node, partial(self._operand, node))
+            self._note(self.local[node], node, self.layer_of.get(node, ""))
         return self.graph
+
+    def _note(self, made: fx.Node, value: fx.Node, layer: str) -> fx.Node:
+        self.made[made] = value, layer
+        return made
 
     def _operand(self, reader: fx.Node, value: fx.Node) -> fx.Node:
         """Return an operand in the form in which an operation reads it."""
@@ -145,7 +162,8 @@ class Localiser:
         if key not in self.read:
             known = "gather_partial" if method == "gather" and is_partial else method
             self.communicated.append((known, value, layer))
-            self.read[key] = self._call(method, self._ready(value), *arguments)
+            made = self._call(method, self._ready(value), *arguments)
+            self.read[key] = self._note(made, value, layer)
         return self.read[key]
 
     def _place(self, value: fx.Node) -> tuple[int, tuple[int, ...]]:
@@ -165,12 +183,14 @@ class Localiser:
                 (True, False): "all_reduce",
                 (False, True): "scatter",
             }[is_sum, bool(place)]
-            self.communicated.append((method, value, self.layer_of.get(value, "")))
-            made = self._call(method, self.local[value], *place)
+            layer = self.layer_of.get(value, "")
+            self.communicated.append((method, value, layer))
+            made = self._note(self._call(method, self.local[value], *place), value, layer)
             product = self.product_of.get(value, value)
             for bias in added_after(product) if product in found.region_of and is_sum else ():
                 add = torch.ops.aten.add.Tensor
                 made = self.graph.call_function(add, (made, self._operand(product, bias)))
+                self._note(made, value, layer)
             self.ready[value] = made
         return self.ready[value]
 
@@ -186,10 +206,22 @@ class Localiser:
 
         def operand(value: Any) -> fx.Node:
             if value in taken:
-                return self._call("take", self.local[value], *taken[value])
+                made = self._call("take", self.local[value], *taken[value])
+                return self._note(made, value, self.layer_of.get(node, ""))
             return self._operand(node, value)
 
         name, given = operator_name(node), node.args
+        if is_random(node):
+            layer = self.layer_of.get(node, "")
+
+            def note(made: fx.Node) -> fx.Node:
+                return self._note(made, node, layer)
+
+            def take(whole: fx.Node, own: int, parts: Parts) -> fx.Node:
+                sizes = part_sizes(shape_of(node)[own], parts)
+                return note(self._call("take", whole, own, sizes))
+
+            return DrawnShares(self.graph, note, take).share_of(node, layer, operand, parts)
         if name == "embedding" and node in sums:
             padding = arguments_of(node)["padding_idx"]
             return self._call("embedding", operand(given[0]), operand(given[1]), padding)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Literal
 
 from torch import Tensor, fx
 
-from planner.model.graph_record import PHASES, Phase
+from planner.model.figures import PHASES, Collective, CollectiveKind, Phase, Work
+from planner.model.graph_record import GraphRecord, Layer
 from planner.model.split_record import (
     BoundarySplit,
-    Collective,
-    CollectiveKind,
     LayerSplit,
     Product,
     SplitParameter,
     SplitRecord,
     SplitRegion,
 )
+from planner.model.tracing.measure import OperationCost
 from planner.model.tracing.operators import MATRIX_PRODUCTS
 from planner.model.tracing.sharding.axes import operator_name, shape_of
 from planner.model.tracing.sharding.localise import Localiser, part_sizes
@@ -26,7 +27,7 @@ from planner.model.tracing.sharding.placements import bytes_of
 from planner.model.tracing.sharding.regions import Region
 from planner.model.tracing.sharding.split import Split, split_step
 from planner.model.tracing.sharding.user_plan import wanted_by
-from planner.model.tracing.trace import TracedStep
+from planner.model.tracing.trace import TracedStep, gradient_sum, work_of
 
 _KINDS: Mapping[tuple[str, Phase], CollectiveKind] = {
     ("all_reduce", "forward"): "all_reduce",
@@ -69,12 +70,24 @@ def record_of(
         degree=degree,
         sequence=sequence,
         regions=tuple(_region(step, region) for region in split.regions),
-        layers=tuple(_layers(step, split, shares)),
+        layers=tuple(_layers(step, split, shares, degree)),
         boundaries=tuple(shares.boundaries(step)),
         summed_parameters=tuple(
             sorted({step.exported.names[str(node.target)] for node in split.placements.summed})
         ),
     )
+
+
+def with_splits(step: TracedStep, degrees: Iterable[int], *, sequence: bool) -> GraphRecord:
+    """Return the layer graph of a step with its splits over groups.
+
+    Args:
+        step: the step.
+        degrees: numbers of members.
+        sequence: whether values between regions are shared by positions.
+    """
+    splits = tuple(record_of(step, degree, sequence=sequence) for degree in degrees)
+    return step.graph.model_copy(update={"splits": splits})
 
 
 class _Shares:
@@ -100,12 +113,26 @@ class _Shares:
 
     def stash(self, step: TracedStep, split: Split) -> dict[str, int]:
         """Return the bytes of each layer's stash of which each member keeps a share."""
+        rows = ((node, key, bytes_) for key, (node, bytes_) in step.measured.saved.items())
+        return self._held(step, split, rows)
+
+    def weight_stash(self, step: TracedStep, split: Split) -> dict[str, int]:
+        """Return the same of what weight gradients of split backwards need."""
+        return self._held(step, split, step.measured.weight_stash)
+
+    def _held(
+        self, step: TracedStep, split: Split, rows: Iterable[tuple[fx.Node, int | None, int]]
+    ) -> dict[str, int]:
         storage = step.measured.storage
         shared = {key for node, key in storage.items() if node in self.found}
         known = set(storage.values())
         held: dict[str, int] = dict.fromkeys(step.layers.names, 0)
-        for key, (node, bytes_) in step.measured.saved.items():
-            if key in shared or (key not in known and _is_shared(node, split)):
+        for node, key, bytes_ in rows:
+            if key is None:
+                is_shared = node in self.found
+            else:
+                is_shared = key in shared or (key not in known and _is_shared(node, split))
+            if is_shared:
                 held[step.layers.layer_of[node]] += bytes_
         return held
 
@@ -129,8 +156,10 @@ def _region(step: TracedStep, region: Region) -> SplitRegion:
     )
 
 
-def _layers(step: TracedStep, split: Split, shares: _Shares) -> Iterator[LayerSplit]:
-    stash = shares.stash(step, split)
+def _layers(
+    step: TracedStep, split: Split, shares: _Shares, degree: int | None
+) -> Iterator[LayerSplit]:
+    stash, late = shares.stash(step, split), shares.weight_stash(step, split)
     collectives = _collectives(step, split)
     parameters = {row.name: row for row in step.graph.parameters}
     for layer in step.graph.layers:
@@ -154,11 +183,31 @@ def _layers(step: TracedStep, split: Split, shares: _Shares) -> Iterator[LayerSp
             ),
             **work,
             stash_bytes=stash[layer.name],
+            weight_stash_bytes=late[layer.name],
+            work=() if degree is None else tuple(_group_work(step, split, layer, nodes, degree)),
             parameter_bytes=sum(parameters[name].bytes for name in held),
             collectives=tuple(collectives.get(layer.name, ())),
             products=tuple(_products(nodes, split)),
             unsplit={n: split.unsplit[n] for n in layer.parameters if n in split.unsplit},
         )
+
+
+def _group_work(
+    step: TracedStep, split: Split, layer: Layer, nodes: Sequence[fx.Node], degree: int
+) -> Iterator[Work]:
+    """Yield the work of all members: of each operation that is not shared as often as they are."""
+    copies = [(node, 1 if _is_shared(node, split) else degree) for node in nodes]
+    costs = [_copies(step.measured.cost[n], k) for n, k in copies if n in step.measured.cost]
+    sizes = {row.name: row.bytes for row in step.graph.parameters if row.trainable}
+    for name in layer.parameters:
+        if name in sizes:
+            costs.append(gradient_sum(sizes[name] * (1 if name in split.parameters else degree)))
+    yield from work_of(costs)
+
+
+def _copies(cost: OperationCost, count: int) -> OperationCost:
+    names = (f"{phase}_{what}" for phase in PHASES for what in ("flops", "traffic_bytes"))
+    return replace(cost, **{name: count * getattr(cost, name) for name in names})
 
 
 def _is_shared(node: fx.Node, split: Split) -> bool:

@@ -1,0 +1,199 @@
+"""The training step as each member of a tensor-parallel group runs it.
+
+It has the form of an exported step, with layers, so that it is cut into stages like any other. Its
+group is the attribute :data:`GROUP`, one for shapes alone; a rank's runner puts its own there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from executor.distributed.member_group import (
+    Alike,
+    MemberShare,
+    TensorParallelGroup,
+    member_shares,
+)
+from planner.errors import PipeplanError
+from planner.model.split_record import SplitRecord
+from planner.model.tracing.export import ExportedStep
+from planner.model.tracing.layers import LayerAssignment
+from planner.model.tracing.sharding.localise import Localiser, part_sizes
+from planner.model.tracing.sharding.split import Split, split_step
+from planner.model.tracing.torch_private import FakeTensorMode
+
+GROUP = "tensor_parallel_group"
+"""Name of the attribute of a graph's module that holds the group."""
+
+
+@dataclass(frozen=True)
+class MemberStep:
+    """A member's training step.
+
+    Attributes:
+        exported: its parameters are the whole ones still, of which :class:`ParameterShares` gives
+            the member's.
+        layers: of its operations.
+        takes_gradient: names of the values that the backward reaches.
+    """
+
+    exported: ExportedStep
+    layers: LayerAssignment
+    takes_gradient: frozenset[str]
+
+
+def member_step(
+    exported: ExportedStep, layers: LayerAssignment, planned: SplitRecord
+) -> MemberStep:
+    """Return what each member of a group runs; it is the same for all.
+
+    Args:
+        exported: the whole training step.
+        layers: of its operations.
+        planned: how the plan splits it.
+
+    Raises:
+        PipeplanError: if the step does not split as the plan says, or an operation draws random
+            numbers of which a share is not known.
+    """
+    assert planned.degree is not None
+    split = split_step(exported, layers, planned.degree, sequence=planned.sequence)
+    _require_planned(exported, split, planned)
+    localiser = Localiser(exported, split, planned.degree)
+    module = _with_group(exported, localiser.run(), localiser.group, planned.degree)
+    _Shapes(module, exported, planned).find()
+    layer_of: dict[fx.Node, str] = {}
+    static, takes_gradient = set(), set()
+    for node in module.graph.nodes:
+        value, layer = localiser.made.get(node, (None, ""))
+        if node.op.startswith("call_") and value in layers.static:
+            static.add(node)
+        elif node.op.startswith("call_"):
+            layer_of[node] = layer
+        if value in split.gradients:
+            takes_gradient.add(node.name)
+    return MemberStep(
+        ExportedStep(module, exported.names),
+        LayerAssignment(
+            layers.names,
+            layer_of,
+            frozenset(static),
+            tuple(module.graph.find_nodes(op="placeholder")),
+        ),
+        frozenset(takes_gradient),
+    )
+
+
+def _with_group(
+    exported: ExportedStep, graph: fx.Graph, group: fx.Node, degree: int
+) -> fx.GraphModule:
+    """Return the graph's module, its group an attribute instead of an input."""
+    with graph.inserting_before(group):
+        held = graph.create_node("get_attr", GROUP)
+    group.replace_all_uses_with(held)
+    graph.erase_node(group)
+    attributes: dict[str, Any] = {
+        str(node.target): exported.attribute(node)
+        for node in graph.find_nodes(op="get_attr")
+        if node is not held
+    }
+    attributes[GROUP] = TensorParallelGroup(Alike(degree))
+    return fx.GraphModule(attributes, graph)
+
+
+class _Shapes(fx.Interpreter):
+    """Notes the values of a member's graph, as fake tensors, in its nodes' ``meta``."""
+
+    def __init__(self, module: fx.GraphModule, exported: ExportedStep, split: SplitRecord) -> None:
+        super().__init__(module)
+        self._names, self._shares = exported.names, member_shares(split, 0)
+        self._fakes: dict[int, Tensor] = {}  # A tied parameter is one tensor.
+
+    def find(self) -> None:
+        """Run the graph without computing anything."""
+        with FakeTensorMode(), torch.no_grad():
+            inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
+            self.run(*[_like(node.meta["val"]) for node in inputs])
+
+    def fetch_attr(self, target: str) -> Any:
+        """Return a parameter or buffer as a fake tensor of the member's shape."""
+        value = super().fetch_attr(target)
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in self._fakes:
+            share = self._shares.get(self._names.get(target, ""))
+            made = _like(value)
+            self._fakes[id(value)] = made if share is None else share.of(made)
+        return self._fakes[id(value)]
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node and note its value."""
+        value = super().run_node(n)
+        n.meta["val"] = value
+        return value
+
+
+def _like(value: Tensor) -> Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _require_planned(exported: ExportedStep, split: Split, planned: SplitRecord) -> None:
+    shapes = {
+        name: value.shape
+        for node in exported.graph.find_nodes(op="get_attr")
+        if isinstance(value := exported.attribute(node), Tensor)
+        and (name := exported.names.get(str(node.target))) is not None
+    }
+    own = {
+        name: (dimension, part_sizes(shapes[name][dimension], parts))
+        for name, (dimension, parts) in split.parameters.items()
+    }
+    wanted = {p.name: (p.dimension, p.parts) for p in planned.parameters.values()}
+    summed = {exported.names[str(node.target)] for node in split.placements.summed}
+    different = {name for name in own.keys() | wanted.keys() if own.get(name) != wanted.get(name)}
+    different |= summed.symmetric_difference(planned.summed_parameters)
+    if different:
+        raise PipeplanError(
+            f"the model splits differently over {planned.degree} devices than the plan says, first "
+            f"in {', '.join(sorted(different)[:3])}; trace the model with this version and plan "
+            "again"
+        )
+
+
+class ParameterShares:
+    """Gives a member its shares of the model's parameters, each once: a tied one stays one.
+
+    Args:
+        exported: whose parameters they are.
+        shares: of the member, by the parameters' names.
+        values: those of them that were made already; others are made of the whole parameters.
+    """
+
+    def __init__(
+        self,
+        exported: ExportedStep,
+        shares: Mapping[str, MemberShare],
+        values: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self._values = values or {}
+        self._shares = {
+            id(exported.attribute(node)): (name, shares[name])
+            for node in exported.graph.find_nodes(op="get_attr")
+            if (name := exported.names.get(str(node.target), "")) in shares
+        }
+        self._made: dict[int, nn.Parameter] = {}
+
+    def __call__(self, value: Tensor) -> Tensor:
+        """Return what is held in place of a parameter or buffer: a share, or the value itself."""
+        if id(value) not in self._shares:
+            return value
+        if id(value) not in self._made:
+            name, share = self._shares[id(value)]
+            own = self._values[name] if name in self._values else share.of(value.detach())
+            self._made[id(value)] = nn.Parameter(own, requires_grad=value.requires_grad)
+        return self._made[id(value)]

@@ -1,0 +1,299 @@
+"""Tensor-parallel groups as devices: a cluster whose devices are groups of another's.
+
+The devices of a group run every layer together, each a part of it. To everything outside, the group
+is one device with the throughput, the memory and the links of all: a message to another group is
+sent in parts along all of them. What is inside, collectives over parts of layers, becomes figures
+of its device type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise, permutations
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
+
+from planner.cluster.cluster import Cluster, Device, Link
+from planner.cluster.cluster_file import Host, Name
+from planner.cluster.hardware import (
+    ClassEfficiency,
+    CollectiveFigures,
+    DeviceType,
+    GroupFigures,
+)
+from planner.cluster.routing import Route
+from planner.errors import PipeplanError
+from planner.model.figures import CollectiveKind
+from planner.records.document import Record
+
+Edges = Sequence[tuple[str, str]]
+
+
+class TensorGroup(Record):
+    """Devices that run every layer of their stage together.
+
+    Attributes:
+        name: Name of the group, by which stages and orders call it.
+        devices: Its devices, of one type; collectives run around them in this order.
+    """
+
+    name: Name
+    devices: Annotated[tuple[Name, ...], Field(min_length=2)]
+
+
+def grouped(cluster: Cluster, groups: Sequence[TensorGroup]) -> Cluster:
+    """Return a cluster with each group as one device; devices in no group are left out.
+
+    Times inside a group are those while all groups communicate, so that what they share is shared.
+    Links of a group's devices to the same other end become one link of their total bandwidth.
+
+    Args:
+        cluster: of single devices.
+        groups: disjoint, of equally many devices each.
+
+    Raises:
+        PipeplanError: naming every group that cannot be one.
+    """
+    problems = [*_problems(cluster, groups)]
+    if problems:
+        raise PipeplanError(problems)
+    inside = _Inside(cluster, groups)
+    types: dict[str, DeviceType] = {}
+    devices = []
+    for group in groups:
+        name = _named(types, cluster.type_of(group.devices[0]), inside.type_of(group))
+        devices.append(Device(name=group.name, type=name, price_per_hour=_price(cluster, group)))
+    return Cluster(
+        name=cluster.name,
+        currency=cluster.currency,
+        device_types=types,
+        devices=tuple(devices),
+        switches=cluster.switches,
+        links=tuple(_links(cluster, groups)),
+        hosts=tuple(_hosts(cluster, groups)),
+    )
+
+
+def _problems(cluster: Cluster, groups: Sequence[TensorGroup]) -> Iterator[str]:
+    uses = Counter(name for group in groups for name in group.devices)
+    sizes = sorted({len(group.devices) for group in groups})
+    if len(sizes) > 1:
+        yield (
+            f"groups: have {' and '.join(map(str, sizes))} devices; give all of them as many "
+            "devices"
+        )
+    for index, group in enumerate(groups):
+        unknown = [name for name in group.devices if name not in cluster.numbers]
+        for name in unknown:
+            yield f"groups[{index}].devices: the cluster has no device {name!r}; correct the name"
+        for name in group.devices:
+            if uses[name] > 1:
+                yield f"groups[{index}].devices: {name!r} is named twice; keep it in one group"
+        if not unknown:
+            yield from _unlike(cluster, index, group)
+
+
+def _unlike(cluster: Cluster, index: int, group: TensorGroup) -> Iterator[str]:
+    types = sorted({cluster.type_of(name) for name in group.devices})
+    if len(types) > 1:
+        yield (
+            f"groups[{index}].devices: {group.name!r} has devices of types {', '.join(types)}; the "
+            "parts of a layer are equal, so give it devices of one type"
+        )
+    if len({cluster.host_of.get(name) for name in group.devices}) > 1:
+        yield (
+            f"groups[{index}].devices: {group.name!r} has devices of several hosts that slow their "
+            "devices; keep it in one host"
+        )
+    for pair in permutations(group.devices, 2):
+        if cluster.route(*pair) is None:
+            yield (
+                f"groups[{index}].devices: no path leads from {pair[0]!r} to {pair[1]!r}; join "
+                "them by a link, or group other devices"
+            )
+            return
+
+
+# --- the inside -----------------------------------------------------------------------------------
+
+
+class _Steps(NamedTuple):
+    """Equal steps; in each, every edge carries ``share`` of the tensor's bytes."""
+
+    times: int
+    share: float
+    edges: Edges
+
+
+def _algorithms(devices: Sequence[str]) -> Mapping[CollectiveKind, tuple[_Steps, ...]]:
+    """Return the algorithms of every collective.
+
+    Rings (Patarasuk and Yuan 2009), a binary tree for all-reduces, and for all-to-all a step for
+    each distance around the ring. A gathered or scattered tensor has its whole size on one side.
+    """
+    count = len(devices)
+    ring = [*pairwise(devices), (devices[-1], devices[0])]
+    tree = [(devices[(child - 1) // 2], devices[child]) for child in range(1, count)]
+    once = (_Steps(count - 1, 1 / count, ring),)
+    return {
+        "all_reduce": (
+            _Steps(2 * (count - 1), 1 / count, ring),
+            _Steps(2 * math.ceil(math.log2(count)), 1.0, tree),
+        ),
+        "all_gather": once,
+        "reduce_scatter": once,
+        "all_to_all": (_Steps(1, 1 / count, [*permutations(devices, 2)]),),
+    }
+
+
+class _Inside:
+    """Device types of groups, whose collectives share links with those of all other groups."""
+
+    def __init__(self, cluster: Cluster, groups: Sequence[TensorGroup]) -> None:
+        self._cluster = cluster
+        self._plans = {group.name: _algorithms(group.devices) for group in groups}
+        self._sharing: dict[tuple[CollectiveKind, int], Counter[tuple[int, int]]] = {}
+        for rows in self._plans.values():
+            for collective, algorithms in rows.items():
+                for number, steps in enumerate(algorithms):
+                    found = self._sharing.setdefault((collective, number), Counter())
+                    found.update(x for edge in steps.edges for x in self._route(edge).links)
+
+    def _route(self, edge: tuple[str, str]) -> Route:
+        route = self._cluster.route(*edge)
+        assert route is not None  # Refused before.
+        return route
+
+    def type_of(self, group: TensorGroup) -> DeviceType:
+        """Return the figures of a group as a device."""
+        one = self._cluster.device_type(group.devices[0])
+        count = len(group.devices)
+        host = self._cluster.host_of.get(group.devices[0])
+        collectives = {
+            collective: tuple(
+                self._figures(steps, self._sharing[collective, number])
+                for number, steps in enumerate(algorithms)
+            )
+            for collective, algorithms in self._plans[group.name].items()
+        }
+        return slowed(one, 1.0 if host is None else host.slowdown[count - 1]).model_copy(
+            update={
+                "memory_gib": one.memory_gib * count,
+                "reserved_gib": one.reserved_gib * count,
+                "memory_bandwidth_gb_per_s": one.memory_bandwidth_gb_per_s * count,
+                "peak_tflop_per_s": {name: x * count for name, x in one.peak_tflop_per_s.items()},
+                "price_per_hour": None,
+                "group": GroupFigures(devices=count, collectives=collectives),
+            }
+        )
+
+    def _figures(self, steps: _Steps, sharing: Mapping[tuple[int, int], int]) -> CollectiveFigures:
+        routes = [self._route(edge) for edge in steps.edges]
+        links = self._cluster.links
+        width = min(
+            min(
+                (links[link[0]].bandwidth_gb_per_s / sharing[link] for link in route.links),
+                default=route.bandwidth_gb_per_s,
+            )
+            for route in routes
+        )
+        width = min(width, *(route.bandwidth_gb_per_s for route in routes))
+        latency_s = max(route.latency_s for route in routes)
+        return CollectiveFigures(
+            latency_us=steps.times * latency_s * 1e6,
+            gb_per_s=width / (steps.times * steps.share),
+        )
+
+
+def slowed(kind: DeviceType, factor: float) -> DeviceType:
+    """Return a device type that takes ``factor`` times as long for every operation."""
+    if factor == 1:
+        return kind
+    by_class = {
+        name: ClassEfficiency(
+            efficiency=None if row.efficiency is None else row.efficiency / factor,
+            bandwidth_efficiency=(
+                None if row.bandwidth_efficiency is None else row.bandwidth_efficiency / factor
+            ),
+            ramp_up_us=None if row.ramp_up_us is None else row.ramp_up_us * factor,
+        )
+        for name, row in kind.by_class.items()
+    }
+    return kind.model_copy(
+        update={
+            "efficiency": kind.efficiency / factor,
+            "bandwidth_efficiency": kind.bandwidth_efficiency / factor,
+            "ramp_up_us": kind.ramp_up_us * factor,
+            "operation_overhead_us": kind.operation_overhead_us * factor,
+            "by_class": by_class,
+        }
+    )
+
+
+def _named(types: dict[str, DeviceType], one: str, kind: DeviceType) -> str:
+    """Return a name for a group's type, the same for equal figures."""
+    assert kind.group is not None
+    name, number = f"{one}x{kind.group.devices}", 1
+    while types.setdefault(name, kind) != kind:
+        number += 1
+        name = f"{one}x{kind.group.devices}-{number}"
+    return name
+
+
+def _price(cluster: Cluster, group: TensorGroup) -> float | None:
+    prices = [cluster.prices_per_hour[name] for name in group.devices]
+    return None if None in prices else sum(price for price in prices if price is not None)
+
+
+# --- the outside ----------------------------------------------------------------------------------
+
+
+def _links(cluster: Cluster, groups: Sequence[TensorGroup]) -> Iterator[Link]:
+    """Yield the links between groups and switches.
+
+    Links of a group to one other end are one: it has their bandwidths together, since a message is
+    sent in parts along all of them, and the longest of their latencies.
+    """
+    ends = {name: name for name in cluster.switches}
+    ends.update((name, group.name) for group in groups for name in group.devices)
+    single = set(cluster.switches)
+    bundles: dict[object, list[Link]] = {}
+    for index, link in enumerate(cluster.links):
+        if not all(end in ends for end in link.between):
+            continue
+        first, second = (ends[end] for end in link.between)
+        if first == second:
+            continue
+        # Links between two switches stay what they are.
+        key = index if {first, second} <= single else frozenset((first, second))
+        renamed = link.model_copy(update={"between": (first, second)})
+        bundles.setdefault(key, []).append(renamed)
+    yield from map(_bundled, bundles.values())
+
+
+def _bundled(links: Sequence[Link]) -> Link:
+    if len(links) == 1:
+        return links[0]
+    return links[0].model_copy(
+        update={
+            "bandwidth_gb_per_s": sum(link.bandwidth_gb_per_s for link in links),
+            "latency_us": max(link.latency_us for link in links),
+            "duplex": "half" if any(link.duplex == "half" for link in links) else "full",
+            "shared": all(link.shared for link in links),
+        }
+    )
+
+
+def _hosts(cluster: Cluster, groups: Sequence[TensorGroup]) -> Iterator[Host]:
+    """Yield hosts that slow groups further than a single one of them is slowed."""
+    for host in cluster.hosts:
+        held = [group for group in groups if group.devices[0] in host.devices]
+        if not held:
+            continue
+        size = len(held[0].devices)
+        alone = host.slowdown[size - 1]
+        factors = (host.slowdown[number * size - 1] / alone for number in range(1, len(held) + 1))
+        yield Host(devices=tuple(group.name for group in held), slowdown=tuple(factors))

@@ -1,0 +1,84 @@
+"""Tensor-parallel groups of a plan, and the problem in which they are the devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
+
+from planner.cluster.tensor_groups import TensorGroup, grouped
+from planner.errors import PipeplanError
+from planner.model.group_graph import group_graph, region_cuts, split_of
+from planner.model.layer_graph import LayerGraph
+from planner.plan.problem import Problem
+from planner.records.document import MOST_ENTRIES, Record
+
+
+class TensorParallel(Record):
+    """Groups of devices that run every layer of their stages together, each a part of it.
+
+    Stages, orders and predictions of the plan name groups instead of devices.
+
+    Attributes:
+        degree: Devices of each group.
+        sequence: Whether values between the parts of layers that are split are shared by positions
+            (sequence parallelism) instead of whole on every device.
+        groups: The groups; a device is in one of them at most.
+    """
+
+    degree: Annotated[int, Field(ge=2, le=MOST_ENTRIES)]
+    sequence: bool = False
+    groups: Annotated[tuple[TensorGroup, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
+
+
+def require_single_devices(degree: int | str, what: str) -> None:
+    """Refuse tensor-parallel groups where only single devices are supported.
+
+    Args:
+        degree: devices of a group, of a plan or allowed by a job.
+        what: what does not support them, such as ``replan``.
+
+    Raises:
+        PipeplanError: if they are not 1.
+    """
+    if degree != 1:
+        raise PipeplanError(
+            f"tensor_parallel = {degree}: {what} supports single devices only so far; use a plan, "
+            "or a job, with tensor_parallel = 1"
+        )
+
+
+def grouped_problem(problem: Problem, parallel: TensorParallel) -> Problem:
+    """Return the problem whose devices are groups of another's.
+
+    Its layers have the figures of all devices of a group together, and no stage begins inside a
+    part of the model that is split.
+
+    Args:
+        problem: of single devices, whose graph has such a split.
+        parallel: the groups.
+
+    Raises:
+        PipeplanError: if the cluster cannot be grouped so, or the graph has no such split.
+    """
+    record = problem.graph.record
+    split = split_of(record, parallel.degree, sequence=parallel.sequence)
+    cluster = grouped(problem.cluster, parallel.groups)
+    types: dict[str, dict[str, None]] = {}
+    for group in parallel.groups:
+        one = problem.cluster.type_of(group.devices[0])
+        types.setdefault(one, {})[cluster.type_of(group.name)] = None
+    graph = group_graph(record, split, {name: tuple(kinds) for name, kinds in types.items()})
+    inside, cuts = region_cuts(record, split), problem.job.cuts
+    if inside:
+        names = [layer.name for layer in record.layers[1:]] if cuts is None else cuts
+        cuts = tuple(name for name in names if name not in inside)
+    job = problem.job.model_copy(
+        update={
+            "cuts": cuts,
+            "tensor_parallel": parallel.degree,
+            "sequence_parallel": parallel.sequence,
+        }
+    )
+    return replace(problem, graph=LayerGraph.from_record(graph), cluster=cluster, job=job)

@@ -1,0 +1,254 @@
+"""Plans whose devices are tensor-parallel groups: one size of groups each, the fastest of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from planner.assembly import plan_of_groups
+from planner.cluster.group_packing import packed
+from planner.cluster.tensor_groups import TensorGroup
+from planner.errors import InfeasibleError, PipeplanError
+from planner.model.group_graph import split_of
+from planner.plan.plan import Plan, gap
+from planner.plan.problem import Problem
+from planner.plan.tensor_parallel import TensorParallel, grouped_problem
+from planner.search.budget import Clock
+from planner.search.finished import OPTIMALITY_TOLERANCE
+from planner.search.partition.bounds.partition import work_bound_s
+from planner.search.partition.chain import Chain
+from planner.search.result import Ended, HistoryRow, Result, Status
+from planner.search.state import Progress
+from planner.verification import require_valid
+
+_NO_TIME_S = 0.05
+"""A search that begins after the limit still gives the plan that it tries first."""
+
+
+class SolveOne(Protocol):
+    """The search for a plan of one problem, whatever its devices are."""
+
+    def __call__(
+        self, problem: Problem, *, time_limit_s: float, progress: Progress | None
+    ) -> Result:
+        """Return the best plan of the problem found within a limit."""
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """The problem with one size of groups.
+
+    Attributes:
+        problem: whose devices are the groups.
+        parallel: the groups; None: single devices.
+        work_s: least time of any of its plans, by their work.
+    """
+
+    problem: Problem
+    parallel: TensorParallel | None
+    work_s: float
+
+    @property
+    def words(self) -> str:
+        """What its devices are."""
+        if self.parallel is None:
+            return "single devices"
+        return f"groups of {self.parallel.degree}"
+
+
+def solve_on_groups(
+    problem: Problem, solve_one: SolveOne, clock: Clock, progress: Progress | None
+) -> Result:
+    """Find the fastest plan over the sizes of groups that a job allows.
+
+    Sizes share the time. The bound is the least of theirs, so it covers plans with one size of
+    groups, packed as :func:`planner.cluster.group_packing.packed` does.
+
+    Args:
+        problem: of single devices; its job's ``tensor_parallel`` is not 1.
+        solve_one: the search for one size.
+        clock: of all searches together.
+        progress: called with every new incumbent or bound.
+
+    Raises:
+        InfeasibleError: if no plan fits with any size; it says for each what is in the way.
+        PipeplanError: if no size is possible.
+    """
+    variants = _variants(problem)
+    if problem.job.tensor_parallel != "any":
+        (only,) = variants
+        result = solve_one(only.problem, time_limit_s=clock.left_s, progress=progress)
+        result = replace(result, plan=plan_of_groups(problem, only.parallel, result.plan))
+    else:
+        search = _Search(problem, variants, clock, progress or (lambda row: None))
+        result = search.best(solve_one)
+    require_valid(result.plan)
+    return result
+
+
+def _variants(problem: Problem) -> list[_Variant]:
+    """Return the problem with each size of groups, the one with the least work first."""
+    job, record = problem.job, problem.graph.record
+    if job.tensor_parallel != "any":
+        return [_variant(problem, job.tensor_parallel)]
+    degrees = sorted(
+        row.degree
+        for row in record.splits
+        if row.degree and row.regions and row.sequence == job.sequence_parallel
+    )
+    if not degrees:
+        split_of(record, 2, sequence=job.sequence_parallel)  # Says what to do.
+    found = [_variant(problem, 1)]
+    for degree in degrees:
+        try:
+            groups = packed(problem.cluster, degree)
+        except PipeplanError:
+            continue  # The cluster has no such devices, so no plan has such groups.
+        found.append(_variant(problem, degree, groups))
+    return sorted(found, key=lambda row: row.work_s)
+
+
+def _variant(problem: Problem, degree: int, groups: Sequence[TensorGroup] = ()) -> _Variant:
+    """Return the problem with one size of groups, packed unless they are given."""
+    if degree == 1:
+        fields = {"tensor_parallel": 1, "sequence_parallel": False}
+        single = replace(problem, job=problem.job.model_copy(update=fields))
+        return _Variant(single, None, work_bound_s(Chain(single)))
+    sequence = problem.job.sequence_parallel
+    split = split_of(problem.graph.record, degree, sequence=sequence)
+    if not split.regions:
+        raise PipeplanError(
+            f"tensor_parallel = {degree}: no part of {problem.graph.name!r} splits into {degree} "
+            "equal shares (heads, columns or vocabulary); choose another number"
+        )
+    parallel = TensorParallel(
+        degree=degree,
+        sequence=sequence,
+        groups=tuple(groups or packed(problem.cluster, degree)),
+    )
+    variant = grouped_problem(problem, parallel)
+    return _Variant(variant, parallel, work_bound_s(Chain(variant)))
+
+
+@dataclass
+class _Search:
+    """The searches of all sizes of groups, and their findings so far.
+
+    Attributes:
+        problem: of single devices.
+        variants: the problem with each size of groups.
+        clock: of all searches together.
+        report: called with every row of the history.
+        bounds: what is proved for each size so far.
+        found: results so far, with their variants.
+        reasons: why sizes gave no plan.
+        history: of the search.
+    """
+
+    problem: Problem
+    variants: Sequence[_Variant]
+    clock: Clock
+    report: Progress
+    bounds: list[float] = field(init=False)
+    found: list[tuple[Result, _Variant]] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    history: list[HistoryRow] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.bounds = [variant.work_s for variant in self.variants]
+
+    @property
+    def best_s(self) -> float:
+        """The time of the fastest plan so far."""
+        return min((row.iteration_time_s for row, _ in self.found), default=float("inf"))
+
+    def best(self, solve_one: SolveOne) -> Result:
+        """Search every size and return the fastest plan with the bound over all."""
+        for number, variant in enumerate(self.variants):
+            if variant.work_s >= self.best_s:
+                continue
+            limit_s = self.clock.left_s / (len(self.variants) - number)
+            try:
+                self._search(number, variant, solve_one, max(limit_s, _NO_TIME_S))
+            except KeyboardInterrupt:
+                if not self.found:
+                    raise
+                self.clock.stop()
+            if self.clock.is_stopped:
+                break
+        if not self.found:
+            raise InfeasibleError(self.reasons)
+        return self._result()
+
+    def _search(self, number: int, variant: _Variant, solve_one: SolveOne, limit_s: float) -> None:
+        progress = self._progress(number, variant)
+        try:
+            result = solve_one(variant.problem, time_limit_s=limit_s, progress=progress)
+        except InfeasibleError as error:
+            self.reasons += [f"{variant.words}: {problem}" for problem in error.problems]
+            self.clock.spend(limit_s)
+            if error.is_proved:
+                self.bounds[number] = float("inf")
+            return
+        self.clock.spend(result.search_s)
+        self.bounds[number] = max(self.bounds[number], result.lower_bound_s)
+        self.found.append((result, variant))
+        if result.ended == "interrupted":
+            self.clock.stop()
+
+    def _progress(self, number: int, variant: _Variant) -> Callable[[HistoryRow], None]:
+        begun_s, before_s = self.clock.elapsed_s, self.best_s
+
+        def report(row: HistoryRow) -> None:
+            bounds = [*self.bounds]
+            bounds[number] = max(bounds[number], row.lower_bound_s)
+            time_s = min(before_s, row.iteration_time_s)
+            event = f"{variant.words}: {row.event}"
+            self._record(HistoryRow(begun_s + row.time_s, time_s, min(*bounds, time_s), event))
+
+        return report
+
+    def _record(self, row: HistoryRow) -> None:
+        self.history.append(row)
+        self.report(row)
+
+    def _result(self) -> Result:
+        best, variant = min(self.found, key=lambda row: row[0].iteration_time_s)
+        bound_s = min(*self.bounds, best.iteration_time_s)
+        status, ended = self._end(best, bound_s)
+        return replace(
+            best,
+            status=status,
+            plan=self._bounded(plan_of_groups(self.problem, variant.parallel, best.plan), bound_s),
+            lower_bound_s=bound_s,
+            history=tuple(self.history),
+            tried=sum(row.tried for row, _ in self.found),
+            ended=ended,
+            search_s=self.clock.elapsed_s,
+        )
+
+    def _end(self, best: Result, bound_s: float) -> tuple[Status, Ended]:
+        if best.iteration_time_s <= bound_s * (1 + OPTIMALITY_TOLERANCE):
+            return "optimal", "proved"
+        if self.clock.is_stopped:
+            return "interrupted", "interrupted"
+        ends = {row.ended for row, _ in self.found}
+        reasons: tuple[Ended, ...] = ("time limit", "gap limit")
+        return "feasible", next((end for end in reasons if end in ends), "nothing left to try")
+
+    def _bounded(self, plan: Plan, bound_s: float) -> Plan:
+        """Return a plan with the bound over all sizes, of which there is no certificate."""
+        space = self.problem.job.space
+        tried = ", ".join(variant.words for variant in self.variants)
+        provenance = plan.provenance.model_copy(
+            update={
+                "solver": f"{plan.provenance.solver}; the best of {tried}",
+                "bound_covers": plan.provenance.bound_covers.model_copy(update={"space": space}),
+                "problem_digest": self.problem.digest_in(space),
+            }
+        )
+        figures = {"lower_bound_s": bound_s, "gap": gap(plan.predicted.iteration_time_s, bound_s)}
+        predicted = plan.predicted.model_copy(update=figures)
+        update = {"provenance": provenance, "predicted": predicted, "proof": None}
+        return plan.model_copy(update=update)

@@ -1,0 +1,346 @@
+"""A plan of tensor-parallel groups as the checker sees it: each group is one device.
+
+Written from docs/cost_model.md; shares nothing with the planner's own contraction of a cluster.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from math import ceil, log2
+
+from planner.cluster.cluster import Cluster, Device, Link
+from planner.cluster.cluster_file import Host
+from planner.cluster.hardware import ClassEfficiency, CollectiveFigures, DeviceType, GroupFigures
+from planner.cluster.tensor_groups import TensorGroup
+from planner.errors import PipeplanError
+from planner.model.figures import PHASES, CollectiveKind
+from planner.model.graph_record import GraphRecord, Layer, graph_digest
+from planner.model.split_record import LayerSplit, SplitRecord
+from planner.plan.plan import Plan
+from planner.plan.tensor_parallel import TensorParallel
+from planner.verification.routes import Routes
+
+_Edge = tuple[str, str]
+_SUMS = (
+    *(f"{phase}_{what}" for phase in PHASES for what in ("flops", "traffic_bytes")),
+    "stash_bytes",
+)
+
+
+def group_problems(plan: Plan) -> Iterator[str]:
+    """Yield why a plan's groups are none that its job, its cluster and its model allow."""
+    parallel, allowed = plan.tensor_parallel, plan.job.tensor_parallel
+    for name, kind in plan.cluster.device_types.items():
+        if kind.group is not None:
+            yield (
+                f"cluster.device_types.{name}.group: a plan has the cluster's single devices; name "
+                "the groups in tensor_parallel"
+            )
+    if allowed not in ("any", plan.degree):
+        yield (
+            f"tensor_parallel: a replica of a stage is {plan.degree} devices, but "
+            f"job.tensor_parallel is {allowed}; plan again, or set the job's to {plan.degree}"
+        )
+    if parallel is None:
+        return
+    if parallel.sequence != plan.job.sequence_parallel:
+        yield (
+            f"tensor_parallel.sequence: {str(parallel.sequence).lower()}, but "
+            f"job.sequence_parallel is {str(plan.job.sequence_parallel).lower()}; make them equal"
+        )
+    if _split(plan.model.graph, parallel) is None:
+        yield (
+            f"tensor_parallel: model.graph.splits has none of degree {parallel.degree} with "
+            f"sequence {str(parallel.sequence).lower()}; plan again from the model"
+        )
+    yield from _names(parallel)
+    for index, group in enumerate(parallel.groups):
+        yield from _devices(plan.cluster, f"tensor_parallel.groups[{index}]", group, parallel)
+
+
+def _split(graph: GraphRecord, parallel: TensorParallel) -> SplitRecord | None:
+    wanted = (parallel.degree, parallel.sequence)
+    return next((row for row in graph.splits if (row.degree, row.sequence) == wanted), None)
+
+
+def _names(parallel: TensorParallel) -> Iterator[str]:
+    for name, count in Counter(group.name for group in parallel.groups).items():
+        if count > 1:
+            yield f"tensor_parallel.groups: {count} have the name {name!r}; give each its own"
+    held = Counter(device for group in parallel.groups for device in group.devices)
+    for device, count in held.items():
+        if count > 1:
+            yield f"tensor_parallel.groups: {device!r} is listed {count} times; list it once"
+
+
+def _devices(
+    cluster: Cluster, field: str, group: TensorGroup, parallel: TensorParallel
+) -> Iterator[str]:
+    if len(group.devices) != parallel.degree:
+        yield f"{field}.devices: {len(group.devices)} devices, expected {parallel.degree}"
+    known = {device.name: device.type for device in cluster.devices}
+    unknown = [name for name in group.devices if name not in known]
+    for name in unknown:
+        yield f"{field}.devices: the cluster has no device {name!r}; correct the name"
+    if unknown:
+        return
+    if len({known[name] for name in group.devices}) > 1:
+        yield f"{field}.devices: they are of several types; group devices of one type"
+    if len({cluster.host_of.get(name) for name in group.devices}) > 1:
+        yield f"{field}.devices: they share no host; group devices of one host"
+
+
+def divided_regions(plan: Plan) -> Iterator[str]:
+    """Yield cuts at tensors of which every device of a group has a share inside a split part."""
+    parallel = plan.tensor_parallel
+    split = None if parallel is None else _split(plan.model.graph, parallel)
+    if split is None:
+        return
+    stage_of = {name: stage.index for stage in plan.stages for name in stage.layers}
+    inside = {row.name for row in split.boundaries if row.placement == "region"}
+    for tensor in plan.model.graph.boundaries:
+        stages = {stage_of.get(name) for name in (tensor.producer, *tensor.users)}
+        if tensor.name in inside and len(stages) > 1:
+            yield (
+                f"stages: {tensor.name!r} is inside a part of the model that is split over a "
+                f"group, and goes from {tensor.producer!r} to another stage; keep its layers in "
+                "one stage"
+            )
+
+
+def contracted(plan: Plan) -> Plan:
+    """Return the plan on a cluster of its groups; itself if it has none.
+
+    Args:
+        plan: without :func:`group_problems`.
+
+    Raises:
+        PipeplanError: if devices of a group have no path to each other.
+    """
+    if plan.tensor_parallel is None:
+        return plan
+    split = _split(plan.model.graph, plan.tensor_parallel)
+    assert split is not None  # Refused before.
+    cluster, types = _cluster(plan.cluster, plan.tensor_parallel)
+    graph = _graph(plan.model.graph, split, plan.tensor_parallel.degree, types)
+    model = plan.model.model_copy(update={"graph": graph, "graph_digest": graph_digest(graph)})
+    return plan.model_copy(update={"model": model, "cluster": cluster, "tensor_parallel": None})
+
+
+# --- the cluster ----------------------------------------------------------------------------------
+
+
+def _cluster(
+    cluster: Cluster, parallel: TensorParallel
+) -> tuple[Cluster, dict[str, tuple[str, ...]]]:
+    """Return the cluster of groups, and the types of groups by those of their devices."""
+    inside = _inside(cluster, parallel.groups)
+    kinds: dict[str, DeviceType] = {}
+    devices, types = [], defaultdict[str, dict[str, None]](dict)
+    for group in parallel.groups:
+        one = cluster.type_of(group.devices[0])
+        figures = _type(cluster, group, inside[group.name])
+        name = f"{one}x{parallel.degree}"
+        alike = [n for n, k in kinds.items() if n in types[one] and k == figures]
+        if alike or types[one]:
+            name = alike[0] if alike else f"{name}-{len(types[one]) + 1}"
+        kinds[name] = figures
+        types[one][name] = None
+        devices.append(Device(name=group.name, type=name))
+    made = Cluster(
+        name=cluster.name,
+        device_types=kinds,
+        devices=tuple(devices),
+        switches=cluster.switches,
+        links=tuple(_links(cluster, parallel.groups)),
+        hosts=tuple(_hosts(cluster, parallel)),
+    )
+    return made, {one: tuple(names) for one, names in types.items()}
+
+
+def _ways(devices: tuple[str, ...]) -> dict[CollectiveKind, list[tuple[int, float, list[_Edge]]]]:
+    """Return each collective's algorithms: steps, share of the tensor an edge carries, edges."""
+    size = len(devices)
+    ring = [(devices[i], devices[(i + 1) % size]) for i in range(size)]
+    tree = [
+        (devices[parent], devices[child])
+        for parent in range(size)
+        for child in (2 * parent + 1, 2 * parent + 2)
+        if child < size
+    ]
+    pairs = [(a, b) for a in devices for b in devices if a != b]
+    half = (size - 1, 1 / size, ring)
+    return {
+        "all_reduce": [(2 * (size - 1), 1 / size, ring), (2 * ceil(log2(size)), 1.0, tree)],
+        "all_gather": [half],
+        "reduce_scatter": [half],
+        "all_to_all": [(1, 1 / size, pairs)],
+    }
+
+
+def _inside(cluster: Cluster, groups: tuple[TensorGroup, ...]) -> dict[str, GroupFigures]:
+    """Return the collectives of every group, as if all groups ran the same one at a time."""
+    routes = Routes(cluster)
+    for group in groups:
+        for first in group.devices:
+            for second in group.devices:
+                routes.require_path(first, second)
+    ways = {group.name: _ways(group.devices) for group in groups}
+    found: dict[str, dict[CollectiveKind, list[CollectiveFigures]]] = {
+        group.name: defaultdict(list) for group in groups
+    }
+    for kind, algorithms in ways[groups[0].name].items():
+        for number in range(len(algorithms)):
+            everyone = [edge for rows in ways.values() for edge in rows[kind][number][2]]
+            figures = iter(routes.step_figures(everyone))
+            for name, rows in ways.items():
+                steps, share, edges = rows[kind][number]
+                mine = [next(figures) for _ in edges]
+                slowest_s, width = max(s for s, _ in mine), min(w for _, w in mine)
+                row = CollectiveFigures(
+                    latency_us=steps * slowest_s * 1e6, gb_per_s=width / (steps * share) / 1e9
+                )
+                found[name][kind].append(row)
+    return {
+        name: GroupFigures(
+            devices=len(ways[name]["all_gather"][0][2]),
+            collectives={kind: tuple(rows) for kind, rows in by_kind.items()},
+        )
+        for name, by_kind in found.items()
+    }
+
+
+def _type(cluster: Cluster, group: TensorGroup, inside: GroupFigures) -> DeviceType:
+    """Return a group's figures: sums over its devices, slowed as they slow each other."""
+    one, size = cluster.device_type(group.devices[0]), len(group.devices)
+    host = cluster.host_of.get(group.devices[0])
+    factor = 1.0 if host is None else host.slowdown[size - 1]
+    return one.model_copy(
+        update={
+            **_slower(one, factor),
+            "by_class": {
+                name: row.model_copy(update=_slower(row, factor))
+                for name, row in one.by_class.items()
+            },
+            "operation_overhead_us": one.operation_overhead_us * factor,
+            "memory_gib": size * one.memory_gib,
+            "reserved_gib": size * one.reserved_gib,
+            "memory_bandwidth_gb_per_s": size * one.memory_bandwidth_gb_per_s,
+            "peak_tflop_per_s": {name: size * x for name, x in one.peak_tflop_per_s.items()},
+            "group": inside,
+        }
+    )
+
+
+def _slower(figures: DeviceType | ClassEfficiency, factor: float) -> dict[str, float | None]:
+    """Return efficiencies and ramp-up of operations that take a factor longer."""
+    rate, share, ramp_up_us = (
+        figures.efficiency,
+        figures.bandwidth_efficiency,
+        figures.ramp_up_us,
+    )
+    return {
+        "efficiency": None if rate is None else rate / factor,
+        "bandwidth_efficiency": None if share is None else share / factor,
+        "ramp_up_us": None if ramp_up_us is None else ramp_up_us * factor,
+    }
+
+
+def _links(cluster: Cluster, groups: tuple[TensorGroup, ...]) -> Iterator[Link]:
+    """Yield links between groups and switches; those of a group to one other end add up."""
+    group_of = {device: group.name for group in groups for device in group.devices}
+    known = {*group_of, *cluster.switches}
+    added: dict[frozenset[str], list[tuple[str, str, Link]]] = defaultdict(list)
+    for link in cluster.links:
+        if not known.issuperset(link.between):
+            continue
+        one, other = (group_of.get(end, end) for end in link.between)
+        if one == other:
+            continue
+        if known.difference(group_of).issuperset(link.between):
+            yield link
+        else:
+            added[frozenset((one, other))].append((one, other, link))
+    for rows in added.values():
+        one, other, first = rows[0]
+        links = [link for _, _, link in rows]
+        yield first.model_copy(
+            update={
+                "between": (one, other),
+                "bandwidth_gb_per_s": sum(link.bandwidth_gb_per_s for link in links),
+                "latency_us": max(link.latency_us for link in links),
+                "duplex": "full" if {link.duplex for link in links} == {"full"} else "half",
+                "shared": all(link.shared for link in links),
+            }
+        )
+
+
+def _hosts(cluster: Cluster, parallel: TensorParallel) -> Iterator[Host]:
+    """Yield how groups of a host slow each other, beyond what one of them is slowed."""
+    for host in cluster.hosts:
+        names = [g.name for g in parallel.groups if set(g.devices) <= set(host.devices)]
+        counts = [parallel.degree * (number + 1) for number in range(len(names))]
+        if names:
+            alone = host.slowdown[counts[0] - 1]
+            slowdown = tuple(host.slowdown[count - 1] / alone for count in counts)
+            yield Host(devices=tuple(names), slowdown=slowdown)
+
+
+# --- the layers -----------------------------------------------------------------------------------
+
+
+def _graph(
+    graph: GraphRecord, split: SplitRecord, degree: int, types: dict[str, tuple[str, ...]]
+) -> GraphRecord:
+    """Return the graph with the figures of all devices of a group together."""
+    others = degree - 1  # Whatever is not shared, these have and do as well.
+    held = {row.name for region in split.regions for row in region.parameters}
+    whole = {row.name for row in split.boundaries if row.placement == "whole"}
+    layers = []
+    for layer, shares in zip(graph.layers, split.layers, strict=True):
+        if set(layer.measured) & set(types):
+            raise PipeplanError(
+                f"model.graph: layer {layer.name!r} was measured whole, on no share of it"
+            )
+        layers.append(_layer(layer, shares, others, types))
+    return graph.model_copy(
+        update={
+            "layers": tuple(layers),
+            "splits": (),
+            "boundaries": tuple(
+                row.model_copy(update={"bytes": row.bytes * (degree if row.name in whole else 1)})
+                for row in graph.boundaries
+            ),
+            "parameters": tuple(
+                row.model_copy(
+                    update={
+                        "elements": row.elements * (1 if row.name in held else degree),
+                        "bytes": row.bytes * (1 if row.name in held else degree),
+                        "summed": row.name in split.summed_parameters,
+                    }
+                )
+                for row in graph.parameters
+            ),
+        }
+    )
+
+
+def _layer(
+    layer: Layer, shared: LayerSplit, others: int, types: dict[str, tuple[str, ...]]
+) -> Layer:
+    sums = {}
+    for name in (*_SUMS, "weight_stash_bytes"):
+        whole = getattr(layer, name)
+        # A layer that does not say otherwise keeps all of its stash.
+        whole = layer.stash_bytes if whole is None else whole
+        sums[name] = whole + others * (whole - getattr(shared, name))
+    return layer.model_copy(
+        update={
+            **sums,
+            "peak_bytes": None,
+            "work": shared.work,
+            "collectives": shared.collectives,
+            "device_types": tuple(n for one in layer.device_types for n in types.get(one, (one,))),
+        }
+    )

@@ -1,0 +1,94 @@
+"""Commands on plans whose devices are tensor-parallel groups."""
+
+import json
+from pathlib import Path
+
+import pytest
+from commands import CLUSTERS, ROOT, pipeplan
+
+from planner import Plan
+from planner.model.layer_graph import LayerGraph
+
+GRAPH = ROOT / "tests" / "data" / "formats" / "graph-2.json"
+CLUSTER = CLUSTERS / "irregular.toml"
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("groups") / "plan.json"
+    options = ("--deterministic", "--time-limit", 0.2, "--tensor-parallel", 2, "-o", path)
+    result = pipeplan("plan", GRAPH, "--cluster", CLUSTER, *options)
+    assert result.exit_code == 0
+    assert "each device above is a tensor-parallel group of 2 devices" in result.output
+    return path
+
+
+def test_splits_are_kept_in_the_graph(tmp_path: Path) -> None:
+    path = tmp_path / "graph.json"
+    command = ("trace", "models.gpt:gpt_tiny", "--split", 2, "--split", 4, "-o", path)
+    assert pipeplan(*command).exit_code == 0
+    assert LayerGraph.load(path).record == LayerGraph.load(GRAPH).record
+
+
+def test_the_proof_of_a_plan_of_groups_is_checked(planned: Path) -> None:
+    result = pipeplan("verify", planned, "--prove")
+    assert result.exit_code == 0
+    assert "proved: no plan with" in result.output
+    assert "in tensor-parallel groups of 2 takes less" in result.output
+
+
+def test_figures_are_those_of_all_devices(planned: Path) -> None:
+    plan = Plan.load(planned)
+    data = json.loads(pipeplan("simulate", planned, "--json").stdout)
+    assert data["iteration_time_s"] == plan.predicted.iteration_time_s
+    assert set(data["devices"]) == set(plan.ranks)
+    assert len(plan.rank_devices) == 2 * len(plan.ranks)
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (("explain",), "big/gpu"),
+        (("plot", "-o", "plot.png"), "wrote"),
+        (("report", "-o", "report.html"), "wrote"),
+        (("simulate", "-o", "again.json", "--jitter", "0.05"), "wrote"),
+        (("edit", "--move", "microbatches /2", "-o", "edited.json"), "wrote"),
+        (("schedule", "--time-limit", "0.2", "-o", "scheduled.json"), "wrote"),
+    ],
+)
+def test_commands_take_a_plan_of_groups(
+    planned: Path,
+    command: tuple[str, ...],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name, *options = command
+    result = pipeplan(name, planned, *options)
+    assert result.exit_code == 0
+    assert told in result.output
+    for path in tmp_path.glob("*.json"):
+        assert Plan.load(path).tensor_parallel == Plan.load(planned).tensor_parallel
+        assert pipeplan("verify", path).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("replan", "--lost", "ws0"), ("export", "--to", "megatron"), ("export", "--to", "torch-csv")],
+)
+def test_commands_for_single_devices_say_so(planned: Path, command: tuple[str, ...]) -> None:
+    name, *options = command
+    result = pipeplan(name, planned, *options)
+    assert result.exit_code == 2
+    assert "tensor_parallel = 2" in result.output
+    assert "supports single devices only so far" in result.output
+
+
+def test_commands_that_plan_single_devices_refuse_the_job(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text('format = "pipeplan-job/1"\ntensor_parallel = 2\n')
+    for name, options in (("compare", ()), ("sweep", ("-o", tmp_path / "sweep"))):
+        result = pipeplan(name, GRAPH, "--cluster", CLUSTER, "--job", job, *options)
+        assert result.exit_code == 2
+        assert "supports single devices only so far" in result.output
