@@ -7,9 +7,9 @@ factor (:mod:`planner.simulation.progress`). A result is sent to the neighbourin
 it is ready, or when the runtime's rules let it set off (:mod:`planner.simulation.exchanges`), and
 the device goes on, or waits. A transfer alone takes latency + bytes / narrowest bandwidth; those of
 one device to another go one after the other, and all that is on a link at once shares it, or by
-older rules waits for each other (:mod:`planner.simulation.network`). Gradients of a stage are reduced
-after its last backward, or in buckets while it runs, or later if the runtime does, one reduction
-per device at a time; the optimizer step follows the last of them.
+older rules waits for each other (:mod:`planner.simulation.network`). Gradients of a stage are
+reduced after its last backward, or in buckets while it runs, or later if the runtime does, one
+reduction per device at a time; the optimizer step follows the last of them.
 """
 
 from __future__ import annotations
