@@ -105,6 +105,7 @@ def layer_graphs(
             "input_gradient_traffic_bytes": draw(sizes),
             "weight_gradient_traffic_bytes": draw(sizes),
             "stash_bytes": saved[name] + draw(sizes),
+            "batch_bytes": draw(st.just(0) | sizes),
             "weight_stash_bytes": draw(st.none() | sizes),
             "peak_bytes": draw(st.none() | sizes),
             "parameters": [f"p{n}" for n, held in enumerate(holders) if index in held],
@@ -170,6 +171,7 @@ def clusters(
             "peak_tflop_per_s": {"float32": peak, "bfloat16": 2 * peak},
             "efficiency": draw(st.sampled_from([0.5, 1.0])),
             "reserved_gib": 1,
+            "host_link_gb_per_s": draw(st.sampled_from([None, None, 0.5, 2.0])),
             "compute_slowdown_while_communicating": draw(
                 st.sampled_from([1.0, 1.0, 1.25, 1.5, 3.0] if slowed else [1.0])
             ),

@@ -91,6 +91,7 @@ class Computation:
         ramp_up_s = max(0.0, 2 * sizes[0] ** 3 * (1 / small - 1 / middle) - overhead_s)
         total, reserved = self._memory_gib()
         attention, convolution = self._attention(), self._convolution()
+        host_link = self._copied_bytes_per_s()
         return DeviceType(
             memory_gib=_digits(total),
             reserved_gib=_digits(reserved),
@@ -98,6 +99,7 @@ class Computation:
             peak_tflop_per_s={name: _digits(rate * 1e-12) for name, rate in peak.items()},
             efficiency=_share(middle / best),
             operation_overhead_us=_digits(overhead_s * 1e6),
+            host_link_gb_per_s=None if host_link is None else _digits(host_link * 1e-9),
             by_class={
                 "product": ClassEfficiency(ramp_up_us=_digits(ramp_up_s * 1e6)),
                 "attention": ClassEfficiency(efficiency=_share(attention / best)),
@@ -129,6 +131,15 @@ class Computation:
         count = _GPU_ELEMENTS if self._device.type == "cuda" else _CPU_ELEMENTS
         a, b = (torch.ones(count, device=self._device) for _ in range(2))
         return 3 * 4 * count / self._median_s(lambda: torch.add(a, b, out=a))
+
+    def _copied_bytes_per_s(self) -> float | None:
+        """Return the bytes a second of a copy from pinned memory; None if nothing is copied."""
+        if self._device.type != "cuda":
+            return None
+        host = torch.ones(_GPU_ELEMENTS // 4, pin_memory=True)
+        there = torch.empty_like(host, device=self._device)
+        copy_s = self._median_s(lambda: there.copy_(host, non_blocking=True))
+        return host.numel() * host.element_size() / copy_s
 
     def _attention(self) -> float:
         """Causal attention of 12 heads of 64, two products forward and five backward."""

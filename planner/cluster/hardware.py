@@ -50,6 +50,7 @@ _LATER = (
     "ramp_up_us",
     "operation_overhead_us",
     "optimizer_efficiency",
+    "host_link_gb_per_s",
     "compute_slowdown_while_communicating",
     "source",
     "hardware",
@@ -76,6 +77,8 @@ class DeviceType(Record):
         operation_overhead_us: Extra time of each operation.
         by_class: Figures per class of operation.
         optimizer_efficiency: Fraction of memory bandwidth that the optimizer's step reaches.
+        host_link_gb_per_s: Bandwidth at which batches are copied from pinned memory of the host,
+            in 10^9 bytes/s; null: nothing is copied, as on CPUs, or it is not known.
         compute_slowdown_while_communicating: Factor on the time of computation while the device
             sends, receives or reduces; 1 where it is not known.
         reserved_gib: Memory used by driver and framework before the model.
@@ -95,6 +98,7 @@ class DeviceType(Record):
     operation_overhead_us: NonNegative = 0.0
     by_class: dict[EfficiencyClass, ClassEfficiency] = Field(default_factory=dict)
     optimizer_efficiency: Positive = 1.0
+    host_link_gb_per_s: Positive | None = None
     compute_slowdown_while_communicating: Factor = 1.0
     reserved_gib: NonNegative = 1.0
     source: Source = "datasheet"
@@ -122,6 +126,10 @@ class DeviceType(Record):
         if not self.by_class:
             data.pop("by_class", None)
         return data
+
+    def copy_s(self, bytes_: int) -> float:
+        """Return the seconds of a copy from the host's memory; 0 where there is none."""
+        return 0.0 if self.host_link_gb_per_s is None else bytes_ / (self.host_link_gb_per_s * 1e9)
 
     @property
     def optimizer_gb_per_s(self) -> float:

@@ -140,15 +140,16 @@ def test_the_parts_of_an_iteration_by_hand() -> None:
 
     Without that 1F0 ends at 3 and 1F1 a second after 1B0, so that all is over a second sooner.
     """
-    slow = {"unit": device_type(compute_slowdown_while_communicating=2)}
-    machines = cluster(["d0", "d1"], [link("d0", "d1")], types=slow)
-    rows = [layer("a"), layer("loss")]
+    slow = device_type(compute_slowdown_while_communicating=2, host_link_gb_per_s=4)
+    machines = cluster(["d0", "d1"], [link("d0", "d1")], types={"unit": slow})
+    rows = [layer("a", 0.75, batch_bytes=GIGA), layer("loss")]
     placed = pipeline(graph(rows), machines, [(["a"], ["d0"]), (["loss"], ["d1"])])
     the_orders = orders(d0="0F0 0F1 0B0 0B1", d1="1F0 1B0 1F1 1B1")
     explanation = explain(simulate(placed, the_orders))
     assert {part.name: part.seconds for part in explanation.parts} == {
         "loss": 1 + 2 + 1 + 2,
-        "forwards": 1,
+        "forwards": 0.75,
+        "copying the batch": 0.25,
         "backwards": 2,
         "messages": 2,
         "slowed computation": 1,

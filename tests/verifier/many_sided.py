@@ -152,6 +152,7 @@ def _cluster(slow_us: int, while_communicating: float) -> Cluster:
         ramp_up_us=50_000,
         operation_overhead_us=20_000,
         bandwidth_efficiency=0.8,
+        host_link_gb_per_s=0.5,
         by_class={"attention": {"efficiency": 0.3}, "memory": {"bandwidth_efficiency": 0.5}},
         compute_slowdown_while_communicating=while_communicating,
     )
@@ -188,6 +189,7 @@ def _graph(precision: str) -> LayerGraph:
     rows = [_layer(index) for index in range(len(NAMES))]
     rows[0]["parameters"] = ["tied", "p0"]
     rows[7]["parameters"] = ["tied", "p7"]
+    rows[0]["batch_bytes"] = rows[7]["batch_bytes"] = 40 * MIB
     rows[5]["parameters"] = ["tied_too", "frozen"]
     rows[2]["parameters"] = ["tied_too"]
     rows[1]["parameters"] = ["p1", "bias1"]

@@ -197,6 +197,7 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "devices=sync.devices",
         "devices=()",
     ),
+    "the batch is not copied": (roofline._roofline, "device.copy_s(layer.batch_bytes)", "0.0"),
     "a ring has a step too many": (
         collectives.all_reduce_algorithms,
         "2 * (count - 1)",

@@ -25,6 +25,7 @@ PartName = Literal[
     "backwards",
     "recomputation",
     "loss",
+    "copying the batch",
     "host time",
     "slowed computation",
     "messages",
@@ -45,9 +46,10 @@ class IterationPart:
     """A part of the critical path; the seconds of all parts sum to the iteration time.
 
     Attributes:
-        name: ``host time`` is the runtime's, in operations and messages; ``slowed computation`` is
-            what operations and optimizer steps take longer than alone; ``waiting for shared links``
-            what messages and reductions do.
+        name: ``copying the batch`` is of layers without measured times, which have it in their
+            forwards; ``host time`` is the runtime's, in operations and messages; ``slowed
+            computation`` is what operations and optimizer steps take longer than alone, ``waiting
+            for shared links`` what messages and reductions do.
         seconds: on the path.
         share: of the iteration.
     """
@@ -111,8 +113,12 @@ class _StepParts:
         type_name, precision = problem.cluster.type_of(device), problem.job.precision
         device_type = problem.cluster.device_types[type_name]
         for name in spec.layers:
-            times = layer_times(problem.graph.layers[name], type_name, device_type, precision)
-            yield "loss" if name == LOSS else _PHASES[kind], times.seconds(kind)
+            layer, copied_s = problem.graph.layers[name], 0.0
+            times = layer_times(layer, type_name, device_type, precision)
+            if kind == "F" and type_name not in layer.measured:
+                copied_s = device_type.copy_s(layer.batch_bytes)
+            yield "copying the batch", copied_s
+            yield "loss" if name == LOSS else _PHASES[kind], times.seconds(kind) - copied_s
             if kind in "BI" and name in spec.recompute:
                 yield "recomputation", times.forward_s
         yield "host time", self._pipeline.behaviour.computation_s
