@@ -36,6 +36,7 @@ def layer(name: str, forward_s: float = 1, backward_s: float = 2, **fields: obje
     assert set(fields) <= {
         *row,
         "parameters",
+        "batch_bytes",
         "measured",
         "device_types",
         "work",

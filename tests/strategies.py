@@ -105,6 +105,7 @@ def layer_graphs(
             "input_gradient_traffic_bytes": draw(sizes),
             "weight_gradient_traffic_bytes": draw(sizes),
             "stash_bytes": saved[name] + draw(sizes),
+            "batch_bytes": draw(st.just(0) | sizes),
             "weight_stash_bytes": draw(st.none() | sizes),
             "peak_bytes": draw(st.none() | sizes),
             "parameters": [f"p{n}" for n, held in enumerate(holders) if index in held],
@@ -143,11 +144,11 @@ def clusters(
     *,
     connected: bool = True,
     shared: bool | None = None,
-    hosts: bool = False,
+    slowed: bool = False,
 ) -> Cluster:
     """Devices of one or two types behind no, one or two switches, with some extra links.
 
-    With ``hosts`` some of them may slow each other.
+    With ``slowed`` some of them may slow each other, or be slowed by what they send and receive.
     """
     count = draw(st.integers(min_devices, max_devices))
     devices = [f"d{index}" for index in range(count)]
@@ -170,6 +171,10 @@ def clusters(
             "peak_tflop_per_s": {"float32": peak, "bfloat16": 2 * peak},
             "efficiency": draw(st.sampled_from([0.5, 1.0])),
             "reserved_gib": 1,
+            "host_link_gb_per_s": draw(st.sampled_from([None, None, 0.5, 2.0])),
+            "compute_slowdown_while_communicating": draw(
+                st.sampled_from([1.0, 1.0, 1.25, 1.5, 3.0] if slowed else [1.0])
+            ),
         }
         for name, peak in (("fast", 2.0), ("slow", 1.0))
     }
@@ -184,7 +189,7 @@ def clusters(
             ],
             "switches": switches,
             "links": [_link(draw, *pair, shared) for pair in pairs],
-            "hosts": draw(_hosts(devices)) if hosts else [],
+            "hosts": draw(_hosts(devices)) if slowed else [],
         }
     )
 
@@ -220,14 +225,14 @@ def jobs(draw: st.DrawFn, precision: str = "float32") -> Job:
 
 @st.composite
 def problems(
-    draw: st.DrawFn, *, shared: bool | None = None, min_devices: int = 1, hosts: bool = False
+    draw: st.DrawFn, *, shared: bool | None = None, min_devices: int = 1, slowed: bool = False
 ) -> Problem:
     """A model, a connected cluster and a job that fit together."""
     precision = draw(st.sampled_from(["float32", "bfloat16"]))
     job = draw(jobs(precision))
     return Problem(
         draw(layer_graphs(precision=precision)),
-        draw(clusters(min_devices, shared=shared, hosts=hosts)),
+        draw(clusters(min_devices, shared=shared, slowed=slowed)),
         job,
         ModelSource("no_such_module:factory", dict(job.model_arguments)),
     )
@@ -348,11 +353,11 @@ def scheduled(
     shared: bool | None = None,
     replicas: bool = True,
     min_devices: int = 1,
-    hosts: bool = False,
+    slowed: bool = False,
     links: str | None = None,
 ) -> Scheduled:
     """A random pipeline with random valid orders, by either rule for links unless one is named."""
-    problem = draw(problems(shared=shared, min_devices=min_devices, hosts=hosts))
+    problem = draw(problems(shared=shared, min_devices=min_devices, slowed=slowed))
     rules = RuntimeRules(links=links or draw(LINK_RULES))
     problem = replace(problem, runtime=rules)
     pipeline = place(problem, draw(partitions(problem, replicas=replicas)), draw(SYNCS))
@@ -362,5 +367,5 @@ def scheduled(
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     """A plan that holds."""
-    case = draw(scheduled(hosts=True))
+    case = draw(scheduled(slowed=True))
     return plan_by_hand(case.pipeline, case.orders)

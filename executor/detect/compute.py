@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.nn import functional
 from executor.detect.turns import Turn
 from executor.distributed.machines import hardware_name
 from planner.cluster.hardware import GIB, ClassEfficiency, DeviceType
+from planner.topology.measurements import SlowedByMessages
 from planner.units import significant
 
 DTYPES = {
@@ -34,7 +35,12 @@ ROWS, WIDTH = 64, 768
 """Rows and width of the block that is trained to see how ranks slow each other."""
 _CPU_SIZES, _GPU_SIZES = (128, 384, 1024), (512, 2048, 8192)
 _CPU_ELEMENTS, _GPU_ELEMENTS = 4_000_000, 128_000_000
+BESIDE_ROUNDS, BESIDE_S = 9, 0.15
+"""Rounds of computation alone and beside messages, and the seconds of each."""
 _DIGITS = 4
+
+BlocksWhile = Callable[[Callable[[], bool]], None]
+"""Computes while messages move, as what it is given says."""
 
 
 class Computation:
@@ -85,6 +91,7 @@ class Computation:
         ramp_up_s = max(0.0, 2 * sizes[0] ** 3 * (1 / small - 1 / middle) - overhead_s)
         total, reserved = self._memory_gib()
         attention, convolution = self._attention(), self._convolution()
+        host_link = self._copied_bytes_per_s()
         return DeviceType(
             memory_gib=_digits(total),
             reserved_gib=_digits(reserved),
@@ -92,6 +99,7 @@ class Computation:
             peak_tflop_per_s={name: _digits(rate * 1e-12) for name, rate in peak.items()},
             efficiency=_share(middle / best),
             operation_overhead_us=_digits(overhead_s * 1e6),
+            host_link_gb_per_s=None if host_link is None else _digits(host_link * 1e-9),
             by_class={
                 "product": ClassEfficiency(ramp_up_us=_digits(ramp_up_s * 1e6)),
                 "attention": ClassEfficiency(efficiency=_share(attention / best)),
@@ -123,6 +131,15 @@ class Computation:
         count = _GPU_ELEMENTS if self._device.type == "cuda" else _CPU_ELEMENTS
         a, b = (torch.ones(count, device=self._device) for _ in range(2))
         return 3 * 4 * count / self._median_s(lambda: torch.add(a, b, out=a))
+
+    def _copied_bytes_per_s(self) -> float | None:
+        """Return the bytes a second of a copy from pinned memory; None if nothing is copied."""
+        if self._device.type != "cuda":
+            return None
+        host = torch.ones(_GPU_ELEMENTS // 4, pin_memory=True)
+        there = torch.empty_like(host, device=self._device)
+        copy_s = self._median_s(lambda: there.copy_(host, non_blocking=True))
+        return host.numel() * host.element_size() / copy_s
 
     def _attention(self) -> float:
         """Causal attention of 12 heads of 64, two products forward and five backward."""
@@ -167,8 +184,9 @@ class Computation:
         return time.perf_counter() - begin_s
 
     def _settle(self) -> None:
+        """Wait for what was computed; messages have a stream of their own, and may go on."""
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+            torch.cuda.current_stream(self._device).synchronize()
 
     def _memory_gib(self) -> tuple[float, float]:
         """Return the memory that this rank may count on, and what it holds before a model."""
@@ -190,6 +208,32 @@ class Computation:
             made.backward(rows.detach())  # type: ignore[no-untyped-call]
 
         return train
+
+    def beside(self, exchanging: Callable[[BlocksWhile], None]) -> list[float]:
+        """Return how many times as long a block takes beside messages as before them, by round.
+
+        Args:
+            exchanging: exchanges messages while what it is given runs.
+        """
+        block, ratios = self._block(), list[float]()
+        for _ in range(3):
+            block()
+        for _ in range(BESIDE_ROUNDS):
+            alone_s = self._blocks_s(block, lambda: True)
+            found = list[float]()
+            exchanging(lambda moves, found=found: found.extend(self._blocks_s(block, moves)))  # type: ignore[misc]
+            ratios.append(median(found) / median(alone_s))
+        return ratios
+
+    def _blocks_s(self, block: Callable[[], None], goes_on: Callable[[], bool]) -> list[float]:
+        """Return the times of some blocks, each all within a condition."""
+        begin_s, times = time.perf_counter(), list[float]()
+        while len(times) < 2 or time.perf_counter() < begin_s + BESIDE_S:
+            seconds = self._timed_s(block)
+            if not goes_on():
+                break
+            times.append(seconds)
+        return times
 
     def _block_s(self, block: Callable[[], None]) -> float:
         """Return the median time of a block while the turn lasts."""
@@ -231,6 +275,12 @@ def slowdowns(block_s: Mapping[int, float], ranks: int) -> tuple[float, ...]:
         least = max(least, _digits(seconds / block_s[1]))
         factors.append(least)
     return (1.0, *factors[1:])
+
+
+def slowed_by_messages(ratios: Sequence[float]) -> SlowedByMessages:
+    """Return the slow-down from the ratios of some rounds."""
+    lower, _, upper = quantiles(ratios, n=4, method="inclusive")
+    return SlowedByMessages(median(ratios), (upper - lower) / 2)
 
 
 def _digits(value: float) -> float:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from statistics import median
+from threading import Event
 from typing import Any
 
 import torch
@@ -154,6 +157,55 @@ class Probe:
         heard = [(self._word((0, 0)), peer) for peer in sources]
         self._exchange(said, heard)
         return {peer: int(word[0]) for word, peer in heard}
+
+    # --- messages beside computation -------------------------------------------------------------
+
+    def exchange_while(self, peer: int, work: Callable[[Callable[[], bool]], None]) -> None:
+        """Exchange messages with a rank that :meth:`exchange_until_told` while this one works.
+
+        Args:
+            peer: the other rank.
+            work: is called meanwhile, with what says whether messages still move.
+        """
+        done = Event()
+
+        def exchange() -> None:
+            with self._own_stream():
+                while not self._exchange_both_ways(peer, is_last=done.is_set()):
+                    pass
+
+        whom = f"rank {peer}, with which it exchanges messages while it computes"
+        with talking_to(whom), ThreadPoolExecutor(1) as pool:
+            running = pool.submit(exchange)
+            try:
+                work(lambda: not running.done())
+            finally:
+                done.set()
+            running.result()
+
+    def exchange_until_told(self, peer: int) -> None:
+        """Exchange messages with a rank that computes, until it says that it has done so."""
+        with talking_to(f"rank {peer}, which computes meanwhile"):
+            while not self._exchange_both_ways(peer, is_last=False):
+                pass
+
+    def _exchange_both_ways(self, peer: int, *, is_last: bool) -> bool:
+        """Send and receive a message of the same size, and whether it was the last for either."""
+        bytes_ = min(self._size(peer), self._most_bytes)
+        (size,) = self._agreed_sizes([peer], [peer]).values()
+        sent, heard = self._empty(min(bytes_, size)), self._empty(min(bytes_, size))
+        said, told = self._word((int(is_last), 0)), self._word((0, 0))
+        self._exchange([(sent, peer), (said, peer)], [(heard, peer), (told, peer)])
+        return is_last or bool(told[0])
+
+    @contextmanager
+    def _own_stream(self) -> Iterator[None]:
+        """Keep what a thread exchanges off the stream on which another computes."""
+        if self._device.type != "cuda":
+            yield
+            return
+        with torch.cuda.stream(torch.cuda.Stream(self._device)):  # type: ignore[no-untyped-call]
+            yield
 
     # --- all-reduces ----------------------------------------------------------------------------
 

@@ -111,6 +111,7 @@ def _head(
         f"{plural(len(found.members), 'rank')} on {plural(hosts, 'host')}."
     )
     yield f"Wiring: {choice.taken.topology.title}."
+    yield from _beside_lines(found)
     if is_partial:
         yield f"Interrupted: {plural(len(found.missing), 'pair')} of devices not measured."
 
@@ -220,8 +221,13 @@ def _device_lines(found: Measurements) -> Iterator[str]:
                 f"note: more ranks bring nothing on {host}, or something else used it while they "
                 "were measured; plans will use one rank there: measure again when nothing does"
             )
-    if found.slowdowns:
+    yield from _beside_lines(found)
+    if found.slowdowns or found.beside_messages:
         yield ""
+
+
+def _beside_lines(found: Measurements) -> Iterator[str]:
+    return (f"{name}: {row}" for name, row in found.beside_messages.items())
 
 
 def _pair_lines(found: Measurements) -> Iterator[str]:
@@ -379,6 +385,7 @@ def _device_data(options: MeasurementOptions, backend: str, found: Measurements)
         "devices": [asdict(member) for member in found.members],
         "device_types": {name: row.model_dump(mode="json") for name, row in found.types.items()},
         "slowdowns": {host: list(factors) for host, factors in found.slowdowns.items()},
+        "beside_messages": {name: asdict(row) for name, row in found.beside_messages.items()},
     }
 
 

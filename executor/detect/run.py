@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -18,7 +19,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from executor.detect.compute import Computation, slowdowns
+from executor.detect.compute import (
+    BESIDE_ROUNDS,
+    Computation,
+    slowdowns,
+    slowed_by_messages,
+)
 from executor.detect.interrupt import Interrupt, nothing_measured
 from executor.detect.options import MeasurementOptions
 from executor.detect.probe import Probe
@@ -43,6 +49,7 @@ from planner.topology.measurements import (
     Ends,
     MeasuredRank,
     Measurements,
+    SlowedByMessages,
     TimedReduction,
 )
 from planner.topology.message_fit import OfEqual, OneWay, fit_one_way
@@ -76,12 +83,13 @@ class MeasurementRecord:
         self._reductions: list[TimedReduction] = []
         self._block_s: defaultdict[str, dict[int, float]] = defaultdict(dict)
         self._alone_s: dict[str, float] = {}
+        self._ratios: defaultdict[str, list[float]] = defaultdict(list)
         self.notes: list[str] = [known.note for known in types.values() if known.note]
 
     @property
     def measurements(self) -> Measurements:
         """Return the results so far."""
-        types = {name: known.figures for name, known in self.types.items()}
+        types = {name: self._slowed(name) for name in self.types}
         ranks = Counter(member.host for member in self.members)
         return Measurements(
             self.members,
@@ -94,6 +102,7 @@ class MeasurementRecord:
                 for host, block_s in self._block_s.items()
                 if ranks[host] in block_s
             },
+            self._slowdowns,
         )
 
     def add(self, turn: Turn, found: Found) -> str:
@@ -105,6 +114,7 @@ class MeasurementRecord:
         adders = {
             "compute": self._add_computation,
             "pair": self._add_pairs,
+            "beside": self._add_slowdown,
             "together": self._add_flows,
         }
         said = adders.get(turn.kind, self._add_sums)
@@ -127,6 +137,24 @@ class MeasurementRecord:
             f"{first.host}: {plural(len(turn.group), 'rank')} computing: a block takes "
             f"{block_s * 1e3:.2f} ms"
         )
+
+    def _add_slowdown(self, turn: Turn, found: Found) -> str:
+        """Note a factor by type; of several hosts with devices of a type their rounds together."""
+        member = self.members[turn.group[0]]
+        self._ratios[member.type] += found[turn.group[0]]
+        return f"{member.name}: {slowed_by_messages(found[turn.group[0]])}"
+
+    def _slowed(self, name: str) -> DeviceType:
+        """Return the figures of a type with the slow-down that was measured, if it was."""
+        figures, row = self.types[name].figures, self._slowdowns.get(name)
+        factor = None if row is None else row.factor
+        if factor is None:
+            return figures
+        return figures.model_copy(update={"compute_slowdown_while_communicating": factor})
+
+    @property
+    def _slowdowns(self) -> dict[str, SlowedByMessages]:
+        return {name: slowed_by_messages(ratios) for name, ratios in self._ratios.items()}
 
     def _set_type(self, measured: MeasuredRank, known: KnownType, alone_s: float) -> None:
         """Give a host's ranks the figures of one; other processors or speeds are another type."""
@@ -321,6 +349,7 @@ def _keep(
 def _left_out(turns: Sequence[Turn]) -> str:
     counts = {
         "groups of ranks that compute": sum(turn.kind == "compute" for turn in turns),
+        "ranks that compute beside messages": sum(turn.kind == "beside" for turn in turns),
         "pairs of devices": sum(len(turn.flows) for turn in turns if turn.kind == "pair"),
         "trials of flows at the same time": sum(turn.kind == "together" for turn in turns),
         "groups of all-reduces": sum(turn.kind == "all-reduce" for turn in turns),
@@ -381,6 +410,8 @@ class _Parts:
         probe = self.probe
         if turn.kind == "compute":
             return self.computation.part(turn, lambda: self.taking.meet(number, len(turn.group)))
+        if turn.kind == "beside":
+            return self._beside(turn)
         if turn.kind == "together":
             return probe.flow(turn.flows)
         if turn.kind == "all-reduce":
@@ -392,3 +423,12 @@ class _Parts:
         found = probe.ask(second)
         probe.answer(second)
         return {second: found}
+
+    def _beside(self, turn: Turn) -> list[float]:
+        """Return how many times as long this rank computes beside messages; nothing of its peer."""
+        ((first, second),) = turn.flows
+        if self.probe.rank == first:
+            return self.computation.beside(partial(self.probe.exchange_while, second))
+        for _ in range(BESIDE_ROUNDS):
+            self.probe.exchange_until_told(first)
+        return []

@@ -1,8 +1,8 @@
 """The turns in which ranks compute and talk, the same list on every rank.
 
 First one rank of each host computes, then more and more of them; then every pair of ranks talks,
-alone (of many ranks some of each kind); then flows at the same time, which show what pairs share;
-then all-reduces.
+alone (of many ranks some of each kind); then one rank of each host computes while it talks; then
+flows at the same time, which show what pairs share; then all-reduces.
 
 One turn after another, and what each found, by way of the store that the ranks met at.
 
@@ -22,7 +22,7 @@ from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined
 
 from executor.distributed.failure import talking_to
 
-Kind = Literal["compute", "pair", "together", "all-reduce"]
+Kind = Literal["compute", "pair", "beside", "together", "all-reduce"]
 Flow = tuple[int, int]
 """Source and target, by rank."""
 MOST_DENSE = 8
@@ -39,8 +39,8 @@ class Turn:
 
     Attributes:
         kind: ``compute``, ``pair`` (each of the flows and its reverse, one after the other; those
-            of different pairs at the same time), ``together`` (all flows at the same time) or
-            ``all-reduce``.
+            of different pairs at the same time), ``beside`` (the group computes with and without
+            the flow and its reverse), ``together`` (all flows at the same time) or ``all-reduce``.
         flows: of messages.
         group: ranks that compute, or of an all-reduce.
         shows: what it is to show.
@@ -84,6 +84,8 @@ def all_turns(
         turns += rounds(count) if at_once else pairs_alone(count)
     else:
         turns += (Turn("pair", (pair,)) for pair in pairs_of_each_kind(hosts))
+    if compute:
+        turns += beside_messages(hosts)
     if together and count > 1:
         turns += flows_together(hosts)
     if reductions:
@@ -99,6 +101,14 @@ def compute_turns(hosts: Sequence[str], *, share_cores: bool) -> Iterator[Turn]:
     for ranks in members_of_hosts(hosts).values():
         for number in _sizes(len(ranks) if share_cores else 1):
             yield Turn("compute", group=tuple(ranks[:number]))
+
+
+def beside_messages(hosts: Sequence[str]) -> Iterator[Turn]:
+    """The first rank of each host computes and exchanges messages with another, if there is one."""
+    for host, ranks in members_of_hosts(hosts).items():
+        others = [*ranks[1:], *(rank for rank, other in enumerate(hosts) if other != host)]
+        if others:
+            yield Turn("beside", ((ranks[0], others[0]),), (ranks[0],))
 
 
 def _sizes(most: int) -> list[int]:

@@ -206,13 +206,14 @@ def _fits(explanation: Explanation) -> bool:
 
 def _show(explanation: Explanation) -> None:
     from planner.report.bubble import idle_table, stages_table
-    from planner.report.explanation import explanation_lines
+    from planner.report.explanation import explanation_lines, parts_table
     from planner.report.summary import time_provenance_lines
     from planner.simulation.time_provenance import path_time_provenance
 
     shares = path_time_provenance(explanation.pipeline, explanation.critical_path)
     for line in (*explanation_lines(explanation), *time_provenance_lines(shares)):
         say(line)
+    print_rich(parts_table(explanation))
     print_rich(idle_table(explanation.bubble))
     print_rich(stages_table(explanation.stages))
 

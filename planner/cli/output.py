@@ -125,12 +125,11 @@ def show_plan(the_plan: Plan) -> None:
     print_rich(plan_tables(the_plan, simulate_plan(the_plan)))
 
 
-def show_links(the_plan: Plan) -> None:
-    """Print by which rule messages have links, if the plan has it from an older version."""
-    from planner.report.summary import links_line
+def show_runtime(the_plan: Plan) -> None:
+    """Print what the plan's time leaves out of its runtime."""
+    from planner.report.summary import runtime_lines
 
-    line = links_line(the_plan.runtime)
-    if line is not None:
+    for line in runtime_lines(the_plan.runtime):
         say(line)
 
 

@@ -24,7 +24,7 @@ from planner.cli.options import (
     SetOption,
     WorkersOption,
 )
-from planner.cli.output import print_json, say, show_plan, user_errors
+from planner.cli.output import print_json, say, show_plan, show_runtime, user_errors
 from planner.cli.sync import needs_pipelines, require_sync, with_sync
 from planner.errors import PipeplanError
 from planner.search.budget import DEFAULT_WORKERS
@@ -55,6 +55,7 @@ def show_result(result: Result, output: Path, text_problem: str | None, *, as_js
     say(result.summary())
     for line in space_lines(result.plan):
         say(line)
+    show_runtime(result.plan)
     about_gap = _about_gap(result)
     if about_gap is not None:
         say(about_gap)

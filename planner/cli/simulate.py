@@ -15,8 +15,8 @@ from planner.cli.output import (
     print_json,
     print_rich,
     say,
-    show_links,
     show_plan,
+    show_runtime,
     user_errors,
 )
 from planner.cli.sync import (
@@ -248,7 +248,7 @@ def _show_replay(
         return
     show_plan(plan)
     _show_overflow(plan)
-    show_links(plan)
+    show_runtime(plan)
     show_against(comparison)
     show_noise(plan, noise)
     if plan.provenance != loaded.provenance:

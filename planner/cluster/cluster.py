@@ -193,6 +193,15 @@ class Cluster(ShownInNotebooks, Record):
         return {name: host for host in slowing for name in host.devices}
 
     @cached_property
+    def slowed_by_communication(self) -> dict[str, float]:
+        """Factors on the computation of devices that their own communication slows, by device."""
+        factors = {
+            device.name: self.device_types[device.type].compute_slowdown_while_communicating
+            for device in self.devices
+        }
+        return {name: factor for name, factor in factors.items() if factor > 1}
+
+    @cached_property
     def prices_per_hour(self) -> dict[str, float | None]:
         """Price of each device, by name; None if neither it nor its type has one."""
         return {

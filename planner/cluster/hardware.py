@@ -15,6 +15,8 @@ LEAST, MOST = 1e-9, 1e15
 Positive = Annotated[float, Field(ge=LEAST, le=MOST)]
 NonNegative = Annotated[float, Field(ge=0, le=MOST)]
 Share = Annotated[float, Field(ge=LEAST, le=1)]
+Factor = Annotated[float, Field(ge=1, le=MOST)]
+"""How many times as long something takes."""
 Price = Annotated[float, Field(ge=0, le=MOST)]
 """Price per hour in the cluster's currency."""
 Source = Literal["measured", "datasheet", "assumed"]
@@ -76,6 +78,21 @@ class GroupFigures(Record):
         )
 
 
+_LATER = (
+    "bandwidth_efficiency",
+    "ramp_up_us",
+    "operation_overhead_us",
+    "optimizer_efficiency",
+    "host_link_gb_per_s",
+    "compute_slowdown_while_communicating",
+    "source",
+    "hardware",
+    "price_per_hour",
+    "group",
+)
+"""Fields of device types that older clusters do not have, in the order in which they came."""
+
+
 class DeviceType(Record):
     """One type of device.
 
@@ -94,6 +111,10 @@ class DeviceType(Record):
         operation_overhead_us: Extra time of each operation.
         by_class: Figures per class of operation.
         optimizer_efficiency: Fraction of memory bandwidth that the optimizer's step reaches.
+        host_link_gb_per_s: Bandwidth at which batches are copied from pinned memory of the host,
+            in 10^9 bytes/s; null: nothing is copied, as on CPUs, or it is not known.
+        compute_slowdown_while_communicating: Factor on the time of computation while the device
+            sends, receives or reduces; 1 where it is not known.
         reserved_gib: Memory used by driver and framework before the model.
         source: Source of the figures; with ``datasheet``, efficiencies and overheads still count as
             assumed.
@@ -113,6 +134,8 @@ class DeviceType(Record):
     operation_overhead_us: NonNegative = 0.0
     by_class: dict[EfficiencyClass, ClassEfficiency] = Field(default_factory=dict)
     optimizer_efficiency: Positive = 1.0
+    host_link_gb_per_s: Positive | None = None
+    compute_slowdown_while_communicating: Factor = 1.0
     reserved_gib: NonNegative = 1.0
     source: Source = "datasheet"
     hardware: Annotated[str, Field(min_length=1, max_length=400)] | None = None
@@ -134,14 +157,16 @@ class DeviceType(Record):
     ) -> dict[str, Any]:
         """Leave defaults of newer fields out, so that digests of older clusters do not change."""
         data: dict[str, Any] = dump(self)
-        later = ("bandwidth_efficiency", "ramp_up_us", "operation_overhead_us")
-        optional = ("optimizer_efficiency", "source", "hardware", "price_per_hour", "group")
-        for name in (*later, *optional):
+        for name in _LATER:
             if getattr(self, name) == type(self).model_fields[name].default:
                 data.pop(name, None)
         if not self.by_class:
             data.pop("by_class", None)
         return data
+
+    def copy_s(self, bytes_: int) -> float:
+        """Return the seconds of a copy from the host's memory; 0 where there is none."""
+        return 0.0 if self.host_link_gb_per_s is None else bytes_ / (self.host_link_gb_per_s * 1e9)
 
     @property
     def optimizer_gb_per_s(self) -> float:
@@ -159,7 +184,7 @@ class DeviceType(Record):
         return tuple(sorted(set(self.peak_tflop_per_s) - {TF32}))
 
 
-Slowdown = Annotated[tuple[Annotated[float, Field(ge=1, le=MOST)], ...], Field(min_length=1)]
+Slowdown = Annotated[tuple[Factor, ...], Field(min_length=1)]
 """Factors on the time of computation, by how many devices of a host compute at once, from one."""
 
 

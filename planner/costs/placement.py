@@ -51,6 +51,7 @@ class Transfer:
         occupied: what serves one message at a time, of all that it needs.
         latency_s: of its seconds, those before the first byte.
         gb_per_s: of its bytes, on links that it has to itself.
+        ends: its source and target, which communicate meanwhile; none if nothing is sent.
     """
 
     seconds: float
@@ -58,6 +59,7 @@ class Transfer:
     occupied: tuple[Resource, ...] = ()
     latency_s: float = 0.0
     gb_per_s: float = math.inf
+    ends: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -243,6 +245,7 @@ class PlacedPipeline:
             self._waits_for(route, source, target),
             latency_s,
             route.bandwidth_gb_per_s,
+            (source, target),
         )
 
     def _waits_for(self, route: Route, source: str, target: str) -> tuple[Resource, ...]:

@@ -61,9 +61,9 @@ def layer_times(
 ) -> OperationTimes:
     """Return the seconds of a layer for one microbatch.
 
-    Measured times are used if there are any, else the sum of :func:`work_s` over the layer's work
-    and of its collectives, which nothing hides.
-    A recomputed layer runs its forward again in its backward.
+    Measured times are used if there are any, else the sum of :func:`work_s` over the layer's work,
+    of its collectives, which nothing hides, and of the copy of what a forward reads of the batch. A
+    recomputed layer runs its forward again in its backward.
     """
     measured = layer.measured.get(type_name)
     if measured is not None:
@@ -140,6 +140,7 @@ def _roofline(layer: Layer, device: DeviceType, precision: str) -> OperationTime
         forward_s, input_s, weight_s = (
             _undivided_s(layer, phase, device, precision) for phase in PHASES
         )
+    forward_s += device.copy_s(layer.batch_bytes)
     return OperationTimes(forward_s, input_s, weight_s, input_s + weight_s)
 
 

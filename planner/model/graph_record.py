@@ -64,6 +64,8 @@ class Layer(LayerFigures):
         peak_bytes: Most memory held while the layer runs, without parameters and their gradients:
             stash, inputs, outputs and temporaries; null: see :attr:`LayerGraph.peak_bytes`.
         parameters: Names (FQNs) of its parameters; a tied parameter appears in several layers.
+        batch_bytes: Bytes of the entries of the batch, inputs and targets, that it reads, and that
+            are copied to a GPU for it.
         measured: Measured times by device type, used instead of the roofline.
         device_types: Device types it may run on; empty: all.
         work: FLOPs and traffic by class of operation; without it the roofline treats the layer as
@@ -75,6 +77,7 @@ class Layer(LayerFigures):
     weight_stash_bytes: Count | None = None
     peak_bytes: Count | None = None
     parameters: tuple[Name, ...] = ()
+    batch_bytes: Count = 0
     measured: dict[Name, MeasuredTimes] = Field(default_factory=dict)
     device_types: tuple[Name, ...] = ()
     work: tuple[Work, ...] = ()
@@ -99,10 +102,9 @@ class Layer(LayerFigures):
         fields: dict[str, Any] = dump(self)
         if not self.device_types:
             del fields["device_types"]
-        if not self.work:
-            fields.pop("work", None)  # Who dumps may have left it out.
-        if not self.collectives:
-            fields.pop("collectives", None)
+        for name in ("work", "batch_bytes", "collectives"):
+            if not getattr(self, name):
+                fields.pop(name, None)  # Who dumps may have left it out.
         for name in ("weight_stash_bytes", "peak_bytes"):
             if getattr(self, name) is None:
                 fields.pop(name, None)

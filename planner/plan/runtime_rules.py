@@ -114,6 +114,13 @@ class RuntimeRules(Record):
         return self.behaviour.blocks or bool(self.interleaved and self.interleaved.blocks)
 
     @property
+    def lacks_host_times(self) -> bool:
+        """Whether host times are 0 because none are known: of runtimes of others, by name."""
+        rows = (self.behaviour, self.interleaved or self.behaviour)
+        is_named = self.name in RULES and self.name != PIPEPLAN.name
+        return is_named and not any(row.computation_us or row.message_us for row in rows)
+
+    @property
     def overlapped(self) -> RuntimeRules:
         """The same runtime, if its messages did not block."""
         ways = {"send": "overlapped", "receive": "overlapped", "exchange": "single"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.analysis.explain.explanation import DeviceUse, Explanation
 from planner.analysis.explain.memory import MemoryLimit, MemoryRoom
@@ -13,9 +13,13 @@ from planner.analysis.explain.resources import Resource
 from planner.plan.operations import compress_devices, stages_label
 from planner.report.bubble import bubble_data, bubble_line
 from planner.report.summary import overflow_line, time_provenance_data
+from planner.report.tables import new_table
 from planner.simulation.critical_path import Event, OptimizerEvent
 from planner.simulation.timeline import OperationEvent, SynchronisationEvent
 from planner.units import format_seconds, plural
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 MOST_NAMED = 3
 """Most devices or links named for each cause; the rest is summed."""
@@ -40,6 +44,7 @@ def explanation_lines(explanation: Explanation) -> list[str]:
         *([memory] if binds else []),
         *([limit] if reached else []),
         _path_line(explanation),
+        *_slowdown_lines(explanation),
         *([] if reached else [limit]),
         *([] if binds else [memory]),
         bubble_line(explanation.bubble),
@@ -57,6 +62,8 @@ def explanation_data(explanation: Explanation) -> dict[str, Any]:
             {**share.spent._asdict(), "seconds": share.seconds, "share": share.share}
             for share in explanation.shares
         ],
+        "parts": [asdict(part) for part in explanation.parts],
+        "slowdowns": [asdict(row) for row in explanation.slowdowns],
         "binding_resource": _resource_data(explanation.binding_resource),
         "resources": [_resource_data(resource) for resource in explanation.resources],
         "memory": {
@@ -115,6 +122,35 @@ def _path_line(explanation: Explanation) -> str:
         if sums[cause] >= LEAST_SHARE
     ]
     return f"critical path: {', '.join(parts) or 'the iteration takes no time (all costs are 0)'}"
+
+
+def _slowdown_lines(explanation: Explanation) -> Iterator[str]:
+    causes = {
+        "messages": "messages slow computation on their own devices",
+        "hosts": "devices of a host slow each other",
+    }
+    for row in explanation.slowdowns:
+        lost_s = explanation.iteration_time_s - row.without_s
+        yield (
+            f"{causes[row.cause]}: without that the same orders would take "
+            f"{format_seconds(row.without_s)}, {_less(lost_s, explanation.iteration_time_s)}"
+        )
+
+
+def _less(lost_s: float, whole_s: float) -> str:
+    share = lost_s / whole_s if whole_s > 0 else 0.0
+    if abs(share) < LEAST_SHARE:
+        return "as long"
+    return f"{abs(share):.1%} {'less' if share > 0 else 'more, since they would meet on links'}"
+
+
+def parts_table(explanation: Explanation) -> Table:
+    """Return a table of what the iteration's time consists of; its rows sum to the whole."""
+    table = new_table("The iteration, along its critical path", ("part",), ("time", "share"))
+    for part in explanation.parts:
+        table.add_row(part.name, format_seconds(part.seconds), f"{part.share:.1%}")
+    table.add_row("iteration", format_seconds(explanation.iteration_time_s), "100.0%")
+    return table
 
 
 def _named(shares: list[PathShare]) -> str:

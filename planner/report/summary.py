@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -156,14 +156,18 @@ def figures_line(timeline: Timeline, lower_bound_s: float) -> str:
     return f"iteration {time}, {proved}, bubble {timeline.bubble:.1%}"
 
 
-def links_line(rules: RuntimeRules) -> str | None:
-    """Return by which rule a plan's messages have a link, if it is not today's."""
-    if rules.links == "fair":
-        return None
-    return (
-        "timed with messages that wait for each other on links, as older versions did; on shared "
-        f"links: --runtime {rules.name}"
-    )
+def runtime_lines(rules: RuntimeRules) -> Iterator[str]:
+    """Yield what a plan's time leaves out of its runtime: links shared as today, host times."""
+    if rules.links == "in_turn":
+        yield (
+            "timed with messages that wait for each other on links, as older versions did; on "
+            f"shared links: --runtime {rules.name}"
+        )
+    if rules.lacks_host_times:
+        yield (
+            f"host times of {rules.name} per operation and message are unknown, 0 is used; "
+            "measured ones go into a runtime file (computation_us, message_us)"
+        )
 
 
 def noise_table(noise: Noise, times: NoisyTimes) -> Table:

@@ -10,17 +10,16 @@ then those over other links continue to rise.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from planner.cluster.cluster import Cluster
 from planner.plan.operations import Operation
+from planner.simulation.progress import ComputeLoad, Progress
 
 _ROUNDING = 1e-9
 """Share of a rate or a bandwidth by which rounding may be off."""
-DIGITS = 12
-"""Significant digits of a moment at which something ends that has shared its way."""
 
 Link = tuple[int, int]
 Key = Operation | int
@@ -59,37 +58,27 @@ def fair_rates(
     return rates
 
 
-@dataclass(eq=False)
-class Flow:
+@dataclass(eq=False, kw_only=True)
+class Flow(Progress):
     """A message or a reduction.
 
     Attributes:
         key: that says which.
         waits_for: what serves one at a time, in the order of requests.
-        seconds: that it takes alone.
-        latency_s: of these, before its first byte.
+        latency_s: of its seconds, before its first byte.
         gb_per_s: of its bytes, alone.
         links: that its bytes share with others; several times where it crosses one several times.
-        start_s: when it set off.
-        due_s: when it would end if it had all its rate from now on.
-        share: of its rate that it has.
-        since_s: since when it has had this share.
-        end_s: when it ends if nothing changes.
+        devices: that communicate meanwhile.
         slowed_by: the link that gave it less than all its rate, the last time that one did.
         meets_others: whether it shares links, or has shared them.
     """
 
     key: Key
     waits_for: Sequence[object]
-    seconds: float
     latency_s: float
     gb_per_s: float
     links: Sequence[Link]
-    start_s: float = inf
-    due_s: float = inf
-    share: float = 1.0
-    since_s: float = 0.0
-    end_s: float = inf
+    devices: Collection[str]
     slowed_by: Link | None = None
     meets_others: bool = False
 
@@ -97,13 +86,6 @@ class Flow:
     def first_s(self) -> float:
         """When its first byte sets off."""
         return self.start_s + self.latency_s
-
-    def take(self, share: float, now: float) -> None:
-        """Go on with a share of the rate."""
-        self.due_s += (now - self.since_s) * (1 - self.share)
-        self.since_s, self.share = now, share
-        # Rounded, so that what ends at one moment but for rounding errors does so here.
-        self.end_s = max(now, float(f"{now + (self.due_s - now) / share:.{DIGITS}g}"))
 
 
 class Network:
@@ -113,11 +95,15 @@ class Network:
         cluster: whose links.
         announce: told the key of a flow and a moment at which to call :meth:`hear`, or again
             another: an earlier announcement may no longer be right.
+        load: told which devices communicate.
     """
 
-    def __init__(self, cluster: Cluster, announce: Callable[[Key, float], None]) -> None:
+    def __init__(
+        self, cluster: Cluster, announce: Callable[[Key, float], None], load: ComputeLoad
+    ) -> None:
         self._links = cluster.links
         self._announce = announce
+        self._load = load
         self._flows: dict[Key, Flow] = {}
         self._lines: defaultdict[object, deque[Flow]] = defaultdict(deque)
         self._on: defaultdict[Link, dict[Key, Flow]] = defaultdict(dict)
@@ -140,6 +126,7 @@ class Network:
                 self._changed.update(dict.fromkeys(flow.links))
             return None
         del self._flows[key]
+        self._load.communicate(flow.devices, -1)
         for link in dict.fromkeys(flow.links):
             del self._on[link][key]
             if self._on[link]:
@@ -179,8 +166,8 @@ class Network:
             self._lines[resource][0] is not flow for resource in flow.waits_for
         ):
             return
-        flow.start_s = now
-        flow.due_s = flow.end_s = now + flow.seconds
+        flow.begin(now)
+        self._load.communicate(flow.devices, 1)
         self._announce(flow.key, flow.end_s)
         if not flow.links:
             return

@@ -2,13 +2,14 @@
 
 The rules: a device runs one operation at a time, each as soon as its inputs have arrived and the
 operation before it has ended. While k devices of a host compute, each takes the host's
-``slowdown[k - 1]`` times as long as alone. A result is sent to the neighbouring stage the moment it
-is ready, or when the runtime's rules let it set off (:mod:`planner.simulation.exchanges`), and the
-device goes on, or waits. A transfer alone takes latency + bytes / narrowest bandwidth; those of one
-device to another go one after the other, and all that is on a link at once shares it, or by older
-rules waits for each other (:mod:`planner.simulation.network`). Gradients of a stage are reduced
-after its last backward, or in buckets while it runs, or later if the runtime does, one reduction
-per device at a time; the optimizer step follows the last of them.
+``slowdown[k - 1]`` times as long as alone, and one that communicates longer again by its type's
+factor (:mod:`planner.simulation.progress`). A result is sent to the neighbouring stage the moment
+it is ready, or when the runtime's rules let it set off (:mod:`planner.simulation.exchanges`), and
+the device goes on, or waits. A transfer alone takes latency + bytes / narrowest bandwidth; those of
+one device to another go one after the other, and all that is on a link at once shares it, or by
+older rules waits for each other (:mod:`planner.simulation.network`). Gradients of a stage are
+reduced after its last backward, or in buckets while it runs, or later if the runtime does, one
+reduction per device at a time; the optimizer step follows the last of them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from planner.simulation.exchanges import Exchanges, Message, exchanges_of
 from planner.simulation.gradients import GradientMoments, Made
 from planner.simulation.network import Flow, Key, Network
 from planner.simulation.policy import FixedOrder, Policy
-from planner.simulation.shared_hosts import HostLoad, computed_together, host_loads
+from planner.simulation.progress import ComputeLoad, computed_together
 from planner.simulation.timeline import (
     OperationEvent,
     SynchronisationEvent,
@@ -100,14 +101,14 @@ class Replay:
         self.free_at = dict.fromkeys(pipeline.devices, 0.0)
         self.operations: list[OperationEvent] = []
         self.transfers: list[TransferEvent] = []
-        self._loads = host_loads(pipeline.problem.cluster)
-        self._on_hosts: dict[str, OperationEvent] = {}
-        self._changed: dict[HostLoad, None] = {}
+        self._load = ComputeLoad(pipeline.problem.cluster)
+        # Of devices that may be slowed: what each computes.
+        self._computing: dict[str, OperationEvent] = {}
         self._durations: dict[tuple[int, str, str], float] = {}
         self._transfers: dict[tuple[bool, int, str, str], Transfer] = {}
-        self._network = Network(pipeline.problem.cluster, self._announce)
+        self._network = Network(pipeline.problem.cluster, self._announce, self._load)
         self._gradients = GradientMoments(pipeline, owner)
-        # On hosts: what a device's operation makes, and the seconds of it that are behind that.
+        # Of these: what its operation makes, and the seconds of it that are behind that.
         self._being_made: dict[str, list[tuple[Made, float]]] = {}
         self._reducing: list[tuple[float, int]] = []
         self._ready_s: dict[int, float] = {}
@@ -154,8 +155,7 @@ class Replay:
         for number in self._gradients.take_ready():
             self._reduce(number, now)
         self._network.settle(now)
-        if self._changed:
-            self._time_again(now)
+        self._time_again(now)
 
     def _device(self, operation: Operation) -> str:
         return self.owner[operation.stage, operation.microbatch]
@@ -177,9 +177,11 @@ class Replay:
             self._durations[key] = self.pipeline.seconds(*key)
         seconds = self._durations[key]
         made = self._gradients.made_by(*key)
-        if device in self._loads:
+        if device in self._load.devices:
             self._being_made[device] = made
-            self._compute_on_host(device, OperationEvent(device, operation, now, math.inf))
+            self._computing[device] = OperationEvent(device, operation, now, math.inf)
+            self.free_at[device] = math.inf
+            self._load.start(device, seconds, now)
             return
         end = now + seconds
         self.free_at[device] = end
@@ -188,43 +190,31 @@ class Replay:
         for part, behind_s in made:
             self._gradients.announce(part, max(now, end - behind_s))
 
-    def _compute_on_host(self, device: str, event: OperationEvent) -> None:
-        """Begin an operation whose end depends on what else its host computes."""
-        load, operation = self._loads[device], event.operation
-        self.free_at[device] = math.inf
-        self._on_hosts[device] = event
-        load.start(device, self._durations[operation.stage, operation.kind, device], event.start_s)
-        self._changed[load] = None
-
     def _time_again(self, now: float) -> None:
-        """Note when the computations of hosts end on which something began or ended."""
-        for load in self._changed:
-            for device, end_s in load.ends_s:
-                event = self._on_hosts[device]
-                if event.end_s != end_s:
-                    self._on_hosts[device] = replace(event, end_s=end_s)
-                    heapq.heappush(self.heap, (end_s, event.operation, False))
-                for part, behind_s in self._being_made[device]:
-                    self._gradients.announce(part, max(now, load.end_s(device, behind_s)))
-        self._changed.clear()
+        """Note when the computations end that something slows, or no longer slows."""
+        for device, progress in self._load.settle(now):
+            event = self._computing[device]
+            if event.end_s != progress.end_s:
+                self._computing[device] = replace(event, end_s=progress.end_s)
+                heapq.heappush(self.heap, (progress.end_s, event.operation, False))
+            for part, behind_s in self._being_made[device]:
+                self._gradients.announce(part, progress.moment(behind_s, now))
 
     def _ends_now(self, device: str, operation: Operation, now: float) -> bool:
-        """Return whether an operation ends; on a host its end may have been put off since."""
-        event = self._on_hosts.get(device)
+        """Return whether an operation ends that may be slowed; its end may have moved since."""
+        event = self._computing.get(device)
         if event is None or (event.operation, event.end_s) != (operation, now):
             return False
-        load = self._loads[device]
-        load.stop(device, now)
-        self._changed[load] = None
+        self._load.stop(device)
         self.free_at[device] = now
-        self.operations.append(self._on_hosts.pop(device))
+        self.operations.append(self._computing.pop(device))
         for part, _ in self._being_made[device]:
             self._gradients.announce(part, now)
         return True
 
     def _finish(self, operation: Operation, now: float) -> Collection[str]:
         device, sent = self._device(operation), None
-        if device in self._loads and not self._ends_now(device, operation, now):
+        if device in self._load.devices and not self._ends_now(device, operation, now):
             return ()
         stage, kind, microbatch = operation
         if kind != "I":
@@ -260,12 +250,13 @@ class Replay:
 
     def _request(self, transfer: Transfer, consumer: Operation, now: float) -> None:
         flow = Flow(
-            consumer,
-            transfer.occupied,
-            transfer.seconds,
-            transfer.latency_s,
-            transfer.gb_per_s,
-            transfer.links if self._is_fair else (),
+            key=consumer,
+            seconds=transfer.seconds,
+            waits_for=transfer.occupied,
+            latency_s=transfer.latency_s,
+            gb_per_s=transfer.gb_per_s,
+            links=transfer.links if self._is_fair else (),
+            devices=transfer.ends,
         )
         self._network.request(flow, now)
 
@@ -289,12 +280,13 @@ class Replay:
         sync = self.pipeline.synchronisations[number]
         load = self.pipeline.reduction_loads[number] if self._is_fair else CollectiveLoad()
         flow = Flow(
-            number,
-            [(device,) for device in sync.devices],
-            sync.seconds,
-            load.latency_s,
-            load.gb_per_s,
-            load.links,
+            key=number,
+            seconds=sync.seconds,
+            waits_for=[(device,) for device in sync.devices],
+            latency_s=load.latency_s,
+            gb_per_s=load.gb_per_s,
+            links=load.links,
+            devices=sync.devices,
         )
         self._ready_s[number] = now
         self._network.request(flow, now)
@@ -336,7 +328,7 @@ class Replay:
 
     def _timeline(self) -> Timeline:
         operations, transfers = self.operations, self.transfers
-        if self._loads:
+        if self._load.devices:
             operations = sorted(operations, key=lambda event: event.start_s)
         transfers = sorted(transfers, key=lambda event: (event.start_s, event.operation))
         rows = sorted(
@@ -364,10 +356,10 @@ class Replay:
             for device in self.pipeline.synchronisations[number].devices:
                 done[device] = max(done[device], reduced_s)
         alone_s = self.pipeline.optimizer_s
-        end_s = computed_together(host_loads(self.pipeline.problem.cluster), done, alone_s)
+        end_s = computed_together(self.pipeline.problem.cluster, done, alone_s)
         # Differences of moments are rounded: where nothing slows a step it takes just its own time.
         steps_s = {
-            device: end_s[device] - done[device] if device in self._loads else seconds
+            device: end_s[device] - done[device] if device in self._load.devices else seconds
             for device, seconds in alone_s.items()
         }
         return end_s, steps_s

@@ -9,8 +9,11 @@ from functools import cached_property
 from planner.cluster.cluster_file import Host
 from planner.cluster.hardware import DeviceType
 from planner.topology.message_fit import OneWay
+from planner.units import significant
 
 Ends = tuple[str, str]
+LEAST_NOISE = 0.02
+"""By which a ratio of two times may be off, however little its rounds differ."""
 UNEQUAL = 2.0
 """Latencies of two directions that differ by a larger factor are not averaged."""
 
@@ -64,6 +67,37 @@ class TimedReduction:
 
 
 @dataclass(frozen=True)
+class SlowedByMessages:
+    """How many times as long computation takes beside messages of its own device.
+
+    Attributes:
+        measured: median over rounds, each compared with computation alone just before.
+        spread: half of the range of the middle half of the rounds.
+    """
+
+    measured: float
+    spread: float
+
+    @property
+    def factor(self) -> float | None:
+        """The factor of the cluster file: 1 for any within the spread of it, None for less."""
+        if abs(self.measured - 1) <= max(self.spread, LEAST_NOISE):
+            return 1.0
+        return significant(self.measured, 4) if self.measured > 1 else None
+
+    def __str__(self) -> str:
+        """Return the figure in words, with what it is not taken for."""
+        words = f"a block takes {self.measured:.3g} times as long beside messages of its device "
+        words += f"(spread {self.spread:.0%})"
+        if self.factor is None:
+            words += (
+                "; messages make nothing faster, so it is not taken: something else used the "
+                "machine, measure again when nothing does"
+            )
+        return words
+
+
+@dataclass(frozen=True)
 class BothWays:
     """Two devices: latency and bandwidth of a link between them.
 
@@ -96,6 +130,8 @@ class Measurements:
         reductions: all-reduces.
         slowdowns: by host, how many times as long computation takes while one, two, … all of its
             ranks compute; of hosts where that was measured.
+        beside_messages: by device type, how messages slow computation, where that was measured;
+            ``types`` have the factors.
     """
 
     members: tuple[MeasuredRank, ...]
@@ -104,6 +140,7 @@ class Measurements:
     together: tuple[ConcurrentMessages, ...] = ()
     reductions: tuple[TimedReduction, ...] = ()
     slowdowns: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    beside_messages: Mapping[str, SlowedByMessages] = field(default_factory=dict)
 
     @cached_property
     def hosts(self) -> dict[str, Host]:

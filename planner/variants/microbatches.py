@@ -70,7 +70,8 @@ def _scaled_layer(layer: Layer, share: _Share, size: dict[str, int]) -> Layer:
     """Scale all figures but the weights' share of the traffic."""
     weights = sum(size[name] for name in layer.parameters)
     work = tuple(row for phase in PHASES for row in _scaled_work(layer, phase, share, weights))
-    update: dict[str, Any] = {"work": work, "stash_bytes": share.of(layer.stash_bytes)}
+    update: dict[str, Any] = {"work": work}
+    update |= {name: share.of(getattr(layer, name)) for name in ("stash_bytes", "batch_bytes")}
     for phase in PHASES:
         flops, traffic = f"{phase}_flops", f"{phase}_traffic_bytes"
         bytes_ = getattr(layer, traffic)

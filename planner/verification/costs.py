@@ -92,14 +92,18 @@ class ProblemCosts:
 
     def roofline(self, layer: Layer, phase: str, device: DeviceType) -> tuple[float, bool]:
         """Seconds of a phase, and whether a lower throughput would lengthen it."""
+        copied_s = 0.0
+        if phase == "forward" and device.host_link_gb_per_s is not None:
+            copied_s = layer.batch_bytes / device.host_link_gb_per_s * 1e-9
         if layer.work:
             rows = [self._work(row, device) for row in layer.work if row.phase == phase]
-            return sum(seconds for seconds, _ in rows), any(bound for _, bound in rows)
+            return copied_s + sum(seconds for seconds, _ in rows), any(bound for _, bound in rows)
         peak = device.peak_tflop_per_s[self._job.precision] * 1e12
         bandwidth = device.memory_bandwidth_gb_per_s * 1e9 * device.bandwidth_efficiency
         flops, traffic = getattr(layer, f"{phase}_flops"), getattr(layer, f"{phase}_traffic_bytes")
         arithmetic_s, traffic_s = flops / (peak * device.efficiency), traffic / bandwidth
-        return max(arithmetic_s, traffic_s), flops > 0 and arithmetic_s >= traffic_s
+        by_throughput = flops > 0 and arithmetic_s >= traffic_s
+        return copied_s + max(arithmetic_s, traffic_s), by_throughput
 
     def _work(self, work: Work, device: DeviceType) -> tuple[float, bool]:
         # Fused kernels skip what a causal mask leaves out.

@@ -103,6 +103,7 @@ class GradientSums:
             taken = reduction.taken
             sending = CheckedSending(
                 tuple((device,) for device in reduction.devices),
+                reduction.devices,
                 taken.seconds,
                 taken.latency_s,
                 taken.bytes_per_s,

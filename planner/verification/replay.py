@@ -15,9 +15,9 @@ from planner.plan.operations import Operation, Orders, owners
 from planner.plan.plan import Plan
 from planner.verification.costs import PlanCosts
 from planner.verification.gradients import GradientSums
-from planner.verification.host_clocks import CheckedHostClock, ends_together, host_clocks
 from planner.verification.routes import Path
 from planner.verification.script import Entry, Message, Scripts
+from planner.verification.speeds import CheckedSpeeds, ends_together
 from planner.verification.steps import Step, after, ended_at
 from planner.verification.traffic import CheckedSending, Traffic
 
@@ -100,9 +100,8 @@ class _Replay:
         self._sums = GradientSums(plan, orders, costs, self._traffic)
         self._busy_s = dict.fromkeys(costs.devices, 0.0)
         self._changes = {d: [(0.0, costs.constant_bytes(d))] for d in costs.devices}
-        self._hosts = host_clocks(plan)
-        self._disturbed: dict[CheckedHostClock, None] = {}
-        # On hosts: when what a device computes will be done, as far as is known.
+        self._speeds = CheckedSpeeds(plan)
+        # Of devices that may be slowed: when what each computes will be done, as far as is known.
         self._done_at: dict[str, float] = {}
 
     def run(self) -> Replayed:
@@ -116,8 +115,8 @@ class _Replay:
             for device in concerned:
                 self._start_next(device, now)
             self._sums.begin(now)
-            self._settle_hosts(now)
             self._traffic.divide(now)
+            self._time_again(now)
             now = self._next_s(now)
             concerned = self._happen(now)
         waiting = [device for device, left in self._left.items() if left]
@@ -173,43 +172,41 @@ class _Replay:
         seconds = self._costs.seconds(operation.stage, operation.kind, device)
         cause = ended_at(now, before, self._brought.get(operation), *self._met_at(now, device))
         self._ran[device] = Step(now, now + seconds, (device,), cause, operation)
-        host = self._hosts.get(device)
-        if host is None:
+        if not self._speeds.may_slow(device):
             heappush(self._moments, (now + seconds, operation, False))
             self._sums.begin_backward(
                 operation, device, lambda left_s: max(now, now + seconds - left_s)
             )
             return
-        host.begin(device, seconds, now)
+        self._speeds.begin(device, seconds, now)
         self._done_at[device] = inf
         self._ran[device] = replace(self._ran[device], end_s=inf)
-        self._disturbed[host] = None
 
-    def _settle_hosts(self, now: float) -> None:
-        """What begins or ends on a host moves the ends of all that it computes."""
-        for host in self._disturbed:
-            for device, moment in host.moments():
-                operation = self._ran[device].operation
-                if operation is None:
-                    continue
-                self._sums.begin_backward(
-                    operation, device, partial(_not_before, now, host, device)
-                )
-                if self._done_at[device] != moment:
-                    self._done_at[device] = moment
-                    heappush(self._moments, (moment, operation, False))
-        self._disturbed.clear()
+    def _time_again(self, now: float) -> None:
+        """What begins or ends moves the ends of what it slows."""
+        if not self._done_at:
+            return
+        for device, moment in self._speeds.moments(now, self._traffic.communicating()).items():
+            operation = self._ran[device].operation
+            if operation is None:
+                continue
+            self._sums.begin_backward(operation, device, partial(self._not_before, now, device))
+            if self._done_at[device] != moment:
+                self._done_at[device] = moment
+                heappush(self._moments, (moment, operation, False))
+
+    def _not_before(self, now: float, device: str, left_s: float) -> float:
+        return max(now, self._speeds.moment(device, left_s))
 
     def _is_done(self, device: str, operation: Operation, now: float) -> bool:
-        """On a host an end that was announced may have been put off, or brought forward."""
-        host, step = self._hosts.get(device), self._ran[device]
-        if host is None:
+        """An end that was announced may have been put off, or brought forward."""
+        if not self._speeds.may_slow(device):
             return True
+        step = self._ran[device]
         if step.operation != operation or self._done_at.get(device) != now:
             return False
-        host.done(device, now)
+        self._speeds.done(device)
         del self._done_at[device]
-        self._disturbed[host] = None
         self._ran[device] = replace(step, end_s=now)
         return True
 
@@ -289,6 +286,7 @@ class _Replay:
         message_s = self._rules.message_us * 1e-6
         sending = CheckedSending(
             self._lines(path, ends),
+            ends,
             path.seconds(bytes_) + message_s,
             path.latency_s + message_s,
             path.bytes_per_s,
@@ -364,7 +362,7 @@ class _Replay:
             before = [*self._at_end(device), *self._reduced(device)]
             steps[device] = after(before, seconds[device], (device,))
         begins_s = {device: step.start_s for device, step in steps.items()}
-        for device, end_s in ends_together(begins_s, seconds, host_clocks(self._plan)).items():
+        for device, end_s in ends_together(self._plan, begins_s, seconds).items():
             steps[device] = replace(steps[device], end_s=end_s)
         for device, step in steps.items():
             self._busy_s[device] += step.seconds
@@ -380,10 +378,6 @@ class _Replay:
 
     def _reduced(self, device: str) -> list[Step]:
         return [self._sums.last[device]] if device in self._sums.last else []
-
-
-def _not_before(now: float, host: CheckedHostClock, device: str, left_s: float) -> float:
-    return max(now, host.moment(device, left_s))
 
 
 def _held(changes: list[tuple[float, int]]) -> list[tuple[float, int]]:

@@ -19,6 +19,7 @@ class CheckedSending:
 
     Attributes:
         lines: in which it waits: in each, one is on its way at a time.
+        devices: that send or receive meanwhile.
         seconds: that it takes alone.
         latency_s: of these, without bytes.
         bytes_per_s: that it moves at most.
@@ -30,6 +31,7 @@ class CheckedSending:
     """
 
     lines: tuple[Hashable, ...]
+    devices: tuple[str, ...]
     seconds: float
     latency_s: float = 0.0
     bytes_per_s: float = inf
@@ -62,6 +64,10 @@ class Traffic:
         """Take up what is to be sent; it sets off as soon as it is first in all its lines."""
         self._waiting.append(sending)
         self._depart(now)
+
+    def communicating(self) -> set[str]:
+        """Return the devices that send or receive something that is on its way."""
+        return {device for row in self._moving for device in row.devices}
 
     def next_s(self, now: float) -> float:
         """Return the next moment, not before one, at which something arrives or begins to flow."""

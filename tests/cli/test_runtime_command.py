@@ -7,6 +7,9 @@ import pytest
 from commands import pipeplan
 from solver.tiny_problems import renamed, tiny_problem
 
+from planner.plan.runtime_rules import RULES
+from planner.report.summary import runtime_lines
+
 NAMES = ("embed", "layers.0", "layers.1", "norm", "loss")
 
 
@@ -31,6 +34,7 @@ def test_a_plan_for_a_runtime_says_its_space_and_is_exported(
     assert planned.exit_code == 0, planned.output
     assert "space of deepspeed: cuts at " in planned.output
     assert "in the order of 1F1B" in planned.output
+    assert "host times of deepspeed per operation and message are unknown" in planned.output
     assert "the bound holds for every plan of this space; its proof allows" in planned.output
     assert json.loads(plan.read_text())["job"]["runtime"] == "deepspeed"
     assert pipeplan("export", plan, "--to", "deepspeed", "-o", folder).exit_code == 0
@@ -94,6 +98,18 @@ def test_a_plan_is_replayed_as_another_runtime_runs_it(words: list[str], tmp_pat
     both = pipeplan("simulate", plan, "--runtime", "megatron", "--sync", "all")
     assert both.exit_code == 1
     assert "--runtime: megatron has no effect together with --sync" in both.output
+
+
+def test_host_times_that_nobody_measured_are_said_to_be_unknown() -> None:
+    unknown = {name: list(runtime_lines(rules)) for name, rules in RULES.items()}
+    assert unknown.pop("pipeplan") == []
+    for name, lines in unknown.items():
+        (line,) = lines
+        assert line.startswith(f"host times of {name} per operation and message are unknown, 0 is")
+    megatron = RULES["megatron"]
+    assert megatron.interleaved is not None
+    timed = megatron.interleaved.model_copy(update={"message_us": 5})
+    assert list(runtime_lines(megatron.model_copy(update={"interleaved": timed}))) == []
 
 
 def test_orders_that_wait_in_a_circle_are_refused(words: list[str], tmp_path: Path) -> None:

@@ -51,6 +51,18 @@ def test_recomputing_runs_the_forward_again_before_the_input_gradient() -> None:
     assert times(recompute=True) == pytest.approx((3, 4, 1, 5))
 
 
+def test_what_a_forward_reads_of_the_batch_is_copied_to_the_device() -> None:
+    """2 GB at 0.5 GB/s, and again where a forward runs again; measured times have it."""
+    assert times(batch_bytes=2 * 10**9) == times()
+    linked = DEVICE.model_copy(update={"host_link_gb_per_s": 0.5})
+    row = graph([layer("a", **ROW, batch_bytes=2 * 10**9)]).layers["a"]
+    assert layer_times(row, "kind", linked, "float32") == pytest.approx((3 + 4, 1, 1, 2))
+    assert layer_times(row, "kind", linked, "float32", True) == pytest.approx((7, 8, 1, 9))
+    seconds = {"forward_s": 0.1, "input_gradient_s": 0.2, "weight_gradient_s": 0.3}
+    measured = graph([layer("a", **ROW, batch_bytes=10**9, measured={"kind": seconds})]).layers["a"]
+    assert layer_times(measured, "kind", linked, "float32")[0] == 0.1
+
+
 def test_measured_times_replace_the_roofline_on_their_device_type() -> None:
     seconds = {"forward_s": 0.1, "input_gradient_s": 0.2, "weight_gradient_s": 0.3}
     assert times(measured={"kind": seconds}) == (0.1, 0.2, 0.3, 0.5)

@@ -119,6 +119,35 @@ def test_slowdowns_are_interpolated_and_never_fall() -> None:
     assert slowdowns({1: 2.0, 2: 2.4, 3: 2.2, 5: 4.0}, 5) == (1.0, 1.2, 1.2, 1.55, 2.0)
 
 
+def test_one_rank_of_each_host_computes_beside_messages() -> None:
+    turns = [turn for turn in all_turns("aab", at_once=False, together=True, reductions=True,
+                                        compute=True) if turn.kind == "beside"]  # fmt: skip
+    assert [(turn.group, turn.flows) for turn in turns] == [((0,), ((0, 1),)), ((2,), ((2, 0),))]
+    alone = all_turns("a", at_once=False, together=True, reductions=True, compute=True)
+    assert [turn.kind for turn in alone] == ["compute"]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "factor", "words"),
+    [
+        ([1.2, 1.25, 1.3, 1.25, 9.0], 1.25, "1.25 times as long beside messages"),
+        ([0.9, 0.95, 1.1, 1.2, 0.98], 1.0, "0.98 times as long"),
+        ([0.9, 1.6, 1.17, 0.8, 1.9], 1.0, "1.17 times as long"),
+        ([0.7, 0.72, 0.71, 0.69, 0.7], None, "is not taken: something else used the machine"),
+    ],
+)
+def test_messages_slow_computation_or_are_not_believed(
+    ratios: list[float], factor: float | None, words: str
+) -> None:
+    members, types = members_of([about("here"), about("here")])
+    record = MeasurementRecord(members, types)
+    said = record.add(Turn("beside", ((0, 1),), (0,)), {0: ratios, 1: []})
+    assert words in said
+    found = record.measurements
+    assert found.beside_messages["CPU-core"].factor == factor
+    assert found.types["CPU-core"].compute_slowdown_while_communicating == (factor or 1.0)
+
+
 def test_hosts_of_other_speed_have_a_type_of_their_own() -> None:
     members, types = members_of([about("fast"), about("slow"), about("like-fast"), about("fast")])
     record = MeasurementRecord(members, types)

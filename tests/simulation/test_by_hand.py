@@ -7,8 +7,11 @@ from builders import (
     GIGA,
     boundary,
     by_older_rule,
+    cluster,
+    device_type,
     graph,
     layer,
+    link,
     orders,
     parameter,
     pipeline,
@@ -87,6 +90,46 @@ def test_devices_of_one_host_slow_each_other_by_hand() -> None:
     events = [step.event for step in critical_path(timeline)]
     ran = [str(event.operation) for event in events if isinstance(event, OperationEvent)]
     assert ran == ["0F0", "1F0", "1B0", "1F1", "1B1", "0B1"]
+
+
+def test_messages_slow_the_computation_of_both_their_devices_by_hand() -> None:
+    """Factor 2 while a message moves, which takes 1 s: half a second's work is done beside each.
+
+    0F1 begins with the first activations, 1F0 ends with the second, and 1F1 begins with the
+    gradients of 1B0.
+    """
+    slow = {"unit": device_type(compute_slowdown_while_communicating=2)}
+    machines = cluster(["d0", "d1"], [link("d0", "d1")], types=slow)
+    stages = [(["a"], ["d0"]), (["b"], ["d1"])]
+    timeline = simulate(pipeline(graph([layer("a"), layer("b")]), machines, stages), ONE_F_ONE_B)
+    assert times(timeline) == {
+        "0F0": (0, 1),
+        "0F1": (1, 2.5),
+        "1F0": (2, 3.5),
+        "1B0": (3.5, 5.5),
+        "1F1": (5.5, 7),
+        "0B0": (6.5, 8.5),
+        "1B1": (7, 9),
+        "0B1": (10, 12),
+    }
+    assert sum(step.seconds for step in critical_path(timeline)) == timeline.iteration_time_s == 12
+
+
+def test_a_bucket_slows_the_rest_of_its_backward_by_hand() -> None:
+    """Two replicas: w's gradients are made in the middle of the backward, and reduced for 4 s.
+
+    Of the backward of 2 s the last second, that of the first layer, takes 2 s beside the reduction
+    that begins as it does.
+    """
+    slow = {"unit": device_type(compute_slowdown_while_communicating=2)}
+    machines = cluster(["d0", "d1"], [link("d0", "d1")], types=slow)
+    rows = [layer("a", 0.5, 1), layer("b", 0.5, 1, parameters=["w"])]
+    the_graph = graph(rows, parameters=[parameter("w", GIGA)])
+    placed = pipeline(the_graph, machines, [(["a", "b"], ["d0", "d1"])])
+    timeline = simulate(placed, orders(d0="0F0 0B0", d1="0F1 0B1"))
+    assert times(timeline) == {name: (0, 1) if "F" in name else (1, 4) for name in times(timeline)}
+    (reduction,) = timeline.synchronisations
+    assert (reduction.start_s, reduction.end_s) == (2, 6)
 
 
 def test_optimizer_steps_of_one_host_slow_each_other_by_hand() -> None:

@@ -190,7 +190,7 @@ def test_rules_of_interleaved_plans() -> None:
     assert RuntimeRules().behaviour_on([("d0",), ("d0",)]) == RuntimeBehaviour()
 
 
-@given(scheduled(hosts=True), runtimes())
+@given(scheduled(slowed=True), runtimes())
 def test_critical_path_noise_and_bounds_follow_the_rules(
     case: Scheduled, rules: RuntimeRules
 ) -> None:

@@ -139,7 +139,7 @@ def test_two_reductions_and_a_message_share_an_uplink() -> None:
     assert ends(0) == [(4, 6), (4, 6)]
 
 
-@given(scheduled(hosts=True, links="fair"))
+@given(scheduled(slowed=True, links="fair"))
 def test_no_message_is_faster_than_alone_and_no_link_than_full(case: Scheduled) -> None:
     """Messages and reductions: over any span of time a link carries no more than its bandwidth."""
     timeline = simulate(case.pipeline, case.orders)
@@ -172,7 +172,7 @@ def nothing_meets(timeline: Timeline) -> bool:
     return not any(a[2] & b[2] and a[0] <= b[1] and b[0] <= a[1] for a, b in combinations(rows, 2))
 
 
-@given(scheduled(hosts=True, links="fair"))
+@given(scheduled(slowed=True, links="fair"))
 def test_where_nothing_meets_on_a_link_both_rules_give_the_same_timeline(case: Scheduled) -> None:
     fair = simulate(case.pipeline, case.orders)
     assume(nothing_meets(fair))

@@ -25,7 +25,7 @@ ROUNDING = 1 + 1e-9
 @pytest.mark.extensive
 @given(st.data())
 def test_no_random_schedule_beats_the_bounds(data: st.DataObject) -> None:
-    problem: Problem = data.draw(problems(hosts=True))
+    problem: Problem = data.draw(problems(slowed=True))
     pipeline = place(problem, data.draw(partitions(problem, recompute=False)))
     split = data.draw(st.booleans())
     orders = data.draw(orders_for(pipeline, split_backwards=split))
@@ -37,7 +37,7 @@ def test_no_random_schedule_beats_the_bounds(data: st.DataObject) -> None:
 @pytest.mark.extensive
 @given(st.data())
 def test_recomputing_only_raises_the_bound(data: st.DataObject) -> None:
-    problem: Problem = data.draw(problems(hosts=True))
+    problem: Problem = data.draw(problems(slowed=True))
     specs = data.draw(partitions(problem))
     plain = [replace(spec, recompute=()) for spec in specs]
     raised = schedule_bound_s(place(problem, specs))
@@ -48,7 +48,7 @@ def test_recomputing_only_raises_the_bound(data: st.DataObject) -> None:
 @given(st.data())
 def test_no_schedule_within_memory_beats_the_bound_from_it(data: st.DataObject) -> None:
     """Memory is set to what a random schedule needs: it fits, and the bound must allow it."""
-    problem: Problem = data.draw(problems(hosts=True))
+    problem: Problem = data.draw(problems(slowed=True))
     pipeline = place(problem, data.draw(partitions(problem)))
     split = data.draw(st.booleans())
     orders = data.draw(orders_for(pipeline, split_backwards=split))

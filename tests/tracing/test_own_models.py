@@ -36,7 +36,10 @@ def test_layers_inside_a_wrapper_are_layers() -> None:
 def test_an_mlp_by_hand() -> None:
     graph = trace(mlp, Job(samples_per_microbatch=5))
     assert list(graph) == ["layers.0", "layers.1", "layers.2", "loss"]
-    first, relu, last, _ = graph.record.layers
+    first, relu, last, loss = graph.record.layers
+    target = Classifier().example_batch(5)["target"]
+    copied = [4 * 5 * 8, 0, 0, target.numel() * target.element_size()]
+    assert [row.batch_bytes for row in (first, relu, last, loss)] == copied
     assert first.forward_flops == first.weight_gradient_flops == 2 * 5 * 8 * 16
     assert first.input_gradient_flops == 0  # Nobody wants the gradient of the data.
     assert last.forward_flops == last.input_gradient_flops == 2 * 5 * 16 * 4

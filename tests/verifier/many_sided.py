@@ -45,7 +45,8 @@ def many_sided_plans() -> list[Plan]:
     """Return plans with replicas, several stages a device, recompute and split backwards.
 
     All but the fourth overlap reductions with backwards. One is on hosts whose devices slow each
-    other, two have messages in turn on links; others run by other rules than our own.
+    other, one on devices that communication slows, two have messages in turn on links; others run
+    by other rules than our own.
     """
     one_each = [(NAMES[:3], "abc", ["l1"]), (NAMES[3:5], "de", ["l4"]), (NAMES[5:], "f", [])]
     twice = [(NAMES[:2], "d", []), (NAMES[2:4], "a", ["l2", "l3"]), (NAMES[4:6], "e", [])]
@@ -60,6 +61,7 @@ def many_sided_plans() -> list[Plan]:
             behind_shared, "bfloat16", "sgd", split=0.0, seed=4, slow_us=2_000_000, overlap=False
         ),
         _plan([(NAMES, "abd", [])], "float32", "adamw", seed=5, hosts=HOSTS),
+        _plan(one_each, "float32", "adamw", seed=1, while_communicating=1.5),
         _plan(behind_shared, "bfloat16", "sgd", seed=4, slow_us=2_000_000, links="in_turn"),
         _plan(one_each, "float32", "adamw", seed=6, links="in_turn"),
         _reducing_while_sending(),
@@ -116,6 +118,7 @@ def _plan(
     overlap: bool = True,
     rules: Mapping[str, object] | None = None,
     hosts: Sequence[Host] = (),
+    while_communicating: float = 1.0,
     links: Literal["fair", "in_turn"] = "fair",
 ) -> Plan:
     """A plan in random orders, or without a seed in the order of 1F1B."""
@@ -128,7 +131,7 @@ def _plan(
     )
     behaviour = RuntimeBehaviour.model_validate(rules or {})
     runtime = RuntimeRules(behaviour=behaviour, links=links)
-    machines = _cluster(slow_us).model_copy(update={"hosts": tuple(hosts)})
+    machines = _cluster(slow_us, while_communicating).model_copy(update={"hosts": tuple(hosts)})
     problem = Problem(_graph(precision), machines, job, runtime=runtime)
     pipeline = place(problem, [StageSpec(*map(tuple, stage)) for stage in stages])
     if seed is not None:
@@ -141,7 +144,7 @@ def _plan(
     return plan_by_hand(pipeline, dict(zip(ranks, rows, strict=True)))
 
 
-def _cluster(slow_us: int) -> Cluster:
+def _cluster(slow_us: int, while_communicating: float) -> Cluster:
     """Two switches with a narrow half duplex link between, and another way round it."""
     fast = device_type(
         peak_tflop_per_s={"float32": 1, "tf32": 3, "bfloat16": 2},
@@ -149,10 +152,14 @@ def _cluster(slow_us: int) -> Cluster:
         ramp_up_us=50_000,
         operation_overhead_us=20_000,
         bandwidth_efficiency=0.8,
+        host_link_gb_per_s=0.5,
         by_class={"attention": {"efficiency": 0.3}, "memory": {"bandwidth_efficiency": 0.5}},
+        compute_slowdown_while_communicating=while_communicating,
     )
     slow = device_type(
-        peak_tflop_per_s={"float32": 0.5, "bfloat16": 0.6}, memory_bandwidth_gb_per_s=200
+        peak_tflop_per_s={"float32": 0.5, "bfloat16": 0.6},
+        memory_bandwidth_gb_per_s=200,
+        compute_slowdown_while_communicating=while_communicating,
     )
     links = [
         link("a", "left", 2, latency_us=100_000),
@@ -182,6 +189,7 @@ def _graph(precision: str) -> LayerGraph:
     rows = [_layer(index) for index in range(len(NAMES))]
     rows[0]["parameters"] = ["tied", "p0"]
     rows[7]["parameters"] = ["tied", "p7"]
+    rows[0]["batch_bytes"] = rows[7]["batch_bytes"] = 40 * MIB
     rows[5]["parameters"] = ["tied_too", "frozen"]
     rows[2]["parameters"] = ["tied_too"]
     rows[1]["parameters"] = ["p1", "bias1"]

@@ -16,7 +16,7 @@ from planner.costs import collectives, optimizer, placement, reductions, rooflin
 from planner.costs import stage_bytes as workspace
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
-from planner.simulation import exchanges, gradients, network, shared_hosts, timeline
+from planner.simulation import exchanges, gradients, network, progress, timeline
 from planner.simulation.simulator import Replay
 from planner.verification import verify
 
@@ -62,7 +62,7 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "if flow.first_s <= now",
         "",
     ),
-    "what was lost by sharing is forgotten": (network.Flow.take, "(1 - self.share)", "0"),
+    "what was lost by sharing is forgotten": (progress.Progress.take, "(1 - self.share)", "0"),
     "a reduction counts once on a link that it crosses twice": (
         collectives.collective_load,
         "links = tuple(",
@@ -149,29 +149,55 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
     ),
     "there is no optimizer step": (
         Replay._optimizer_steps,
-        "computed_together(host_loads(self.pipeline.problem.cluster), done, alone_s)",
+        "computed_together(self.pipeline.problem.cluster, done, alone_s)",
         "dict(done)",
     ),
     "optimizer steps of a host do not slow each other": (
         Replay._optimizer_steps,
-        "computed_together(host_loads(self.pipeline.problem.cluster), ",
-        "computed_together({}, ",
+        "computed_together(self.pipeline.problem.cluster, done, alone_s)",
+        "{name: done[name] + seconds for name, seconds in alone_s.items()}",
     ),
     "devices of a host do not slow each other": (
-        shared_hosts.HostLoad._advance,
-        "/ self._factor",
-        "/ 1.0",
+        progress.ComputeLoad._by_host,
+        "host.slowdown[at_work[id(host)] - 1]",
+        "1.0",
     ),
     "a host is slowed by one device too few": (
-        shared_hosts.HostLoad._factor.fget,
-        "[len(self._due) - 1]",
-        "[len(self._due) - 2]",
+        progress.ComputeLoad._by_host,
+        "[at_work[id(host)] - 1]",
+        "[at_work[id(host)] - 2]",
     ),
     "gradients of a slowed backward are ready as soon as of another": (
-        shared_hosts.HostLoad.end_s,
-        "(self._due[device] - behind_s - self._passed) * self._factor",
-        "(self._due[device] - self._passed) * self._factor - behind_s",
+        progress.Progress.moment,
+        "(due_s - self.since_s) / self.share",
+        "(self.due_s - self.since_s) / self.share - left_s",
     ),
+    "communication does not slow computation": (
+        progress.ComputeLoad._by_communication,
+        "if self._under_way[device]",
+        "if False",
+    ),
+    "two messages slow as one that has arrived": (
+        progress.ComputeLoad.communicate,
+        "self._under_way[device] += change",
+        "self._under_way[device] = max(0, change)",
+    ),
+    "what is received slows nothing": (
+        placement.PlacedPipeline._transfer,
+        "(source, target),",
+        "(source,),",
+    ),
+    "what is sent slows nothing": (
+        placement.PlacedPipeline._transfer,
+        "(source, target),",
+        "(target,),",
+    ),
+    "reductions do not slow computation": (
+        Replay._reduce,
+        "devices=sync.devices",
+        "devices=()",
+    ),
+    "the batch is not copied": (roofline._roofline, "device.copy_s(layer.batch_bytes)", "0.0"),
     "a ring has a step too many": (
         collectives.all_reduce_algorithms,
         "2 * (count - 1)",

@@ -50,7 +50,17 @@ def small_plan(**job: object) -> Plan:
 def sampled_plan(samples: int = 4) -> Plan:
     """One layer on one device: 2 microbatches of some samples."""
     the_graph = graph(
-        [layer("a", 1, 2, parameters=["w"], stash_bytes=101, forward_traffic_bytes=9000)],
+        [
+            layer(
+                "a",
+                1,
+                2,
+                parameters=["w"],
+                stash_bytes=101,
+                batch_bytes=40,
+                forward_traffic_bytes=9000,
+            )
+        ],
         [],
         [parameter("w")],
         samples_per_microbatch=samples,
@@ -297,7 +307,7 @@ def test_smaller_microbatches_are_in_proportion_but_for_weights() -> None:
     row = found.problem.graph.layers["a"]
     assert row.forward_flops == 10**12 // 2
     assert row.forward_traffic_bytes == 4000 + 2500
-    assert row.stash_bytes == 51
+    assert (row.stash_bytes, row.batch_bytes) == (51, 20)
     assert (found.problem.job.samples_per_microbatch, found.problem.job.microbatches) == (2, 4)
     assert [str(word) for word in found.orders["d0"]] == ("0F0 0F1 0B0 0B1 0F2 0F3 0B2 0B3".split())
     assert found.assumes is not None

@@ -6,6 +6,12 @@ from dataclasses import dataclass
 
 from planner.analysis.explain.bubble import Bubble, bubble_by_cause
 from planner.analysis.explain.memory import MemoryLimit, memory_limit
+from planner.analysis.explain.parts import (
+    IterationPart,
+    SlowdownCost,
+    iteration_parts,
+    slowdown_costs,
+)
 from planner.analysis.explain.path_shares import PathShare, path_shares
 from planner.analysis.explain.resources import Resource, resource_bounds
 from planner.analysis.explain.stage_limits import StageLimit, stage_limits
@@ -60,7 +66,7 @@ def _spans(timeline: Timeline) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def _device_use(timeline: Timeline, device: str, first_s: float, last_s: float) -> DeviceUse:
-    step_s, end_s = timeline.pipeline.optimizer_s[device], timeline.end_s[device]
+    step_s, end_s = timeline.optimizer_s[device], timeline.end_s[device]
     computed_s = timeline.busy_s[device] - step_s
     return DeviceUse(
         device=device,
@@ -82,6 +88,8 @@ class Explanation:
         iteration_time_s: from the first forward to the last optimizer step.
         critical_path: events from time 0 to the end, each starting when the one before it ends.
         shares: the critical path's time by cause, the largest first; they sum to its whole.
+        parts: the same time by what is done in it, the largest first; they too sum to its whole.
+        slowdowns: what it costs that hosts or messages slow devices.
         devices: how each device spends the iteration, in stage order.
         resources: devices and links with their lower bounds, the highest first.
         memory: room on each device, and what the iteration would take without limits.
@@ -93,6 +101,8 @@ class Explanation:
     iteration_time_s: float
     critical_path: tuple[PathStep, ...]
     shares: tuple[PathShare, ...]
+    parts: tuple[IterationPart, ...]
+    slowdowns: tuple[SlowdownCost, ...]
     devices: tuple[DeviceUse, ...]
     resources: tuple[Resource, ...]
     memory: MemoryLimit
@@ -121,6 +131,8 @@ def explain(timeline: Timeline) -> Explanation:
         iteration_time_s=timeline.iteration_time_s,
         critical_path=path,
         shares=path_shares(timeline.pipeline, path),
+        parts=iteration_parts(timeline, path),
+        slowdowns=slowdown_costs(timeline),
         devices=device_uses(timeline),
         resources=resource_bounds(timeline),
         memory=memory,

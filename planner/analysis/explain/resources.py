@@ -51,11 +51,13 @@ def resource_bounds(timeline: Timeline) -> tuple[Resource, ...]:
 
 def _devices(timeline: Timeline) -> list[Resource]:
     pipeline = timeline.pipeline
-    load_s = {d: timeline.busy_s[d] - timeline.optimizer_s[d] for d in pipeline.devices}
-    weights_s: defaultdict[str, float] = defaultdict(float)
+    load_s, weights_s = dict.fromkeys(pipeline.devices, 0.0), defaultdict[str, float](float)
     for event in timeline.operations:
+        # Alone: in another order the device may be slowed less.
+        seconds = pipeline.seconds(event.operation.stage, event.operation.kind, event.device)
+        load_s[event.device] += seconds
         if event.operation.kind == "W":
-            weights_s[event.device] += event.end_s - event.start_s
+            weights_s[event.device] += seconds
     ways = _ways(timeline)
     return [
         _device(pipeline, device, load_s[device], weights_s[device], ways)

@@ -163,6 +163,7 @@ def holds_under(timeline: Timeline, pipeline: PlacedPipeline) -> bool:
         old.microbatches == pipeline.microbatches
         and all(pipeline.capacity_bytes(d) >= old.capacity_bytes(d) for d in old.devices)
         and all(pipeline.optimizer_s[d] <= old.optimizer_s[d] for d in old.devices)
+        and _speeds_hold(old, pipeline)
         and _reductions_hold(old, pipeline)
         and _operations_hold(timeline, pipeline)
         and _transfers_hold(timeline, pipeline)
@@ -184,6 +185,17 @@ def _bytes(pipeline: PlacedPipeline) -> list[tuple[int, ...]]:
         )
         for stage in pipeline.stages
     ]
+
+
+def _speeds_hold(old: PlacedPipeline, new: PlacedPipeline) -> bool:
+    """Whether devices are slowed no more than before, by others of their host or by messages."""
+    before, after = old.problem.cluster, new.problem.cluster
+    return all(
+        after.host_of.get(device) in (None, before.host_of.get(device))
+        and after.slowed_by_communication.get(device, 1.0)
+        <= before.slowed_by_communication.get(device, 1.0)
+        for device in old.devices
+    )
 
 
 def _reductions_hold(old: PlacedPipeline, new: PlacedPipeline) -> bool:

@@ -64,6 +64,7 @@ def layer_of(
     stash_bytes: int,
     weight_stash_bytes: int,
     parameters: tuple[str, ...],
+    batch_bytes: int = 0,
 ) -> Layer:
     """Return a layer whose FLOPs and traffic are those of its operations.
 
@@ -74,6 +75,7 @@ def layer_of(
         weight_stash_bytes: bytes kept from the input gradient of a split backward for the weight
             gradient.
         parameters: names of its parameters.
+        batch_bytes: bytes of the entries of the batch that it reads.
     """
     work = work_of(costs)
     forward, input_gradient, weight_gradient = (totals(work, phase) for phase in PHASES)
@@ -88,6 +90,7 @@ def layer_of(
         stash_bytes=stash_bytes,
         weight_stash_bytes=weight_stash_bytes,
         parameters=parameters,
+        batch_bytes=batch_bytes,
         work=work,
     )
 
@@ -235,7 +238,7 @@ def _layers(
     late: dict[str, int] = defaultdict(int)
     for node, _, bytes_ in measured.weight_stash:
         late[layers.layer_of[node]] += bytes_
-    used = _parameter_names(exported, layers)
+    used, read = _parameter_names(exported, layers), _batch_bytes(layers)
     size = {row.name: row.bytes for row in parameters if row.trainable}
     for name in layers.names:
         held = [size[parameter] for parameter in used[name] if parameter in size]
@@ -247,9 +250,21 @@ def _layers(
             stash[name],
             late[name],
             tuple(used[name]),
+            read[name],
         )
         for name in layers.names
     )
+
+
+def _batch_bytes(layers: LayerAssignment) -> dict[str, int]:
+    """Return the bytes of the entries of a batch that each layer reads."""
+    found = dict.fromkeys(layers.names, 0)
+    for node in layers.inputs:
+        value = node.meta["val"]
+        readers = {layers.layer_of[user] for user in node.users if user in layers.layer_of}
+        for name in readers:
+            found[name] += value.numel() * value.element_size()
+    return found
 
 
 def _boundaries(

@@ -1,17 +1,24 @@
-"""Devices of a host that slow each other: plans that use what the host can do, and no more."""
+"""Devices that others of their host or their own messages slow: plans, and bounds on all plans."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from builders import boundary, graph, layer, star
+from solver.brute_force import all_orders, all_partitions
+from solver.runtime_brute_force import simulated_s
+from solver.tiny_problems import tiny_problem
 
 from planner.cluster.cluster import Cluster
 from planner.cluster.cluster_file import Host
+from planner.costs.placement import is_connected, place
 from planner.errors import PipeplanError
 from planner.job import Job
 from planner.plan.problem import Problem
+from planner.search.schedule.measure import measure_bound_s
 from planner.search.solve import solve
 from planner.variants.clusters import with_copies, without
 from planner.verification import verify
@@ -51,6 +58,45 @@ def test_the_work_bound_counts_what_a_host_does_at_once() -> None:
     time_s, bound_s, _ = solved(on_hosts(3, host))
     assert bound_s >= 8 * 24 / 2.5 * (1 - 1e-6)
     assert time_s >= bound_s
+
+
+def _slowed(problem: Problem, factor: float, *, host: bool) -> Problem:
+    """The same devices, slowed by communication, and where they are of one host by each other."""
+    machines = problem.cluster
+    changed = {"compute_slowdown_while_communicating": factor}
+    types = {name: row.model_copy(update=changed) for name, row in machines.device_types.items()}
+    names = machines.device_names
+    slowdown = tuple(1 + number / 4 for number in range(len(names)))
+    hosts = (Host(devices=names, slowdown=slowdown),) if host else ()
+    cluster = machines.model_copy(update={"device_types": types, "hosts": hosts})
+    return replace(problem, cluster=cluster)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_bound_exceeds_the_best_of_all_plans_where_devices_are_slowed(seed: int) -> None:
+    """By trying every partition, assignment and order, and for each partition every bound on it."""
+    tiny = tiny_problem(
+        seed,
+        layers=3,
+        devices=2,
+        microbatches=2,
+        types=1 + seed % 2,
+        overlap=True,
+        memory_mib=(1000, 90)[seed // 4],
+    )
+    problem = _slowed(tiny, 1.5, host=seed % 3 == 2)
+    best_s = math.inf
+    for specs in all_partitions(problem):
+        placed = place(problem, specs)
+        if not is_connected(placed):
+            continue
+        found_s = min(simulated_s(placed, orders) for orders in all_orders(placed))
+        assert measure_bound_s(placed, "makespan", split=False) <= found_s * (1 + 1e-9)
+        best_s = min(best_s, found_s)
+    result = solve(problem, time_limit_s=2, deterministic=True)
+    assert result.lower_bound_s <= best_s * (1 + 1e-9)
+    assert result.iteration_time_s >= best_s * (1 - 1e-9)
+    assert verify(result.plan) == []
 
 
 def test_hosts_follow_their_devices() -> None:

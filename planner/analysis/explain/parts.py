@@ -1,0 +1,164 @@
+"""The parts of an iteration: what its critical path consists of, and what slowed devices cost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from planner.cluster.cluster import Cluster
+from planner.costs.placement import place
+from planner.costs.roofline import layer_times
+from planner.model.blocks import LOSS
+from planner.simulation.critical_path import PathStep
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import (
+    OperationEvent,
+    SynchronisationEvent,
+    Timeline,
+    TransferEvent,
+)
+
+PartName = Literal[
+    "forwards",
+    "backwards",
+    "recomputation",
+    "loss",
+    "copying the batch",
+    "host time",
+    "slowed computation",
+    "messages",
+    "reductions",
+    "waiting for shared links",
+    "optimizer step",
+]
+_PHASES: Mapping[str, PartName] = {
+    "F": "forwards",
+    "B": "backwards",
+    "I": "backwards",
+    "W": "backwards",
+}
+
+
+@dataclass(frozen=True)
+class IterationPart:
+    """A part of the critical path; the seconds of all parts sum to the iteration time.
+
+    Attributes:
+        name: ``copying the batch`` is of layers without measured times, which have it in their
+            forwards; ``host time`` is the runtime's, in operations and messages; ``slowed
+            computation`` is what operations and optimizer steps take longer than alone, ``waiting
+            for shared links`` what messages and reductions do.
+        seconds: on the path.
+        share: of the iteration.
+    """
+
+    name: PartName
+    seconds: float
+    share: float
+
+
+def iteration_parts(timeline: Timeline, path: Sequence[PathStep]) -> tuple[IterationPart, ...]:
+    """Return the parts of a timeline's critical path, the largest first; none that takes no time.
+
+    Of a backward that still runs as its gradients are reduced, what comes before counts in
+    proportion.
+    """
+    found, parts = defaultdict[PartName, float](float), _StepParts(timeline)
+    for step in path:
+        left_s = step.seconds
+        for name, seconds in parts.of(step):
+            found[name] += seconds
+            left_s -= seconds
+        found[parts.beyond(step)] += left_s
+    total_s = sum(found.values())
+    least_s = total_s * 1e-9  # Less is rounding.
+    ranked = sorted(found.items(), key=lambda row: (-row[1], row[0]))
+    return tuple(IterationPart(n, s, s / total_s) for n, s in ranked if s > least_s)
+
+
+class _StepParts:
+    """The parts of a step as far as it takes as long as alone."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline, self._pipeline = timeline, timeline.pipeline
+        self._whole = {event.operation: event for event in timeline.operations}
+
+    def of(self, step: PathStep) -> Iterator[tuple[PartName, float]]:
+        match step.event:
+            case OperationEvent(device, operation) as event:
+                whole = self._whole[operation]
+                share = 1.0
+                if event.end_s < whole.end_s:
+                    share = step.seconds / (whole.end_s - whole.start_s)
+                for name, seconds in self._operation(operation.stage, operation.kind, device):
+                    yield name, seconds * share
+            case TransferEvent() as event:
+                host_s = self._pipeline.behaviour.message_s if event.transfer.ends else 0.0
+                yield "host time", host_s
+                yield "messages", event.transfer.seconds - host_s
+            case SynchronisationEvent(reduction):
+                yield "reductions", reduction.seconds
+            case _:
+                yield "optimizer step", self._pipeline.optimizer_s[step.event.device]
+
+    def beyond(self, step: PathStep) -> PartName:
+        """Return what the rest of a step is spent on."""
+        is_sent = isinstance(step.event, (TransferEvent, SynchronisationEvent))
+        return "waiting for shared links" if is_sent else "slowed computation"
+
+    def _operation(self, stage: int, kind: str, device: str) -> Iterator[tuple[PartName, float]]:
+        problem, spec = self._pipeline.problem, self._pipeline.stages[stage].spec
+        type_name, precision = problem.cluster.type_of(device), problem.job.precision
+        device_type = problem.cluster.device_types[type_name]
+        for name in spec.layers:
+            layer, copied_s = problem.graph.layers[name], 0.0
+            times = layer_times(layer, type_name, device_type, precision)
+            if kind == "F" and type_name not in layer.measured:
+                copied_s = device_type.copy_s(layer.batch_bytes)
+            yield "copying the batch", copied_s
+            yield "loss" if name == LOSS else _PHASES[kind], times.seconds(kind) - copied_s
+            if kind in "BI" and name in spec.recompute:
+                yield "recomputation", times.forward_s
+        yield "host time", self._pipeline.behaviour.computation_s
+
+
+@dataclass(frozen=True)
+class SlowdownCost:
+    """What it costs that something slows computation, in the same orders.
+
+    Attributes:
+        cause: ``messages`` of the devices themselves, or the other devices of their ``hosts``.
+        without_s: the iteration time if it did not.
+    """
+
+    cause: Literal["messages", "hosts"]
+    without_s: float
+
+
+def slowdown_costs(timeline: Timeline) -> tuple[SlowdownCost, ...]:
+    """Return what each cause of slow computation costs, of those that the cluster has."""
+    cluster, found = timeline.pipeline.problem.cluster, []
+    if cluster.slowed_by_communication:
+        found.append(SlowdownCost("messages", _time_s(timeline, _undisturbed(cluster))))
+    if cluster.host_of:
+        apart = cluster.model_copy(update={"hosts": ()})
+        found.append(SlowdownCost("hosts", _time_s(timeline, apart)))
+    return tuple(found)
+
+
+def _undisturbed(cluster: Cluster) -> Cluster:
+    """Return a cluster whose devices compute as fast while they communicate."""
+    usual = {"compute_slowdown_while_communicating": 1.0}
+    types = {name: row.model_copy(update=usual) for name, row in cluster.device_types.items()}
+    return cluster.model_copy(update={"device_types": types})
+
+
+def _time_s(timeline: Timeline, cluster: Cluster) -> float:
+    """Return the time of the same stages and orders on a cluster of the same devices."""
+    placed = timeline.pipeline
+    problem = replace(placed.problem, cluster=cluster)
+    stages = [stage.spec for stage in placed.stages]
+    again = place(problem, stages, placed.sync, placed.groups)
+    return simulate(again, timeline.orders).iteration_time_s
