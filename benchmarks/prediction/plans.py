@@ -12,8 +12,8 @@ from planner import Cluster, Job, ModelSource, Plan, Problem, solve, trace
 from planner.assembly import plan_by_hand
 from planner.costs.placement import PlacedPipeline, StageSpec, place
 from planner.interop.calibrate.costs import read_costs, with_costs, with_optimizer_costs
+from planner.model.graph_record import graph_digest
 from planner.prediction import refresh
-from planner.records.document import digest
 from planner.search.partition.baselines import BASELINES
 from planner.search.partition.chain import Chain
 from planner.search.schedule.assignment import balanced_assignment
@@ -95,7 +95,7 @@ def plans_of(problem: Problem, *, time_limit_s: float) -> Iterator[tuple[str, Pl
 def predicted_again(plan: Plan, problem: Problem) -> Plan:
     """The plan with the figures of another profile of the same model and machine."""
     record = problem.graph.record
-    model = plan.model.model_copy(update={"graph": record, "graph_digest": digest(record)})
+    model = plan.model.model_copy(update={"graph": record, "graph_digest": graph_digest(record)})
     return refresh(plan.model_copy(update={"model": model, "cluster": problem.cluster}))
 
 

@@ -276,7 +276,8 @@ def _check_splits(record: GraphRecord) -> None:
 
 
 def _check_shares(field: str, layer: Layer, row: LayerSplit) -> None:
-    for name in SHARED:
+    # What was measured of a layer says nothing about shares of it.
+    for name in SHARED if not layer.measured else ():
         whole = getattr(layer, name)
         if whole is not None and getattr(row, name) > whole:
             raise ValueError(

@@ -22,7 +22,8 @@ def in_proportion(graph: LayerGraph, samples: int) -> LayerGraph:
 
     So is the first dimension of a tensor between layers if it is a multiple of the samples there
     were. Weights are read, and new gradients of parameters held, as before. Measured times stay as
-    they are: callers that use times have to refuse measured ones.
+    they are: callers that use times have to refuse measured ones. Splits over tensor-parallel
+    groups are left out.
 
     Args:
         graph: traced with any number of samples.
@@ -41,7 +42,12 @@ def in_proportion(graph: LayerGraph, samples: int) -> LayerGraph:
         _with_peak(_scaled_layer(layer, share, size), share, gradients[layer.name])
         for layer in record.layers
     )
-    update = {"samples_per_microbatch": samples, "layers": layers, "boundaries": boundaries}
+    update = {
+        "samples_per_microbatch": samples,
+        "layers": layers,
+        "boundaries": boundaries,
+        "splits": (),
+    }
     return LayerGraph.from_record(record.model_copy(update=update))
 
 
@@ -79,6 +85,9 @@ def _scaled_layer(layer: Layer, share: _Share, size: dict[str, int]) -> Layer:
         update[traffic] = share.beyond(min(weights, bytes_), bytes_)
         if work:
             update[flops], update[traffic] = totals(work, phase)
+    update["collectives"] = tuple(
+        row.model_copy(update={"bytes": share.of(row.bytes)}) for row in layer.collectives
+    )
     if layer.weight_stash_bytes is not None:
         update["weight_stash_bytes"] = share.of(layer.weight_stash_bytes)
     return layer.model_copy(update=update)

@@ -21,14 +21,13 @@ from planner.errors import (
     shorten,
 )
 from planner.job import Job
-from planner.model.graph_record import GraphRecord
+from planner.model.graph_record import GraphRecord, graph_digest
 from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import parse_order
 from planner.plan.plan import Plan, gap
 from planner.records.document import (
     MOST_JSON_BYTES,
     MOST_TOML_BYTES,
-    digest,
     read_json,
     read_toml,
 )
@@ -161,7 +160,7 @@ def test_the_largest_counts_can_be_judged() -> None:
     data = copy.deepcopy(PLAN)
     for row in data["model"]["graph"]["layers"]:
         row.update({key: 2**63 - 1 for key, value in row.items() if isinstance(value, int)})
-    data["model"]["graph_digest"] = digest(GraphRecord.parse(data["model"]["graph"], "graph"))
+    data["model"]["graph_digest"] = graph_digest(GraphRecord.parse(data["model"]["graph"], "graph"))
     assert any(problem.startswith("memory of ") for problem in verify(Plan.parse(data)))
 
 

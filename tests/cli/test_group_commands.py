@@ -52,7 +52,7 @@ def test_figures_are_those_of_all_devices(planned: Path) -> None:
         (("plot", "-o", "plot.png"), "wrote"),
         (("report", "-o", "report.html"), "wrote"),
         (("simulate", "-o", "again.json", "--jitter", "0.05"), "wrote"),
-        (("edit", "--move", "microbatches /2", "-o", "edited.json"), "wrote"),
+        (("edit", "--move", "recompute h.2", "-o", "edited.json"), "wrote"),
         (("schedule", "--time-limit", "0.2", "-o", "scheduled.json"), "wrote"),
     ],
 )
@@ -75,14 +75,25 @@ def test_commands_take_a_plan_of_groups(
 
 @pytest.mark.parametrize(
     "command",
-    [("replan", "--lost", "ws0"), ("export", "--to", "megatron"), ("export", "--to", "torch-csv")],
+    [
+        ("replan", "--lost", "ws0", "-o", "new.json"),
+        ("export", "--to", "megatron"),
+        ("export", "--to", "torch-csv"),
+    ],
 )
 def test_commands_for_single_devices_say_so(planned: Path, command: tuple[str, ...]) -> None:
     name, *options = command
     result = pipeplan(name, planned, *options)
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "tensor_parallel = 2" in result.output
     assert "supports single devices only so far" in result.output
+
+
+def test_microbatches_of_another_size_are_planned_again(planned: Path, tmp_path: Path) -> None:
+    move = ("--move", "microbatches /2", "-o", tmp_path / "edited.json")
+    result = pipeplan("edit", planned, *move)
+    assert result.exit_code == 1
+    assert "the splits of layers over tensor-parallel groups are for 1" in result.output
 
 
 def test_commands_that_plan_single_devices_refuse_the_job(tmp_path: Path) -> None:
@@ -90,5 +101,5 @@ def test_commands_that_plan_single_devices_refuse_the_job(tmp_path: Path) -> Non
     job.write_text('format = "pipeplan-job/1"\ntensor_parallel = 2\n')
     for name, options in (("compare", ()), ("sweep", ("-o", tmp_path / "sweep"))):
         result = pipeplan(name, GRAPH, "--cluster", CLUSTER, "--job", job, *options)
-        assert result.exit_code == 2
+        assert result.exit_code == 1
         assert "supports single devices only so far" in result.output

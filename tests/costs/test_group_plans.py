@@ -29,6 +29,7 @@ from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import Operation
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.prediction import refresh
+from planner.variants.microbatches import in_proportion
 
 PAIRS = TensorParallel(
     degree=2,
@@ -109,6 +110,15 @@ def test_memory_by_hand() -> None:
     # Half of its stash is on both devices, as is the tensor received.
     assert second.stash_bytes == 500 + 2 * 500 + 2 * GIGA
     assert second.weight_stash_bytes == 300 + 2 * 300 + 2 * GIGA
+
+
+def test_collectives_are_in_proportion_to_the_samples_of_a_microbatch() -> None:
+    single = problem_of(two_layers())
+    found = in_proportion(grouped_problem(single, PAIRS).graph, 3)
+    rows = [row for layer_ in found.record.layers for row in layer_.collectives]
+    assert [row.bytes for row in rows] == [3 * GIGA, 6 * GIGA]
+    # Shares of layers were counted at the other size.
+    assert in_proportion(single.graph, 3).record.splits == ()
 
 
 def test_ranks_of_members_follow_each_other() -> None:

@@ -12,11 +12,10 @@ from strategies import plans
 
 from planner.assembly import plan_by_hand
 from planner.errors import MOST_PROBLEMS
-from planner.model.graph_record import GraphRecord
+from planner.model.graph_record import GraphRecord, graph_digest
 from planner.plan.operations import Operation, format_order, owners
 from planner.plan.plan import BUCKET_MIB, Plan, Sync
 from planner.prediction import refresh
-from planner.records.document import digest
 from planner.simulation.simulator import simulate_plan
 from planner.space import BoundCovers
 from planner.verification import verify
@@ -223,7 +222,7 @@ def change_the_job(data: dict, rng: random.Random) -> None:
 def change_the_graph(data: dict, rng: random.Random) -> None:
     row = rng.choice(data["model"]["graph"]["layers"])
     row[rng.choice([key for key, value in row.items() if isinstance(value, int)])] += 1
-    data["model"]["graph_digest"] = digest(GraphRecord.parse(data["model"]["graph"], "graph"))
+    data["model"]["graph_digest"] = graph_digest(GraphRecord.parse(data["model"]["graph"], "graph"))
 
 
 @given(plans(), st.sampled_from([change_the_cluster, change_the_job, change_the_graph]), RNG)
