@@ -1,6 +1,7 @@
 """Assembly of plans from the solvers' choices, and new predictions for edited plans."""
 
 from dataclasses import replace
+from functools import cache
 from importlib import metadata
 
 from planner.costs.placement import PlacedPipeline
@@ -116,6 +117,7 @@ def edited_plan(plan: Plan, timeline: Timeline, orders: Orders, edit: str) -> Pl
     return refresh(made.model_copy(update=before))
 
 
+@cache
 def version(distribution: str) -> str:
     """Return the installed version of a distribution; ``unknown`` if it is not installed."""
     try:
