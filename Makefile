@@ -23,11 +23,13 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(PYTEST)
 
-# What `test` leaves out.
+# What `test` leaves out: tests marked extensive, and two thirds of the random examples.
 test-extensive: $(INSTALLED)
-	$(PYTEST) -m extensive
+	$(PYTEST) -m extensive --hypothesis-profile full
 
-test-all: test test-extensive
+# Both in one run, in which no example is tried twice.
+test-all: $(INSTALLED)
+	$(PYTEST) -m 'extensive or not extensive' --hypothesis-profile full
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

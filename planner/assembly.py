@@ -1,6 +1,7 @@
 """Assembly of plans from the solvers' choices, and new predictions for edited plans."""
 
 from dataclasses import replace
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -172,6 +173,7 @@ def _of_single_devices(plan: Plan, job: Job) -> dict[str, Any]:
 _GROUP_FREEDOMS = ("tensor_parallel", "sequence_parallel")
 
 
+@cache
 def version(distribution: str) -> str:
     """Return the installed version of a distribution; ``unknown`` if it is not installed."""
     try:

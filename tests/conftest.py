@@ -19,9 +19,11 @@ settings.register_profile(
     "quick",
     deadline=None,
     derandomize=True,
-    max_examples=60,
+    max_examples=20,
     suppress_health_check=[HealthCheck.too_slow],
 )
+# `make test` leaves two thirds of the examples to the extensive tier.
+settings.register_profile("full", parent=settings.get_profile("quick"), max_examples=60)
 settings.register_profile("thorough", parent=settings.get_profile("quick"), max_examples=1000)
 settings.register_profile(
     "soak",

@@ -1,6 +1,7 @@
 """Random small artifacts: layer graphs, clusters, problems, partitions and schedules.
 
-Figures lie on coarse grids, so that equal times and full links are common.
+Figures lie on coarse grids, so that equal times and full links are common. Strategies that need
+no argument are made once: making one costs more than drawing from it several times.
 """
 
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ MAX_MICROBATCHES = 5
 
 flops = st.integers(0, 30).map(lambda n: n * 10**10)
 sizes = st.integers(0, 40).map(lambda n: n * 5 * MEGA)
+_perhaps_sizes = st.none() | sizes
+_often = st.integers(0, 4).map(bool)
 json_scalars = st.one_of(
     st.none(),
     st.booleans(),
@@ -67,7 +70,7 @@ def _boundaries(draw: st.DrawFn, names: list[str]) -> tuple[list[dict], dict[str
                 "bytes": bytes_,
                 "shape": [bytes_],
                 "dtype": "int8",
-                "requires_grad": draw(st.integers(0, 4)) > 0,
+                "requires_grad": draw(_often),
                 "saved_by": saved_by,
             }
         )
@@ -86,7 +89,7 @@ def layer_graphs(
         {
             "name": f"p{number}",
             "elements": draw(st.integers(0, 40)) * MEGA,
-            "trainable": draw(st.integers(0, 4)) > 0,
+            "trainable": draw(_often),
         }
         for number in range(draw(st.integers(0, count + 1)))
     ]
@@ -106,8 +109,8 @@ def layer_graphs(
             "weight_gradient_traffic_bytes": draw(sizes),
             "stash_bytes": saved[name] + draw(sizes),
             "batch_bytes": draw(st.just(0) | sizes),
-            "weight_stash_bytes": draw(st.none() | sizes),
-            "peak_bytes": draw(st.none() | sizes),
+            "weight_stash_bytes": draw(_perhaps_sizes),
+            "peak_bytes": draw(_perhaps_sizes),
             "parameters": [f"p{n}" for n, held in enumerate(holders) if index in held],
         }
         for index, name in enumerate(names)
@@ -125,15 +128,25 @@ def layer_graphs(
     )
 
 
+_bandwidths = st.sampled_from([0.1, 0.25, 0.5, 1.0, 2.0, 10.0])
+_latencies = st.sampled_from([0.0, 0.0, 10.0, 10_000.0])
+_duplexes = st.sampled_from(["full", "full", "half"])
+_sources = st.sampled_from(["measured", "datasheet", "assumed"])
+
+
 def _link(draw: st.DrawFn, first: str, second: str, shared: bool | None) -> dict:
     return {
         "between": draw(st.permutations([first, second])),
-        "bandwidth_gb_per_s": draw(st.sampled_from([0.1, 0.25, 0.5, 1.0, 2.0, 10.0])),
-        "latency_us": draw(st.sampled_from([0.0, 0.0, 10.0, 10_000.0])),
-        "duplex": draw(st.sampled_from(["full", "full", "half"])),
+        "bandwidth_gb_per_s": draw(_bandwidths),
+        "latency_us": draw(_latencies),
+        "duplex": draw(_duplexes),
         "shared": draw(st.integers(0, 5)) == 0 if shared is None else shared,
-        "source": draw(st.sampled_from(["measured", "datasheet", "assumed"])),
+        "source": draw(_sources),
     }
+
+
+_memory_bandwidths = st.sampled_from([1.0, 50.0, 1000.0])
+_efficiencies = st.sampled_from([0.5, 1.0])
 
 
 @st.composite
@@ -167,9 +180,9 @@ def clusters(
     kinds = {
         name: {
             "memory_gib": 512,
-            "memory_bandwidth_gb_per_s": draw(st.sampled_from([1.0, 50.0, 1000.0])),
+            "memory_bandwidth_gb_per_s": draw(_memory_bandwidths),
             "peak_tflop_per_s": {"float32": peak, "bfloat16": 2 * peak},
-            "efficiency": draw(st.sampled_from([0.5, 1.0])),
+            "efficiency": draw(_efficiencies),
             "reserved_gib": 1,
             "host_link_gb_per_s": draw(st.sampled_from([None, None, 0.5, 2.0])),
             "compute_slowdown_while_communicating": draw(
@@ -207,16 +220,19 @@ def _hosts(draw: st.DrawFn, devices: list[str]) -> list[dict]:
     return found
 
 
+_arguments = st.dictionaries(st.sampled_from(["width", "layers", "name"]), json_scalars, max_size=2)
+_optimizers = st.sampled_from(["adamw", "sgd", "sgd_momentum"])
+_precisions = st.sampled_from(["float32", "bfloat16"])
+
+
 @st.composite
 def jobs(draw: st.DrawFn, precision: str = "float32") -> Job:
     """Up to five microbatches, any optimizer, up to two stages a device."""
-    arguments = draw(
-        st.dictionaries(st.sampled_from(["width", "layers", "name"]), json_scalars, max_size=2)
-    )
+    arguments = draw(_arguments)
     return Job(
         microbatches=draw(st.integers(1, MAX_MICROBATCHES)),
         precision=precision,
-        optimizer=draw(st.sampled_from(["adamw", "sgd", "sgd_momentum"])),
+        optimizer=draw(_optimizers),
         max_stages_per_device=2,
         overlap_reduction=draw(st.booleans()),
         model_arguments=arguments,
@@ -228,7 +244,7 @@ def problems(
     draw: st.DrawFn, *, shared: bool | None = None, min_devices: int = 1, slowed: bool = False
 ) -> Problem:
     """A model, a connected cluster and a job that fit together."""
-    precision = draw(st.sampled_from(["float32", "bfloat16"]))
+    precision = draw(_precisions)
     job = draw(jobs(precision))
     return Problem(
         draw(layer_graphs(precision=precision)),
@@ -271,12 +287,15 @@ class Scheduled:
     orders: dict[str, list[Operation]]
 
 
+_randoms = st.randoms(use_true_random=False)
+
+
 @st.composite
 def orders_for(
     draw: st.DrawFn, pipeline: PlacedPipeline, *, split_backwards: bool = True
 ) -> dict[str, list[Operation]]:
     """Orders from a random topological interleaving; replicas and split backwards at random."""
-    random = draw(st.randoms(use_true_random=False))
+    random = draw(_randoms)
     last = len(pipeline.stages) - 1
     owner = {
         (stage, microbatch): random.choice(placed.spec.devices)

@@ -174,11 +174,12 @@ def _missing(plan: Plan, orders: Orders) -> Iterator[str]:
     for order in orders.values():
         for stage, kind, microbatch in order:
             kinds.setdefault((stage, microbatch), set()).add(kind)
+    words = {key: "".join(sorted(held, key="FBIW".index)) for key, held in kinds.items()}
 
     for stage in range(len(plan.stages)):
 
         def found(microbatch: int, stage: int = stage) -> str:
-            return "".join(sorted(kinds.get((stage, microbatch), ()), key="FBIW".index))
+            return words.get((stage, microbatch), "")
 
         for has, run in groupby(range(plan.microbatches), key=found):
             if has not in ("FB", "FIW"):

@@ -1,4 +1,8 @@
-"""Everything a plan can be, and the best of it."""
+"""Everything a plan can be, and the best of it.
+
+Microbatches are equal, so each of their numberings would have the same times: they are numbered by
+the first stage, replica by replica and in the order of its forwards.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -40,10 +44,15 @@ def _device_sets(problem: Problem, count: int) -> Iterator[tuple[tuple[str, ...]
 def all_orders(
     pipeline: PlacedPipeline,
 ) -> Iterator[dict[str, tuple[Operation, ...]]]:
-    """Every assignment of microbatches to replicas with every order on every device."""
+    """Every assignment of microbatches to replicas with every order on every device.
+
+    One numbering of the microbatches is tried, for they are equal.
+    """
     pairs = [(s, m) for s in range(len(pipeline.stages)) for m in range(pipeline.microbatches)]
     choices = [pipeline.stages[s].spec.devices for s, _ in pairs]
     for owners in product(*choices):
+        if list(owners[: pipeline.microbatches]) != sorted(owners[: pipeline.microbatches]):
+            continue
         per_device: list[list[tuple[Operation, ...]]] = []
         for device in pipeline.devices:
             held = [pair for pair, owner in zip(pairs, owners, strict=True) if owner == device]
@@ -53,10 +62,16 @@ def all_orders(
 
 
 def _interleavings(held: tuple[tuple[int, int, int], ...]) -> Iterator[tuple[Operation, ...]]:
-    """All orders with each forward before its backward; state 0: nothing ran, 1: forward ran."""
+    """All orders with each forward before its backward; state 0: nothing ran, 1: forward ran.
+
+    The first stage runs its forwards by number.
+    """
     if not held:
         yield ()
+    first = next((microbatch for stage, microbatch, state in held if stage == state == 0), None)
     for position, (stage, microbatch, state) in enumerate(held):
+        if stage == state == 0 and microbatch != first:
+            continue
         rest = held[:position] + held[position + 1 :]
         if state == 0:
             rest = (*held[:position], (stage, microbatch, 1), *held[position + 1 :])

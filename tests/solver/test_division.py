@@ -81,7 +81,6 @@ def test_a_division_is_found_exactly_where_some_partition_fits(
 
 
 @given(problems())
-@settings(max_examples=50)
 def test_a_stage_needs_what_the_table_says(problem: Problem) -> None:
     job = problem.job.model_copy(update={"recompute": False})
     problem = Problem(problem.graph, problem.cluster, job)
@@ -122,7 +121,6 @@ def powerset(names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 @given(problems(), st.integers(1, 4), st.floats(0, 1))
-@settings(max_examples=60)
 def test_the_table_of_extra_times_is_never_above_the_exact_choice(
     problem: Problem, in_flight: int, share: float
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from brute_force import all_partitions
 from builders import cluster, device_type, graph, layer, link, parameter
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 from strategies import orders_for, partitions, problems
@@ -137,7 +137,6 @@ def with_memory(problem, peak_bytes):
     return replace(problem, cluster=Cluster.from_data(data))
 
 
-@settings(max_examples=60)
 @given(st.data())
 @pytest.mark.parametrize("form", ["chain", "graph"])
 def test_every_plan_is_allowed_and_no_faster_than_the_model_says(form, data):

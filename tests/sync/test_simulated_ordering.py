@@ -17,9 +17,13 @@ READINESS = "semi_decentralized:most_members=4,guarantee_period=none"
 
 
 @cache
+def iterations_per_s(strategy: str, slowness: str) -> float:
+    return run_of(strategy, WORLD, slowness, 200).iterations_per_s
+
+
 def ratio(strategy: str, slowness: str) -> float:
-    plain = run_of("all_reduce:overlap=false", WORLD, slowness, 200).iterations_per_s
-    return run_of(strategy, WORLD, slowness, 200).iterations_per_s / plain
+    plain = iterations_per_s("all_reduce:overlap=false", slowness)
+    return iterations_per_s(strategy, slowness) / plain
 
 
 @pytest.mark.parametrize(

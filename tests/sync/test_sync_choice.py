@@ -6,10 +6,10 @@ import pytest
 from small_worlds import small_world
 
 from planner.errors import PipeplanError
-from planner.sync.choice import EXACT, choose
+from planner.sync.choice import EXACT, HORIZON, StrategyChoice, choose
 from planner.sync.simulation.comparison import OVERLAPPED, PLAIN, compare_syncs
 from planner.sync.simulation.run import Scenario
-from planner.sync.simulation.slowness import Sleep, SlowWorker, Trace
+from planner.sync.simulation.slowness import Sleep, SlowWorker, Steady, Trace
 from planner.sync.simulation.world import World
 from planner.sync.strategies import parse_sync
 
@@ -20,8 +20,13 @@ def quick_network(**fields: object) -> World:
     return replace(world, between=replace(world.between, latency_s=1e-5), within=world.within)
 
 
+def chosen(world: World, trace: Trace | None = None) -> StrategyChoice:
+    """The choice after half of the usual iterations, which show as much of these worlds."""
+    return choose(Scenario(world, HORIZON // 2, trace or Steady()))
+
+
 def test_steady_pipelines_on_a_quick_network_stay_exact() -> None:
-    choice = choose(quick_network())
+    choice = chosen(quick_network())
     assert choice.sync in EXACT
     assert "workers are steady" in choice.reason
     assert "best loose one" in choice.reason
@@ -41,7 +46,7 @@ def test_steady_pipelines_on_a_quick_network_stay_exact() -> None:
     ],
 )
 def test_slow_workers_are_averaged_when_ready(trace: Trace, found: str) -> None:
-    choice = choose(quick_network(), trace)
+    choice = chosen(quick_network(), trace)
     assert choice.sync.strategy == "semi_decentralized"
     assert choice.reason.startswith(found)
     assert "cross_iteration and semi_decentralized:overlap=true; servers" in choice.reason
@@ -55,7 +60,7 @@ def test_a_loose_strategy_must_gain_as_much_as_asked() -> None:
 
 def test_a_slow_network_is_overlapped() -> None:
     place = replace(small_world().ranks[0], parameter_bytes=60_000_000)
-    choice = choose(small_world(ranks=(place,)))
+    choice = chosen(small_world(ranks=(place,)))
     assert choice.sync.strategy in ("cross_iteration", "partial_all_reduce")
 
 

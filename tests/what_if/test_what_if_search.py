@@ -35,7 +35,8 @@ SEARCH = {"solve_anew": True, "deterministic": True, "time_limit_s": 0.5}
 
 
 def test_the_same_seed_gives_the_same_values() -> None:
-    first, second = (what_if(crowded_plan(), seed=3, **SEARCH) for _ in range(2))
+    changes = [parse_change(text) for text in ("device d0 memory x2", "with split", "another d0")]
+    first, second = (what_if(crowded_plan(), changes, seed=3, **SEARCH) for _ in range(2))
     assert first == second
     assert first.solved_anew
 

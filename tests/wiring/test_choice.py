@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 from builders import cluster, link
 from figures import figures_of, flows, measurements
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cluster.cluster import Cluster
@@ -191,7 +191,6 @@ def trees(draw: st.DrawFn) -> tuple[Cluster, dict[str, str]]:
     return cluster(list(names), wires, all_switches), names
 
 
-@settings(max_examples=60, deadline=None)
 @given(trees())
 def test_trees_of_hosts_are_found_again(case: tuple[Cluster, dict[str, str]]) -> None:
     known, hosts = case
