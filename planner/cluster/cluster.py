@@ -259,6 +259,16 @@ class Cluster(ShownInNotebooks, Record):
         ]
 
 
+def node_name(device: str) -> str | None:
+    """Return the node that a device's name begins with: ``n0`` of ``n0/gpu3``; None without one."""
+    return device.rpartition("/")[0] or None
+
+
+def node_of(device: str) -> str:
+    """Return the node of a device; one whose name has none is a node of its own."""
+    return node_name(device) or device
+
+
 def _without_missing(data: dict[str, Any], name: str) -> dict[str, Any]:
     """Remove a field that has no value, if the caller's dump has not done so."""
     if data.get(name) is None:

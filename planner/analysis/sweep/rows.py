@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from planner.cluster.cluster import Cluster
+from planner.cluster.cluster import Cluster, node_of
 from planner.costs.throughput import cost_per_million_samples, price_per_hour
 from planner.errors import PipeplanError
 from planner.plan.plan import gap
 from planner.plan.sweep_index import Point, SweptPoint
-from planner.sync.pipeline_replicas import node_of
 
 
 def pareto_front(costs: Sequence[Sequence[float]]) -> frozenset[int]:
