@@ -67,6 +67,7 @@ class Job(Space):
         precision: Data type of the weights; low precisions have float32 masters in the optimizer.
         optimizer: Optimizer whose state counts in the plan's memory.
         learning_rate: Learning rate of the optimizer, unless a training file sets another.
+        epoch_samples: Samples of the data set, for what an epoch takes and costs; null: not known.
         loss: ``cross_entropy`` and ``mse`` compare the output with ``target``, ``output`` uses the
             model's own output as the loss, ``module:function`` is your function, called with output
             and target.
@@ -83,6 +84,7 @@ class Job(Space):
     precision: Precision = "float32"
     optimizer: Optimizer = "adamw"
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    epoch_samples: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     loss: Annotated[
         str, AfterValidator(_known_or_own), Field(json_schema_extra=known_or_own_schema(LOSSES))
     ] = "cross_entropy"

@@ -35,6 +35,7 @@ class ProblemRequest:
     settings: tuple[str, ...] = ()
     costs: tuple[Path, ...] = ()
     runtime: str | None = None
+    epoch_samples: int | None = None
 
     @property
     def inputs(self) -> list[Path]:
@@ -53,6 +54,8 @@ class ProblemRequest:
         for path in self.costs:
             found += ["--costs", str(path)]
         found += [] if self.runtime is None else ["--runtime", self.runtime]
+        if self.epoch_samples is not None:
+            found += ["--epoch-samples", str(self.epoch_samples)]
         return found
 
 
@@ -94,7 +97,8 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
     from planner.plan.problem import ModelSource, Problem
     from planner.plan.runtimes import for_runtime
 
-    job, rules = job_of(request.job, request.settings), given_rules(request.runtime)
+    job = with_epoch(job_of(request.job, request.settings), request.epoch_samples)
+    rules = given_rules(request.runtime)
     cluster = Cluster.load(request.cluster)
     factory = None if is_graph_file(request.model) else request.model
     if factory is None and request.settings:
@@ -123,6 +127,13 @@ def job_of(path: Path | None, settings: Sequence[str] | None) -> Job:
     from planner.job import Job, job_with
 
     return job_with(Job() if path is None else Job.load(path), settings or [])
+
+
+def with_epoch(job: Job, epoch_samples: int | None) -> Job:
+    """Return a job with the size of the data set that a command line names, if it names one."""
+    if epoch_samples is None:
+        return job
+    return job.model_copy(update={"epoch_samples": epoch_samples})
 
 
 def given_rules(runtime: str | None) -> RuntimeRules | None:

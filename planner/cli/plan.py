@@ -16,6 +16,7 @@ from planner.cli.options import (
     ClusterOption,
     CostsOption,
     DeterministicOption,
+    EpochOption,
     JobOption,
     JsonOption,
     ModelArgument,
@@ -381,11 +382,14 @@ def plan(
     prefer: PreferOption = "fast",
     prefer_within: PreferWithinOption = 0.01,
     sync: SyncOption = None,
+    epoch_samples: EpochOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the fastest plan and prove a lower bound on the iteration time."""
     request = PlanRequest(
-        problem=ProblemRequest(model, cluster, job, tuple(set_ or ()), tuple(costs or ()), runtime),
+        problem=ProblemRequest(
+            model, cluster, job, tuple(set_ or ()), tuple(costs or ()), runtime, epoch_samples
+        ),
         warm_starts=tuple(warm_start or ()),
         robust=robust,
         prefer=cast("Preference", prefer),  # Checked before it is used.
