@@ -30,7 +30,7 @@ from planner.errors import PipeplanError
 from planner.search.budget import DEFAULT_WORKERS
 
 if TYPE_CHECKING:
-    from planner.analysis.comparison import ComparisonRow
+    from planner.analysis.comparison import PlannerComparison
     from planner.analysis.what_if.values import WhatIf
     from planner.measured.timeline import MeasuredTimeline
     from planner.plan.plan import Plan
@@ -116,7 +116,7 @@ def _measured(plan: Plan, path: Path) -> MeasuredTimeline:
     return measured
 
 
-def _compared(plan: Plan) -> tuple[ComparisonRow, ...]:
+def _compared(plan: Plan) -> PlannerComparison:
     """Run the baselines, with a line on stderr as each is done."""
     from planner.analysis.comparison import compare_plan
 

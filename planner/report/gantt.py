@@ -135,22 +135,27 @@ def _draw(ax: Axes, timeline: Timeline, scale: Scale, title: str | None) -> None
 
 
 def save_gantts(charts: Sequence[tuple[str | None, Timeline]], path: str | Path) -> None:
-    """Write charts of several timelines below each other, on one scale of time, atomically.
-
-    Args:
-        charts: titles (see :func:`plot_gantt`) and timelines, from top to bottom.
-        path: of a PNG or SVG.
+    """Write :func:`plot_gantts` as PNG or SVG, by the path's suffix, atomically.
 
     Raises:
         PipeplanError: for another suffix, or if the file cannot be written.
     """
     require_format(path)
+    save_figure(root_figure(plot_gantts(charts)[0]), path)
+
+
+def plot_gantts(charts: Sequence[tuple[str | None, Timeline]]) -> list[Axes]:
+    """Draw charts of several timelines below each other, on one scale of time.
+
+    Args:
+        charts: titles (see :func:`plot_gantt`) and timelines, from top to bottom.
+    """
     heights = [_height_inches(len(timeline.end_s)) for _, timeline in charts]
     every = stacked_axes(WIDTH_INCHES, heights)
     end_s = max(timeline.iteration_time_s for _, timeline in charts)
     for ax, (title, timeline) in zip(every, charts, strict=True):
         _draw(ax, timeline, Scale(time_unit(end_s), end_s), title)
-    save_figure(root_figure(every[0]), path)
+    return every
 
 
 def _height_inches(rows: int) -> float:
