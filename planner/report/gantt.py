@@ -344,8 +344,9 @@ def _optimizer(timeline: Timeline) -> Iterator[tuple[GanttStyle, Box]]:
 def _reductions(timeline: Timeline) -> Iterator[tuple[GanttStyle, Box]]:
     rows = rows_of(timeline)
     for event in timeline.synchronisations:
-        for device in rows.keys() & event.synchronisation.devices:
-            yield _ALL_REDUCE, Box(rows[device], event.start_s, event.end_s)
+        for device in event.synchronisation.devices:
+            if device in rows:
+                yield _ALL_REDUCE, Box(rows[device], event.start_s, event.end_s)
 
 
 def _transfers(timeline: Timeline) -> Iterator[tuple[GanttStyle, Box]]:
