@@ -8,7 +8,7 @@ from planner.plan.certificate import Proof
 from planner.plan.operations import Orders, format_order
 from planner.plan.plan import COST_MODEL, Plan, Provenance, within
 from planner.plan.problem import Problem
-from planner.prediction import predict, refresh
+from planner.prediction import predict, with_prediction
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 from planner.space import covers_nothing, widened
@@ -113,7 +113,7 @@ def edited_plan(plan: Plan, timeline: Timeline, orders: Orders, edit: str) -> Pl
     provenance = plan.provenance.model_copy(update={"solver": solver})
     made = assemble_plan(timeline, orders, 0.0, provenance)
     before = {"predicted": plan.predicted, "provenance": provenance, "proof": plan.proof}
-    return refresh(made.model_copy(update=before))
+    return with_prediction(made.model_copy(update=before), timeline)
 
 
 def version(distribution: str) -> str:

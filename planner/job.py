@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -37,6 +37,9 @@ def _known_or_own(loss: str) -> str:
 
 
 Runtime = Literal["pipeplan", "torch", "torchtitan", "megatron", "deepspeed"]
+
+
+_BATCH = "the iteration's samples are samples_per_microbatch times microbatches: set these"
 
 
 class InputSpec(Record):
@@ -76,6 +79,16 @@ class Job(Space):
             ``example_batch``.
     """
 
+    NAMES_ELSEWHERE: ClassVar[Mapping[str, str]] = {
+        "global_batch_size": _BATCH,
+        "batch_size": _BATCH,
+        "mini_batch_size": _BATCH,
+        "train_batch_size": _BATCH,
+        "micro_batch_size": "it is called samples_per_microbatch",
+        "gradient_accumulation_steps": "it is called microbatches",
+        "num_microbatches": "it is called microbatches",
+        "dtype": "it is called precision",
+    }
     format: Literal["pipeplan-job/1"] = "pipeplan-job/1"
     name: str = "job"
     runtime: Runtime | None = None

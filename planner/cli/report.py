@@ -89,7 +89,8 @@ def _values(plan: Plan, request: ValueRequest) -> WhatIf:
     from planner.analysis.explain import explain
     from planner.prediction import replay
 
-    return values_of(plan, explain(replay(plan)), request)
+    timeline = replay(plan)
+    return values_of(plan, timeline, explain(timeline), request)
 
 
 def _check_output(output: Path, *inputs: Path | None) -> None:
