@@ -13,7 +13,7 @@ from planner.plan.operations import Orders, format_order
 from planner.plan.plan import COST_MODEL, Plan, Provenance, within
 from planner.plan.problem import Problem
 from planner.plan.tensor_parallel import TensorParallel
-from planner.prediction import predict, refresh
+from planner.prediction import predict, with_prediction
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 from planner.space import covers_nothing, widened
@@ -142,7 +142,7 @@ def edited_plan(plan: Plan, timeline: Timeline, orders: Orders, edit: str) -> Pl
     before = {"predicted": plan.predicted, "provenance": provenance, "proof": plan.proof}
     if plan.tensor_parallel is not None:
         before |= _of_single_devices(plan, made.job)
-    return refresh(made.model_copy(update=before))
+    return with_prediction(made.model_copy(update=before), timeline)
 
 
 def _of_single_devices(plan: Plan, job: Job) -> dict[str, Any]:

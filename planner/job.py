@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -39,6 +39,9 @@ def _known_or_own(loss: str) -> str:
 Runtime = Literal["pipeplan", "torch", "torchtitan", "megatron", "deepspeed"]
 
 
+_BATCH = "the iteration's samples are samples_per_microbatch times microbatches: set these"
+
+
 class InputSpec(Record):
     """One model input, for a model that has no ``example_batch`` method.
 
@@ -67,6 +70,7 @@ class Job(Space):
         precision: Data type of the weights; low precisions have float32 masters in the optimizer.
         optimizer: Optimizer whose state counts in the plan's memory.
         learning_rate: Learning rate of the optimizer, unless a training file sets another.
+        epoch_samples: Samples of the data set, for what an epoch takes and costs; null: not known.
         loss: ``cross_entropy`` and ``mse`` compare the output with ``target``, ``output`` uses the
             model's own output as the loss, ``module:function`` is your function, called with output
             and target.
@@ -75,6 +79,16 @@ class Job(Space):
             ``example_batch``.
     """
 
+    NAMES_ELSEWHERE: ClassVar[Mapping[str, str]] = {
+        "global_batch_size": _BATCH,
+        "batch_size": _BATCH,
+        "mini_batch_size": _BATCH,
+        "train_batch_size": _BATCH,
+        "micro_batch_size": "it is called samples_per_microbatch",
+        "gradient_accumulation_steps": "it is called microbatches",
+        "num_microbatches": "it is called microbatches",
+        "dtype": "it is called precision",
+    }
     format: Literal["pipeplan-job/1"] = "pipeplan-job/1"
     name: str = "job"
     runtime: Runtime | None = None
@@ -83,6 +97,7 @@ class Job(Space):
     precision: Precision = "float32"
     optimizer: Optimizer = "adamw"
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    epoch_samples: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     loss: Annotated[
         str, AfterValidator(_known_or_own), Field(json_schema_extra=known_or_own_schema(LOSSES))
     ] = "cross_entropy"

@@ -80,7 +80,11 @@ def refresh(plan: Plan) -> Plan:
     Raises:
         PipeplanError: if the plan cannot be simulated; see :func:`replay`.
     """
-    timeline = replay(plan)
+    return with_prediction(plan, replay(plan))
+
+
+def with_prediction(plan: Plan, timeline: Timeline) -> Plan:
+    """Return the plan with the figures of its simulation; its bound is as :func:`refresh` says."""
     bound_s, provenance = plan.predicted.lower_bound_s, plan.provenance
     problem, space = timeline.pipeline.problem, provenance.bound_covers.space
     covers, proof = None, plan.proof

@@ -2,13 +2,21 @@
 
 from typing import NamedTuple
 
+
+class SizeUnit(NamedTuple):
+    """A unit of sizes in memory."""
+
+    symbol: str
+    bytes_: int
+
+
 SIZES = (
-    ("EiB", 2**60),
-    ("PiB", 2**50),
-    ("TiB", 2**40),
-    ("GiB", 2**30),
-    ("MiB", 2**20),
-    ("KiB", 2**10),
+    SizeUnit("EiB", 2**60),
+    SizeUnit("PiB", 2**50),
+    SizeUnit("TiB", 2**40),
+    SizeUnit("GiB", 2**30),
+    SizeUnit("MiB", 2**20),
+    SizeUnit("KiB", 2**10),
 )
 MEASURED_DIGITS = 5
 """Significant digits of what was measured."""
@@ -40,10 +48,15 @@ def format_seconds(seconds: float) -> str:
 
 def format_bytes(bytes_: float) -> str:
     """Format a size with four significant digits and its unit, such as ``1.25 GiB``."""
-    for symbol, size in SIZES:
-        if abs(bytes_) >= size:
-            return f"{four_digits(bytes_ / size)} {symbol}"
-    return f"{bytes_:.4g} B"
+    unit = size_unit(bytes_)
+    return (
+        f"{four_digits(bytes_ / unit.bytes_) if unit.bytes_ > 1 else f'{bytes_:.4g}'} {unit.symbol}"
+    )
+
+
+def size_unit(bytes_: float) -> SizeUnit:
+    """Return the largest unit that a size has at least one of; bytes if there is none."""
+    return next((unit for unit in SIZES if abs(bytes_) >= unit.bytes_), SizeUnit("B", 1))
 
 
 def plural(number: int, noun: str, ending: str = "s") -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from planner.cluster.cluster import node_name
 from planner.cluster.hardware import GIB
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
@@ -174,7 +175,7 @@ def warn_of_machines(plan: Plan, machines: Sequence[Machine]) -> None:
         )
     nodes: dict[str, set[str]] = defaultdict(set)
     for device, machine in zip(plan.rank_devices, machines, strict=True):
-        if machine.kind == "cuda" and (node := _node(device)) is not None:
+        if machine.kind == "cuda" and (node := node_name(device)) is not None:
             nodes[machine.host].add(node)
     for host, names in nodes.items():
         if len(names) > 1:
@@ -186,16 +187,11 @@ def warn_of_machines(plan: Plan, machines: Sequence[Machine]) -> None:
             )
 
 
-def _node(device: str) -> str | None:
-    """The node of a device, as cluster files write them: ``n0/gpu3``."""
-    return device.rpartition("/")[0] or None
-
-
 def _torn_nodes(plan: Plan, machines: Sequence[Machine]) -> Iterator[str]:
     """Nodes of the plan whose ranks are on several hosts."""
     nodes: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, device in enumerate(plan.rank_devices):
-        node = _node(device)
+        node = node_name(device)
         if node is not None:
             nodes[node][machines[rank].host].append(rank)
     for node, hosts in nodes.items():

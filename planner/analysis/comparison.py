@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from planner.assembly import plan_by_hand
 from planner.costs.placement import StageSpec, place, place_plan
@@ -17,6 +17,7 @@ from planner.plan.plan import Plan, gap
 from planner.plan.problem import Problem
 from planner.plan.tensor_parallel import require_single_devices
 from planner.prediction import replay
+from planner.records.document import ShownInNotebooks
 from planner.search.baseline_schedules import BaselineSchedules, UnscheduledError
 from planner.search.budget import DEFAULT_WORKERS
 from planner.search.partition.baselines import BASELINES, Baseline
@@ -25,6 +26,7 @@ from planner.search.result import Result
 from planner.search.solve import solve
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
+from planner.units import format_seconds
 from planner.verification import verify
 
 OURS = "pipeplan"
@@ -91,6 +93,45 @@ class ComparisonRow:
         return len({device for stage in self.stages for device in stage.devices})
 
 
+@dataclass(frozen=True, repr=False)
+class PlannerComparison(ShownInNotebooks, Sequence[ComparisonRow]):
+    """The rows of a comparison of planners, ours first.
+
+    Attributes:
+        problem: that they planned.
+        rows: of the planners.
+    """
+
+    problem: Problem
+    rows: tuple[ComparisonRow, ...]
+
+    @overload
+    def __getitem__(self, index: int) -> ComparisonRow: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ComparisonRow, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> ComparisonRow | tuple[ComparisonRow, ...]:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        """Return the iteration time of every planner, in a line."""
+        times = (
+            f"{row.planner} {format_seconds(row.time_s) if row.figures else 'no plan'}"
+            for row in self.rows
+        )
+        return f"<PlannerComparison: {', '.join(times)}>"
+
+    @property
+    def title(self) -> str:
+        """The heading of a table of the rows."""
+        problem = self.problem
+        return f"{problem.graph.name} on {problem.cluster.name}"
+
+
 class _Answer(NamedTuple):
     stages: tuple[StageSpec, ...] | None
     schedule: str | None = None
@@ -109,7 +150,7 @@ def compare(
     workers: int = DEFAULT_WORKERS,
     deterministic: bool = False,
     progress: Callable[[ComparisonRow], None] | None = None,
-) -> tuple[ComparisonRow, ...]:
+) -> PlannerComparison:
     """Plan a problem with Pipeplan and with classic planners.
 
     Every classic planner's stages get the fastest published schedule: with whole and split
@@ -127,7 +168,8 @@ def compare(
         progress: called with every row as it is known.
 
     Returns:
-        Our row, then the classic planners' in the order asked for.
+        Our row, then the classic planners' in the order asked for; notebooks show them as a table
+        and our schedule above the best of the others.
 
     Raises:
         PipeplanError: naming every planner that is not known, or a setting out of range.
@@ -154,7 +196,7 @@ def compare(
         rows.append(_row(planner.name, planner.source, answer, ours, seconds))
     for row in rows:
         show(row)
-    return tuple(rows)
+    return PlannerComparison(problem, tuple(rows))
 
 
 def _found(result: Result) -> _Answer:
@@ -172,7 +214,7 @@ def compare_plan(
     planners: Sequence[str] | None = None,
     *,
     progress: Callable[[ComparisonRow], None] | None = None,
-) -> tuple[ComparisonRow, ...]:
+) -> PlannerComparison:
     """Compare a plan that exists already with the baselines', without another search.
 
     Args:
@@ -197,7 +239,7 @@ def compare_plan(
         answer, seconds = _timed(partial(_classic, schedules, planner))
         rows.append(_row(planner.name, planner.source, answer, ours, seconds))
         show(rows[-1])
-    return tuple(rows)
+    return PlannerComparison(plan.problem, tuple(rows))
 
 
 def find_planners(names: Sequence[str] | None) -> tuple[Baseline, ...]:

@@ -27,6 +27,7 @@ from planner.search.partition.bounds.schedule import schedule_bound_s
 from planner.search.partition.symmetry import Interchange
 from planner.search.schedule.heuristic import Schedule, best_heuristic_schedule, fits_memory
 from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
 from planner.variants.changes import MicrobatchChange, PlanChange, parse_move
 from planner.variants.plan_changes import BoundaryChange, DeviceExchange, ReplicaChange
 
@@ -160,7 +161,7 @@ def _schedule(altered: Altered) -> Schedule:
     return best
 
 
-def moves(plan: Plan) -> MovesFound:
+def moves(plan: Plan, timeline: Timeline | None = None) -> MovesFound:
     """Return the single changes of a plan, each with the time of the plan that it makes.
 
     The same answer always, in a few seconds. Of a plan that fits in memory, changes that are proved
@@ -168,19 +169,19 @@ def moves(plan: Plan) -> MovesFound:
 
     Args:
         plan: it need not fit in memory.
+        timeline: its simulation, where that was made already.
 
     Raises:
         PipeplanError: if the plan cannot be simulated; see :func:`planner.prediction.replay`.
     """
-    return _MoveSearch(plan).run()
+    return _MoveSearch(plan, timeline or replay(plan)).run()
 
 
 class _MoveSearch:
     """The changes of one plan, screened by bounds, the most promising replayed."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, timeline: Timeline) -> None:
         self._plan = plan
-        timeline = replay(plan)
         self._plan_s = timeline.iteration_time_s
         self._fits = fits_memory(timeline)
         self._events = len(timeline.operations) + len(timeline.transfers)

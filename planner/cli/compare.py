@@ -25,7 +25,7 @@ from planner.errors import PipeplanError
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
-    from planner.analysis.comparison import ComparisonRow
+    from planner.analysis.comparison import ComparisonRow, PlannerComparison
     from planner.plan.problem import Problem
 
 
@@ -78,16 +78,16 @@ def compare(
             ProblemRequest(model, cluster, job, tuple(set_ or ()), runtime=runtime)
         )
         rows = _compared(problem, names, time_limit, seed)
-        _report(problem, rows, output, as_json)
+        _report(rows, output, as_json)
         if best_baseline is not None:
-            _save_best_baseline(problem, rows, best_baseline)
+            _save_best_baseline(rows, best_baseline)
         if all(row.figures is None for row in rows):
             raise typer.Exit(1)
 
 
 def _compared(
     problem: Problem, names: list[str] | None, time_limit_s: float, seed: int
-) -> tuple[ComparisonRow, ...]:
+) -> PlannerComparison:
     """Compare, with a line on stderr as each planner is done."""
     from planner.analysis.comparison import compare as compare_planners
 
@@ -107,29 +107,26 @@ def _show_row(row: ComparisonRow, show: Callable[[str], None]) -> None:
     show(f"{row.planner}: {time}, planned in {row.planning_s:.1f} s")
 
 
-def _save_best_baseline(problem: Problem, rows: tuple[ComparisonRow, ...], path: Path) -> None:
+def _save_best_baseline(rows: PlannerComparison, path: Path) -> None:
     from planner.analysis.comparison import best_baseline, plan_of_row
 
     row = best_baseline(rows)
     if row is None:
         raise PipeplanError("--best-baseline: no baseline has a plan that fits")
-    plan_of_row(problem, row).save(path)
+    plan_of_row(rows.problem, row).save(path)
     say(f"wrote {path}: {row.planner}, {row.schedule}", err=True)
 
 
-def _report(
-    problem: Problem, rows: tuple[ComparisonRow, ...], output: Path | None, as_json: bool
-) -> None:
+def _report(rows: PlannerComparison, output: Path | None, as_json: bool) -> None:
     from planner.records.document import write_atomically
     from planner.report.comparison import comparison_data, comparison_markdown, comparison_table
 
-    title = f"{problem.graph.name} on {problem.cluster.name}"
     if as_json:
         print_json(comparison_data(rows))
     else:
         # Piped output is for reading too: do not fold the table at 80 columns.
         width = None if sys.stdout.isatty() else 140
-        console(width=width).print(comparison_table(rows, title))
+        console(width=width).print(comparison_table(rows, rows.title))
     if output is not None:
-        write_atomically(output, comparison_markdown(rows, title))
+        write_atomically(output, comparison_markdown(rows, rows.title))
         say(f"wrote {output}", err=True)

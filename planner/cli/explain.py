@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from planner.analysis.moves import MovesFound
     from planner.analysis.what_if.values import WhatIf, WhatIfProgress
     from planner.plan.plan import Plan
+    from planner.simulation.timeline import Timeline
     from planner.variants.changes import Change
 
 
@@ -113,13 +114,19 @@ def require_changes(plan: Plan, changes: Sequence[Change]) -> None:
 
 
 def values_of(
-    plan: Plan, explanation: Explanation, request: ValueRequest, *, quiet: bool = False
+    plan: Plan,
+    timeline: Timeline,
+    explanation: Explanation,
+    request: ValueRequest,
+    *,
+    quiet: bool = False,
 ) -> WhatIf:
     """Evaluate the requested changes, or the usual ones.
 
     Args:
         plan: that fits memory.
-        explanation: of its replay.
+        timeline: its replay.
+        explanation: of that.
         request: what is asked for.
         quiet: no line on stderr for each step of a search.
 
@@ -139,6 +146,7 @@ def values_of(
         workers=request.workers,
         deterministic=request.deterministic,
         progress=None if quiet else _print_progress,
+        timeline=timeline,
     )
 
 
@@ -173,16 +181,17 @@ def _explain(path: Path, request: ValueRequest, runtime: str | None, *, as_json:
 
     plan = load_plan(path, runtime)
     with named(path):
-        explanation = explain_timeline(replay(plan))
+        timeline = replay(plan)
+        explanation = explain_timeline(timeline)
     require_changes(plan, request.changes)
     if not as_json:
         _show(explanation)
-    single = moves(plan)
+    single = moves(plan, timeline)
     if not as_json:
         _show_moves(plan, single, path)
     found = None
     if request.is_asked_for or _fits(explanation):
-        found = values_of(plan, explanation, request, quiet=as_json)
+        found = values_of(plan, timeline, explanation, request, quiet=as_json)
     if as_json:
         print_json(_data(explanation, single, found))
     elif found is not None:

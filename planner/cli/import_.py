@@ -273,6 +273,7 @@ def _paths(output: Path) -> dict[str, Path]:
 
 def _write(imported: Imported, paths: dict[str, Path]) -> dict[str, Path]:
     """Write the artifacts that exist and return their paths, by kind."""
+    from planner.cluster.cluster import Cluster
     from planner.records.document import write_atomically
 
     records: dict[str, Record | None] = {
@@ -282,8 +283,11 @@ def _write(imported: Imported, paths: dict[str, Path]) -> dict[str, Path]:
     }
     written = {}
     for kind, record in records.items():
-        if record is not None:
+        if isinstance(record, Cluster):
+            record.save(paths[kind])
+        elif record is not None:
             write_atomically(paths[kind], record.model_dump_json(indent=1) + "\n")
+        if record is not None:
             written[kind] = paths[kind]
     return written
 

@@ -43,6 +43,7 @@ class ProblemRequest:
     runtime: str | None = None
     tensor_parallel: str | None = None
     sequence_parallel: bool = False
+    epoch_samples: int | None = None
 
     @property
     def inputs(self) -> list[Path]:
@@ -63,6 +64,8 @@ class ProblemRequest:
         found += [] if self.runtime is None else ["--runtime", self.runtime]
         if self.tensor_parallel is not None:
             found += ["--tensor-parallel", self.tensor_parallel]
+        if self.epoch_samples is not None:
+            found += ["--epoch-samples", str(self.epoch_samples)]
         return [*found, *(["--sequence-parallel"] if self.sequence_parallel else [])]
 
 
@@ -104,7 +107,8 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
     from planner.plan.problem import ModelSource, Problem
     from planner.plan.runtimes import for_runtime
 
-    job, rules = _grouped_job(request), given_rules(request.runtime)
+    job = with_epoch(_grouped_job(request), request.epoch_samples)
+    rules = given_rules(request.runtime)
     cluster = Cluster.load(request.cluster)
     factory = None if is_graph_file(request.model) else request.model
     if factory is None and request.settings:
@@ -160,6 +164,13 @@ def job_of(path: Path | None, settings: Sequence[str] | None) -> Job:
     from planner.job import Job, job_with
 
     return job_with(Job() if path is None else Job.load(path), settings or [])
+
+
+def with_epoch(job: Job, epoch_samples: int | None) -> Job:
+    """Return a job with the size of the data set that a command line names, if it names one."""
+    if epoch_samples is None:
+        return job
+    return job.model_copy(update={"epoch_samples": epoch_samples})
 
 
 def given_rules(runtime: str | None) -> RuntimeRules | None:

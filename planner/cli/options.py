@@ -77,6 +77,16 @@ AgainstOption = Annotated[
         autocompletion=completion.plans,
     ),
 ]
+EpochOption = Annotated[
+    int | None,
+    typer.Option(
+        "--epoch-samples",
+        metavar="N",
+        min=1,
+        max=2**63 - 1,
+        help="samples of the data set, to show what an epoch takes and costs (default: the job's)",
+    ),
+]
 DeterministicOption = Annotated[
     bool,
     typer.Option(

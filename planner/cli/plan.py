@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -16,6 +16,7 @@ from planner.cli.options import (
     ClusterOption,
     CostsOption,
     DeterministicOption,
+    EpochOption,
     JobOption,
     JsonOption,
     ModelArgument,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from planner.plan.plan import Plan
     from planner.plan.problem import Problem
     from planner.search.result import HistoryRow, Result
+    from planner.search.solve import Preference
 
 
 def show_result(result: Result, output: Path, text_problem: str | None, *, as_json: bool) -> None:
@@ -77,6 +79,7 @@ def _data(result: Result, output: Path) -> dict[str, Any]:
         "bound_covers": result.plan.provenance.bound_covers.model_dump(mode="json"),
         "unjoined_devices": list(result.unjoined_devices),
         "robustness": None if result.robustness is None else asdict(result.robustness),
+        "simplicity": None if result.simplicity is None else asdict(result.simplicity),
         "history": [row._asdict() for row in result.history],
     }
 
@@ -96,6 +99,8 @@ def _about_gap(result: Result) -> str | None:
     """Return a sentence on what the gap includes; None if there is nothing to say."""
     if result.robustness is not None and not result.robustness.is_fastest:
         return "the gap refers to this plan's time; a faster but less robust plan is known"
+    if result.simplicity is not None and not result.simplicity.is_fastest:
+        return "the gap refers to this plan's time; a faster but less simple plan is known"
     if needs_pipelines(result.plan.sync.strategy):
         return (
             "the time assumes synchronous pipelines, and the bound covers plans of any form: the "
@@ -140,13 +145,21 @@ class PlanRequest:
         problem: what to plan for.
         warm_starts: files of earlier plans.
         robust: whether the plan should keep its time under noise.
+        prefer, prefer_within: see :func:`planner.search.solve.solve`.
         sync: strategy of synchronisation with its options, or ``choose``.
     """
 
     problem: ProblemRequest
     warm_starts: tuple[Path, ...]
     robust: bool
+    prefer: Preference
+    prefer_within: float
     sync: str | None
+
+    @property
+    def chooses(self) -> bool:
+        """Whether plans near the fastest are compared by something else than time."""
+        return self.robust or self.prefer != "fast"
 
 
 @dataclass(frozen=True)
@@ -185,8 +198,8 @@ def make_plan(
     found = _search(problem, request, settings, warm_starts, quiet=as_json)
     plan, reason = with_sync(found.plan, request.sync)
     save_valid(plan, output)
-    if request.robust and found.robustness is None:
-        say("note: interrupted before the comparison under noise", err=True)
+    if request.chooses and found.robustness is None and found.simplicity is None:
+        say("note: interrupted before plans near the fastest were compared", err=True)
     show_result(replace(found, plan=plan), output, loaded.text_problem, as_json=as_json)
     if reason and not as_json:
         say(f"synchronisation strategy: {reason}")
@@ -195,16 +208,18 @@ def make_plan(
 def _require_possible(request: PlanRequest, settings: SearchSettings, output: Path) -> None:
     """Refuse wrong settings before the model is traced, which may take long."""
     from planner.records.document import require_file_path
-    from planner.search.solve import check_settings
+    from planner.search.solve import check_preference, check_settings
 
     check_settings(settings.time_limit_s, settings.gap_limit, settings.seed, settings.workers)
+    check_preference(request.prefer, request.prefer_within, is_robust=request.robust)
     require_file_path(output)
     require_sync(request.sync)
     _require_runtime(request)
-    if request.robust and needs_pipelines(request.sync):
+    if request.chooses and needs_pipelines(request.sync):
+        option = "--robust" if request.robust else f"--prefer {request.prefer}"
         raise PipeplanError(
-            f"--robust: compares plans under a synchronous strategy, and {request.sync} is not "
-            f"one; remove --robust"
+            f"{option}: compares plans under a synchronous strategy, and {request.sync} is not "
+            f"one; remove {option}"
         )
     keep_inputs(output, request.problem.inputs)
 
@@ -280,7 +295,13 @@ def _search(
     from planner.search.solve import solve
 
     aside = needs_pipelines(request.sync)
-    search = solve_data_parallel if aside else partial(solve, robust=request.robust)
+    chosen = partial(
+        solve,
+        robust=request.robust,
+        prefer=request.prefer,
+        prefer_within=request.prefer_within,
+    )
+    search = solve_data_parallel if aside else chosen
     progress = progress_table(quiet=quiet)
     return search(problem, **asdict(settings), progress=progress, warm_starts=warm_starts)
 
@@ -334,6 +355,22 @@ RobustOption = Annotated[
         "noise",
     ),
 ]
+PreferOption = Annotated[
+    str,
+    typer.Option(
+        metavar="fast|simple",
+        help="simple: of the plans about as fast as the fastest found, the one that is node-"
+        "aligned, has fewest stages, then uneven replicas, and a published schedule",
+        autocompletion=completion.one_of("fast", "simple"),
+    ),
+]
+PreferWithinOption = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE",
+        help="with --prefer simple: the plan may take longer than the fastest found by this share",
+    ),
+]
 SyncOption = Annotated[
     str | None,
     typer.Option(
@@ -363,7 +400,10 @@ def plan(
     warm_start: WarmStartOption = None,
     deterministic: DeterministicOption = False,
     robust: RobustOption = False,
+    prefer: PreferOption = "fast",
+    prefer_within: PreferWithinOption = 0.01,
     sync: SyncOption = None,
+    epoch_samples: EpochOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the fastest plan and prove a lower bound on the iteration time."""
@@ -377,9 +417,12 @@ def plan(
             runtime,
             tensor_parallel,
             sequence_parallel,
+            epoch_samples,
         ),
         warm_starts=tuple(warm_start or ()),
         robust=robust,
+        prefer=cast("Preference", prefer),  # Checked before it is used.
+        prefer_within=prefer_within,
         sync=sync,
     )
     settings = SearchSettings(time_limit, gap, seed, workers, deterministic)

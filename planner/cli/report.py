@@ -17,13 +17,20 @@ from planner.cli.explain import (
     value_request,
     values_of,
 )
-from planner.cli.options import AgainstOption, DeterministicOption, JsonOption, PlanArgument
+from planner.cli.models import with_epoch
+from planner.cli.options import (
+    AgainstOption,
+    DeterministicOption,
+    EpochOption,
+    JsonOption,
+    PlanArgument,
+)
 from planner.cli.output import console, named, print_written, user_errors
 from planner.errors import PipeplanError
 from planner.search.budget import DEFAULT_WORKERS
 
 if TYPE_CHECKING:
-    from planner.analysis.comparison import ComparisonRow
+    from planner.analysis.comparison import PlannerComparison
     from planner.analysis.what_if.values import WhatIf
     from planner.measured.timeline import MeasuredTimeline
     from planner.plan.plan import Plan
@@ -46,24 +53,31 @@ def report(
     seed: SeedOption = 0,
     workers: WorkersOption = DEFAULT_WORKERS,
     deterministic: DeterministicOption = False,
+    epoch_samples: EpochOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write an HTML report of a plan: timeline, memory, limits and possible improvements."""
     with user_errors(as_json):
         request = value_request(what_if, change, time_limit, seed, workers, deterministic)
         _check_output(output, path, against)
-        _report(path, output, against, compare, request)
+        _report(path, output, against, compare, request, epoch_samples)
         print_written([path], output, as_json=as_json)
 
 
 def _report(
-    path: Path, output: Path, against: Path | None, compare: bool, request: ValueRequest
+    path: Path,
+    output: Path,
+    against: Path | None,
+    compare: bool,
+    request: ValueRequest,
+    epoch_samples: int | None,
 ) -> None:
     """Evaluate and compare as requested, and write the page."""
     from planner.prediction import load_plan
     from planner.report.html.page import save_report
 
     plan = load_plan(path)
+    plan = plan.model_copy(update={"job": with_epoch(plan.job, epoch_samples)})
     measured = None if against is None else _measured(plan, against)
     values = _values(plan, request) if request.is_asked_for else None
     rows = _compared(plan) if compare else None
@@ -75,7 +89,8 @@ def _values(plan: Plan, request: ValueRequest) -> WhatIf:
     from planner.analysis.explain import explain
     from planner.prediction import replay
 
-    return values_of(plan, explain(replay(plan)), request)
+    timeline = replay(plan)
+    return values_of(plan, timeline, explain(timeline), request)
 
 
 def _check_output(output: Path, *inputs: Path | None) -> None:
@@ -102,7 +117,7 @@ def _measured(plan: Plan, path: Path) -> MeasuredTimeline:
     return measured
 
 
-def _compared(plan: Plan) -> tuple[ComparisonRow, ...]:
+def _compared(plan: Plan) -> PlannerComparison:
     """Run the baselines, with a line on stderr as each is done."""
     from planner.analysis.comparison import compare_plan
 

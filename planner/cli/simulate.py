@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.cli.options import AgainstOption, JsonOption, PlanArgument, RunByOption
+from planner.cli.models import with_epoch
+from planner.cli.options import AgainstOption, EpochOption, JsonOption, PlanArgument, RunByOption
 from planner.cli.output import (
     named,
     print_json,
@@ -193,6 +194,7 @@ def simulate(
     sync_trace: SyncTraceOption = None,
     least_gain: LeastGainOption = None,
     runtime: RunByOption = None,
+    epoch_samples: EpochOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a plan: times and memory, also under noise or other synchronisation strategies."""
@@ -209,7 +211,13 @@ def simulate(
         }
         request = sync_request_of(
             sync,
-            {"trace": trace_path, "against": against, "runtime": runtime, **noises},
+            {
+                "trace": trace_path,
+                "against": against,
+                "runtime": runtime,
+                "epoch_samples": epoch_samples,
+                **noises,
+            },
             workers=workers,
             iterations=iterations,
             slowness=slowness,
@@ -223,6 +231,8 @@ def simulate(
         else:
             noise = noise_of(**noises)
             loaded = load_plan(path, runtime)
+            job = with_epoch(loaded.job, epoch_samples)
+            loaded = loaded.model_copy(update={"job": job})
             _show_replay(path, loaded, output, trace_path, against, noise, as_json=as_json)
 
 

@@ -11,6 +11,7 @@ from planner.cli import completion
 from planner.cli.options import (
     CostsOption,
     DeterministicOption,
+    EpochOption,
     JobOption,
     JsonOption,
     ModelArgument,
@@ -130,6 +131,7 @@ def sweep(
     ray: RayOption = None,
     bill: BillOption = "devices",
     plot: PlotOption = None,
+    epoch_samples: EpochOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Plan for many batch sizes, device counts and clusters; compare time and cost per sample."""
@@ -156,6 +158,7 @@ def sweep(
                 ray=ray,
                 bill=bill,
                 plot=plot,
+                epoch_samples=epoch_samples,
             ),
             as_json=as_json,
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from planner.cli.models import given_rules, graph_of, is_graph_file, job_of
+from planner.cli.models import given_rules, graph_of, is_graph_file, job_of, with_epoch
 from planner.cli.output import console, print_json, print_rich, say
 from planner.errors import PipeplanError
 from planner.units import format_seconds, plural
@@ -130,6 +130,7 @@ class SweepRequest:
         processes, ray: what solves the points.
         bill: what is paid for.
         plot: file of a chart.
+        epoch_samples: of the data set, if that was given.
     """
 
     model: str
@@ -152,6 +153,7 @@ class SweepRequest:
     ray: str | None
     bill: str
     plot: Path | None
+    epoch_samples: int | None
 
 
 def whole_numbers(option: str, text: str | None) -> tuple[int, ...]:
@@ -184,7 +186,8 @@ def make_sweep(request: SweepRequest, *, as_json: bool) -> None:
     from planner.interop.calibrate.costs import warn_of_types_without_costs
 
     clusters = _clusters(request.clusters)
-    job, rules = job_of(request.job, request.model_arguments), given_rules(request.runtime)
+    job = with_epoch(job_of(request.job, request.model_arguments), request.epoch_samples)
+    rules = given_rules(request.runtime)
     _require_possible(request, clusters, job)
     costs = _costs(request)
     graphs = _graphs(request, clusters, job, costs, quiet=as_json)

@@ -13,7 +13,14 @@ import networkx as nx
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from planner.cluster.cluster_file import FORMAT as FILE_FORMAT
-from planner.cluster.cluster_file import ClusterFile, Currency, Host, Name, cluster_toml
+from planner.cluster.cluster_file import (
+    ClusterFile,
+    Currency,
+    Host,
+    Name,
+    cluster_json,
+    cluster_toml,
+)
 from planner.cluster.hardware import DeviceType, LinkType, Price
 from planner.cluster.link_table import LinkTable
 from planner.cluster.measured_links import contradictions
@@ -93,8 +100,8 @@ class Cluster(ShownInNotebooks, Record):
         Measured links that contradict the rest of the file are logged.
 
         Raises:
-            PipeplanError: naming every wrong field, and in TOML every figure that no real device or
-                link has.
+            PipeplanError: naming every wrong field, and every figure that no real device or link
+                has.
         """
         cluster = cls.parse(ClusterFile.load(path).expanded(str(path)), str(path))
         for contradiction in contradictions(cluster):
@@ -107,9 +114,7 @@ class Cluster(ShownInNotebooks, Record):
         The file is JSON if its name ends in ``.json``, else TOML.
         """
         is_json = str(path).endswith(".json")
-        write_atomically(
-            path, self.model_dump_json(indent=1) + "\n" if is_json else cluster_toml(self)
-        )
+        write_atomically(path, cluster_json(self) if is_json else cluster_toml(self))
 
     @classmethod
     def from_data(cls, data: Any, source: str = "cluster") -> Cluster:
@@ -266,6 +271,16 @@ class Cluster(ShownInNotebooks, Record):
         return {0: f"{first}-{second}", 1: f"{first}>{second}", -1: f"{second}>{first}"}[
             resource[1]
         ]
+
+
+def node_name(device: str) -> str | None:
+    """Return the node that a device's name begins with: ``n0`` of ``n0/gpu3``; None without one."""
+    return device.rpartition("/")[0] or None
+
+
+def node_of(device: str) -> str:
+    """Return the node of a device; one whose name has none is a node of its own."""
+    return node_name(device) or device
 
 
 def _without_missing(data: dict[str, Any], name: str) -> dict[str, Any]:

@@ -213,12 +213,12 @@ class ClusterFile(Record):
         """Read a cluster file: TOML as people write it, or JSON as in a plan.
 
         Raises:
-            PipeplanError: naming every wrong field, and in TOML every figure that no real device or
-                link has.
+            PipeplanError: naming every wrong field, and every figure that no real device or link
+                has.
         """
         source = str(path)
         found = cls.parse(read_formatted(path, FORMAT), source)
-        if not (found.unusual_figures or source.endswith(".json")):
+        if not found.unusual_figures:
             require_usual(found.device_types, found._link_figures(), source)
         return found
 
@@ -352,6 +352,14 @@ def cluster_toml(cluster: Cluster) -> str:
     for host in cluster.hosts:
         lines += ["", "[[hosts]]", *_fields(host.model_dump())]
     return "\n".join(lines) + "\n"
+
+
+def cluster_json(cluster: Cluster) -> str:
+    """Return a cluster as JSON, all written out; reading it gives an equal cluster."""
+    text = cluster.model_dump_json(indent=1)
+    if _has_unusual_figures(cluster):
+        text = text.replace("{", f'{{\n "{OVERRIDE}": true,', 1)
+    return f"{text}\n"
 
 
 def _has_unusual_figures(cluster: Cluster) -> bool:

@@ -60,11 +60,15 @@ def require_usual(
         PipeplanError: with a line for each.
     """
     problems = [
-        f"{source}: {problem}, or set {OVERRIDE} = true at the top of the file"
+        f"{source}: {problem}, or set {_override(source)} at the top of the file"
         for problem in unusual_figures(device_types, links)
     ]
     if problems:
         raise PipeplanError(problems)
+
+
+def _override(source: str) -> str:
+    return f'"{OVERRIDE}": true' if source.endswith(".json") else f"{OVERRIDE} = true"
 
 
 def _unusual(place: str, field: str, value: float | None) -> Iterator[str]:

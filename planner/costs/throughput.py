@@ -1,4 +1,4 @@
-"""What an iteration time means: samples and tokens a second, the share of peak FLOPs, the cost."""
+"""What an iteration time means: samples and tokens a second, share of peak FLOPs, cost, epochs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,18 @@ class Throughput:
         mfu: model FLOPs utilisation: FLOPs of one forward and backward of all samples, nothing
             recomputed, per second, as a share of the peak of all devices in use at the job's
             precision (Chowdhery et al. 2022, "PaLM", appendix B). None without such a peak.
-        cost_per_million_samples: of the devices in use, in the cluster's currency; None if one has
-            no price.
+        cost_per_million_samples: of the devices that are paid for, in the cluster's currency; None
+            if one has no price.
+        epoch_s: if the job has the size of its data set.
+        cost_per_epoch: in the cluster's currency; None without that size or a price.
     """
 
     samples_per_s: float
     tokens_per_s: float | None
     mfu: float | None
     cost_per_million_samples: float | None
+    epoch_s: float | None
+    cost_per_epoch: float | None
 
 
 def throughput(
@@ -38,29 +42,33 @@ def throughput(
     job: Job,
     devices: Collection[str],
     iteration_time_s: float,
+    paid: Collection[str] | None = None,
 ) -> Throughput | None:
     """Return what an iteration of some length means; None if it takes no time.
 
     Args:
         graph: of the model.
         cluster: with the devices' peaks and prices.
-        job: microbatches, precision and inputs.
+        job: microbatches, precision, inputs and the size of the data set.
         devices: in use.
         iteration_time_s: predicted or measured.
+        paid: devices that are paid for; by default those in use.
     """
     if iteration_time_s <= 0:
         return None
     samples_per_s = job.samples_per_microbatch * job.microbatches / iteration_time_s
     tokens, peak = job.tokens_per_sample, _peak_flop_per_s(cluster, job, devices)
     flops = job.microbatches * sum(layer.flops for layer in graph.layers)
-    price = price_per_hour(cluster, devices)
+    price = price_per_hour(cluster, devices if paid is None else paid)
+    cost = None if price is None else cost_per_million_samples(1 / samples_per_s, price)
+    epoch = job.epoch_samples
     return Throughput(
         samples_per_s=samples_per_s,
         tokens_per_s=None if tokens is None else tokens * samples_per_s,
         mfu=None if not peak else flops / (peak * iteration_time_s),
-        cost_per_million_samples=None
-        if price is None
-        else cost_per_million_samples(1 / samples_per_s, price),
+        cost_per_million_samples=cost,
+        epoch_s=None if epoch is None else epoch / samples_per_s,
+        cost_per_epoch=None if epoch is None or cost is None else cost * epoch / 1e6,
     )
 
 

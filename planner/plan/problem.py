@@ -14,6 +14,7 @@ from planner.space import Space
 JOB_FIELDS_WITHOUT_COST = {
     "name",
     "learning_rate",
+    "epoch_samples",
     "loss",
     "model_arguments",
     "inputs",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from planner.cluster.cluster import node_name
 from planner.job import LOSSES, text_problem_of_inputs
 from planner.plan.plan import Plan
 
@@ -73,7 +74,8 @@ def _commands(plan: Plan, path: Path, more: list[str]) -> RunCommands | None:
     if plan.model.factory is None:
         return None
     executor = ["-m", "executor", str(path), *leave_words(plan), *more]
-    hosts = [(host, len(list(ranks))) for host, ranks in groupby(plan.rank_devices, _host_of)]
+    devices = plan.rank_devices
+    hosts = [(host or "", len(list(ranks))) for host, ranks in groupby(devices, node_name)]
     names = [host for host, _ in hosts]
     if len(hosts) == 1:
         words = ["torchrun", "--nproc-per-node", str(plan.world_size), *executor]
@@ -102,10 +104,6 @@ def _torchrun(hosts: int, rank: int, processes: int) -> list[str]:
         *("--nproc-per-node", str(processes)),
         *("--master-addr", MASTER, "--master-port", MASTER_PORT),
     ]
-
-
-def _host_of(device: str) -> str:
-    return device.rpartition("/")[0]
 
 
 def data_line(text_problem: str | None) -> str:

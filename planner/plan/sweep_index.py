@@ -17,7 +17,9 @@ from planner.records.formats import JsonFile
 INDEX_NAME = "sweep.json"
 """File name of the index in its folder."""
 MAX_SAMPLES = 2**20
-SWEPT_JOB_FIELDS = frozenset(("name", "samples_per_microbatch", "microbatches", "model_arguments"))
+SWEPT_JOB_FIELDS = frozenset(
+    ("name", "samples_per_microbatch", "microbatches", "model_arguments", "epoch_samples")
+)
 """Job fields that a sweep varies, that change no plan, or that the index stores separately."""
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}$")]
 """Label of a cluster, used in file names."""

@@ -14,7 +14,7 @@ from functools import cache
 from importlib import import_module
 from itertools import repeat
 from pathlib import Path
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Any, ClassVar, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import SchemaValidator
@@ -48,6 +48,8 @@ class Record(BaseModel):
     """Base of all artifact records: immutable, strict, and without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    NAMES_ELSEWHERE: ClassVar[Mapping[str, str]] = {}
+    """Names that other tools have for fields, and what to write instead."""
 
     def __repr__(self) -> str:
         """Return the class and its fields, long ones cut."""
@@ -186,28 +188,15 @@ def _count(context: Any) -> str:
     return str(context["actual_length"] or "none")
 
 
-_BATCH = "the iteration's samples are samples_per_microbatch times microbatches: set these"
-_USUAL_NAMES = {
-    "global_batch_size": _BATCH,
-    "batch_size": _BATCH,
-    "mini_batch_size": _BATCH,
-    "train_batch_size": _BATCH,
-    "micro_batch_size": "it is called samples_per_microbatch",
-    "gradient_accumulation_steps": "it is called microbatches",
-    "num_microbatches": "it is called microbatches",
-    "dtype": "it is called precision",
-}
-"""Names that other tools have for fields of a job, and what to write instead."""
-
-
 def _suggestion(name: str) -> str:
-    if name in _USUAL_NAMES:
-        return _USUAL_NAMES[name]
     records: list[type[BaseModel]] = [Record]
     fields: set[str] = set()
     while records:
         record = records.pop()
         records += record.__subclasses__()
+        elsewhere: Mapping[str, str] = getattr(record, "NAMES_ELSEWHERE", {})
+        if name in elsewhere:
+            return elsewhere[name]
         fields.update(record.model_fields)
     close = get_close_matches(name, sorted(fields - {name}), n=1)
     return f"did you mean {close[0]!r}?" if close else "remove it or correct its name"

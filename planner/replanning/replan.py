@@ -115,20 +115,30 @@ def replan(
     require_single_devices(plan.job.tensor_parallel, "replan")
     _require_slack(slack)
     _require_stages(plan)
-    changes = MachineChanges(
-        cluster,
-        tuple(lost),
-        tuple(x if isinstance(x, Twin) else parse_added(x) for x in added),
-        _slow(slow),
-    )
-    machines = new_machines(plan, changes)
+    machines = new_machines(plan, _changes(cluster, lost, slow, added))
     state = State(plan, machines.survivors)
     task = SearchTask(machines.problem, Settings(seed, workers, deterministic), GAP_LIMIT)
     search = Search(task, Clock(time_limit_s, deterministic), progress)
     run_until_stopped(search, (_repairs(plan, machines, state), *STEPS))
+    return _replanned(search, plan, state, slack, limit_text(time_limit_s, deterministic))
+
+
+def _changes(
+    cluster: Cluster | None,
+    lost: Sequence[str],
+    slow: Mapping[str, float] | Sequence[SlowedDevice],
+    added: Sequence[str | Path | Twin],
+) -> MachineChanges:
+    """Return the changes of the machines, those given as text parsed."""
+    came = tuple(x if isinstance(x, Twin) else parse_added(x) for x in added)
+    return MachineChanges(cluster, tuple(lost), came, _slow(slow))
+
+
+def _replanned(search: Search, plan: Plan, state: State, slack: float, limit: str) -> Replanned:
+    """Return the choice among the plans of a search that is over."""
     best_of(search)
     found = choose(search, state, slack)
-    made = _plan(search, plan, found[0], limit_text(time_limit_s, deterministic))
+    made = _plan(search, plan, found[0], limit)
     return Replanned(
         plan=made,
         moves=moves_between(plan, made, state),

@@ -1,4 +1,4 @@
-"""Gantt charts: one row per device, one box per operation."""
+"""Gantt charts: one row per device, or per group of replicas alike; one box per operation."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from planner.report.figures import (
     save_figure,
     stacked_axes,
 )
+from planner.report.replicas import charted_together, row_name
 from planner.report.tables import problem_title
 from planner.simulation.timeline import OperationEvent, Timeline
 from planner.units import TimeUnit, format_seconds, time_unit
@@ -91,14 +92,16 @@ SMALLEST_NUMBER_POINTS = 4.5
 # Width of a digit of the default font, as a share of the font size.
 _DIGIT_WIDTH = 0.64
 _NARROWEST_WITH_EDGE_PIXELS = 5.0
+_LEAST_BAR_PIXELS = 1.5
 _MIDDLE = (COMPUTE.top + COMPUTE.bottom) / 2
 
 
 def plot_gantt(timeline: Timeline, ax: Axes | None = None, *, title: str | None = None) -> Axes:
     """Draw one iteration: rows are devices, boxes are operations with their microbatch's number.
 
-    Thin bars are the all-reduces of gradients and, below the boxes, what the device sends. The
-    time axis is in seconds, milliseconds or microseconds, as its label says.
+    Thin bars are the all-reduces of gradients and, below the boxes, what the device sends, drawn a
+    pixel and a half wide at least. Of many devices those that are alike share a row, which shows
+    the first one's microbatches. The time axis is in s, ms or µs, as its label says.
 
     Args:
         timeline: what the simulator returned.
@@ -109,7 +112,7 @@ def plot_gantt(timeline: Timeline, ax: Axes | None = None, *, title: str | None 
         The axes drawn on; ``ax.figure`` is the figure.
     """
     if ax is None:
-        ax = new_axes(WIDTH_INCHES, _height_inches(len(timeline.end_s)))
+        ax = new_axes(WIDTH_INCHES, _height_inches(len(rows_of(timeline))))
     end_s = timeline.iteration_time_s
     _draw(ax, timeline, Scale(time_unit(end_s), end_s), title)
     return ax
@@ -135,22 +138,27 @@ def _draw(ax: Axes, timeline: Timeline, scale: Scale, title: str | None) -> None
 
 
 def save_gantts(charts: Sequence[tuple[str | None, Timeline]], path: str | Path) -> None:
-    """Write charts of several timelines below each other, on one scale of time, atomically.
-
-    Args:
-        charts: titles (see :func:`plot_gantt`) and timelines, from top to bottom.
-        path: of a PNG or SVG.
+    """Write :func:`plot_gantts` as PNG or SVG, by the path's suffix, atomically.
 
     Raises:
         PipeplanError: for another suffix, or if the file cannot be written.
     """
     require_format(path)
-    heights = [_height_inches(len(timeline.end_s)) for _, timeline in charts]
+    save_figure(root_figure(plot_gantts(charts)[0]), path)
+
+
+def plot_gantts(charts: Sequence[tuple[str | None, Timeline]]) -> list[Axes]:
+    """Draw charts of several timelines below each other, on one scale of time.
+
+    Args:
+        charts: titles (see :func:`plot_gantt`) and timelines, from top to bottom.
+    """
+    heights = [_height_inches(len(rows_of(timeline))) for _, timeline in charts]
     every = stacked_axes(WIDTH_INCHES, heights)
     end_s = max(timeline.iteration_time_s for _, timeline in charts)
     for ax, (title, timeline) in zip(every, charts, strict=True):
         _draw(ax, timeline, Scale(time_unit(end_s), end_s), title)
-    save_figure(root_figure(every[0]), path)
+    return every
 
 
 def _height_inches(rows: int) -> float:
@@ -174,6 +182,8 @@ def _draw_boxes(ax: Axes, group: Boxes, unit: TimeUnit) -> None:
     from matplotlib.collections import PolyCollection
 
     corners = _corners(group, unit)
+    if group.look.lane != COMPUTE:
+        _widen(corners, _LEAST_BAR_PIXELS / _pixels_per_unit(ax))
     edge_points = _edge_points(ax, corners)
     collection = PolyCollection(
         # The annotation leaves out the three-dimensional array, which is drawn without a loop.
@@ -200,6 +210,11 @@ def _corners(group: Boxes, unit: TimeUnit) -> NDArray[np.float64]:
     return np.stack([x, y], axis=2)
 
 
+def _widen(corners: NDArray[np.float64], least: float) -> None:
+    """Make bars so long at least, for short messages would vanish beside long iterations."""
+    corners[:, 1:3, 0] = corners[:, 1:3, 0].clip(min=corners[:, :1, 0] + least)
+
+
 def _edge_points(ax: Axes, corners: NDArray[np.float64]) -> float:
     """A white edge parts neighbours; on narrow boxes it would leave nothing of them."""
     import numpy as np
@@ -215,17 +230,19 @@ def _pixels_per_unit(ax: Axes) -> float:
 
 def _label_axes(ax: Axes, timeline: Timeline, scale: Scale, title: str | None) -> None:
     stages_on = timeline.pipeline.stages_on
-    rows = rows_of(timeline)
+    rows, together = rows_of(timeline), charted_together(timeline)
     end = scale.end_s * scale.unit.per_second
     ax.set_xlim(0.0, end if end > 0 else 1.0)
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.set_yticks(
         [row + _MIDDLE for row in rows.values()],
-        [f"{device}  {stages_label(stages_on[device])}" for device in rows],
+        [f"{row_name(together[device])}  {stages_label(stages_on[device])}" for device in rows],
     )
     ax.set_xlabel(f"time ({scale.unit.symbol})")
     bare_frame(ax)
     figures = f"iteration {format_seconds(timeline.iteration_time_s)}, bubble {timeline.bubble:.1%}"
+    if len(rows) < len(stages_on):
+        figures += "; replicas that are alike share a row, with the first one's microbatches"
     heading = plain_text(title or problem_title(timeline))
     ax.set_title(f"{heading}\n{figures}", loc="left", fontsize="medium")
 
@@ -260,6 +277,8 @@ def _draw_numbers(ax: Axes, timeline: Timeline, unit: TimeUnit) -> None:
     digits = len(str(timeline.pipeline.microbatches - 1))
     rows = rows_of(timeline)
     for event in timeline.operations:
+        if event.device not in rows:
+            continue
         points = _number_points(ax, (event.end_s - event.start_s) * pixels_per_second, digits)
         if points >= SMALLEST_NUMBER_POINTS:
             ax.text(
@@ -281,8 +300,8 @@ def _number_points(ax: Axes, width_pixels: float, digits: int) -> float:
 
 
 def rows_of(timeline: Timeline) -> dict[str, int]:
-    """Return the row of each device, in pipeline order."""
-    return {device: row for row, device in enumerate(timeline.pipeline.devices)}
+    """Return the row of each device that is drawn, in pipeline order."""
+    return {device: row for row, device in enumerate(charted_together(timeline))}
 
 
 def operation_boxes(timeline: Timeline) -> tuple[Boxes, ...]:
@@ -302,6 +321,7 @@ def operation_boxes(timeline: Timeline) -> tuple[Boxes, ...]:
     return _grouped(
         (look(event), Box(rows[event.device], event.start_s, event.end_s))
         for event in timeline.operations
+        if event.device in rows
     )
 
 
@@ -317,7 +337,7 @@ def _optimizer(timeline: Timeline) -> Iterator[tuple[GanttStyle, Box]]:
     rows = rows_of(timeline)
     for device, end_s in timeline.end_s.items():
         seconds = timeline.optimizer_s[device]
-        if seconds > 0:
+        if seconds > 0 and device in rows:
             yield _OPTIMIZER, Box(rows[device], end_s - seconds, end_s)
 
 
@@ -325,13 +345,14 @@ def _reductions(timeline: Timeline) -> Iterator[tuple[GanttStyle, Box]]:
     rows = rows_of(timeline)
     for event in timeline.synchronisations:
         for device in event.synchronisation.devices:
-            yield _ALL_REDUCE, Box(rows[device], event.start_s, event.end_s)
+            if device in rows:
+                yield _ALL_REDUCE, Box(rows[device], event.start_s, event.end_s)
 
 
 def _transfers(timeline: Timeline) -> Iterator[tuple[GanttStyle, Box]]:
     rows = rows_of(timeline)
     for event in timeline.transfers:
-        if event.end_s > event.start_s:
+        if event.end_s > event.start_s and event.source in rows:
             look = _TRANSFERS[event.operation.kind]
             yield look, Box(rows[event.source], event.start_s, event.end_s)
 

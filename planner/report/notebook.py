@@ -9,19 +9,22 @@ from html import escape
 from io import BytesIO, StringIO
 from typing import TYPE_CHECKING, Any
 
+from planner.analysis.comparison import PlannerComparison, best_baseline, plan_of_row
 from planner.analysis.deviation import Comparison
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError, printable
 from planner.plan.plan import Plan
+from planner.report.comparison import comparison_table
 from planner.report.deviation import comparison_tables
-from planner.report.gantt import plot_gantt
+from planner.report.figures import root_figure
+from planner.report.gantt import plot_gantt, plot_gantts
 from planner.report.summary import plan_tables
 from planner.report.tables import new_table, plain
 from planner.search.result import Result
 from planner.simulation.simulator import simulate_plan
-from planner.simulation.timeline import Timeline
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from rich.console import RenderableType
 
 _WIDTH = 120
@@ -29,7 +32,7 @@ _WIDTH = 120
 
 @singledispatch
 def html_of(shown: Any) -> str:
-    """Return a plan, a result, a cluster or a comparison with measured steps as HTML."""
+    """Return a plan, a result, a cluster or a comparison as HTML."""
     raise TypeError(f"{type(shown).__name__} has no form for notebooks")
 
 
@@ -39,7 +42,7 @@ def _(plan: Plan) -> str:
         timeline = simulate_plan(plan)
     except PipeplanError as error:  # An edited plan may not run.
         return _pre(printable("\n".join(error.problems)))
-    return _tables(plan_tables(plan, timeline)) + _gantt(timeline)
+    return _tables(plan_tables(plan, timeline)) + _picture(plot_gantt(timeline))
 
 
 @html_of.register
@@ -64,6 +67,18 @@ def _(comparison: Comparison) -> str:
     return _tables(comparison_tables(comparison))
 
 
+@html_of.register
+def _(comparison: PlannerComparison) -> str:
+    table = _tables(comparison_table(comparison, plain(comparison.title)))
+    ours, best = comparison[0], best_baseline(comparison)
+    rows = [row for row in (ours, best) if row is not None and row.orders is not None]
+    charts = [
+        (f"{row.planner}: {row.schedule}", simulate_plan(plan_of_row(comparison.problem, row)))
+        for row in rows
+    ]
+    return table + (_picture(plot_gantts(charts)[0]) if charts else "")
+
+
 def _tables(renderable: RenderableType) -> str:
     from rich.console import Console
 
@@ -76,10 +91,9 @@ def _pre(text: str) -> str:
     return f'<pre style="line-height: 1.2">{escape(text)}</pre>'
 
 
-def _gantt(timeline: Timeline) -> str:
+def _picture(ax: Axes) -> str:
+    """Return the figure of a chart."""
     picture = BytesIO()
-    figure = plot_gantt(timeline).get_figure(root=True)
-    assert figure is not None
-    figure.savefig(picture, format="png", bbox_inches="tight")
+    root_figure(ax).savefig(picture, format="png", bbox_inches="tight")
     data = base64.b64encode(picture.getvalue()).decode()
     return f'<img alt="Gantt chart" style="max-width: 100%" src="data:image/png;base64,{data}">'

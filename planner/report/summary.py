@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from planner.cluster.hardware import GIB
 from planner.costs.optimizer import static_bytes
 from planner.costs.placement import PlacedPipeline, PlacedStage
-from planner.costs.throughput import Throughput, throughput
+from planner.costs.throughput import SECONDS_AN_HOUR, Throughput, throughput
 from planner.plan.operations import compress_devices
 from planner.plan.plan import TimeProvenance, gap
 from planner.report.tables import new_table, plain
@@ -120,7 +120,19 @@ def throughput_lines(plan: Plan, iteration_time_s: float) -> list[str]:
     if found.cost_per_million_samples is not None:
         unit = cost_heading(plan.cluster.currency)
         parts.append(f"{four_digits(found.cost_per_million_samples)} {unit}")
+    if found.epoch_s is not None:
+        parts.append(f"epoch {format_epoch(found.epoch_s)}")
+    if found.cost_per_epoch is not None:
+        unit = cost_heading(plan.cluster.currency, "epoch")
+        parts.append(f"{four_digits(found.cost_per_epoch)} {unit}")
     return [", ".join(parts)]
+
+
+def format_epoch(epoch_s: float) -> str:
+    """Format the time of an epoch, in hours from one on."""
+    if epoch_s < SECONDS_AN_HOUR:
+        return format_seconds(epoch_s)
+    return f"{four_digits(epoch_s / SECONDS_AN_HOUR)} h"
 
 
 def throughput_data(plan: Plan) -> dict[str, Any] | None:
@@ -134,9 +146,9 @@ def _throughput(plan: Plan, iteration_time_s: float) -> Throughput | None:
     return throughput(graph, plan.cluster, plan.job, devices, iteration_time_s)
 
 
-def cost_heading(currency: str | None) -> str:
+def cost_heading(currency: str | None, of: str = "million samples") -> str:
     """Return the heading of a column or an axis of costs."""
-    return f"{currency} per million samples" if currency else "cost per million samples"
+    return f"{currency or 'cost'} per {of}"
 
 
 def figures_line(timeline: Timeline, lower_bound_s: float) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from planner.analysis.sweep.rows import SweepRow, has_costs, pareto_front
 from planner.analysis.sweep.run import SweepResult
-from planner.costs.throughput import SECONDS_AN_HOUR
+from planner.costs.throughput import SECONDS_AN_HOUR, Throughput
 from planner.plan.operations import compress_devices
 from planner.report.figures import (
     INK_COLOUR,
@@ -22,7 +23,7 @@ from planner.report.figures import (
     root_figure,
     save_figure,
 )
-from planner.report.summary import cost_heading
+from planner.report.summary import cost_heading, format_epoch
 from planner.report.tables import new_table, plain
 from planner.units import TimeUnit, format_seconds, four_digits, plural, time_unit
 
@@ -36,14 +37,14 @@ FRONT_MARK = "*"
 
 def sweep_table(result: SweepResult) -> Table:
     """Return a table with one row per point; those on the Pareto front are marked."""
-    numbers = ["devices", "microbatches", "iteration", "per sample", "samples/s", "gap"]
-    if _has_any_cost(result):
-        numbers[-1:-1] = [plain(cost_heading(result.currency))]
+    rates = _rates(result)
+    headings = (plain(rate.heading) for rate in rates)
+    numbers = ["devices", "microbatches", "iteration", "per sample", *headings, "gap"]
     title = plain(f"{result.model}: {plural(len(result.rows), 'point')}")
     table = new_table(title, ("", "cluster"), numbers)
     for row in result.rows:
         mark = FRONT_MARK if row.on_front else ""
-        table.add_row(mark, plain(row.point.cluster), *_numbers(row, _has_any_cost(result)))
+        table.add_row(mark, plain(row.point.cluster), *_numbers(row, rates))
     return table
 
 
@@ -75,15 +76,52 @@ def sweep_data(result: SweepResult) -> dict[str, Any]:
 
 def _data(row: SweepRow) -> dict[str, Any]:
     fields = asdict(row)
-    del fields["point"], fields["chooses"]
+    del fields["point"], fields["chooses"], fields["throughput"]
+    rates = dict.fromkeys(field.name for field in dataclass_fields(Throughput))
     return {
         **row.point._asdict(),
         "samples": row.point.samples,
         **fields,
         "time_per_sample_s": row.time_per_sample_s,
-        "samples_per_s": row.samples_per_s,
+        **(rates if row.throughput is None else asdict(row.throughput)),
         "cost_per_million_samples": row.cost_per_million_samples,
     }
+
+
+class _Rate(NamedTuple):
+    """A column of what iterations mean."""
+
+    heading: str
+    figure: Callable[[SweepRow], float | None]
+    text: Callable[[float], str] = four_digits
+    missing: str = "-"
+
+    def cell(self, row: SweepRow) -> str:
+        """Return a row's figure as text."""
+        figure = self.figure(row)
+        return self.missing if figure is None else self.text(figure)
+
+
+def _rates(result: SweepResult) -> list[_Rate]:
+    """Return the columns in which any plan has a figure; samples a second always."""
+    currency = result.currency
+    first, *others = (
+        _Rate("samples/s", _of_throughput("samples_per_s")),
+        _Rate("tokens/s", _of_throughput("tokens_per_s")),
+        _Rate("MFU", _of_throughput("mfu"), lambda share: f"{share:.1%}"),
+        _Rate(cost_heading(currency), lambda row: row.cost_per_million_samples, missing="no price"),
+        _Rate("epoch", _of_throughput("epoch_s"), format_epoch),
+        _Rate(cost_heading(currency, "epoch"), _of_throughput("cost_per_epoch")),
+    )
+    return [first, *(rate for rate in others if any(map(_is_known(rate), result.rows)))]
+
+
+def _of_throughput(name: str) -> Callable[[SweepRow], float | None]:
+    return lambda row: None if row.throughput is None else getattr(row.throughput, name)
+
+
+def _is_known(rate: _Rate) -> Callable[[SweepRow], bool]:
+    return lambda row: rate.figure(row) is not None
 
 
 def _has_any_cost(result: SweepResult) -> bool:
@@ -91,20 +129,18 @@ def _has_any_cost(result: SweepResult) -> bool:
     return any(row.price_per_hour is not None for row in result.rows)
 
 
-def _numbers(row: SweepRow, has_cost: bool) -> list[str]:
+def _numbers(row: SweepRow, rates: Sequence[_Rate]) -> list[str]:
     point = row.point
     batch = _batch(row)
     wanted = f"- of {point.devices}"
     if row.iteration_time_s is None or row.time_per_sample_s is None:
-        return [wanted, batch, "no plan", *["-"] * (4 if has_cost else 3)]
-    cost = row.cost_per_million_samples
+        return [wanted, batch, "no plan", *["-"] * (len(rates) + 2)]
     return [
         f"{row.devices_used} of {point.devices}",
         batch,
         format_seconds(row.iteration_time_s),
         format_seconds(row.time_per_sample_s),
-        "-" if row.samples_per_s is None else four_digits(row.samples_per_s),
-        *(["no price" if cost is None else four_digits(cost)] if has_cost else []),
+        *(rate.cell(row) for rate in rates),
         "-" if row.gap is None else f"{row.gap:.2%}",
     ]
 

@@ -65,6 +65,86 @@ class Robustness:
         )
 
 
+@dataclass(frozen=True, order=True)
+class Complexity:
+    """What makes a plan harder to set up, to read and to run elsewhere; the first counts most.
+
+    Attributes:
+        unaligned_stages: stages with more devices on one of their nodes than on another.
+        stages: number of stages.
+        uneven_stages: stages with another number of replicas than most, of several device types, or
+            whose replicas run different numbers of microbatches.
+        divided_blocks: numbered blocks of the model that lie in several stages.
+        searched_orders: 1 if the orders were searched, 0 if a published schedule gives them.
+    """
+
+    unaligned_stages: int
+    stages: int
+    uneven_stages: int
+    divided_blocks: int
+    searched_orders: int
+
+    def instead_of(self, other: Complexity, schedule: str) -> str:
+        """Return how it differs from another's, in words.
+
+        Args:
+            other: of another plan.
+            schedule: what gave this plan's orders.
+        """
+        counts = (
+            (self.stages, other.stages, "stage", ""),
+            (self.unaligned_stages, other.unaligned_stages, "stage", " unevenly over nodes"),
+            (self.uneven_stages, other.uneven_stages, "stage", " with uneven replicas"),
+            (self.divided_blocks, other.divided_blocks, "divided block", ""),
+        )
+        parts = [
+            f"{plural(mine, noun)}{what} instead of {theirs}"
+            for mine, theirs, noun, what in counts
+            if mine != theirs
+        ]
+        if self.searched_orders < other.searched_orders:
+            parts.append(f"a published schedule ({schedule}) instead of searched orders")
+        elif self.searched_orders > other.searched_orders:
+            parts.append("searched orders instead of a published schedule")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Simplicity:
+    """Why a plan was chosen for being simple.
+
+    Attributes:
+        within: share by which it may take longer than the fastest plan found.
+        complexity, iteration_time_s, schedule: of the plan; the last names what gave its orders.
+        fastest_complexity, fastest_s: of the fastest plan found.
+        compared: number of schedules.
+    """
+
+    within: float
+    complexity: Complexity
+    iteration_time_s: float
+    schedule: str
+    fastest_complexity: Complexity
+    fastest_s: float
+    compared: int
+
+    @property
+    def is_fastest(self) -> bool:
+        """Whether no plan is known that is faster."""
+        return self.iteration_time_s <= self.fastest_s
+
+    def summary(self) -> str:
+        """Return a line that sums it up."""
+        compared = plural(self.compared, "schedule")
+        if self.complexity == self.fastest_complexity:
+            return f"simple: none of {compared} within {self.within:.2%} of the fastest is simpler"
+        why = self.complexity.instead_of(self.fastest_complexity, self.schedule)
+        return (
+            f"simple: {why}; takes {self.iteration_time_s / self.fastest_s - 1:.2%} longer than "
+            f"the fastest of {compared}, {format_seconds(self.fastest_s)}"
+        )
+
+
 def unjoined_devices(plan: Plan) -> tuple[str, ...]:
     """Return unused devices that no path of links and switches joins to a device in use."""
     cluster, used = plan.cluster, plan.rank_devices
@@ -90,6 +170,8 @@ class Result(ShownInNotebooks):
         deterministic: whether those are CP-SAT's deterministic seconds.
         robustness: of a plan that was chosen for keeping its time, which may take longer than the
             fastest one found; status, gap and bound are about its time without noise.
+        simplicity: of a plan that was chosen for being simple, which may take longer than the
+            fastest one found; status and gap are about its own time.
     """
 
     status: Status
@@ -101,6 +183,7 @@ class Result(ShownInNotebooks):
     search_s: float
     deterministic: bool
     robustness: Robustness | None = None
+    simplicity: Simplicity | None = None
 
     @property
     def iteration_time_s(self) -> float:
@@ -132,10 +215,11 @@ class Result(ShownInNotebooks):
         )
         used, devices = self.plan.world_size, len(self.plan.cluster.devices)
         seconds = "deterministic s" if self.deterministic else "s"
+        reasons = (reason for reason in (self.robustness, self.simplicity) if reason is not None)
         return (
             f"{self.status}: {format_seconds(self.iteration_time_s)} an iteration, {proved}; "
             f"{plural(len(self.plan.stages), 'stage')} on {used} of {plural(devices, 'device')}, "
             f"{plural(self.tried, 'partition')} scheduled; "
             f"ended after {self.search_s:.1f} {seconds}: {self.ended}"
-            + (f"\n{self.robustness.summary()}" if self.robustness else "")
+            + "".join(f"\n{reason.summary()}" for reason in reasons)
         )

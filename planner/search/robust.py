@@ -7,9 +7,9 @@ quick ones: where more microbatches are in flight a late one delays the next dev
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from planner.search.budget import SearchWork
+from planner.search.near import Choice, candidates_near, end_of_choice_s, key_of
 from planner.search.result import Robustness
 from planner.search.schedule.heuristic import Schedule, fits_memory, quick_schedules
 from planner.search.state import Candidate, Search
@@ -20,36 +20,26 @@ SLOWER = 0.02
 MARGIN = 1e-3
 """Share by which its 95th percentile must be below the fastest plan's; less may be chance."""
 MOST_PARTITIONS = 8
-SHARE = 0.1
-"""Share of the whole time, kept back from the search."""
 
 
-@dataclass(frozen=True)
-class RobustChoice:
-    """The schedule that was chosen, and what it was compared with."""
-
-    schedule: Schedule
-    robustness: Robustness
-
-
-def choose_robust(search: Search, noise: Noise) -> RobustChoice | None:
+def choose_robust(search: Search, noise: Noise) -> Choice | None:
     """Return the plan within :data:`SLOWER` of the fastest that varies least under noise.
 
-    Deterministic in deterministic mode. The clock's limit is taken to be the whole time less
-    :data:`SHARE`; the fastest plan is replayed under noise whatever time is left.
+    Deterministic in deterministic mode. The fastest plan is replayed under noise whatever time is
+    left.
 
     Returns:
         None if the search was interrupted or found nothing.
     """
     if search.best is None or search.clock.is_stopped:
         return None
-    stop_s = search.clock.limit_s / (1 - SHARE)
+    stop_s = end_of_choice_s(search)
     _schedule_near(search, (1 + SLOWER) * search.best_s, stop_s)
     compared = _compared(search, search.best, noise, stop_s)
     (_, fastest), (schedule, least) = compared[0], min(compared, key=_rank)
     if least.percentile_95_s > (1 - MARGIN) * fastest.percentile_95_s:
         schedule, least = compared[0]
-    return RobustChoice(schedule, Robustness(noise, least, fastest, len(compared)))
+    return Choice(schedule, Robustness(noise, least, fastest, len(compared)))
 
 
 def _compared(
@@ -60,7 +50,7 @@ def _compared(
     for schedule in _contenders(search, best, stop_s):
         if found and search.clock.elapsed_s >= stop_s:
             break
-        key = _key(schedule)
+        key = key_of(schedule)
         if key not in found:
             found[key] = schedule, _replay(search, schedule, noise)
     return list(found.values())
@@ -92,8 +82,7 @@ def _replay(search: Search, schedule: Schedule, noise: Noise) -> NoisyTimes:
 def _contenders(search: Search, best: Candidate, stop_s: float) -> Iterator[Schedule]:
     """Yield schedules that are fast enough and fit memory: those found, then quick ones."""
     longest_s = (1 + SLOWER) * search.best_s
-    near = [best, *(candidate for candidate in search.ranked() if candidate is not best)]
-    near = [c for c in near if c.schedule.iteration_time_s <= longest_s][:MOST_PARTITIONS]
+    near = candidates_near(search, best, longest_s)[:MOST_PARTITIONS]
     yield from (candidate.schedule for candidate in near)
     for candidate in near:
         if search.clock.elapsed_s + search.longest_s >= stop_s:
@@ -104,9 +93,3 @@ def _contenders(search: Search, best: Candidate, stop_s: float) -> Iterator[Sche
         for schedule in quick_schedules(pipeline, backward=pipeline.problem.job.backward):
             if schedule.iteration_time_s <= longest_s and fits_memory(schedule.timeline):
                 yield schedule
-
-
-def _key(schedule: Schedule) -> object:
-    """Return the same for the same orders of the same stages."""
-    stages = tuple(stage.spec for stage in schedule.timeline.pipeline.stages)
-    return stages, tuple((device, tuple(order)) for device, order in schedule.orders.items())

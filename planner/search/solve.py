@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from planner.costs.placement import StageSpec
-from planner.errors import InfeasibleError, PipeplanError
+from planner.errors import InfeasibleError, PipeplanError, shorten
 from planner.plan.membership import outside
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
@@ -30,10 +30,12 @@ from planner.search.group_search import (
 )
 from planner.search.local_search import anneal, descend
 from planner.search.missing_freedoms import with_missing_freedoms
+from planner.search.near import SHARE, Choice
 from planner.search.partition.chain import Chain, Partition
-from planner.search.result import Result, Robustness
-from planner.search.robust import SHARE, RobustChoice, choose_robust
+from planner.search.result import Result, Robustness, Simplicity
+from planner.search.robust import choose_robust
 from planner.search.shared_devices import plan_shared
+from planner.search.simple import WITHIN, choose_simple
 from planner.search.state import Candidate, Progress, Search, SearchTask
 from planner.search.steps import (
     bound_by_work,
@@ -241,6 +243,10 @@ QUICK_STEPS = (
 """Steps of a search that asks only whether a plan fits, and about how long it takes."""
 
 
+Preference = Literal["fast", "simple"]
+Choose = Callable[[Search], Choice | None]
+
+
 def solve(
     problem: Problem,
     *,
@@ -253,6 +259,8 @@ def solve(
     warm_starts: Sequence[Plan | Sequence[StageSpec]] = (),
     constrain: Constrain | None = None,
     robust: bool | Noise = False,
+    prefer: Preference = "fast",
+    prefer_within: float = WITHIN,
 ) -> Result:
     """Find the fastest plan for a problem and bound how far it can be from the best.
 
@@ -273,6 +281,11 @@ def solve(
         robust: prefer a plan that keeps its time: of those found that are at most 2 % slower than
             the fastest, the one with the least 95th percentile of iteration times under a noise;
             True stands for ``Noise(seed=seed)``. A tenth of the time limit is for that choice.
+        prefer: ``simple``: of the plans found that are about as fast as the fastest, and simple
+            neighbours of these, the one with the fewest stages unevenly over nodes, then the fewest
+            stages, uneven replicas and divided blocks, then in a published schedule. A tenth of the
+            time limit is for that choice.
+        prefer_within: share by which a simple plan may take longer than the fastest found.
 
     Raises:
         InfeasibleError: if no plan fits; the message says which constraint binds.
@@ -281,20 +294,21 @@ def solve(
             and the best plan so far is returned.
     """
     check_settings(time_limit_s, gap_limit, seed, workers)
+    check_preference(prefer, prefer_within, is_robust=bool(robust))
     problem = for_runtime(problem)
     settings = Settings(seed, workers, deterministic)
     limit = limit_text(time_limit_s, deterministic)
 
     def solve_one(problem: Problem, *, time_limit_s: float, progress: Progress | None) -> Result:
-        noise = Noise(seed=seed) if robust is True else robust or None
+        choose = _choose(Noise(seed=seed) if robust is True else robust, prefer, prefer_within)
         task = SearchTask(problem, settings, gap_limit, constrain)
-        clock = Clock(time_limit_s * (1 - SHARE if noise else 1), deterministic)
+        clock = Clock(time_limit_s * (1 - SHARE if choose else 1), deterministic)
         search = Search(task, clock, progress)
         known = _partitions(search.chain, warm_starts)
         search.found.is_infeasible = form_problem(search.chain) is not None
         if not search.found.is_infeasible:
             run_until_stopped(search, (_warm_starts(known), OVERLAPPED, *STEPS))
-        return _result(search, limit, noise)
+        return _result(search, limit, choose)
 
     if problem.job.tensor_parallel == 1 or problem.has_groups:
         return solve_one(problem, time_limit_s=time_limit_s, progress=progress)
@@ -338,6 +352,31 @@ def check_settings(time_limit_s: float, gap_limit: float, seed: int, workers: in
         raise PipeplanError(problems)
 
 
+def check_preference(prefer: str, within: float, *, is_robust: bool) -> None:
+    """Check what :func:`solve` shall choose by besides time.
+
+    Raises:
+        PipeplanError: naming a wrong setting.
+    """
+    if prefer not in get_args(Preference):
+        raise PipeplanError(
+            f"prefer: {shorten(prefer)} is not one of {', '.join(get_args(Preference))}"
+        )
+    if not 0 <= within <= 1:
+        raise PipeplanError(f"prefer_within: {within} is not a share from 0 to 1, such as 0.01")
+    if prefer == "simple" and is_robust:
+        raise PipeplanError("prefer: simple and robust are two choices; ask for one of them")
+
+
+def _choose(noise: Noise | Literal[False], prefer: Preference, within: float) -> Choose | None:
+    """Return the choice among plans near the fastest; None where the fastest is wanted."""
+    if noise:
+        return lambda search: choose_robust(search, noise)
+    if prefer == "simple":
+        return lambda search: choose_simple(search, within, run_quickly)
+    return None
+
+
 def _partitions(chain: Chain, plans: Sequence[Plan | Sequence[StageSpec]]) -> list[Partition]:
     """Return the stages of earlier plans that are partitions of the chain in the job's space."""
     found, space, layers = [], chain.problem.job.space, chain.names
@@ -349,16 +388,17 @@ def _partitions(chain: Chain, plans: Sequence[Plan | Sequence[StageSpec]]) -> li
     return found
 
 
-def _result(search: Search, limit: str, noise: Noise | None) -> Result:
-    """Return the verified plan of the incumbent, or of a more robust candidate."""
+def _result(search: Search, limit: str, choose: Choose | None) -> Result:
+    """Return the verified plan of the incumbent, or of the candidate that is chosen."""
     best = best_of(search)
     ended = ended_by(search)
-    choice = _choice(search, noise)
+    choice = _choice(search, choose)
     if search.clock.is_stopped:
         ended = ended_by(search)
+    best = search.best or best
     schedule = choice.schedule if choice else best.schedule
-    robustness = choice.robustness if choice else None
-    plan = plan_of(search, schedule, limit, _method(schedule.method, robustness))
+    reason = choice.reason if choice else None
+    plan = plan_of(search, schedule, limit, _method(schedule.method, reason))
     return Result(
         status=status_of(search, schedule.iteration_time_s),
         plan=plan,
@@ -368,7 +408,8 @@ def _result(search: Search, limit: str, noise: Noise | None) -> Result:
         ended=ended,
         search_s=search.clock.elapsed_s,
         deterministic=search.settings.deterministic,
-        robustness=robustness,
+        robustness=reason if isinstance(reason, Robustness) else None,
+        simplicity=reason if isinstance(reason, Simplicity) else None,
     )
 
 
@@ -393,17 +434,19 @@ def best_of(search: Search) -> Candidate:
     raise with_missing_freedoms(error, search, run_quickly)
 
 
-def _choice(search: Search, noise: Noise | None) -> RobustChoice | None:
-    """Choose a robust plan if a noise is given; None after Ctrl-C, which keeps the fastest."""
+def _choice(search: Search, choose: Choose | None) -> Choice | None:
+    """Choose among plans near the fastest; None after Ctrl-C, which keeps the fastest."""
     try:
-        return choose_robust(search, noise) if noise is not None else None
+        return choose(search) if choose is not None else None
     except KeyboardInterrupt:
         search.clock.stop()
         return None
 
 
-def _method(method: str, robustness: Robustness | None) -> str:
+def _method(method: str, reason: Robustness | Simplicity | None) -> str:
     text = f"partition portfolio, schedule by {method}"
-    if robustness is None:
-        return text
-    return f"{text}, chosen for robustness under noise ({robustness.noise})"
+    if isinstance(reason, Robustness):
+        return f"{text}, chosen for robustness under noise ({reason.noise})"
+    if isinstance(reason, Simplicity):
+        return f"{text}, chosen as the simplest within {reason.within:.2%} of the fastest"
+    return text

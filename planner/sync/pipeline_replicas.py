@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from planner.cluster.cluster import node_of
 from planner.errors import PipeplanError
 from planner.plan.operations import owners
 from planner.plan.plan import Plan
@@ -67,11 +68,6 @@ def pipeline_count(plan: Plan) -> int | None:
     """Return the number of pipelines if the plan has any; None if its stages do not allow them."""
     counts = {len(stage.devices) for stage in plan.stages}
     return counts.pop() if len(counts) == 1 else None
-
-
-def node_of(device: str) -> str:
-    """Return the node of a device's name: ``n0`` of ``n0/gpu3``; otherwise the name itself."""
-    return device.rpartition("/")[0] or device
 
 
 def pipelines_per_node(replicas: Sequence[PipelineReplica]) -> int:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.cluster.cluster import Cluster
+from planner.cluster.cluster import Cluster, node_name
 from planner.cluster.cluster_file import Host
 from planner.cluster.hardware import DeviceType
 from planner.errors import PipeplanError, near, shorten
@@ -159,8 +159,7 @@ def named_devices(cluster: Cluster, names: Iterable[str]) -> Iterator[tuple[str,
 
 
 def _nodes(cluster: Cluster) -> Sequence[str]:
-    rows = (device.rpartition("/")[0] for device in cluster.device_names)
-    return [node for node in dict.fromkeys(rows) if node]
+    return list(dict.fromkeys(filter(None, map(node_name, cluster.device_names))))
 
 
 # --- the problem after changes --------------------------------------------------------------------
@@ -284,8 +283,8 @@ def _with_twins(cluster: Cluster, twin: Twin) -> Cluster:
 
 def _require_free_node(cluster: Cluster, twin: Twin, model: str) -> None:
     """Refuse a node whose name would put it among the devices of another."""
-    node = twin.name.rpartition("/")[0]
-    if any(device.rpartition("/")[0] == node for device in cluster.device_names if node):
+    node = node_name(twin.name)
+    if node is not None and node in _nodes(cluster):
         raise PipeplanError(
             f"{twin.name}={twin.like}: {twin.like!r} is a node, and a node called {twin.name!r} "
             f"would lie among the devices of {node!r}; write n9={twin.like} for a node like it, or "

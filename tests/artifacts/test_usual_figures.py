@@ -1,5 +1,6 @@
 """Figures in wrong units are refused where people write them, with their likely unit."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,24 @@ def test_a_figure_in_another_unit_is_named_with_it(
     assert problem.startswith(f"{path}: {place}: {float(value):g} ")
     assert unit in problem
     assert problem.endswith("or set unusual_figures = true at the top of the file")
+
+
+@pytest.mark.parametrize(("field", "value", "unit"), WRONG)
+def test_figures_in_json_are_checked_alike(
+    tmp_path: Path, field: str, value: str, unit: str
+) -> None:
+    unusual = cluster_file(tmp_path / "a.toml", "unusual_figures = true", **{field: value})
+    Cluster.load(unusual).save(tmp_path / "a.json")
+    data = json.loads((tmp_path / "a.json").read_text())
+    assert data.pop("unusual_figures") is True
+    path = tmp_path / "b.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(PipeplanError) as raised:
+        Cluster.load(path)
+    (problem,) = raised.value.problems
+    assert problem.startswith(f"{path}: ")
+    assert unit in problem
+    assert problem.endswith('or set "unusual_figures": true at the top of the file')
 
 
 @pytest.mark.parametrize(("field", "value", "unit"), WRONG)

@@ -66,6 +66,35 @@ def test_wrong_noise_is_named(plan_path: Path, options: tuple[object, ...], name
     assert result.stderr.startswith(f"error: {named}")
 
 
+def test_a_simple_plan_says_what_it_costs(tmp_path: Path) -> None:
+    cluster = CLUSTERS / "single_node.toml"
+    options = ("--time-limit", 1, "--prefer", "simple", "--prefer-within", 0.5)
+    files = ("--json", "-o", tmp_path / "plan.json")
+    made = pipeplan("plan", "models.vgg:vgg_tiny", "--cluster", cluster, *options, *files)
+    assert made.exit_code == 0, made.output
+    found = json.loads(made.stdout)
+    simplicity = found["simplicity"]
+    assert found["iteration_time_s"] == simplicity["iteration_time_s"]
+    assert simplicity["iteration_time_s"] <= 1.5 * simplicity["fastest_s"]
+    assert simplicity["complexity"]["searched_orders"] == 0
+    assert "chosen as the simplest" in Plan.load(tmp_path / "plan.json").provenance.solver
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--prefer", "pretty"), "prefer: 'pretty' is not one of fast, simple"),
+        (("--prefer", "simple", "--robust"), "prefer: simple and robust are two choices"),
+        (("--prefer", "simple", "--sync", "semi_decentralized"), "--prefer simple: compares plans"),
+    ],
+)
+def test_a_choice_that_is_impossible_is_refused(options: tuple[str, ...], named: str) -> None:
+    cluster = CLUSTERS / "single_node.toml"
+    result = pipeplan("plan", "models.vgg:vgg_tiny", "--cluster", cluster, *options)
+    assert result.exit_code == 1
+    assert named in result.stderr
+
+
 def test_a_robust_plan_keeps_the_times_it_was_chosen_for(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     cluster = CLUSTERS / "single_node.toml"

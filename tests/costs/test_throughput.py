@@ -28,12 +28,18 @@ def test_figures_of_an_iteration() -> None:
 
 
 def test_only_devices_in_use_count() -> None:
-    """36 TFLOP on 1 TFLOP/s for 3.60 an hour: 4 samples in 36 s cost 0.036."""
-    found = throughput(LAYERS, two(price_per_hour=3.6), Job(microbatches=4), ["d0"], 36.0)
+    """36 TFLOP on 1 TFLOP/s for 3.60 an hour: 4 samples in 36 s cost 0.036.
+
+    An epoch of 100 samples takes 900 s.
+    """
+    job = Job(microbatches=4, epoch_samples=100)
+    found = throughput(LAYERS, two(price_per_hour=3.6), job, ["d0"], 36.0)
     assert found is not None
     assert found.mfu == pytest.approx(1)
     assert found.cost_per_million_samples == pytest.approx(1e6 * 0.036 / 4)
     assert found.tokens_per_s is None
+    assert found.epoch_s == pytest.approx(900)
+    assert found.cost_per_epoch == pytest.approx(0.9)
 
 
 def test_what_is_not_known_is_left_out() -> None:
@@ -42,3 +48,8 @@ def test_what_is_not_known_is_left_out() -> None:
     found = throughput(LAYERS, other, Job(), ["d0", "d1"], 1.0)
     assert found is not None
     assert found.mfu is None
+    assert found.epoch_s is found.cost_per_epoch is None
+    unpriced = throughput(LAYERS, other, Job(epoch_samples=100), ["d0", "d1"], 1.0)
+    assert unpriced is not None
+    assert unpriced.epoch_s is not None
+    assert unpriced.cost_per_epoch is None

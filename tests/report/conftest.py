@@ -54,6 +54,21 @@ def replicated(the_cluster: Cluster) -> Timeline:
     return scheduled(pipeline(chain(), the_cluster, REPLICATED, microbatches=6))
 
 
+@pytest.fixture(scope="session")
+def many_replicas() -> Timeline:
+    """Sixteen replicas of each of two stages, the last one of half the speed."""
+    names = [f"d{number}" for number in range(32)]
+    types = {"unit": device_type(), "slow": device_type(efficiency=0.5)}
+    machines = cluster(
+        {name: "slow" if name == names[-1] else "unit" for name in names},
+        [link(name, "hub") for name in names],
+        ["hub"],
+        types,
+    )
+    stages = [(NAMES[:2], tuple(names[:16])), (NAMES[2:], tuple(names[16:]))]
+    return scheduled(pipeline(chain(), machines, stages, microbatches=31))
+
+
 def interleaved() -> Timeline:
     """Two devices of two stages each."""
     placed = pipeline(chain(), star(2), INTERLEAVED, microbatches=6, max_stages_per_device=2)

@@ -13,6 +13,7 @@ from planner.plan.operations import KIND_LABELS
 from planner.report import gantt
 from planner.report.gantt import plot_gantt, save_gantts
 from planner.report.memory_plot import save_memory
+from planner.report.replicas import charted_together, row_name
 from planner.search.schedule.assignment import balanced_assignment
 from planner.search.schedule.classics import one_forward_one_backward
 from planner.simulation.simulator import simulate
@@ -38,6 +39,33 @@ def row_labels(axes) -> list[str]:
 def test_there_is_one_row_a_device_named_with_its_stages(timeline):
     labels = row_labels(plot_gantt(timeline))
     assert [label.split()[0] for label in labels] == list(timeline.pipeline.devices)
+
+
+def test_of_many_devices_those_that_are_alike_share_a_row(many_replicas):
+    """Of 31 microbatches the 16th device of a stage has one, the other fifteen have two each."""
+    timeline = many_replicas
+    rows = charted_together(timeline)
+    assert sorted(device for row in rows.values() for device in row) == sorted(timeline.end_s)
+    for first, row in rows.items():
+        for device in row:
+            assert timeline.pipeline.stages_on[device] == timeline.pipeline.stages_on[first]
+            assert timeline.end_s[device] == pytest.approx(timeline.end_s[first], rel=5e-3)
+    assert rows["d31"] == ("d31",)
+    assert len(rows) < 10
+    axes = plot_gantt(timeline)
+    assert [label.split()[0] for label in row_labels(axes)] == list(rows)
+    assert row_labels(axes)[0] == f"{row_name(rows['d0'])}  stage 0"
+    found = boxes(axes, *KIND_LABELS.values())
+    assert len(found) == sum(event.device in rows for event in timeline.operations)
+    assert "share a row" in axes.get_title(loc="left")
+
+
+def test_short_messages_are_drawn_wide_enough_to_be_seen(timeline_of):
+    axes = plot_gantt(timeline_of("replicated"))
+    per_pixel = 1 / gantt._pixels_per_unit(axes)
+    for label in ("activations sent", "gradients sent", "all-reduce"):
+        for _, begin, end in boxes(axes, label):
+            assert end - begin >= 1.4 * per_pixel
 
 
 def test_a_row_names_all_stages_of_its_device(timeline_of):

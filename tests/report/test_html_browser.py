@@ -15,6 +15,7 @@ from measured_runs import run_of
 from planner.plan.operations import KIND_LABELS
 from planner.report.html.colours import DARK, LIGHT
 from planner.report.html.page import save_report
+from planner.report.replicas import charted_together
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 from planner.units import format_seconds
@@ -353,6 +354,27 @@ def test_switches_hide_links_and_what_was_measured(timeline_of, open_page):
     page.check("#show-links")
     page.check("#show-measured")
     assert high() == everything
+
+
+def test_replicas_alike_share_a_row_until_one_of_them_is_asked_for(many_replicas, open_page):
+    page = open_page(many_replicas)
+
+    def rows() -> float:
+        """Without links there are an axis of 26 pixels, rows of 32 each, and 6 below."""
+        high = page.evaluate("() => document.querySelector('#gantt > div').clientHeight")
+        return (high - 32) / 32
+
+    page.uncheck("#show-links")
+    together = charted_together(many_replicas)
+    assert rows() == len(together)
+    page.uncheck("#show-alike")
+    assert rows() == 32
+    page.check("#show-alike")
+    hidden = next(e for e in many_replicas.operations if e.device not in together)
+    page.fill("#find-operation", str(hidden.operation))
+    page.keyboard.press("Enter")
+    assert f" · {hidden.device} · " in page.inner_text("#readout")
+    assert rows() == 32
 
 
 def test_without_scripts_the_tables_and_the_picture_are_there(timeline_of, open_page):

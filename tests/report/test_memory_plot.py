@@ -54,7 +54,20 @@ def test_a_capacity_far_above_every_peak_is_told_in_words():
 
 def test_the_title_names_the_fullest_device():
     title = plot_memory(with_memory(10), title="Mine").get_title(loc="left")
-    assert title == "Mine\nfullest is d0: 7.451 of 10 GiB, 75%"
+    assert title == "Mine\nfullest is d0: 7.451 GiB of 10 GiB, 75%"
+
+
+def test_memory_far_below_a_gib_has_a_unit_that_fits():
+    placed = pipeline(
+        graph(
+            [layer("only", parameters=["weight"], peak_bytes=0)], None, [parameter("weight", 2**18)]
+        ),
+        cluster(["d0"], []),
+        [(("only",), ("d0",))],
+    )
+    axes = plot_memory(best_heuristic_schedule(placed).timeline)
+    assert axes.get_ylabel() == "memory in use (MiB)"
+    assert max(axes.lines[0].get_ydata()) == pytest.approx(2)
 
 
 def test_png_and_svg_are_written_and_nothing_else(timeline_of, tmp_path):

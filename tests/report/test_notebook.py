@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 import pytest
 from builders import cluster, graph, layer, link, orders, pipeline
 
-from planner import Result, solve
+from planner import Result, compare, solve
 from planner.assembly import plan_by_hand
 from planner.plan.plan import Plan
 
@@ -65,6 +65,16 @@ def test_plans_and_results_have_tables_and_a_chart(plan: Plan, result: Result) -
 def test_a_plan_that_does_not_run_says_why(plan: Plan) -> None:
     broken = plan.model_copy(update={"orders": {"d0": "0B0 0F0", "d1": "1F0 1B0"}})
     assert Tags(broken._repr_html_()).found == ["pre"]
+
+
+def test_a_comparison_of_planners_has_a_table_and_two_schedules(plan: Plan) -> None:
+    compared = compare(plan.problem, ["even"], time_limit_s=0.1, deterministic=True)
+    assert repr(compared).startswith("<PlannerComparison: pipeplan ")
+    assert [row.planner for row in compared] == ["pipeplan", "even"]
+    html = compared._repr_html_()
+    assert Tags(html).found == ["pre", "img"]
+    assert "over ours" in html
+    assert "\x1b" not in html
 
 
 def test_clusters_and_comparisons_have_tables(plan: Plan) -> None:

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from builders import boundary, device_type, graph, layer, link, star
-from builders import cluster as cluster_of
-from tiny_problems import tiny_problem
+from builders import graph, layer, star
+from tiny_problems import tiny_problem, two_stages_or_one
 
-from planner import Cluster, Job, Noise, PipeplanError, Problem, Result, simulate, solve, verify
+from planner import Job, Noise, PipeplanError, Problem, Result, simulate, solve, verify
 from planner.search.budget import Clock, Settings
 from planner.search.partition.chain import StageChoice
 from planner.search.robust import MARGIN, SLOWER, choose_robust
@@ -78,7 +77,7 @@ def test_no_schedule_near_the_fastest_keeps_its_time_clearly_better(seed: int) -
         search.consider(tuple(StageChoice(*end, (f"d{i}",)) for i, end in enumerate(ends)))
     choice = choose_robust(search, NOISE)
     assert choice is not None
-    found = choice.robustness
+    found = choice.reason
     assert found.times.percentile_95_s == percentile_s(choice.schedule.timeline)
     assert found.times.predicted_s == choice.schedule.iteration_time_s
     assert found.fastest.predicted_s == search.best_s
@@ -101,7 +100,7 @@ def test_without_time_the_fastest_stays() -> None:
     assert choice is not None
     assert search.best is not None
     assert choice.schedule is search.best.schedule
-    assert choice.robustness.compared == 1
+    assert choice.reason.compared == 1
 
 
 # --- solve ----------------------------------------------------------------------------------------
@@ -110,38 +109,8 @@ OFTEN_SLOW = Noise(jitter=0, slow_probability=0.03, samples=1000)
 """One device is slow in 3 % of iterations, one of two in 5.9 %: the 95th percentile tells."""
 
 
-def one_or_two_devices() -> Problem:
-    """1.99 s on two devices, 2.01 s on either; one microbatch, so nothing overlaps."""
-    measured = {
-        "a": {"early": 1.00, "late": 1.02},
-        "b": {"early": 1.01, "late": 0.99},
-    }
-    layers = [
-        layer(
-            name,
-            measured={
-                kind: {
-                    "forward_s": time_s / 2,
-                    "input_gradient_s": time_s / 4,
-                    "weight_gradient_s": time_s / 4,
-                }
-                for kind, time_s in times.items()
-            },
-        )
-        for name, times in measured.items()
-    ]
-    cluster: Cluster = cluster_of(
-        {"d0": "early", "d1": "late"},
-        [link("d0", "d1")],
-        [],
-        {"early": device_type(), "late": device_type()},
-    )
-    job = Job(optimizer="sgd", microbatches=1, backward="whole")
-    return Problem(graph(layers, [boundary("a", "b", bytes_=0)]), cluster, job)
-
-
 def solved(robust: bool | Noise, problem: Problem | None = None) -> Result:
-    return solve(problem or one_or_two_devices(), time_limit_s=2, deterministic=True, robust=robust)
+    return solve(problem or two_stages_or_one(), time_limit_s=2, deterministic=True, robust=robust)
 
 
 def test_a_robust_plan_may_be_slower_and_says_so() -> None:

@@ -7,6 +7,9 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 from typing import Any
 
+from builders import boundary, device_type, graph, layer, link
+from builders import cluster as cluster_of
+
 from planner import Cluster, Job, LayerGraph, Problem
 from planner.space import Backward
 
@@ -71,6 +74,36 @@ def tiny_problem(
         overlap_reduction=overlap,
     )
     return Problem(LayerGraph.parse(graph), Cluster.from_data(cluster), job)
+
+
+def two_stages_or_one() -> Problem:
+    """1.99 s on two devices, 2.01 s on either; one microbatch, so nothing overlaps."""
+    measured = {
+        "a": {"early": 1.00, "late": 1.02},
+        "b": {"early": 1.01, "late": 0.99},
+    }
+    layers = [
+        layer(
+            name,
+            measured={
+                kind: {
+                    "forward_s": time_s / 2,
+                    "input_gradient_s": time_s / 4,
+                    "weight_gradient_s": time_s / 4,
+                }
+                for kind, time_s in times.items()
+            },
+        )
+        for name, times in measured.items()
+    ]
+    cluster = cluster_of(
+        {"d0": "early", "d1": "late"},
+        [link("d0", "d1")],
+        [],
+        {"early": device_type(), "late": device_type()},
+    )
+    job = Job(optimizer="sgd", microbatches=1, backward="whole")
+    return Problem(graph(layers, [boundary("a", "b", bytes_=0)]), cluster, job)
 
 
 def renamed(problem: Problem, names: Sequence[str]) -> Problem:

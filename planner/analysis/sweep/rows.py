@@ -6,12 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from planner.cluster.cluster import Cluster
-from planner.costs.throughput import cost_per_million_samples, price_per_hour
+from planner.cluster.cluster import Cluster, node_of
+from planner.costs.throughput import (
+    Throughput,
+    cost_per_million_samples,
+    price_per_hour,
+    throughput,
+)
 from planner.errors import PipeplanError
 from planner.plan.plan import gap
+from planner.plan.problem import Problem
 from planner.plan.sweep_index import Point, SweptPoint
-from planner.sync.pipeline_replicas import node_of
 
 
 def pareto_front(costs: Sequence[Sequence[float]]) -> frozenset[int]:
@@ -55,6 +60,7 @@ class SweepRow:
         chosen: the devices that the search could use.
         chooses: whether the cluster has more.
         price_per_hour: of what is paid for, in the cluster's currency.
+        throughput: what the iteration time means; None also where nothing takes time.
         on_front: whether no other row is at least as good in time a sample, cost a sample and
             devices in use, and better in one; cost counts if every plan has one.
         reason: why there is no plan.
@@ -69,6 +75,7 @@ class SweepRow:
     chosen: tuple[str, ...] = ()
     chooses: bool = False
     price_per_hour: float | None = None
+    throughput: Throughput | None = None
     on_front: bool = False
     reason: str | None = None
 
@@ -76,11 +83,6 @@ class SweepRow:
     def time_per_sample_s(self) -> float | None:
         """Iteration time divided by its samples."""
         return None if self.iteration_time_s is None else self.iteration_time_s / self.point.samples
-
-    @property
-    def samples_per_s(self) -> float | None:
-        """Samples a second; None also where nothing takes time."""
-        return 1 / self.time_per_sample_s if self.time_per_sample_s else None
 
     @property
     def cost_per_million_samples(self) -> float | None:
@@ -91,16 +93,16 @@ class SweepRow:
 
 
 def rows_of(
-    found: Iterable[SweptPoint], clusters: Mapping[str, Cluster], bill: Bill = "devices"
+    found: Iterable[SweptPoint], problems: Mapping[Point, Problem], bill: Bill = "devices"
 ) -> tuple[SweepRow, ...]:
     """Return points with their figures and costs, those on the front marked.
 
     Args:
         found: points, in the order of the rows.
-        clusters: by label; whole, as their idle devices may cost too.
+        problems: of the points, with whole clusters, as their idle devices may cost too.
         bill: what is paid for.
     """
-    rows = [_row(row, clusters[row.cluster], bill) for row in found]
+    rows = [_row(row, problems[row.point], bill) for row in found]
     planned = [row for row in rows if row.plan is not None]
     best = {planned[index].point for index in pareto_front(_costs(planned))}
     return tuple(replace(row, on_front=row.point in best) for row in rows)
@@ -143,19 +145,22 @@ def require_bill(bill: str) -> Bill:
     raise PipeplanError(f"bill: {bill!r} is not known; choose from {', '.join(get_args(Bill))}")
 
 
-def _row(found: SweptPoint, cluster: Cluster, bill: Bill) -> SweepRow:
+def _row(found: SweptPoint, problem: Problem, bill: Bill) -> SweepRow:
     if found.iteration_time_s is None or found.lower_bound_s is None:
         return SweepRow(found.point, reason=found.reason)
+    cluster, time_s = problem.cluster, found.iteration_time_s
+    paid = _paid(found.used, cluster, bill)
     return SweepRow(
         found.point,
         plan=found.plan,
-        iteration_time_s=found.iteration_time_s,
+        iteration_time_s=time_s,
         lower_bound_s=found.lower_bound_s,
-        gap=gap(found.iteration_time_s, found.lower_bound_s),
+        gap=gap(time_s, found.lower_bound_s),
         devices_used=len(found.used),
         chosen=found.chosen,
         chooses=len(found.chosen) < len(cluster.devices),
-        price_per_hour=price_per_hour(cluster, _paid(found.used, cluster, bill)),
+        price_per_hour=price_per_hour(cluster, paid),
+        throughput=throughput(problem.graph.record, cluster, problem.job, found.used, time_s, paid),
     )
 
 

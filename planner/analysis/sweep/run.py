@@ -190,24 +190,27 @@ class _Sweep:
             with suppress(KeyboardInterrupt), closing(self._solved(tasks, folder, engine)) as rows:
                 for number, row in enumerate(rows, done + 1):
                     progress(SweepProgress(number, len(points), row))
-            return self._result(points, folder, len(missing))
+            return self._result(problems, folder, len(missing))
 
     def _solved(
         self, tasks: Sequence[Task], folder: SweepFolder, engine: Engine
     ) -> Generator[SweepRow, None, None]:
         """Yield each point as soon as it is on disk."""
+        problems = {task.point: task.problem for task in tasks}
         with closing(engine.run(tasks)) as outcomes:
             for outcome in outcomes:
                 folder.add(outcome)
-                yield from rows_of([outcome.found], self.clusters, self.bill)
+                yield from rows_of([outcome.found], problems, self.bill)
 
-    def _result(self, points: Sequence[Point], folder: SweepFolder, missing: int) -> SweepResult:
-        found = [row for row in map(folder.get, points) if row is not None]
-        open_ = tuple(point for point in points if folder.get(point) is None)
+    def _result(
+        self, problems: Mapping[Point, Problem], folder: SweepFolder, missing: int
+    ) -> SweepResult:
+        found = [row for row in map(folder.get, problems) if row is not None]
+        open_ = tuple(point for point in problems if folder.get(point) is None)
         return SweepResult(
             model=self.model,
             folder=folder.path,
-            rows=rows_of(found, self.clusters, self.bill),
+            rows=rows_of(found, problems, self.bill),
             currency=self.currency,
             bill=self.bill,
             open=open_,

@@ -47,6 +47,7 @@ def what_if(
     workers: int = DEFAULT_WORKERS,
     deterministic: bool = False,
     progress: Callable[[WhatIfProgress], None] | None = None,
+    timeline: Timeline | None = None,
 ) -> WhatIf:
     """Value changes of a plan's machines, job and recomputation.
 
@@ -62,6 +63,7 @@ def what_if(
         workers: their threads.
         deterministic: the same answer on every machine; the limit is then in CP-SAT's seconds.
         progress: called with every step of a search.
+        timeline: the plan's simulation, where that was made already.
 
     Returns:
         All values; on Ctrl-C what was found until then.
@@ -71,7 +73,7 @@ def what_if(
             keeps the plan from being replayed within memory.
     """
     check_settings(time_limit_s, 0.0, seed, workers)
-    timeline = replay(plan)
+    timeline = timeline or replay(plan)
     if not fits_memory(timeline):
         raise PipeplanError(
             "the plan overflows memory, so no change can be compared with it; `pipeplan verify` "

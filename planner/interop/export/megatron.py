@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from planner.cluster.cluster import node_of
 from planner.costs.placement import StageSpec, place
 from planner.errors import shorten
 from planner.interop.export.exported import Exported
@@ -25,7 +26,6 @@ from planner.search.schedule.classics import WHOLE
 from planner.search.schedule.equal_pipelines import orders_of_pipelines
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
-from planner.sync.pipeline_replicas import node_of
 from planner.sync.strategies import SYNCHRONOUS
 from planner.units import format_bytes, plural
 

@@ -123,11 +123,12 @@ def _quick_values(plan: Plan, timeline: Timeline, explanation: Explanation) -> W
     """Evaluate the usual changes quickly; None if the plan exceeds memory."""
     if not fits_memory(timeline):
         return None
-    return what_if(plan, default_changes(plan, explanation))
+    return what_if(plan, default_changes(plan, explanation), timeline=timeline)
 
 
 def _filled(plan: Plan, top: Element, sections: list[Element], data: dict[str, Any]) -> str:
     styles = style_sheet() + _static("page.css")
+    rows = data["devices"]
     script = "\n".join(_static(f"{name}.js") for name in SCRIPTS)
     return Template(_static("page.html")).substitute(
         policy=_policy(styles, script),
@@ -136,6 +137,7 @@ def _filled(plan: Plan, top: Element, sections: list[Element], data: dict[str, A
         header=markup(top),
         navigation=markup(navigation(sections)),
         measured_hidden="" if "measured" in data else "hidden",
+        alike_hidden="hidden" if all(row["row"] == n for n, row in enumerate(rows)) else "",
         sections=markup(*sections),
         data=_script_data(data),
         script=script,

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from planner.measured.timeline import MeasuredTimeline
 from planner.measured.trace_events import lanes
 from planner.plan.operations import Operation
+from planner.report.replicas import charted_together, row_name
 from planner.simulation.critical_path import Event, OptimizerEvent, PathStep
 from planner.simulation.timeline import (
     OperationEvent,
@@ -116,9 +117,13 @@ def _places(timeline: Timeline) -> dict[str, int]:
 
 def _devices(timeline: Timeline, ticks: Ticks) -> list[dict[str, Any]]:
     pipeline = timeline.pipeline
+    places, together = _places(timeline), charted_together(timeline)
+    row_of = {device: first for first, row in together.items() for device in row}
     return [
         {
             "name": device,
+            "row": places[row_of[device]],
+            "row_name": row_name(together.get(device, (device,))),
             "stages": list(pipeline.stages_on[device]),
             "capacity_bytes": pipeline.capacity_bytes(device),
             "peak_bytes": timeline.peak_memory_bytes[device],

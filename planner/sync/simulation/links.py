@@ -11,10 +11,9 @@ from functools import cached_property
 from itertools import count
 from typing import Any
 
-from planner.cluster.cluster import Cluster
+from planner.cluster.cluster import Cluster, node_of
 from planner.errors import PipeplanError
 from planner.simulation.network import Link, fair_rates
-from planner.sync.pipeline_replicas import node_of
 
 _ROUNDING_S = 1e-12
 _MOST_KEPT = 10_000

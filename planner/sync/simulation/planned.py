@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from planner.cluster.cluster import node_of
 from planner.cluster.link_table import FloatArray
 from planner.costs.layer_moments import LayerMoments
 from planner.costs.placement import place_plan
@@ -17,7 +18,6 @@ from planner.simulation.simulator import simulate
 from planner.simulation.timeline import OperationEvent, Timeline
 from planner.sync.pipeline_replicas import (
     PipelineReplica,
-    node_of,
     pipeline_replicas_of,
     pipelines_per_node,
 )

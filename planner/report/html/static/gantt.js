@@ -9,19 +9,27 @@ const PALEST = 0.65;
 function ganttRows(model, shown) {
   const rows = [];
   model.devices.forEach((device, place) => {
-    rows.push(deviceRow(model, device, place));
+    if (shown.alike && !isDrawn(model, place)) return;
+    rows.push(deviceRow(model, device, place, shown.alike ? device.row_name : device.name));
     if (shown.measured && model.measured) rows.push(measuredRow(model, device, place));
   });
   if (shown.links && model.links.length > 0) {
     rows.push({ type: "heading", height: HEADING_ROW, labels: ["Links"], isQuiet: true, draw() {}, at: () => null });
-    model.links.forEach((link, place) => rows.push(linkRow(model, link, place)));
+    model.links.forEach((link, place) => {
+      if (!shown.alike || model.onLink[place].index.some((i) => isDrawn(model, model.transfers.source[i]) || isDrawn(model, model.transfers.target[i]))) rows.push(linkRow(model, link, place));
+    });
   }
   return rows;
 }
 
-function deviceRow(model, device, place) {
+/** Whether a device stands in a row of its own for those that are alike. */
+function isDrawn(model, place) {
+  return model.devices[place].row === place;
+}
+
+function deviceRow(model, device, place, name) {
   const parts = { operations: model.operations[place], sends: model.sends[place], reductions: model.reductionsOn[place], optimizer: [device.optimizer] };
-  return computingRow(model, device, place, parts, { type: "device", height: DEVICE_ROW, box: 19, labels: [device.name, device.stages.length ? stagesText(device.stages) : ""] });
+  return computingRow(model, device, place, parts, { type: "device", height: DEVICE_ROW, box: 19, labels: [name, device.stages.length ? stagesText(device.stages) : ""] });
 }
 
 function measuredRow(model, device, place) {
@@ -191,6 +199,6 @@ function drawSends(area, spans, y) {
     drawn[lane] = to;
     area.context.fillStyle = area.colours[lane === 0 ? "link-F" : "link-B"];
     const from = xOf(area, spans.start[i]);
-    area.context.fillRect(from, y + 3.5 * lane, Math.max(to - from, 0.75), 2.5);
+    area.context.fillRect(from, y + 3.5 * lane, Math.max(to - from, 1.5), 2.5);
   }
 }

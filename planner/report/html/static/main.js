@@ -7,13 +7,15 @@ const finder = new Finder(model);
 const gantt = new TimeChart(byId("gantt"), view, model.tick_s);
 const memory = new TimeChart(byId("memory-chart"), view, model.tick_s);
 const lines = pathLines(model);
-const shown = { path: true, links: true, measured: true };
+const shown = { path: true, links: true, alike: true, measured: true };
 const idleText = byId("readout").textContent, idleMemoryText = byId("memory-readout").textContent;
+const LOW = 4;
 let selected = null;
 
 gantt.overlay = (area, yOf) => {
   const rows = new Map(gantt.rows.filter((row) => row.type === "device").map((row) => [row.place, row]));
-  if (shown.path) drawPath(area, lines, (place) => yOf(rows.get(place)) + 3);
+  // A row that is left out is like the one that stands for it.
+  if (shown.path) drawPath(area, lines, (place) => yOf(rows.get(place) ?? rows.get(model.devices[place].row)) + 3);
   if (selected) {
     const [start, end] = finder.spanOf(selected);
     const isLane = selected.type === "send";
@@ -74,8 +76,16 @@ function stepPath(by) {
   if (item) select(item, true);
 }
 
+/** The row of a device; if another one stands for it, all rows are shown. */
+function rowOf(place) {
+  if (shown.alike && !isDrawn(model, place)) {
+    shown.alike = byId("show-alike").checked = false;
+    rebuild();
+  }
+  return gantt.rows.find((row) => row.type === "device" && row.place === place);
+}
+
 function pathItem([type, device, index]) {
-  const rowOf = (place) => gantt.rows.find((row) => row.type === "device" && row.place === place);
   if (type === "transfer") {
     const row = rowOf(model.transfers.source[index]);
     return { type: "send", row, index: row.sends.index.indexOf(index) };
@@ -98,6 +108,7 @@ function ganttKey({ key, shiftKey }) {
 
 function rebuild() {
   gantt.setRows(ganttRows(model, shown));
+  showMemory();
   if (selected) {
     const { row } = selected;
     const same = gantt.rows.find((other) => other.type === row.type && other.place === row.place && other.labels[0] === row.labels[0]);
@@ -127,14 +138,14 @@ function addSwitches() {
   byId("find").addEventListener("submit", (event) => {
     event.preventDefault();
     const name = byId("find-operation").value, place = finder.operation(name);
-    if (place) select({ type: "operation", row: gantt.rows.find((row) => row.place === place.device), index: place.index }, true);
+    if (place) select({ type: "operation", row: rowOf(place.device), index: place.index }, true);
     else byId("readout").textContent = byId("spoken").textContent = `There is no operation ${name.trim() || "without a name"}; one is called 2F0: stage, one of F B I W, microbatch.`;
   });
 }
 
 function showMemory() {
   const whole = document.querySelector("[name=memory-scale]:checked").value === "capacity";
-  memory.setRows(memoryRows(model, (device) => (whole ? Math.max(device.capacity_bytes, device.peak_bytes) : device.peak_bytes)));
+  memory.setRows(memoryRows(model, (device) => (whole ? Math.max(device.capacity_bytes, device.peak_bytes) : device.peak_bytes), shown));
 }
 
 // --- the legend -----------------------------------------------------------------------------------
@@ -201,8 +212,9 @@ addPointers(memory, {
 addSwitches();
 new ViewTable(model, view, finder);
 addLegend();
+// Far below the capacities every line would lie on the ground.
+if (model.devices.every((device) => LOW * device.peak_bytes < device.capacity_bytes)) document.querySelector("[value=peak]").checked = true;
 rebuild();
-showMemory();
 view.onChange(showRange);
 showRange();
 window.addEventListener("beforeprint", () => print(true));

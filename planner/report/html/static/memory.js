@@ -2,10 +2,11 @@
 
 const MEMORY_ROW = 46;
 
-function memoryRows(model, scaleOf) {
-  return model.devices.map((device, place) => ({
+function memoryRows(model, scaleOf, shown) {
+  const places = [...model.devices.keys()].filter((place) => !shown.alike || isDrawn(model, place));
+  return places.map((place) => [model.devices[place], place]).map(([device, place]) => ({
     height: MEMORY_ROW,
-    labels: [device.name, `${formatBytes(device.peak_bytes)} of ${formatBytes(device.capacity_bytes)}`],
+    labels: [shown.alike ? device.row_name : device.name, `${formatBytes(device.peak_bytes)} of ${formatBytes(device.capacity_bytes)}`],
     steps: model.memory[place],
     device,
     draw(area, y) {
