@@ -13,6 +13,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from planner.cluster.cluster import Cluster
 from planner.plan.operations import Operation
@@ -56,6 +57,35 @@ def fair_rates(
                 used[link] += rates[index]
         rising = left
     return rates
+
+
+def limiting_links(ways: Iterable[Way], width: Callable[[Link], float]) -> frozenset[Link]:
+    """Return the links that can give a flow less than its rate.
+
+    Of links that all the same ways cross equally often, only the narrowest ever does. One that a
+    single way crosses never does, since flows of one way follow each other.
+
+    Args:
+        ways: of all flows.
+        width: capacity of a link.
+    """
+    users: defaultdict[Link, list[tuple[int, int]]] = defaultdict(list)
+    for number, way in enumerate(dict.fromkeys(ways)):
+        for link, times in Counter(way.links).items():
+            users[link].append((number, times))
+    narrowest: dict[tuple[tuple[int, int], ...], Link] = {}
+    for link, crossed in users.items():
+        of = tuple(crossed)
+        if len(of) > 1 and (of not in narrowest or width(link) < width(narrowest[of])):
+            narrowest[of] = link
+    return frozenset(narrowest.values())
+
+
+class Way(NamedTuple):
+    """Links of flows between the same devices, of which one at a time is on its way."""
+
+    devices: tuple[str, ...]
+    links: tuple[Link, ...]
 
 
 @dataclass(eq=False, kw_only=True)

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 
 from planner.costs.collectives import CollectiveLoad
 from planner.costs.placement import PlacedPipeline, Transfer, place_plan
@@ -26,7 +27,7 @@ from planner.plan.operations import Kind, Operation, Orders, owners
 from planner.plan.plan import Plan
 from planner.simulation.exchanges import Exchanges, Message, exchanges_of
 from planner.simulation.gradients import GradientMoments, Made
-from planner.simulation.network import Flow, Key, Network
+from planner.simulation.network import Flow, Key, Link, Network, Way, limiting_links
 from planner.simulation.policy import FixedOrder, Policy
 from planner.simulation.progress import ComputeLoad, computed_together
 from planner.simulation.timeline import (
@@ -114,6 +115,7 @@ class Replay:
         self._ready_s: dict[int, float] = {}
         self._reduced: dict[int, tuple[float, float]] = {}
         self._is_fair = pipeline.problem.runtime.links == "fair"
+        self._shared: dict[tuple[Link, ...], tuple[Link, ...]] = {}
 
     def run(self) -> Timeline:
         """Run the replay to its end; once only."""
@@ -255,10 +257,34 @@ class Replay:
             waits_for=transfer.occupied,
             latency_s=transfer.latency_s,
             gb_per_s=transfer.gb_per_s,
-            links=transfer.links if self._is_fair else (),
+            links=self._shared_by(transfer.links) if self._is_fair else (),
             devices=transfer.ends,
         )
         self._network.request(flow, now)
+
+    def _shared_by(self, links: tuple[Link, ...]) -> tuple[Link, ...]:
+        """Return the links of a way at which others can slow it."""
+        if links not in self._shared:
+            self._shared[links] = tuple(filter(self._limiting.__contains__, links))
+        return self._shared[links]
+
+    @cached_property
+    def _limiting(self) -> frozenset[Link]:
+        links = self.pipeline.problem.cluster.links
+        return limiting_links(self._ways(), lambda link: links[link[0]].bandwidth_gb_per_s)
+
+    def _ways(self) -> Iterator[Way]:
+        """Yield the ways of all reductions and messages."""
+        rows = zip(self.pipeline.synchronisations, self.pipeline.reduction_loads, strict=True)
+        for sync, load in rows:
+            yield Way(sync.devices, load.links)
+        for (stage, microbatch), source in self.owner.items():
+            target = self.owner.get((stage + 1, microbatch))
+            if target is not None:
+                there = Operation(stage + 1, "F", microbatch)
+                back = Operation(stage, "B", microbatch)
+                yield Way((source, target), self._transfer(there, source, target).links)
+                yield Way((target, source), self._transfer(back, target, source).links)
 
     def _announce(self, key: Key, moment_s: float) -> None:
         if isinstance(key, int):
@@ -285,7 +311,7 @@ class Replay:
             waits_for=[(device,) for device in sync.devices],
             latency_s=load.latency_s,
             gb_per_s=load.gb_per_s,
-            links=load.links,
+            links=self._shared_by(load.links),
             devices=sync.devices,
         )
         self._ready_s[number] = now
