@@ -1,4 +1,4 @@
-"""Which devices of a cluster make tensor-parallel groups."""
+"""Packing of a cluster's devices into tensor-parallel groups."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class CheckedSpeeds:
         self._running: dict[str, _Running] = {}
 
     def may_slow(self, device: str) -> bool:
-        """Whether a device has a host, or a factor other than 1."""
+        """Return whether a device has a host, or a factor other than 1."""
         return device in self._hosts or self._factors[device] != 1
 
     def begin(self, device: str, seconds: float, now: float) -> None:

@@ -224,9 +224,9 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "if len(held) > 9",
     ),
     "frozen parameters are stepped": (
-        optimizer._held_traffic_bytes,
-        "if p.trainable",
-        "",
+        optimizer.optimizer_s,
+        " if p.trainable}",
+        "}",
     ),
     "the optimizer does not read gradients": (
         optimizer.step_traffic_bytes,
