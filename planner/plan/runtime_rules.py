@@ -22,6 +22,10 @@ Way = Literal["overlapped", "blocking"]
 HostTime = Annotated[float, Field(ge=0, le=1e9)]
 
 
+LinkRule = Literal["fair", "in_turn"]
+"""How messages and reductions use a link: at once, max-min fairly, or one after the other."""
+
+
 class RuntimeBehaviour(Record):
     """The rules by which a runtime runs the operations of a plan.
 
@@ -97,7 +101,7 @@ class RuntimeRules(Record):
     source: str = ""
     behaviour: RuntimeBehaviour = RuntimeBehaviour()
     interleaved: RuntimeBehaviour | None = None
-    links: Literal["fair", "in_turn"] = "fair"
+    links: LinkRule = "fair"
 
     @classmethod
     def load(cls, path: str | Path) -> RuntimeRules:

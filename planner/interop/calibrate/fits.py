@@ -12,14 +12,19 @@ that of a long one as bandwidth (:func:`is_short`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
+from typing import NamedTuple
 
 from planner.cluster.cluster import Cluster
 from planner.cluster.routing import Route
 from planner.measured.events import MeasuredTransfer
 from planner.measured.timeline import MeasuredTimeline
+from planner.plan.problem import Problem
+from planner.plan.runtime_rules import LinkRule
+from planner.simulation.network import fair_rates
 
 Ends = tuple[str, str]
 """Two devices, in the order of the cluster file."""
@@ -28,15 +33,18 @@ TransferSamples = dict[int, list[float]]
 _Resource = tuple[int, int]
 
 
-def transfer_samples(cluster: Cluster, measured: MeasuredTimeline) -> dict[Ends, TransferSamples]:
+def transfer_samples(problem: Problem, measured: MeasuredTimeline) -> dict[Ends, TransferSamples]:
     """Seconds of messages between each two devices, both directions together, by bytes.
 
     Only the steps that count; of pairs with messages that had their links to themselves only
-    these. Else a message is taken to start when the one before it has left their links.
+    these. Else it is what a message would have taken alone: by the rule of the plan's runtime it
+    starts when the one before it has left their links, or has a max-min fair share of them beside
+    all that are on their way. Shares stay the same if all bandwidths are wrong by one factor.
     """
+    cluster = problem.cluster
     alone: dict[Ends, TransferSamples] = {}
     delayed: dict[Ends, TransferSamples] = {}
-    for event, seconds, is_alone in _served(cluster, measured):
+    for event, seconds, is_alone in _served(cluster, measured, problem.runtime.links):
         if event.bytes and seconds > 0:
             place = alone if is_alone else delayed
             rows = place.setdefault(_ends(cluster, event), defaultdict(list))
@@ -50,13 +58,17 @@ def _ends(cluster: Cluster, event: MeasuredTransfer) -> Ends:
 
 
 def _served(
-    cluster: Cluster, measured: MeasuredTimeline
+    cluster: Cluster, measured: MeasuredTimeline, rule: LinkRule
 ) -> Iterator[tuple[MeasuredTransfer, float, bool]]:
-    """Each transfer with its time on its links, and whether it had them to itself."""
+    """Each transfer with the time it takes alone, and whether it had its links to itself."""
     for step in measured.counted_steps:
         events = [event for event in measured.transfers if event.step == step]
         routes = [_resources(cluster, event) for event in events]
-        yield from _served_in_step(events, routes)
+        crowded = _crowded(events, routes)
+        in_turn = rule == "in_turn"
+        times = _in_turn_s(events, routes) if in_turn else _shared_s(cluster, events, crowded)
+        for index, (event, seconds) in enumerate(zip(events, times, strict=True)):
+            yield event, seconds, index not in crowded
 
 
 def _resources(cluster: Cluster, event: MeasuredTransfer) -> tuple[_Resource, ...]:
@@ -64,18 +76,67 @@ def _resources(cluster: Cluster, event: MeasuredTransfer) -> tuple[_Resource, ..
     return () if route is None else route.links
 
 
-def _served_in_step(
+def _in_turn_s(
     events: Sequence[MeasuredTransfer], routes: Sequence[tuple[_Resource, ...]]
-) -> Iterator[tuple[MeasuredTransfer, float, bool]]:
-    crowded = _crowded(events, routes)
+) -> Iterator[float]:
+    """Yield the time of each transfer since the one before it has left their links."""
     free_at: dict[_Resource, float] = defaultdict(float)
-    for index, (event, route) in enumerate(zip(events, routes, strict=True)):
+    for event, route in zip(events, routes, strict=True):
         start_s = max([event.start_s, *(free_at[link] for link in route)])
         # One that ended before those ahead of it did not wait for them.
-        seconds = event.end_s - (start_s if start_s < event.end_s else event.start_s)
+        yield event.end_s - (start_s if start_s < event.end_s else event.start_s)
         for link in route:
             free_at[link] = max(free_at[link], event.end_s)
-        yield event, seconds, index not in crowded
+
+
+def _shared_s(
+    cluster: Cluster, events: Sequence[MeasuredTransfer], crowded: Collection[int]
+) -> list[float]:
+    """Return the time that each transfer would have taken with its links to itself.
+
+    Those of one pair of devices follow each other. A moment counts by the share of its rate that a
+    transfer has then, and as a whole before its first byte.
+    """
+    times, spans = [event.end_s - event.start_s for event in events], []
+    last_s: dict[tuple[str, str], float] = {}
+    for index, event in enumerate(events):
+        pair = event.source, event.target
+        start_s = max(event.start_s, last_s.get(pair, event.start_s))
+        start_s = start_s if start_s < event.end_s else event.start_s
+        last_s[pair] = event.end_s
+        route = cluster.route(*pair)
+        if index in crowded and route is not None:
+            first_s = min(start_s + route.latency_s, event.end_s)
+            times[index] = first_s - start_s
+            spans.append(_Span(first_s, event.end_s, index, route))
+    for begin_s, end_s, together in _moments(spans):
+        flows = [(span.route.links, span.route.bandwidth_gb_per_s) for span in together]
+        used = {link: cluster.links[link[0]].bandwidth_gb_per_s for row, _ in flows for link in row}
+        for span, rate, (_, most) in zip(together, fair_rates(flows, used), flows, strict=True):
+            times[span.number] += (end_s - begin_s) * rate / most
+    return times
+
+
+class _Span(NamedTuple):
+    """When the bytes of a transfer are on their way."""
+
+    first_s: float
+    end_s: float
+    number: int
+    route: Route
+
+
+def _moments(spans: Sequence[_Span]) -> Iterator[tuple[float, float, list[_Span]]]:
+    """Yield stretches of time with the transfers on their way throughout."""
+    waiting = sorted(spans, reverse=True)
+    together: list[_Span] = []
+    bounds = sorted({moment for span in spans for moment in (span.first_s, span.end_s)})
+    for begin_s, end_s in pairwise(bounds):
+        while waiting and waiting[-1].first_s <= begin_s:
+            together.append(waiting.pop())
+        together = [span for span in together if span.end_s > begin_s]
+        if together:
+            yield begin_s, end_s, together
 
 
 def _crowded(
