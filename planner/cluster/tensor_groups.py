@@ -8,16 +8,16 @@ of its device type.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise, permutations
-from typing import Annotated, NamedTuple
+from itertools import permutations
+from typing import Annotated
 
 from pydantic import Field
 
 from planner.cluster.cluster import Cluster, Device, Link
 from planner.cluster.cluster_file import Host, Name
+from planner.cluster.collective_algorithms import Algorithm, all_reduce_algorithms
 from planner.cluster.hardware import (
     ClassEfficiency,
     CollectiveFigures,
@@ -28,8 +28,6 @@ from planner.cluster.routing import Route
 from planner.errors import PipeplanError
 from planner.model.figures import CollectiveKind
 from planner.records.document import Record
-
-Edges = Sequence[tuple[str, str]]
 
 
 class TensorGroup(Record):
@@ -120,32 +118,20 @@ def _unlike(cluster: Cluster, index: int, group: TensorGroup) -> Iterator[str]:
 # --- the inside -----------------------------------------------------------------------------------
 
 
-class _Steps(NamedTuple):
-    """Equal steps; in each, every edge carries ``share`` of the tensor's bytes."""
+def _algorithms(devices: Sequence[str]) -> Mapping[CollectiveKind, tuple[Algorithm, ...]]:
+    """Return the algorithms of every collective, with the share of the tensor an edge carries.
 
-    times: int
-    share: float
-    edges: Edges
-
-
-def _algorithms(devices: Sequence[str]) -> Mapping[CollectiveKind, tuple[_Steps, ...]]:
-    """Return the algorithms of every collective.
-
-    Rings (Patarasuk and Yuan 2009), a binary tree for all-reduces, and for all-to-all a step for
-    each distance around the ring. A gathered or scattered tensor has its whole size on one side.
+    Half of the all-reduce's ring gathers or scatters a tensor, whose whole size is on one side; in
+    an all-to-all all pairs send at once.
     """
     count = len(devices)
-    ring = [*pairwise(devices), (devices[-1], devices[0])]
-    tree = [(devices[(child - 1) // 2], devices[child]) for child in range(1, count)]
-    once = (_Steps(count - 1, 1 / count, ring),)
+    ring, tree = all_reduce_algorithms(devices, 1)
+    half = (ring._replace(steps=count - 1),)
     return {
-        "all_reduce": (
-            _Steps(2 * (count - 1), 1 / count, ring),
-            _Steps(2 * math.ceil(math.log2(count)), 1.0, tree),
-        ),
-        "all_gather": once,
-        "reduce_scatter": once,
-        "all_to_all": (_Steps(1, 1 / count, [*permutations(devices, 2)]),),
+        "all_reduce": (ring, tree),
+        "all_gather": half,
+        "reduce_scatter": half,
+        "all_to_all": (Algorithm(1, 1 / count, [*permutations(devices, 2)]),),
     }
 
 
@@ -158,9 +144,9 @@ class _Inside:
         self._sharing: dict[tuple[CollectiveKind, int], Counter[tuple[int, int]]] = {}
         for rows in self._plans.values():
             for collective, algorithms in rows.items():
-                for number, steps in enumerate(algorithms):
+                for number, algorithm in enumerate(algorithms):
                     found = self._sharing.setdefault((collective, number), Counter())
-                    found.update(x for edge in steps.edges for x in self._route(edge).links)
+                    found.update(x for edge in algorithm.edges for x in self._route(edge).links)
 
     def _route(self, edge: tuple[str, str]) -> Route:
         route = self._cluster.route(*edge)
@@ -174,8 +160,8 @@ class _Inside:
         host = self._cluster.host_of.get(group.devices[0])
         collectives = {
             collective: tuple(
-                self._figures(steps, self._sharing[collective, number])
-                for number, steps in enumerate(algorithms)
+                self._figures(algorithm, self._sharing[collective, number])
+                for number, algorithm in enumerate(algorithms)
             )
             for collective, algorithms in self._plans[group.name].items()
         }
@@ -190,8 +176,10 @@ class _Inside:
             }
         )
 
-    def _figures(self, steps: _Steps, sharing: Mapping[tuple[int, int], int]) -> CollectiveFigures:
-        routes = [self._route(edge) for edge in steps.edges]
+    def _figures(
+        self, algorithm: Algorithm, sharing: Mapping[tuple[int, int], int]
+    ) -> CollectiveFigures:
+        routes = [self._route(edge) for edge in algorithm.edges]
         links = self._cluster.links
         width = min(
             min(
@@ -203,8 +191,8 @@ class _Inside:
         width = min(width, *(route.bandwidth_gb_per_s for route in routes))
         latency_s = max(route.latency_s for route in routes)
         return CollectiveFigures(
-            latency_us=steps.times * latency_s * 1e6,
-            gb_per_s=width / (steps.times * steps.share),
+            latency_us=algorithm.steps * latency_s * 1e6,
+            gb_per_s=width / (algorithm.steps * algorithm.bytes_),
         )
 
 

@@ -2,37 +2,14 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from planner.cluster.cluster import Cluster
+from planner.cluster.collective_algorithms import all_reduce_algorithms
 from planner.model.graph_record import Layer, Parameter
 
 EQUAL = 1e-9
 """Share of a time by which two that are the same may differ by rounding."""
-
-
-class Algorithm(NamedTuple):
-    """Equal steps one after another; in each, every edge carries a message of ``bytes_``."""
-
-    steps: int
-    bytes_: float
-    edges: list[tuple[str, str]]
-
-
-def all_reduce_algorithms(devices: Sequence[str], bytes_: int) -> tuple[Algorithm, Algorithm]:
-    """Return ring and binary tree over two devices or more in the given order.
-
-    Ring (Patarasuk and Yuan 2009): 2(r-1) steps of bytes/r each. Tree: up and down, the whole
-    message at each of ceil(log2 r) levels.
-    """
-    count = len(devices)
-    ring = list(pairwise([*devices, devices[0]]))
-    tree = [(devices[(child - 1) // 2], devices[child]) for child in range(1, count)]
-    return (
-        Algorithm(2 * (count - 1), bytes_ / count, ring),
-        Algorithm(2 * math.ceil(math.log2(count)), bytes_, tree),
-    )
 
 
 def all_reduce_s(cluster: Cluster, devices: Sequence[str], bytes_: int) -> float:

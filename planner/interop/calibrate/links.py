@@ -10,9 +10,10 @@ from statistics import median
 
 from planner.analysis.deviation import Comparison, Deviation
 from planner.cluster.cluster import Cluster, Link
+from planner.cluster.collective_algorithms import Algorithm, all_reduce_algorithms
 from planner.cluster.measured_links import CONTRADICTS, contradict
 from planner.cluster.routing import Route
-from planner.costs.collectives import Algorithm, all_reduce_algorithms, all_reduce_s
+from planner.costs.collectives import all_reduce_s
 from planner.costs.placement import PlacedPipeline
 from planner.costs.reductions import GradientReduction
 from planner.interop.calibrate.fits import (
