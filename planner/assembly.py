@@ -12,7 +12,6 @@ from planner.plan.certificate import Proof
 from planner.plan.operations import Orders, format_order
 from planner.plan.plan import COST_MODEL, Plan, Provenance, within
 from planner.plan.problem import Problem
-from planner.plan.tensor_parallel import TensorParallel
 from planner.prediction import predict, with_prediction
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
@@ -101,25 +100,6 @@ def plan_by_hand(pipeline: PlacedPipeline, orders: Orders, solver: str = "by han
         cost_model=COST_MODEL,
     )
     return assemble_plan(simulate(pipeline, orders), orders, 0.0, provenance)
-
-
-def plan_of_groups(problem: Problem, parallel: TensorParallel | None, plan: Plan) -> Plan:
-    """Return a plan whose devices are tensor-parallel groups as a plan of single devices.
-
-    Args:
-        problem: of single devices.
-        parallel: their groups; None: the plan's devices are single.
-        plan: of :func:`planner.plan.tensor_parallel.grouped_problem`.
-    """
-    graph = {"graph": problem.graph.record, "graph_digest": problem.graph.digest}
-    return plan.model_copy(
-        update={
-            "model": plan.model.model_copy(update=graph),
-            "cluster": problem.cluster,
-            "job": problem.job,
-            "tensor_parallel": parallel,
-        }
-    )
 
 
 def edited_plan(plan: Plan, timeline: Timeline, orders: Orders, edit: str) -> Plan:

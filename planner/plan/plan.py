@@ -312,19 +312,25 @@ class Plan(ShownInNotebooks, JsonFile):
             runtime=self.runtime,
         )
 
-    @property
+    @cached_property
     def on_groups(self) -> Plan:
         """The plan on a cluster whose devices are its groups; itself if it has none."""
-        if self.tensor_parallel is None:
-            return self
-        problem = self.problem
+        return self if self.tensor_parallel is None else self.of_problem(self.problem, None)
+
+    def of_problem(self, problem: Problem, parallel: TensorParallel | None) -> Plan:
+        """Return the plan with the graph, the cluster and the job of a problem.
+
+        Args:
+            problem: with the plan's groups as devices, or of single devices.
+            parallel: the groups, if the problem is of single devices and the plan has groups.
+        """
         graph = {"graph": problem.graph.record, "graph_digest": problem.graph.digest}
         return self.model_copy(
             update={
                 "model": self.model.model_copy(update=graph),
                 "cluster": problem.cluster,
                 "job": problem.job,
-                "tensor_parallel": None,
+                "tensor_parallel": parallel,
             }
         )
 
@@ -355,7 +361,12 @@ class Plan(ShownInNotebooks, JsonFile):
         """
         if self.tensor_parallel is None:
             return (name,)
-        return next(g.devices for g in self.tensor_parallel.groups if g.name == name)
+        return self._devices_of_groups[name]
+
+    @cached_property
+    def _devices_of_groups(self) -> dict[str, tuple[str, ...]]:
+        parallel = self.tensor_parallel
+        return {} if parallel is None else {group.name: group.devices for group in parallel.groups}
 
     @property
     def rank_devices(self) -> tuple[str, ...]:
@@ -364,8 +375,12 @@ class Plan(ShownInNotebooks, JsonFile):
 
     def ranks_of(self, name: str) -> range:
         """Return the ranks of a replica of a stage, as stages list it."""
-        first = self.ranks.index(name) * self.degree
+        first = self._places[name] * self.degree
         return range(first, first + self.degree)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.ranks)}
 
     @property
     def behaviour(self) -> RuntimeBehaviour:

@@ -22,7 +22,6 @@ from planner.search.partition.local_search.neighbourhood import (
     NeighbourPartitions,
     PartitionMoves,
 )
-from planner.search.schedule.heuristic import quick_estimate_s
 from planner.search.schedule.pipeline_groups import place_first
 from planner.search.state import Candidate, Search
 
@@ -96,8 +95,7 @@ def _worth_scheduling(search: Search, partition: Partition, time_s: float) -> Pl
     pipeline = place(search.problem, search.chain.specs(partition))
     if not is_connected(pipeline):
         return None
-    search.clock.charge(SearchWork.ESTIMATED_OPERATION, pipeline.microbatches * len(partition))
-    estimate_s = quick_estimate_s(pipeline, split=search.chain.splits)
+    estimate_s = search.estimate_s(pipeline)
     if estimate_s is not None and estimate_s > NEAR * time_s:
         return None
     return pipeline if search.recomputed.promise_s(partition, pipeline) < time_s else None
@@ -261,8 +259,7 @@ def estimated_s(search: Search, partition: Partition) -> float:
     search.clock.charge(SearchWork.PLACED_STAGE, len(partition))
     if not search.allows(partition) or not is_connected(pipeline):
         return math.inf
-    search.clock.charge(SearchWork.ESTIMATED_OPERATION, pipeline.microbatches * len(partition))
-    estimate_s = quick_estimate_s(pipeline, split=search.chain.splits)
+    estimate_s = search.estimate_s(pipeline)
     if estimate_s is not None:
         return estimate_s
     found = search.consider(partition)

@@ -21,7 +21,7 @@ from planner.search.partition.optimiser import PartitionOptimiser
 from planner.search.partition.relaxations.column_relaxation import ColumnProof
 from planner.search.recomputed import RecomputedSchedules
 from planner.search.result import HistoryRow
-from planner.search.schedule.heuristic import Schedule
+from planner.search.schedule.heuristic import Schedule, quick_estimate_s
 from planner.space import Space
 from planner.units import plural
 
@@ -282,6 +282,12 @@ class Search:
             return None
         pipeline = place(self.problem, self.chain.specs(partition))
         return self.schedule(partition, pipeline) if is_connected(pipeline) else None
+
+    def estimate_s(self, pipeline: PlacedPipeline) -> float | None:
+        """Return a quick estimate of an iteration; None if memory is too small for its schedule."""
+        operations = pipeline.microbatches * len(pipeline.stages)
+        self.clock.charge(SearchWork.ESTIMATED_OPERATION, operations)
+        return quick_estimate_s(pipeline, split=self.chain.splits)
 
     def schedule(self, partition: Partition, pipeline: PlacedPipeline) -> Candidate | None:
         """Schedule a partition that was placed already; return None if it does not fit."""

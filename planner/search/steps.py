@@ -24,7 +24,6 @@ from planner.search.partition.chain import Partition
 from planner.search.partition.memory.division import Division
 from planner.search.partition.optimiser import MAX_DEVICES_FOR_MODEL
 from planner.search.partition.relaxations.column_relaxation import ColumnRelaxation
-from planner.search.schedule.heuristic import quick_estimate_s
 from planner.search.state import Candidate, Search
 
 if TYPE_CHECKING:
@@ -193,9 +192,7 @@ def _estimate_s(search: Search, row: _Promising) -> float:
     """Return a quick estimate, the promise where memory is too small for that schedule."""
     if row.promise_s >= search.best_s or row.partition in search.candidates:
         return math.inf
-    operations = row.pipeline.microbatches * len(row.partition)
-    search.clock.charge(SearchWork.ESTIMATED_OPERATION, operations)
-    found = quick_estimate_s(row.pipeline, split=search.chain.splits)
+    found = search.estimate_s(row.pipeline)
     return row.promise_s if found is None else found
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from planner.assembly import plan_of_groups
 from planner.cluster.group_packing import packed
 from planner.cluster.tensor_groups import TensorGroup
 from planner.errors import InfeasibleError, PipeplanError
@@ -79,7 +78,7 @@ def solve_on_groups(
     if problem.job.tensor_parallel != "any":
         (only,) = variants
         result = solve_one(only.problem, time_limit_s=clock.left_s, progress=progress)
-        result = replace(result, plan=plan_of_groups(problem, only.parallel, result.plan))
+        result = replace(result, plan=result.plan.of_problem(problem, only.parallel))
     else:
         search = _Search(problem, variants, clock, progress or (lambda row: None))
         result = search.best(solve_one)
@@ -220,7 +219,7 @@ class _Search:
         return replace(
             best,
             status=status,
-            plan=self._bounded(plan_of_groups(self.problem, variant.parallel, best.plan), bound_s),
+            plan=self._bounded(best.plan.of_problem(self.problem, variant.parallel), bound_s),
             lower_bound_s=bound_s,
             history=tuple(self.history),
             tried=sum(row.tried for row, _ in self.found),

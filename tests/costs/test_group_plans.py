@@ -20,7 +20,7 @@ from builders import (
 from group_problems import split
 
 from planner import Job, Plan, Problem, verify
-from planner.assembly import plan_by_hand, plan_of_groups
+from planner.assembly import plan_by_hand
 from planner.cluster.cluster import Cluster
 from planner.cluster.tensor_groups import TensorGroup
 from planner.costs.placement import StageSpec, place
@@ -80,7 +80,7 @@ def plan_of(problem: Problem, parallel: TensorParallel = PAIRS) -> Plan:
     orders = {
         g.name: (Operation(s, "F", 0), Operation(s, "B", 0)) for s, g in enumerate(parallel.groups)
     }
-    return plan_of_groups(problem, parallel, plan_by_hand(pipeline, orders))
+    return plan_by_hand(pipeline, orders).of_problem(problem, parallel)
 
 
 @pytest.mark.parametrize(("placement", "message_s"), [("whole", 1.0), ("positions", 0.5)])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner import Job, Plan, Problem, verify
-from planner.assembly import plan_by_hand, plan_of_groups
+from planner.assembly import plan_by_hand
 from planner.cluster.cluster import Cluster
 from planner.cluster.group_packing import packed
 from planner.costs.placement import StageSpec, place
@@ -76,7 +76,7 @@ def plan_of(problem: Problem, degree: int, rng: random.Random) -> Plan | None:
             orders[device] += [Operation(stage, "F", m), Operation(stage, "B", m)]
     orders[first].sort(key=lambda operation: operation.kind == "B")
     plan = plan_by_hand(place(found, specs), {name: tuple(row) for name, row in orders.items()})
-    return plan_of_groups(problem, parallel, plan)
+    return plan.of_problem(problem, parallel)
 
 
 @settings(max_examples=25)
