@@ -278,8 +278,9 @@ class Replay:
         rows = zip(self.pipeline.synchronisations, self.pipeline.reduction_loads, strict=True)
         for sync, load in rows:
             yield Way(sync.devices, load.links)
-        for (stage, microbatch), source in self.owner.items():
-            target = self.owner.get((stage + 1, microbatch))
+        owner = self.owner
+        ends = {(s, device, owner.get((s + 1, m))): m for (s, m), device in owner.items()}
+        for (stage, source, target), microbatch in ends.items():
             if target is not None:
                 there = Operation(stage + 1, "F", microbatch)
                 back = Operation(stage, "B", microbatch)
