@@ -28,7 +28,7 @@ _USUAL = {
     "bandwidth_gb_per_s": _Usual(1e-4, 10_000, "GB/s", _SPEED),
     "latency_us": _Usual(1e-3, 1e7, "µs", {"ns": 1e3, "s": 1e-6, "ms": 1e-3}),
 }
-"""From single cores and slow modems to several times the largest device of 2026."""
+"""Ranges from single cores and slow modems to several times the largest device of 2026."""
 
 
 def unusual_figures(

@@ -36,7 +36,7 @@ from planner.verification.form import stage_problems
 SLACK = 0.05
 """Share by which a plan may be slower than the fastest found if it moves fewer bytes."""
 TIME_LIMIT_S = 2.5
-"""With this limit the command takes about 4 s of a core for 64 GPUs, all in all."""
+"""Limit of the search; the command then takes about 4 s of a core for 64 GPUs, all in all."""
 GAP_LIMIT = 1e-4
 
 

@@ -239,7 +239,7 @@ def _divide(search: Search) -> None:
 # --- CP-SAT ---------------------------------------------------------------------------------------
 
 MAX_LAYERS = 2000
-"""Beyond this the partition model is too large to help; relaxations and candidates stand."""
+"""Layers beyond which the partition model is too large to help; other bounds stand."""
 IMPROVED = 3
 """Candidates whose schedules CP-SAT improves: the fastest, then of other numbers of stages."""
 MODEL_SHARE, SCHEDULE_SHARE, GAP_SHARE = 0.4, 0.3, 0.6

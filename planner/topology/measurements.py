@@ -13,7 +13,7 @@ from planner.units import significant
 
 Ends = tuple[str, str]
 LEAST_NOISE = 0.02
-"""By which a ratio of two times may be off, however little its rounds differ."""
+"""Share by which a ratio of two times may be off, however little its rounds differ."""
 UNEQUAL = 2.0
 """Latencies of two directions that differ by a larger factor are not averaged."""
 
