@@ -95,10 +95,10 @@ def _worth_scheduling(search: Search, partition: Partition, time_s: float) -> Pl
     pipeline = place(search.problem, search.chain.specs(partition))
     if not is_connected(pipeline):
         return None
-    estimate_s = search.estimate_s(pipeline)
-    if estimate_s is not None and estimate_s > NEAR * time_s:
+    if search.recomputed.promise_s(partition, pipeline) >= time_s:
         return None
-    return pipeline if search.recomputed.promise_s(partition, pipeline) < time_s else None
+    estimate_s = search.estimate_s(partition, pipeline, time_s)
+    return pipeline if estimate_s is None or estimate_s <= NEAR * time_s else None
 
 
 def _promising(search: Search, current: Candidate, time: TimeSlice) -> list[Partition]:
@@ -237,7 +237,7 @@ class Walk:
         search = self._search
         partition = search.optimiser.representative(self._scorer.named(stages))
         if partition not in self._times:
-            self._times[partition] = estimated_s(search, partition)
+            self._times[partition] = estimated_s(search, partition, FARTHEST * search.best_s)
             self._keep(partition, self._times[partition])
         return self._times[partition]
 
@@ -250,17 +250,17 @@ class Walk:
             self._best, self._best_s = partition, time_s
 
 
-def estimated_s(search: Search, partition: Partition) -> float:
-    """Return a quick estimate, or the best quick schedule's time where memory is too small.
+def estimated_s(search: Search, partition: Partition, most_s: float = math.inf) -> float:
+    """Return a quick estimate; infinity if the partition cannot run, or takes longer than a time.
 
-    Infinity if the partition cannot run.
+    Where memory is too small for the estimate, and no plan is known yet, the best quick schedule's.
     """
     pipeline = place_first(search.problem, search.chain.specs(partition))
     search.clock.charge(SearchWork.PLACED_STAGE, len(partition))
     if not search.allows(partition) or not is_connected(pipeline):
         return math.inf
-    estimate_s = search.estimate_s(pipeline)
-    if estimate_s is not None:
-        return estimate_s
+    estimate_s = search.estimate_s(partition, pipeline, most_s)
+    if estimate_s is not None or search.best is not None:
+        return math.inf if estimate_s is None else estimate_s
     found = search.consider(partition)
     return math.inf if found is None else found.schedule.iteration_time_s

@@ -20,7 +20,12 @@ from planner.search.partition.bounds.schedule import link_load_bound_s, schedule
 from planner.search.partition.chain import Chain, Partition, StageChoice, without_recompute
 from planner.search.partition.memory.recompute import Holding
 from planner.search.partition.memory.recompute_variants import RecomputeVariants
-from planner.search.schedule.heuristic import Schedule, best_heuristic_schedule, fits_memory
+from planner.search.schedule.heuristic import (
+    Schedule,
+    best_heuristic_schedule,
+    fits_memory,
+    quick_estimate_s,
+)
 from planner.search.schedule.search import improve_any
 from planner.search.schedule.solve import ScheduleTask
 from planner.simulation.simulator import reduced_soonest, simulate
@@ -31,6 +36,10 @@ MOST_ROUNDS = 3
 """Rounds of dropping recomputation that a schedule does not need."""
 BLOCK_STEPS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96)
 """Numbers of blocks that are tried where every stage recomputes as many, besides all."""
+MOST_CHOICES = 2
+"""Choices of what to recompute that an estimate is made for."""
+LIKELY = 1.03
+"""All quick schedules of a choice are tried if its estimate is so near the best one's."""
 
 
 class QuickScheduler(Protocol):
@@ -65,9 +74,9 @@ class RecomputedSchedules:
         """
         partition = without_recompute(partition)
         found: Schedule | None = None
-        for bound_s, placed in self._by_bound(partition, pipeline):
+        for bound_s, placed in self._likely(self._by_bound(partition, pipeline)):
             if found is not None and bound_s >= found.iteration_time_s:
-                return found
+                continue
             schedule = self._scheduled(placed)
             if schedule is None:
                 continue
@@ -75,6 +84,29 @@ class RecomputedSchedules:
             if found is None or schedule.iteration_time_s < found.iteration_time_s:
                 found = schedule
         return found or (None if self._in_blocks else self._leanest(partition, pipeline))
+
+    def _likely(
+        self, rows: list[tuple[float, PlacedPipeline]]
+    ) -> list[tuple[float, PlacedPipeline]]:
+        """Return the rows whose quick estimates are near the best, that one first."""
+        if len(rows) < 2:
+            return rows
+        estimates = [quick_estimate_s(placed, split=self._chain.splits) for _, placed in rows]
+        ranked = sorted((s, number) for number, s in enumerate(estimates) if s is not None)
+        return [rows[number] for s, number in ranked if s <= LIKELY * ranked[0][0]] or rows
+
+    def choices(
+        self, partition: Partition, pipeline: PlacedPipeline, most_s: float
+    ) -> list[PlacedPipeline]:
+        """Return the placed stages with the likeliest choices of what to recompute.
+
+        Where memory does not bind, the stages as they are. Left out are choices that bounds show to
+        take longer than ``most_s``.
+        """
+        if not self._variants.may_change(pipeline):
+            return [pipeline]
+        rows = self._by_bound(without_recompute(partition), pipeline)
+        return [placed for bound_s, placed in rows[:MOST_CHOICES] if bound_s <= most_s]
 
     def promise_s(self, partition: Partition, pipeline: PlacedPipeline) -> float:
         """Return a time that no schedule found by :meth:`best` beats; infinity if nothing fits."""

@@ -283,11 +283,23 @@ class Search:
         pipeline = place(self.problem, self.chain.specs(partition))
         return self.schedule(partition, pipeline) if is_connected(pipeline) else None
 
-    def estimate_s(self, pipeline: PlacedPipeline) -> float | None:
-        """Return a quick estimate of an iteration; None if memory is too small for its schedule."""
+    def estimate_s(
+        self, partition: Partition, pipeline: PlacedPipeline, most_s: float = math.inf
+    ) -> float | None:
+        """Return a quick estimate of an iteration, with the likeliest choices to recompute.
+
+        Args:
+            partition: stages on devices.
+            pipeline: the same stages placed, nothing recomputed.
+            most_s: longer times are of no interest.
+
+        Returns:
+            Seconds; None if memory is too small for its schedule, or bounds exceed ``most_s``.
+        """
         operations = pipeline.microbatches * len(pipeline.stages)
-        self.clock.charge(SearchWork.ESTIMATED_OPERATION, operations)
-        return quick_estimate_s(pipeline, split=self.chain.splits)
+        choices = self.recomputed.choices(partition, pipeline, most_s)
+        self.clock.charge(SearchWork.ESTIMATED_OPERATION, operations * len(choices))
+        return quick_estimate_s(*choices, split=self.chain.splits) if choices else None
 
     def schedule(self, partition: Partition, pipeline: PlacedPipeline) -> Candidate | None:
         """Schedule a partition that was placed already; return None if it does not fit."""

@@ -192,7 +192,7 @@ def _estimate_s(search: Search, row: _Promising) -> float:
     """Return a quick estimate, the promise where memory is too small for that schedule."""
     if row.promise_s >= search.best_s or row.partition in search.candidates:
         return math.inf
-    found = search.estimate_s(row.pipeline)
+    found = search.estimate_s(row.partition, row.pipeline)
     return row.promise_s if found is None else found
 
 

@@ -10,7 +10,12 @@ from planner.costs.placement import PlacedPipeline
 from planner.search.budget import Clock, Settings
 from planner.search.schedule.assignment import balanced_assignment
 from planner.search.schedule.classics import one_by_one
-from planner.search.schedule.heuristic import Schedule, best_heuristic_schedule, fits_memory
+from planner.search.schedule.heuristic import (
+    Schedule,
+    best_heuristic_schedule,
+    fits_memory,
+    quick_estimate_s,
+)
 from planner.search.schedule.solve import ScheduleTask, improve_schedule
 from planner.simulation.simulator import simulate
 
@@ -56,3 +61,11 @@ def test_quick_schedules_keep_it_too(seed: int) -> None:
     assert quick is not None
     assert fits_memory(quick.timeline)
     assert quick.iteration_time_s < 0.9 * no_pipelining(pipe).iteration_time_s
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_estimate_is_near_the_best_quick_schedule(seed: int) -> None:
+    pipe = tight(seed)
+    quick = best_heuristic_schedule(pipe)
+    assert quick is not None
+    assert quick_estimate_s(pipe) == pytest.approx(quick.iteration_time_s, rel=0.05)

@@ -1,10 +1,12 @@
 """The best of the classic schedules and the list schedules, within memory."""
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 from planner.costs.placement import PlacedPipeline
 from planner.errors import DeadlockError
@@ -12,6 +14,7 @@ from planner.plan.operations import Operation, Orders, one_forward_one_backward,
 from planner.search.schedule.assignment import Assignment, balanced_assignment
 from planner.search.schedule.classics import (
     BREADTH_FIRST,
+    WHOLE,
     WITHOUT_REPLICAS,
     DoesNotApplyError,
     classic_orders,
@@ -28,12 +31,15 @@ from planner.search.schedule.list_scheduler import (
     TARGETS,
     TWICE,
     Limits,
+    Priority,
     backward_first,
     forward_first,
     in_even_rhythm,
     in_flight_limits,
     lifetime_limits,
     list_schedule,
+    roomier_schedule,
+    split_stages,
 )
 from planner.search.schedule.measure import Measure, measured_s
 from planner.search.schedule.pipeline_groups import (
@@ -49,6 +55,8 @@ from planner.space import Backward
 
 BEST_OF_GROUP = 3
 """Schedules of one of several equal groups that are replayed for all; of many operations one."""
+MOST_ROOMIER = 2
+"""List schedules that an estimate makes fit, the fastest first."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +107,7 @@ def best_heuristic_schedule(
     if best is not None or job.order == "1f1b" or (job.has_pipelines and pipeline.has_replicas):
         return best
     split = backward == "split"
-    least = _least_memory(pipeline, balanced_assignment(pipeline), split=split)
-    if least is None:
-        return None
-    form = scheduled_forms(pipeline)[0]
-    roomier = _roomier_schedules(form.pipeline, form.owner, split=split)
-    found = (_best_that_fits([*_of_all(form, schedules)], measure) for schedules in roomier)
-    return next((schedule for schedule in found if schedule is not None), least)
+    return _least_memory(pipeline, balanced_assignment(pipeline), split=split)
 
 
 def quick_schedules(
@@ -220,33 +222,20 @@ def _joined(schedule: Schedule) -> tuple[str, Orders]:
     return f"{schedule.method}, backwards joined", orders
 
 
-def _roomier_schedules(
-    pipeline: PlacedPipeline, owner: Assignment, *, split: bool
-) -> Iterator[list[Schedule]]:
-    """Yield list schedules with fewer and fewer microbatches in flight than memory allows.
-
-    Tensors on their way need room too, which limits on stashes do not see.
-    """
-    most = next(in_flight_limits(pipeline, [ALL]), {})
-    many = operation_count(pipeline) > MANY_OPERATIONS
-    less = 1
-    while less < max(most.values(), default=0):
-        limits = {replica: max(1, limit - less) for replica, limit in most.items()}
-        yield [*_listed(pipeline, owner, limits, split=split)]
-        less += less if many else 1 + less // 4
-
-
 def _split_schedules(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Schedule]:
     every = classic_orders(pipeline, owner, split=True)
     published = chain(every, _side_by_side(pipeline, split=True))
-    yield from _that_run(pipeline, ((method, _apart(orders)) for method, orders in published))
+    stages = split_stages(pipeline)
+    apart = ((method, _apart(orders, stages)) for method, orders in published)
+    yield from _that_run(pipeline, apart)
     with suppress(DoesNotApplyError):
         by_rules = (("zero-bubble rules", orders) for orders in zero_bubble_orders(pipeline))
         yield from _that_run(pipeline, by_rules)
 
 
-def _apart(orders: Orders) -> Orders:
-    return {device: split_backwards(order) for device, order in orders.items()}
+def _apart(orders: Orders, stages: Collection[int]) -> Orders:
+    """Return orders with every whole backward of some stages split."""
+    return {device: split_backwards(order, stages) for device, order in orders.items()}
 
 
 def best_classic_schedule(
@@ -268,37 +257,74 @@ def best_classic_schedule(
     return best_heuristic_schedule(pipeline, backward=backward)
 
 
-def quick_estimate_s(pipeline: PlacedPipeline, *, split: bool = False) -> float | None:
+def quick_estimate_s(*choices: PlacedPipeline, split: bool = False) -> float | None:
     """Return the iteration time of a good schedule, much faster than finding the best quick one.
 
     Twice 1F1B's limits are mostly within a percent of the best of all limits. Only where there are
     few microbatches does ZB-H1 gain more.
 
     Args:
-        pipeline: the stages.
+        choices: the stages, with one choice or another of what they recompute.
         split: run input and weight gradients apart.
 
     Returns:
         Seconds; None if memory is too small for it, which says nothing of other schedules.
     """
-    if pipeline.problem.job.order == "1f1b":
-        fit = (row for row in quick_schedules(pipeline) if fits_memory(row.timeline))
-        return min((row.iteration_time_s for row in fit), default=None)
+    if choices[0].problem.job.order == "1f1b":
+        every = chain.from_iterable(map(quick_schedules, choices))
+        return _least_s(schedule.timeline for schedule in every)
+    if choices[0].shares_devices:
+        forms = [scheduled_forms(pipeline)[0] for pipeline in choices]
+        rows = (_rhythmic(form.pipeline, form.owner, split=split) for form in forms)
+        return _least_s(schedule.timeline for schedule in chain.from_iterable(rows))
+    tries = [row for pipeline in choices for row in _tries(pipeline, split=split)]
+    found = [row.timeline for row in tries if fits_memory(row.timeline)]
+    if len(found) < len(tries):
+        found += chain.from_iterable(_lean(pipeline, split=split) for pipeline in choices)
+    if split and found:
+        form = scheduled_forms(found[0].pipeline)[0]
+        found += _zero_bubble(form.pipeline, form.owner)
+    least_s = _least_s(found)
+    # What does not fit takes no less if it is made to fit.
+    for row in sorted(tries, key=lambda row: row.timeline.iteration_time_s)[:MOST_ROOMIER]:
+        if least_s is None or row.timeline.iteration_time_s < least_s:
+            roomier = roomier_schedule(*row, split=split)
+            least_s = _least_s(found if roomier is None else [*found, roomier])
+    return least_s
+
+
+def _lean(pipeline: PlacedPipeline, *, split: bool) -> Iterator[Timeline]:
+    """Yield 1F1B, which keeps few microbatches in flight."""
     form = scheduled_forms(pipeline)[0]
-    if pipeline.shares_devices:
-        rhythmic = _rhythmic(form.pipeline, form.owner, split=split)
-        times = [s.iteration_time_s for s in rhythmic if fits_memory(s.timeline)]
-        return min(times, default=None)
-    limits = next(in_flight_limits(form.pipeline, [TWICE]), None)
-    if limits is None:
-        return None
-    listed = (
-        list_schedule(form.pipeline, form.owner, limits, order, split=split)
-        for order in (backward_first, forward_first)
-    )
-    published = _zero_bubble(form.pipeline, form.owner) if split else ()
-    found = (t for t in (*listed, *published) if t is not None and fits_memory(t))
-    return min((reduced_soonest(timeline).iteration_time_s for timeline in found), default=None)
+    stages = split_stages(form.pipeline) if split else frozenset()
+    with suppress(DoesNotApplyError, DeadlockError):
+        orders = WHOLE["1f1b"](form.pipeline, form.owner)
+        yield simulate(form.pipeline, _apart(orders, stages))
+
+
+def _least_s(timelines: Iterable[Timeline]) -> float | None:
+    """Return the least time of those that fit, reductions at their soonest; None if none does."""
+    fit = (reduced_soonest(timeline) for timeline in timelines if fits_memory(timeline))
+    return min((timeline.iteration_time_s for timeline in fit), default=None)
+
+
+class _Try(NamedTuple):
+    """A list schedule and what it was made of, as for :func:`roomier_schedule`."""
+
+    timeline: Timeline
+    owner: Assignment
+    limits: Limits
+    priority: Priority
+
+
+def _tries(pipeline: PlacedPipeline, *, split: bool) -> Iterator[_Try]:
+    """Yield list schedules with twice 1F1B's limits, whether they fit memory or not."""
+    form = scheduled_forms(pipeline)[0]
+    for limits in in_flight_limits(form.pipeline, [TWICE]):
+        for priority in (backward_first, forward_first):
+            timeline = list_schedule(form.pipeline, form.owner, limits, priority, split=split)
+            if timeline is not None:
+                yield _Try(timeline, form.owner, limits, priority)
 
 
 def _zero_bubble(pipeline: PlacedPipeline, owner: Assignment) -> Iterator[Timeline]:
@@ -321,15 +347,15 @@ def _least_memory(
     pipeline: PlacedPipeline, owner: Assignment, *, split: bool = False
 ) -> Schedule | None:
     orders: Orders = one_by_one(pipeline, owner)
-    found = _that_run(pipeline, [("one by one", _apart(orders) if split else orders)])
+    stages = range(len(pipeline.stages)) if split else ()
+    found = _that_run(pipeline, [("one by one", _apart(orders, stages))])
     return next((schedule for schedule in found if fits_memory(schedule.timeline)), None)
 
 
 def _list_schedules(
     pipeline: PlacedPipeline, owner: Assignment, *, split: bool = False
 ) -> Iterator[Schedule]:
-    for limits in _limits(pipeline, split=split):
-        yield from _listed(pipeline, owner, limits, split=split)
+    yield from _listed(pipeline, owner, _limits(pipeline, split=split), split=split)
     if pipeline.shares_devices:
         yield from _rhythmic(pipeline, owner, split=split)
 
@@ -345,11 +371,23 @@ def _rhythmic(pipeline: PlacedPipeline, owner: Assignment, *, split: bool) -> It
 
 
 def _listed(
-    pipeline: PlacedPipeline, owner: Assignment, limits: Limits, *, split: bool
+    pipeline: PlacedPipeline, owner: Assignment, limits: Iterable[Limits], *, split: bool
 ) -> Iterator[Schedule]:
-    for priority in (backward_first, forward_first):
-        timeline = list_schedule(pipeline, owner, limits, priority, split=split)
-        if timeline is not None:
+    """Yield list schedules, one by each priority under all limits.
+
+    One that does not fit gives way to a roomier one, if it is faster than all before that fit.
+    """
+    best_s = math.inf
+    for each in limits:
+        for priority in (backward_first, forward_first):
+            timeline = list_schedule(pipeline, owner, each, priority, split=split)
+            if timeline is None:
+                continue
+            if not fits_memory(timeline) and timeline.iteration_time_s < best_s:
+                roomier = roomier_schedule(timeline, owner, each, priority, split=split)
+                timeline = roomier or timeline
+            if fits_memory(timeline):
+                best_s = min(best_s, timeline.iteration_time_s)
             yield Schedule(timeline.orders, timeline, f"list, {priority.__name__}")
 
 

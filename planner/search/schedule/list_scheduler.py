@@ -5,9 +5,11 @@ memory in bounds; trying several limits and priorities gives a good schedule in 
 """
 
 import heapq
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from planner.costs.path_bounds import PathBounds
 from planner.costs.placement import PlacedPipeline
@@ -26,6 +28,9 @@ TWICE: Target = (2.0, 0)
 ALL: Target = (float("inf"), 0)
 TARGETS: tuple[Target, ...] = ((1.0, 0), TWICE, (1.0, 1), (1.5, 0), (2.0, 2), ALL)
 """Limits as a multiple of 1F1B's and some more; the last are memory's own."""
+NOTHING: Mapping[str, int] = MappingProxyType({})
+MOST_CORRECTIONS = 6
+"""Tries to keep free what devices lack."""
 _Queue = list[tuple[tuple[int, ...], Operation]]
 
 
@@ -101,8 +106,10 @@ class _Limited:
     pipeline: PlacedPipeline
     priority: Priority
     limits: Limits
-    split: bool
+    splits: frozenset[int]
+    most_owed: Mapping[tuple[int, str], float]
     left: Counter[str]
+    reserves: Mapping[str, int]
     shares: Mapping[tuple[int, str], int] | None = None
     in_flight: Counter[tuple[int, str]] = field(default_factory=Counter)
     owed: Counter[tuple[int, str]] = field(default_factory=Counter)
@@ -114,8 +121,8 @@ class _Limited:
     allow all forwards of a stage or none, so only the heads of these few heaps are looked at."""
 
     def offer(self, device: str, operation: Operation) -> None:
-        """Queue an operation, if backwards run in its form: whole or split."""
-        if operation.kind in ("FIW" if self.split else "FB"):
+        """Queue an operation, if backwards of its stage run in its form: whole or split."""
+        if operation.kind in ("FIW" if operation.stage in self.splits else "FB"):
             queue = self.waiting[device][operation.stage, operation.kind]
             heapq.heappush(queue, (self.priority(operation), operation))
 
@@ -146,25 +153,59 @@ class _Limited:
         )
 
     def _allowed(self, operation: Operation, device: str) -> bool:
-        if operation.kind != "F":
-            return True
         key = (operation.stage, device)
-        return self.in_flight[key] < self.limits[key] and self._fits(operation.stage, device)
+        match operation.kind:
+            case "F":
+                return self.in_flight[key] < self.limits[key] and self._fits(key)
+            case "I":
+                return self.shares is not None or self._has_room_for_weights(key)
+        return True
 
-    def _fits(self, stage: int, device: str) -> bool:
+    def _has_room_for_weights(self, key: tuple[int, str]) -> bool:
+        """Return whether what a weight gradient needs fits, or none is left that would make room.
+
+        An input gradient may leave more for it than the stash that it frees.
+        """
+        stage, device = key
+        placed = self.pipeline.stages[stage]
+        more = placed.weight_stash_bytes - placed.stash_bytes
+        if self.owed[key] >= self.most_owed[key]:
+            return False
+        if more <= 0:
+            return True
+        stages = self.pipeline.stages_on[device]
+        if not any(self.owed[other, device] for other in stages):
+            return True
+        held = sum(self._held_bytes(other, device) for other in stages)
+        return held + more + placed.input_gradient_bytes <= self._room_bytes(device)
+
+    def _room_bytes(self, device: str) -> int:
+        pipeline = self.pipeline
+        room = pipeline.capacity_bytes(device) - pipeline.static_bytes(device)
+        return room - self.reserves.get(device, 0)
+
+    def _fits(self, key: tuple[int, str]) -> bool:
+        stage, device = key
         if self.shares is not None:
             return self._fits_share(stage, device, self.shares[stage, device])
-        stages = self.pipeline.stages_on[device]
-        if len(stages) == 1 and not self.split:
-            return True  # As far as the limits see to it.
-        held = self.pipeline.static_bytes(device) + self.pipeline.stages[stage].output_bytes
-        for other in stages:
-            count = self.in_flight[other, device] + (other == stage)
-            count = max(count, 1) if other > stage else count
-            placed = self.pipeline.stages[other]
-            held += count * placed.stash_bytes
-            held += self.owed[other, device] * placed.weight_stash_bytes
-        return held <= self.pipeline.capacity_bytes(device)
+        placed = self.pipeline.stages[stage]
+        held = placed.output_bytes + placed.stash_bytes
+        for other in self.pipeline.stages_on[device]:
+            held += self._held_bytes(other, device)
+            if other > stage and not self.in_flight[other, device]:
+                held += self.pipeline.stages[other].stash_bytes
+        if stage in self.splits:
+            held += max(0, placed.weight_stash_bytes - placed.stash_bytes)
+        return held <= self._room_bytes(device)
+
+    def _held_bytes(self, stage: int, device: str) -> int:
+        """Return what microbatches between their operations on a stage hold, and what waits."""
+        placed, key = self.pipeline.stages[stage], (stage, device)
+        waiting, back = self.waiting[device], "I" if stage in self.splits else "B"
+        held = self.in_flight[key] * placed.stash_bytes
+        held += self.owed[key] * placed.weight_stash_bytes
+        held += len(waiting.get((stage, "F"), ())) * placed.input_bytes
+        return held + len(waiting.get((stage, back), ())) * placed.output_gradient_bytes
 
     def _fits_share(self, stage: int, device: str, share_bytes: int) -> bool:
         placed = self.pipeline.stages[stage]
@@ -181,6 +222,7 @@ def list_schedule(
     *,
     split: bool = False,
     shares: Mapping[tuple[int, str], int] | None = None,
+    reserves: Mapping[str, int] = NOTHING,
 ) -> Timeline | None:
     """Schedule greedily; None if the limits, or the rules of the runtime, leave no way to finish.
 
@@ -192,20 +234,90 @@ def list_schedule(
         owner: the replica of each (stage, microbatch).
         limits: on the microbatches between forward and backward, by (stage, device).
         priority: what is most urgent.
-        split: run input and weight gradients apart.
+        split: run input and weight gradients apart; where the job allows both kinds of backward,
+            not on stages whose devices have no room for what a weight gradient needs.
         shares: bytes that the stashes of each (stage, device) may take; where not given the stages
             of a device compete for its memory.
+        reserves: bytes of each device that stay free for what arrives or is on its way.
     """
     left: Counter[str] = Counter()
-    for device in owner.values():
-        left[device] += 3 if split else 2
-    policy = _Limited(pipeline, priority, limits, split, left, shares)
+    every = frozenset(range(len(pipeline.stages)))
+    splits = (split_stages(pipeline) if shares is None else every) if split else frozenset()
+    for (stage, _), device in owner.items():
+        left[device] += 3 if stage in splits else 2
+    most_owed = {
+        (stage, device): max(1.0, _most_owed(pipeline, stage, device))
+        for stage in splits
+        for device in pipeline.stages[stage].spec.devices
+    }
+    policy = _Limited(pipeline, priority, limits, splits, most_owed, left, reserves, shares)
     try:
         timeline = run(pipeline, owner, policy)
         waits = pipeline.behaviour.receive == "blocking"
         return simulate(pipeline, timeline.orders) if waits else timeline
     except DeadlockError:
         return None
+
+
+def split_stages(pipeline: PlacedPipeline) -> frozenset[int]:
+    """Return the stages whose backwards a list schedule splits, if it splits any.
+
+    Where the job allows both kinds, those that hold what a weight gradient needs besides 1F1B's
+    microbatches in flight: fewer of these cost more than whole backwards.
+    """
+    stages = pipeline.stages
+    if pipeline.problem.job.backward != "any":
+        return frozenset(range(len(stages)))
+    return frozenset(
+        number
+        for number, placed in enumerate(stages)
+        if all(_most_owed(pipeline, number, device) >= 1 for device in placed.spec.devices)
+    )
+
+
+def _most_owed(pipeline: PlacedPipeline, stage: int, device: str) -> float:
+    """Return for how many weight gradients there is room besides 1F1B's microbatches in flight.
+
+    The last of them has just had its input gradient.
+    """
+    placed = pipeline.stages[stage]
+    if not placed.weight_stash_bytes:
+        return math.inf
+    in_flight = _target(pipeline, stage, device, 1.0, 0, len(pipeline.stages))
+    room = pipeline.capacity_bytes(device) - pipeline.static_bytes(device)
+    room -= (in_flight - 1) * placed.stash_bytes + placed.input_gradient_bytes
+    return room // placed.weight_stash_bytes
+
+
+def roomier_schedule(
+    timeline: Timeline,
+    owner: Assignment,
+    limits: Limits,
+    priority: Priority,
+    *,
+    split: bool = False,
+) -> Timeline | None:
+    """Return a list schedule that fits like one that does not; None after a few tries.
+
+    The scheduler does not know what is on its way to a device. What a device lacked in one try is
+    kept free in the next one besides; at first that may only take up what was free.
+
+    Args:
+        timeline: of the same arguments, which overflows.
+        owner: the replica of each (stage, microbatch).
+        limits: on the microbatches between forward and backward.
+        priority: what is most urgent.
+        split: run input and weight gradients apart.
+    """
+    reserves: Counter[str] = Counter()
+    pipeline = timeline.pipeline
+    for _ in range(MOST_CORRECTIONS):
+        reserves.update(timeline.overflow_bytes)
+        found = list_schedule(pipeline, owner, limits, priority, split=split, reserves=reserves)
+        if found is None or not found.overflow_bytes:
+            return found
+        timeline = found
+    return None
 
 
 def in_flight_limits(

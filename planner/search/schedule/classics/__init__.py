@@ -6,7 +6,7 @@ order for each device. It raises DoesNotApplyError where the schedule is not def
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from planner.costs.placement import PlacedPipeline
 from planner.plan.operations import Operation, Orders
@@ -73,11 +73,18 @@ __all__ = [
 ]
 
 
-def split_backwards(order: Sequence[Operation]) -> list[Operation]:
-    """Return an order with every whole backward split into an input and a weight gradient."""
+def split_backwards(
+    order: Sequence[Operation], stages: Collection[int] | None = None
+) -> list[Operation]:
+    """Return an order with whole backwards split into an input and a weight gradient each.
+
+    Args:
+        order: of a device.
+        stages: whose backwards are split; None: of all stages.
+    """
     apart: list[Operation] = []
     for operation in order:
-        if operation.kind == "B":
+        if operation.kind == "B" and (stages is None or operation.stage in stages):
             apart += [operation._replace(kind="I"), operation._replace(kind="W")]
         else:
             apart.append(operation)
