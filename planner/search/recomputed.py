@@ -26,6 +26,7 @@ from planner.search.schedule.heuristic import (
     fits_memory,
     quick_estimate_s,
 )
+from planner.search.schedule.pipeline_groups import place_first
 from planner.search.schedule.search import improve_any
 from planner.search.schedule.solve import ScheduleTask
 from planner.simulation.simulator import reduced_soonest, simulate
@@ -124,7 +125,7 @@ class RecomputedSchedules:
         variants = (
             list(self._block_variants(partition))
             if self._in_blocks
-            else self._variants.variants(partition, pipeline)
+            else self._varied(partition, pipeline)
         )
         placed = [self._placed(variant, pipeline) for variant in variants]
         carried_s, split = link_load_bound_s(pipeline), self._chain.splits
@@ -133,6 +134,23 @@ class RecomputedSchedules:
             for p in placed
         ]
         return sorted(zip(bounds, placed, strict=True), key=lambda row: row[0])
+
+    def _varied(self, partition: Partition, pipeline: PlacedPipeline) -> list[Partition]:
+        """Return the partition with each choice worth scheduling.
+
+        Of several equal groups all recompute what suits the one that is placed.
+        """
+        held = tuple(
+            replace(stage, devices=placed.spec.devices)
+            for stage, placed in zip(partition, pipeline.stages, strict=True)
+        )
+        return [
+            tuple(
+                replace(stage, recompute=chosen.recompute)
+                for stage, chosen in zip(partition, variant, strict=True)
+            )
+            for variant in self._variants.variants(held, pipeline)
+        ]
 
     def _block_variants(self, partition: Partition) -> Iterator[Partition]:
         """Yield the partition with the first N blocks of every stage recomputed, N from 0 on."""
@@ -161,7 +179,8 @@ class RecomputedSchedules:
     def _placed(self, variant: Partition, pipeline: PlacedPipeline) -> PlacedPipeline:
         if not any(stage.recompute for stage in variant):
             return pipeline
-        return place(self._chain.problem, self._chain.specs(variant))
+        place_again = place_first if pipeline.groups else place
+        return place_again(self._chain.problem, self._chain.specs(variant))
 
     def improve(
         self,

@@ -1,11 +1,12 @@
 """Microbatches that stay in a node, and equal groups of devices that are planned as one."""
 
+import math
 import random
 from collections import Counter
 
 import pytest
 from brute_force import all_partitions
-from builders import cluster, graph, layer, link, parameter
+from builders import boundary, cluster, graph, layer, link, parameter
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -346,6 +347,26 @@ def test_an_estimate_of_what_cannot_run_is_infinite() -> None:
     partition = search.chain.partition([(("x",), ("a",)), (("y",), ("b",))])
     assert partition is not None
     assert estimated_s(search, partition) == float("inf")
+
+
+def test_an_estimate_of_equal_groups_recomputes_where_memory_is_short() -> None:
+    """A device holds one stash of 700 GiB, and thousands where its first layer runs again."""
+    rows = [
+        layer(f"l{i}", 1, 2, stash_bytes=stash * 2**30) for i, stash in enumerate((350, 350, 1, 1))
+    ]
+    cuts = [boundary(f"l{i}", f"l{i + 1}", bytes_=1) for i in range(3)]
+    job = Job(microbatches=1024, optimizer="sgd", backward="whole")
+    problem = Problem(graph(rows, cuts), nodes(2, 3), job)
+    search = search_of(problem)
+    pipeline = placed(problem, *EQUAL)
+    held = [(stage.spec.layers, stage.spec.devices) for stage in pipeline.stages]
+    partition = search.chain.partition(held)
+    assert partition is not None
+    first = place_first(problem, [stage.spec for stage in pipeline.stages])
+    choices = search.recomputed.choices(partition, first, math.inf)
+    assert any(placed_stage.spec.recompute for placed_stage in choices[-1].stages)
+    assert all(len(choice.devices) == 3 for choice in choices)
+    assert estimated_s(search, partition) < math.inf
 
 
 # --- improvement ----------------------------------------------------------------------------------
