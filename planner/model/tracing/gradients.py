@@ -7,6 +7,7 @@ splits backwards by this, and the trace counts the memory that waits.
 from __future__ import annotations
 
 from collections.abc import Set
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -31,9 +32,18 @@ def nodes_with_gradient(exported: ExportedStep) -> frozenset[fx.Node]:
     out: torch leaves the gradient of such a parameter None.
     """
     runner = _FakeRunner(exported)
-    with FakeTensorMode(), torch.enable_grad():
+    # Meta tensors hold no data either, and cost a fraction of the time.
+    fake = nullcontext() if _is_on_meta(exported) else FakeTensorMode()
+    with fake, torch.enable_grad():
         runner.run(*[_like(n.meta["val"]) for n in exported.graph.find_nodes(op="placeholder")])
         return runner.reached()
+
+
+def _is_on_meta(exported: ExportedStep) -> bool:
+    nodes = exported.graph.find_nodes(op="placeholder")
+    held = map(exported.attribute, exported.graph.find_nodes(op="get_attr"))
+    tensors = [*(n.meta["val"] for n in nodes), *(t for t in held if isinstance(t, Tensor))]
+    return all(tensor.is_meta for tensor in tensors)
 
 
 class _FakeRunner(fx.Interpreter):
