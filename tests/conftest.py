@@ -1,6 +1,7 @@
 """Settings for all tests; this folder itself is importable: ``from builders import …``."""
 
 import gc
+import os
 import signal
 import sys
 from pathlib import Path
@@ -10,6 +11,9 @@ from hypothesis import HealthCheck, settings
 
 # The model zoo is not installed, and folders here bear the names of packages there.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+# Tests run side by side: threads of one that wait for each other would take the others' cores.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # A shell lets background jobs ignore Ctrl-C, and their children too: tests send it to some.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
