@@ -7,20 +7,19 @@ import json
 import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from executor.distributed.machines import hardware_name
-from executor.distributed.process_group import device_of_this_process
 from executor.launch.console import print_error, say
 from executor.launch.rank_options import add_device_option
-from executor.profiling.measure import Patience
-from executor.profiling.profile import ProfileRequest, profile
 from planner.cluster.device_types import cpu_type, gpu_type
 from planner.cluster.hardware import GIB
 from planner.errors import PipeplanError, print_in_any_encoding
 from planner.job import Job, job_with
+
+if TYPE_CHECKING:
+    import torch
+
+    from executor.profiling.profile import ProfileRequest
 
 _INTERRUPTED = "interrupted: what was measured is kept; the same command goes on"
 _NOT_BEGUN = "interrupted: nothing was measured yet"
@@ -41,6 +40,9 @@ def main(words: list[str] | None = None) -> int:
 
 def _profiled(options: argparse.Namespace) -> tuple[int, dict[str, Any], str]:
     """The exit status, what to say of it to programs, and to people on stdout."""
+    # Imports torch, which takes seconds that help and wrong usage are told without.
+    from executor.profiling.profile import profile
+
     try:
         request = _request(options)
         costs = profile(request, lambda line: say(line, err=True))
@@ -58,6 +60,10 @@ def _profiled(options: argparse.Namespace) -> tuple[int, dict[str, Any], str]:
 
 
 def _request(options: argparse.Namespace) -> ProfileRequest:
+    from executor.distributed.process_group import device_of_this_process
+    from executor.profiling.measure import Patience
+    from executor.profiling.profile import ProfileRequest
+
     job = job_with(Job.load(options.job) if options.job else Job(), options.set or [])
     device = device_of_this_process(options.device)
     if options.threads is not None:
@@ -120,6 +126,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _set_threads(threads: int, device: torch.device) -> None:
+    import torch
+
     if threads < 1:
         raise PipeplanError(f"--threads: {threads}; give 1 or more")
     if device.type != "cpu":
@@ -144,6 +152,10 @@ def _device_type(device: torch.device) -> str:
     """The name that ``executor.detect`` gives the device in a cluster file."""
     if device.type == "cpu":
         return cpu_type().name
+    import torch
+
+    from executor.distributed.machines import hardware_name
+
     memory_gib = torch.cuda.get_device_properties(device).total_memory / GIB
     return gpu_type(hardware_name(device), memory_gib).name
 
