@@ -20,7 +20,7 @@ from planner.search.partition.dynamic_programs.core import narrowed_s
 from planner.search.partition.intervals import MAX_CUTS
 from planner.search.partition.relaxations.class_figures import ClassFigures, ClassStageFigures
 from planner.search.partition.relaxations.class_pass import ClassPass, Stage, Steps, most_steps
-from planner.search.partition.relaxations.tied_stages import Support, stages_with, supports
+from planner.search.partition.relaxations.tied_stages import Support, TiedStages
 from planner.search.partition.symmetry import MOST_DEVICES
 
 GROWTH = 1.25
@@ -82,29 +82,29 @@ class ClassRelaxation:
             may_go_on: whether there is time for another step of it.
         """
         high_s = min(max(guess_s, low_s), longest_s)
-        among = self._kept(self._supports, high_s)
+        among = self._kept(self._tied.supports, high_s)
         while among is None:
             low_s = max(low_s, high_s)
             if high_s >= longest_s or not may_go_on():
                 return low_s
             # Where nothing is known to take any time there is nothing to grow from.
             high_s = min(GROWTH * high_s, longest_s) if high_s > 0 else longest_s
-            among = self._kept(self._supports, high_s)
+            among = self._kept(self._tied.supports, high_s)
         while among is not None and may_go_on():
             # No other choice is of interest but below the least limit of this one.
             high_s, _ = narrowed_s(partial(self._keeps, among), low_s, high_s, tolerance, may_go_on)
-            among = self._kept(self._supports, high_s) if high_s > low_s else None
+            among = self._kept(self._tied.supports, high_s) if high_s > low_s else None
         return low_s if among is not None else max(low_s, high_s)
 
     def partition(self, limit_s: float) -> Partition | None:
         """Return stages that keep a limit on the relaxed cluster; None if there are none."""
-        among = self._kept(self._supports, limit_s)
+        among = self._kept(self._tied.supports, limit_s)
         found = None if among is None else self._pass(among, limit_s)
         return None if found is None else self._placed(found.stages())
 
     @cached_property
-    def _supports(self) -> Among:
-        return supports(self._figures)
+    def _tied(self) -> TiedStages:
+        return TiedStages(self._figures)
 
     def _kept(self, among: Among, limit_s: float) -> Among | None:
         """Return the set of classes with which a limit can be kept, alone; None if there is none.
@@ -129,7 +129,7 @@ class ClassRelaxation:
 
     def _pass(self, among: Among, limit_s: float) -> ClassPass:
         if self._stages is None or self._stages[0] != among:
-            self._stages = among, stages_with(self._figures, among)
+            self._stages = among, self._tied.stages(among)
         return ClassPass(self._figures, self._stages[1], self._steps, limit_s)
 
     @cached_property

@@ -14,7 +14,7 @@ from itertools import combinations
 
 import numpy as np
 
-from planner.search.partition.chain import IntArray
+from planner.search.partition.chain import FloatArray, IntArray
 from planner.search.partition.intervals import BoolArray
 from planner.search.partition.relaxations.class_figures import ClassFigures, ClassStageFigures
 
@@ -52,40 +52,57 @@ def tied_pair(figures: ClassFigures) -> TiedPair | None:
     return TiedPair(first & ~last, last & ~first, bytes_)
 
 
-def supports(figures: ClassFigures) -> tuple[Support, ...]:
-    """Return the sets of classes to go through; none if that would not help or take too long."""
-    classes = range(len(figures.classes.sizes))
-    if tied_pair(figures) is None or 2 ** len(classes) - 1 > MOST_SUPPORTS:
-        return ()
-    return tuple(sorted(chosen for n in classes for chosen in combinations(classes, n + 1)))
-
-
-def stages_with(figures: ClassFigures, among: tuple[Support, ...]) -> ClassStageFigures:
-    """Return the stages if that of the last tied layer alone lies on exactly some of these classes.
-
-    All stages as they are if it is not known where that one lies.
+class TiedStages:
+    """The stages of a problem, by where that of the last tied layer alone lies.
 
     Args:
         figures: of all stages.
-        among: the sets of classes; the first tied layer's stage is charged the least of them.
     """
-    pair, stages = tied_pair(figures), figures.stages
-    if not among or pair is None:
-        return stages
-    vectors = figures.classes.vectors
-    further_s = [
-        min(_further_s(figures, pair, vector, support) for support in among) for vector in vectors
-    ]
-    is_other = [tuple(np.flatnonzero(vector).tolist()) not in among for vector in vectors]
-    more_s = np.array(further_s)[:, None, None] * np.ones(pair.first_alone.shape)
-    more_s = np.where(pair.first_alone, more_s, 0.0)
-    more_s[np.array(is_other)[:, None, None] & pair.last_alone] = np.inf
-    return replace(
-        stages,
-        own_s=stages.own_s + more_s,
-        end_s=stages.end_s + more_s,
-        after_s=stages.after_s + more_s,
-    )
+
+    def __init__(self, figures: ClassFigures) -> None:
+        self._figures = figures
+        self._pair = tied_pair(figures)
+        self._further_s: dict[Support, FloatArray] = {}
+
+    @property
+    def supports(self) -> tuple[Support, ...]:
+        """The sets of classes to go through; none if that would not help or take too long."""
+        classes = range(len(self._figures.classes.sizes))
+        if self._pair is None or 2 ** len(classes) - 1 > MOST_SUPPORTS:
+            return ()
+        return tuple(sorted(chosen for n in classes for chosen in combinations(classes, n + 1)))
+
+    def stages(self, among: tuple[Support, ...]) -> ClassStageFigures:
+        """Return the stages if that one lies on exactly some of these classes.
+
+        All stages as they are if it is not known where it lies.
+
+        Args:
+            among: the sets of classes; the first tied layer's stage is charged the least of them.
+        """
+        stages, pair = self._figures.stages, self._pair
+        if not among or pair is None:
+            return stages
+        vectors = self._figures.classes.vectors
+        further_s = np.min([self._of_vectors_s(pair, support) for support in among], axis=0)
+        is_other = [tuple(np.flatnonzero(vector).tolist()) not in among for vector in vectors]
+        more_s = further_s[:, None, None] * np.ones(pair.first_alone.shape)
+        more_s = np.where(pair.first_alone, more_s, 0.0)
+        more_s[np.array(is_other)[:, None, None] & pair.last_alone] = np.inf
+        return replace(
+            stages,
+            own_s=stages.own_s + more_s,
+            end_s=stages.end_s + more_s,
+            after_s=stages.after_s + more_s,
+        )
+
+    def _of_vectors_s(self, pair: TiedPair, support: Support) -> FloatArray:
+        """Return how much longer each vector's reduction takes; many sets ask for each support."""
+        if support not in self._further_s:
+            vectors = self._figures.classes.vectors
+            rows = [_further_s(self._figures, pair, vector, support) for vector in vectors]
+            self._further_s[support] = np.array(rows)
+        return self._further_s[support]
 
 
 def _further_s(figures: ClassFigures, pair: TiedPair, vector: IntArray, support: Support) -> float:
