@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, settings
 # The model zoo is not installed, and folders here bear the names of packages there.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-# Tests run side by side: threads of one that wait for each other would take the others' cores.
+# Tests run side by side: threads of one that wait for each other would take the others' cores. And
+# threads add up in no fixed order, where some results are compared bit by bit.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 # A shell lets background jobs ignore Ctrl-C, and their children too: tests send it to some.

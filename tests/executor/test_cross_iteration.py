@@ -17,7 +17,7 @@ from planner.errors import PipeplanError
 from planner.plan.operations import owners
 from planner.plan.plan import Plan, Sync
 
-pytestmark = [pytest.mark.extensive, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.extensive
 STEPS, LONG, CLIP = 5, 40, 0.3
 CLIPPED = f"clip_norm = {CLIP}\n[schedule]\nkind = 'linear'\nwarmup_steps = 2\n"
 APPROXIMATIONS = ("own_gradient", "last_update")

@@ -33,8 +33,6 @@ from planner.plan.plan import Plan
 
 Exported = tuple[nn.Module, ExportedStep, LayerAssignment]
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def plan_of(name: str, stages: Stages) -> Plan:
     """One microbatch through stages on one device."""

@@ -13,7 +13,7 @@ from planner.job import Job
 from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan
 
-pytestmark = [pytest.mark.extensive, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.extensive
 STEPS, RANKS = 5, 3
 DOUBLE = {"precision": "float64"}
 CLIPPED = "clip_norm = 0.3\n[schedule]\nkind = 'linear'\nwarmup_steps = 2\n"

@@ -19,7 +19,6 @@ from planner.job import Job
 from planner.model.tracing.factory import example_batch, import_factory
 from planner.model.tracing.trace import trace
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 DOUBLE = 1e-12
 
 

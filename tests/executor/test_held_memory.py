@@ -14,7 +14,7 @@ from planner.job import Job
 from planner.model.tracing.factory import TrainingStep, example_batch, import_factory
 from planner.model.tracing.trace import trace
 
-pytestmark = [pytest.mark.extensive, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.extensive
 SAMPLES, NARROW, WIDE = 32, 64, 256
 FLOAT = 4
 ROUND = 64

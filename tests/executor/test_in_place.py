@@ -10,8 +10,6 @@ from torch.nn import functional
 
 from planner.errors import PipeplanError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Writing(nn.Module):
     """A sigmoid keeps its result for the backward; ``write`` then writes into it."""

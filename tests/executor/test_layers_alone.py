@@ -18,7 +18,7 @@ from planner.model.tracing.factory import example_batch, import_factory
 from planner.model.tracing.gradients import nodes_with_gradient
 from planner.model.tracing.layers import LayerAssignment, assign_layers
 
-pytestmark = [pytest.mark.extensive, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.extensive
 JOB = Job(samples_per_microbatch=2)
 
 

@@ -55,7 +55,6 @@ def test_the_plan_uses_all_of_them() -> None:
 
 
 @pytest.mark.extensive
-@pytest.mark.usefixtures("one_thread")
 def test_it_trains_what_one_process_does(tmp_path: Path) -> None:
     plan, measured = overlapped_plan(), tmp_path / "measured.json"
     plan.save(tmp_path / "plan.json")

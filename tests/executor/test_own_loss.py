@@ -71,7 +71,6 @@ def planned() -> Plan:
     return scheduled(pipeline_of(graph, None, stages, microbatches=1, loss=job().loss))
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_stages_end_with_the_users_loss(marker: Path) -> None:
     plan = Plan.parse(planned().model_dump(mode="json"))
     torch.manual_seed(3)

@@ -11,7 +11,7 @@ from models import ZOO
 from planner.plan.plan import Plan
 from planner.replanning import replan
 
-pytestmark = [pytest.mark.extensive, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.extensive
 WORKER = Path(__file__).with_name("runs_worker.py")
 TRAINING = """
 format = "pipeplan-train/1"

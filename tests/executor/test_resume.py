@@ -23,7 +23,6 @@ from executor.training.optimisation import LearningRateSchedule, set_learning_ra
 from executor.training.optimizer import export_state, import_state, job_optimizer
 from planner.job import Job
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS = 9
 JOB = Job(learning_rate=0.02)
 ROWS = [

@@ -18,7 +18,7 @@ from executor.launch.config import TrainingConfig
 from models import ZOO
 from planner.plan.plan import Plan
 
-pytestmark = [pytest.mark.extensive, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.extensive
 WORKER = Path(__file__).with_name("runs_worker.py")
 STAGES = {
     1: [(0, None, ["d0"])],

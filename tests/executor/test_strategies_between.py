@@ -18,7 +18,7 @@ from models import ZOO
 from planner.model.tracing.factory import import_factory
 from planner.plan.plan import Plan
 
-pytestmark = [pytest.mark.extensive, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.extensive
 WORKER = Path(__file__).with_name("pipelines_worker.py")
 PIPELINES, EACH, STEPS = 2, 2, 5
 TOGETHER = "first_wait_s=1000,most_wait_s=1000"

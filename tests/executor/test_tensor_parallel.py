@@ -211,7 +211,6 @@ def trained_by_two(folder: Path) -> tuple[RunFiles, Plan]:
     return runs, plan
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_ranks_of_a_group_train_save_and_tell_times_as_one_device(tmp_path: Path) -> None:
     runs, plan = trained_by_two(tmp_path)
     alone = Alone(plan, runs.config("two"))
@@ -223,7 +222,6 @@ def test_ranks_of_a_group_train_save_and_tell_times_as_one_device(tmp_path: Path
 
 
 @pytest.mark.extensive
-@pytest.mark.usefixtures("one_thread")
 def test_a_checkpoint_is_resumed_under_other_degrees(tmp_path: Path) -> None:
     runs, plan = trained_by_two(tmp_path)
     resumed = RunFiles(tmp_path / "resumed", steps=4)

@@ -24,7 +24,6 @@ from planner.model.tracing.factory import example_batch, import_factory
 from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 HERE = Path(__file__).parent
 STEPS = 4
 RATE = """

@@ -18,7 +18,7 @@ from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan
 
 pytest.importorskip("transformers")
-pytestmark = [pytest.mark.extensive, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.extensive
 
 JOB = Job(samples_per_microbatch=2)
 
