@@ -23,11 +23,11 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(PYTEST)
 
-# What `test` leaves out: tests marked extensive, and two thirds of the random examples.
+# What `test` leaves out: tests marked extensive, their properties with all random examples.
 test-extensive: $(INSTALLED)
 	$(PYTEST) -m extensive --hypothesis-profile full
 
-# Both in one run, in which no example is tried twice.
+# Both in one run, all properties with all random examples.
 test-all: $(INSTALLED)
 	$(PYTEST) -m 'extensive or not extensive' --hypothesis-profile full
 

@@ -27,7 +27,8 @@ settings.register_profile(
     max_examples=20,
     suppress_health_check=[HealthCheck.too_slow],
 )
-# `make test` leaves two thirds of the examples to the extensive tier.
+# `make test` leaves two thirds of the examples to `make test-all`, and the extensive tier has all
+# of its own.
 settings.register_profile("full", parent=settings.get_profile("quick"), max_examples=60)
 settings.register_profile("thorough", parent=settings.get_profile("quick"), max_examples=1000)
 settings.register_profile(

@@ -49,6 +49,7 @@ def run_here(
     return None if done.returncode == 0 else f"failed with status {done.returncode}"
 
 
+@pytest.mark.extensive
 def test_the_short_form_runs_every_section_and_the_same_command_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,7 @@ print(json.dumps([[outcome.result, outcome.test] for outcome in outcomes]))
 """
 
 
+@pytest.mark.extensive
 def test_each_mutant_meets_the_tests_that_cover_it(tmp_path: Path) -> None:
     files = {"package/boxes.py": SOURCE, "tests/test_boxes.py": TESTS}
     for name, text in files.items():

@@ -45,7 +45,7 @@ def test_a_profile_prints_one_line(
 ) -> None:
     path = tmp_path / "graph.txt"
     path.write_text(PROFILE)
-    limit = ("--time-limit", "5")
+    limit = ("--time-limit", "0.5")
     status, out, _ = run(monkeypatch, capsys, "--instance", str(path), *limit, "--json")
     found: dict[str, Any] = json.loads(out)
     assert status == 0

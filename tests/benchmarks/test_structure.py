@@ -166,6 +166,7 @@ def test_the_files_of_an_iteration_are_called_in_it_or_on_the_stack(tmp_path: Pa
     assert entered.files == ["loop.py", "send.py", "stage.py"]
 
 
+@pytest.mark.extensive
 def test_the_command_measures_this_tree() -> None:
     words = [sys.executable, "-m", "benchmarks.structure", "--static", "--json"]
     root = Path(__file__).resolve().parent.parent.parent

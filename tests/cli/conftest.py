@@ -1,4 +1,4 @@
-"""A plan made by the command line."""
+"""A plan made by the command line, and a small one made by hand."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 from commands import CLUSTERS, pipeplan
+from transformers_by_hand import machines, problem, transformer
+
+from planner import adopt
 
 JOB = """
 format = "pipeplan-job/1"
@@ -38,3 +41,11 @@ def plan_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plan_data(plan_path: Path) -> dict[str, Any]:
     """The plan as plain data, free to be changed."""
     return json.loads(plan_path.read_text())
+
+
+@pytest.fixture
+def by_hand_path(tmp_path: Path) -> Path:
+    """Stages of 2, 2 and 4 equal blocks."""
+    path = tmp_path / "by_hand.json"
+    adopt(problem(transformer(8), machines(3), microbatches=8), "Et*2|t*2|t*4L").save(path)
+    return path

@@ -84,7 +84,7 @@ def test_the_command_it_prints_searches_on_from_the_plan(graph_path: Path, folde
     ]
     words = line.removeprefix("search for a better plan with: pipeplan ").split()
     words[words.index("better.json")] = str(folder / "better.json")
-    found = pipeplan(*words, "--time-limit", 1, "--deterministic")
+    found = pipeplan(*words, "--time-limit", 0.2, "--deterministic")
     assert found.exit_code == 0, found.output
     assert "is ignored" not in found.stderr
     better, adopted = (Plan.load(folder / f"{n}.json") for n in ("better", "plan"))

@@ -70,7 +70,7 @@ def test_a_configuration_file_of_hugging_face_is_a_model_and_not_a_graph(tmp_pat
     )
     result = pipeplan(
         *("plan", f"hf:{config}", "--cluster", CLUSTERS / "irregular.toml", "--job", job),
-        *("--set", "n_layer=2", "--set", "sequence_length=8", "--time-limit", 1, "-o", path),
+        *("--set", "n_layer=2", "--set", "sequence_length=8", "--time-limit", 0.2, "-o", path),
     )
     assert result.exit_code == 0, result.output
     plan = Plan.load(path)
@@ -141,7 +141,7 @@ def test_devices_that_no_link_joins_are_noted(tmp_path: Path) -> None:
     cluster.write_text(f'format = "pipeplan-cluster/1"\n{types}{links}')
     made = pipeplan(
         *("plan", "models.vgg:vgg_tiny", "--cluster", cluster),
-        *("--time-limit", 1, "-o", tmp_path / "plan.json"),
+        *("--time-limit", 0.2, "-o", tmp_path / "plan.json"),
     )
     assert made.exit_code == 0, made.output
     unused = {"a0", "a1", "b0", "b1"} - set(Plan.load(tmp_path / "plan.json").ranks)
@@ -307,7 +307,7 @@ reserved_gib = 0.1
 """
     )
     result = pipeplan(
-        *("plan", "models.gpt:gpt2_small", "--set", "sequence_length=64"),
+        *("plan", "models.gpt:gpt_tiny", "--set", "width=768", "--set", "vocabulary=50257"),
         *("--cluster", cluster, "--time-limit", 2, "-o", tmp_path / "plan.json"),
     )
     assert result.exit_code == 1

@@ -5,19 +5,9 @@ from pathlib import Path
 
 import pytest
 from commands import pipeplan
-from transformers_by_hand import machines, problem, transformer
 
-from planner import adopt
 from planner.analysis.explain.bubble import CAUSES
 from planner.plan.plan import Plan
-
-
-@pytest.fixture
-def by_hand_path(tmp_path: Path) -> Path:
-    """Stages of 2, 2 and 4 equal blocks."""
-    path = tmp_path / "by_hand.json"
-    adopt(problem(transformer(8), machines(3), microbatches=8), "Et*2|t*2|t*4L").save(path)
-    return path
 
 
 def test_explain_says_what_binds_and_what_would_help(plan_path: Path) -> None:
@@ -131,10 +121,10 @@ def test_what_if_solves_anew_within_its_limit(plan_path: Path) -> None:
     assert json.loads(again.stdout)["what_if"] == found
 
 
-def test_progress_of_searches_goes_to_the_error_stream(plan_path: Path) -> None:
+def test_progress_of_searches_goes_to_the_error_stream(by_hand_path: Path) -> None:
     options = ("--what-if", "--time-limit", "0.2", "--deterministic")
-    device = Plan.load(plan_path).ranks[0]
-    result = pipeplan("explain", plan_path, "--change", f"device {device} speed x2", *options)
+    device = Plan.load(by_hand_path).ranks[0]
+    result = pipeplan("explain", by_hand_path, "--change", f"device {device} speed x2", *options)
     assert "solved" in result.stderr
     assert "no change" in result.stderr
     assert "no change" not in result.stdout

@@ -62,10 +62,10 @@ def folder(tmp_path: Path, plan_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 OF_A_MODEL = ("noisy_net:build", "--job", "job.toml", "--cluster", "cluster.toml")
 LINES: dict[str, tuple[str, ...]] = {
     "trace": ("noisy_net:build", "--job", "job.toml"),
-    "plan": (*OF_A_MODEL, "--time-limit", "1", "-o", "made.json"),
-    "schedule": ("plan.json", "--time-limit", "1", "-o", "made.json"),
-    "compare": (*OF_A_MODEL, "--time-limit", "1", "--planners", "even"),
-    "sweep": (*OF_A_MODEL, "--time-limit", "1", "--devices", "1", "-o", "points"),
+    "plan": (*OF_A_MODEL, "--time-limit", "0.2", "-o", "made.json"),
+    "schedule": ("plan.json", "--time-limit", "0.2", "-o", "made.json"),
+    "compare": (*OF_A_MODEL, "--time-limit", "0.2", "--planners", "even"),
+    "sweep": (*OF_A_MODEL, "--time-limit", "0.2", "--devices", "1", "-o", "points"),
     "verify": ("plan.json",),
     "simulate": ("plan.json", "--trace", "trace.json"),
     "calibrate": ("plan.json", "run.json", "-o", "made.json"),
@@ -77,7 +77,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "presets": (),
     "migrate": ("plan.json",),
     "adopt": (*OF_A_MODEL, "--stages", "stages.json", "-o", "made.json"),
-    "replan": ("plan.json", "--slow", "big/gpu0:1.5", "--time-limit", "1", "-o", "made.json"),
+    "replan": ("plan.json", "--slow", "big/gpu0:1.5", "--time-limit", "0.2", "-o", "made.json"),
     "import": ("bert-24-pbs-6.txt", "-o", "graph.json"),
     "cluster": (
         *("merge", "cluster.toml", "cluster.toml", "--prefix", "a", "--prefix", "b"),

@@ -117,7 +117,7 @@ def test_a_calibrated_plan_predicts_the_run_and_can_be_planned_from(
     job = tmp_path / "job.json"
     job.write_text(after.job.model_dump_json())
     again = tmp_path / "again.json"
-    common = ("--cluster", cluster, "--job", job, "--time-limit", 1, "-o", again)
+    common = ("--cluster", cluster, "--job", job, "--time-limit", 0.2, "-o", again)
     planned = pipeplan("plan", "models.gpt:gpt_tiny", "--costs", graph, *common)
     assert planned.exit_code == 0, planned.output
     assert Plan.load(again).model.factory == "models.gpt:gpt_tiny"

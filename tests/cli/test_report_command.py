@@ -49,11 +49,11 @@ def test_a_measurement_of_another_plan_is_refused_by_its_files_name(plan_path, p
     assert not (tmp_path / "plan.html").exists()
 
 
-def test_changes_of_ones_own_are_valued_by_solving_anew_if_asked_for(plan_path, tmp_path):
-    device, output = Plan.load(plan_path).ranks[0], tmp_path / "plan.html"
+def test_changes_of_ones_own_are_valued_by_solving_anew_if_asked_for(by_hand_path, tmp_path):
+    device, output = Plan.load(by_hand_path).ranks[0], tmp_path / "plan.html"
     result = pipeplan(
-        *("report", plan_path, "-o", output, "--change", f"device {device} speed +50%"),
-        *("--what-if", "--time-limit", "1", "--deterministic"),
+        *("report", by_hand_path, "-o", output, "--change", f"device {device} speed +50%"),
+        *("--what-if", "--time-limit", "0.2", "--deterministic"),
     )
     assert result.exit_code == 0, result.output
     assert f"device {device} speed x1.5" in result.stderr

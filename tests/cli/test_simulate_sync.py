@@ -205,7 +205,7 @@ def test_plan_makes_pipelines_for_a_strategy_between_them(tmp_path: Path) -> Non
     job = tmp_path / "job.toml"
     job.write_text('format = "pipeplan-job/1"\nmicrobatches = 4\n')
     asked = ("plan", "models.gpt:gpt_tiny", "--cluster", CLUSTERS / "irregular.toml", "--job", job)
-    made = pipeplan(*asked, "--sync", "ad_psgd", "--time-limit", 2, "-o", path)
+    made = pipeplan(*asked, "--sync", "ad_psgd", "--time-limit", 0.3, "-o", path)
     assert made.exit_code == 0, made.output
     assert "the bound covers plans of any form" in made.output
     assert Plan.load(path).sync.strategy == "ad_psgd"

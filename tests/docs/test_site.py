@@ -31,6 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.extensive
 def test_every_page_is_there(site: Path) -> None:
     for path in [*(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]:
         folder = "benchmarks/" if path.parent.name == "benchmarks" else ""
@@ -41,6 +42,7 @@ def test_every_page_is_there(site: Path) -> None:
     assert not (site / "hooks").exists()
 
 
+@pytest.mark.extensive
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 20

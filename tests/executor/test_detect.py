@@ -251,6 +251,7 @@ def test_ranks_of_this_machine_are_measured(tmp_path: Path) -> None:
     assert "[1/11] box/cpu0 > box/cpu1: " in done.stderr
 
 
+@pytest.mark.extensive
 def test_a_device_alone_has_measured_figures_and_no_links(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     words = ["planner.cli", "detect", "--ranks", "1", "-o", str(path), "--host", "box"]

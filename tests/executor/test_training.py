@@ -11,7 +11,7 @@ from statistics import mean
 
 import pytest
 from executor_plans import by_counts, pipeline_of, scheduled, shuffled, traced, zoo_pipeline
-from launch import environment, forked, torchrun
+from launch import environment, forked
 from plain_torch import Alone, Named, worst_error
 from user_code import Bytes, decayed
 
@@ -230,7 +230,7 @@ def uneven_plan() -> Plan:
 
 def test_training_by_a_plan_brings_the_loss_down(tmp_path: Path) -> None:
     uneven_plan().save(tmp_path / "plan.json")
-    done = torchrun(3, "-m", "executor", str(tmp_path / "plan.json"), "--steps", "12")
+    done = forked(3, "-m", "executor", str(tmp_path / "plan.json"), "--steps", "12")
     assert done.returncode == 0, done.stderr[-4000:]
     *lines, last = done.stdout.splitlines()
     rows = [STEP.fullmatch(line) for line in lines]
