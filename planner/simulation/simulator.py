@@ -135,8 +135,7 @@ class Replay:
     def _next_s(self) -> float | None:
         """Return the next moment at which something ends, arrives or is made."""
         rows = (self.heap, self._gradients.announced, self._reducing)
-        heads = (row[0][0] for row in rows if row)
-        return min(heads, default=None)
+        return min([row[0][0] for row in rows if row], default=None)
 
     def _hear(self, now: float) -> Collection[str]:
         """Let all end that ends at a moment; return the devices that may go on."""

@@ -84,13 +84,13 @@ def require_sound(problem: Problem) -> list[float]:
 
 
 def test_no_certificate_is_above_the_best_of_all_plans() -> None:
-    shares = [share for problem in tiny_problems(6) for share in require_sound(problem)]
+    shares = [share for problem in tiny_problems(3) for share in require_sound(problem)]
     # They would all be sound if they proved nothing.
     assert sorted(shares)[len(shares) // 2] > 0.9
 
 
 @pytest.mark.extensive
-@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("seed", range(4))
 def test_no_certificate_of_many_problems_is_above_the_best_of_all_plans(seed: int) -> None:
     for problem in tiny_problems(12, seed):
         require_sound(problem)

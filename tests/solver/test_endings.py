@@ -1,5 +1,6 @@
 """Why a search ended, as its result says."""
 
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -11,6 +12,7 @@ from planner.search.solve import SearchStep
 from planner.units import plural
 
 
+@cache
 def result(time_limit_s: float = 3, gap_limit: float = 1e-4, **job: object) -> Result:
     layers = graph([layer(name) for name in "abcdef"])
     problem = Problem(

@@ -128,9 +128,12 @@ class _Limited:
 
     def choose(self, device: str, now_s: float) -> Operation | None:
         """Return the most urgent operation that keeps the limits."""
-        queues = (queue for queue in self.waiting[device].values() if queue)
-        allowed = (queue for queue in queues if self._allowed(queue[0][1], device))
-        most_urgent = min(allowed, key=lambda queue: queue[0], default=None)
+        most_urgent: _Queue | None = None
+        for queue in self.waiting[device].values():
+            if not queue or (most_urgent is not None and most_urgent[0] <= queue[0]):
+                continue
+            if self._allowed(queue[0][1], device):
+                most_urgent = queue
         if most_urgent is None:
             return None
         _, best = heapq.heappop(most_urgent)
