@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
-from tiny_problems import tiny_problem
+from tiny_problems import seeds, tiny_problem
 
 from benchmarks.exhaustive.instances import tiny_problems
 from benchmarks.exhaustive.oracle import optimum_below
@@ -149,9 +149,7 @@ def test_prices_of_layers_certify_more_than_total_work() -> None:
     assert isinstance(certifier.argument, LayerPrices)
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.extensive) for n in range(4, 30))]
-)
+@pytest.mark.parametrize("seed", seeds(4, 30))
 def test_ties_switches_and_slow_links_break_no_certificate(seed: int) -> None:
     rng = random.Random(seed)
     require_sound(
@@ -174,9 +172,7 @@ def test_ties_switches_and_slow_links_break_no_certificate(seed: int) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.extensive) for n in range(3, 5))]
-)
+@pytest.mark.parametrize("seed", seeds(3, 5))
 def test_little_memory_breaks_no_certificate(seed: int) -> None:
     """Against every partition with every choice of recomputed layers."""
     problem = tiny_problem(

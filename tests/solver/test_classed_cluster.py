@@ -7,7 +7,7 @@ from brute_force import all_partitions
 from builders import boundary, cluster, device_type, graph, layer, link
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_problems import tiny_problem
+from tiny_problems import seeds, tiny_problem
 
 from benchmarks.exhaustive.oracle import optimum_below
 from planner import Cluster, Job, Problem
@@ -21,12 +21,6 @@ from planner.search.partition.relaxations.type_relaxation import TypeRelaxation
 from planner.search.schedule.heuristic import best_heuristic_schedule
 
 ROUNDING = 1 + 1e-9
-
-
-def seeds(quick: int, count: int) -> list:
-    """So many seeds, all but the first of them for the extensive tests."""
-    more = range(quick, count)
-    return [*range(quick), *(pytest.param(n, marks=pytest.mark.extensive) for n in more)]
 
 
 def least_time_s(problem: Problem) -> float:

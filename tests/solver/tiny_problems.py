@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 from typing import Any
 
+import pytest
 from builders import boundary, device_type, graph, layer, link
 from builders import cluster as cluster_of
 
@@ -14,6 +15,12 @@ from planner import Cluster, Job, LayerGraph, Problem
 from planner.space import Backward
 
 MIB = 2**20
+
+
+def seeds(quick: int, count: int) -> list:
+    """So many seeds, all but the first of them for the extensive tests."""
+    more = range(quick, count)
+    return [*range(quick), *(pytest.param(n, marks=pytest.mark.extensive) for n in more)]
 
 
 def tiny_problem(
