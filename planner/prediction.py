@@ -8,7 +8,7 @@ from pathlib import Path
 
 from planner.costs.placement import is_connected, place_plan
 from planner.errors import DeadlockError, PipeplanError
-from planner.plan.membership import Outside, outside_bound, outside_packing
+from planner.plan.membership import Outside, outside_bound, outside_packing, outside_state
 from planner.plan.operations import Orders
 from planner.plan.plan import COST_MODEL, Plan, Predicted, Sync, gap, within
 from planner.plan.runtime_rules import RuntimeRules
@@ -107,6 +107,7 @@ def _outside_bound(plan: Plan, space: Space) -> Iterator[Outside]:
     orders = plan.parsed_orders()
     yield from outside_bound(space, plan.stages, orders, plan.layers, plan.bucket_bytes)
     yield from outside_packing(space, plan)
+    yield from outside_state(space, plan)
 
 
 def with_strategy(plan: Plan, sync: Sync) -> Plan:

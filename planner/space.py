@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
@@ -44,6 +45,8 @@ class Space(Record):
             which the layer graph has a split.
         sequence_parallel: Whether the devices of a group share values between the split parts of
             layers by positions.
+        shard_optimizer: Whether the replicas of a stage share the optimizer's state among them
+            (ZeRO-1); ``if_needed``: only if no plan fits without, which a search decides once.
     """
 
     min_stages: Annotated[int, Field(ge=1)] = 1
@@ -59,6 +62,7 @@ class Space(Record):
     overlap_reduction: bool = True
     tensor_parallel: Annotated[int, Field(ge=1, le=MOST_TENSOR_PARALLEL)] | Literal["any"] = 1
     sequence_parallel: bool = False
+    shard_optimizer: bool | Literal["if_needed"] = False
 
     @model_validator(mode="after")
     def _orders_exist(self) -> Space:
@@ -74,12 +78,23 @@ class Space(Record):
                 "sequence_parallel = true shares values among the devices of a tensor-parallel "
                 'group; set tensor_parallel to their number or "any"'
             )
+        if self.shard_optimizer and not self.replication:
+            raise ValueError(
+                f"shard_optimizer = {json.dumps(self.shard_optimizer)} shares the optimizer's "
+                "state among replicas, but replication = false; set replication = true or "
+                "shard_optimizer = false"
+            )
         if self.max_stages is not None and self.min_stages > self.max_stages:
             raise ValueError(
                 f"min_stages = {self.min_stages} is above max_stages = {self.max_stages}; "
                 "exchange them"
             )
         return self
+
+    @property
+    def shards_state(self) -> bool:
+        """Whether replicas share the optimizer's state, in every plan."""
+        return self.shard_optimizer is True
 
     @property
     def splits(self) -> bool:
@@ -113,6 +128,8 @@ class Space(Record):
         if self.overlap_reduction:
             parts.append("reductions overlapped with backwards")
         parts += self._groups_in_words()
+        if self.shard_optimizer:
+            parts.append("optimizer state shared by replicas")
         return ", ".join(parts)
 
     def _stages_in_words(self) -> Iterator[str]:

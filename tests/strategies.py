@@ -227,7 +227,7 @@ _precisions = st.sampled_from(["float32", "bfloat16"])
 
 @st.composite
 def jobs(draw: st.DrawFn, precision: str = "float32") -> Job:
-    """Up to five microbatches, any optimizer, up to two stages a device."""
+    """Up to five microbatches, any optimizer, shared or not, up to two stages a device."""
     arguments = draw(_arguments)
     return Job(
         microbatches=draw(st.integers(1, MAX_MICROBATCHES)),
@@ -235,6 +235,7 @@ def jobs(draw: st.DrawFn, precision: str = "float32") -> Job:
         optimizer=draw(_optimizers),
         max_stages_per_device=2,
         overlap_reduction=draw(st.booleans()),
+        shard_optimizer=draw(st.booleans()),
         model_arguments=arguments,
     )
 
@@ -379,7 +380,10 @@ def scheduled(
     problem = draw(problems(shared=shared, min_devices=min_devices, slowed=slowed))
     rules = RuntimeRules(links=links or draw(LINK_RULES))
     problem = replace(problem, runtime=rules)
-    pipeline = place(problem, draw(partitions(problem, replicas=replicas)), draw(SYNCS))
+    sync = draw(SYNCS)
+    if problem.job.shards_state and sync.strategy != "all_reduce":
+        sync = Sync()
+    pipeline = place(problem, draw(partitions(problem, replicas=replicas)), sync)
     return Scheduled(pipeline, draw(orders_for(pipeline)))
 
 

@@ -268,6 +268,24 @@ def require_groups(plan: Plan, run: RunSettings, *, emulated: bool = False) -> N
         raise PipeplanError(problems)
 
 
+def require_job_optimizer(plan: Plan, run: RunSettings, config: TrainingConfig) -> None:
+    """Refuse an optimizer of the user's own where ranks share the optimizer's state.
+
+    It might tell parameters by their shapes, such as those without weight decay, and would get
+    slices of them in one dimension.
+
+    Raises:
+        PipeplanError: naming the field and the remedy.
+    """
+    own = run.optimizer is not None or config.optimizer is not None
+    if own and plan.job.shards_state:
+        raise PipeplanError(
+            "optimizer: one of your own is not there for plans with job.shard_optimizer = true, "
+            "whose ranks step on slices of parameters; train with the job's optimizer, or plan "
+            "with shard_optimizer = false"
+        )
+
+
 def require_writable(config: TrainingConfig) -> None:
     """Make the folder of checkpoints, and refuse paths that cannot be written once all is trained.
 

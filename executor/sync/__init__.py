@@ -6,16 +6,17 @@ that run any plan with all ranks in step; :func:`make_strategy` and :func:`requi
 
 from collections.abc import Callable, Mapping
 
-from executor.sync.all_reduce import bucketed_all_reduce, fused_all_reduce
+from executor.sync.all_reduce import fused_all_reduce
 from executor.sync.cross_iteration import CrossIteration, require_no_loss_scale
 from executor.sync.decoupled import Decoupled
 from executor.sync.protocol import Setting, Synchronisation
+from executor.sync.sharded import all_reduce
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
 from planner.sync.strategies import options_of
 
 STRATEGIES: Mapping[str, Callable[[Setting], Synchronisation]] = {
-    "all_reduce": bucketed_all_reduce,
+    "all_reduce": all_reduce,
     "fused": fused_all_reduce,
     "decoupled": Decoupled,
     "cross_iteration": CrossIteration,
@@ -34,6 +35,12 @@ def require_strategy(plan: Plan) -> None:
         raise PipeplanError(
             f"sync.strategy: {name!r} does not keep all ranks in step; use one of "
             f"{', '.join(STRATEGIES)} with --sync"
+        )
+    if plan.job.shards_state and name != "all_reduce":
+        raise PipeplanError(
+            f"sync.strategy: {name!r} keeps the optimizer's state whole on every rank, but "
+            "job.shard_optimizer is true; use --sync all_reduce, or plan with shard_optimizer = "
+            "false"
         )
     if name == "cross_iteration":
         require_no_loss_scale(plan.job.precision == "float16")

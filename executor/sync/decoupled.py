@@ -2,161 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from queue import SimpleQueue
-from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from executor.distributed.failure import talking_to
-from executor.distributed.process_group import (
-    all_gather_single,
-    carrier_of,
-    reduce_scatter_single,
-)
 from executor.sync.all_reduce import InOrder, Spans
-from executor.sync.gradients import Bucket, Buffer, buckets_by_reduction
+from executor.sync.gradients import buckets_by_reduction
+from executor.sync.halves import HalvedBuckets
 from executor.sync.protocol import Optimise, Setting
 from executor.training.optimisation import StepOutcome
-from planner.errors import PipeplanError
 from planner.plan.programs import Reduce
 from planner.sync.strategies import DecoupledOptions
-
-_TAG = 1
-
-
-class Ring:
-    """The ranks of a group, each of which talks to its two neighbours.
-
-    Of a buffer of S bytes every rank sends (n-1)/n S to the next one (Patarasuk and Yuan 2009,
-    "Bandwidth optimal all-reduce algorithms for clusters of workstations"), so that no link
-    between two nodes carries more: ranks that exchanged their parts in pairs would send n/2 S over
-    a link between two halves. Sums go on a thread of their own, in the order in which they start,
-    which has to be one order on all ranks.
-
-    Args:
-        group: of the ranks, over gloo, in the order of the ring.
-    """
-
-    def __init__(self, group: Any) -> None:
-        ranks, self._place = dist.get_process_group_ranks(group), dist.get_rank(group)
-        self._size = len(ranks)
-        self._next = ranks[(self._place + 1) % self._size]
-        self._previous = ranks[self._place - 1]
-        self._group = group
-        self._queue: SimpleQueue[tuple[Tensor, Future[None]] | None] = SimpleQueue()
-        # A daemon: whoever waits for a rank that is gone does not keep this process.
-        threading.Thread(target=self._serve, name="pipeplan-ring", daemon=True).start()
-
-    def reduce_scatter(self, flat: Tensor) -> Future[None]:
-        """Start to sum a buffer over the ranks.
-
-        Args:
-            flat: one dimension, of equal parts for the ranks. Once the future is done, this rank's
-                part is the sum; the others hold whatever went around.
-        """
-        done: Future[None] = Future()
-        self._queue.put((flat, done))
-        return done
-
-    def close(self) -> None:
-        """Let the thread end, once it has done what was started."""
-        self._queue.put(None)
-
-    def _serve(self) -> None:
-        while (job := self._queue.get()) is not None:
-            flat, done = job
-            try:
-                self._around(flat)
-            except (RuntimeError, ConnectionError) as error:
-                done.set_exception(error)
-            else:
-                done.set_result(None)
-
-    def _around(self, flat: Tensor) -> None:
-        """Part p starts at rank p + 1 and collects the ranks' own on its way to rank p."""
-        parts = flat.view(self._size, -1)
-        received = torch.empty_like(parts[0])
-        for step in range(self._size - 1):
-            leaving = parts[(self._place - step - 1) % self._size]
-            arriving = parts[(self._place - step - 2) % self._size]
-            sent = dist.isend(leaving, self._next, group=self._group, tag=_TAG)
-            dist.recv(received, self._previous, group=self._group, tag=_TAG)
-            arriving += received
-            assert sent is not None
-            sent.wait()
-
-
-def _ring(group: Any, device: torch.device) -> Ring:
-    """Return the ring of a group over gloo.
-
-    Raises:
-        PipeplanError: if gradients lie on a GPU, from which gloo sends nothing to single ranks.
-    """
-    if device.type == "cuda":
-        raise PipeplanError(
-            f"sync.strategy: 'decoupled' with gradients on {device} and messages over gloo, which "
-            "passes no parts of them from rank to rank; give each rank a GPU of its own and leave "
-            "--backend out, or use --sync all_reduce"
-        )
-    return Ring(group)
-
-
-class _Halves:
-    """A bucket whose sum over the ranks is taken in two halves.
-
-    After the first each rank has the sum of its own part of the bucket, after the second all have
-    all of it. gloo's own reduce-scatter takes as long as a whole all-reduce, so there is a ring.
-
-    Args:
-        bucket: to reduce.
-        group: of its ranks.
-        ring: of these, where it serves better than the group's own reduce-scatter.
-    """
-
-    def __init__(self, bucket: Bucket, group: Any, ring: Ring | None) -> None:
-        self.bucket = bucket
-        self.buffer = Buffer(bucket, multiple=len(bucket.ranks))
-        self._group = group
-        self._ring = ring
-        self._work: Any = None
-        flat = self.buffer.flat
-        self.mine = flat.view(len(bucket.ranks), -1)[dist.get_rank(group)]
-
-    def reduce(self) -> None:
-        """Start the first half."""
-        flat = self.buffer.flat
-        with talking_to(self.bucket.partners):
-            if self._ring is not None:
-                self._work = self._ring.reduce_scatter(flat)
-            else:
-                self._work = reduce_scatter_single(
-                    self.mine, flat, group=self._group, async_op=True
-                )
-
-    def reduced(self) -> None:
-        """Wait for the first half."""
-        with talking_to(self.bucket.partners):
-            if self._ring is not None:
-                self._work.result()
-            else:
-                self._work.wait()
-
-    def gather(self) -> None:
-        """Start the second half."""
-        with talking_to(self.bucket.partners):
-            flat = self.buffer.flat
-            self._work = all_gather_single(flat, self.mine, group=self._group, async_op=True)
-
-    def gathered(self) -> None:
-        """Wait for the second half."""
-        with talking_to(self.bucket.partners):
-            self._work.wait()
 
 
 @dataclass
@@ -188,17 +45,13 @@ class Decoupled:
         assert isinstance(options, DecoupledOptions)
         self._optimisation = setting.optimisation
         buckets = buckets_by_reduction(setting.shared, options.bucket_mib)
-        groups = {bucket.ranks: setting.process_groups[bucket.ranks] for bucket in buckets}
-        devices = {bucket.ranks: bucket.device for bucket in buckets}
-        self._rings = {
-            ranks: _ring(group, devices[ranks])
-            for ranks, group in groups.items()
-            if carrier_of(devices[ranks], group) == "gloo"
-        }
-        self._rows = [
-            _Halves(bucket, groups[bucket.ranks], self._rings.get(bucket.ranks))
-            for bucket in buckets
-        ]
+        self._halves = HalvedBuckets(
+            buckets,
+            setting.process_groups,
+            "sync.strategy: 'decoupled'",
+            "use --sync all_reduce",
+        )
+        self._rows = self._halves.rows
         self._bucket_of = {name: k for k, row in enumerate(buckets) for name in row.parameters}
         self._order = InOrder(buckets, self._launch)
         self._spans = Spans(setting.recorder)
@@ -292,5 +145,4 @@ class Decoupled:
 
     def close(self) -> None:
         """Let the rings go."""
-        for ring in self._rings.values():
-            ring.close()
+        self._halves.close()

@@ -96,6 +96,7 @@ class Setting:
         optimisation: trains this rank's parameters.
         own_share: by name, the share of the whole gradient that this rank's microbatches make; 1
             for parameters that are not there.
+        shards_state: whether ranks that hold the same parameters share their optimizer state.
     """
 
     options: Options
@@ -104,3 +105,4 @@ class Setting:
     recorder: Recorder
     optimisation: Optimisation
     own_share: Mapping[str, float] = field(default_factory=dict)
+    shards_state: bool = False

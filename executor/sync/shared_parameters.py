@@ -57,6 +57,10 @@ class ParameterOwners:
             if rank in ranks[: self.degree if name in shared else 1]
         )
 
+    def is_split(self, name: str) -> bool:
+        """Return whether members of a group each hold a share of a parameter."""
+        return self.split is not None and name in self.split.parameters
+
 
 def planned_split(plan: Plan) -> SplitRecord | None:
     """Return how the tensor-parallel groups of a plan share its model; None without groups."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,9 @@ from executor.training.master_weights import (
 )
 from planner.errors import PipeplanError, shorten
 from planner.model.tracing.user_code import FAILURES, import_callable, one_line
+
+if TYPE_CHECKING:
+    from executor.training.state_shards import StateShards
 
 Kind = Literal["constant", "linear", "cosine"]
 KINDS: dict[str, Kind] = {kind: kind for kind in get_args(Kind)}
@@ -154,6 +157,11 @@ class Optimisation:
         loss_scale: where gradients may overflow; None where they cannot. Whether they have is asked
             of the device in each step, which waits for it.
         device: of the parameters.
+        shards: of the parameters whose state other ranks share; None: all state is this rank's.
+
+    Attributes:
+        weights: that are trained.
+        shards: as they were given.
     """
 
     def __init__(
@@ -166,8 +174,12 @@ class Optimisation:
         factor: Factor | None = None,
         loss_scale: LossScale | None = None,
         device: torch.device = CPU,
+        shards: StateShards | None = None,
     ) -> None:
         trained = {name: p for name, p in parameters.items() if p.requires_grad}
+        if shards is not None:
+            trained = shards.divided(trained)
+        self.shards = shards
         self.weights = MasterWeights(trained, optimizer_of)
         self.clip_norm = clip_norm
         self.factor = factor

@@ -24,6 +24,7 @@ from executor.sync.shared_parameters import ParameterOwners, planned_split
 from executor.training.loss_scale import LossScale
 from executor.training.optimisation import Optimisation
 from executor.training.optimizer import export_state, import_state, optimizer_name
+from executor.training.state_shards import StateShards
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
 from planner.records.document import digest_of_data
@@ -66,6 +67,7 @@ class SavedState:
         samples_seen: int,
         keep: int | None,
         members: Members | None = None,
+        process_groups: Mapping[tuple[int, ...], Any] | None = None,
     ) -> Path:
         """Write a checkpoint; all ranks call it.
 
@@ -76,6 +78,7 @@ class SavedState:
             samples_seen: so far.
             keep: how many checkpoints stay.
             members: of this rank's tensor-parallel group, if it is in one.
+            process_groups: by their ranks, if ranks share the optimizer's state.
         """
         plan = self.prepared.plan
         scale = optimisation.loss_scale
@@ -89,7 +92,7 @@ class SavedState:
             "optimizer": optimizer_name(optimisation.optimizer),
             "loss_scale": None if scale is None else scale.facts(),
         }
-        tensors = self._tensors(optimisation)
+        tensors = self._tensors(optimisation, process_groups or {})
         if members is not None:
             tensors = self._joined(tensors, TensorParallelGroup(members))
         ranks = Ranks.of_process_group()
@@ -98,14 +101,23 @@ class SavedState:
             logger.info("wrote %s", written)
         return written
 
-    def _tensors(self, optimisation: Optimisation) -> dict[str, Tensor]:
+    def _tensors(
+        self, optimisation: Optimisation, process_groups: Mapping[tuple[int, ...], Any]
+    ) -> dict[str, Tensor]:
         weights = optimisation.weights
-        state = export_state(weights.optimizer, weights.masters)
+        state = {
+            **{f"master/{name}": master for name, master in weights.state().items()},
+            **{
+                f"optimizer/{name}": tensor
+                for name, tensor in export_state(weights.optimizer, weights.masters).items()
+            },
+        }
+        if optimisation.shards is not None:
+            state = optimisation.shards.joined(state, process_groups)
         found = {
             **{f"parameters/{n}": p.detach() for n, p in self.prepared.parameters.items()},
             **{f"buffers/{name}": buffer for name, buffer in self.buffers.items()},
-            **{f"master/{name}": master for name, master in weights.state().items()},
-            **{f"optimizer/{name}": tensor for name, tensor in state.items()},
+            **state,
         }
         mine = {name: t for name, t in found.items() if self._is_first(name)}
         unused = {f"parameters/{n}": p.detach() for n, p in self.prepared.unused.items()}
@@ -135,13 +147,21 @@ class SavedState:
         """Return which share of a checkpoint's tensor this rank holds; None: all of it."""
         return self._shares.get(_parameter_of(name))
 
-    def _own(self, name: str, whole: Tensor) -> Tensor:
-        """Return this rank's share of a checkpoint's tensor; a number is whole."""
-        share = self._share_of(name)
-        if share is None:
-            return whole
-        own = self.prepared.parameters[_parameter_of(name)].shape
-        return share.of(whole) if whole.shape == share.whole_shape(own) else whole
+    def _own(self, name: str, tensor: Tensor, shards: StateShards | None) -> Tensor:
+        """Return this rank's part of a checkpoint's tensor; a number is whole.
+
+        Args:
+            name: of the tensor.
+            tensor: as the checkpoint has it.
+            shards: of the state that ranks share.
+        """
+        share, parameter = self._share_of(name), _parameter_of(name)
+        own = self.prepared.parameters[parameter].shape
+        if share is not None and tensor.shape == share.whole_shape(own):
+            tensor = share.of(tensor)
+        if shards is None or tensor.shape != own:
+            return tensor
+        return shards.of(parameter, name.rpartition("/")[2], tensor)
 
     def _is_like_parameter(self, name: str, shape: torch.Size) -> bool:
         return shape == self.prepared.parameters[_parameter_of(name)].shape
@@ -206,11 +226,14 @@ class SavedState:
         with torch.no_grad():
             shares = {name: s for name in targets if (s := self._share_of(name)) is not None}
             checkpoint.read_into(targets, shares)
+        shards = optimisation.shards
         masters = checkpoint.read([f"master/{name}" for name in weights.state()])
-        weights.load({n.removeprefix("master/"): self._own(n, t) for n, t in masters.items()})
+        weights.load(
+            {n.removeprefix("master/"): self._own(n, t, shards) for n, t in masters.items()}
+        )
         names = [n for n in checkpoint.names("optimizer/") if _parameter_of(n) in weights.masters]
         read = checkpoint.read(names)
-        state = {n.removeprefix("optimizer/"): self._own(n, t) for n, t in read.items()}
+        state = {n.removeprefix("optimizer/"): self._own(n, t, shards) for n, t in read.items()}
         import_state(weights.optimizer, weights.masters, state)
         if optimisation.loss_scale is not None:
             facts = checkpoint.facts["loss_scale"]

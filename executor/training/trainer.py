@@ -37,7 +37,12 @@ from executor.stage.runner import StageRunner, TrainingWorker
 from executor.stage.statistics import Statistics
 from executor.stage.weight_gradients import Added, ignore
 from executor.sync import Setting, Synchronisation, make_strategy
-from executor.sync.gradients import GradientReadiness, SharedGradients, last_backwards
+from executor.sync.gradients import (
+    GradientReadiness,
+    SharedGradients,
+    buckets_by_reduction,
+    last_backwards,
+)
 from executor.sync.shared_parameters import (
     ParameterOwners,
     make_process_groups,
@@ -50,9 +55,10 @@ from executor.training.loop import Gathering, HostNumbers, StepMetrics
 from executor.training.master_weights import MakeOptimizer
 from executor.training.optimisation import Optimisation, StepOutcome
 from executor.training.optimizer import job_optimizer, require_step_by_element
+from executor.training.state_shards import StateShards
 from planner.plan.plan import Plan
 from planner.plan.programs import Action, Reduce, directions
-from planner.sync.strategies import options_of
+from planner.sync.strategies import AllReduceOptions, options_of
 
 
 class StageWorker(Worker, Protocol):
@@ -106,16 +112,46 @@ def optimisation_of(
     Raises:
         PipeplanError: if members of a tensor-parallel group cannot each run it.
     """
+    plan, rank = prepared.plan, prepared.place.rank
+    owners, shards = ParameterOwners.of_plan(plan), None
+    counted = owners.first_held(rank)
+    if plan.job.shards_state:
+        shared = shared_gradients(plan, prepared.program, prepared.parameters)
+        options = options_of(plan.sync)
+        assert isinstance(options, AllReduceOptions)
+        shards = StateShards(buckets_by_reduction(shared, options.bucket_mib), rank)
+        # Each element is in a slice of one rank; of what members of a group have whole, one counts.
+        whole = [n for n in shards.shared if rank % plan.degree == 0 or owners.is_split(n)]
+        counted = counted - shards.shared | frozenset(whole)
     optimisation = Optimisation(
         prepared.parameters,
-        ParameterOwners.of_plan(prepared.plan).first_held(prepared.place.rank),
-        make_optimizer or partial(job_optimizer, prepared.plan.job),
+        counted,
+        make_optimizer or partial(job_optimizer, plan.job),
         device=prepared.device,
+        shards=shards,
         **settings,
     )
-    if prepared.plan.degree > 1:
+    if plan.degree > 1:
         require_step_by_element(optimisation.optimizer)
     return optimisation
+
+
+def shared_gradients(
+    plan: Plan, program: Sequence[Action], parameters: Mapping[str, nn.Parameter]
+) -> list[SharedGradients]:
+    """Return what a rank shares with others, in the order in which they reduce it.
+
+    Args:
+        plan: that runs.
+        program: of the rank.
+        parameters: that it holds.
+    """
+    names = {row.reduce: row.names for row in shared_parameters(plan)}
+    return [
+        SharedGradients(action, {name: parameters[name] for name in names[action]})
+        for action in program
+        if isinstance(action, Reduce)
+    ]
 
 
 class Trainer:
@@ -137,6 +173,7 @@ class Trainer:
 
     Attributes:
         members: of this rank's tensor-parallel group; None if it is in none.
+        process_groups: by their ranks.
     """
 
     def __init__(
@@ -168,7 +205,7 @@ class Trainer:
         split = planned_split(plan)
         summed = () if split is None else split.summed_parameters
         self._partial = [parameters[name] for name in sorted(summed) if name in parameters]
-        shared = self._shared(program)
+        shared = shared_gradients(plan, program, parameters)
         self._synchronisation = self._strategy(shared)
         self._pacer = None
         if pace is not None:
@@ -263,35 +300,27 @@ class Trainer:
         groups = members_by_rank(plan)
         sets = [row.ranks for row in shared_parameters(plan)]
         sets += [ranks for ranks in replicas.values() if len(ranks) > 1]
-        self._process_groups = make_process_groups([*sets, *groups.values()], timeout)
+        self.process_groups = make_process_groups([*sets, *groups.values()], timeout)
         rank = self._place.rank
         mine = rank % plan.degree
         self._replicas = {stage: r for (stage, member), r in replicas.items() if member == mine}
         self.members = (
-            ProcessGroupMembers(self._process_groups[groups[rank]]) if rank in groups else None
+            ProcessGroupMembers(self.process_groups[groups[rank]]) if rank in groups else None
         )
         ends = directions(self.plan)
         transport = transport_of(self._device, make_channels(ends, self._device, timeout))
-        open_communicators(transport, ends, self._process_groups, self._device)
+        open_communicators(transport, ends, self.process_groups, self._device)
         return transport
-
-    def _shared(self, program: Sequence[Action]) -> list[SharedGradients]:
-        """Return what this rank shares with others, in the order in which they reduce it."""
-        names = {row.reduce: row.names for row in shared_parameters(self.plan)}
-        return [
-            SharedGradients(action, {name: self.parameters[name] for name in names[action]})
-            for action in program
-            if isinstance(action, Reduce)
-        ]
 
     def _strategy(self, shared: Sequence[SharedGradients]) -> Synchronisation:
         setting = Setting(
             options_of(self.plan.sync),
             shared,
-            self._process_groups,
+            self.process_groups,
             self._recorder,
             self.optimisation,
             own_shares(self.plan, self._place.rank),
+            self.plan.job.shards_state,
         )
         return make_strategy(self.plan, setting)
 
@@ -357,7 +386,7 @@ class Trainer:
             observed = worker.statistics.observed()
             if observed is not None and len(self._replicas[index]) > 1:
                 with talking_to(f"the other ranks of stage {index}, to share what they observed"):
-                    dist.all_reduce(observed, group=self._process_groups[self._replicas[index]])
+                    dist.all_reduce(observed, group=self.process_groups[self._replicas[index]])
             worker.statistics.apply(observed)
 
     def step(self, step: int) -> StepMetrics:

@@ -27,6 +27,7 @@ from executor.launch.prepare import (
     require_effect,
     require_fitting,
     require_groups,
+    require_job_optimizer,
     require_runnable,
     require_writable,
 )
@@ -164,6 +165,7 @@ def _require_possible(plan: Plan, config: TrainingConfig, run: RunSettings) -> N
     """Refuse what any rank can refuse by itself, before the model is built."""
     require_effect(plan, run)
     require_groups(plan, run)
+    require_job_optimizer(plan, run, config)
     require_timeout(run.timeout_s)
     if run.pace is not None:
         run.pace.require_ranks(len(plan.ranks))
@@ -200,8 +202,15 @@ def _save(
         loop.catch_up()
         trainer.settle()
         seen = feed.samples_seen_after(step)
-        members = trainer.members
-        saved.save(table.folder, step, trainer.optimisation, seen, table.keep, members)
+        saved.save(
+            table.folder,
+            step,
+            trainer.optimisation,
+            seen,
+            table.keep,
+            trainer.members,
+            trainer.process_groups,
+        )
 
 
 def run_emulation(

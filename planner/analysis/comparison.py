@@ -13,6 +13,7 @@ from planner.assembly import plan_by_hand
 from planner.costs.placement import StageSpec, place, place_plan
 from planner.errors import InfeasibleError, PipeplanError
 from planner.plan.operations import Orders
+from planner.plan.optimizer_state import require_decided_state
 from planner.plan.plan import Plan, gap
 from planner.plan.problem import Problem
 from planner.plan.tensor_parallel import require_single_devices
@@ -176,6 +177,7 @@ def compare(
     """
     if not problem.has_groups:
         require_single_devices(problem.job.tensor_parallel, "compare")
+    require_decided_state(problem.job, "compare")
     chosen = find_planners(planners)
     schedules = BaselineSchedules(Chain(problem))
     classic = [_timed(partial(_classic, schedules, planner)) for planner in chosen]

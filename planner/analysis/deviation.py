@@ -244,10 +244,13 @@ class _Predicted:
         self.reductions = {
             stages: [end_s - start_s] for stages, (start_s, end_s) in spans_s.items()
         }
-        self.optimizer = {d: [s] for d, s in timeline.optimizer_s.items()}
+        # As it is measured: with the all-gather of parameters, where there is one.
+        gathered_s = {d: timeline.done_s[d] - end_s for d, end_s in timeline.end_s.items()}
+        self.optimizer = {d: [s + gathered_s[d]] for d, s in timeline.optimizer_s.items()}
         self.outside = {where: [0.0] for where in OUTSIDE}
         self.waiting = {
-            d: [max(0.0, timeline.iteration_time_s - s)] for d, s in timeline.busy_s.items()
+            d: [max(0.0, timeline.iteration_time_s - s - gathered_s[d])]
+            for d, s in timeline.busy_s.items()
         }
 
 

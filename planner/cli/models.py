@@ -33,6 +33,8 @@ class ProblemRequest:
             job's.
         sequence_parallel: whether the devices of a group share values by positions, if the job does
             not say so.
+        epoch_samples: samples of the data set; by default the job's.
+        shard_optimizer: whether replicas share the optimizer's state, if the job does not say so.
     """
 
     model: str
@@ -44,6 +46,7 @@ class ProblemRequest:
     tensor_parallel: str | None = None
     sequence_parallel: bool = False
     epoch_samples: int | None = None
+    shard_optimizer: bool = False
 
     @property
     def inputs(self) -> list[Path]:
@@ -66,7 +69,8 @@ class ProblemRequest:
             found += ["--tensor-parallel", self.tensor_parallel]
         if self.epoch_samples is not None:
             found += ["--epoch-samples", str(self.epoch_samples)]
-        return [*found, *(["--sequence-parallel"] if self.sequence_parallel else [])]
+        found += ["--sequence-parallel"] if self.sequence_parallel else []
+        return [*found, *(["--shard-optimizer"] if self.shard_optimizer else [])]
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
 
 
 def _grouped_job(request: ProblemRequest) -> Job:
-    """Return the job with the groups that the command line wants."""
+    """Return the job with the groups, and the optimizer's state, that the command line wants."""
     from planner.job import Job
 
     job, degree = job_of(request.job, request.settings), request.tensor_parallel
@@ -138,6 +142,8 @@ def _grouped_job(request: ProblemRequest) -> Job:
         fields["tensor_parallel"] = int(degree) if degree.isdecimal() else degree
     if request.sequence_parallel:
         fields["sequence_parallel"] = True
+    if request.shard_optimizer:
+        fields["shard_optimizer"] = True
     if not fields:
         return job
     return Job.parse({**job.model_dump(mode="json"), **fields}, "--tensor-parallel")

@@ -322,6 +322,13 @@ SequenceParallelOption = Annotated[
         help="with --tensor-parallel: share values between the split parts of layers by positions",
     ),
 ]
+ShardOptimizerOption = Annotated[
+    bool,
+    typer.Option(
+        "--shard-optimizer",
+        help="replicas of a stage share the optimizer's state, ZeRO-1 (default: as the job says)",
+    ),
+]
 OutputOption = Annotated[
     Path | None, typer.Option("-o", "--output", help="plan file to write (default: plan.json)")
 ]
@@ -392,6 +399,7 @@ def plan(
     runtime: RuntimeOption = None,
     tensor_parallel: TensorParallelOption = None,
     sequence_parallel: SequenceParallelOption = False,
+    shard_optimizer: ShardOptimizerOption = False,
     output: OutputOption = None,
     time_limit: TimeLimitOption = 30.0,
     gap: GapOption = 1e-4,
@@ -418,6 +426,7 @@ def plan(
             tensor_parallel,
             sequence_parallel,
             epoch_samples,
+            shard_optimizer=shard_optimizer,
         ),
         warm_starts=tuple(warm_start or ()),
         robust=robust,

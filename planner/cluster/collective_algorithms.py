@@ -29,3 +29,9 @@ def all_reduce_algorithms(devices: Sequence[str], bytes_: int) -> tuple[Algorith
         Algorithm(2 * (count - 1), bytes_ / count, ring),
         Algorithm(2 * math.ceil(math.log2(count)), bytes_, tree),
     )
+
+
+def ring_half(devices: Sequence[str], bytes_: int) -> Algorithm:
+    """Return a reduce-scatter or an all-gather by a ring: either half of its all-reduce."""
+    ring, _ = all_reduce_algorithms(devices, bytes_)
+    return ring._replace(steps=ring.steps // 2)

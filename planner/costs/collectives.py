@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from planner.cluster.cluster import Cluster
-from planner.cluster.collective_algorithms import all_reduce_algorithms
+from planner.cluster.collective_algorithms import Algorithm, all_reduce_algorithms, ring_half
 from planner.model.graph_record import Layer, Parameter
 
 EQUAL = 1e-9
@@ -28,8 +28,22 @@ def all_reduce_s(cluster: Cluster, devices: Sequence[str], bytes_: int) -> float
     )
 
 
+def ring_half_s(cluster: Cluster, devices: Sequence[str], bytes_: int) -> float:
+    """Return the time of a reduce-scatter or an all-gather (:func:`ring_half`).
+
+    Both together take as long as an all-reduce by a ring, so no less than :func:`all_reduce_s`.
+
+    Returns:
+        Seconds; infinity if two of the devices have no path.
+    """
+    if len(devices) < 2 or bytes_ == 0:
+        return 0.0
+    steps, step_bytes, edges = ring_half(devices, bytes_)
+    return steps * _step_s(cluster, edges, step_bytes)
+
+
 class CollectiveLoad(NamedTuple):
-    """What an all-reduce asks of links.
+    """What a collective asks of links.
 
     Attributes:
         latency_s: of its seconds, those that are no bytes' on the edge that is slowest in that.
@@ -47,7 +61,16 @@ def collective_load(cluster: Cluster, devices: Sequence[str], bytes_: int) -> Co
     ways = all_reduce_algorithms(devices, bytes_)
     ring_s, tree_s = (way.steps * _step_s(cluster, way.edges, way.bytes_) for way in ways)
     is_ring = ring_s <= tree_s * (1 + EQUAL)
-    chosen, seconds = (ways[0], ring_s) if is_ring else (ways[1], tree_s)
+    return _load(cluster, ways[0], ring_s) if is_ring else _load(cluster, ways[1], tree_s)
+
+
+def ring_half_load(cluster: Cluster, devices: Sequence[str], bytes_: int) -> CollectiveLoad:
+    """Return what :func:`ring_half_s` asks of links."""
+    way = ring_half(devices, bytes_)
+    return _load(cluster, way, way.steps * _step_s(cluster, way.edges, way.bytes_))
+
+
+def _load(cluster: Cluster, chosen: Algorithm, seconds: float) -> CollectiveLoad:
     messages = cluster.at_once(tuple(chosen.edges))
     if messages is None:
         return CollectiveLoad()
@@ -65,12 +88,25 @@ def fastest_all_reduce_s(cluster: Cluster, devices: Sequence[str], bytes_: int) 
     :meth:`LinkTable.reduction` gives the best links.
     """
     count = len(devices)
+    return _fastest_s(cluster, devices, bytes_, fewest_steps(count), 2)
+
+
+def fastest_ring_half_s(cluster: Cluster, devices: Sequence[str], bytes_: int) -> float:
+    """Return a lower bound of :func:`ring_half_s` for these devices in any order."""
+    return _fastest_s(cluster, devices, bytes_, len(devices) - 1, 1)
+
+
+def _fastest_s(
+    cluster: Cluster, devices: Sequence[str], bytes_: int, steps: int, halves: int
+) -> float:
+    """Return the least seconds of steps in which every device sends (r-1)/r a half of a ring."""
+    count = len(devices)
     if count < 2 or bytes_ == 0:
         return 0.0
-    moved = 2 * (count - 1) / count * bytes_
+    moved = halves * (count - 1) / count * bytes_
     numbers = [cluster.numbers[name] for name in devices]
     return max(
-        fewest_steps(count) * step.latency_s + moved * step.s_per_byte
+        steps * step.latency_s + moved * step.s_per_byte
         for step in cluster.link_table.reduction(numbers)
     )
 

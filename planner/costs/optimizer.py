@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from planner.cluster.hardware import DeviceType
 from planner.job import Job
@@ -10,12 +10,56 @@ from planner.model.graph_record import Parameter
 from planner.plan.problem import Problem
 
 
-def static_bytes(problem: Problem, parameters: Sequence[Parameter]) -> int:
-    """Return the bytes of weights, gradients and optimizer state of parameters."""
+def static_bytes(
+    problem: Problem, parameters: Iterable[Parameter], holders: Mapping[str, int] | int = 1
+) -> int:
+    """Return the bytes of weights, gradients and optimizer state of parameters on a device.
+
+    Args:
+        problem: whose job has the precision and the optimizer.
+        parameters: that the device holds.
+        holders: how many devices share a parameter's optimizer state, of all or by name
+            (:func:`state_holders`); by default it is whole.
+    """
     per_element = problem.job.optimizer_bytes_per_element
-    return sum(
-        p.bytes + (p.bytes + per_element * p.elements if p.trainable else 0) for p in parameters
-    )
+    total = 0
+    for row in parameters:
+        total += row.bytes
+        if row.trainable:
+            count = holders if isinstance(holders, int) else holders.get(row.name, 1)
+            total += row.bytes + per_element * -(-row.elements // count)
+    return total
+
+
+def state_holders(
+    problem: Problem,
+    devices: Sequence[Sequence[str]],
+    parameters: Sequence[Sequence[Parameter]],
+    copies: int = 1,
+) -> dict[str, int]:
+    """Return how many devices share the optimizer state of each parameter that several hold.
+
+    That of a parameter is shared by all devices that reduce its gradient: the replicas of its
+    stage, or of all stages that hold a tied one (Rajbhandari et al. 2020, "ZeRO", section 5.1).
+
+    Args:
+        problem: whose job says whether state is shared at all.
+        devices: of each stage.
+        parameters: that each stage holds.
+        copies: equal groups of such devices that reduce their gradients together.
+    """
+    if not problem.job.shards_state:
+        return {}
+    held: dict[str, set[str]] = {}
+    for names, rows in zip(devices, parameters, strict=True):
+        for row in rows:
+            held.setdefault(row.name, set()).update(names)
+    return {name: len(found) * copies for name, found in held.items() if len(found) * copies > 1}
+
+
+def most_holders(problem: Problem) -> int:
+    """Return how many devices share a parameter's optimizer state in any plan, at most."""
+    return len(problem.cluster.devices) if problem.job.shards_state else 1
 
 
 def step_traffic_bytes(job: Job, parameter_bytes: int, elements: int) -> int:
@@ -24,17 +68,22 @@ def step_traffic_bytes(job: Job, parameter_bytes: int, elements: int) -> int:
 
 
 def optimizer_s(
-    problem: Problem, devices: Sequence[Sequence[str]], parameters: Sequence[Sequence[Parameter]]
+    problem: Problem,
+    devices: Sequence[Sequence[str]],
+    parameters: Sequence[Sequence[Parameter]],
+    holders: Mapping[str, int],
 ) -> dict[str, float]:
     """Return the seconds of each device's step, limited by memory bandwidth.
 
     A tensor-parallel group first sums the gradients of what all its devices have but use in part.
-    A parameter that several stages of a device hold counts once.
+    A parameter that several stages of a device hold counts once, and one whose state is shared
+    with the device's part of it.
 
     Args:
         problem: the cluster and the job.
         devices: of each stage.
         parameters: that each stage holds.
+        holders: of :func:`state_holders`.
     """
     stages_on: dict[str, tuple[int, ...]] = {}
     for index, names in enumerate(devices):
@@ -45,14 +94,16 @@ def optimizer_s(
         for stages in set(stages_on.values())
     }
     return {
-        device: _step_s(problem.job, problem.cluster.device_type(device), held[stages])
+        device: _step_s(problem.job, problem.cluster.device_type(device), held[stages], holders)
         for device, stages in stages_on.items()
     }
 
 
-def _step_s(job: Job, kind: DeviceType, parameters: Iterable[Parameter]) -> float:
+def _step_s(
+    job: Job, kind: DeviceType, parameters: Iterable[Parameter], holders: Mapping[str, int]
+) -> float:
     rows = list(parameters)
-    moved = sum(step_traffic_bytes(job, p.bytes, p.elements) for p in rows)
+    moved = sum(step_traffic_bytes(job, p.bytes, p.elements) / holders.get(p.name, 1) for p in rows)
     seconds = moved / (kind.optimizer_gb_per_s * 1e9)
     if kind.group is None:
         return seconds

@@ -12,8 +12,8 @@ import numpy as np
 
 from planner.cluster.link_table import FloatArray
 from planner.cluster.routing import Route
-from planner.costs.collectives import CollectiveLoad, collective_load
-from planner.costs.optimizer import optimizer_s, static_bytes
+from planner.costs.collectives import CollectiveLoad
+from planner.costs.optimizer import optimizer_s, state_holders, static_bytes
 from planner.costs.reductions import (
     GradientReduction,
     ReductionTails,
@@ -258,11 +258,9 @@ class PlacedPipeline:
 
     @cached_property
     def reduction_loads(self) -> tuple[CollectiveLoad, ...]:
-        """What each of the synchronisations asks of links."""
+        """What each of the synchronisations asks of links, and its all-gather if it has one."""
         cluster = self.problem.cluster
-        return tuple(
-            collective_load(cluster, row.among, row.bytes) for row in self.synchronisations
-        )
+        return tuple(row.load(cluster) for row in self.synchronisations)
 
     def is_message(self, stage: int, source: str, target: str, *, forward: bool) -> bool:
         """Return whether a stage's activations, or gradients of its input, take a message."""
@@ -347,11 +345,13 @@ def place(
     times = [_layer_times(problem, stage) for stage in stages]
     host = OperationTimes(*[behaviour.computation_s] * len(OperationTimes._fields))
     parameters = [problem.graph.parameters_of(stage.layers) for stage in stages]
+    devices = [stage.devices for stage in stages]
+    holders = state_holders(problem, devices, parameters, max(1, len(groups)))
     placed = tuple(
         PlacedStage(
             spec=spec,
             times=_sums(by_device, host),
-            static_bytes=static_bytes(problem, held),
+            static_bytes=static_bytes(problem, held, holders),
             workspace_bytes=row.workspace,
             split_workspace_bytes=row.split_workspace,
             stash_bytes=row.stash,
@@ -371,7 +371,7 @@ def place(
         synchronisations=gradient_reductions(
             problem, stages, parameters, times, bucket_bytes, groups
         ),
-        optimizer_s=optimizer_s(problem, [stage.devices for stage in stages], parameters),
+        optimizer_s=optimizer_s(problem, devices, parameters, holders),
         microbatches=problem.job.microbatches // max(1, len(groups)),
         sync=sync,
         groups=groups,

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from planner.cluster.cluster import Cluster
 from planner.costs.collectives import (
+    CollectiveLoad,
     GradientBucket,
     all_reduce_s,
+    collective_load,
     fastest_all_reduce_s,
+    fastest_ring_half_s,
     gradient_buckets,
+    ring_half_load,
+    ring_half_s,
 )
 from planner.costs.roofline import OperationTimes
 from planner.model.graph_record import Parameter
@@ -28,17 +33,21 @@ TimesByDevice = Mapping[str, Sequence[OperationTimes]]
 
 @dataclass(frozen=True)
 class GradientReduction:
-    """An all-reduce of gradients, after or during the last backward of ``stages`` on ``devices``.
+    """A reduction of gradients, after or during the last backward of ``stages`` on ``devices``.
+
+    It is an all-reduce; or, where its devices share the optimizer's state of these parameters, a
+    reduce-scatter, and an all-gather of parameters after the optimizer's step that takes as long.
 
     Attributes:
         stages: one, or those that hold tied parameters.
         devices: that hold them.
         among: all devices that take part, of all groups, in the cluster's order.
         bytes: of the gradients.
-        seconds: of the all-reduce.
+        seconds: of the all-reduce or the reduce-scatter.
         bucket: number of the bucket among those of the stage; 0 of gradients reduced at once.
         ahead: by device, the seconds of the layers before those of the bucket, whose gradients a
             backward makes after the bucket's; empty of gradients that wait for its end.
+        gathers: whether it is a reduce-scatter, and an all-gather follows.
     """
 
     stages: tuple[int, ...]
@@ -48,6 +57,17 @@ class GradientReduction:
     seconds: float
     bucket: int = 0
     ahead: Mapping[str, OperationTimes] = field(default_factory=dict, compare=False)
+    gathers: bool = False
+
+    @property
+    def gather_s(self) -> float:
+        """Seconds of the all-gather of parameters after the optimizer's step; 0 without one."""
+        return self.seconds if self.gathers else 0.0
+
+    def load(self, cluster: Cluster) -> CollectiveLoad:
+        """Return what the reduction, or either of its halves, asks of a cluster's links."""
+        asked = ring_half_load if self.gathers else collective_load
+        return asked(cluster, self.among, self.bytes)
 
     def ahead_s(self, kind: str, device: str) -> float:
         """Return how long before the end of a last backward (B or W) the gradients are there."""
@@ -63,7 +83,9 @@ class AllAtOnce(NamedTuple):
 
 @dataclass(frozen=True)
 class ReductionTails:
-    """The time from the last backward of a stage to the end of its device's all-reduces.
+    """The time from the last backward of a stage to the end of its device's collectives.
+
+    The optimizer's step between reductions and all-gathers is not in it.
 
     Attributes:
         cluster: whose devices reduce.
@@ -76,7 +98,7 @@ class ReductionTails:
     overlap: bool
 
     def tail_s(self, stage: int, device: str) -> float:
-        """Return the least time from a stage's last backward on a device to its last all-reduce."""
+        """Return the least time of a stage's collectives behind its last backward on a device."""
         return self._tail_s(stage, device, self._listed_s, lambda row: row.seconds)
 
     def least_tail_s(self, stage: int, device: str) -> float:
@@ -92,9 +114,9 @@ class ReductionTails:
     def _fastest_s(self) -> Mapping[GradientReduction, float]:
         """Seconds of each all-reduce in the best order of its devices."""
         cluster, syncs = self.cluster, self.reductions
-        each = {(sync.devices, sync.bytes) for sync in syncs}
-        seconds = {key: fastest_all_reduce_s(cluster, *key) for key in each}
-        return {sync: seconds[sync.devices, sync.bytes] for sync in syncs}
+        each = {(sync.devices, sync.bytes, sync.gathers) for sync in syncs}
+        seconds = {key: _fastest_of(key[2])(cluster, *key[:2]) for key in each}
+        return {sync: seconds[sync.devices, sync.bytes, sync.gathers] for sync in syncs}
 
     @cached_property
     def _at_once(self) -> Mapping[tuple[int, ...], AllAtOnce]:
@@ -110,8 +132,9 @@ class ReductionTails:
             fastest_s = max(self._fastest_s[bucket] for bucket in buckets)
             if len(buckets) > 1:
                 devices, total = buckets[0].devices, sum(bucket.bytes for bucket in buckets)
-                seconds = max(seconds, all_reduce_s(cluster, devices, total))
-                fastest_s = max(fastest_s, fastest_all_reduce_s(cluster, devices, total))
+                gathers = buckets[0].gathers
+                seconds = max(seconds, _reduction_of(gathers)(cluster, devices, total))
+                fastest_s = max(fastest_s, _fastest_of(gathers)(cluster, devices, total))
             found[stages] = AllAtOnce(seconds, fastest_s)
         return found
 
@@ -131,7 +154,7 @@ class ReductionTails:
         seconds: Mapping[GradientReduction, float],
         once_s: Callable[[AllAtOnce], float],
     ) -> float:
-        """Return the least time from a stage's last backward on a device to its last all-reduce.
+        """Return the least time of a stage's collectives behind its last backward on a device.
 
         A device reduces one after the other. Bucket number i and all after it, tied parameters
         last, begin no earlier than this device has the gradients of bucket i, ``ahead`` of the end
@@ -139,7 +162,7 @@ class ReductionTails:
         every i. Whether the last backward is whole (B) or the weight gradient of a split one (W)
         is not known; the longer time ahead holds for both. Where reductions may overlap, a plan may
         also reduce everything at once after the last backward: many buckets may take longer by
-        their latencies than they gain.
+        their latencies than they gain. All-gathers follow the optimizer's step: nothing hides them.
 
         Args:
             stage: number of the stage.
@@ -149,14 +172,25 @@ class ReductionTails:
         """
         own = self._of_stage.get(stage, ())
         left_s = sum(seconds[sync] for sync in own)
+        gather_s = sum(seconds[sync] for sync in own if sync.gathers)
         if not self.overlap:
-            return left_s
+            return left_s + gather_s
         tail_s = 0.0
         for sync in own:
             ahead_s = max(sync.ahead_s(kind, device) for kind in "BW")
             tail_s = max(tail_s, left_s - ahead_s)
             left_s -= seconds[sync]
-        return min(tail_s, sum(once_s(self._at_once[stages]) for stages in {s.stages for s in own}))
+        parts = {sync.stages: 1 + sync.gathers for sync in own}
+        once = sum(count * once_s(self._at_once[stages]) for stages, count in parts.items())
+        return min(tail_s + gather_s, once)
+
+
+def _reduction_of(gathers: bool) -> Callable[[Cluster, Sequence[str], int], float]:
+    return ring_half_s if gathers else all_reduce_s
+
+
+def _fastest_of(gathers: bool) -> Callable[[Cluster, Sequence[str], int], float]:
+    return fastest_ring_half_s if gathers else fastest_all_reduce_s
 
 
 def gradient_reductions(
@@ -196,13 +230,15 @@ def gradient_reductions(
         if len(everywhere) < 2 or not bytes_:
             continue
         among = _in_order(problem, everywhere)
-        reduced_s = partial(all_reduce_s, problem.cluster, among)
+        shards = problem.job.shards_state
+        reduced_s = partial(_reduction_of(shards), problem.cluster, among)
+        whole = GradientReduction(group, devices, among, bytes_, 0.0, gathers=shards)
         if bucket_bytes is None or len(group) > 1:
-            rows.append(GradientReduction(group, devices, among, bytes_, reduced_s(bytes_)))
+            rows.append(replace(whole, seconds=reduced_s(bytes_)))
         else:
             layers = [graph.layers[name] for name in graph.in_order(stages[index].layers)]
             buckets = gradient_buckets(layers, own[index], bucket_bytes)
-            rows += _bucket_reductions(index, devices, among, buckets, times[index], reduced_s)
+            rows += _bucket_reductions(whole, buckets, times[index], reduced_s)
     return tuple(rows)
 
 
@@ -211,22 +247,27 @@ def _in_order(problem: Problem, devices: Iterable[str]) -> tuple[str, ...]:
 
 
 def _bucket_reductions(
-    stage: int,
-    devices: tuple[str, ...],
-    among: tuple[str, ...],
+    whole: GradientReduction,
     buckets: Sequence[GradientBucket],
     times: TimesByDevice,
     reduced_s: Callable[[int], float],
 ) -> Iterator[GradientReduction]:
-    """Yield the reductions of a stage's buckets, in the order in which they are filled."""
+    """Yield the reductions of a stage's buckets, in the order in which they are filled.
+
+    Args:
+        whole: the reduction of all of them.
+        buckets: of the stage.
+        times: of its layers.
+        reduced_s: the seconds of a reduction by its bytes.
+    """
     nothing = OperationTimes(0.0, 0.0, 0.0, 0.0)
     by_row = {id(rows): rows for rows in times.values()}
     before = {row: list(accumulate(rows, initial=nothing)) for row, rows in by_row.items()}
     seconds = {bytes_: reduced_s(bytes_) for bytes_ in {bucket.bytes for bucket in buckets}}
     for number, bucket in enumerate(buckets):
-        ahead = {device: before[id(times[device])][bucket.first_layer] for device in devices}
-        yield GradientReduction(
-            (stage,), devices, among, bucket.bytes, seconds[bucket.bytes], number, ahead
+        ahead = {device: before[id(times[device])][bucket.first_layer] for device in whole.devices}
+        yield replace(
+            whole, bytes=bucket.bytes, seconds=seconds[bucket.bytes], bucket=number, ahead=ahead
         )
 
 

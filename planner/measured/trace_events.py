@@ -96,10 +96,16 @@ def transfer_event(
 
 
 def reduction_event(
-    process: int, stages: Sequence[int], bytes_: int, span: Span, **more: Any
+    process: int,
+    stages: Sequence[int],
+    bytes_: int,
+    span: Span,
+    *,
+    kind: str = "all-reduce",
+    **more: Any,
 ) -> Event:
-    """Return the event of an all-reduce on one of its devices."""
-    row = _complete(process, STEP_THREAD, f"all-reduce {stages_label(stages)}", span, "all-reduce")
+    """Return the event of an all-reduce, or another kind of collective, on one of its devices."""
+    row = _complete(process, STEP_THREAD, f"{kind} {stages_label(stages)}", span, kind)
     return {**row, "args": {"stages": list(stages), "bytes": bytes_, **more}}
 
 

@@ -164,6 +164,7 @@ _OLDER_FREEDOMS = {
     "equal_pipelines": False,
     "tensor_parallel": 1,
     "sequence_parallel": False,
+    "shard_optimizer": False,
 }
 """Freedoms that older versions did not have, with their values there."""
 

@@ -17,6 +17,7 @@ from planner.errors import PipeplanError, shorten
 from planner.job import Job, Runtime
 from planner.model.blocks import LOSS, block_stack, module_of
 from planner.model.layer_graph import LayerGraph
+from planner.plan.optimizer_state import require_whole_state
 from planner.plan.problem import Problem
 from planner.plan.runtime_rules import RULES, RuntimeRules
 from planner.plan.tensor_parallel import require_single_devices
@@ -70,6 +71,7 @@ def for_runtime(problem: Problem, runtime: str | RuntimeRules | None = None) -> 
     fields: dict[str, Any] = {"runtime": rules.expresses}
     if rules.expresses in _EXPRESSIBLE:
         require_single_devices(problem.job.tensor_parallel, f"a plan for {rules.expresses}")
+        require_whole_state(problem.job, f"a plan for {rules.expresses}")
         fields |= _narrowed(problem, rules.expresses, _EXPRESSIBLE[rules.expresses])
     return replace(problem, job=problem.job.model_copy(update=fields), runtime=rules)
 
@@ -101,7 +103,7 @@ def rules_of(name: str) -> RuntimeRules:
 def narrowed_by(runtime: Runtime | None) -> frozenset[str]:
     """Return the fields of a job that a runtime narrows."""
     able = None if runtime is None else _EXPRESSIBLE.get(runtime)
-    return frozenset() if able is None else frozenset({"cuts", *able.freedoms})
+    return frozenset() if able is None else frozenset({"cuts", "shard_optimizer", *able.freedoms})
 
 
 def _narrowed(problem: Problem, runtime: Runtime, able: Expressible) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
 from planner.plan.moves import Moves
 from planner.plan.operations import compress_devices
+from planner.plan.optimizer_state import require_whole_state
 from planner.plan.plan import Plan
 from planner.plan.tensor_parallel import require_single_devices
 from planner.prediction import with_strategy
@@ -113,6 +114,7 @@ def replan(
     """
     check_settings(time_limit_s, GAP_LIMIT, seed, workers)
     require_single_devices(plan.job.tensor_parallel, "replan")
+    require_whole_state(plan.job, "replan")
     _require_slack(slack)
     _require_stages(plan)
     machines = new_machines(plan, _changes(cluster, lost, slow, added))

@@ -20,7 +20,7 @@ MOST_DEVICES = 16
 WAITS = (
     ("waits for\ncomputation", ("computation",)),
     ("\ntransfers", ("transfers",)),
-    ("all-reduce,\noptimizer", ("all-reduce", "optimizer")),
+    ("all-reduce,\noptimizer", ("all-reduce", "all-gather", "optimizer")),
 )
 """Headings of what a device waits for, with the causes they hold."""
 MOST_SLACK = 10.0

@@ -86,10 +86,10 @@ def _operations(timeline: Timeline) -> Iterator[Event]:
 def _steps(timeline: Timeline) -> Iterator[Event]:
     """All-reduces, once on every device that takes part, and optimizer steps."""
     processes = _process_ids(timeline)
-    for event in timeline.synchronisations:
+    for event in timeline.collectives:
         what, span = event.synchronisation, _span(event.start_s, event.end_s)
         for device in what.devices:
-            yield reduction_event(processes[device], what.stages, what.bytes, span)
+            yield reduction_event(processes[device], what.stages, what.bytes, span, kind=event.kind)
     for device, end_s in timeline.end_s.items():
         start_s = end_s - timeline.optimizer_s[device]
         yield optimizer_event(processes[device], _span(start_s, end_s))

@@ -102,7 +102,7 @@ def _event_name(event: Event) -> str:
         case OperationEvent(device, operation):
             return f"{operation} on {device}"
         case SynchronisationEvent(synchronisation):
-            return f"all-reduce on {compress_devices(synchronisation.devices)}"
+            return f"{event.kind} on {compress_devices(synchronisation.devices)}"
         case OptimizerEvent(device):
             return f"optimizer step on {device}"
     return f"{event.operation} from {event.source} to {event.target}"

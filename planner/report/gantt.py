@@ -77,7 +77,10 @@ class Boxes(NamedTuple):
     boxes: tuple[Box, ...]
 
 
-_ALL_REDUCE = GanttStyle("all-reduce", ALL_REDUCE_COLOUR, REDUCTION)
+_COLLECTIVES = {
+    kind: GanttStyle(kind, ALL_REDUCE_COLOUR, REDUCTION)
+    for kind in ("all-reduce", "reduce-scatter", "all-gather")
+}
 _OPTIMIZER = GanttStyle("optimizer step", OPTIMIZER_COLOUR, COMPUTE)
 _TRANSFERS = {
     "F": GanttStyle("activations sent", ACTIVATION_COLOUR, ACTIVATIONS),
@@ -343,10 +346,10 @@ def _optimizer(timeline: Timeline) -> Iterator[tuple[GanttStyle, Box]]:
 
 def _reductions(timeline: Timeline) -> Iterator[tuple[GanttStyle, Box]]:
     rows = rows_of(timeline)
-    for event in timeline.synchronisations:
+    for event in timeline.collectives:
         for device in event.synchronisation.devices:
             if device in rows:
-                yield _ALL_REDUCE, Box(rows[device], event.start_s, event.end_s)
+                yield _COLLECTIVES[event.kind], Box(rows[device], event.start_s, event.end_s)
 
 
 def _transfers(timeline: Timeline) -> Iterator[tuple[GanttStyle, Box]]:

@@ -37,7 +37,7 @@ def _are_alike(
         pipeline.stages_on[first] != pipeline.stages_on[second]
         or pipeline.capacity_bytes(first) != pipeline.capacity_bytes(second)
         or len(events[first]) != len(events[second])
-        or abs(timeline.end_s[first] - timeline.end_s[second]) > slack_s
+        or abs(timeline.done_s[first] - timeline.done_s[second]) > slack_s
     ):
         return False
     return all(

@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from planner.cluster.hardware import GIB
+from planner.costs.optimizer import most_holders, static_bytes
 from planner.errors import InfeasibleError
 from planner.job import Job
 from planner.plan.problem import Problem
@@ -179,7 +180,7 @@ def _worst_stage(chain: Chain, division: TightDivision, stages: TypedStages) -> 
 def _total(chain: Chain) -> str:
     """Say that the model state is too much for all devices together, if it is."""
     names = chain.problem.cluster.device_names
-    need = int(chain.static_bytes.sum())
+    need = static_bytes(chain.problem, chain.problem.graph.record.parameters)
     have = sum(_capacity_bytes(chain, device) for device in names)
     if need <= have:
         return ""
@@ -202,14 +203,14 @@ def _parts(chain: Chain, division: TightDivision, begin: int, end: int) -> dict[
     problem = chain.problem
     parameters = problem.graph.parameters_of(chain.names[begin:end])
     trained = [parameter for parameter in parameters if parameter.trainable]
-    per_element = problem.job.optimizer_bytes_per_element
+    per_element, holders = problem.job.optimizer_bytes_per_element, most_holders(problem)
     gradients, name = chain.cut_gradient_bytes, "stash of one microbatch"
     if problem.job.recompute:
         name += " with all recomputed that saves memory"
     parts = {
         "weights": sum(parameter.bytes for parameter in parameters),
         "gradients": sum(parameter.bytes for parameter in trained),
-        "optimizer state": sum(per_element * parameter.elements for parameter in trained),
+        "optimizer state": sum(per_element * -(-p.elements // holders) for p in trained),
         name: division.least_stash_bytes(begin, end),
         "tensors to and from its neighbours": max(
             int(chain.cut_bytes[end]), int(gradients[begin] + gradients[end])

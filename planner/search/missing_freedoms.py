@@ -64,6 +64,8 @@ def wider_spaces(space: Space) -> Iterator[dict[str, Any]]:
         value = getattr(everything, name)
         if getattr(space, name) != value:
             yield {name: value}
+    if space.replication and not space.shard_optimizer:
+        yield {"shard_optimizer": True}
     if space.has_pipelines and space.order == "any":
         yield {"equal_pipelines": False}
     if space.order == "1f1b":

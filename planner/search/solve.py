@@ -55,6 +55,7 @@ from planner.search.steps import (
 )
 from planner.search.tensor_groups import solve_on_groups
 from planner.simulation.noise import Noise
+from planner.variants.problems import with_job
 
 if TYPE_CHECKING:
     from planner.search.partition.cp_sat.search import Constrain
@@ -267,8 +268,10 @@ def solve(
     """Find the fastest plan for a problem and bound how far it can be from the best.
 
     Args:
-        problem: the model, cluster and job.
-        time_limit_s: stop after this long with the best plan so far; seconds of CP-SAT's
+        problem: the model, cluster and job. Where the job shares the optimizer's state
+            ``if_needed``, a search without comes first, and one with only if no plan was found; the
+            plan's job says which.
+        time_limit_s: of each, stop after this long with the best plan so far; seconds of CP-SAT's
             deterministic time in deterministic mode.
         gap_limit: stop once iteration time / lower bound - 1 is at most this.
         seed: of the solver's searches.
@@ -312,9 +315,17 @@ def solve(
             run_until_stopped(search, (_warm_starts(known), OVERLAPPED, *STEPS))
         return _result(search, limit, choose)
 
-    if problem.job.tensor_parallel == 1 or problem.has_groups:
-        return solve_one(problem, time_limit_s=time_limit_s, progress=progress)
-    return solve_on_groups(problem, solve_one, Clock(time_limit_s, deterministic), progress)
+    def on_groups(problem: Problem) -> Result:
+        if problem.job.tensor_parallel == 1 or problem.has_groups:
+            return solve_one(problem, time_limit_s=time_limit_s, progress=progress)
+        return solve_on_groups(problem, solve_one, Clock(time_limit_s, deterministic), progress)
+
+    if problem.job.shard_optimizer != "if_needed":
+        return on_groups(problem)
+    try:
+        return on_groups(with_job(problem, shard_optimizer=False))
+    except InfeasibleError:
+        return on_groups(with_job(problem, shard_optimizer=True))
 
 
 def _warm_starts(known: Sequence[Partition]) -> SearchStep:

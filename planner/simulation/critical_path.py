@@ -46,6 +46,7 @@ Wait = Literal[
     "last backward",
     "network",
     "reduction",
+    "optimizer step",
 ]
 _WAITS: dict[tuple[type, type], Wait] = {
     (OperationEvent, OperationEvent): "device",
@@ -58,6 +59,7 @@ _WAITS: dict[tuple[type, type], Wait] = {
     (OperationEvent, OptimizerEvent): "device",
     (TransferEvent, OptimizerEvent): "send",
     (SynchronisationEvent, OptimizerEvent): "reduction",
+    (OptimizerEvent, SynchronisationEvent): "optimizer step",
 }
 
 
@@ -71,10 +73,10 @@ class PathStep:
         waited_for: the ``device`` (the operation before it in the device's order), a ``tensor`` in
             transfer, the ``producer`` of a sent tensor, a ``link`` (the transfer before it, of its
             pair of devices where links are shared), the ``last backward`` of the gradients to
-            reduce, the ``network`` (a reduction before it), a ``reduction`` before the optimizer
-            step; ``nothing`` at time 0. Where messages block, also a ``send`` of its device (any
-            message but the one it needs), and the ``receiver`` of a message (the operation before
-            it there).
+            reduce, the ``network`` (a reduction or an all-gather before it), a ``reduction`` before
+            the optimizer step, the ``optimizer step`` before an all-gather; ``nothing`` at time 0.
+            Where messages block, also a ``send`` of its device (any message but the one it needs),
+            and the ``receiver`` of a message (the operation before it there).
     """
 
     event: Event
@@ -174,10 +176,11 @@ class Causes:
             trail.append((before, self.of(before)))
         return [found for found, _ in reversed(trail)]
 
-    def last_event(self) -> OptimizerEvent:
-        """Return the optimizer step that ends the iteration."""
+    def last_event(self) -> OptimizerEvent | SynchronisationEvent:
+        """Return the optimizer step or the all-gather that ends the iteration."""
         ends = self._timeline.end_s
-        return self.optimizer_event(max(ends, key=lambda name: ends[name]))
+        last = self.optimizer_event(max(ends, key=lambda name: ends[name]))
+        return max([last, *self._timeline.gathers], key=lambda event: event.end_s)
 
     def optimizer_event(self, device: str) -> OptimizerEvent:
         """Return the optimizer step of a device; it may take no time."""
@@ -191,6 +194,8 @@ class Causes:
                 found = self._before_operation(event)
             case TransferEvent():
                 found = self._before_transfer(event)
+            case SynchronisationEvent(is_gather=True):
+                found = self._before_gather(event)
             case SynchronisationEvent():
                 found = self._before_reduction(event)
             case OptimizerEvent():
@@ -264,6 +269,13 @@ class Causes:
             last = (event for event in events if event.end_s == last_s)
             sent[device] = sorted(last, key=lambda event: (event.start_s, event.consumer))
         return sent
+
+    def _before_gather(self, event: SynchronisationEvent) -> Iterator[Event]:
+        devices = event.synchronisation.devices
+        yield from map(self.optimizer_event, devices)
+        for other in self._timeline.gathers:
+            if not set(devices).isdisjoint(other.synchronisation.devices):
+                yield other
 
     def _before_optimizer(self, device: str) -> Iterator[Event]:
         yield from self._before_end((device,))

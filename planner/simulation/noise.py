@@ -298,12 +298,22 @@ class _Replay:
             self._wait(device, math.inf)
         self._synchronise()
         optimizer_s = self.timeline.optimizer_s
-        ends_s = [
-            self.free_s[device] + optimizer_s[device] * self.factors.optimizer_step(device)
-            for device in self.timeline.pipeline.devices
-        ]
-        latest: FloatArray = np.maximum.reduce(ends_s)
+        for device in self.timeline.pipeline.devices:
+            step_s = optimizer_s[device] * self.factors.optimizer_step(device)
+            self.free_s[device] = self.free_s[device] + step_s
+        self._gather()
+        latest: FloatArray = np.maximum.reduce(
+            [self.free_s[device] for device in self.timeline.pipeline.devices]
+        )
         return latest
+
+    def _gather(self) -> None:
+        """Gather parameters, in the order in which that began without noise."""
+        for event in sorted(self.timeline.gathers, key=lambda event: event.start_s):
+            devices = event.synchronisation.devices
+            begin_s = reduce(np.maximum, [self.free_s[device] for device in devices], _begin())
+            seconds = (event.end_s - event.start_s) * self.factors.synchronisation(event)
+            self.free_s.update(dict.fromkeys(devices, begin_s + seconds))
 
     def _operate(self, event: OperationEvent) -> None:
         stage, kind, _ = event.operation

@@ -9,7 +9,8 @@ the device goes on, or waits. A transfer alone takes latency + bytes / narrowest
 one device to another go one after the other, and all that is on a link at once shares it, or by
 older rules waits for each other (:mod:`planner.simulation.network`). Gradients of a stage are
 reduced after its last backward, or in buckets while it runs, or later if the runtime does, one
-reduction per device at a time; the optimizer step follows the last of them.
+reduction per device at a time; the optimizer step follows the last of them, and all-gathers of
+parameters follow that (:mod:`planner.simulation.gathers`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from planner.errors import DeadlockError
 from planner.plan.operations import Kind, Operation, Orders, owners
 from planner.plan.plan import Plan
 from planner.simulation.exchanges import Exchanges, Message, exchanges_of
+from planner.simulation.gathers import gathered
 from planner.simulation.gradients import GradientMoments, Made
 from planner.simulation.network import Flow, Key, Link, Network, Way, limiting_links
 from planner.simulation.policy import FixedOrder, Policy
@@ -303,9 +305,14 @@ class Replay:
         )
 
     def _reduce(self, number: int, now: float) -> None:
+        self._ready_s[number] = now
+        self._network.request(self._collective(number), now)
+
+    def _collective(self, number: int) -> Flow:
+        """Return a reduction on its way; its all-gather, if it has one, asks for the same."""
         sync = self.pipeline.synchronisations[number]
         load = self.pipeline.reduction_loads[number] if self._is_fair else CollectiveLoad()
-        flow = Flow(
+        return Flow(
             key=number,
             seconds=sync.seconds,
             waits_for=[(device,) for device in sync.devices],
@@ -314,8 +321,6 @@ class Replay:
             links=self._shared_by(load.links),
             devices=sync.devices,
         )
-        self._ready_s[number] = now
-        self._network.request(flow, now)
 
     def _end_reduction(self, number: int, now: float) -> None:
         if (flow := self._network.hear(number, now)) is not None:
@@ -362,13 +367,16 @@ class Replay:
             for number, (start, end) in self._reduced.items()
         )
         syncs = self.pipeline.synchronisations
+        end_s, steps_s = self._optimizer_steps()
         return Timeline(
             self.pipeline,
             tuple(operations),
             tuple(transfers),
             tuple(SynchronisationEvent(syncs[n], start, end, n) for start, _, n, end in rows),
-            *self._optimizer_steps(),
+            end_s,
+            steps_s,
             self._gradients.made_s,
+            gathered(self.pipeline, end_s, self._collective),
         )
 
     def _optimizer_steps(self) -> tuple[dict[str, float], dict[str, float]]:

@@ -56,12 +56,23 @@ class TransferEvent:
 
 @dataclass(frozen=True)
 class SynchronisationEvent:
-    """An all-reduce of gradients, or of a bucket of them; ``number`` is its place in the list."""
+    """A reduction of gradients, or of a bucket of them; ``number`` is its place in the list.
+
+    ``is_gather`` says that it is the all-gather of parameters that follows a reduce-scatter.
+    """
 
     synchronisation: GradientReduction
     start_s: float
     end_s: float
     number: int = 0
+    is_gather: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The collective that it is, in words."""
+        if self.is_gather:
+            return "all-gather"
+        return "reduce-scatter" if self.synchronisation.gathers else "all-reduce"
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,8 @@ class Timeline:
 
     ``end_s`` and ``optimizer_s`` are the end and the length of each device's optimizer step.
     ``made_s`` says when the gradients of a reduction, by its number, were made by a stage on a
-    device, where reductions wait for that.
+    device, where reductions wait for that. ``gathers`` are the all-gathers of parameters after
+    optimizer steps, in the order of reductions.
     """
 
     pipeline: PlacedPipeline
@@ -80,11 +92,26 @@ class Timeline:
     end_s: Mapping[str, float]
     optimizer_s: Mapping[str, float]
     made_s: Mapping[tuple[int, int, str], float]
+    gathers: tuple[SynchronisationEvent, ...] = ()
 
     @cached_property
     def iteration_time_s(self) -> float:
-        """End of the last device's optimizer step."""
-        return max(self.end_s.values())
+        """End of the last device's optimizer step, or of the last all-gather behind it."""
+        return max(self.done_s.values())
+
+    @cached_property
+    def done_s(self) -> Mapping[str, float]:
+        """When each device has done its optimizer step and gathered its parameters."""
+        done = dict(self.end_s)
+        for event in self.gathers:
+            for device in event.synchronisation.devices:
+                done[device] = max(done[device], event.end_s)
+        return done
+
+    @property
+    def collectives(self) -> tuple[SynchronisationEvent, ...]:
+        """Reductions of gradients, then all-gathers of parameters."""
+        return (*self.synchronisations, *self.gathers)
 
     @property
     def orders(self) -> dict[str, list[Operation]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ Seconds = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Reduction:
-    """Gradients that are summed over several devices.
+    """Gradients that are summed over several devices, whole or in parts.
 
     Attributes:
         stages: whose gradients.
@@ -136,10 +137,18 @@ class ProblemCosts:
         masters = 4 if job.precision in ("float16", "bfloat16") else 0
         return (an_element + masters) * parameter.elements
 
-    def static_bytes(self, parameter: Parameter) -> int:
-        """Return the bytes of a parameter's weights, gradients and optimizer state."""
-        trained = parameter.bytes + self.state_bytes(parameter) if parameter.trainable else 0
-        return parameter.bytes + trained
+    def static_bytes(self, parameter: Parameter, sharers: int = 1) -> int:
+        """Return the bytes of a parameter's weights, gradients and optimizer state on a device.
+
+        Args:
+            parameter: which.
+            sharers: devices that share its state, the elements as evenly as they can.
+        """
+        if not parameter.trainable:
+            return parameter.bytes
+        elements = math.ceil(parameter.elements / sharers)
+        part = parameter.model_copy(update={"elements": elements})
+        return 2 * parameter.bytes + self.state_bytes(part)
 
 
 def exchanging_s(layer: Layer, phase: str, device: DeviceType) -> float:
@@ -171,10 +180,13 @@ class PlanCosts:
 
     Attributes:
         problem: costs of single layers.
+        shares_state: whether devices that reduce a gradient share the optimizer's state of it, so
+            that reductions are reduce-scatters and all-gathers follow the optimizer's step.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self.shares_state = plan.job.shards_state
         self.problem = ProblemCosts(plan.cluster, plan.job)
         self._graph = plan.model.graph
         self._parameters = {parameter.name: parameter for parameter in self._graph.parameters}
@@ -247,7 +259,7 @@ class PlanCosts:
                 bytes_[tuple(sorted(stages))] += self._parameters[name].bytes
         rows: list[Reduction] = []
         for members in sorted(bytes_, key=lambda stages: (len(stages) > 1, stages)):
-            there = {device for index in members for device in self._plan.stages[index].devices}
+            there = self._devices_of(members)
             devices = tuple(name for name in self._plan.cluster.device_names if name in there)
             if len(devices) > 1 and bytes_[members]:
                 rows += self._reductions(members, devices, bytes_[members], holders)
@@ -262,17 +274,30 @@ class PlanCosts:
     ) -> Iterator[Reduction]:
         """One reduction, or one for each bucket if buckets are reduced during backwards."""
         limit = self._plan.bucket_bytes
+        way = self.routes.ring_half if self.shares_state else self.routes.all_reduce
         if limit is None or len(members) > 1:
-            yield Reduction(members, devices, self.routes.all_reduce(devices, bytes_))
+            yield Reduction(members, devices, way(devices, bytes_))
             return
         held, first = 0, ""
         for name, layer in self._gradients_made(members[0], holders):
             more = self._parameters[name].bytes
             if first and held + more > limit:
-                yield Reduction(members, devices, self.routes.all_reduce(devices, held), first)
+                yield Reduction(members, devices, way(devices, held), first)
                 held = 0
             held, first = held + more, layer
-        yield Reduction(members, devices, self.routes.all_reduce(devices, held), first)
+        yield Reduction(members, devices, way(devices, held), first)
+
+    def _devices_of(self, stages: Iterable[int]) -> set[str]:
+        return {device for index in stages for device in self._plan.stages[index].devices}
+
+    @cached_property
+    def _sharers(self) -> dict[str, int]:
+        """How many devices share the optimizer's state of each parameter; none: nobody does."""
+        holders: defaultdict[str, set[int]] = defaultdict(set)
+        for layer in self._graph.layers if self.shares_state else ():
+            for name in layer.parameters:
+                holders[name].add(self._stage_of[layer.name])
+        return {name: len(self._devices_of(stages)) for name, stages in holders.items()}
 
     def _gradients_made(
         self, stage: int, holders: dict[str, set[int]]
@@ -290,7 +315,10 @@ class PlanCosts:
         """Return the seconds of the step; a parameter that several stages hold counts once."""
         layers = [layer for stage in self.stages_on[device] for layer in self.layers(stage)]
         held = [parameter for parameter in self._held(layers) if parameter.trainable]
-        moved = sum(3 * row.bytes + 2 * self.problem.state_bytes(row) for row in held)
+        moved = sum(
+            (3 * row.bytes + 2 * self.problem.state_bytes(row)) / self._sharers.get(row.name, 1)
+            for row in held
+        )
         kind = self._plan.cluster.device_type(device)
         step_s = moved / (kind.memory_bandwidth_gb_per_s * kind.optimizer_efficiency * 1e9)
         return step_s + _summed_s(held, kind)
@@ -323,7 +351,10 @@ class PlanCosts:
         input_bytes = sum(t.bytes for t in received)
         workspace, split_workspace = self._workspaces(layers)
         return CheckedStageBytes(
-            static=sum(self.problem.static_bytes(parameter) for parameter in self._held(layers)),
+            static=sum(
+                self.problem.static_bytes(parameter, self._sharers.get(parameter.name, 1))
+                for parameter in self._held(layers)
+            ),
             workspace=workspace,
             split_workspace=max(workspace, split_workspace),
             stash=self._kept_bytes(index, layers) + input_bytes - in_stash,

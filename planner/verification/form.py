@@ -44,6 +44,16 @@ def model_problems(plan: Plan) -> Iterator[str]:
             f"microbatches: {plan.microbatches}, but job.microbatches is {plan.job.microbatches}; "
             "make them equal"
         )
+    if plan.job.shard_optimizer == "if_needed":
+        yield (
+            'job.shard_optimizer: "if_needed", but in a plan replicas share the optimizer\'s '
+            "state or do not; set it to true or false"
+        )
+    if plan.job.shards_state and plan.sync.strategy != "all_reduce":
+        yield (
+            f"sync.strategy: {plan.sync.strategy!r} keeps the optimizer's state whole on every "
+            'replica, but job.shard_optimizer is true; use "all_reduce" or set it to false'
+        )
     try:
         require_fit(plan.sync, pipeline_count(plan))
     except PipeplanError as error:

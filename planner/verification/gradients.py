@@ -12,6 +12,20 @@ from planner.verification.costs import PlanCosts, Reduction
 from planner.verification.steps import Step, ended_at
 from planner.verification.traffic import CheckedSending, Traffic
 
+
+def sending_of(reduction: Reduction, *, is_fair: bool) -> CheckedSending:
+    """Return a reduction, or its all-gather, as something that is sent among its devices."""
+    taken = reduction.taken
+    return CheckedSending(
+        tuple((device,) for device in reduction.devices),
+        reduction.devices,
+        taken.seconds,
+        taken.latency_s,
+        taken.bytes_per_s,
+        taken.crossings if is_fair else None,
+    )
+
+
 Part = tuple[int, int, str]
 """What a reduction, by its number, needs of a stage on a device."""
 
@@ -99,16 +113,7 @@ class GradientSums:
     def begin(self, now: float) -> None:
         """Reduce what is ready, one reduction a device at a time."""
         for number in sorted(self._ready):
-            reduction = self._costs.reductions[number]
-            taken = reduction.taken
-            sending = CheckedSending(
-                tuple((device,) for device in reduction.devices),
-                reduction.devices,
-                taken.seconds,
-                taken.latency_s,
-                taken.bytes_per_s,
-                taken.crossings if self._is_fair else None,
-            )
+            sending = sending_of(self._costs.reductions[number], is_fair=self._is_fair)
             self._under_way[sending] = number
             self._traffic.enter(sending, now)
         self._ready.clear()

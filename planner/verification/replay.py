@@ -14,6 +14,7 @@ from planner.errors import DeadlockError
 from planner.plan.operations import Operation, Orders, owners
 from planner.plan.plan import Plan
 from planner.verification.costs import PlanCosts
+from planner.verification.gathers import gathering
 from planner.verification.gradients import GradientSums
 from planner.verification.routes import Path
 from planner.verification.script import Entry, Message, Scripts
@@ -27,7 +28,7 @@ class Replayed:
     """What a replay gives.
 
     Attributes:
-        last: the optimizer step that ends the iteration.
+        last: the optimizer step, or the all-gather behind one, that ends the iteration.
         operations: in the order of their starts.
         busy_s: by device, its computation and its optimizer step.
         memory: by device, moments and the bytes held from each on.
@@ -40,7 +41,7 @@ class Replayed:
 
     @property
     def iteration_time_s(self) -> float:
-        """The time at which the last device has done its optimizer step."""
+        """The time at which the last device has done its optimizer step, and all is gathered."""
         return self.last.end_s
 
     @property
@@ -356,7 +357,7 @@ class _Replay:
         self._changes[device] += [(ran.start_s, at_start), (ran.end_s, at_end)]
 
     def _last_step(self) -> Step:
-        """The optimizer step that ends last; each follows all that its device does."""
+        """What ends last: optimizer steps follow all that their devices do, all-gathers these."""
         steps, seconds = {}, {d: self._costs.optimizer_s(d) for d in self._costs.devices}
         for device in self._costs.devices:
             before = [*self._at_end(device), *self._reduced(device)]
@@ -366,7 +367,8 @@ class _Replay:
             steps[device] = replace(steps[device], end_s=end_s)
         for device, step in steps.items():
             self._busy_s[device] += step.seconds
-        return max(steps.values(), key=lambda step: step.end_s)
+        gathers = gathering(self._plan, self._costs, steps) if self._costs.shares_state else []
+        return max((*steps.values(), *gathers), key=lambda step: step.end_s)
 
     def _at_end(self, device: str) -> list[Step]:
         """The last operation of a device, and its last sends where it waits for them."""

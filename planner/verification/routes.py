@@ -112,6 +112,11 @@ class Routes:
         # Of two that are equal but for rounding it is the ring.
         return by_ring if by_ring.seconds <= by_tree.seconds * (1 + 1e-9) else by_tree
 
+    def ring_half(self, devices: Sequence[str], bytes_: int) -> AllReduce:
+        """A reduce-scatter or an all-gather: once around a ring of the devices in this order."""
+        ring, _ = ring_and_tree(devices)
+        return self._in_steps(len(devices) - 1, ring, bytes_ / len(devices))
+
     def _in_steps(self, steps: int, edges: Sequence[tuple[str, str]], bytes_: float) -> AllReduce:
         """Simultaneous messages that share links, in equal steps; the slowest counts."""
         rows = self.step_figures(edges)

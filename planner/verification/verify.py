@@ -8,7 +8,7 @@ from itertools import pairwise, product
 from pathlib import Path
 
 from planner.errors import PipeplanError, first_problems
-from planner.plan.membership import outside_bound, outside_packing
+from planner.plan.membership import outside_bound, outside_packing, outside_state
 from planner.plan.operations import Orders
 from planner.plan.plan import COST_MODEL, Plan
 from planner.plan.problem import Problem
@@ -175,6 +175,7 @@ def _bound(plan: Plan, orders: Orders) -> Iterator[str]:
         beyond = [
             *outside_bound(space, plan.stages, orders, plan.layers, plan.bucket_bytes),
             *outside_packing(space, plan),
+            *outside_state(space, plan),
         ]
         yield from (freedom.in_bound() for freedom in beyond)
 

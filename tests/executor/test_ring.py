@@ -16,7 +16,7 @@ _SCRIPT = """
 import sys
 import torch
 import torch.distributed as dist
-from executor.sync.decoupled import Ring
+from executor.sync.halves import Ring
 
 path, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_size=size)

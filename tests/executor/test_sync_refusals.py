@@ -9,7 +9,7 @@ from executor.emulation.pace import Pace
 from executor.launch.command_line import TrainingOptions
 from executor.launch.config import TrainingConfig
 from executor.launch.run import RunSettings
-from executor.sync.decoupled import _ring
+from executor.sync.halves import make_ring
 from executor.training.training import run_emulation, run_training
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan, Sync
@@ -140,4 +140,4 @@ def test_decoupled_is_refused_where_gloo_carries_the_gradients_of_gpus() -> None
     with pytest.raises(
         PipeplanError, match=r"sync\.strategy: 'decoupled' with gradients on cuda:0"
     ):
-        _ring(None, torch.device("cuda", 0))
+        make_ring(None, torch.device("cuda", 0), "sync.strategy: 'decoupled'", "use all_reduce")

@@ -45,8 +45,8 @@ def many_sided_plans() -> list[Plan]:
     """Return plans with replicas, several stages a device, recompute and split backwards.
 
     All but the fourth overlap reductions with backwards. One is on hosts whose devices slow each
-    other, one on devices that communication slows, two have messages in turn on links; others run
-    by other rules than our own.
+    other, one on devices that communication slows, two have messages in turn on links; in two
+    replicas share the optimizer's state; others run by other rules than our own.
     """
     one_each = [(NAMES[:3], "abc", ["l1"]), (NAMES[3:5], "de", ["l4"]), (NAMES[5:], "f", [])]
     twice = [(NAMES[:2], "d", []), (NAMES[2:4], "a", ["l2", "l3"]), (NAMES[4:6], "e", [])]
@@ -64,6 +64,8 @@ def many_sided_plans() -> list[Plan]:
         _plan(one_each, "float32", "adamw", seed=1, while_communicating=1.5),
         _plan(behind_shared, "bfloat16", "sgd", seed=4, slow_us=2_000_000, links="in_turn"),
         _plan(one_each, "float32", "adamw", seed=6, links="in_turn"),
+        _plan(replicas, "bfloat16", "adamw", split=0.5, seed=7, shards=True),
+        _plan(one_each, "float32", "sgd_momentum", seed=8, shards=True, hosts=HOSTS),
         _reducing_while_sending(),
         *_of_other_runtimes(),
     ]
@@ -120,6 +122,7 @@ def _plan(
     hosts: Sequence[Host] = (),
     while_communicating: float = 1.0,
     links: Literal["fair", "in_turn"] = "fair",
+    shards: bool = False,
 ) -> Plan:
     """A plan in random orders, or without a seed in the order of 1F1B."""
     job = Job(
@@ -128,6 +131,7 @@ def _plan(
         microbatches=8 if seed is not None else 6,
         max_stages_per_device=2,
         overlap_reduction=overlap,
+        shard_optimizer=shards,
     )
     behaviour = RuntimeBehaviour.model_validate(rules or {})
     runtime = RuntimeRules(behaviour=behaviour, links=links)

@@ -16,7 +16,7 @@ from planner.costs import collectives, optimizer, placement, reductions, rooflin
 from planner.costs import stage_bytes as workspace
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
-from planner.simulation import exchanges, gradients, network, progress, timeline
+from planner.simulation import exchanges, gathers, gradients, network, progress, timeline
 from planner.simulation.simulator import Replay
 from planner.verification import verify
 
@@ -64,11 +64,11 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
     ),
     "what was lost by sharing is forgotten": (progress.Progress.take, "(1 - self.share)", "0"),
     "a reduction counts once on a link that it crosses twice": (
-        collectives.collective_load,
+        collectives._load,
         "links = tuple(",
         "links = frozenset(",
     ),
-    "reductions leave messages alone": (Replay._reduce, "if self._is_fair", "if False"),
+    "reductions leave messages alone": (Replay._collective, "if self._is_fair", "if False"),
     "a link serves those that ask at the same moment in reverse": (
         Replay._hear,
         "heapq.heappop(self.heap)",
@@ -117,7 +117,7 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         'kind != "B"',
     ),
     "reductions do not wait for each other": (
-        Replay._reduce,
+        Replay._collective,
         "[(device,) for device in sync.devices]",
         "[]",
     ),
@@ -193,7 +193,7 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "(target,),",
     ),
     "reductions do not slow computation": (
-        Replay._reduce,
+        Replay._collective,
         "devices=sync.devices",
         "devices=()",
     ),
@@ -261,8 +261,29 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "peak_tflop_per_s[precision]",
     ),
     "classes of operations are all alike": (roofline.reach, "device.by_class.get(of)", "None"),
-    "a layer keeps weights twice": (placement.static_bytes, "p.bytes + (", "2 * p.bytes + ("),
-    "there is no optimizer state": (placement.static_bytes, "+ per_element * p.elements", ""),
+    "a layer keeps weights twice": (
+        placement.static_bytes,
+        "total += row.bytes\n",
+        "total += 2 * row.bytes\n",
+    ),
+    "there is no optimizer state": (
+        placement.static_bytes,
+        "+ per_element * -(-row.elements // count)",
+        "",
+    ),
+    "nobody shares state": (placement.state_holders, "> 1}", "> 9}"),
+    "a step is on all of a shared state": (
+        optimizer._step_s,
+        "/ holders.get(p.name, 1)",
+        "",
+    ),
+    "a reduce-scatter takes as long as an all-reduce": (
+        collectives.ring_half,
+        "ring.steps // 2",
+        "ring.steps",
+    ),
+    "nothing is gathered": (gathers.gathered, "if sync.gathers", "if False"),
+    "an all-gather waits for one of its devices": (gathers.gathered, "(max(", "(min("),
     "low precision has no masters": (
         Job.optimizer_bytes_per_element.fget,
         "masters = 1",

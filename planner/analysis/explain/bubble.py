@@ -45,8 +45,8 @@ class IdleTime:
         fill_and_drain_s: even the busiest device waits so long for computation elsewhere.
         transfers_s: the same for transfers.
         memory_s: what of both, the first first, unlimited memory would save besides recomputation.
-        synchronisation_s: even the busiest device waits so long for all-reduces and the optimizer
-            steps of others.
+        synchronisation_s: even the busiest device waits so long for all-reduces, all-gathers and
+            the optimizer steps of others.
         waited_for: what ran elsewhere while this device itself waited for it, the longest first;
             it sums to ``idle_s`` too.
     """
@@ -137,7 +137,7 @@ def _shared_causes(waits: Sequence[Waited], memory_s: float) -> dict[str, float]
         "fill_and_drain_s": computation_s - from_computation_s,
         "transfers_s": transfers_s - from_transfers_s,
         "memory_s": from_computation_s + from_transfers_s,
-        "synchronisation_s": _total_s(waits, ("all-reduce", "optimizer")),
+        "synchronisation_s": _total_s(waits, ("all-reduce", "all-gather", "optimizer")),
     }
 
 

@@ -30,8 +30,9 @@ class DeviceUse:
         busy_s: operations and the optimizer step.
         warm_up_s: idle before its first operation.
         waiting_s: idle between operations.
-        reduction_s: from its last operation to its optimizer step, while gradients are reduced.
-        drain_s: idle after its optimizer step.
+        reduction_s: from its last operation to its optimizer step, while gradients are reduced,
+            and behind that until parameters are gathered.
+        drain_s: idle after that.
     """
 
     device: str
@@ -67,6 +68,7 @@ def _spans(timeline: Timeline) -> tuple[dict[str, float], dict[str, float]]:
 
 def _device_use(timeline: Timeline, device: str, first_s: float, last_s: float) -> DeviceUse:
     step_s, end_s = timeline.optimizer_s[device], timeline.end_s[device]
+    done_s = timeline.done_s[device]
     computed_s = timeline.busy_s[device] - step_s
     return DeviceUse(
         device=device,
@@ -74,8 +76,8 @@ def _device_use(timeline: Timeline, device: str, first_s: float, last_s: float) 
         busy_s=timeline.busy_s[device],
         warm_up_s=first_s,
         waiting_s=max(0.0, last_s - first_s - computed_s),
-        reduction_s=max(0.0, end_s - step_s - last_s),
-        drain_s=timeline.iteration_time_s - end_s,
+        reduction_s=max(0.0, end_s - step_s - last_s) + done_s - end_s,
+        drain_s=timeline.iteration_time_s - done_s,
     )
 
 

@@ -30,6 +30,7 @@ PartName = Literal[
     "slowed computation",
     "messages",
     "reductions",
+    "all-gathers of parameters",
     "waiting for shared links",
     "optimizer step",
 ]
@@ -98,8 +99,8 @@ class _StepParts:
                 host_s = self._pipeline.behaviour.message_s if event.transfer.ends else 0.0
                 yield "host time", host_s
                 yield "messages", event.transfer.seconds - host_s
-            case SynchronisationEvent(reduction):
-                yield "reductions", reduction.seconds
+            case SynchronisationEvent(reduction, is_gather=is_gather):
+                yield "all-gathers of parameters" if is_gather else "reductions", reduction.seconds
             case _:
                 yield "optimizer step", self._pipeline.optimizer_s[step.event.device]
 

@@ -11,7 +11,7 @@ from planner.costs.placement import PlacedPipeline
 from planner.simulation.critical_path import Event, OptimizerEvent, PathStep
 from planner.simulation.timeline import OperationEvent, SynchronisationEvent, TransferEvent
 
-Cause = Literal["computation", "transfers", "all-reduce", "optimizer"]
+Cause = Literal["computation", "transfers", "all-reduce", "all-gather", "optimizer"]
 
 
 class Spent(NamedTuple):
@@ -19,8 +19,8 @@ class Spent(NamedTuple):
 
     Attributes:
         cause: the kind of work.
-        on: its device, the devices that reduce, or the link by its name.
-        stages: of a computation or a reduction.
+        on: its device, the devices that reduce or gather, or the link by its name.
+        stages: of a computation or a collective.
     """
 
     cause: Cause
@@ -70,8 +70,9 @@ def spent_on(
             return Spent("computation", (device,), (operation.stage,))
         case TransferEvent() as transfer:
             return Spent("transfers", (_bottleneck(pipeline, transfer, crowded),))
-        case SynchronisationEvent(synchronisation):
-            return Spent("all-reduce", synchronisation.devices, synchronisation.stages)
+        case SynchronisationEvent(synchronisation, is_gather=is_gather):
+            cause: Cause = "all-gather" if is_gather else "all-reduce"
+            return Spent(cause, synchronisation.devices, synchronisation.stages)
         case OptimizerEvent(device):
             return Spent("optimizer", (device,))
 

@@ -93,7 +93,7 @@ def _links_of_path(explanation: Explanation) -> list[str]:
         name = _link_named(pipeline, share.spent.on[0])
         if name is not None:
             seconds[name] = seconds.get(name, 0.0) + share.seconds
-    for share in _shares(explanation, "all-reduce"):
+    for share in (*_shares(explanation, "all-reduce"), *_shares(explanation, "all-gather")):
         name = _narrowest_link(pipeline, share.spent.on)
         if name is not None:
             seconds[name] = seconds.get(name, 0.0) + share.seconds

@@ -203,7 +203,8 @@ def _reductions_hold(old: PlacedPipeline, new: PlacedPipeline) -> bool:
         return False
     rows = zip(old.synchronisations, new.synchronisations, strict=True)
     return all(
-        (before.stages, before.devices) == (after.stages, after.devices)
+        (before.stages, before.devices, before.gathers)
+        == (after.stages, after.devices, after.gathers)
         and after.seconds <= before.seconds
         and _gradients_hold(old, before, new, after)
         for before, after in rows

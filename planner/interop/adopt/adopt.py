@@ -21,6 +21,7 @@ from planner.interop.adopt.orders import (
 from planner.interop.importing.schedule_csv import ScheduleTable
 from planner.model.blocks import block_name
 from planner.plan.operations import Orders, compress_devices, stages_label
+from planner.plan.optimizer_state import require_decided_state
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
 from planner.plan.tensor_parallel import require_single_devices
@@ -101,6 +102,7 @@ def adopted(
 ) -> Adopted:
     """Return the plan of :func:`adopt` for stages given by their layers, with its parts."""
     require_single_devices(problem.job.tensor_parallel, "adopt")
+    require_decided_state(problem.job, "adopt")
     ranks = ranks_of(schedule, len(division), pipeline_size)
     pipelines = pipelines_on(problem.cluster, ranks, replicas, devices)
     pipeline = placed(problem, division, pipelines, recompute=recompute)

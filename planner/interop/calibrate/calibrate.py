@@ -24,6 +24,7 @@ from planner.interop.calibrate.links import (
 from planner.interop.calibrate.times import StageTime, calibrated_graph, stage_times
 from planner.measured.timeline import MeasuredTimeline
 from planner.model.graph_record import graph_digest
+from planner.plan.optimizer_state import require_whole_state
 from planner.plan.plan import Plan
 from planner.plan.tensor_parallel import require_single_devices
 from planner.prediction import refresh, replay
@@ -131,6 +132,7 @@ def calibrate(plan: Plan, measured: MeasuredTimeline, *, links_only: bool = Fals
             "run the plan without emulation"
         )
     require_single_devices(plan.degree, "calibrate")
+    require_whole_state(plan.job, "calibrate")
     timeline = replay(plan)
     comparison = compare_with_measured(plan, timeline, measured)
     if comparison.clock_conflict is not None:

@@ -14,6 +14,7 @@ from typing import Any
 from planner.errors import PipeplanError
 from planner.interop.export.cuts import crossing
 from planner.model.graph_record import Boundary
+from planner.plan.optimizer_state import require_whole_state
 from planner.plan.plan import Plan, Stage
 from planner.plan.tensor_parallel import require_single_devices
 
@@ -117,5 +118,6 @@ def export_plan(plan: Plan, target: str) -> Exported:
     if target not in TARGETS:
         raise PipeplanError(f"--to {target}: no such target; choose from {', '.join(TARGETS)}")
     require_single_devices(plan.degree, f"export --to {target}")
+    require_whole_state(plan.job, f"export --to {target}")
     exported: Exported = import_module(TARGETS[target]).export(plan)
     return exported

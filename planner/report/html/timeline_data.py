@@ -210,9 +210,10 @@ def _reductions(timeline: Timeline, ticks: Ticks) -> list[dict[str, Any]]:
             "stages": list(event.synchronisation.stages),
             "devices": [places[device] for device in event.synchronisation.devices],
             "bytes": event.synchronisation.bytes,
+            "kind": event.kind,
             "span": ticks.span(event.start_s, event.end_s),
         }
-        for event in timeline.synchronisations
+        for event in timeline.collectives
     ]
 
 
@@ -254,7 +255,7 @@ def _finder(
         for index, event in enumerate(events)
     }
     transfers = {(event.operation, event.target): index for index, event in enumerate(moving)}
-    reductions = {event: index for index, event in enumerate(timeline.synchronisations)}
+    reductions = {event: index for index, event in enumerate(timeline.collectives)}
 
     def find(event: Event) -> tuple[str, int, int] | None:
         match event:

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.optimizer import static_bytes, step_traffic_bytes
+from planner.costs.optimizer import most_holders, static_bytes, step_traffic_bytes
 from planner.costs.placement import StageSpec
 from planner.costs.roofline import OperationTimes, layer_times
 from planner.plan.problem import Problem
@@ -276,15 +276,38 @@ class Chain:
     def static_bytes(self) -> IntArray:
         """Weights, gradients and optimizer state of each layer; a tied parameter at its first.
 
-        Sums over an interval are therefore never more than the interval's real need.
+        Of state that devices share, the least that one may hold of it. Sums over an interval are
+        therefore never more than the interval's real need.
         """
+        holders = most_holders(self.problem)
         seen: set[str] = set()
         rows = []
         for name in self.names:
             new = [p for p in self.problem.graph.parameters_of([name]) if p.name not in seen]
             seen.update(parameter.name for parameter in new)
-            rows.append(static_bytes(self.problem, new))
+            rows.append(static_bytes(self.problem, new, holders))
         return np.array(rows, dtype=np.int64)
+
+    @cached_property
+    def shared_state_bytes(self) -> FloatArray | None:
+        """Optimizer state of each layer that a stage's replicas share; None if they share none.
+
+        Tied parameters are left out: which stages share their state depends on the partition.
+        """
+        if not self.problem.job.shards_state:
+            return None
+        layers = self.problem.graph.record.layers
+        used = Counter(name for layer in layers for name in layer.parameters)
+        parameters = self.problem.graph.parameters
+        elements = [
+            sum(
+                parameters[name].elements
+                for name in layer.parameters
+                if used[name] == 1 and parameters[name].trainable
+            )
+            for layer in layers
+        ]
+        return np.array(elements, dtype=float) * self.problem.job.optimizer_bytes_per_element
 
     @cached_property
     def gradient_bytes(self) -> IntArray:
@@ -326,16 +349,18 @@ class Chain:
     def optimizer_traffic_bytes(self) -> FloatArray:
         """What the optimizer step reads and writes for each layer; a tied parameter at its first.
 
-        Weights are read and written, gradients read, the state read and written.
+        Weights are read and written, gradients read, the state read and written. Of parameters
+        whose state devices share, it is the least part that one may have.
         """
-        job = self.problem.job
+        job, holders = self.problem.job, most_holders(self.problem)
         seen: set[str] = set()
         rows = []
         for name in self.names:
             held = self.problem.graph.parameters_of([name])
             new = [p for p in held if p.trainable and p.name not in seen]
             seen.update(parameter.name for parameter in new)
-            rows.append(sum(step_traffic_bytes(job, p.bytes, p.elements) for p in new))
+            moved = sum(step_traffic_bytes(job, p.bytes, p.elements) for p in new)
+            rows.append(moved / holders)
         return np.array(rows, dtype=float)
 
     @cached_property

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cluster.link_table import moving_s
+from planner.costs.optimizer import most_holders
 from planner.search.partition.chain import Chain, FloatArray, IntArray
 from planner.search.partition.spans import (
     MemoryLevel,
@@ -127,8 +128,26 @@ class Intervals:
 
     @cached_property
     def static_bytes(self) -> FloatArray:
-        """Weights, gradients and optimizer state, at least."""
+        """Weights, gradients and optimizer state, at least, on however many devices."""
         return self.sums(self.chain.static_bytes)
+
+    def static_bytes_on(self, counts: Counts, place: Any = np.s_[:, :]) -> FloatArray:
+        """Return the same on replicas that share the optimizer's state, if any do.
+
+        Args:
+            counts: devices by type, all that hold the stage.
+            place: of the intervals asked for; all of them by default.
+        """
+        static, replicas = self.static_bytes[place], sum(counts)
+        if self._shared_state_bytes is None:
+            return np.asarray(static)
+        more = 1 / replicas - 1 / most_holders(self.chain.problem)
+        return np.asarray(static + self._shared_state_bytes[place] * max(0.0, more))
+
+    @cached_property
+    def _shared_state_bytes(self) -> FloatArray | None:
+        each = self.chain.shared_state_bytes
+        return None if each is None else self.sums(each)
 
     @cached_property
     def stash_bytes(self) -> FloatArray:
@@ -286,7 +305,8 @@ class Intervals:
         return there, back
 
     def _fits_alone(self, kind: int) -> BoolArray:
-        return self.fits(tuple(int(k == kind) for k in range(len(self.types))))
+        """Return whether a type may hold a replica, with others as many as there can be."""
+        return self.fits(tuple(int(k == kind) for k in range(len(self.types))), are_all=False)
 
     @cached_property
     def forced_s(self) -> list[FloatArray]:
@@ -307,12 +327,17 @@ class Intervals:
         widest = max(self.types[k].optimizer_gb_per_s for k in _held(counts))
         return self.optimizer_traffic_bytes / (widest * 1e9)
 
-    def fits(self, counts: Counts) -> BoolArray:
+    def fits(self, counts: Counts, *, are_all: bool = True) -> BoolArray:
         """Return whether the layers may run on these types and one microbatch fits each memory.
 
         Layers are recomputed if need be.
+
+        Args:
+            counts: devices by type.
+            are_all: whether they are all that hold the stage; else others may share its state.
         """
-        needed = self.static_bytes + self.least_stash_bytes
+        static = self.static_bytes_on(counts) if are_all else self.static_bytes
+        needed = static + self.least_stash_bytes
         fits = self.is_interval & (needed <= self._room_bytes(counts))
         for k in _held(counts):
             fits &= self._foreign[k] == 0
@@ -330,7 +355,7 @@ class Intervals:
             counts: devices by type.
             recompute: everything is recomputed that may be.
         """
-        room = self._room_bytes(counts) - self.static_bytes
+        room = self._room_bytes(counts) - self.static_bytes_on(counts)
         stash = self.least_stash_bytes if recompute else self.stash_bytes
         with np.errstate(divide="ignore", invalid="ignore"):
             stashes = np.floor(room / stash)

@@ -12,6 +12,7 @@ from planner.cluster.link_table import FloatArray
 from planner.costs.layer_moments import LayerMoments
 from planner.costs.placement import place_plan
 from planner.errors import PipeplanError
+from planner.plan.optimizer_state import require_whole_state
 from planner.plan.plan import Plan
 from planner.plan.tensor_parallel import require_single_devices
 from planner.simulation.simulator import simulate
@@ -41,6 +42,7 @@ def from_plan(plan: Plan, workers: int | None = None) -> World:
         PipeplanError: if the replicas form no pipelines, or no link joins devices.
     """
     require_single_devices(plan.degree, "simulate --sync")
+    require_whole_state(plan.job, "simulate --sync")
     # Whatever strategy is simulated, it is pipelines that it is simulated of.
     replicas = pipeline_replicas_of(plan, otherwise="")
     # The strategy's own traffic is simulated apart, so none of the plan's slows its messages here.

@@ -90,6 +90,11 @@ class ProvedLayers:
         remains = min(whole - gradient, weights)
         return forward, gradient, min(whole, inputs + weights), remains
 
+    @property
+    def most_sharers(self) -> int:
+        """Devices that share the optimizer's state of a parameter, at most."""
+        return len(self.cluster.devices) if self.space.shards_state else 1
+
     def on_fastest(self, seconds: FloatArray) -> FloatArray:
         """Return seconds of each layer on the fastest type that may run it."""
         return np.asarray(np.where(self.may_run, seconds, np.inf).min(axis=0))
@@ -207,7 +212,7 @@ class ProvedIntervals:
     def _parameter_bytes(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """Gradients of a stage alone, those shared with others, optimizer traffic, static."""
         own, shared, traffic, static = (np.zeros(self.is_stage.shape) for _ in range(4))
-        costs = self.layers.costs
+        costs, sharers = self.layers.costs, self.layers.most_sharers
         parameters = {row.name: row for row in self.layers.graph.parameters}
         for numbers, names in self.layers.holders.items():
             some, every = self._held(numbers)
@@ -217,8 +222,11 @@ class ProvedIntervals:
             own += np.where(every, gradient, 0.0)
             shared += np.where(some & ~every, gradient, 0.0)
             moved = float(sum(3 * row.bytes + 2 * costs.state_bytes(row) for row in trained))
+            moved /= sharers
             traffic += np.where(some, moved, 0.0)
-            static += np.where(some, float(sum(map(costs.static_bytes, rows))), 0.0)
+            static += np.where(
+                some, float(sum(costs.static_bytes(row, sharers) for row in rows)), 0.0
+            )
         return own, shared, traffic, static
 
     @property

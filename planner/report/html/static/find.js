@@ -43,9 +43,9 @@ class Finder {
     const { devices, transfers } = this.model;
     if (type === "optimizer") return `optimizer step on ${devices[row.place].name}`;
     if (type === "reduction") {
-      const { stages, bytes, devices: members } = row.reductions[index];
+      const { stages, bytes, devices: members, kind: collective = "all-reduce" } = row.reductions[index];
       const size = bytes === undefined ? "" : `, ${formatBytes(bytes)} over ${members.length} devices`;
-      return `all-reduce of ${stagesText(stages)} on ${devices[row.place].name}${size}`;
+      return `${collective} of ${stagesText(stages)} on ${devices[row.place].name}${size}`;
     }
     const spans = { operation: row.operations, send: row.sends, transfer: row.spans }[type];
     const kind = KINDS[spans.kind[index]], stage = spans.stage[index], microbatch = spans.microbatch[index];

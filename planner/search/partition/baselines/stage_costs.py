@@ -104,12 +104,14 @@ class BaselineStageCosts:
         self._position = {block: index for index, block in enumerate(self.blocks)}
         self._static = self._intervals(chain.static_bytes)
         self._static[np.tril_indices(len(self.cuts))] = np.inf
+        state = chain.shared_state_bytes
+        self._shared_state = 0.0 if state is None else self._intervals(state)
         self._stash = self._intervals(chain.stash_bytes)
         self._gradients = self._intervals(chain.gradient_bytes)
         self._forward = {name: self._intervals(chain.forward_s(name)) for name in chain.types}
         self._backward = {name: self._intervals(chain.backward_s(name)) for name in chain.types}
         self._shares: dict[tuple[str, tuple[str, ...], int], FloatArray] = {}
-        self._room: dict[tuple[int, int], FloatArray] = {}
+        self._room: dict[tuple[int, int, int], FloatArray] = {}
         self._lines: dict[Block, tuple[float, float]] = {}
         self._ways: dict[tuple[tuple[int, ...], tuple[int, ...]], Way] = {}
 
@@ -183,10 +185,11 @@ class BaselineStageCosts:
         capacity = min(self.cluster.device_type(device).capacity_bytes for device in devices)
         microbatches = self.chain.problem.job.microbatches
         stashes = max(1, -(-min(microbatches, in_flight) // len(devices)))
-        if (capacity, stashes) not in self._room:
-            needed = self._static + stashes * self._stash
-            self._room[capacity, stashes] = np.where(needed <= capacity, 0.0, np.inf)
-        return self._room[capacity, stashes]
+        key = capacity, stashes, len(devices)
+        if key not in self._room:
+            needed = self._static + self._shared_state / len(devices) + stashes * self._stash
+            self._room[key] = np.where(needed <= capacity, 0.0, np.inf)
+        return self._room[key]
 
     def send_s(self, sources: Sequence[Block], targets: Sequence[Block]) -> FloatArray:
         """Return the time of activations at each cut, over the slowest way, shared by all pairs."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from planner.costs.optimizer import static_bytes
 from planner.costs.path_bounds import PathBounds
 from planner.costs.placement import PlacedPipeline
 from planner.costs.roofline import OperationTimes
@@ -144,7 +145,7 @@ def longest_plan_s(chain: Chain, max_stages: int, crossing_bytes: float | None =
     if crossing is None:
         crossing = float(chain.cut_bytes.max() + chain.cut_gradient_bytes.max())
     transfers = (max_stages - 1) * (2 * latency_s + crossing / width)
-    state = float(chain.static_bytes.sum())
+    state = float(static_bytes(problem, problem.graph.record.parameters))
     reductions = max_stages + len(chain.tied_parameters)
     reduce_s = 2 * count * (reductions * latency_s + count * state / width)
     memory_width = min(kind.optimizer_gb_per_s for kind in cluster.device_types.values())

@@ -251,7 +251,7 @@ class QuickBound:
         counts = self._counts(stage)
         held = [k for k, count in enumerate(counts) if count]
         room = min(float(table.types[k].capacity_bytes) for k in held)
-        if table.static_bytes[place] + table.least_stash_bytes[place] > room:
+        if table.static_bytes_on(counts, place) + table.least_stash_bytes[place] > room:
             never = _Shares((), np.inf, np.inf)
             return _Stage(never, never, 0.0, 0.0, 0.0, 0.0)
         widest = max(table.types[k].optimizer_gb_per_s for k in held)

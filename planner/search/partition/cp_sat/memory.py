@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
-from planner.costs.optimizer import static_bytes
+from planner.costs.optimizer import most_holders, static_bytes
 from planner.search.partition.chain import Chain, FloatArray
 from planner.search.partition.cp_sat.decisions import Decisions, Form
 from planner.search.partition.cp_sat.recomputation import RecomputeDecisions, StageStashes
@@ -241,7 +241,8 @@ class StageMemory:
         state: Expression = 0
         for name, (first, *others) in holders.items():
             if others:
-                size = static_bytes(problem, [problem.graph.parameters[name]])
+                row = problem.graph.parameters[name]
+                size = static_bytes(problem, [row], most_holders(problem))
                 again = [self._d.holds_any(j, others), ~self._d.holds(j, first)]
                 state += size // self._unit.bytes * self._d.all_of(again)
         return state

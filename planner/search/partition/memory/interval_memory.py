@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner.costs.optimizer import static_bytes
+from planner.costs.optimizer import most_holders, static_bytes
 from planner.search.partition.chain import Chain, FloatArray, IntArray
 from planner.search.partition.intervals import interval_sums
 
@@ -70,7 +70,9 @@ class IntervalMemory:
             for name in layer.parameters:
                 holders.setdefault(name, []).append(position)
         for name, held in holders.items():
-            size = static_bytes(chain.problem, [chain.problem.graph.parameters[name]])
+            size = static_bytes(
+                chain.problem, [chain.problem.graph.parameters[name]], most_holders(chain.problem)
+            )
             for before, first in pairwise(held):
                 table[before + 1 : first + 1, first + 1 :] += size
         return table

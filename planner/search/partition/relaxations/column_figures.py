@@ -252,5 +252,5 @@ def _port_s(chain: Chain, links: LinkTable, device: int) -> FloatArray:
 def _fits(chain: Chain, types: Sequence[str]) -> BoolArray:
     intervals = Intervals(chain)
     unit = np.eye(len(chain.types), dtype=int)
-    of_type = [intervals.fits(tuple(int(n) for n in row)) for row in unit]
+    of_type = [intervals.fits(tuple(int(n) for n in row), are_all=False) for row in unit]
     return np.array([of_type[chain.types.index(name)] for name in types])

@@ -277,7 +277,7 @@ class SurrogateFigures:
         rows = []
         for k in range(len(self.counts)):
             counts = tuple(int(x) for x in unit[k])
-            fits = table.fits(counts)
+            fits = table.fits(counts, are_all=False)
             partners = work >= work[k] * (1 - 1e-12)
             forward, gradient, weight = (
                 np.where(partners, figure, np.inf).min(axis=0)

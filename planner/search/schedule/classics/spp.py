@@ -71,8 +71,8 @@ def blocks_of(pipeline: PlacedPipeline) -> SppBlocks:
         times = stage.times.values()
         forward.append(max(time.forward_s for time in times) / len(times))
         backward.append(max(time.backward_s for time in times) / len(times))
-        own = [sync.seconds for sync in pipeline.synchronisations if sync.stages == (index,)]
-        reduce.append(sum(own))
+        own = (sync for sync in pipeline.synchronisations if sync.stages == (index,))
+        reduce.append(sum(sync.seconds + sync.gather_s for sync in own))
     for index in range(len(pipeline.stages) - 1):
         send.append(_channel_s(pipeline, index, forward=True))
         back.append(_channel_s(pipeline, index, forward=False))

@@ -1,0 +1,200 @@
+"""Optimizer state that the ranks which hold a parameter share: each has that of a part (ZeRO-1).
+
+A bucket's gradients lie in one flat buffer, of which every rank gets the sum of an equal part. It
+steps on just those elements, so its optimizer trains slices of parameters; an optimizer that treats
+each element by itself makes of them what it makes of the whole.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from executor.checkpoint.manifest import DTYPES, NAMES
+from executor.checkpoint.ranks import Ranks
+from executor.distributed.failure import talking_to
+from executor.distributed.process_group import all_gather_single
+from planner.errors import PipeplanError
+
+if TYPE_CHECKING:
+    from executor.sync.gradients import Bucket
+
+STEP_COUNTERS = ("step", "mu_product")
+"""Numbers of torch's optimizers that stand in the state of each parameter as tensors."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The elements of a parameter, flat, whose optimizer state a rank has.
+
+    Attributes:
+        begin, end: of the elements.
+        place: of the first in the rank's part of the bucket.
+        parameter: these elements of the parameter itself, in one dimension.
+    """
+
+    begin: int
+    end: int
+    place: int
+    parameter: nn.Parameter
+
+    @property
+    def part(self) -> slice:
+        """Its place in the rank's part of the bucket."""
+        return slice(self.place, self.place + self.end - self.begin)
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Return the same elements of a tensor of the parameter's shape."""
+        return whole.reshape(-1)[self.begin : self.end]
+
+
+def slices_of(bucket: Bucket, rank: int) -> dict[str, Slice]:
+    """Return the slices of a rank by the names of the parameters; none of some of them.
+
+    Each rank has an equal part of the bucket, in the order of its ranks, as :class:`Halves` does.
+    """
+    count = len(bucket.ranks)
+    total = sum(parameter.numel() for parameter in bucket.parameters.values())
+    part = math.ceil(total / count)
+    first, offset = bucket.ranks.index(rank) * part, 0
+    found = {}
+    for name, parameter in bucket.parameters.items():
+        begin = min(max(first - offset, 0), parameter.numel())
+        end = min(max(first + part - offset, 0), parameter.numel())
+        if begin < end:
+            own = nn.Parameter(_flat(parameter)[begin:end])
+            found[name] = Slice(begin, end, offset + begin - first, own)
+        offset += parameter.numel()
+    return found
+
+
+def _flat(parameter: nn.Parameter) -> Tensor:
+    """Return all elements in one dimension, in the parameter's own memory."""
+    if not parameter.is_contiguous():
+        # Its elements have to lie in the order in which those of its gradient do.
+        parameter.data = parameter.data.contiguous()
+    return parameter.detach().view(-1)
+
+
+class StateShards:
+    """The slices that a rank trains of the parameters that it shares with others.
+
+    Args:
+        buckets: of these parameters, in the order that all ranks have.
+        rank: this one.
+
+    Attributes:
+        buckets: as they were given.
+        slices: of this rank, by the names of the parameters.
+        shared: names of all parameters of the buckets.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], rank: int) -> None:
+        self.buckets = tuple(buckets)
+        self.slices = {n: row for bucket in buckets for n, row in slices_of(bucket, rank).items()}
+        self.shared = frozenset(name for bucket in buckets for name in bucket.parameters)
+        self._rank = rank
+
+    def divided(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        """Return what this rank's optimizer trains: slices of shared parameters, others whole."""
+        return {
+            name: self.slices[name].parameter if name in self.slices else parameter
+            for name, parameter in parameters.items()
+            if name in self.slices or name not in self.shared
+        }
+
+    def of(self, name: str, key: str, whole: Tensor) -> Tensor:
+        """Return this rank's slice of a tensor like a parameter; a counter stays whole.
+
+        Args:
+            name: of the parameter.
+            key: of the state, such as ``exp_avg``.
+            whole: of the parameter's shape.
+        """
+        if name not in self.slices or key in STEP_COUNTERS:
+            return whole
+        return self.slices[name].of(whole)
+
+    def joined(
+        self, tensors: Mapping[str, Tensor], process_groups: Mapping[tuple[int, ...], Any]
+    ) -> dict[str, Tensor]:
+        """Return state of whole parameters, given that of all ranks' slices; all ranks call it.
+
+        Args:
+            tensors: by ``master/NAME`` or ``optimizer/NAME/STATE``.
+            process_groups: by their ranks.
+
+        Raises:
+            PipeplanError: if state is neither a number nor like its parameter.
+        """
+        state = {n: t for n, t in tensors.items() if _split(n)[0] in self.shared}
+        found = {name: tensor for name, tensor in tensors.items() if name not in state}
+        for bucket in self.buckets:
+            found.update(self._joined(bucket, state, process_groups[bucket.ranks]))
+        return found
+
+    def _joined(
+        self, bucket: Bucket, state: Mapping[str, Tensor], group: Any
+    ) -> Iterator[tuple[str, Tensor]]:
+        mine = {n: t for n, t in state.items() if _split(n)[0] in bucket.parameters}
+        texts = Ranks.of_process_group(group).gather(json.dumps(self._told(mine)))
+        told = [json.loads(text) for text in texts]
+        numbers = {n: row for rows in told for n, row in rows["numbers"].items()}
+        for name, (dtype, value, is_empty) in sorted(numbers.items()):
+            kind = DTYPES[dtype]
+            yield name, torch.empty(0, dtype=kind) if is_empty else torch.tensor(value, dtype=kind)
+        kinds = {key: dtype for rows in told for key, dtype in rows["like"].items()}
+        for key, dtype in sorted(kinds.items()):
+            own = {_split(n)[0]: t for n, t in mine.items() if _split(n)[1] == key}
+            for name, whole in self._gathered(bucket, own, DTYPES[dtype], group).items():
+                yield key.format(name), whole
+
+    def _told(self, mine: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return what this rank has, as plain JSON: numbers, and keys of what is like slices."""
+        numbers, like = {}, {}
+        for full_name, tensor in mine.items():
+            name, key = _split(full_name)
+            if tensor.shape == self.slices[name].parameter.shape:
+                like[key] = NAMES[tensor.dtype]
+            elif tensor.numel() <= 1:
+                value = None if tensor.numel() == 0 else tensor.item()
+                numbers[full_name] = (NAMES[tensor.dtype], value, value is None)
+            else:
+                raise PipeplanError(
+                    f"{full_name} has shape {list(tensor.shape)}, the slice of its parameter here "
+                    f"{list(self.slices[name].parameter.shape)}: replicas cannot put it together; "
+                    "train with an optimizer such as AdamW or SGD, or without checkpoints"
+                )
+        return {"numbers": numbers, "like": like}
+
+    def _gathered(
+        self, bucket: Bucket, own: Mapping[str, Tensor], dtype: torch.dtype, group: Any
+    ) -> dict[str, Tensor]:
+        """Return whole tensors, given those of this rank's slices by the names of parameters."""
+        sizes = [parameter.numel() for parameter in bucket.parameters.values()]
+        part = math.ceil(sum(sizes) / len(bucket.ranks))
+        flat = torch.zeros(part * len(bucket.ranks), dtype=dtype, device=bucket.device)
+        index = bucket.ranks.index(self._rank)
+        mine = flat.view(len(bucket.ranks), -1)[index]
+        for name, tensor in own.items():
+            mine[self.slices[name].part] = tensor
+        with talking_to(bucket.partners):
+            all_gather_single(flat, mine.clone(), group=group)
+        parts = torch.split(flat, [*sizes, len(flat) - sum(sizes)])
+        rows = zip(bucket.parameters.items(), parts, strict=False)
+        return {name: part.view(parameter.shape) for (name, parameter), part in rows}
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Return the parameter of a checkpoint's tensor, and a template of the rest of its name."""
+    kind, _, rest = name.partition("/")
+    if kind == "optimizer":
+        parameter, _, leaf = rest.rpartition("/")
+        return parameter, f"optimizer/{{}}/{leaf}"
+    return rest, f"{kind}/{{}}"
