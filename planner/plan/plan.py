@@ -225,7 +225,7 @@ class Plan(ShownInNotebooks, JsonFile):
     """A complete plan: stages, devices, orders, predictions and the inputs they were made from.
 
     Attributes:
-        format: ``pipeplan/7``.
+        format: ``pipeplan/8``.
         model: The model.
         cluster: The cluster it was planned for.
         job: The job it was planned for.
@@ -246,7 +246,7 @@ class Plan(ShownInNotebooks, JsonFile):
             of devices; null: they name devices.
     """
 
-    format: Literal["pipeplan/7"] = "pipeplan/7"
+    format: Literal["pipeplan/8"] = "pipeplan/8"
     model: PlannedModel
     cluster: Cluster
     job: Job

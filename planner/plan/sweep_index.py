@@ -132,7 +132,7 @@ class SweepIndex(JsonFile):
     """The contents of a sweep's folder.
 
     Attributes:
-        format: ``pipeplan-sweep/5``.
+        format: ``pipeplan-sweep/6``.
         model: Name of the model.
         factory: ``module:factory`` that builds it; null if the graph was read from a file.
         arguments: Keyword arguments of the factory.
@@ -145,7 +145,7 @@ class SweepIndex(JsonFile):
         points: Points found so far, unordered.
     """
 
-    format: Literal["pipeplan-sweep/5"] = "pipeplan-sweep/5"
+    format: Literal["pipeplan-sweep/6"] = "pipeplan-sweep/6"
     model: str
     factory: str | None = None
     arguments: dict[str, JsonValue] = Field(default_factory=dict)

@@ -226,6 +226,11 @@ STEPS: Mapping[str, MigrationStep] = {
         _plan_with_newer_graph,
         "plans may have tensor-parallel groups as devices; older ones have none",
     ),
+    "pipeplan/7": MigrationStep(
+        "pipeplan/8",
+        dict,
+        "the job says whether replicas share the optimizer's state; in older plans none do",
+    ),
     "pipeplan-graph/1": MigrationStep(
         "pipeplan-graph/2",
         dict,
@@ -250,6 +255,11 @@ STEPS: Mapping[str, MigrationStep] = {
         "pipeplan-sweep/5",
         dict,
         "the job says how many devices a tensor-parallel group has; older sweeps have none",
+    ),
+    "pipeplan-sweep/5": MigrationStep(
+        "pipeplan-sweep/6",
+        dict,
+        "the job says whether replicas share the optimizer's state; in older sweeps none do",
     ),
     "pipeplan-sync-trace/1": MigrationStep(
         "pipeplan-sync-trace/2",
@@ -289,7 +299,7 @@ def migrate(data: Mapping[str, Any], newest: str, source: str) -> Mapping[str, A
 
 
 KINDS = {
-    "pipeplan/7": "a plan",
+    "pipeplan/8": "a plan",
     "pipeplan-graph/2": "a layer graph",
     "pipeplan-cluster/1": "a cluster file",
     "pipeplan-job/1": "a job file",
@@ -299,7 +309,7 @@ KINDS = {
     "pipeplan-timeline/1": "a measured timeline",
     "pipeplan-costs/1": "measured costs of layers",
     "pipeplan-sync-trace/2": "a trace of synchronisation",
-    "pipeplan-sweep/5": "the index of a sweep",
+    "pipeplan-sweep/6": "the index of a sweep",
     "pipeplan-moves/1": "what a new plan moves",
 }
 """Kinds of files by their newest ``format``."""

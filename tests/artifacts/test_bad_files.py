@@ -96,7 +96,7 @@ def test_any_other_format_is_refused(value: object) -> None:
     if value in [f"pipeplan/{number}" for number in range(1, 6)]:
         return
     with pytest.raises(PipeplanError, match="some file: format"):
-        check_format({"format": value}, "pipeplan/7", "some file")
+        check_format({"format": value}, "pipeplan/8", "some file")
 
 
 @given(share=st.floats(0, 1, exclude_max=True))
@@ -376,4 +376,4 @@ def test_an_old_format_that_never_was_names_those_that_are_read(tmp_path: Path) 
     path.write_text('{"format": "pipeplan/0"}')
     text = refusal(Plan.load, path)
     assert "which are pipeplan/1, pipeplan/2" in text
-    assert text.endswith("pipeplan/7; make the file again")
+    assert text.endswith("pipeplan/8; make the file again")

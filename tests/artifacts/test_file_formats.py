@@ -36,7 +36,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "data" / "formats"
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix != ".md")
 OLD_PLANS = [path for path in FILES if path.name.startswith("plan-1-")]
 SECOND_PLANS = [path for path in FILES if path.name.startswith("plan-2-")]
-NEW_PLANS = [path for path in FILES if path.name.startswith("plan-7-")]
+NEW_PLANS = [path for path in FILES if path.name.startswith("plan-8-")]
 WHOLE_CHAIN = (
     "every plan that cuts the chain of layers, with up to 1 stage a device, whole backwards and "
     "any layers recomputed"

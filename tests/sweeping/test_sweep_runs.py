@@ -262,7 +262,7 @@ Edit = Callable[[dict[str, Any]], Any]
         (lambda data: data["points"][0].update(plan=None), "gives no reason; remove it"),
         (lambda data: data["points"][0].update(reason="x"), "has a plan and a reason"),
         (lambda data: data["points"].append(data["points"][0]), "is there 2 times; keep one"),
-        (lambda data: data.update(format="pipeplan-sweep/6"), "is newer than 'pipeplan-sweep/5'"),
+        (lambda data: data.update(format="pipeplan-sweep/7"), "is newer than 'pipeplan-sweep/6'"),
         (lambda data: data.update(format="pipeplan/1"), "give the index of a sweep"),
         (lambda data: data["clusters"].update(ring="md5:0"), "clusters.ring"),
     ],
