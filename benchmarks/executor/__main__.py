@@ -2,7 +2,7 @@
 
 Usage:
     python -m benchmarks.executor [--rows NAMES] [--plans N] [--seed S] [--output FILE]
-    python -m benchmarks.executor --parity N [--seed S] --json
+    python -m benchmarks.executor --parity N [--groups] [--seed S] --json
 
     python -m benchmarks.executor --short [--json] [--claims FILE]
 
@@ -22,10 +22,10 @@ from pathlib import Path
 
 from benchmarks.executor import compare_peers as executor_peers
 from benchmarks.executor import freedoms as executor_freedoms
+from benchmarks.executor import member_steps, short
 from benchmarks.executor import on_testbed as executor_testbed
 from benchmarks.executor import overhead as executor_overhead
 from benchmarks.executor import parity as executor_parity
-from benchmarks.executor import short
 from benchmarks.executor.freedoms_worker import STEPS, TRAININGS
 from benchmarks.reporting.claims import add_short_options, is_short, tell
 from benchmarks.reporting.report import chosen_sections, heading, table, write_table
@@ -65,6 +65,15 @@ SECTIONS: dict[str, Section] = {
         executor_parity.COLUMNS,
         lambda options: executor_parity.parity_rows(options.plans, options.seed),
     ),
+    "groups": Section(
+        "Tensor-parallel groups against a single process",
+        "Random verified plans of groups of two and four: up to six stages, several on a group, "
+        "one to three replicas, uneven microbatches, sequence parallelism, shared optimizer state, "
+        "experts, whole and split backwards, recomputation and dropout, on two to eight ranks. A "
+        "plan counts in each row that it belongs to. Errors as above.",
+        executor_parity.GROUP_COLUMNS,
+        lambda options: executor_parity.group_rows(options.group_plans, options.seed),
+    ),
     "peers": Section(
         "Beside torch's own pipeline runtime",
         "The same order of the same work in the same processes, turn by turn, forwards and "
@@ -73,6 +82,15 @@ SECTIONS: dict[str, Section] = {
         "the rounds of two launches.",
         executor_peers.COLUMNS,
         lambda options: executor_peers.rows(),
+    ),
+    "members": Section(
+        "A split stage beside plain torch",
+        "Two ranks of one tensor-parallel group run all of a model, four microbatches forward and "
+        "backward; beside it the same in plain torch, with Megatron's collectives written by hand. "
+        "Both take turns in the same processes. Medians of ratios, ours over plain torch's, over "
+        "the rounds of two launches.",
+        member_steps.COLUMNS,
+        lambda options: [row.cells for row in member_steps.measured(20, 2)],
     ),
     "overhead": Section(
         "Over the simulator's iteration",
@@ -139,6 +157,12 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--plans", type=_count, default=executor_parity.PLANS, metavar="N", help="of the table"
     )
+    found.add_argument(
+        "--group-plans", type=_count, default=60, metavar="N", help="of groups, of the table"
+    )
+    found.add_argument(
+        "--groups", action="store_true", help="with --parity: plans of tensor-parallel groups"
+    )
     found.add_argument("--seed", type=int, default=0, help="of the random plans")
     found.add_argument("--steps", type=_count, default=16, help="of each emulated run")
     found.add_argument(
@@ -164,7 +188,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if not options.short and options.json != (options.parity is not None):
         parser().error("--parity N and --json go together")
     if options.parity is not None:
-        found = executor_parity.run_parity(options.parity, options.seed)
+        draw = executor_parity.of_groups if options.groups else executor_parity.of_devices
+        found = executor_parity.run_parity(options.parity, options.seed, draw)
         print(json.dumps(found))
         return 1 if found["failures"] else 0
     try:

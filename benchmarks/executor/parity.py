@@ -7,9 +7,10 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -17,6 +18,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks import ROOT
+from benchmarks.executor.group_plans import random_group_plan, random_size
 from benchmarks.executor.plans import MAX_RANKS, MIN_RANKS, PRECISIONS, random_plan
 from benchmarks.executor.single_process import TOLERANCE
 from planner.plan.plan import Plan
@@ -54,37 +56,61 @@ class Outcome:
         precision: of its weights.
         errors: by their names; empty if it did not run.
         problems: what is wrong; none if it trains as a single process does.
+        kinds: of plans of groups that it belongs to.
     """
 
     number: int
     precision: str
     errors: dict[str, float]
     problems: tuple[str, ...]
+    kinds: tuple[str, ...] = ()
 
 
-def parity(count: int, seed: int) -> list[Outcome]:
+@dataclass(frozen=True)
+class Drawing:
+    """A plan to be drawn, whatever the others.
+
+    Attributes:
+        ranks: that run it.
+        plan: draws the rest.
+    """
+
+    ranks: int
+    plan: Callable[[], Plan]
+
+
+def parity(count: int, seed: int, draw: Callable[[random.Random], Drawing]) -> list[Outcome]:
     """Draw plans and run each; equal arguments draw equal plans.
 
     Plans of the next number of ranks are drawn while others run.
+
+    Args:
+        count: of the plans.
+        seed: of all that is drawn.
+        draw: :func:`of_devices` or :func:`of_groups`.
     """
-    drawings = [_drawing(number, seed) for number in range(count)]
+    drawings = [draw(random.Random(f"{seed}/{number}")) for number in range(count)]
     with TemporaryDirectory() as folder, ThreadPoolExecutor(LAUNCHES) as pool:
         running = []
-        for ranks in sorted({ranks for ranks, _ in drawings}, reverse=True):
+        for ranks in sorted({row.ranks for row in drawings}, reverse=True):
             plans = {
-                number: random_plan(rng, ranks)
-                for number, (wanted, rng) in enumerate(drawings)
-                if wanted == ranks
+                number: row.plan() for number, row in enumerate(drawings) if row.ranks == ranks
             }
             running.append(pool.submit(_run, plans, ranks, Path(folder) / str(ranks)))
         found = [outcome for outcomes in running for outcome in outcomes.result()]
     return sorted(found, key=lambda outcome: outcome.number)
 
 
-def _drawing(number: int, seed: int) -> tuple[int, random.Random]:
-    """The number of ranks of a plan and what the rest of it is drawn from, whatever the others."""
-    rng = random.Random(f"{seed}/{number}")
-    return rng.randint(MIN_RANKS, MAX_RANKS), rng
+def of_devices(rng: random.Random) -> Drawing:
+    """Return a plan of single devices."""
+    ranks = rng.randint(MIN_RANKS, MAX_RANKS)
+    return Drawing(ranks, partial(random_plan, rng, ranks))
+
+
+def of_groups(rng: random.Random) -> Drawing:
+    """Return a plan of tensor-parallel groups."""
+    degree, groups = random_size(rng)
+    return Drawing(degree * groups, partial(random_group_plan, rng, degree, groups))
 
 
 def _run(plans: Mapping[int, Plan], ranks: int, folder: Path) -> list[Outcome]:
@@ -140,7 +166,8 @@ def _outcome(number: int, plan: Plan, report: dict[str, Any]) -> Outcome:
             f"gradients: {errors['tensor']:.2e} of {report['worst']}, {errors['whole']:.2e} of "
             f"all; {report['excess']:.2g} times what is allowed"
         )
-    return Outcome(number, plan.job.precision, errors, (*report["problems"], *beyond))
+    kinds = tuple(kind for kind, is_of in _KINDS.items() if is_of(plan))
+    return Outcome(number, plan.job.precision, errors, (*report["problems"], *beyond), kinds)
 
 
 def summary(outcomes: Sequence[Outcome], seed: int, seconds: float) -> dict[str, Any]:
@@ -182,16 +209,44 @@ def _errors(outcomes: Sequence[Outcome], precision: str, names: Sequence[str]) -
     return [errors[name] for errors in rows for name in names if name in errors]
 
 
-def run_parity(count: int, seed: int) -> dict[str, Any]:
+def run_parity(count: int, seed: int, draw: Callable[[random.Random], Drawing]) -> dict[str, Any]:
     """:func:`parity`, summed up."""
     start_s = perf_counter()
-    outcomes = parity(count, seed)
+    outcomes = parity(count, seed, draw)
     return summary(outcomes, seed, perf_counter() - start_s)
 
 
 def parity_rows(count: int, seed: int) -> list[list[object]]:
     """A row of the table for each precision."""
-    return rows_of(parity(count, seed))
+    return rows_of(parity(count, seed, of_devices))
+
+
+GROUP_COLUMNS = ("plans of groups", *COLUMNS)
+_KINDS: Mapping[str, Callable[[Plan], bool]] = {
+    "of 2": lambda plan: plan.degree == 2,
+    "of 4": lambda plan: plan.degree == 4,
+    "sharing positions": lambda plan: plan.job.sequence_parallel,
+    "with experts": lambda plan: "mixtral" in plan.model.name,
+    "sharing optimizer state": lambda plan: plan.job.shards_state and _has_replicas(plan),
+    "with replicas": lambda plan: _has_replicas(plan),
+    "with several stages a group": lambda plan: len(plan.stages) > len(plan.ranks),
+    "with split backwards": lambda plan: any("W" in order for order in plan.orders.values()),
+}
+
+
+def _has_replicas(plan: Plan) -> bool:
+    return any(len(stage.devices) > 1 for stage in plan.stages)
+
+
+def group_rows(count: int, seed: int) -> list[list[object]]:
+    """Rows for each kind of plans of groups, one a precision; plans are of several kinds."""
+    outcomes = parity(count, seed, of_groups)
+    return [
+        [kind, *row]
+        for kind in _KINDS
+        for row in rows_of([outcome for outcome in outcomes if kind in outcome.kinds])
+        if row[1]
+    ]
 
 
 def rows_of(outcomes: Sequence[Outcome]) -> list[list[object]]:

@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -22,6 +23,7 @@ from executor.emulation.pace import Pace
 from executor.launch.prepare import prepare
 from executor.runtime.runtime import StepRecord
 from executor.training.optimisation import StepOutcome
+from executor.training.state_shards import StateShards
 from executor.training.trainer import Trainer, optimisation_of
 from planner.plan.plan import Plan
 
@@ -80,7 +82,8 @@ def trained(plan: Plan, steps: int, pace: Pace | None = None) -> list[Iteration]
         pace: what operations are held to; None: they take their own time.
     """
     prepared = prepare(plan, plan.model.factory, seed=SEED)
-    optimisation, found = optimisation_of(prepared), Gradients(prepared.parameters)
+    optimisation = optimisation_of(prepared)
+    found = Gradients(prepared.parameters, optimisation.shards)
     trainer = Trainer.of_model(
         prepared,
         batch_source(plan, prepared.model),
@@ -106,18 +109,33 @@ class Gradients:
 
     Args:
         parameters: by name.
+        shards: of gradients that ranks have the sums of in parts.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], shards: StateShards | None = None
+    ) -> None:
         self.kept: dict[str, Tensor | None] = {}
         self._parameters = parameters
+        self._shards = shards
 
     def keep_before(self, optimise: Callable[[int], StepOutcome], step: int) -> StepOutcome:
         """Copy the gradients, then let the optimizer step."""
         self.kept = {
-            name: None if p.grad is None else p.grad.clone() for name, p in self._parameters.items()
+            name: None if p.grad is None else self._own(name, p.grad)
+            for name, p in self._parameters.items()
         }
         return optimise(step)
+
+    def _own(self, name: str, gradient: Tensor) -> Tensor:
+        """Copy a gradient; of one that ranks have in parts, what others have is not a number."""
+        if self._shards is None or name not in self._shards.shared:
+            return gradient.clone()
+        found = torch.full_like(gradient, torch.nan)
+        if name in self._shards.slices:
+            part = self._shards.slices[name]
+            part.of(found)[:] = part.of(gradient)
+        return found
 
 
 if __name__ == "__main__":

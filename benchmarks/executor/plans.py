@@ -49,11 +49,11 @@ def random_plan(rng: random.Random, ranks: int) -> Plan:
         model_arguments=arguments,
     )
     graph = _traced(factory, job.samples_per_microbatch, job.precision, json.dumps(arguments))
-    problem = Problem(graph, _star(ranks), job, ModelSource(factory, arguments))
+    problem = Problem(graph, star(ranks), job, ModelSource(factory, arguments))
     # Random numbers must be drawn in the model's order.
     in_order = "dropout" in arguments or rng.random() < 0.5
     pipeline = place(problem, _stages(graph, problem.cluster.device_names, in_order, rng))
-    return plan_by_hand(pipeline, _orders(pipeline, rng))
+    return plan_by_hand(pipeline, random_orders(pipeline, rng))
 
 
 # --- model -----------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def _traced(factory: str, samples: int, precision: str, arguments: str) -> Layer
 
 
 @cache
-def _star(ranks: int) -> Cluster:
+def star(ranks: int) -> Cluster:
     """Equal devices around a switch, with memory for any order."""
     devices = [f"d{rank}" for rank in range(ranks)]
     return Cluster.from_data(
@@ -123,7 +123,7 @@ def _stages(
     share = rng.choice((0.0, 0.3, 1.0))
     return [
         StageSpec(part, on, tuple(name for name in part if rng.random() < share))
-        for part, on in zip(parts, _replicas(count, devices, rng), strict=True)
+        for part, on in zip(parts, replicas(count, devices, rng), strict=True)
     ]
 
 
@@ -139,7 +139,7 @@ def _order_of_layers(graph: LayerGraph, rng: random.Random) -> list[str]:
     return order
 
 
-def _replicas(count: int, devices: Sequence[str], rng: random.Random) -> list[tuple[str, ...]]:
+def replicas(count: int, devices: Sequence[str], rng: random.Random) -> list[tuple[str, ...]]:
     """The devices of each stage: one to three, and no device without a stage."""
     places: list[list[str]] = [[] for _ in range(count)]
     for device in rng.sample(devices, len(devices)):
@@ -154,7 +154,7 @@ def _replicas(count: int, devices: Sequence[str], rng: random.Random) -> list[tu
 # --- orders ----------------------------------------------------------------------------------
 
 
-def _orders(pipeline: PlacedPipeline, rng: random.Random) -> dict[str, list[Operation]]:
+def random_orders(pipeline: PlacedPipeline, rng: random.Random) -> dict[str, list[Operation]]:
     """One random sequence of all operations that respects what each needs, device by device."""
     owners = _owners(pipeline, rng)
     share = rng.choice((0.0, 0.5, 1.0))

@@ -46,7 +46,7 @@ def entries(seed: int) -> Iterator[Entry]:
 
 
 def _parity(seed: int) -> Iterator[Entry]:
-    outcomes = executor_parity.parity(PLANS, seed)
+    outcomes = executor_parity.parity(PLANS, seed, executor_parity.of_devices)
     for precision in PRECISIONS:
         mine = [outcome for outcome in outcomes if outcome.precision == precision]
         fine = sum(not outcome.problems for outcome in mine)

@@ -83,7 +83,9 @@ def batch_source(plan: Plan, model: nn.Module) -> BatchOf:
 
 
 def joined(plan: Plan, ranks: list[Held]) -> list[Held]:
-    """Return what ranks hold, shares of members of tensor-parallel groups put together."""
+    """Return what ranks hold, parts of gradients and shares of groups put together."""
+    if plan.job.shards_state:
+        ranks = _with_parts(plan, ranks)
     split = planned_split(plan)
     if split is None:
         return ranks
@@ -106,6 +108,22 @@ def joined(plan: Plan, ranks: list[Held]) -> list[Held]:
         parameters = of_group([row.parameters for row in group])
         for row, own, after in zip(group, gradients, parameters, strict=True):
             found.append(replace(row, gradients=own, parameters=after))
+    return found
+
+
+def _with_parts(plan: Plan, ranks: list[Held]) -> list[Held]:
+    """Put together gradients of which each rank of a place in its group has the sum of a part."""
+    found = []
+    for rank, own in enumerate(ranks):
+        others = [row.gradients for row in ranks[rank % plan.degree :: plan.degree]]
+        gradients = dict(own.gradients)
+        for name, gradient in own.gradients.items():
+            for row in others if gradient is not None else ():
+                part = row.get(name)
+                if part is not None:
+                    gradient = torch.where(gradient.isnan(), part, gradient)
+            gradients[name] = gradient
+        found.append(replace(own, gradients=gradients))
     return found
 
 

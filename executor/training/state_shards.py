@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,28 @@ from executor.distributed.failure import talking_to
 from executor.distributed.process_group import all_gather_single
 from planner.errors import PipeplanError
 
-if TYPE_CHECKING:
-    from executor.sync.gradients import Bucket
-
 STEP_COUNTERS = ("step", "mu_product")
 """Numbers of torch's optimizers that stand in the state of each parameter as tensors."""
+
+
+class SharedBucket(Protocol):
+    """Gradients that the same ranks reduce at once, as :class:`executor.sync.gradients.Bucket`."""
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """By name, in the order in which their gradients lie in the bucket."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that reduce it."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the gradients."""
+
+    @property
+    def partners(self) -> str:
+        """The partners' name in messages about lost ranks."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +71,11 @@ class Slice:
         return whole.reshape(-1)[self.begin : self.end]
 
 
-def slices_of(bucket: Bucket, rank: int) -> dict[str, Slice]:
+def slices_of(bucket: SharedBucket, rank: int) -> dict[str, Slice]:
     """Return the slices of a rank by the names of the parameters; none of some of them.
 
-    Each rank has an equal part of the bucket, in the order of its ranks, as :class:`Halves` does.
+    Each rank has an equal part of the bucket, in the order of its ranks, as
+    :class:`executor.sync.halves.Halves` does.
     """
     count = len(bucket.ranks)
     total = sum(parameter.numel() for parameter in bucket.parameters.values())
@@ -95,7 +113,7 @@ class StateShards:
         shared: names of all parameters of the buckets.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], rank: int) -> None:
+    def __init__(self, buckets: Sequence[SharedBucket], rank: int) -> None:
         self.buckets = tuple(buckets)
         self.slices = {n: row for bucket in buckets for n, row in slices_of(bucket, rank).items()}
         self.shared = frozenset(name for bucket in buckets for name in bucket.parameters)
@@ -140,7 +158,7 @@ class StateShards:
         return found
 
     def _joined(
-        self, bucket: Bucket, state: Mapping[str, Tensor], group: Any
+        self, bucket: SharedBucket, state: Mapping[str, Tensor], group: Any
     ) -> Iterator[tuple[str, Tensor]]:
         mine = {n: t for n, t in state.items() if _split(n)[0] in bucket.parameters}
         texts = Ranks.of_process_group(group).gather(json.dumps(self._told(mine)))
@@ -174,7 +192,7 @@ class StateShards:
         return {"numbers": numbers, "like": like}
 
     def _gathered(
-        self, bucket: Bucket, own: Mapping[str, Tensor], dtype: torch.dtype, group: Any
+        self, bucket: SharedBucket, own: Mapping[str, Tensor], dtype: torch.dtype, group: Any
     ) -> dict[str, Tensor]:
         """Return whole tensors, given those of this rank's slices by the names of parameters."""
         sizes = [parameter.numel() for parameter in bucket.parameters.values()]

@@ -31,6 +31,16 @@ def test_random_plans_train_as_a_single_process_does(capsys: pytest.CaptureFixtu
     assert found["max_relative_error"]["float64"] <= 1e-12
 
 
+def test_random_plans_of_groups_train_as_a_single_process_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two groups of two that share positions and state, experts on one, and groups of four."""
+    status = executor.main(["--parity", "4", "--groups", "--seed", "3", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["failures"], status) == ([], 0)
+    assert found["max_relative_error"]["float64"] <= 1e-12
+
+
 def test_random_plans_hold_and_use_every_rank() -> None:
     for seed in range(8):
         ranks = 2 + seed % 5

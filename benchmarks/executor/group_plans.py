@@ -1,0 +1,137 @@
+"""Random plans of tensor-parallel groups: all that the executor runs on them, drawn at random."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import random
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import pairwise
+
+from benchmarks.executor.plans import PRECISIONS, random_orders, replicas, star
+from models import ZOO
+from planner.assembly import plan_by_hand
+from planner.cluster.tensor_groups import TensorGroup
+from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.job import Job
+from planner.model.layer_graph import LayerGraph
+from planner.model.tracing.factory import import_factory
+from planner.model.tracing.sharding.record import record_of
+from planner.model.tracing.trace import trace_step
+from planner.plan.operations import Orders
+from planner.plan.plan import Plan
+from planner.plan.problem import ModelSource, Problem
+from planner.plan.tensor_parallel import TensorParallel, grouped_problem
+
+MODELS = ("gpt_tiny", "llama_tiny", "mixtral_tiny", "bert_tiny", "t5_tiny", "vit_tiny")
+"""Of the zoo, with parts that split over a group; ``mixtral_tiny`` has experts."""
+SIZES = ((2, 1), (2, 2), (2, 2), (2, 3), (4, 1), (4, 2))
+"""Devices of a group, and groups."""
+MOST_STAGES, MOST_MICROBATCHES = 6, 4
+
+
+def random_size(rng: random.Random) -> tuple[int, int]:
+    """Return the devices of a group and the number of groups."""
+    return rng.choice(SIZES)
+
+
+def random_group_plan(rng: random.Random, degree: int, groups: int) -> Plan:
+    """Return a plan that holds, of so many groups.
+
+    Drawn are the model and its dropout, sequence parallelism, shared optimizer state, precision,
+    optimizer, stages (several on a group, and replicas with uneven microbatches), what is
+    recomputed, which backwards are split, and the orders.
+
+    Args:
+        rng: what it is drawn from.
+        degree: devices of a group.
+        groups: number of groups.
+    """
+    name = rng.choice(MODELS)
+    job = Job(
+        samples_per_microbatch=2,
+        microbatches=rng.randint(1, MOST_MICROBATCHES),
+        precision=rng.choice(PRECISIONS),
+        optimizer=rng.choice(("sgd", "sgd_momentum", "adamw")),
+        learning_rate=0.01,
+        max_stages_per_device=MOST_STAGES,
+        tensor_parallel=degree,
+        sequence_parallel=rng.random() < 0.5,
+        shard_optimizer=rng.random() < 0.5,
+        model_arguments=_arguments(name, degree, rng),
+    )
+    return group_plan(
+        ZOO[name],
+        job,
+        groups,
+        lambda problem: _stages(problem, rng),
+        lambda pipeline: random_orders(pipeline, rng),
+    )
+
+
+def group_plan(
+    factory: str,
+    job: Job,
+    groups: int,
+    stages: Callable[[Problem], Sequence[StageSpec]],
+    orders: Callable[[PlacedPipeline], Orders],
+) -> Plan:
+    """Return a plan of tensor-parallel groups ``g0``, ``g1``, … of equal devices.
+
+    Args:
+        factory: of the model.
+        job: that says how many devices a group has.
+        groups: number of groups.
+        stages: chooses them for the problem whose devices are groups.
+        orders: of these stages.
+    """
+    assert isinstance(job.tensor_parallel, int)
+    degree, sequence = job.tensor_parallel, job.sequence_parallel
+    fields = {name: getattr(job, name) for name in ("samples_per_microbatch", "precision")}
+    graph = _traced(factory, json.dumps(fields), json.dumps(job.model_arguments), degree, sequence)
+    cluster = star(degree * groups)
+    single = Problem(graph, cluster, job, ModelSource(factory, dict(job.model_arguments)))
+    parallel = _groups(cluster.device_names, sequence, degree)
+    problem = grouped_problem(single, parallel)
+    pipeline = place(problem, stages(problem))
+    return plan_by_hand(pipeline, orders(pipeline)).of_problem(single, parallel)
+
+
+def _arguments(name: str, degree: int, rng: random.Random) -> dict:
+    """Arguments with which heads split, and perhaps dropout."""
+    known = inspect.signature(import_factory(ZOO[name])).parameters
+    found: dict = {"kv_heads": 4} if degree == 4 and "kv_heads" in known else {}
+    if "dropout" in known and rng.random() < 0.4:
+        found["dropout"] = 0.1
+    return found
+
+
+@cache
+def _traced(factory: str, fields: str, arguments: str, degree: int, sequence: bool) -> LayerGraph:
+    job = {**json.loads(fields), "model_arguments": json.loads(arguments)}
+    step = trace_step(factory, Job.model_validate(job))
+    split = record_of(step, degree, sequence=sequence)
+    return LayerGraph.from_record(step.graph.model_copy(update={"splits": (split,)}))
+
+
+def _groups(devices: Sequence[str], sequence: bool, degree: int) -> TensorParallel:
+    rows = (devices[first : first + degree] for first in range(0, len(devices), degree))
+    groups = tuple(
+        TensorGroup(name=f"g{number}", devices=tuple(row)) for number, row in enumerate(rows)
+    )
+    return TensorParallel(degree=degree, sequence=sequence, groups=groups)
+
+
+def _stages(problem: Problem, rng: random.Random) -> list[StageSpec]:
+    layers, groups = list(problem.graph.layers), problem.cluster.device_names
+    allowed = set(layers if problem.job.cuts is None else problem.job.cuts)
+    places = [k for k, layer in enumerate(layers) if k and layer in allowed]
+    count = rng.randint(1, min(MOST_STAGES, len(places) + 1))
+    cuts = sorted(rng.sample(places, count - 1))
+    parts = [tuple(layers[a:b]) for a, b in pairwise([0, *cuts, len(layers)])]
+    share = rng.choice((0.0, 0.0, 0.3, 1.0))
+    return [
+        StageSpec(part, on, tuple(name for name in part if rng.random() < share))
+        for part, on in zip(parts, replicas(count, groups, rng), strict=True)
+    ]
