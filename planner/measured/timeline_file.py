@@ -80,8 +80,8 @@ class _Layout:
             yield operation_event(process[op.device], op.what, self._span_of(op), step=op.step)
         for reduction in self.timeline.reductions:
             where, span = process[reduction.device], self._span_of(reduction)
-            rest = {"step": reduction.step}
-            yield reduction_event(where, reduction.stages, reduction.bytes, span, **rest)
+            stages, bytes_ = reduction.stages, reduction.bytes
+            yield reduction_event(where, stages, bytes_, span, step=reduction.step)
         for update in self.timeline.optimizer_steps:
             yield optimizer_event(process[update.device], self._span_of(update), step=update.step)
         yield from self._transfers()

@@ -180,7 +180,8 @@ class Causes:
         """Return the optimizer step or the all-gather that ends the iteration."""
         ends = self._timeline.end_s
         last = self.optimizer_event(max(ends, key=lambda name: ends[name]))
-        return max([last, *self._timeline.gathers], key=lambda event: event.end_s)
+        found: list[OptimizerEvent | SynchronisationEvent] = [last, *self._timeline.gathers]
+        return max(found, key=lambda event: event.end_s)
 
     def optimizer_event(self, device: str) -> OptimizerEvent:
         """Return the optimizer step of a device; it may take no time."""

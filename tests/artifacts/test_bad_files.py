@@ -71,7 +71,7 @@ def test_a_missing_file_and_a_folder_are_refused(
 @pytest.mark.parametrize(
     ("load", "kind", "current"),
     [
-        (Plan.load, "pipeplan", 7),
+        (Plan.load, "pipeplan", 8),
         (LayerGraph.load, "pipeplan-graph", 2),
         (Cluster.load, "pipeplan-cluster", 1),
     ],

@@ -155,7 +155,7 @@ def test_a_plan_of_the_newest_format_is_read_without_a_word(
 def test_a_migrated_plan_is_read_as_it_was_saved(tmp_path: Path) -> None:
     plan = load_plan(OLD_PLANS[0])
     plan.save(tmp_path / "plan.json")
-    assert plain(tmp_path / "plan.json")["format"] == "pipeplan/7"
+    assert plain(tmp_path / "plan.json")["format"] == "pipeplan/8"
     assert load_plan(tmp_path / "plan.json") == plan
 
 
@@ -217,7 +217,7 @@ def test_files_that_are_written_only_are_named_as_that(number: int) -> None:
     with pytest.raises(PipeplanError, match="the stages of an export, which Pipeplan writes and"):
         newest_format(found, "a file")
     with pytest.raises(PipeplanError, match="this is the stages of an export, give a plan"):
-        check_format({"format": found}, "pipeplan/7", "a file")
+        check_format({"format": found}, "pipeplan/8", "a file")
 
 
 def test_the_page_lists_every_format_there_is() -> None:

@@ -90,5 +90,6 @@ def test_every_freedom_that_a_space_lacks_is_tried_alone() -> None:
         recompute=False,
     )
     tried = [next(iter(fields)) for fields in wider_spaces(narrow)]
-    assert tried == ["recompute", "max_stages", "cuts", "order"]
-    assert not list(wider_spaces(Space()))
+    assert tried == ["recompute", "max_stages", "cuts", "shard_optimizer", "order"]
+    assert list(wider_spaces(Space())) == [{"shard_optimizer": True}]
+    assert not list(wider_spaces(Space(shard_optimizer=True)))
