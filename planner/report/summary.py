@@ -7,10 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from planner.cluster.hardware import GIB
-from planner.costs.optimizer import static_bytes
 from planner.costs.placement import PlacedPipeline, PlacedStage
 from planner.costs.throughput import SECONDS_AN_HOUR, Throughput, throughput
-from planner.plan.operations import compress_devices
+from planner.plan.operations import compress_devices, stages_label
 from planner.plan.plan import TimeProvenance, gap
 from planner.report.tables import new_table, plain
 from planner.simulation.critical_path import PathStep
@@ -94,6 +93,7 @@ def plan_tables(plan: Plan, timeline: Timeline) -> Group:
         *map(Text, time_provenance_lines(time_provenance(timeline))),
         *map(Text, throughput_lines(plan, timeline.iteration_time_s)),
         *map(Text, group_lines(plan)),
+        *map(Text, shared_state_lines(plan)),
         Text(figures_line(timeline, plan.predicted.lower_bound_s), style="bold"),
     )
 
@@ -105,6 +105,18 @@ def group_lines(plan: Plan) -> list[str]:
         return []
     shared = ", which share values between split parts by positions" if parallel.sequence else ""
     return [f"each device above is a tensor-parallel group of {parallel.degree} devices{shared}"]
+
+
+def shared_state_lines(plan: Plan) -> list[str]:
+    """Return a line on where replicas share the optimizer's state, if the job has them do so."""
+    if not plan.job.shards_state:
+        return []
+    alone = [stage.index for stage in plan.stages if len(stage.devices) == 1]
+    if len(alone) == len(plan.stages):
+        return ["no stage has replicas: each device keeps its own optimizer state whole"]
+    shared = [stage.index for stage in plan.stages if len(stage.devices) > 1]
+    line = f"replicas of {stages_label(shared)} share the optimizer's state"
+    return [f"{line}; {stages_label(alone)}: one device keeps its own" if alone else line]
 
 
 def throughput_lines(plan: Plan, iteration_time_s: float) -> list[str]:
@@ -231,7 +243,7 @@ def _stage_table(plan: Plan, timeline: Timeline) -> Table:
             *([_stage_ms(stage, "B", (index, "B") in kinds)] if wholes else []),
             *([_stage_ms(stage, kind, (index, "I") in kinds) for kind in "IW"] if splits else []),
             format_bytes(stage.stash_bytes),
-            f"{_state_bytes(timeline, stage) / GIB:.2f}",
+            f"{stage.static_bytes / GIB:.2f}",
             *([str(len(stage.spec.recompute))] if recomputes else []),
         )
     return table
@@ -271,12 +283,6 @@ def _milliseconds(seconds: Iterable[float]) -> str:
     values = list(seconds)
     first, last = f"{min(values) * 1e3:.2f}", f"{max(values) * 1e3:.2f}"
     return first if first == last else f"{first} … {last}"
-
-
-def _state_bytes(timeline: Timeline, stage: PlacedStage) -> int:
-    """Return bytes of weights, gradients and optimizer state of a stage on each device."""
-    problem = timeline.pipeline.problem
-    return static_bytes(problem, problem.graph.parameters_of(stage.spec.layers))
 
 
 def _idle_share(busy_s: float, iteration_time_s: float) -> float:

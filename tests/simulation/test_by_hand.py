@@ -253,6 +253,57 @@ def test_the_iteration_ends_with_all_reduce_and_optimizer_step_by_hand() -> None
     assert timeline.busy_s == pytest.approx({"d0": 6.012, "d1": 3.012})
 
 
+def test_parameters_are_gathered_after_a_step_on_shared_state_by_hand() -> None:
+    """Half of 4 GB goes one way in 2 s, each replica steps on half of them, and back in 2 s.
+
+    AdamW reads and writes 12 GB of weights and gradients, and 8 GB of state twice, each a half.
+    """
+    the_graph = graph(
+        [layer("a", parameters=["w"])], parameters=[parameter("w", elements=GIGA)], boundaries=[]
+    )
+    placed = pipeline(
+        the_graph,
+        star(2),
+        [(["a"], ["d0", "d1"])],
+        microbatches=3,
+        optimizer="adamw",
+        shard_optimizer=True,
+    )
+    timeline = simulate(placed, orders(d0="0F0 0B0 0F1 0B1", d1="0F2 0B2"))
+    (reduced,), (gathered,) = timeline.synchronisations, timeline.gathers
+    assert (reduced.start_s, reduced.end_s, reduced.kind) == (6, 8, "reduce-scatter")
+    assert timeline.end_s == pytest.approx({"d0": 8.014, "d1": 8.014})
+    assert (gathered.start_s, gathered.end_s) == pytest.approx((8.014, 10.014))
+    assert timeline.iteration_time_s == pytest.approx(10.014)
+    assert timeline.busy_s == pytest.approx({"d0": 6.014, "d1": 3.014})
+    assert placed.stages[0].static_bytes == 4 * GIGA + 4 * GIGA + 8 * GIGA // 2
+    names = [type(step.event).__name__ for step in critical_path(timeline)[-3:]]
+    assert names == ["SynchronisationEvent", "OptimizerEvent", "SynchronisationEvent"]
+
+
+def test_all_gathers_of_stages_share_a_link_by_hand() -> None:
+    """Two stages end at once, with 2 GB for each way of a switch that carries 1 GB/s."""
+    rows = [layer(name, parameters=[f"w{name}"]) for name in "ab"]
+    parameters = [parameter(f"w{name}", elements=GIGA) for name in "ab"]
+    links = [link(name, "left") for name in ("d0", "d2")] + [link("left", "right")]
+    links += [link(name, "right") for name in ("d1", "d3")]
+    placed = pipeline(
+        graph(rows, [boundary("a", "b", bytes_=0)], parameters),
+        cluster(["d0", "d1", "d2", "d3"], links, ["left", "right"]),
+        [(["a"], ["d0", "d1"]), (["b"], ["d2", "d3"])],
+        shard_optimizer=True,
+        overlap_reduction=False,
+    )
+    rows_of = orders(d0="0F0 0B0", d1="0F1 0B1", d2="1F0 1B0", d3="1F1 1B1")
+    timeline = simulate(placed, rows_of)
+    alone_s = [event.synchronisation.seconds for event in timeline.gathers]
+    assert alone_s == [2, 2]
+    # Stage 1 reduces first, alone for 2 s; stage 0 follows 2 s later and steps 6 ms after that.
+    spans = [(event.start_s, event.end_s) for event in timeline.gathers]
+    assert spans[1] == pytest.approx((6.006, 8.006))
+    assert spans[0] == pytest.approx((8.006, 10.006))
+
+
 def two_large_layers(**job: object) -> PlacedPipeline:
     """Forwards of 1 s, input and weight gradients of 1 s each; 4 GB of gradients a layer."""
     names = ("a", "b")

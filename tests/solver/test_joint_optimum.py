@@ -46,6 +46,8 @@ def test_proved_optimum_is_the_best_of_all_plans(
 KINDS = {
     "tied parameters": (3, 2, 2, {"tied": True}),
     "tied parameters without replicas": (4, 3, 2, {"tied": True, "replication": False}),
+    "shared state": (3, 2, 2, {"types": 2, "shard_optimizer": True}),
+    "shared state of tied parameters": (3, 2, 2, {"tied": True, "shard_optimizer": True}),
     "a chain of devices": (3, 3, 2, {"topology": "chain", "replication": False}),
     "replicas on a chain of devices": (2, 3, 2, {"topology": "chain"}),
     "links that transfers share": (4, 3, 2, {"topology": "switches", "replication": False}),

@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from builders import boundary, device_type, graph, layer, link
@@ -41,6 +41,7 @@ def tiny_problem(
     backward: Backward = "whole",
     overlap: bool = False,
     largest_mib: int = 8,
+    shard_optimizer: bool | Literal["if_needed"] = False,
 ) -> Problem:
     """Layers with measured times of milliseconds on devices joined in some way.
 
@@ -61,6 +62,7 @@ def tiny_problem(
         backward: kinds of backward that the job allows.
         overlap: whether the job lets reductions overlap with backwards.
         largest_mib: size of the largest parameter; buckets hold 25 MiB.
+        shard_optimizer: of the job.
     """
     rng = random.Random(seed)
     kinds = [f"type{k}" for k in range(types)]
@@ -79,6 +81,7 @@ def tiny_problem(
         recompute=recompute,
         backward=backward,
         overlap_reduction=overlap,
+        shard_optimizer=shard_optimizer,
     )
     return Problem(LayerGraph.parse(graph), Cluster.from_data(cluster), job)
 

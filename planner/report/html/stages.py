@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable
 from xml.etree.ElementTree import Element
 
-from planner.costs.optimizer import static_bytes
 from planner.costs.placement import PlacedStage
 from planner.costs.roofline import layer_times
 from planner.plan.operations import compress_devices
@@ -70,7 +69,6 @@ def stages_section(timeline: Timeline) -> Element:
 
 
 def _stage_rows(timeline: Timeline) -> list[list[Child]]:
-    problem = timeline.pipeline.problem
     return [
         [
             str(index),
@@ -79,7 +77,7 @@ def _stage_rows(timeline: Timeline) -> list[list[Child]]:
             _range(times.forward_s for times in stage.times.values()),
             _range(times.backward_s for times in stage.times.values()),
             format_bytes(stage.stash_bytes),
-            format_bytes(static_bytes(problem, problem.graph.parameters_of(stage.spec.layers))),
+            format_bytes(stage.static_bytes),
             format_bytes(stage.output_bytes),
             f"{len(stage.spec.recompute):,}",
         ]
