@@ -211,13 +211,25 @@ class TensorParallelGroup:
             self._again = row, self.joined(row.share, row.dimension, row.parts)
         return self._again[1].as_strided(kept.shape, kept.stride, kept.offset)
 
-    def all_reduce(self, value: Tensor) -> Tensor:
-        """Sum partial sums of all members; the gradient of each is that of the sum."""
-        return _AllReduce.apply(self, value)  # type: ignore[no-any-return,no-untyped-call]
+    def all_reduce(self, value: Tensor, is_fresh: bool) -> Tensor:
+        """Sum partial sums of all members; the gradient of each is that of the sum.
 
-    def copy(self, value: Tensor) -> Tensor:
-        """Return a whole value, whose partial gradients are summed."""
-        return _Copy.apply(self, value)  # type: ignore[no-any-return,no-untyped-call]
+        Args:
+            value: a partial sum.
+            is_fresh: whether nothing else reads it, so that the sum may take its place.
+        """
+        # Autograd copies the gradient of a view that is written to.
+        in_place = is_fresh and value.is_contiguous() and not value._is_view()
+        return _AllReduce.apply(self, value, in_place)  # type: ignore[no-any-return,no-untyped-call]
+
+    def copy(self, value: Tensor, is_fresh: bool) -> Tensor:
+        """Return a whole value, whose partial gradients are summed.
+
+        Args:
+            value: the same on all members.
+            is_fresh: whether nothing else has its gradients, so that the sum may take their place.
+        """
+        return _Copy.apply(self, value, is_fresh)  # type: ignore[no-any-return,no-untyped-call]
 
     def reduce_scatter(self, value: Tensor, dimension: int, parts: Parts) -> Tensor:
         """Sum partial sums and return this member's share; the backward gathers."""
@@ -312,23 +324,30 @@ class _KeptShare:
 
 class _AllReduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, group: TensorParallelGroup, value: Tensor) -> Tensor:
-        return group.total(value)
+    def forward(ctx: Any, group: TensorParallelGroup, value: Tensor, in_place: bool) -> Tensor:
+        if not in_place:
+            return group.total(value)
+        group.members.sum(value)
+        ctx.mark_dirty(value)
+        return value
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return None, gradient
+        return None, gradient, None
 
 
 class _Copy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, group: TensorParallelGroup, value: Tensor) -> Tensor:
-        ctx.group = group
+    def forward(ctx: Any, group: TensorParallelGroup, value: Tensor, is_fresh: bool) -> Tensor:
+        ctx.group, ctx.is_fresh = group, is_fresh
         return value.view_as(value)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return None, ctx.group.total(gradient)
+        if not ctx.is_fresh or not gradient.is_contiguous():
+            return None, ctx.group.total(gradient), None
+        ctx.group.members.sum(gradient)
+        return None, gradient, None
 
 
 Moved = Callable[[Tensor, int, Parts], Tensor]

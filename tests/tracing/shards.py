@@ -96,10 +96,10 @@ class ListGroup:
         self.degree = degree
         self.calls: list[str] = []
 
-    def all_reduce(self, values: Shares) -> Shares:
+    def all_reduce(self, values: Shares, is_fresh: bool) -> Shares:
         return Shares(_AllReduce.apply(*values))
 
-    def copy(self, values: Shares) -> Shares:
+    def copy(self, values: Shares, is_fresh: bool) -> Shares:
         return Shares(_Copy.apply(*values))
 
     def reduce_scatter(self, values: Shares, *place: Any) -> Shares:

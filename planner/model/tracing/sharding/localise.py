@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from planner.model.tracing.export import ExportedStep
+from planner.model.tracing.operators import MATRIX_PRODUCTS
 from planner.model.tracing.sharding.axes import (
     Dimension,
     added_after,
@@ -34,11 +35,17 @@ from planner.model.tracing.sharing import is_random
 class MemberGroup(Protocol):
     """Collectives of a group, each differentiable; in brackets what the backward does."""
 
-    def all_reduce(self, value: Tensor) -> Tensor:
-        """Sum partial sums of all ranks [nothing]."""
+    def all_reduce(self, value: Tensor, is_fresh: bool) -> Tensor:
+        """Sum partial sums of all ranks [nothing].
 
-    def copy(self, value: Tensor) -> Tensor:
-        """Return a whole value [sum its partial gradients]."""
+        A fresh value is a product that nothing else reads: the sum may be taken in its place.
+        """
+
+    def copy(self, value: Tensor, is_fresh: bool) -> Tensor:
+        """Return a whole value [sum its partial gradients].
+
+        Fresh: only products read it, whose gradients of it nothing else has.
+        """
 
     def reduce_scatter(self, value: Tensor, dimension: int, parts: tuple[int, ...]) -> Tensor:
         """Sum partial sums and return this rank's share [gather the gradients]."""
@@ -136,7 +143,19 @@ class Localiser:
             else:
                 self.local[node] = self.graph.node_copy(node, partial(self._operand, node))
             self._note(self.local[node], node, self.layer_of.get(node, ""))
+        self._tell_what_is_fresh()
         return self.graph
+
+    def _tell_what_is_fresh(self) -> None:
+        """Say of each sum whether it may be taken in the place of the partial sum."""
+        for node in self.graph.find_nodes(op="call_method", target="all_reduce"):
+            (group, value) = node.args
+            node.args = (group, value, _is_product(value) and len(value.users) == 1)
+        for node in self.graph.find_nodes(op="call_method", target="copy"):
+            # What is added to a product has the product's own gradient.
+            readers = list(node.users)
+            fresh = all(_is_product(user) and node not in added_after(user) for user in readers)
+            node.args = (*node.args, fresh)
 
     def _note(self, made: fx.Node, value: fx.Node, layer: str) -> fx.Node:
         self.made[made] = value, layer
@@ -282,6 +301,11 @@ class Localiser:
             divisor = self.degree if (given["self"], own) in split else 1
             arguments[1] = [tensor.shape[own] // divisor for tensor in node.meta["val"]]
         made.args = tuple(arguments)
+
+
+def _is_product(node: fx.Node) -> bool:
+    """Return whether a result is a matrix product's own, and its gradients new tensors."""
+    return node.op == "call_function" and operator_name(node) in MATRIX_PRODUCTS
 
 
 _WITHOUT_BIAS = {
