@@ -31,19 +31,19 @@ class SharedBucket(Protocol):
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """By name, in the order in which their gradients lie in the bucket."""
+        """Return them by name, in the order in which their gradients lie in the bucket."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that reduce it."""
+        """Return the ranks that reduce it."""
 
     @property
     def device(self) -> torch.device:
-        """The device of the gradients."""
+        """Return the device of the gradients."""
 
     @property
     def partners(self) -> str:
-        """The partners' name in messages about lost ranks."""
+        """Return the partners' name in messages about lost ranks."""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> RunFiles:
     return found
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", ["tied.1", "single", "momentum", "groups.1"])
 def test_they_train_what_one_process_trains(runs: RunFiles, name: str) -> None:
     plan = Plan.load(runs.folder / f"{name}.json")

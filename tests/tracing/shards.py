@@ -96,7 +96,7 @@ class ListGroup:
         self.degree = degree
         self.calls: list[str] = []
 
-    def all_reduce(self, values: Shares, is_fresh: bool) -> Shares:
+    def all_reduce(self, values: Shares, is_fresh: bool = False) -> Shares:
         return Shares(_AllReduce.apply(*values))
 
     def copy(self, values: Shares, is_fresh: bool) -> Shares:
