@@ -335,6 +335,7 @@ def behaviours(draw: st.DrawFn) -> RuntimeBehaviour:
         reduction=draw(st.sampled_from(["bucket", "stage", "device", "flush"])),
         computation_us=draw(st.sampled_from([0.0, 0.0, 10_000.0])),
         message_us=draw(st.sampled_from([0.0, 0.0, 10_000.0])),
+        message_copy_gb_per_s=draw(st.sampled_from([None, None, 0.5])),
     )
 
 

@@ -85,7 +85,7 @@ def _reducing_while_sending() -> Plan:
 def _of_other_runtimes() -> Iterator[Plan]:
     """Yield plans whose messages block in every way; where both ends do, in the order of 1F1B."""
     both = {"send": "blocking", "receive": "blocking"}
-    host = {"computation_us": 30_000.0, "message_us": 40_000.0}
+    host = {"computation_us": 30_000.0, "message_us": 40_000.0, "message_copy_gb_per_s": 0.7}
     loose = (
         {"send": "blocking", "reduction": "device", **host},
         {"receive": "blocking", "streams": "one", "reduction": "flush"},

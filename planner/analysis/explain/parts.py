@@ -95,9 +95,8 @@ class _StepParts:
                 for name, seconds in self._operation(operation.stage, operation.kind, device):
                     yield name, seconds * share
             case TransferEvent() as event:
-                host_s = self._pipeline.behaviour.message_s if event.transfer.ends else 0.0
-                yield "host time", host_s
-                yield "messages", event.transfer.seconds - host_s
+                yield "host time", event.transfer.host_s
+                yield "messages", event.transfer.seconds - event.transfer.host_s
             case SynchronisationEvent(reduction):
                 yield "reductions", reduction.seconds
             case _:
