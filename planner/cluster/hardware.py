@@ -45,6 +45,36 @@ class ClassEfficiency(Record):
         return {name: value for name, value in dump(self).items() if value is not None}
 
 
+class TileShape(Record):
+    """The parts in which a GPU computes matrix products, and how many at a time.
+
+    A product takes as long as one whose result fills whole tiles, and these whole waves of all
+    multiprocessors (NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave
+    quantization).
+
+    Attributes:
+        rows: Rows of a tile.
+        columns: Columns of a tile.
+        at_once: Tiles that the device computes at a time: its multiprocessors.
+    """
+
+    rows: Annotated[int, Field(ge=1)]
+    columns: Annotated[int, Field(ge=1)]
+    at_once: Annotated[int, Field(ge=1)]
+
+    def fill(self, batch: int, rows: int, columns: int) -> float:
+        """Return the fraction of the computed elements that is part of a product's result.
+
+        Args:
+            batch: number of equal products.
+            rows: of the result of each.
+            columns: of the result of each.
+        """
+        tiles = batch * -(-rows // self.rows) * -(-columns // self.columns)
+        waves = -(-tiles // self.at_once)
+        return batch * rows * columns / (waves * self.at_once * self.rows * self.columns)
+
+
 class CollectiveFigures(Record):
     """One algorithm of a collective on given links.
 
@@ -89,6 +119,7 @@ _LATER = (
     "hardware",
     "price_per_hour",
     "group",
+    "tiles",
 )
 """Fields of device types that older clusters do not have, in the order in which they came."""
 
@@ -123,6 +154,8 @@ class DeviceType(Record):
         price_per_hour: Price of one device in the cluster's ``currency``; does not change plans.
         group: The inside of each device of this type if it is a tensor-parallel group, whose other
             figures are then those of all its devices together; null: it is a single device.
+        tiles: The parts in which it computes matrix products, of single devices also in a group;
+            null: the shape of a product does not matter, or nothing is known.
     """
 
     memory_gib: Positive
@@ -141,6 +174,7 @@ class DeviceType(Record):
     hardware: Annotated[str, Field(min_length=1, max_length=400)] | None = None
     price_per_hour: Price | None = None
     group: GroupFigures | None = None
+    tiles: TileShape | None = None
 
     @model_validator(mode="after")
     def _leaves_memory(self) -> Self:
