@@ -33,7 +33,7 @@ TILES = TileShape(rows=256, columns=128, at_once=108)
 """NVIDIA, "Matrix Multiplication Background User's Guide": the tiles of cuBLAS on an A100, one on
 each of its 108 multiprocessors at a time."""
 NVLINK_GB_PER_S = 235.0
-"""Bandwidth of an edge of a ring that NCCL reaches on NVLink 3, of 300 (nccl-tests on a DGX A100)."""
+"""Bandwidth of an edge of a ring on NVLink 3 that NCCL reaches, of 300 (nccl-tests, DGX A100)."""
 OF_NETWORK = 0.8
 """Share of a network card's bandwidth that NCCL reaches."""
 STEPS = 12
@@ -146,7 +146,9 @@ class Layout:
         timeline = self._timeline(None, in_parts=False)
         device, peak = max(timeline.peak_memory_bytes.items(), key=lambda row: row[1])
         pipeline, job = timeline.pipeline, timeline.pipeline.problem.job
-        layers = [n for stage in pipeline.stages_on[device] for n in pipeline.stages[stage].spec.layers]
+        layers = [
+            n for stage in pipeline.stages_on[device] for n in pipeline.stages[stage].spec.layers
+        ]
         elements = sum(row.elements for row in pipeline.problem.graph.parameters_of(layers))
         if self.machine.zero:
             state = job.optimizer_bytes_per_element * elements

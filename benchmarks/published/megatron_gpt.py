@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from planner.model.figures import PHASES, Collective, Phase, Product, Work
@@ -63,7 +64,7 @@ class Gpt:
         """
         names = ["embedding", *(f"block.{index}" for index in range(self.blocks)), "head"]
         bytes_ = self.activation_bytes * (1 if in_parts else self.degree)
-        elements = {name: 12 * self.hidden**2 for name in names[1:-1]}
+        elements = dict.fromkeys(names[1:-1], 12 * self.hidden**2)
         elements["embedding"] = self.vocabulary * self.hidden
         block = self._block()
         blocks = (block.model_copy(update=_named(name)) for name in names[1:-1])
@@ -84,7 +85,7 @@ class Gpt:
                         requires_grad=True,
                         saved_by=second,
                     )
-                    for first, second in zip(names, names[1:], strict=False)
+                    for first, second in pairwise(names)
                 ),
                 parameters=tuple(
                     Parameter(name=f"{name}.weight", elements=count, bytes=ELEMENT * count)
@@ -118,8 +119,12 @@ class Gpt:
             work.append(_products(phase, products, share))
             if phase != "weight_gradient":
                 twice = 2 if phase == "input_gradient" else 1
-                work.append(_work(phase, "attention", 2 * twice, twice * attention, twice * between))
-            work.append(_work(phase, "memory", 4 if phase == "weight_gradient" else 8, 0, moved[phase]))
+                work.append(
+                    _work(phase, "attention", 2 * twice, twice * attention, twice * between)
+                )
+            work.append(
+                _work(phase, "memory", 4 if phase == "weight_gradient" else 8, 0, moved[phase])
+            )
         return _layer(
             "block.0",
             work,
@@ -131,7 +136,10 @@ class Gpt:
 
     def _embedding(self) -> Layer:
         moved = 3 * ELEMENT * self.tokens * self.hidden * self.degree
-        work = [_work("forward", "memory", 3, 0, moved), _work("weight_gradient", "memory", 2, 0, moved)]
+        work = [
+            _work("forward", "memory", 3, 0, moved),
+            _work("weight_gradient", "memory", 2, 0, moved),
+        ]
         return _layer(
             "embedding",
             work,

@@ -50,7 +50,7 @@ _HEAD = (
     "but LLaMA the profiler writes layer 5 as the last, which is the final norm of GPTModelPipe "
     "(third_party/Megatron-DeepSpeed, megatron/training.py and megatron/model/gpt_model.py), so "
     "that it takes as long with 4 GPUs as with 1. They are predicted from OPT-350M's, which was "
-    "profiled whole on the same GPUs, by the number of parameters."
+    "profiled whole on the same GPUs, by the number of parameters and samples."
 )
 RUNTIME = RULES["deepspeed"].model_copy(
     update={
@@ -69,8 +69,12 @@ COPIES = HostTime(
         "(github.com/eth-easl/sailor, deepspeed/utils.py, reconstruct_tensor)."
     ),
 )
-GIVES_COPIES = "N2/plan_config_N2_D1"
-"""The first layout of OPT-350M that sends messages."""
+GIVES_COPIES = "N4/plan_config_N4_D1"
+"""The layout of OPT-350M with one replica, so without a reduction, and with the most messages, so
+that what happens once an iteration counts little."""
+HEAD_SAMPLES = 64
+"""The microbatch from which OPT-350M's head is taken, by sample: the smallest ones are limited by
+launches."""
 
 
 @dataclass(frozen=True)
@@ -255,10 +259,10 @@ class _Layout:
     def _with_head(self, record: GraphRecord) -> GraphRecord:
         """Return a graph whose last layer has the head that its profile leaves out."""
         *layers, last = record.layers
-        share = self.series.head / OPT_HEAD
+        share = self.series.head / OPT_HEAD * self.data["mbs"] / HEAD_SAMPLES
         times = dict(last.measured)
         for gpu in dict.fromkeys(gpu for gpu, _ in self.groups):
-            head = self._profile(gpu, "OPT-350").record.layers[-1]
+            head = self._profile(gpu, "OPT-350", HEAD_SAMPLES).record.layers[-1]
             times |= {kind: _sum(times[kind], row, share) for kind, row in head.measured.items()}
         *others, own = record.parameters
         elements = own.elements + self.series.head
@@ -266,10 +270,12 @@ class _Layout:
         last = last.model_copy(update={"measured": times})
         return record.model_copy(update={"layers": (*layers, last), "parameters": (*others, held)})
 
-    def _profile(self, gpu: str, model: str | None = None) -> LayerGraph:
-        model = model or self.series.model
+    def _profile(
+        self, gpu: str, model: str | None = None, samples: int | None = None
+    ) -> LayerGraph:
+        model, samples = model or self.series.model, samples or int(self.data["mbs"])
         given = {"model": model, "gpu": gpu, "tensor_parallel": str(self.size)}
-        options = ImportOptions(self.series.preset, int(self.data["mbs"]), given=given)
+        options = ImportOptions(self.series.preset, samples, given=given)
         return import_file(self.root / PROFILES, "sailor", options)[1].graph
 
     def _cluster(self) -> Cluster:

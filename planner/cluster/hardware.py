@@ -120,6 +120,7 @@ _LATER = (
     "price_per_hour",
     "group",
     "tiles",
+    "loader_gb_per_s",
 )
 """Fields of device types that older clusters do not have, in the order in which they came."""
 
@@ -144,6 +145,8 @@ class DeviceType(Record):
         optimizer_efficiency: Fraction of memory bandwidth that the optimizer's step reaches.
         host_link_gb_per_s: Bandwidth at which batches are copied from pinned memory of the host,
             in 10^9 bytes/s; null: nothing is copied, as on CPUs, or it is not known.
+        loader_gb_per_s: Bandwidth at which its data loader hands over batches that training waits
+            for, in 10^9 bytes/s; null: they are there in time, or it is not known.
         compute_slowdown_while_communicating: Factor on the time of computation while the device
             sends, receives or reduces; 1 where it is not known.
         reserved_gib: Memory used by driver and framework before the model.
@@ -168,6 +171,7 @@ class DeviceType(Record):
     by_class: dict[EfficiencyClass, ClassEfficiency] = Field(default_factory=dict)
     optimizer_efficiency: Positive = 1.0
     host_link_gb_per_s: Positive | None = None
+    loader_gb_per_s: Positive | None = None
     compute_slowdown_while_communicating: Factor = 1.0
     reserved_gib: NonNegative = 1.0
     source: Source = "datasheet"
@@ -201,6 +205,10 @@ class DeviceType(Record):
     def copy_s(self, bytes_: int) -> float:
         """Return the seconds of a copy from the host's memory; 0 where there is none."""
         return 0.0 if self.host_link_gb_per_s is None else bytes_ / (self.host_link_gb_per_s * 1e9)
+
+    def load_s(self, bytes_: int) -> float:
+        """Return the seconds for which a batch is waited for; 0 where it is there in time."""
+        return 0.0 if self.loader_gb_per_s is None else bytes_ / (self.loader_gb_per_s * 1e9)
 
     @property
     def optimizer_gb_per_s(self) -> float:

@@ -70,7 +70,8 @@ def layer_times(
 
     Measured times are used if there are any, else the sum of :func:`work_s` over the layer's work,
     of its collectives, which nothing hides, and of the copy of what a forward reads of the batch. A
-    recomputed layer runs its forward again in its backward.
+    recomputed layer runs its forward again in its backward. The wait for the loader is in the
+    forward alone: no profile has it, and what was loaded is still there.
     """
     measured = layer.measured.get(type_name)
     if measured is not None:
@@ -82,9 +83,11 @@ def layer_times(
         )
     else:
         times = _with_collectives(_roofline(layer, device, precision), layer, device)
+    loaded_s = times.forward_s + device.load_s(layer.batch_bytes)
     if not recompute:
-        return times
+        return times._replace(forward_s=loaded_s)
     return times._replace(
+        forward_s=loaded_s,
         input_gradient_s=times.input_gradient_s + times.forward_s,
         backward_s=times.backward_s + times.forward_s,
     )

@@ -6,9 +6,7 @@ is offered if it divides every size of a region; a region with another size is w
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from planner.model.figures import Collective, LayerFigures, Name, Product, Size, Work
 from planner.records.document import Count, Record

@@ -79,6 +79,13 @@ class ProblemCosts:
 
     def seconds(self, layer: Layer, type_name: str) -> Seconds:
         """Return the seconds of one layer that is not recomputed."""
+        forward, *gradients = self.loaded(layer, type_name)
+        rate = self._cluster.device_types[type_name].loader_gb_per_s
+        waited_s = 0.0 if rate is None else layer.batch_bytes / (rate * 1e9)
+        return (forward + waited_s, *gradients)
+
+    def loaded(self, layer: Layer, type_name: str) -> Seconds:
+        """Return the same where the batch is there."""
         measured = layer.measured.get(type_name)
         if measured is not None:
             forward, inputs = measured.forward_s, measured.input_gradient_s
@@ -249,7 +256,7 @@ class PlanCosts:
     def layer_seconds(self, layer: Layer, type_name: str) -> Seconds:
         """Return the seconds of one layer, with its forward again where it is recomputed."""
         forward, inputs, weights, whole = self.problem.seconds(layer, type_name)
-        again = forward if layer.name in self._rerun else 0.0
+        again = self.problem.loaded(layer, type_name)[0] if layer.name in self._rerun else 0.0
         return forward, inputs + again, weights, whole + again
 
     def message(self, bytes_: int, source: str, target: str) -> Path | None:

@@ -153,6 +153,8 @@ def _cluster(slow_us: int, while_communicating: float) -> Cluster:
         operation_overhead_us=20_000,
         bandwidth_efficiency=0.8,
         host_link_gb_per_s=0.5,
+        loader_gb_per_s=3,
+        tiles={"rows": 4, "columns": 4, "at_once": 3},
         by_class={"attention": {"efficiency": 0.3}, "memory": {"bandwidth_efficiency": 0.5}},
         compute_slowdown_while_communicating=while_communicating,
     )

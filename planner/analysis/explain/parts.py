@@ -26,6 +26,7 @@ PartName = Literal[
     "recomputation",
     "loss",
     "copying the batch",
+    "loading the batch",
     "host time",
     "slowed computation",
     "messages",
@@ -47,9 +48,10 @@ class IterationPart:
 
     Attributes:
         name: ``copying the batch`` is of layers without measured times, which have it in their
-            forwards; ``host time`` is the runtime's, in operations and messages; ``slowed
-            computation`` is what operations and optimizer steps take longer than alone, ``waiting
-            for shared links`` what messages and reductions do.
+            forwards; ``loading the batch`` is the wait for the data loader; ``host time`` is the
+            runtime's, in operations and messages; ``slowed computation`` is what operations and
+            optimizer steps take longer than alone, ``waiting for shared links`` what messages and
+            reductions do.
         seconds: on the path.
         share: of the iteration.
     """
@@ -112,14 +114,18 @@ class _StepParts:
         type_name, precision = problem.cluster.type_of(device), problem.job.precision
         device_type = problem.cluster.device_types[type_name]
         for name in spec.layers:
-            layer, copied_s = problem.graph.layers[name], 0.0
+            layer, copied_s, loaded_s = problem.graph.layers[name], 0.0, 0.0
             times = layer_times(layer, type_name, device_type, precision)
             if kind == "F" and type_name not in layer.measured:
                 copied_s = device_type.copy_s(layer.batch_bytes)
+            if kind == "F":
+                loaded_s = device_type.load_s(layer.batch_bytes)
             yield "copying the batch", copied_s
-            yield "loss" if name == LOSS else _PHASES[kind], times.seconds(kind) - copied_s
+            yield "loading the batch", loaded_s
+            own_s = times.seconds(kind) - copied_s - loaded_s
+            yield "loss" if name == LOSS else _PHASES[kind], own_s
             if kind in "BI" and name in spec.recompute:
-                yield "recomputation", times.forward_s
+                yield "recomputation", times.forward_s - device_type.load_s(layer.batch_bytes)
         yield "host time", self._pipeline.behaviour.computation_s
 
 

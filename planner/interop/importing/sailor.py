@@ -5,8 +5,8 @@ size, tensor degree, layer, then seconds of forward, backward and optimizer step
 ``sailor/Planner/simulations/profiles_tmp.json`` has the same of many models and GPUs. Sizes lie in
 ``sailor/Planner/llm_info.json``, for one sample and one GPU of a tensor-parallel group.
 ``sailor/providers/network_coeffs_all_homo.json`` has bandwidth as a polynomial of the message size
-(``sailor/providers/gcp/model_networking.py``), of all GPUs of one host to those of another; the size
-is that of each GPU's message (``sailor/profiling/networking/test_sendrecv.py``).
+(``sailor/providers/gcp/model_networking.py``), of all GPUs of one host to those of another; the
+size is that of each GPU's message (``sailor/profiling/networking/test_sendrecv.py``).
 """
 
 from __future__ import annotations
@@ -239,8 +239,8 @@ def read_sailor_links(path: Path, options: ImportOptions) -> ImportedCluster:
 def _links_note(worst: float) -> str:
     return (
         "bandwidth by message size is replaced by latency and bandwidth, at most "
-        f"{worst:.0%} off between 1 MB and 1 GB of each GPU; hosts are joined by one network, and two of them "
-        "exchange data at the bandwidth of the slower one"
+        f"{worst:.0%} off between 1 MB and 1 GB of each GPU; hosts are joined by one "
+        "network, and two of them exchange data at the bandwidth of the slower one"
     )
 
 
