@@ -36,7 +36,8 @@ NVLINK_GB_PER_S = 235.0
 """Bandwidth of an edge of a ring on NVLink 3 that NCCL reaches, of 300 (nccl-tests, DGX A100)."""
 OF_NETWORK = 0.8
 """Share of a network card's bandwidth that NCCL reaches."""
-STEPS = 12
+STEPS, CLOSE = 5, 1e-3
+"""Of the secant: most steps, and the relative change at which it ends."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,8 @@ class Layout:
         left, found = iter(blocks), []
         for stage in range(count):
             found.append(tuple(next(left) for _ in range(each + (stage < rest))))
-        found[0], found[-1] = (first, *found[0]), (*found[-1], last)
+        found[0] = (first, *found[0])
+        found[-1] = (*found[-1], last)
         return found
 
     def _placed(self, problem: Problem, stages: Sequence[tuple[str, ...]]) -> PlacedPipeline:
@@ -322,11 +324,18 @@ def iteration_flops(gpt: Gpt) -> float:
 
 
 def efficiency_of(layout: Layout) -> float:
-    """Return the efficiency of matrix products at which a row is predicted as measured."""
+    """Return the efficiency of matrix products at which a row is predicted as measured.
+
+    Time is all but linear in its inverse, so that few steps of the secant find it.
+    """
     assert layout.measured_s is not None
-    low, high = 0.3, 1.0
+    before, after = 1 / 0.8, 1 / 0.6
+    before_s, after_s = (layout.predicted_s(1 / x) for x in (before, after))
     for _ in range(STEPS):
-        middle = (low + high) / 2
-        is_long = layout.predicted_s(middle) > layout.measured_s
-        low, high = (middle, high) if is_long else (low, middle)
-    return high
+        slope = (after_s - before_s) / (after - before)
+        before, before_s = after, after_s
+        after = max(1.0, after + (layout.measured_s - after_s) / slope)
+        if abs(after / before - 1) < CLOSE:
+            break
+        after_s = layout.predicted_s(1 / after)
+    return 1 / after
