@@ -50,7 +50,6 @@ class Machine:
         runtime: rules by which a plan runs.
         reserved_gib: of each GPU before the model, for driver, NCCL and the runtime's buffers.
         zero: whether the optimizer's state is shared by replicas (ZeRO-1).
-        gradients_kept: bytes of gradients for each parameter.
     """
 
     name: str
@@ -58,7 +57,6 @@ class Machine:
     runtime: RuntimeRules
     reserved_gib: float = 4.0
     zero: bool = False
-    gradients_kept: int = 2
 
     def device(self, efficiency: float | None) -> DeviceType:
         """Return a GPU, with the preset's efficiency of matrix products or another one."""
@@ -141,8 +139,7 @@ class Layout:
     def predicted_gb(self) -> float:
         """Return the memory of the fullest GPU, in 10^9 bytes, each tensor whole on every device.
 
-        The cost model's optimizer state is that of a device without ZeRO; here replicas share it,
-        and what the runtime keeps of gradients beyond two bytes an element is added.
+        The cost model's optimizer state is that of a device without ZeRO; here replicas share it.
         """
         timeline = self._timeline(None, in_parts=False)
         device, peak = max(timeline.peak_memory_bytes.items(), key=lambda row: row[1])
@@ -154,7 +151,6 @@ class Layout:
         if self.machine.zero:
             state = job.optimizer_bytes_per_element * elements
             peak -= state - state // self.replicas
-        peak += (self.machine.gradients_kept - 2) * elements
         return (peak / self.gpt.degree + self.machine.reserved_gib * 2**30) / 1e9
 
     @property
@@ -243,7 +239,6 @@ JEAN_ZAY = Machine(
     50.0,
     RULES["deepspeed"],
     zero=True,
-    gradients_kept=4,
 )
 SELENE = Machine("nodes with 8 x 200 Gb/s InfiniBand, Megatron-LM", 200.0, RULES["megatron"])
 

@@ -310,9 +310,11 @@ def graph_digest(record: GraphRecord) -> str:
 def structure_digest(record: GraphRecord) -> str:
     """Return the SHA-256 of a graph without measured fields.
 
-    It is equal before and after a calibration.
+    It is equal before and after a calibration. Nor do products count, which follow from the rest
+    and which older graphs do not have.
     """
-    return digest_of_data(_content(record, exclude={"layers": {"__all__": MEASURED}}))
+    left_out = MEASURED | {"products"}
+    return digest_of_data(_content(record, exclude={"layers": {"__all__": left_out}}))
 
 
 def _content(record: GraphRecord, exclude: Any = None) -> dict[str, Any]:
