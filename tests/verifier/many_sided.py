@@ -221,6 +221,12 @@ def _layer(index: int) -> dict:
         }
     if index in (2, 5, 6):
         row |= _work({2: "convolution", 5: "causal_attention", 6: "product"}[index])
+    if index == 6:
+        sizes = {"rows": 9, "inner": 5, "columns": 7}
+        row["products"] = [
+            {"operator": "linear", "batch": 1, **sizes},
+            {"operator": "bmm", "batch": 3, **sizes, "rows": 4},
+        ]
     return row
 
 
