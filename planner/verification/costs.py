@@ -79,10 +79,10 @@ class ProblemCosts:
 
     def seconds(self, layer: Layer, type_name: str) -> Seconds:
         """Return the seconds of one layer that is not recomputed."""
-        forward, *gradients = self.loaded(layer, type_name)
+        forward, inputs, weights, whole = self.loaded(layer, type_name)
         rate = self._cluster.device_types[type_name].loader_gb_per_s
         waited_s = 0.0 if rate is None else layer.batch_bytes / (rate * 1e9)
-        return (forward + waited_s, *gradients)
+        return forward + waited_s, inputs, weights, whole
 
     def loaded(self, layer: Layer, type_name: str) -> Seconds:
         """Return the same where the batch is there."""
