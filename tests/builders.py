@@ -43,6 +43,7 @@ def layer(name: str, forward_s: float = 1, backward_s: float = 2, **fields: obje
         "peak_bytes",
         "weight_stash_bytes",
         "collectives",
+        "products",
     }
     return {**row, **fields}
 

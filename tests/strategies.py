@@ -185,6 +185,7 @@ def clusters(
             "efficiency": draw(_efficiencies),
             "reserved_gib": 1,
             "host_link_gb_per_s": draw(st.sampled_from([None, None, 0.5, 2.0])),
+            "loader_gb_per_s": draw(st.sampled_from([None, None, 0.25, 4.0])),
             "compute_slowdown_while_communicating": draw(
                 st.sampled_from([1.0, 1.0, 1.25, 1.5, 3.0] if slowed else [1.0])
             ),
@@ -336,6 +337,7 @@ def behaviours(draw: st.DrawFn) -> RuntimeBehaviour:
         reduction=draw(st.sampled_from(["bucket", "stage", "device", "flush"])),
         computation_us=draw(st.sampled_from([0.0, 0.0, 10_000.0])),
         message_us=draw(st.sampled_from([0.0, 0.0, 10_000.0])),
+        message_copy_gb_per_s=draw(st.sampled_from([None, None, 0.5])),
     )
 
 

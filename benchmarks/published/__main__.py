@@ -26,6 +26,7 @@ from benchmarks.published.run import (
     PublishedRun,
     Summary,
     cells,
+    host_times,
     predict,
     report,
     scored,
@@ -57,7 +58,8 @@ def parser() -> argparse.ArgumentParser:
         "--runtime",
         choices=("ours", "theirs"),
         default="ours",
-        help="whose runtime is replayed: our executor's, or the one that each source used",
+        help="whose runtime is replayed: our executor's, or the one that each source used, with "
+        "the host time that one row of a source gives",
     )
     found.add_argument("--output", type=Path, help="write the page to this file")
     add_short_options(found)
@@ -102,7 +104,8 @@ def entries(rows: Sequence[Prediction]) -> Iterator[Entry]:
 def short_entries() -> Iterator[Entry]:
     """Return the claims on the rows of few stages that need no checkout."""
     runs = [run for run in zero_bubble.runs() if (run.pipeline_size or 0) <= SHORT_STAGES]
-    yield from entries([predict(run, by_runtime=False) for run in runs])
+    hosts = host_times(runs)
+    yield from entries([predict(run, by_runtime=True, hosts=hosts) for run in runs])
     yield LeftOut(text=f"pipelines of more than {SHORT_STAGES} stages")
     yield LeftOut(text="runs of Sailor and AMP, which take --data")
 
@@ -117,14 +120,15 @@ def main(words: Sequence[str] | None = None) -> int:
             return 0
         by_runtime = options.runtime == "theirs"
         runs = list(published_runs(options.data))
-        rows = [predict(run, by_runtime=by_runtime) for run in runs]
+        hosts = host_times(runs) if by_runtime else {}
+        rows = [predict(run, by_runtime=by_runtime, hosts=hosts) for run in runs]
     except PipeplanError as error:
         print("\n".join(error.problems), file=sys.stderr)
         return 1
     given = "" if options.data is None else " --data DATA"
     command = f"python -m benchmarks.published{given} --runtime {options.runtime}"
     files = [] if options.data is None else list(imported_files(options.data))
-    page = report(rows, command, by_runtime=by_runtime, files=files)
+    page = report(rows, command, by_runtime=by_runtime, hosts=hosts, files=files)
     write_table(page, options.output)
     return 0
 

@@ -28,6 +28,7 @@ from planner.interop.importing.profiled_chain import (
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
+from planner.plan.runtime_rules import RULES
 
 FOLDER = "AMP"
 HIDDEN, SEQUENCE, BLOCKS, VOCABULARY, BATCH = 1024, 1024, 24, 52_256, 32
@@ -122,7 +123,7 @@ def _run(
         name=f"stages at layers {'-'.join(map(str, bounds))}, {replicas} replicas",
         measured_s=measured_s,
         problem=problem,
-        runtime="deepspeed",
+        runtime=RULES["deepspeed"],
         stages=tuple(tuple(names[begin:end]) for begin, end in pairwise(bounds)),
         replicas=replicas,
     )

@@ -45,6 +45,36 @@ class ClassEfficiency(Record):
         return {name: value for name, value in dump(self).items() if value is not None}
 
 
+class TileShape(Record):
+    """The parts in which a GPU computes matrix products, and how many at a time.
+
+    A product takes as long as one whose result fills whole tiles, and these whole waves of all
+    multiprocessors (NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave
+    quantization).
+
+    Attributes:
+        rows: Rows of a tile.
+        columns: Columns of a tile.
+        at_once: Tiles that the device computes at a time: its multiprocessors.
+    """
+
+    rows: Annotated[int, Field(ge=1)]
+    columns: Annotated[int, Field(ge=1)]
+    at_once: Annotated[int, Field(ge=1)]
+
+    def fill(self, batch: int, rows: int, columns: int) -> float:
+        """Return the fraction of the computed elements that is part of a product's result.
+
+        Args:
+            batch: number of equal products.
+            rows: of the result of each.
+            columns: of the result of each.
+        """
+        tiles = batch * -(-rows // self.rows) * -(-columns // self.columns)
+        waves = -(-tiles // self.at_once)
+        return batch * rows * columns / (waves * self.at_once * self.rows * self.columns)
+
+
 class CollectiveFigures(Record):
     """One algorithm of a collective on given links.
 
@@ -89,6 +119,8 @@ _LATER = (
     "hardware",
     "price_per_hour",
     "group",
+    "tiles",
+    "loader_gb_per_s",
 )
 """Fields of device types that older clusters do not have, in the order in which they came."""
 
@@ -113,6 +145,8 @@ class DeviceType(Record):
         optimizer_efficiency: Fraction of memory bandwidth that the optimizer's step reaches.
         host_link_gb_per_s: Bandwidth at which batches are copied from pinned memory of the host,
             in 10^9 bytes/s; null: nothing is copied, as on CPUs, or it is not known.
+        loader_gb_per_s: Bandwidth at which its data loader hands over batches that training waits
+            for, in 10^9 bytes/s; null: they are there in time, or it is not known.
         compute_slowdown_while_communicating: Factor on the time of computation while the device
             sends, receives or reduces; 1 where it is not known.
         reserved_gib: Memory used by driver and framework before the model.
@@ -123,6 +157,8 @@ class DeviceType(Record):
         price_per_hour: Price of one device in the cluster's ``currency``; does not change plans.
         group: The inside of each device of this type if it is a tensor-parallel group, whose other
             figures are then those of all its devices together; null: it is a single device.
+        tiles: The parts in which it computes matrix products, of single devices also in a group;
+            null: the shape of a product does not matter, or nothing is known.
     """
 
     memory_gib: Positive
@@ -135,12 +171,14 @@ class DeviceType(Record):
     by_class: dict[EfficiencyClass, ClassEfficiency] = Field(default_factory=dict)
     optimizer_efficiency: Positive = 1.0
     host_link_gb_per_s: Positive | None = None
+    loader_gb_per_s: Positive | None = None
     compute_slowdown_while_communicating: Factor = 1.0
     reserved_gib: NonNegative = 1.0
     source: Source = "datasheet"
     hardware: Annotated[str, Field(min_length=1, max_length=400)] | None = None
     price_per_hour: Price | None = None
     group: GroupFigures | None = None
+    tiles: TileShape | None = None
 
     @model_validator(mode="after")
     def _leaves_memory(self) -> Self:
@@ -167,6 +205,10 @@ class DeviceType(Record):
     def copy_s(self, bytes_: int) -> float:
         """Return the seconds of a copy from the host's memory; 0 where there is none."""
         return 0.0 if self.host_link_gb_per_s is None else bytes_ / (self.host_link_gb_per_s * 1e9)
+
+    def load_s(self, bytes_: int) -> float:
+        """Return the seconds for which a batch is waited for; 0 where it is there in time."""
+        return 0.0 if self.loader_gb_per_s is None else bytes_ / (self.loader_gb_per_s * 1e9)
 
     @property
     def optimizer_gb_per_s(self) -> float:

@@ -7,10 +7,11 @@ is "highest"). float32 convolutions run in TF32 by torch's defaults
 TF32 products, define a device type whose float32 is the preset's tf32. float16 and bfloat16
 accumulate in float32. Link bandwidth is per direction.
 
-``memory_gib`` is what the driver reports if ECC or firmware takes a noticeable part. Efficiencies
-of GPUs are assumptions: :data:`EFFICIENCIES` names their evidence, benchmarks/ROOFLINE.md their
-errors. Figures of CPUs and of the loopback are assumptions fitted on one machine.
-:data:`DEVICE_SOURCES` and :data:`LINK_SOURCES` name the datasheets.
+``host_link_gb_per_s`` is the bus of a GPU where its datasheet names one: the same for all of a
+kind, and more than copies reach. ``memory_gib`` is what the driver reports if ECC or firmware takes
+a noticeable part. Efficiencies of GPUs are assumptions: :data:`EFFICIENCIES` names their evidence,
+benchmarks/ROOFLINE.md their errors. Figures of CPUs and of the loopback are assumptions fitted on
+one machine. :data:`DEVICE_SOURCES` and :data:`LINK_SOURCES` name the datasheets.
 """
 
 from collections.abc import Mapping
@@ -54,7 +55,14 @@ RAMP_UP_US = 2.0
 """Derived from public timings of 512 x 512 products on an RTX 4090: 6 µs instead of 2."""
 
 
-def _gpu(family: str, memory_gib: float, bandwidth: float, **peak: float) -> DeviceType:
+BUSES: Mapping[str, float] = {"PCIe3": 15.75, "PCIe4": 31.5, "PCIe5": 63.0}
+"""GB/s of 16 lanes in one direction, by which batches are copied; as the datasheets of
+:data:`DEVICE_SOURCES` name the bus."""
+
+
+def _gpu(
+    family: str, memory_gib: float, bandwidth: float, bus: str | None = None, **peak: float
+) -> DeviceType:
     reached = EFFICIENCIES[family]
     return DeviceType(
         memory_gib=memory_gib,
@@ -71,32 +79,49 @@ def _gpu(family: str, memory_gib: float, bandwidth: float, **peak: float) -> Dev
             "memory": ClassEfficiency(bandwidth_efficiency=reached.memory),
         },
         reserved_gib=1.0,
+        host_link_gb_per_s=None if bus is None else BUSES[bus],
     )
 
 
 DEVICES: dict[str, DeviceType] = {
-    "V100-16GB": _gpu("Volta", 16, 900, float32=15.7, float16=125),
-    "V100-32GB": _gpu("Volta", 32, 900, float32=15.7, float16=125),
-    "T4": _gpu("none", 15, 320, float32=8.1, float16=65),
-    "A10": _gpu("Ampere", 22.5, 600, float32=31.2, tf32=62.5, float16=125, bfloat16=125),
-    "L4": _gpu("none", 22.5, 300, float32=30.3, tf32=60, float16=121, bfloat16=121),
-    "L40S": _gpu("none", 45, 864, float32=91.6, tf32=183, float16=362, bfloat16=362),
-    "A6000": _gpu("Ampere", 48, 768, float32=38.7, tf32=77.4, float16=154.8, bfloat16=154.8),
-    "RTX-3090": _gpu("Ampere", 24, 936, float32=35.6, tf32=35.6, float16=71, bfloat16=71),
-    "RTX-4090": _gpu("none", 24, 1008, float32=82.6, tf32=82.6, float16=165.2, bfloat16=165.2),
-    "A100-40GB": _gpu("Ampere", 40, 1555, float32=19.5, tf32=156, float16=312, bfloat16=312),
-    "A100-80GB": _gpu("Ampere", 80, 2039, float32=19.5, tf32=156, float16=312, bfloat16=312),
-    "A100-80GB-PCIe": _gpu("Ampere", 80, 1935, float32=19.5, tf32=156, float16=312, bfloat16=312),
-    "H100-80GB": _gpu("Hopper", 79.6, 3350, float32=67, tf32=494.5, float16=989.5, bfloat16=989.5),
-    "H100-80GB-PCIe": _gpu("Hopper", 79.6, 2000, float32=51, tf32=378, float16=756, bfloat16=756),
-    "H100-94GB-NVL": _gpu(
-        "Hopper", 93.5, 3900, float32=60, tf32=417.5, float16=835.5, bfloat16=835.5
+    "V100-16GB": _gpu("Volta", 16, 900, "PCIe3", float32=15.7, float16=125),
+    "V100-32GB": _gpu("Volta", 32, 900, "PCIe3", float32=15.7, float16=125),
+    "T4": _gpu("none", 15, 320, "PCIe3", float32=8.1, float16=65),
+    "A10": _gpu("Ampere", 22.5, 600, "PCIe4", float32=31.2, tf32=62.5, float16=125, bfloat16=125),
+    "L4": _gpu("none", 22.5, 300, "PCIe4", float32=30.3, tf32=60, float16=121, bfloat16=121),
+    "L40S": _gpu("none", 45, 864, "PCIe4", float32=91.6, tf32=183, float16=362, bfloat16=362),
+    "A6000": _gpu(
+        "Ampere", 48, 768, "PCIe4", float32=38.7, tf32=77.4, float16=154.8, bfloat16=154.8
     ),
-    "H200": _gpu("Hopper", 140, 4800, float32=67, tf32=494.5, float16=989.5, bfloat16=989.5),
+    "RTX-3090": _gpu("Ampere", 24, 936, "PCIe4", float32=35.6, tf32=35.6, float16=71, bfloat16=71),
+    "RTX-4090": _gpu(
+        "none", 24, 1008, "PCIe4", float32=82.6, tf32=82.6, float16=165.2, bfloat16=165.2
+    ),
+    "A100-40GB": _gpu(
+        "Ampere", 40, 1555, "PCIe4", float32=19.5, tf32=156, float16=312, bfloat16=312
+    ),
+    "A100-80GB": _gpu(
+        "Ampere", 80, 2039, "PCIe4", float32=19.5, tf32=156, float16=312, bfloat16=312
+    ),
+    "A100-80GB-PCIe": _gpu(
+        "Ampere", 80, 1935, "PCIe4", float32=19.5, tf32=156, float16=312, bfloat16=312
+    ),
+    "H100-80GB": _gpu(
+        "Hopper", 79.6, 3350, "PCIe5", float32=67, tf32=494.5, float16=989.5, bfloat16=989.5
+    ),
+    "H100-80GB-PCIe": _gpu(
+        "Hopper", 79.6, 2000, "PCIe5", float32=51, tf32=378, float16=756, bfloat16=756
+    ),
+    "H100-94GB-NVL": _gpu(
+        "Hopper", 93.5, 3900, "PCIe5", float32=60, tf32=417.5, float16=835.5, bfloat16=835.5
+    ),
+    "H200": _gpu(
+        "Hopper", 140, 4800, "PCIe5", float32=67, tf32=494.5, float16=989.5, bfloat16=989.5
+    ),
     "B200": _gpu("none", 178, 7700, float32=80, tf32=1100, float16=2250, bfloat16=2250),
     "GB200": _gpu("none", 185, 8000, float32=80, tf32=1250, float16=2500, bfloat16=2500),
     "MI250X": _gpu("none", 64, 1638, float32=47.9, float16=191.5, bfloat16=191.5),
-    "MI300X": _gpu("none", 192, 5300, float32=163.4, float16=1307.4, bfloat16=1307.4),
+    "MI300X": _gpu("none", 192, 5300, "PCIe5", float32=163.4, float16=1307.4, bfloat16=1307.4),
     # One thread of one core, for running plans without a GPU. Fitted to float32 times, see
     # benchmarks/ROOFLINE.md; peaks are those of two 512-bit units at 4 GHz. Memory is what to let
     # the process have.

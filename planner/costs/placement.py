@@ -52,6 +52,7 @@ class Transfer:
         latency_s: of its seconds, those before the first byte.
         gb_per_s: of its bytes, on links that it has to itself.
         ends: its source and target, which communicate meanwhile; none if nothing is sent.
+        host_s: of its seconds, those of the runtime's host.
     """
 
     seconds: float
@@ -60,6 +61,7 @@ class Transfer:
     latency_s: float = 0.0
     gb_per_s: float = math.inf
     ends: tuple[str, ...] = ()
+    host_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -232,20 +234,22 @@ class PlacedPipeline:
         block = np.ix_(rows, columns) if forward else np.ix_(columns, rows)
         seconds = table.latency_s[block] + bytes_ * table.s_per_byte[block]
         is_sent = np.not_equal.outer(rows, columns)
-        return np.asarray((seconds if forward else seconds.T) + self.behaviour.message_s * is_sent)
+        host_s = self.behaviour.message_s(bytes_) * is_sent
+        return np.asarray((seconds if forward else seconds.T) + host_s)
 
     def _transfer(self, bytes_: int, source: str, target: str) -> Transfer:
         route = self._route(source, target)
         if source == target or bytes_ == 0:
             return Transfer(0.0)
-        latency_s = route.latency_s + self.behaviour.message_s
+        host_s = self.behaviour.message_s(bytes_)
         return Transfer(
-            route.seconds(bytes_) + self.behaviour.message_s,
+            route.seconds(bytes_) + host_s,
             route.links,
             self._waits_for(route, source, target),
-            latency_s,
+            route.latency_s + host_s,
             route.bandwidth_gb_per_s,
             (source, target),
+            host_s,
         )
 
     def _waits_for(self, route: Route, source: str, target: str) -> tuple[Resource, ...]:

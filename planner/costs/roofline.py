@@ -1,10 +1,17 @@
 """Seconds of one layer on one device type: measured times if known, else the roofline model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from planner.cluster.hardware import TF32, DeviceType
-from planner.model.figures import PHASES, EfficiencyClass, OperationClass, Phase, Work
+from planner.cluster.hardware import TF32, DeviceType, TileShape
+from planner.model.figures import (
+    PHASES,
+    EfficiencyClass,
+    OperationClass,
+    Phase,
+    Product,
+    Work,
+)
 from planner.model.graph_record import Layer
 
 ROUNDING = 1e-9
@@ -63,7 +70,8 @@ def layer_times(
 
     Measured times are used if there are any, else the sum of :func:`work_s` over the layer's work,
     of its collectives, which nothing hides, and of the copy of what a forward reads of the batch. A
-    recomputed layer runs its forward again in its backward.
+    recomputed layer runs its forward again in its backward. The wait for the loader is in the
+    forward alone: no profile has it, and what was loaded is still there.
     """
     measured = layer.measured.get(type_name)
     if measured is not None:
@@ -75,27 +83,41 @@ def layer_times(
         )
     else:
         times = _with_collectives(_roofline(layer, device, precision), layer, device)
+    loaded_s = times.forward_s + device.load_s(layer.batch_bytes)
     if not recompute:
-        return times
+        return times._replace(forward_s=loaded_s)
     return times._replace(
+        forward_s=loaded_s,
         input_gradient_s=times.input_gradient_s + times.forward_s,
         backward_s=times.backward_s + times.forward_s,
     )
 
 
-def work_s(work: Work, device: DeviceType, precision: str) -> float:
+def work_s(
+    work: Work, device: DeviceType, precision: str, products: Sequence[Product] = ()
+) -> float:
     """Return the seconds of equal operations, one after the other.
 
     Roofline (Williams, Waterman, Patterson 2009): each operation takes the larger of arithmetic
     over reachable throughput and traffic over reachable memory bandwidth, plus the overhead of
     starting it. Arithmetic takes ``ramp_up_us`` longer than at full speed, so that throughput falls
     off for small products as in Hockney's model (Hockney and Jesshope 1981): those that would take
-    the ramp-up run at half speed. No term falls as FLOPs or bytes grow.
+    the ramp-up run at half speed. Of class product, arithmetic takes as much longer as the layer's
+    products leave parts of the device's tiles and waves empty. No term falls as FLOPs or bytes
+    grow.
+
+    Args:
+        work: of one phase of a layer.
+        device: that runs it.
+        precision: of the job.
+        products: of the layer; empty: of no known shape.
     """
     reached = reach(device, CLASS_OF[work.operation_class])
     arithmetic_s = 0.0
     if work.flops:
         flops = work.flops * EXECUTED.get(work.operation_class, 1.0)
+        if work.operation_class == "product" and device.tiles is not None:
+            flops *= padding(device.tiles, work.phase, products)
         peak = _peak_tflop_per_s(device, work.operation_class, precision) * 1e12
         arithmetic_s = (
             flops / (peak * reached.efficiency) + work.operations * reached.ramp_up_us * 1e-6
@@ -103,6 +125,23 @@ def work_s(work: Work, device: DeviceType, precision: str) -> float:
     bytes_per_s = device.memory_bandwidth_gb_per_s * 1e9 * reached.bandwidth_efficiency
     overhead_s = work.operations * device.operation_overhead_us * 1e-6
     return max(arithmetic_s, work.traffic_bytes / bytes_per_s) + overhead_s
+
+
+def padding(tiles: TileShape, phase: Phase, products: Sequence[Product]) -> float:
+    """Return how many times as much a device computes as products have, in a phase.
+
+    Args:
+        tiles: of the device.
+        phase: of the layer.
+        products: of its forward; 1 without any.
+    """
+    flops = sum(product.flops() for product in products)
+    if not flops:
+        return 1.0
+    padded = sum(
+        product.flops() / tiles.fill(product.batch, *product.result(phase)) for product in products
+    )
+    return padded / flops
 
 
 class Reach(NamedTuple):
@@ -133,7 +172,11 @@ def _peak_tflop_per_s(device: DeviceType, of: str, precision: str) -> float:
 def _roofline(layer: Layer, device: DeviceType, precision: str) -> OperationTimes:
     if layer.work:
         forward_s, input_s, weight_s = (
-            sum(work_s(row, device, precision) for row in layer.work if row.phase == phase)
+            sum(
+                work_s(row, device, precision, layer.products)
+                for row in layer.work
+                if row.phase == phase
+            )
             for phase in PHASES
         )
     else:

@@ -37,6 +37,49 @@ class Work(Record):
     traffic_bytes: Count
 
 
+Size = Annotated[int, Field(ge=1)]
+
+
+class Product(Record):
+    """A matrix product of the forward: ``batch`` of [rows, inner] x [inner, columns].
+
+    Attributes:
+        operator: Name of the operator.
+        batch: Number of products.
+        rows: Rows of the left matrix.
+        inner: Dimension that is summed over.
+        columns: Columns of the right matrix.
+        split: Which of these sizes each member has a share of; null: none.
+    """
+
+    operator: Name
+    batch: Size
+    rows: Size
+    inner: Size
+    columns: Size
+    split: Literal["batch", "rows", "inner", "columns"] | None = None
+
+    def of_share(self, degree: int) -> Product:
+        """Return the product of one member of a group, whose split size is a share."""
+        if self.split is None:
+            return self
+        share = max(1, getattr(self, self.split) // degree)
+        return self.model_copy(update={self.split: share, "split": None})
+
+    def flops(self) -> int:
+        """Return its FLOPs; each of its two gradients has as many."""
+        return 2 * self.batch * self.rows * self.inner * self.columns
+
+    def result(self, phase: Phase) -> tuple[int, int]:
+        """Return rows and columns of what is computed: the output, or a gradient of an operand."""
+        sizes: dict[Phase, tuple[int, int]] = {
+            "forward": (self.rows, self.columns),
+            "input_gradient": (self.rows, self.inner),
+            "weight_gradient": (self.inner, self.columns),
+        }
+        return sizes[phase]
+
+
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 

@@ -8,7 +8,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from planner.model.figures import PHASES, Collective, LayerFigures, Name, Work, totals
+from planner.model.figures import (
+    PHASES,
+    Collective,
+    LayerFigures,
+    Name,
+    Product,
+    Work,
+    totals,
+)
 from planner.model.split_record import LayerSplit, SplitRecord
 from planner.records.document import MOST_ENTRIES, Count, Record, digest_of_data
 
@@ -72,6 +80,8 @@ class Layer(LayerFigures):
             one operation.
         collectives: What the devices of a tensor-parallel group exchange while they run the layer;
             all other figures are then those of all devices together.
+        products: Matrix products of the forward as one device runs them, for the efficiency of
+            their shapes; empty: they are not known.
     """
 
     weight_stash_bytes: Count | None = None
@@ -82,6 +92,7 @@ class Layer(LayerFigures):
     device_types: tuple[Name, ...] = ()
     work: tuple[Work, ...] = ()
     collectives: tuple[Collective, ...] = ()
+    products: tuple[Product, ...] = ()
 
     @model_validator(mode="after")
     def _work_adds_up(self) -> Self:
@@ -102,7 +113,7 @@ class Layer(LayerFigures):
         fields: dict[str, Any] = dump(self)
         if not self.device_types:
             del fields["device_types"]
-        for name in ("work", "batch_bytes", "collectives"):
+        for name in ("work", "batch_bytes", "collectives", "products"):
             if not getattr(self, name):
                 fields.pop(name, None)  # Who dumps may have left it out.
         for name in ("weight_stash_bytes", "peak_bytes"):
@@ -299,9 +310,11 @@ def graph_digest(record: GraphRecord) -> str:
 def structure_digest(record: GraphRecord) -> str:
     """Return the SHA-256 of a graph without measured fields.
 
-    It is equal before and after a calibration.
+    It is equal before and after a calibration. Nor do products count, which follow from the rest
+    and which older graphs do not have.
     """
-    return digest_of_data(_content(record, exclude={"layers": {"__all__": MEASURED}}))
+    left_out = MEASURED | {"products"}
+    return digest_of_data(_content(record, exclude={"layers": {"__all__": left_out}}))
 
 
 def _content(record: GraphRecord, exclude: Any = None) -> dict[str, Any]:

@@ -108,6 +108,7 @@ def _layer(
             ),
             "work": row.work,
             "collectives": row.collectives,
+            "products": tuple(product.of_share(degree) for product in row.products),
         }
     )
 

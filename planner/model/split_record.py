@@ -6,14 +6,10 @@ is offered if it divides every size of a region; a region with another size is w
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from planner.model.figures import Collective, LayerFigures, Name, Work
+from planner.model.figures import Collective, LayerFigures, Name, Product, Size, Work
 from planner.records.document import Count, Record
-
-Size = Annotated[int, Field(ge=1)]
 
 
 class SplitParameter(Record):
@@ -46,26 +42,6 @@ class SplitRegion(Record):
     layers: tuple[Name, ...]
     sizes: tuple[Size, ...]
     parameters: tuple[SplitParameter, ...]
-
-
-class Product(Record):
-    """A matrix product of the forward: ``batch`` of [rows, inner] x [inner, columns].
-
-    Attributes:
-        operator: Name of the operator.
-        batch: Number of products.
-        rows: Rows of the left matrix.
-        inner: Dimension that is summed over.
-        columns: Columns of the right matrix.
-        split: Which of these sizes each member has a share of; null: none.
-    """
-
-    operator: Name
-    batch: Size
-    rows: Size
-    inner: Size
-    columns: Size
-    split: Literal["batch", "rows", "inner", "columns"] | None
 
 
 class LayerSplit(LayerFigures):

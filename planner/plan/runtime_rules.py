@@ -9,10 +9,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
+from planner.cluster.hardware import Positive
 from planner.job import Runtime
 from planner.records.document import Record
 from planner.records.formats import read_formatted
@@ -45,6 +51,8 @@ class RuntimeBehaviour(Record):
             after all that all devices run and send.
         computation_us: Host time in every operation, in addition to its own.
         message_us: Host time in every message that has bytes, in addition to its own.
+        message_copy_gb_per_s: Bandwidth at which hosts copy every message, in addition to its own
+            time and to ``message_us``, in 10^9 bytes/s; null: they do not, or it is not known.
     """
 
     send: Way = "overlapped"
@@ -54,6 +62,15 @@ class RuntimeBehaviour(Record):
     reduction: Literal["bucket", "stage", "device", "flush"] = "bucket"
     computation_us: HostTime = 0.0
     message_us: HostTime = 0.0
+    message_copy_gb_per_s: Positive | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_later_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave the default of a newer field out, so that digests of older plans do not change."""
+        data: dict[str, Any] = dump(self)
+        if self.message_copy_gb_per_s is None:
+            data.pop("message_copy_gb_per_s", None)
+        return data
 
     @model_validator(mode="after")
     def _exchanges_block(self) -> RuntimeBehaviour:
@@ -74,10 +91,10 @@ class RuntimeBehaviour(Record):
         """Host time of an operation in seconds."""
         return self.computation_us * 1e-6
 
-    @property
-    def message_s(self) -> float:
-        """Host time of a message in seconds."""
-        return self.message_us * 1e-6
+    def message_s(self, bytes_: int) -> float:
+        """Return the host time of a message in seconds."""
+        copied_s = bytes_ / (self.message_copy_gb_per_s * 1e9) if self.message_copy_gb_per_s else 0
+        return self.message_us * 1e-6 + copied_s
 
 
 class RuntimeRules(Record):
@@ -122,7 +139,9 @@ class RuntimeRules(Record):
         """Whether host times are 0 because none are known: of runtimes of others, by name."""
         rows = (self.behaviour, self.interleaved or self.behaviour)
         is_named = self.name in RULES and self.name != PIPEPLAN.name
-        return is_named and not any(row.computation_us or row.message_us for row in rows)
+        return is_named and not any(
+            row.computation_us or row.message_us or row.message_copy_gb_per_s for row in rows
+        )
 
     @property
     def overlapped(self) -> RuntimeRules:

@@ -190,7 +190,8 @@ def runtime_lines(rules: RuntimeRules) -> Iterator[str]:
     if rules.lacks_host_times:
         yield (
             f"host times of {rules.name} per operation and message are unknown, 0 is used; "
-            "measured ones go into a runtime file (computation_us, message_us)"
+            "measured ones go into a runtime file (computation_us, message_us, "
+            "message_copy_gb_per_s)"
         )
 
 

@@ -99,6 +99,8 @@ class _StepSources:
                 )
                 yield "measured", times.seconds(kind)
                 continue
+            if kind == "F":
+                yield device.source, device.load_s(layer.batch_bytes)
             # A layer that runs again adds its forward to its backward and input gradient.
             repeated = "F" if name in recomputed and kind in "BI" else ""
             yield from _roofline_parts(
@@ -122,8 +124,10 @@ def _roofline_parts(
 ) -> Iterator[tuple[Source, float]]:
     """Yield the source and the seconds of each of a layer's operations under the roofline.
 
-    Collectives inside a group are of the source of its devices.
+    Collectives inside a group are of the source of its devices. The wait for the loader is left
+    out.
     """
+    device = device.model_copy(update={"loader_gb_per_s": None})
     with_collectives = layer_times(layer, type_name, device, precision)
     layer = layer.model_copy(update={"collectives": ()})
     times = layer_times(layer, type_name, device, precision)

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
+from math import ceil
 
 from planner.cluster.cluster import Cluster
-from planner.cluster.hardware import DeviceType
+from planner.cluster.hardware import DeviceType, TileShape
 from planner.job import Job
 from planner.model.figures import PHASES, Work
 from planner.model.graph_record import Boundary, Layer, Parameter
@@ -79,6 +80,13 @@ class ProblemCosts:
 
     def seconds(self, layer: Layer, type_name: str) -> Seconds:
         """Return the seconds of one layer that is not recomputed."""
+        forward, inputs, weights, whole = self.loaded(layer, type_name)
+        rate = self._cluster.device_types[type_name].loader_gb_per_s
+        waited_s = 0.0 if rate is None else layer.batch_bytes / (rate * 1e9)
+        return forward + waited_s, inputs, weights, whole
+
+    def loaded(self, layer: Layer, type_name: str) -> Seconds:
+        """Return the same where the batch is there."""
         measured = layer.measured.get(type_name)
         if measured is not None:
             forward, inputs = measured.forward_s, measured.input_gradient_s
@@ -97,7 +105,7 @@ class ProblemCosts:
         if phase == "forward" and device.host_link_gb_per_s is not None:
             copied_s = layer.batch_bytes / device.host_link_gb_per_s * 1e-9
         if layer.work:
-            rows = [self._work(row, device) for row in layer.work if row.phase == phase]
+            rows = [self._work(row, layer, device) for row in layer.work if row.phase == phase]
             return copied_s + sum(seconds for seconds, _ in rows), any(bound for _, bound in rows)
         peak = device.peak_tflop_per_s[self._job.precision] * 1e12
         bandwidth = device.memory_bandwidth_gb_per_s * 1e9 * device.bandwidth_efficiency
@@ -106,9 +114,11 @@ class ProblemCosts:
         by_throughput = flops > 0 and arithmetic_s >= traffic_s
         return copied_s + max(arithmetic_s, traffic_s), by_throughput
 
-    def _work(self, work: Work, device: DeviceType) -> tuple[float, bool]:
+    def _work(self, work: Work, layer: Layer, device: DeviceType) -> tuple[float, bool]:
         # Fused kernels skip what a causal mask leaves out.
         flops = work.flops / 2 if work.operation_class == "causal_attention" else work.flops
+        if work.operation_class == "product" and device.tiles is not None and layer.products:
+            flops *= padded_flops(layer, work.phase, device.tiles) / padded_flops(layer, "", None)
         name = "attention" if work.operation_class == "causal_attention" else work.operation_class
         of_class = device.by_class.get(name)
         told = {} if of_class is None else of_class.model_dump(exclude_none=True)
@@ -149,6 +159,25 @@ class ProblemCosts:
         elements = math.ceil(parameter.elements / sharers)
         part = parameter.model_copy(update={"elements": elements})
         return 2 * parameter.bytes + self.state_bytes(part)
+
+
+def padded_flops(layer: Layer, phase: str, tiles: TileShape | None) -> float:
+    """Return the FLOPs of a phase's products where each fills whole waves of tiles.
+
+    Without tiles: the FLOPs of the products themselves.
+    """
+    total = 0.0
+    for row in layer.products:
+        over = {"input_gradient": row.columns, "weight_gradient": row.rows}.get(phase, row.inner)
+        high = row.inner if phase == "weight_gradient" else row.rows
+        wide = row.inner if phase == "input_gradient" else row.columns
+        elements = float(row.batch * high * wide)
+        if tiles is not None:
+            count = row.batch * ceil(high / tiles.rows) * ceil(wide / tiles.columns)
+            waves = ceil(count / tiles.at_once)
+            elements = float(waves * tiles.at_once * tiles.rows * tiles.columns)
+        total += 2 * over * elements
+    return total
 
 
 def exchanging_s(layer: Layer, phase: str, device: DeviceType) -> float:
@@ -239,7 +268,7 @@ class PlanCosts:
     def layer_seconds(self, layer: Layer, type_name: str) -> Seconds:
         """Return the seconds of one layer, with its forward again where it is recomputed."""
         forward, inputs, weights, whole = self.problem.seconds(layer, type_name)
-        again = forward if layer.name in self._rerun else 0.0
+        again = self.problem.loaded(layer, type_name)[0] if layer.name in self._rerun else 0.0
         return forward, inputs + again, weights, whole + again
 
     def message(self, bytes_: int, source: str, target: str) -> Path | None:

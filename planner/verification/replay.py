@@ -284,7 +284,8 @@ class _Replay:
         if path is None:
             self._bring(user, Step(now, now, ends, ended_at(now, *causes)))
             return
-        message_s = self._rules.message_us * 1e-6
+        copying = self._rules.message_copy_gb_per_s
+        message_s = self._rules.message_us * 1e-6 + (bytes_ / copying / 1e9 if copying else 0.0)
         sending = CheckedSending(
             self._lines(path, ends),
             ends,

@@ -14,7 +14,7 @@ from planner.cluster.cluster_file import Host
 from planner.cluster.hardware import ClassEfficiency, CollectiveFigures, DeviceType, GroupFigures
 from planner.cluster.tensor_groups import TensorGroup
 from planner.errors import PipeplanError
-from planner.model.figures import PHASES, CollectiveKind
+from planner.model.figures import PHASES, CollectiveKind, Product
 from planner.model.graph_record import GraphRecord, Layer, graph_digest
 from planner.model.split_record import LayerSplit, SplitRecord
 from planner.plan.plan import Plan
@@ -341,6 +341,15 @@ def _layer(
             "peak_bytes": None,
             "work": shared.work,
             "collectives": shared.collectives,
+            "products": tuple(_share(row, others + 1) for row in shared.products),
             "device_types": tuple(n for one in layer.device_types for n in types.get(one, (one,))),
         }
     )
+
+
+def _share(product: Product, degree: int) -> Product:
+    """Return what one device of a group computes of a product."""
+    sizes = {name: getattr(product, name) for name in ("batch", "rows", "inner", "columns")}
+    if product.split is not None:
+        sizes[product.split] = max(1, sizes[product.split] // degree)
+    return Product(operator=product.operator, **sizes)

@@ -71,6 +71,9 @@ def _operation_parts(
             yield "measured", costs.layer_seconds(layer, type_name)["FIWB".index(kind)]
             continue
         kind_of_device = plan.cluster.device_types[type_name]
+        if kind == "F":
+            loaded = costs.problem.loaded(layer, type_name)[0]
+            yield kind_of_device.source, costs.problem.seconds(layer, type_name)[0] - loaded
         again = _PHASES_OF["F"] if layer.name in rerun and kind in "BI" else ()
         for phase in (*_PHASES_OF[kind], *again):
             seconds, by_throughput = costs.problem.roofline(layer, phase, kind_of_device)

@@ -16,10 +16,19 @@ from planner_profiles import (
     write,
 )
 
-from benchmarks.published import amp, sailor, zero_bubble
+from benchmarks.published import amp, layouts_3d, sailor, zero_bubble
 from benchmarks.published.__main__ import main, published_runs
 from benchmarks.published.files import rows as imported_files
-from benchmarks.published.run import Prediction, PublishedRun, Summary, predict, report, scored
+from benchmarks.published.host_time import HostTime
+from benchmarks.published.run import (
+    Prediction,
+    PublishedRun,
+    Summary,
+    host_times,
+    predict,
+    report,
+    scored,
+)
 from planner.errors import PipeplanError
 from planner.prediction import replay
 
@@ -71,14 +80,53 @@ def test_the_layouts_of_both_runtimes_are_one_plan() -> None:
 
 
 def test_rows_that_contradict_themselves_are_shown_and_not_scored() -> None:
-    run = zero_bubble_run("1.5B", 24, "1f1b")
+    run = zero_bubble_run("1.5B", 32, "1f1b")
     good = predict(run, by_runtime=False)
-    bad = Prediction(replace(run, measured_s=1e3, contradiction="it was copied"), good.plan)
+    copied = replace(run, measured_s=1e3, contradiction="it was copied")
+    bad = Prediction(copied, good.plan, good.without_host_s)
     assert scored([good, bad]) == [good]
     assert Summary.of(scored([good, bad])).worst == pytest.approx(abs(good.error))
     page = report([good, bad], "command", by_runtime=False)
     assert "not scored, it was copied" in page
     assert "1 rows of 1 publications" in page
+
+
+def test_the_row_that_gives_a_host_time_is_predicted_as_measured_and_not_scored() -> None:
+    given, other = zero_bubble_run("1.5B", 24, "1f1b"), zero_bubble_run("1.5B", 32, "1f1b")
+    hosts = host_times([given, other])
+    rows = [predict(run, by_runtime=True, hosts=hosts) for run in (given, other)]
+    assert rows[0].predicted_s == pytest.approx(given.measured_s, rel=1e-4)
+    assert scored(rows) == rows[1:]
+    # 24 microbatches on 8 stages: 31 forwards and as many backwards after each other.
+    per_operation_s = (given.measured_s - rows[0].without_host_s) / (2 * 31)
+    assert hosts[zero_bubble.HOST] == pytest.approx(per_operation_s * 1e6, rel=0.02)
+
+
+@pytest.mark.parametrize("figure", ["computation_us", "message_copy_gb_per_s"])
+def test_a_host_time_is_found_where_prediction_and_measurement_meet(figure: str) -> None:
+    host = HostTime("here", figure, 100, "by hand")
+    if figure == "computation_us":
+        assert host.found(5, lambda value: 2 + value) == pytest.approx(3, rel=1e-2)
+    else:
+        assert host.found(5, lambda value: 2 + 1 / value) == pytest.approx(1 / 3, rel=1e-2)
+
+
+@pytest.mark.parametrize("degree", [1, 8])
+def test_the_layers_of_a_gpt_have_the_flops_of_the_published_formula(degree: int) -> None:
+    gpt = layouts_3d.Gpt(4, 1024, 16, 512, 51_200, 2, degree)
+    *blocks, head = (row for row in gpt.graph(in_parts=True).record.layers if row.flops)
+    again = sum(row.forward_flops for row in blocks)
+    found = sum(row.flops for row in (*blocks, head)) + again
+    assert found == pytest.approx(gpt.samples * layouts_3d.iteration_flops(gpt))
+
+
+def test_a_layout_takes_as_long_as_its_stages_and_the_bubble_say() -> None:
+    """Wide links, no time but products': 8 microbatches on 2 stages take 9 times a stage."""
+    gpt = layouts_3d.Gpt(4, 4096, 32, 2048, 1024, 1, 1)
+    machine = replace(layouts_3d.SELENE, node_gb_per_s=1e6)
+    found = layouts_3d.Layout(machine, "by hand", gpt, 1, 2, 8, 1.0).predicted_s()
+    stage = layouts_3d.Layout(machine, "by hand", replace(gpt, blocks=2), 1, 1, 8, 1.0)
+    assert found == pytest.approx(9 / 8 * stage.predicted_s(), rel=0.03)
 
 
 def sailor_checkout(folder: Path, layouts: dict[str, object], layers: int = 2) -> Path:

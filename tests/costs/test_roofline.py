@@ -5,9 +5,10 @@ from builders import device_type, graph, layer, star
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.cluster.hardware import DeviceType
+from planner.cluster.hardware import DeviceType, TileShape
 from planner.costs.roofline import OperationTimes, layer_times
 from planner.errors import PipeplanError
+from planner.model.figures import Product
 from planner.records.document import digest
 
 OLD_GRAPH = "sha256:cee066793f1aefa44b9fd7a237fade38bddc71bf00123d0c5ca806f02daca19b"
@@ -61,6 +62,50 @@ def test_what_a_forward_reads_of_the_batch_is_copied_to_the_device() -> None:
     seconds = {"forward_s": 0.1, "input_gradient_s": 0.2, "weight_gradient_s": 0.3}
     measured = graph([layer("a", **ROW, batch_bytes=10**9, measured={"kind": seconds})]).layers["a"]
     assert layer_times(measured, "kind", linked, "float32")[0] == 0.1
+
+
+def test_every_forward_waits_for_the_loader_and_no_recomputed_one() -> None:
+    """2 GB at 0.5 GB/s, whether the layer was measured or not."""
+    slow = DEVICE.model_copy(update={"loader_gb_per_s": 0.5})
+    row = graph([layer("a", **ROW, batch_bytes=2 * 10**9)]).layers["a"]
+    assert layer_times(row, "kind", slow, "float32") == pytest.approx((3 + 4, 1, 1, 2))
+    assert layer_times(row, "kind", slow, "float32", True) == pytest.approx((7, 1 + 3, 1, 2 + 3))
+    seconds = {"forward_s": 1, "input_gradient_s": 2, "weight_gradient_s": 3}
+    known = layer("a", **ROW, batch_bytes=2 * 10**9, measured={"kind": seconds})
+    found = layer_times(graph([known]).layers["a"], "kind", slow, "float32", True)
+    assert found == pytest.approx((5, 3, 3, 6))
+
+
+def test_products_take_as_long_as_whole_waves_of_whole_tiles() -> None:
+    """Tiles of 256 x 128, two at a time: a result of 300 x 200 has 4, so that 2 waves compute."""
+    tiled = DEVICE.model_copy(update={"tiles": TileShape(rows=256, columns=128, at_once=2)})
+    shape = {"operator": "linear", "batch": 1, "rows": 300, "inner": 64, "columns": 200}
+    rows = [
+        {**work("product", 10**12), "phase": phase}
+        for phase in ("forward", "input_gradient", "weight_gradient")
+    ]
+    flops = {f"{row['phase']}_flops": 10**12 for row in rows}
+    traffic = {f"{row['phase']}_traffic_bytes": 0 for row in rows}
+    told = layer("a", **flops, **traffic, work=rows, products=[shape])
+    # Whole tiles of the results 300 x 200, 300 x 64 and 64 x 200: 4, 2 and 2.
+    elements = [300 * 200, 300 * 64, 64 * 200]
+    by_hand = [0.5 * n * 256 * 128 / m for n, m in zip((4, 2, 2), elements, strict=True)]
+    found = layer_times(graph([told]).layers["a"], "kind", tiled, "float32")
+    assert found[:3] == pytest.approx(by_hand)
+    assert layer_times(graph([told]).layers["a"], "kind", DEVICE, "float32")[0] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("split", "sizes"),
+    [(None, (6, 8, 10, 12)), ("batch", (3, 8, 10, 12)), ("columns", (6, 8, 10, 6))],
+)
+def test_a_member_of_a_group_runs_a_share_of_a_product(
+    split: str | None, sizes: tuple[int, ...]
+) -> None:
+    given = {"operator": "bmm", "batch": 6, "rows": 8, "inner": 10, "columns": 12, "split": split}
+    share = Product.model_validate(given).of_share(2)
+    assert (share.batch, share.rows, share.inner, share.columns) == sizes
+    assert share.split is None
 
 
 def test_measured_times_replace_the_roofline_on_their_device_type() -> None:

@@ -66,7 +66,7 @@ def test_a_profile_of_sailor_has_the_times_of_its_microbatch_and_the_bytes_of_it
     assert [row.stash_bytes for row in record.layers] == [4 * row[2] for row in SIZES]
     assert imported.job.samples_per_microbatch == 4
     assert any("degree 2 are not imported" in note for note in imported.notes)
-    assert any("optimizer steps take 1.5 ms" in note for note in imported.notes)
+    assert any("optimizer's step of the profiled model took" in note for note in imported.notes)
 
 
 def test_a_tensor_parallel_group_of_sailor_is_one_device_with_the_bytes_of_all_members(
@@ -144,6 +144,20 @@ def test_hosts_of_sailor_exchange_data_at_the_bandwidth_of_the_slower_one(tmp_pa
         route = found.route(*pair)
         assert route is not None
         assert route.seconds(64e6) == pytest.approx(64e6 / (gb_per_s * 1e9), rel=1e-3)
+
+
+def test_two_gpus_of_sailor_that_send_at_once_take_as_long_as_one_that_sends_half(
+    tmp_path: Path,
+) -> None:
+    grows = {"1": [[1.0, 3.0], 0.0], "2": [[2.0, 6.0], 0.0]}  # GB/s by log2 of MB of each GPU
+    path = write(tmp_path / "links.json", sailor_links(grows))
+    alone = cluster(path, "sailor-links", hosts="X-80*2", gpus_per_host=1)
+    both = cluster(path, "sailor-links", hosts="X-80*2", gpus_per_host=2, tensor_parallel=2)
+    for bytes_ in (10**6, 10**8):
+        one, two = (found.route("host0/gpu0", "host1/gpu0") for found in (alone, both))
+        assert one is not None
+        assert two is not None
+        assert two.seconds(2 * bytes_) == pytest.approx(one.seconds(bytes_), rel=1e-4)
 
 
 def test_a_group_of_sailor_has_the_links_of_all_its_gpus(tmp_path: Path) -> None:

@@ -78,6 +78,8 @@ def starts(timeline: Timeline) -> dict[str, float]:
         ({"computation_us": 1e6}, 17),
         # m 1-3, 3-5; d1: F 3-4, B 4-6, F 6-7, B 7-9; g 9-11, B 11-13.
         ({"message_us": 1e6}, 13),
+        # A message has 10^9 bytes, so that copying them takes another second: the same.
+        ({"message_copy_gb_per_s": 1}, 13),
     ],
     ids=str,
 )

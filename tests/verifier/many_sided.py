@@ -87,7 +87,7 @@ def _reducing_while_sending() -> Plan:
 def _of_other_runtimes() -> Iterator[Plan]:
     """Yield plans whose messages block in every way; where both ends do, in the order of 1F1B."""
     both = {"send": "blocking", "receive": "blocking"}
-    host = {"computation_us": 30_000.0, "message_us": 40_000.0}
+    host = {"computation_us": 30_000.0, "message_us": 40_000.0, "message_copy_gb_per_s": 0.7}
     loose = (
         {"send": "blocking", "reduction": "device", **host},
         {"receive": "blocking", "streams": "one", "reduction": "flush"},
@@ -157,6 +157,8 @@ def _cluster(slow_us: int, while_communicating: float) -> Cluster:
         operation_overhead_us=20_000,
         bandwidth_efficiency=0.8,
         host_link_gb_per_s=0.5,
+        loader_gb_per_s=3,
+        tiles={"rows": 4, "columns": 4, "at_once": 3},
         by_class={"attention": {"efficiency": 0.3}, "memory": {"bandwidth_efficiency": 0.5}},
         compute_slowdown_while_communicating=while_communicating,
     )
@@ -223,6 +225,12 @@ def _layer(index: int) -> dict:
         }
     if index in (2, 5, 6):
         row |= _work({2: "convolution", 5: "causal_attention", 6: "product"}[index])
+    if index == 6:
+        sizes = {"rows": 9, "inner": 5, "columns": 7}
+        row["products"] = [
+            {"operator": "linear", "batch": 1, **sizes},
+            {"operator": "bmm", "batch": 3, **sizes, "rows": 4},
+        ]
     return row
 
 

@@ -26,6 +26,7 @@ PartName = Literal[
     "recomputation",
     "loss",
     "copying the batch",
+    "loading the batch",
     "host time",
     "slowed computation",
     "messages",
@@ -48,9 +49,10 @@ class IterationPart:
 
     Attributes:
         name: ``copying the batch`` is of layers without measured times, which have it in their
-            forwards; ``host time`` is the runtime's, in operations and messages; ``slowed
-            computation`` is what operations and optimizer steps take longer than alone, ``waiting
-            for shared links`` what messages and reductions do.
+            forwards; ``loading the batch`` is the wait for the data loader; ``host time`` is the
+            runtime's, in operations and messages; ``slowed computation`` is what operations and
+            optimizer steps take longer than alone, ``waiting for shared links`` what messages and
+            reductions do.
         seconds: on the path.
         share: of the iteration.
     """
@@ -96,9 +98,8 @@ class _StepParts:
                 for name, seconds in self._operation(operation.stage, operation.kind, device):
                     yield name, seconds * share
             case TransferEvent() as event:
-                host_s = self._pipeline.behaviour.message_s if event.transfer.ends else 0.0
-                yield "host time", host_s
-                yield "messages", event.transfer.seconds - host_s
+                yield "host time", event.transfer.host_s
+                yield "messages", event.transfer.seconds - event.transfer.host_s
             case SynchronisationEvent(reduction, is_gather=is_gather):
                 yield "all-gathers of parameters" if is_gather else "reductions", reduction.seconds
             case _:
@@ -114,14 +115,18 @@ class _StepParts:
         type_name, precision = problem.cluster.type_of(device), problem.job.precision
         device_type = problem.cluster.device_types[type_name]
         for name in spec.layers:
-            layer, copied_s = problem.graph.layers[name], 0.0
+            layer, copied_s, loaded_s = problem.graph.layers[name], 0.0, 0.0
             times = layer_times(layer, type_name, device_type, precision)
             if kind == "F" and type_name not in layer.measured:
                 copied_s = device_type.copy_s(layer.batch_bytes)
+            if kind == "F":
+                loaded_s = device_type.load_s(layer.batch_bytes)
             yield "copying the batch", copied_s
-            yield "loss" if name == LOSS else _PHASES[kind], times.seconds(kind) - copied_s
+            yield "loading the batch", loaded_s
+            own_s = times.seconds(kind) - copied_s - loaded_s
+            yield "loss" if name == LOSS else _PHASES[kind], own_s
             if kind in "BI" and name in spec.recompute:
-                yield "recomputation", times.forward_s
+                yield "recomputation", times.forward_s - device_type.load_s(layer.batch_bytes)
         yield "host time", self._pipeline.behaviour.computation_s
 
 

@@ -5,7 +5,8 @@ size, tensor degree, layer, then seconds of forward, backward and optimizer step
 ``sailor/Planner/simulations/profiles_tmp.json`` has the same of many models and GPUs. Sizes lie in
 ``sailor/Planner/llm_info.json``, for one sample and one GPU of a tensor-parallel group.
 ``sailor/providers/network_coeffs_all_homo.json`` has bandwidth as a polynomial of the message size
-(``sailor/providers/gcp/model_networking.py``), of all GPUs of one host to those of another.
+(``sailor/providers/gcp/model_networking.py``), of all GPUs of one host to those of another; the
+size is that of each GPU's message (``sailor/profiling/networking/test_sendrecv.py``).
 """
 
 from __future__ import annotations
@@ -160,11 +161,12 @@ def _layers(
 
 
 def _optimizer_note(times: Mapping[str, Any]) -> Iterator[str]:
-    total_s = sum(row[OPTIMIZER] for row in times.values())
-    if total_s:
+    """Sailor writes the step of the model it profiled, of a few layers, beside each layer."""
+    step_s = max(row[OPTIMIZER] for row in times.values())
+    if step_s:
         yield (
-            f"optimizer steps take {total_s * 1e3:.3g} ms in the profile, all layers together; a "
-            "layer graph has no field for that, they are predicted from parameters"
+            f"the optimizer's step of the profiled model took {step_s * 1e3:.3g} ms; which of the "
+            "layers it had, the profile does not say: steps are predicted from parameters"
         )
 
 
@@ -172,7 +174,8 @@ def _optimizer_note(times: Mapping[str, Any]) -> Iterator[str]:
 
 SCALES = ("inter", "intra")
 SIZES_MB = tuple(2.0**power for power in range(11))
-"""Message sizes, 1 MB to 1 GB, at which latency and bandwidth stand for the polynomial."""
+"""Sizes of each GPU's message, 1 MB to 1 GB, at which latency and bandwidth stand for the
+polynomial."""
 _LINKS = re.compile(r'\s*\{\s*"inter"\s*:\s*\{\s*"[^"]+"\s*:\s*\{\s*"\d+"\s*:\s*\[')
 _HOSTS = re.compile(r"([^*,=\s]+)(?:\*(\d{1,4}))?")
 
@@ -191,9 +194,12 @@ class _Line:
     worst: float
 
 
-def _message_s(bytes_: float, coefficients: Sequence[float]) -> float:
-    """Return the seconds of a message by Sailor's polynomial of log2 of its size in MB."""
-    return bytes_ / (float(np.polyval(coefficients, log2(bytes_ / 1e6))) * 1e9)
+def _message_s(bytes_: float, senders: int, coefficients: Sequence[float]) -> float:
+    """Return the seconds in which each sender sends this size, by Sailor's polynomial.
+
+    It has the bandwidth of all senders together by log2 of what each sends, in MB.
+    """
+    return senders * bytes_ / (float(np.polyval(coefficients, log2(bytes_ / 1e6))) * 1e9)
 
 
 def read_sailor_links(path: Path, options: ImportOptions) -> ImportedCluster:
@@ -233,8 +239,8 @@ def read_sailor_links(path: Path, options: ImportOptions) -> ImportedCluster:
 def _links_note(worst: float) -> str:
     return (
         "bandwidth by message size is replaced by latency and bandwidth, at most "
-        f"{worst:.0%} off between 1 MB and 1 GB; hosts are joined by one network, and two of them "
-        "exchange data at the bandwidth of the slower one"
+        f"{worst:.0%} off between 1 MB and 1 GB of each GPU; hosts are joined by one "
+        "network, and two of them exchange data at the bandwidth of the slower one"
     )
 
 
@@ -265,8 +271,10 @@ def _line(path: Path, scale: dict[str, Any], name: str, gpu: str, gpus: int) -> 
             "the network again"
         )
     coefficients = [amount(value, f"{field}.{gpus}", least=-1e18) for value in row[0]]
-    bytes_ = np.array(SIZES_MB) * 1e6
-    seconds = np.array([_message_s(size, coefficients) for size in bytes_])
+    # Half of the GPUs of one host send to the other half; between hosts, all of one send.
+    senders = gpus // 2 if name == "intra" else gpus
+    bytes_ = senders * np.array(SIZES_MB) * 1e6
+    seconds = np.array([_message_s(size / senders, senders, coefficients) for size in bytes_])
     if not np.all(seconds > 0):
         raise PipeplanError(
             f"{field}.{gpus}: the coefficients give no positive bandwidth between 1 MB and 1 GB; "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from planner.job import Job
-from planner.model.figures import PHASES, OperationClass, Phase, Work, totals
+from planner.model.figures import PHASES, OperationClass, Phase, Product, Work, totals
 from planner.model.graph_record import Boundary, GraphRecord, Layer, Parameter
 from planner.model.layer_graph import LayerGraph
 from planner.model.tracing.export import ExportedStep, export_step
@@ -17,6 +17,7 @@ from planner.model.tracing.factory import build, example_batch, import_factory, 
 from planner.model.tracing.gradients import nodes_with_gradient
 from planner.model.tracing.layers import LayerAssignment, assign_layers
 from planner.model.tracing.measure import Measurement, OperationCost, measure
+from planner.model.tracing.products import products_of
 from planner.model.tracing.torch_private import require_supported
 
 
@@ -65,6 +66,7 @@ def layer_of(
     weight_stash_bytes: int,
     parameters: tuple[str, ...],
     batch_bytes: int = 0,
+    products: tuple[Product, ...] = (),
 ) -> Layer:
     """Return a layer whose FLOPs and traffic are those of its operations.
 
@@ -76,6 +78,7 @@ def layer_of(
             gradient.
         parameters: names of its parameters.
         batch_bytes: bytes of the entries of the batch that it reads.
+        products: matrix products of its forward.
     """
     work = work_of(costs)
     forward, input_gradient, weight_gradient = (totals(work, phase) for phase in PHASES)
@@ -92,6 +95,7 @@ def layer_of(
         parameters=parameters,
         batch_bytes=batch_bytes,
         work=work,
+        products=products,
     )
 
 
@@ -239,6 +243,9 @@ def _layers(
     for node, _, bytes_ in measured.weight_stash:
         late[layers.layer_of[node]] += bytes_
     used, read = _parameter_names(exported, layers), _batch_bytes(layers)
+    products: dict[str, list[Product]] = {layer: [] for layer in layers.names}
+    for node, product in products_of(measured.cost):
+        products[layers.layer_of[node]].append(product)
     size = {row.name: row.bytes for row in parameters if row.trainable}
     for name in layers.names:
         held = [size[parameter] for parameter in used[name] if parameter in size]
@@ -251,6 +258,7 @@ def _layers(
             late[name],
             tuple(used[name]),
             read[name],
+            tuple(products[name]),
         )
         for name in layers.names
     )

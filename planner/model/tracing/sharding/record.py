@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import prod
 from typing import Literal
 
 from torch import Tensor, fx
 
-from planner.model.figures import PHASES, Collective, CollectiveKind, Phase, Work
+from planner.model.figures import PHASES, Collective, CollectiveKind, Phase, Product, Work
 from planner.model.graph_record import GraphRecord, Layer
 from planner.model.split_record import (
     BoundarySplit,
     LayerSplit,
-    Product,
     SplitParameter,
     SplitRecord,
     SplitRegion,
 )
 from planner.model.tracing.measure import OperationCost
-from planner.model.tracing.operators import MATRIX_PRODUCTS
-from planner.model.tracing.sharding.axes import operator_name, shape_of
+from planner.model.tracing.products import is_batched, products_of
+from planner.model.tracing.sharding.axes import shape_of
 from planner.model.tracing.sharding.localise import Localiser, part_sizes
 from planner.model.tracing.sharding.placements import bytes_of
 from planner.model.tracing.sharding.regions import Region
@@ -240,21 +238,9 @@ def _loss(logits: fx.Node) -> list[Collective]:
 
 
 def _products(nodes: list[fx.Node], split: Split) -> Iterator[Product]:
-    for node in nodes:
-        name = operator_name(node)
-        operands = [n for n in node.all_input_nodes if len(shape_of(n)) > 1]
-        if name not in MATRIX_PRODUCTS or "conv" in name or len(operands) != 2:
-            continue
-        shape, inner = shape_of(node), shape_of(operands[0])[-1]
-        batched = len(shape_of(operands[1])) > 2 and name in ("matmul", "bmm", "baddbmm")
-        yield Product(
-            operator=name,
-            batch=prod(shape[:-2]) if batched else 1,
-            rows=shape[-2] if batched else prod(shape[:-1]),
-            inner=inner,
-            columns=shape[-1],
-            split=_split_size(node, split, batched),
-        )
+    for node, product in products_of(nodes):
+        found = _split_size(node, split, is_batched(node))
+        yield product.model_copy(update={"split": found})
 
 
 def _split_size(
