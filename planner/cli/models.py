@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,9 @@ class ProblemRequest:
             job's.
         sequence_parallel: whether the devices of a group share values by positions, if the job does
             not say so.
+        epoch_samples: samples of the data set; by default the job's.
+        fields: further fields of the job, in place of its file's.
+        source: where these are from, for messages.
     """
 
     model: str
@@ -44,6 +47,8 @@ class ProblemRequest:
     tensor_parallel: str | None = None
     sequence_parallel: bool = False
     epoch_samples: int | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    source: str = "--tensor-parallel"
 
     @property
     def inputs(self) -> list[Path]:
@@ -129,18 +134,18 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
 
 
 def _grouped_job(request: ProblemRequest) -> Job:
-    """Return the job with the groups that the command line wants."""
+    """Return the job with the groups and other fields that the command line wants."""
     from planner.job import Job
 
     job, degree = job_of(request.job, request.settings), request.tensor_parallel
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = dict(request.fields)
     if degree is not None:
         fields["tensor_parallel"] = int(degree) if degree.isdecimal() else degree
     if request.sequence_parallel:
         fields["sequence_parallel"] = True
     if not fields:
         return job
-    return Job.parse({**job.model_dump(mode="json"), **fields}, "--tensor-parallel")
+    return Job.parse({**job.model_dump(mode="json"), **fields}, request.source)
 
 
 def degrees_to_trace(job: Job, cluster: Cluster) -> tuple[int, ...]:

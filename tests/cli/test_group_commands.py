@@ -79,7 +79,6 @@ def test_commands_take_a_plan_of_groups(
     "command",
     [
         ("replan", "--lost", "ws0", "-o", "new.json"),
-        ("export", "--to", "megatron"),
         ("export", "--to", "torch-csv"),
     ],
 )
