@@ -97,10 +97,23 @@ def test_microbatches_of_another_size_are_planned_again(planned: Path, tmp_path:
     assert "the splits of layers over tensor-parallel groups are for 1" in result.output
 
 
+def test_compare_plans_every_size_of_groups(tmp_path: Path) -> None:
+    best = tmp_path / "best.json"
+    words = ("--planners", "grid", "--time-limit", 0.3, "--tensor-parallel", 2)
+    command = ("compare", GRAPH, "--cluster", CLUSTER, *words, "--best-baseline", best, "--json")
+    result = pipeplan(*command)
+    assert result.exit_code == 0, result.output
+    ours, grid = json.loads(result.stdout)
+    assert [ours["tensor_parallel"], grid["tensor_parallel"]] == [2, 2]
+    assert ours["iteration_time_s"] <= grid["iteration_time_s"] * (1 + 1e-9)
+    assert Plan.load(best).degree == 2
+    assert pipeplan("verify", best).exit_code == 0
+
+
 def test_commands_that_plan_single_devices_refuse_the_job(tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     job.write_text('format = "pipeplan-job/1"\ntensor_parallel = 2\n')
-    for name, options in (("compare", ()), ("sweep", ("-o", tmp_path / "sweep"))):
-        result = pipeplan(name, GRAPH, "--cluster", CLUSTER, "--job", job, *options)
-        assert result.exit_code == 1
-        assert "supports single devices only so far" in result.output
+    options = ("--job", job, "-o", tmp_path / "sweep")
+    result = pipeplan("sweep", GRAPH, "--cluster", CLUSTER, *options)
+    assert result.exit_code == 1
+    assert "supports single devices only so far" in result.output
