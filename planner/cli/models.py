@@ -135,17 +135,31 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
 
 def _grouped_job(request: ProblemRequest) -> Job:
     """Return the job with the groups and other fields that the command line wants."""
-    from planner.job import Job
+    job = job_of(request.job, request.settings)
+    if request.fields:
+        job = type(job).parse({**job.model_dump(mode="json"), **request.fields}, request.source)
+    return with_groups(job, request.tensor_parallel, sequence_parallel=request.sequence_parallel)
 
-    job, degree = job_of(request.job, request.settings), request.tensor_parallel
-    fields: dict[str, Any] = dict(request.fields)
+
+def with_groups(job: Job, degree: str | None, *, sequence_parallel: bool) -> Job:
+    """Return a job with the groups that a command line wants.
+
+    Args:
+        job: whose own hold where the command line does not say.
+        degree: devices of a group, a number or ``any``; None: the job's.
+        sequence_parallel: whether to share values by positions, if the job does not say so.
+
+    Raises:
+        PipeplanError: if there are no such groups.
+    """
+    fields: dict[str, Any] = {}
     if degree is not None:
         fields["tensor_parallel"] = int(degree) if degree.isdecimal() else degree
-    if request.sequence_parallel:
+    if sequence_parallel:
         fields["sequence_parallel"] = True
     if not fields:
         return job
-    return Job.parse({**job.model_dump(mode="json"), **fields}, request.source)
+    return type(job).parse({**job.model_dump(mode="json"), **fields}, "--tensor-parallel")
 
 
 def degrees_to_trace(job: Job, cluster: Cluster) -> tuple[int, ...]:
@@ -194,13 +208,18 @@ def is_graph_file(model: str) -> bool:
     return model.endswith(".json") and not model.startswith("hf:")
 
 
-def graph_of(model: str, job: Job) -> LayerGraph:
+def graph_of(model: str, job: Job, degrees: Sequence[int] = ()) -> LayerGraph:
     """Return the layer graph of a model (traced) or of a ``graph.json`` (read).
+
+    Args:
+        model: as the command line names it.
+        job: whose microbatches.
+        degrees: sizes of tensor-parallel groups for which a traced graph has splits.
 
     Raises:
         PipeplanError: if there is none, or the model cannot be traced.
     """
-    return _traced(model, job)[0]
+    return _traced(model, job, degrees)[0]
 
 
 def _traced(model: str, job: Job, degrees: Sequence[int] = ()) -> tuple[LayerGraph, str | None]:
