@@ -1,4 +1,4 @@
-"""From the options of ``pipeplan adopt`` to a plan file."""
+"""The work of ``pipeplan adopt``: from its options to a plan file."""
 
 from __future__ import annotations
 

@@ -80,15 +80,15 @@ class MegatronArguments:
     problems: list[str] = field(default_factory=list)
 
     def has(self, name: str) -> bool:
-        """Whether an argument was given."""
+        """Return whether an argument was given."""
         return name in self.values
 
     def word(self, name: str) -> str | None:
-        """The value of an argument; None if it was not given."""
+        """Return the value of an argument; None if it was not given."""
         return self.values.get(name)
 
     def number(self, name: str) -> int | None:
-        """The value of an argument as a number of at least 1; None if it was not given."""
+        """Return the value of an argument as a number of at least 1; None if it was not given."""
         text = self.values.get(name)
         if text is None:
             return None
