@@ -1,8 +1,10 @@
 """A transformer of round figures: two layers of embedding, blocks, and norm, head and loss."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from builders import boundary, cluster, graph, layer, link, parameter
+from group_problems import split
 
 from planner.cluster.cluster import Cluster
 from planner.job import Job
@@ -10,13 +12,17 @@ from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
 
 
-def transformer(blocks: int, *, parts: int = 1, **of_block: object) -> LayerGraph:
+def transformer(
+    blocks: int, *, parts: int = 1, degrees: Sequence[int] = (), **of_block: object
+) -> LayerGraph:
     """Every block takes 1 s forward and 2 s backward, all else 0.1 s and 0.2 s; layers
     hand on 1000 bytes.
 
     Args:
         blocks: their number.
         parts: layers of each block.
+        degrees: sizes of tensor-parallel groups over which all layers split, without collectives,
+            with and without sequence parallelism.
         of_block: further fields of a block's layers.
     """
     names = ["wte", "wpe", *_blocks(blocks, parts), "ln_f", "lm_head", "loss"]
@@ -29,7 +35,18 @@ def transformer(blocks: int, *, parts: int = 1, **of_block: object) -> LayerGrap
         rows.append(layer(name, seconds, 2 * seconds, parameters=own, **fields))
     parameters = [parameter(name) for row in rows for name in row["parameters"]]
     small = [boundary(u, v, bytes_=1000) for u, v in pairwise(names)]
-    return graph(rows, small, parameters=parameters)
+    splits = [
+        split(
+            rows,
+            small,
+            degree=degree,
+            sequence=sequence,
+            parameters=[p["name"] for p in parameters],
+        )
+        for degree in degrees
+        for sequence in (False, True)
+    ]
+    return graph(rows, small, parameters=parameters, splits=splits)
 
 
 def _blocks(blocks: int, parts: int) -> list[str]:

@@ -32,13 +32,21 @@ from benchmarks.reporting.claims import (
     without_data,
 )
 from benchmarks.reporting.report import data_folder, heading, table, write_table
-from benchmarks.rivals.pairs import MICROBATCHES, STRIDE, Pair, PairRow, pairs, row_name, rows_of
+from benchmarks.rivals.pairs import (
+    MICROBATCHES,
+    RIVALS,
+    STRIDE,
+    Pair,
+    PairRow,
+    pairs,
+    row_name,
+    rows_of,
+)
 from planner import PipeplanError
-from planner.search.partition.baselines import BASELINES
 from planner.search.solve import check_settings
 
 LIMIT_S, SHORT_LIMIT_S = 10.0, 5.0
-BUT_SPP = tuple(name for name in BASELINES if name != "spp")
+BUT_SPP = tuple(name for name in RIVALS if name != "spp")
 CLASSIC = "even splits, PipeDream, DAPPLE, AutoPipe: the best of them; the bar is our own"
 SPP = "SPP (INFOCOM 2022), near-optimal by its authors; the bar is our own"
 EVERY = "even splits, PipeDream, DAPPLE, AutoPipe, SPP, each in the fastest published schedule"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, overload
 
@@ -16,7 +16,7 @@ from planner.plan.operations import Orders
 from planner.plan.optimizer_state import require_decided_state
 from planner.plan.plan import Plan, gap
 from planner.plan.problem import Problem
-from planner.plan.tensor_parallel import require_single_devices
+from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.prediction import replay
 from planner.records.document import ShownInNotebooks
 from planner.search.baseline_schedules import BaselineSchedules, UnscheduledError
@@ -25,6 +25,7 @@ from planner.search.partition.baselines import BASELINES, Baseline
 from planner.search.partition.chain import Chain
 from planner.search.result import Result
 from planner.search.solve import solve
+from planner.search.tensor_groups import Variant, variants_of
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 from planner.units import format_seconds
@@ -68,6 +69,7 @@ class ComparisonRow:
         ratio: iteration time over ours; None without either.
         gap: iteration time / proven lower bound - 1; None where no bound is known.
         planning_s: seconds it took, the choice of the schedule included.
+        parallel: tensor-parallel groups that its stages name instead of devices; None: devices.
     """
 
     planner: str
@@ -80,6 +82,12 @@ class ComparisonRow:
     ratio: float | None
     gap: float | None
     planning_s: float
+    parallel: TensorParallel | None = None
+
+    @property
+    def degree(self) -> int:
+        """Devices that hold each replica of a stage together."""
+        return 1 if self.parallel is None else self.parallel.degree
 
     @property
     def time_s(self) -> float:
@@ -91,7 +99,7 @@ class ComparisonRow:
         """Number of devices in use."""
         if self.stages is None:
             return None
-        return len({device for stage in self.stages for device in stage.devices})
+        return self.degree * len({name for stage in self.stages for name in stage.devices})
 
 
 @dataclass(frozen=True, repr=False)
@@ -140,6 +148,7 @@ class _Answer(NamedTuple):
     timeline: Timeline | None = None
     reason: str | None = None
     lower_bound_s: float = 0.0
+    parallel: TensorParallel | None = None
 
 
 def compare(
@@ -157,7 +166,8 @@ def compare(
     Every classic planner's stages get the fastest published schedule: with whole and split
     backwards, and with two chunks a device, where the job allows them. Where memory is short,
     layers are recomputed and microbatches in flight limited as in our own plans. All are simulated
-    alike.
+    alike. Of tensor-parallel groups, every size that the job allows is planned, and the fastest is
+    a planner's answer.
 
     Args:
         problem: the model, cluster and job.
@@ -175,12 +185,12 @@ def compare(
     Raises:
         PipeplanError: naming every planner that is not known, or a setting out of range.
     """
-    if not problem.has_groups:
-        require_single_devices(problem.job.tensor_parallel, "compare")
     require_decided_state(problem.job, "compare")
     chosen = find_planners(planners)
-    schedules = BaselineSchedules(Chain(problem))
-    classic = [_timed(partial(_classic, schedules, planner)) for planner in chosen]
+    sizes = [
+        _Size(BaselineSchedules(Chain(row.problem)), row.parallel) for row in _variants(problem)
+    ]
+    classic = [_timed(partial(_best_of_sizes, sizes, planner)) for planner in chosen]
     # Ours starts from theirs, so that it is slower than none of them however short its time.
     search = partial(
         solve,
@@ -201,6 +211,49 @@ def compare(
     return PlannerComparison(problem, tuple(rows))
 
 
+def _variants(problem: Problem) -> list[Variant]:
+    """Return the problem with each size of groups that its job allows."""
+    if problem.has_groups or problem.job.tensor_parallel == 1:
+        return [Variant(problem, None, 0.0)]
+    return variants_of(problem)
+
+
+class _Size(NamedTuple):
+    """The baselines' schedules for one size of groups.
+
+    Attributes:
+        schedules: of the problem in which groups are the devices.
+        parallel: the groups; None: single devices.
+    """
+
+    schedules: BaselineSchedules
+    parallel: TensorParallel | None
+
+
+def _best_of_sizes(sizes: Sequence[_Size], planner: Baseline) -> _Answer:
+    """Return a planner's fastest answer over all sizes of groups.
+
+    Raises:
+        InfeasibleError: if it finds no stages for any of them.
+    """
+    found: list[_Answer] = []
+    reasons: list[str] = []
+    for size in sizes:
+        try:
+            answer = _classic(size.schedules, planner)
+        except InfeasibleError as error:
+            reasons += error.problems
+        else:
+            found.append(answer._replace(parallel=size.parallel))
+    if not found:
+        raise InfeasibleError(reasons)
+    return min(found, key=lambda row: math.inf if row.timeline is None else _time_s(row.timeline))
+
+
+def _time_s(timeline: Timeline) -> float:
+    return timeline.iteration_time_s
+
+
 def _found(result: Result) -> _Answer:
     """Return the row of our own plan."""
     pipeline, orders = place_plan(result.plan), result.plan.parsed_orders()
@@ -208,7 +261,8 @@ def _found(result: Result) -> _Answer:
     method = result.plan.provenance.solver.rpartition("schedule by ")[2]
     if result.status == "interrupted":
         method += " (search interrupted)"
-    return _answer(timeline, orders, method, result.lower_bound_s)
+    answer = _answer(timeline, orders, method, result.lower_bound_s)
+    return answer._replace(parallel=result.plan.tensor_parallel)
 
 
 def compare_plan(
@@ -234,14 +288,16 @@ def compare_plan(
     timeline = replay(plan)
     bound_s = 0.0 if verify(plan) else plan.predicted.lower_bound_s
     method = plan.provenance.solver.rpartition("schedule by ")[2]
-    ours = _answer(timeline, plan.parsed_orders(), method, bound_s)
+    parallel = plan.tensor_parallel
+    ours = _answer(timeline, plan.parsed_orders(), method, bound_s)._replace(parallel=parallel)
     rows = [_row(GIVEN, plan.provenance.solver, ours, ours, 0.0)]
     schedules = BaselineSchedules(Chain(plan.problem))
     for planner in chosen:
-        answer, seconds = _timed(partial(_classic, schedules, planner))
+        size = _Size(schedules, parallel)
+        answer, seconds = _timed(partial(_best_of_sizes, [size], planner))
         rows.append(_row(planner.name, planner.source, answer, ours, seconds))
         show(rows[-1])
-    return PlannerComparison(plan.problem, tuple(rows))
+    return PlannerComparison(plan.single_device_problem, tuple(rows))
 
 
 def find_planners(names: Sequence[str] | None) -> tuple[Baseline, ...]:
@@ -300,6 +356,13 @@ def plan_of_row(problem: Problem, row: ComparisonRow) -> Plan:
     if row.stages is None or row.orders is None:
         raise PipeplanError(f"{row.planner} has no plan: {row.reason}")
     solver = f"{row.planner}, schedule by {row.schedule}"
+    if row.parallel is not None:
+        on_groups = grouped_problem(problem, row.parallel)
+        plan = plan_by_hand(place(on_groups, row.stages), row.orders, solver)
+        return plan.of_problem(problem, row.parallel)
+    if not problem.has_groups:
+        fields = {"tensor_parallel": 1, "sequence_parallel": False}
+        problem = replace(problem, job=problem.job.model_copy(update=fields))
     return plan_by_hand(place(problem, row.stages), row.orders, solver)
 
 
@@ -319,6 +382,7 @@ def _row(name: str, source: str, found: _Answer, ours: _Answer, planning_s: floa
         ratio=ratio,
         gap=None if figures is None else gap(figures.iteration_time_s, ours.lower_bound_s),
         planning_s=planning_s,
+        parallel=found.parallel,
     )
 
 

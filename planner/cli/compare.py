@@ -18,7 +18,9 @@ from planner.cli.options import (
     ModelArgument,
     RuntimeOption,
     SeedOption,
+    SequenceParallelOption,
     SetOption,
+    TensorParallelOption,
 )
 from planner.cli.output import console, print_json, say, user_errors
 from planner.errors import PipeplanError
@@ -49,6 +51,8 @@ def compare(
     ] = 30.0,
     seed: SeedOption = 0,
     runtime: RuntimeOption = None,
+    tensor_parallel: TensorParallelOption = None,
+    sequence_parallel: SequenceParallelOption = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="also write the table as Markdown")
     ] = None,
@@ -75,7 +79,15 @@ def compare(
             if path is not None:
                 require_file_path(path)
         problem = problem_of(
-            ProblemRequest(model, cluster, job, tuple(set_ or ()), runtime=runtime)
+            ProblemRequest(
+                model,
+                cluster,
+                job,
+                tuple(set_ or ()),
+                runtime=runtime,
+                tensor_parallel=tensor_parallel,
+                sequence_parallel=sequence_parallel,
+            )
         )
         rows = _compared(problem, names, time_limit, seed)
         _report(rows, output, as_json)

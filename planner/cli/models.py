@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,8 @@ class ProblemRequest:
             not say so.
         epoch_samples: samples of the data set; by default the job's.
         shard_optimizer: whether replicas share the optimizer's state, if the job does not say so.
+        fields: further fields of the job, in place of its file's.
+        source: where these are from, for messages.
     """
 
     model: str
@@ -47,6 +49,8 @@ class ProblemRequest:
     sequence_parallel: bool = False
     epoch_samples: int | None = None
     shard_optimizer: bool = False
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    source: str = "--tensor-parallel"
 
     @property
     def inputs(self) -> list[Path]:
@@ -133,20 +137,34 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
 
 
 def _grouped_job(request: ProblemRequest) -> Job:
-    """Return the job with the groups, and the optimizer's state, that the command line wants."""
-    from planner.job import Job
+    """Return the job with the groups and other fields that the command line wants."""
+    job, fields = job_of(request.job, request.settings), dict(request.fields)
+    if request.shard_optimizer:
+        fields["shard_optimizer"] = True
+    if fields:
+        job = type(job).parse({**job.model_dump(mode="json"), **fields}, request.source)
+    return with_groups(job, request.tensor_parallel, sequence_parallel=request.sequence_parallel)
 
-    job, degree = job_of(request.job, request.settings), request.tensor_parallel
+
+def with_groups(job: Job, degree: str | None, *, sequence_parallel: bool) -> Job:
+    """Return a job with the groups that a command line wants.
+
+    Args:
+        job: whose own hold where the command line does not say.
+        degree: devices of a group, a number or ``any``; None: the job's.
+        sequence_parallel: whether to share values by positions, if the job does not say so.
+
+    Raises:
+        PipeplanError: if there are no such groups.
+    """
     fields: dict[str, Any] = {}
     if degree is not None:
         fields["tensor_parallel"] = int(degree) if degree.isdecimal() else degree
-    if request.sequence_parallel:
+    if sequence_parallel:
         fields["sequence_parallel"] = True
-    if request.shard_optimizer:
-        fields["shard_optimizer"] = True
     if not fields:
         return job
-    return Job.parse({**job.model_dump(mode="json"), **fields}, "--tensor-parallel")
+    return type(job).parse({**job.model_dump(mode="json"), **fields}, "--tensor-parallel")
 
 
 def degrees_to_trace(job: Job, cluster: Cluster) -> tuple[int, ...]:
@@ -195,13 +213,18 @@ def is_graph_file(model: str) -> bool:
     return model.endswith(".json") and not model.startswith("hf:")
 
 
-def graph_of(model: str, job: Job) -> LayerGraph:
+def graph_of(model: str, job: Job, degrees: Sequence[int] = ()) -> LayerGraph:
     """Return the layer graph of a model (traced) or of a ``graph.json`` (read).
+
+    Args:
+        model: as the command line names it.
+        job: whose microbatches.
+        degrees: sizes of tensor-parallel groups for which a traced graph has splits.
 
     Raises:
         PipeplanError: if there is none, or the model cannot be traced.
     """
-    return _traced(model, job)[0]
+    return _traced(model, job, degrees)[0]
 
 
 def _traced(model: str, job: Job, degrees: Sequence[int] = ()) -> tuple[LayerGraph, str | None]:

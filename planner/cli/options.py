@@ -67,6 +67,22 @@ RunByOption = Annotated[
         autocompletion=completion.runtimes,
     ),
 ]
+TensorParallelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tensor-parallel",
+        metavar="N|any",
+        help="have groups of N devices run every layer together; any: the best number (default: "
+        "the job's, else 1)",
+    ),
+]
+SequenceParallelOption = Annotated[
+    bool,
+    typer.Option(
+        "--sequence-parallel",
+        help="with --tensor-parallel: share values between the split parts of layers by positions",
+    ),
+]
 PlanOutputOption = Annotated[Path, typer.Option("-o", "--output", help="plan file to write")]
 AgainstOption = Annotated[
     Path | None,

@@ -22,7 +22,9 @@ from planner.cli.options import (
     ModelArgument,
     RuntimeOption,
     SeedOption,
+    SequenceParallelOption,
     SetOption,
+    TensorParallelOption,
     WorkersOption,
 )
 from planner.cli.output import print_json, say, show_plan, show_runtime, user_errors
@@ -306,22 +308,6 @@ def _search(
     return search(problem, **asdict(settings), progress=progress, warm_starts=warm_starts)
 
 
-TensorParallelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--tensor-parallel",
-        metavar="N|any",
-        help="have groups of N devices run every layer together; any: the best number (default: "
-        "the job's, else 1)",
-    ),
-]
-SequenceParallelOption = Annotated[
-    bool,
-    typer.Option(
-        "--sequence-parallel",
-        help="with --tensor-parallel: share values between the split parts of layers by positions",
-    ),
-]
 ShardOptimizerOption = Annotated[
     bool,
     typer.Option(

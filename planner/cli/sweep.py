@@ -17,7 +17,9 @@ from planner.cli.options import (
     ModelArgument,
     RuntimeOption,
     SeedOption,
+    SequenceParallelOption,
     SetOption,
+    TensorParallelOption,
 )
 from planner.cli.output import user_errors
 from planner.cli.sweeping import SweepRequest, make_sweep, whole_numbers
@@ -49,6 +51,16 @@ KeepBatchOption = Annotated[
     typer.Option(
         "--keep-batch",
         help="choose the number of microbatches so that the samples per iteration stay the job's",
+    ),
+]
+GlobalBatchOption = Annotated[
+    int | None,
+    typer.Option(
+        "--global-batch",
+        metavar="N",
+        min=1,
+        help="samples of an iteration, kept at every microbatch size (default sizes: powers of two "
+        "up to 16 that divide it)",
     ),
 ]
 DevicesOption = Annotated[
@@ -120,6 +132,9 @@ def sweep(
     microbatch_samples: SamplesOption = None,
     microbatches: MicrobatchesOption = None,
     keep_batch: KeepBatchOption = False,
+    global_batch: GlobalBatchOption = None,
+    tensor_parallel: TensorParallelOption = None,
+    sequence_parallel: SequenceParallelOption = False,
     devices: DevicesOption = None,
     output: OutputOption = Path("sweep"),
     time_limit: TimeLimitOption = 10.0,
@@ -159,6 +174,9 @@ def sweep(
                 bill=bill,
                 plot=plot,
                 epoch_samples=epoch_samples,
+                global_batch=global_batch,
+                tensor_parallel=tensor_parallel,
+                sequence_parallel=sequence_parallel,
             ),
             as_json=as_json,
         )

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from planner.cli.models import given_rules, graph_of, is_graph_file, job_of, with_epoch
+from planner.cli.models import (
+    degrees_to_trace,
+    given_rules,
+    graph_of,
+    is_graph_file,
+    job_of,
+    with_epoch,
+    with_groups,
+)
 from planner.cli.output import console, print_json, print_rich, say
 from planner.errors import PipeplanError
 from planner.units import format_seconds, plural
@@ -125,6 +133,8 @@ class SweepRequest:
         model, job, model_arguments, costs, runtime: as of ``pipeplan plan``.
         clusters: files.
         samples, microbatches, keep_batch, devices: the combinations.
+        global_batch: samples of an iteration in place of the job's, which every point keeps.
+        tensor_parallel, sequence_parallel: as of ``pipeplan plan``.
         output: folder of plans and index.
         time_limit_s, gap_limit, seed, workers, deterministic: of each point's search.
         processes, ray: what solves the points.
@@ -154,6 +164,9 @@ class SweepRequest:
     bill: str
     plot: Path | None
     epoch_samples: int | None
+    global_batch: int | None = None
+    tensor_parallel: str | None = None
+    sequence_parallel: bool = False
 
 
 def whole_numbers(option: str, text: str | None) -> tuple[int, ...]:
@@ -187,6 +200,8 @@ def make_sweep(request: SweepRequest, *, as_json: bool) -> None:
 
     clusters = _clusters(request.clusters)
     job = with_epoch(job_of(request.job, request.model_arguments), request.epoch_samples)
+    job = with_groups(job, request.tensor_parallel, sequence_parallel=request.sequence_parallel)
+    request, job = _of_batch(request, job)
     rules = given_rules(request.runtime)
     _require_possible(request, clusters, job)
     costs = _costs(request)
@@ -207,6 +222,31 @@ def make_sweep(request: SweepRequest, *, as_json: bool) -> None:
         raise typer.Exit(130)
     if all(row.plan is None for row in result.rows):
         raise typer.Exit(1)
+
+
+def _of_batch(request: SweepRequest, job: Job) -> tuple[SweepRequest, Job]:
+    """Return request and job with the batch of ``--global-batch`` and its microbatch sizes.
+
+    Raises:
+        PipeplanError: if other options fix the batch too, or it cannot be divided.
+    """
+    from planner.analysis.sweep.points import sizes_of
+
+    batch = request.global_batch
+    if batch is None:
+        return request, job
+    if request.microbatches or request.keep_batch:
+        option = "--microbatches" if request.microbatches else "--keep-batch"
+        raise PipeplanError(f"{option}: --global-batch fixes the batch already; leave one out")
+    sizes = request.samples or sizes_of(batch)
+    if batch % sizes[0]:
+        raise PipeplanError(
+            f"--global-batch {batch}: cannot be divided into microbatches of {sizes[0]} samples; "
+            "change it or --microbatch-samples"
+        )
+    fields = {"samples_per_microbatch": sizes[0], "microbatches": batch // sizes[0]}
+    job = type(job).parse({**job.model_dump(mode="json"), **fields}, f"--global-batch {batch}")
+    return replace(request, samples=sizes, keep_batch=True), job
 
 
 def _clusters(paths: tuple[Path, ...]) -> dict[str, Cluster]:
@@ -230,14 +270,12 @@ def _require_possible(request: SweepRequest, clusters: Mapping[str, Cluster], jo
     from planner.analysis.sweep.folder import require_folder
     from planner.analysis.sweep.points import batches_of, points_of
     from planner.analysis.sweep.rows import currency_of, require_bill
-    from planner.plan.tensor_parallel import require_single_devices
     from planner.records.document import require_file_path
     from planner.report.figures import require_format
     from planner.search.solve import check_settings
 
     workers = 1 if request.workers is None else request.workers
     check_settings(request.time_limit_s, request.gap_limit, request.seed, workers)
-    require_single_devices(job.tensor_parallel, "sweep")
     require_bill(request.bill)
     currency_of(clusters)
     Processes(request.processes)
@@ -279,11 +317,13 @@ def _graphs(
     sizes = request.samples or (job.samples_per_microbatch,)
     types = {name: kind for c in clusters.values() for name, kind in c.device_types.items()}
     any_cluster = next(iter(clusters.values())).model_copy(update={"device_types": types})
+    degrees = sorted({d for c in clusters.values() for d in degrees_to_trace(job, c)})
     found = []
     for samples in sizes:
         if not quiet and len(sizes) > 1 and not is_graph_file(request.model):
             say(f"tracing {request.model} with {samples} samples per microbatch", err=True)
-        graph = _graph(request.model, job.model_copy(update={"samples_per_microbatch": samples}))
+        sized = job.model_copy(update={"samples_per_microbatch": samples})
+        graph = _graph(request.model, sized, degrees)
         for file in costs:
             graph = with_costs(graph, any_cluster, file)
         found.append(graph)
@@ -302,11 +342,11 @@ def _with_steps(
     return found
 
 
-def _graph(model: str, job: Job) -> LayerGraph:
+def _graph(model: str, job: Job, degrees: Sequence[int]) -> LayerGraph:
     """Trace or read the graph; a graph from a file is scaled to the size."""
     from planner.variants.microbatches import IN_PROPORTION, with_samples
 
-    graph = graph_of(model, job)
+    graph = graph_of(model, job, degrees)
     if not is_graph_file(model):
         return graph
     samples, traced = job.samples_per_microbatch, graph.record.samples_per_microbatch

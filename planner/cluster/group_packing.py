@@ -38,7 +38,7 @@ def packed(cluster: Cluster, size: int) -> tuple[TensorGroup, ...]:
         )
     names = cluster.device_names
     members = sorted(sorted(group) for group in groups)
-    return tuple(_group([names[number] for number in group]) for group in members)
+    return tuple(group_named([names[number] for number in group]) for group in members)
 
 
 class _Left:
@@ -94,8 +94,8 @@ class _Left:
         return float(worst[0]), float(worst[1]), group
 
 
-def _group(devices: Sequence[str]) -> TensorGroup:
-    """Return a group named by its first and last device: ``n0/gpu0-3``."""
+def group_named(devices: Sequence[str]) -> TensorGroup:
+    """Return a group of devices named by the first and the last of them: ``n0/gpu0-3``."""
     first, last = devices[0], devices[-1]
     shared = 0
     while shared < min(len(first), len(last)) and first[shared] == last[shared]:

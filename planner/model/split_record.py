@@ -44,6 +44,10 @@ class SplitRegion(Record):
     parameters: tuple[SplitParameter, ...]
 
 
+INDIVISIBLE = "is not divisible by"
+"""In the reason why a parameter is not split: another degree might split it."""
+
+
 class LayerSplit(LayerFigures):
     """What of a layer each member has a share of; the rest every member has or does.
 
@@ -66,6 +70,11 @@ class LayerSplit(LayerFigures):
     collectives: tuple[Collective, ...]
     products: tuple[Product, ...]
     unsplit: dict[Name, str]
+
+    @property
+    def indivisible(self) -> dict[str, str]:
+        """Why parameters are whole on every member that another degree would split, by name."""
+        return {name: reason for name, reason in self.unsplit.items() if INDIVISIBLE in reason}
 
 
 class BoundarySplit(Record):

@@ -44,11 +44,13 @@ class Expressible:
         freedoms: fields of a job that it narrows, with the values it allows.
         forbidden_cuts: see :data:`Cuts`.
         precisions: it trains in; none: all.
+        has_groups: whether its stages may be on tensor-parallel groups.
     """
 
     freedoms: Mapping[str, Any]
     forbidden_cuts: Cuts
     precisions: tuple[str, ...] = ()
+    has_groups: bool = False
 
 
 def for_runtime(problem: Problem, runtime: str | RuntimeRules | None = None) -> Problem:
@@ -70,9 +72,11 @@ def for_runtime(problem: Problem, runtime: str | RuntimeRules | None = None) -> 
     rules = runtime if isinstance(runtime, RuntimeRules) else rules_of(runtime)
     fields: dict[str, Any] = {"runtime": rules.expresses}
     if rules.expresses in _EXPRESSIBLE:
-        require_single_devices(problem.job.tensor_parallel, f"a plan for {rules.expresses}")
+        able = _EXPRESSIBLE[rules.expresses]
+        if not able.has_groups:
+            require_single_devices(problem.job.tensor_parallel, f"a plan for {rules.expresses}")
         require_whole_state(problem.job, f"a plan for {rules.expresses}")
-        fields |= _narrowed(problem, rules.expresses, _EXPRESSIBLE[rules.expresses])
+        fields |= _narrowed(problem, rules.expresses, able)
     return replace(problem, job=problem.job.model_copy(update=fields), runtime=rules)
 
 
@@ -224,9 +228,12 @@ _EXPRESSIBLE: Mapping[Runtime, Expressible] = {
         },
         _torchtitan_cuts,
         ("float32", "bfloat16"),
+        has_groups=True,
     ),
     "megatron": Expressible(
-        {**_OF_ITS_OWN_ORDER, "placement": "loop", "recompute": "blocks"}, _megatron_cuts
+        {**_OF_ITS_OWN_ORDER, "placement": "loop", "recompute": "blocks"},
+        _megatron_cuts,
+        has_groups=True,
     ),
     "deepspeed": Expressible(
         {**_OF_ITS_OWN_ORDER, "max_stages_per_device": 1},

@@ -69,6 +69,7 @@ def comparison_data(rows: Iterable[ComparisonRow]) -> list[dict[str, Any]]:
                 for stage in row.stages
             ],
             "devices": row.devices,
+            "tensor_parallel": row.degree,
             "schedule": row.schedule,
             **dict.fromkeys(
                 ("iteration_time_s", "bubble", "peak_memory_bytes", "peak_memory_share")
@@ -85,7 +86,8 @@ def comparison_data(rows: Iterable[ComparisonRow]) -> list[dict[str, Any]]:
 
 def row_cells(row: ComparisonRow) -> list[str]:
     """Return a row as text, by :data:`HEADINGS`; the reason replaces a missing schedule."""
-    shape = "-" if row.stages is None else f"{len(row.stages)} x {row.devices}"
+    groups = f" in groups of {row.degree}" if row.degree > 1 else ""
+    shape = "-" if row.stages is None else f"{len(row.stages)} x {row.devices}{groups}"
     if row.figures is None:
         return [row.planner, shape, *["-"] * 5, row.reason or "-"]
     figures = row.figures

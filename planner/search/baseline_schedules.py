@@ -59,12 +59,32 @@ class BaselineSchedules:
             UnscheduledError: if no schedule of its stages fits memory, or links do not join them.
             InfeasibleError: if the planner finds no stages.
         """
-        partition = planner.partition(self._chain)
-        rows = (partition, *chunked_partitions(self._chain, partition))
+        partitions = self._partitions(planner)
+        rows = (
+            row
+            for partition in partitions
+            for row in (partition, *chunked_partitions(self._chain, partition))
+        )
         found = [schedule for schedule in map(self._scheduled, rows) if schedule is not None]
         if not found:
-            raise self._unscheduled(partition)
+            raise self._unscheduled(partitions[-1])
         return min(found, key=lambda schedule: schedule.iteration_time_s)
+
+    def _partitions(self, planner: Baseline) -> list[Partition]:
+        """Return a planner's stages; groups of devices cannot divide what they split.
+
+        Raises:
+            InfeasibleError: if there are none, or none that keep together what a group splits.
+        """
+        partitions = planner.partitions(self._chain)
+        if self._chain.problem.has_groups:
+            partitions = list(filter(None, map(self._chain.at_cuts, partitions)))
+        if not partitions:
+            raise InfeasibleError(
+                f"{planner.name}: no stages are left if cuts keep to the places that the job and "
+                "tensor-parallel groups allow"
+            )
+        return partitions
 
     def _scheduled(self, partition: Partition) -> Schedule | None:
         pipeline = self._placed(partition)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 from planner.costs.placement import StageSpec
@@ -49,6 +50,7 @@ from planner.search.steps import (
     schedule_warm_starts,
     search_partitions,
     try_baselines,
+    try_grid,
     try_orders,
     try_simple_partitions,
     try_thorough_partitions,
@@ -166,6 +168,10 @@ OVERLAPPED = SearchStep(
 )
 MOST_OVERLAPPED = 8
 """Partitions of a search as if no message blocked that are scheduled as they are run."""
+
+
+EVEN_GRID = SearchStep("even grid", try_grid, Share(0.3, "whole"))
+"""Comes before the others where sizes of groups are compared."""
 
 
 def search_equal_pipelines(search: Search, time: TimeSlice) -> None:
@@ -304,7 +310,13 @@ def solve(
     settings = Settings(seed, workers, deterministic)
     limit = limit_text(time_limit_s, deterministic)
 
-    def solve_one(problem: Problem, *, time_limit_s: float, progress: Progress | None) -> Result:
+    def solve_one(
+        problem: Problem,
+        *,
+        time_limit_s: float,
+        progress: Progress | None,
+        first: Sequence[SearchStep] = (),
+    ) -> Result:
         choose = _choose(Noise(seed=seed) if robust is True else robust, prefer, prefer_within)
         task = SearchTask(problem, settings, gap_limit, constrain)
         clock = Clock(time_limit_s * (1 - SHARE if choose else 1), deterministic)
@@ -312,13 +324,14 @@ def solve(
         known = _partitions(search.chain, warm_starts)
         search.found.is_infeasible = form_problem(search.chain) is not None
         if not search.found.is_infeasible:
-            run_until_stopped(search, (_warm_starts(known), OVERLAPPED, *STEPS))
+            run_until_stopped(search, (_warm_starts(known), *first, OVERLAPPED, *STEPS))
         return _result(search, limit, choose)
 
     def on_groups(problem: Problem) -> Result:
         if problem.job.tensor_parallel == 1 or problem.has_groups:
             return solve_one(problem, time_limit_s=time_limit_s, progress=progress)
-        return solve_on_groups(problem, solve_one, Clock(time_limit_s, deterministic), progress)
+        of_size = partial(solve_one, first=(EVEN_GRID,))
+        return solve_on_groups(problem, of_size, Clock(time_limit_s, deterministic), progress)
 
     if problem.job.shard_optimizer != "if_needed":
         return on_groups(problem)

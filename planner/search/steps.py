@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from planner.costs.placement import PlacedPipeline, is_connected, place
 from planner.plan.certificate import LayerPrices
+from planner.search.baseline_schedules import chunked_partitions
 from planner.search.budget import SearchWork, Share, TimeSlice
 from planner.search.feasibility import MOST_LAYERS
 from planner.search.local_search import FARTHEST
-from planner.search.partition.baselines import classic_partitions
+from planner.search.partition.baselines import GRID, classic_partitions
 from planner.search.partition.bounds.partition import longest_plan_s, work_bound_s
 from planner.search.partition.candidates import simple_partitions, thorough_partitions
 from planner.search.partition.chain import Partition
@@ -51,6 +52,13 @@ def try_simple_partitions(search: Search, time: TimeSlice) -> None:
     """Score simple partitions and schedule the best."""
     _offer(search, simple_partitions(search.chain, search.max_stages), time)
     _schedule_best(search, search.optimiser.promising(1)[:1], time)
+
+
+def try_grid(search: Search, time: TimeSlice) -> None:
+    """Schedule the even layouts that people try by hand, the quickest by estimate first."""
+    partitions = GRID.partitions(search.chain)
+    chunked = (row for one in partitions for row in chunked_partitions(search.chain, one))
+    _schedule_best(search, [*partitions, *chunked], time)
 
 
 def try_baselines(search: Search, time: TimeSlice) -> None:

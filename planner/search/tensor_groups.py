@@ -35,7 +35,7 @@ class SolveOne(Protocol):
 
 
 @dataclass(frozen=True)
-class _Variant:
+class Variant:
     """The problem with one size of groups.
 
     Attributes:
@@ -74,7 +74,7 @@ def solve_on_groups(
         InfeasibleError: if no plan fits with any size; it says for each what is in the way.
         PipeplanError: if no size is possible.
     """
-    variants = _variants(problem)
+    variants = variants_of(problem)
     if problem.job.tensor_parallel != "any":
         (only,) = variants
         result = solve_one(only.problem, time_limit_s=clock.left_s, progress=progress)
@@ -86,8 +86,15 @@ def solve_on_groups(
     return result
 
 
-def _variants(problem: Problem) -> list[_Variant]:
-    """Return the problem with each size of groups, the one with the least work first."""
+def variants_of(problem: Problem) -> list[Variant]:
+    """Return the problem with each size of groups, the one with the least work first.
+
+    Args:
+        problem: of single devices; its job's ``tensor_parallel`` is not 1.
+
+    Raises:
+        PipeplanError: if no size is possible.
+    """
     job, record = problem.job, problem.graph.record
     if job.tensor_parallel != "any":
         return [_variant(problem, job.tensor_parallel)]
@@ -108,12 +115,12 @@ def _variants(problem: Problem) -> list[_Variant]:
     return sorted(found, key=lambda row: row.work_s)
 
 
-def _variant(problem: Problem, degree: int, groups: Sequence[TensorGroup] = ()) -> _Variant:
+def _variant(problem: Problem, degree: int, groups: Sequence[TensorGroup] = ()) -> Variant:
     """Return the problem with one size of groups, packed unless they are given."""
     if degree == 1:
         fields = {"tensor_parallel": 1, "sequence_parallel": False}
         single = replace(problem, job=problem.job.model_copy(update=fields))
-        return _Variant(single, None, work_bound_s(Chain(single)))
+        return Variant(single, None, work_bound_s(Chain(single)))
     sequence = problem.job.sequence_parallel
     split = split_of(problem.graph.record, degree, sequence=sequence)
     if not split.regions:
@@ -127,7 +134,7 @@ def _variant(problem: Problem, degree: int, groups: Sequence[TensorGroup] = ()) 
         groups=tuple(groups or packed(problem.cluster, degree)),
     )
     variant = grouped_problem(problem, parallel)
-    return _Variant(variant, parallel, work_bound_s(Chain(variant)))
+    return Variant(variant, parallel, work_bound_s(Chain(variant)))
 
 
 @dataclass
@@ -146,11 +153,11 @@ class _Search:
     """
 
     problem: Problem
-    variants: Sequence[_Variant]
+    variants: Sequence[Variant]
     clock: Clock
     report: Progress
     bounds: list[float] = field(init=False)
-    found: list[tuple[Result, _Variant]] = field(default_factory=list)
+    found: list[tuple[Result, Variant]] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     history: list[HistoryRow] = field(default_factory=list)
 
@@ -180,7 +187,7 @@ class _Search:
             raise InfeasibleError(self.reasons)
         return self._result()
 
-    def _search(self, number: int, variant: _Variant, solve_one: SolveOne, limit_s: float) -> None:
+    def _search(self, number: int, variant: Variant, solve_one: SolveOne, limit_s: float) -> None:
         progress = self._progress(number, variant)
         try:
             result = solve_one(variant.problem, time_limit_s=limit_s, progress=progress)
@@ -196,7 +203,7 @@ class _Search:
         if result.ended == "interrupted":
             self.clock.stop()
 
-    def _progress(self, number: int, variant: _Variant) -> Callable[[HistoryRow], None]:
+    def _progress(self, number: int, variant: Variant) -> Callable[[HistoryRow], None]:
         begun_s, before_s = self.clock.elapsed_s, self.best_s
 
         def report(row: HistoryRow) -> None:

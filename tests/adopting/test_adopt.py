@@ -224,7 +224,7 @@ def told_overflow(told: Problem, schedule: str) -> list[str]:
         pipeline_size=None,
         replicas=1,
         devices=None,
-        recompute=False,
+        recompute_blocks=0,
     )
     return overflow_problems(found)
 

@@ -143,7 +143,7 @@ def test_an_overflow_is_refused_unless_allowed(graph_path: Path, folder: Path) -
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "give --megatron-layout LAYOUT or --stages FILE"),
+        ([], "give --megatron-layout LAYOUT, --stages FILE, --megatron-args FILE or --torchtitan"),
         (
             ["--megatron-layout", "Et*4L", "--stages", "s.json"],
             "--megatron-layout cannot be combined with --stages",
@@ -182,3 +182,39 @@ def test_the_plan_does_not_overwrite_what_it_is_made_from(graph_path: Path, fold
     result = adopt(graph_path, folder, "--megatron-layout", "Et*4L", "-o", folder / "job.toml")
     assert result.exit_code == 1
     assert "this is an input file of the command" in result.stderr
+
+
+def test_megatrons_arguments_are_a_plan_of_groups(graph_path: Path, folder: Path) -> None:
+    """The graph of the model itself, since its splits are needed."""
+    (folder / "args.sh").write_text(
+        "ARGS=(\n --num-layers 4 --tensor-model-parallel-size 2 --sequence-parallel\n"
+        " --pipeline-model-parallel-size 2 --micro-batch-size 8 --global-batch-size 64\n)\n"
+    )
+    found = adopt(Path("models.gpt:gpt_tiny"), folder, "--megatron-args", folder / "args.sh")
+    assert found.exit_code == 0, found.output
+    assert (
+        "sets samples_per_microbatch = 8, microbatches = 8, tensor_parallel = 2, "
+        "sequence_parallel = true in the job"
+    ) in found.stdout.replace("\n", " ")
+    assert "--tensor-parallel 2 --sequence-parallel --warm-start" in found.stdout
+    plan = Plan.load(folder / "plan.json")
+    assert verify(plan) == []
+    assert [stage.devices for stage in plan.stages] == [("n0/gpu0-1",), ("n0/gpu2-3",)]
+    for words in (["verify"], ["simulate"], ["explain"]):
+        assert pipeplan(*words, folder / "plan.json").exit_code == 0, words
+
+
+def test_groups_of_a_layout_are_told_by_options(folder: Path) -> None:
+    """The same plan as that of the arguments above, by parts."""
+    words = ("--megatron-layout", "Ett|ttL", "--tensor-parallel", 2)
+    assert adopt(Path("models.gpt:gpt_tiny"), folder, *words).exit_code == 0
+    plan = Plan.load(folder / "plan.json")
+    assert (plan.degree, len(plan.stages)) == (2, 2)
+
+
+def test_what_a_runtimes_own_words_say_is_not_said_again(graph_path: Path, folder: Path) -> None:
+    (folder / "args.sh").write_text("--num-layers 4")
+    words = ("--megatron-args", folder / "args.sh", "--pipeline-size", 2, "--recompute")
+    found = adopt(graph_path, folder, *words)
+    assert found.exit_code == 1
+    assert "--pipeline-size, --recompute: --megatron-args says this already" in found.stderr

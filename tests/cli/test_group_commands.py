@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from commands import CLUSTERS, ROOT, pipeplan
 
-from planner import Plan
+from planner import Plan, verify
+from planner.analysis.sweep.points import sizes_of
 from planner.model.layer_graph import LayerGraph
 
 GRAPH = ROOT / "tests" / "data" / "formats" / "graph-2.json"
@@ -79,7 +80,6 @@ def test_commands_take_a_plan_of_groups(
     "command",
     [
         ("replan", "--lost", "ws0", "-o", "new.json"),
-        ("export", "--to", "megatron"),
         ("export", "--to", "torch-csv"),
     ],
 )
@@ -98,10 +98,51 @@ def test_microbatches_of_another_size_are_planned_again(planned: Path, tmp_path:
     assert "the splits of layers over tensor-parallel groups are for 1" in result.output
 
 
-def test_commands_that_plan_single_devices_refuse_the_job(tmp_path: Path) -> None:
-    job = tmp_path / "job.toml"
-    job.write_text('format = "pipeplan-job/1"\ntensor_parallel = 2\n')
-    for name, options in (("compare", ()), ("sweep", ("-o", tmp_path / "sweep"))):
-        result = pipeplan(name, GRAPH, "--cluster", CLUSTER, "--job", job, *options)
-        assert result.exit_code == 1
-        assert "supports single devices only so far" in result.output
+def test_compare_plans_every_size_of_groups(tmp_path: Path) -> None:
+    best = tmp_path / "best.json"
+    words = ("--planners", "grid", "--time-limit", 0.3, "--tensor-parallel", 2)
+    command = ("compare", GRAPH, "--cluster", CLUSTER, *words, "--best-baseline", best, "--json")
+    result = pipeplan(*command)
+    assert result.exit_code == 0, result.output
+    ours, grid = json.loads(result.stdout)
+    assert [ours["tensor_parallel"], grid["tensor_parallel"]] == [2, 2]
+    assert ours["iteration_time_s"] <= grid["iteration_time_s"] * (1 + 1e-9)
+    assert Plan.load(best).degree == 2
+    assert pipeplan("verify", best).exit_code == 0
+
+
+def test_a_sweep_keeps_the_batch_and_plans_groups(tmp_path: Path) -> None:
+    words = ("--global-batch", 8, "--microbatch-samples", "2,4", "--tensor-parallel", 2)
+    limits = ("--deterministic", "--time-limit", 0.1, "--gap", 0.5)
+    command = ("sweep", "models.gpt:gpt_tiny", "--cluster", CLUSTER, *words, *limits)
+    result = pipeplan(*command, "-o", tmp_path / "sweep", "--json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["points"]
+    batches = [(row["samples_per_microbatch"], row["microbatches"]) for row in rows]
+    assert batches == [(2, 4), (4, 2)]
+    for row in rows:
+        plan = Plan.load(tmp_path / "sweep" / row["plan"])
+        assert plan.degree == 2
+        assert row["devices_used"] == plan.world_size
+        assert row["iteration_time_s"] == plan.predicted.iteration_time_s
+        assert verify(plan) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--global-batch", 8, "--microbatches", 4), "--microbatches: --global-batch fixes"),
+        (("--global-batch", 8, "--keep-batch"), "--keep-batch: --global-batch fixes the batch"),
+        (("--global-batch", 9, "--microbatch-samples", "2"), "into microbatches of 2 samples"),
+    ],
+)
+def test_a_batch_that_cannot_be_kept_is_told(words: tuple, told: str, tmp_path: Path) -> None:
+    result = pipeplan("sweep", GRAPH, "--cluster", CLUSTER, *words, "-o", tmp_path / "sweep")
+    assert result.exit_code == 1
+    assert told in result.output
+
+
+def test_microbatch_sizes_to_try_divide_the_batch() -> None:
+    assert sizes_of(48) == (1, 2, 4, 8, 16)
+    assert sizes_of(12) == (1, 2, 4)
+    assert sizes_of(7) == (1,)

@@ -101,6 +101,19 @@ def batches_of(
     return tuple((size, count) for size in sizes for count in counts)
 
 
+MOST_TRIED_SAMPLES = 16
+
+
+def sizes_of(global_batch: int) -> tuple[int, ...]:
+    """Return the sizes of microbatches to try for a batch: powers of two that divide it, up to 16.
+
+    Args:
+        global_batch: samples of an iteration.
+    """
+    powers = (2**power for power in range(MOST_TRIED_SAMPLES.bit_length()))
+    return tuple(size for size in powers if global_batch % size == 0)
+
+
 def _out_of_range(what: str, values: Iterable[int], most: int) -> Iterator[str]:
     for value in values:
         if not 1 <= value <= most:

@@ -21,7 +21,6 @@ from planner.plan.problem import ModelSource, Problem, cluster_digest
 from planner.plan.runtime_rules import RuntimeRules
 from planner.plan.runtimes import rules_of
 from planner.plan.sweep_index import Point, SweepIndex, SweepSettings
-from planner.plan.tensor_parallel import require_single_devices
 from planner.search.finished import OPTIMALITY_TOLERANCE
 from planner.search.solve import check_settings
 
@@ -125,7 +124,6 @@ def sweep(
     Raises:
         PipeplanError: naming what is out of range, or why the folder cannot be used.
     """
-    require_single_devices(job.tensor_parallel, "sweep")
     engine = engine or InTurn()
     default = 1 if deterministic else engine.workers
     the_workers = default if workers is None else workers

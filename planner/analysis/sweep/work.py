@@ -71,7 +71,7 @@ def solve_task(task: Task) -> PointOutcome:
         iteration_time_s=result.iteration_time_s,
         lower_bound_s=result.lower_bound_s,
         chosen=plan.cluster.device_names,
-        used=plan.ranks,
+        used=plan.rank_devices,
     )
     return PointOutcome(found, plan)
 
@@ -100,7 +100,7 @@ def _solve(task: Task) -> Result:
         return _search(task, problems[-1], rest)
     if first.ended in ("proved", "gap limit"):
         return first
-    return _search(task, first.plan.problem, rest, [first.plan])
+    return _search(task, first.plan.single_device_problem, rest, [first.plan])
 
 
 def _possible(task: Task) -> list[Problem]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.assembly import plan_by_hand
+from planner.cluster.group_packing import group_named
 from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
 from planner.errors import DeadlockError, PipeplanError
 from planner.interop.adopt.division import Division, divide
 from planner.interop.adopt.orders import (
     PipelineDevices,
     Schedule,
+    devices_in_order,
     orders_by,
     orders_that_apply,
     pipelines_on,
@@ -19,12 +21,13 @@ from planner.interop.adopt.orders import (
     schedule_name,
 )
 from planner.interop.importing.schedule_csv import ScheduleTable
-from planner.model.blocks import block_name
+from planner.job import Job
+from planner.model.blocks import first_blocks
 from planner.plan.operations import Orders, compress_devices, stages_label
 from planner.plan.optimizer_state import require_decided_state
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
-from planner.plan.tensor_parallel import require_single_devices
+from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.prediction import replay
 from planner.search.schedule.heuristic import fits_memory
 from planner.simulation.simulator import simulate
@@ -72,7 +75,8 @@ def adopt(
             not told, interleaved where a rank holds several stages.
         pipeline_size: ranks of a pipeline; as many as stages if it is not told.
         replicas: equal pipelines, each on its share of the microbatches.
-        devices: of rank 0's replicas, then rank 1's, and so on; the cluster's if not told.
+        devices: of rank 0's replicas, then rank 1's, and so on, those of a tensor-parallel group
+            (``tensor_parallel`` of the job) next to each other; the cluster's if not told.
         recompute: whether every numbered block runs again in the backward; every layer where the
             model has none.
 
@@ -86,7 +90,7 @@ def adopt(
         pipeline_size=pipeline_size,
         replicas=replicas,
         devices=devices,
-        recompute=recompute,
+        recompute_blocks=None if recompute else 0,
     ).plan
 
 
@@ -98,36 +102,87 @@ def adopted(
     pipeline_size: int | None,
     replicas: int,
     devices: Sequence[str] | None,
-    recompute: bool,
+    recompute_blocks: int | None,
+    is_pipeline_first: bool = False,
 ) -> Adopted:
-    """Return the plan of :func:`adopt` for stages given by their layers, with its parts."""
-    require_single_devices(problem.job.tensor_parallel, "adopt")
+    """Return the plan of :func:`adopt` for stages given by their layers, with its parts.
+
+    Args:
+        problem: see :func:`adopt`.
+        division: the layers of each stage.
+        schedule: see :func:`adopt`.
+        pipeline_size: see :func:`adopt`.
+        replicas: see :func:`adopt`.
+        devices: see :func:`adopt`.
+        recompute_blocks: numbered blocks at the start of every stage that run again; None: all, or
+            every layer where the model has none.
+        is_pipeline_first: whether consecutive devices, or groups, are a pipeline instead of
+            replicas.
+
+    Raises:
+        PipeplanError: naming what of it is wrong.
+    """
     require_decided_state(problem.job, "adopt")
+    degree = problem.job.tensor_parallel
+    if degree == "any":
+        raise PipeplanError(
+            'tensor_parallel = "any": an adopted plan has one size of groups; set it to the number '
+            "of devices of a tensor-parallel group"
+        )
     ranks = ranks_of(schedule, len(division), pipeline_size)
-    pipelines = pipelines_on(problem.cluster, ranks, replicas, devices)
-    pipeline = placed(problem, division, pipelines, recompute=recompute)
+    names = devices_in_order(problem.cluster, ranks, replicas, devices, degree)
+    parallel = _groups_of(problem.job, names)
+    on_groups = problem if parallel is None else grouped_problem(problem, parallel)
+    held = names if parallel is None else [group.name for group in parallel.groups]
+    pipelines = pipelines_on(held, ranks, replicas, is_pipeline_first=is_pipeline_first)
+    pipeline = placed(on_groups, division, pipelines, recompute_blocks)
     name = schedule_name(schedule, ranks)
-    orders = orders_by(
-        pipeline, pipelines, schedule if isinstance(schedule, ScheduleTable) else name
+    plan = _planned(pipeline, pipelines, schedule, name)
+    if parallel is not None:
+        job = problem.job.model_copy(update={"backward": plan.job.backward})
+        plan = plan.of_problem(replace(problem, job=job), parallel)
+    return Adopted(plan, name, pipelines)
+
+
+def _groups_of(job: Job, names: Sequence[str]) -> TensorParallel | None:
+    """Return the groups that devices form, which are listed one group after the other."""
+    degree = job.tensor_parallel
+    if degree == 1 or degree == "any":
+        return None
+    groups = (names[first : first + degree] for first in range(0, len(names), degree))
+    return TensorParallel(
+        degree=degree, sequence=job.sequence_parallel, groups=tuple(map(group_named, groups))
     )
+
+
+def _planned(
+    pipeline: PlacedPipeline, pipelines: PipelineDevices, schedule: Schedule, name: str
+) -> Plan:
+    """Return the plan of placed stages in the order of a schedule."""
+    table = schedule if isinstance(schedule, ScheduleTable) else name
     try:
-        plan = plan_by_hand(pipeline, orders)
+        plan = plan_by_hand(pipeline, orders_by(pipeline, pipelines, table))
     except DeadlockError as error:
         raise PipeplanError(f"{name}: {error}; correct the order of one of them") from None
-    solver = f"none: adopted with {name}"
-    provenance = plan.provenance.model_copy(update={"solver": solver})
-    return Adopted(plan.model_copy(update={"provenance": provenance}), name, pipelines)
+    solver = {"solver": f"none: adopted with {name}"}
+    return plan.model_copy(update={"provenance": plan.provenance.model_copy(update=solver)})
 
 
 def placed(
-    problem: Problem, division: Division, pipelines: PipelineDevices, *, recompute: bool
+    problem: Problem, division: Division, pipelines: PipelineDevices, recompute_blocks: int | None
 ) -> PlacedPipeline:
     """Return the stages on the devices of their pipelines.
+
+    Args:
+        problem: whose devices they are.
+        division: the layers of each stage.
+        pipelines: the device of each stage, for each pipeline.
+        recompute_blocks: see :func:`adopted`.
 
     Raises:
         PipeplanError: if two devices that must exchange data have no path of links.
     """
-    again = _recomputed(division) if recompute else [()] * len(division)
+    again = _recomputed(division, recompute_blocks)
     holders = zip(*pipelines, strict=True)
     rows = zip(division, holders, again, strict=True)
     pipeline = place(problem, [StageSpec(*row) for row in rows])
@@ -139,9 +194,11 @@ def placed(
     return pipeline
 
 
-def _recomputed(division: Division) -> list[tuple[str, ...]]:
-    """Return the layers in numbered blocks, or all layers if there is no block."""
-    blocks = [tuple(name for name in stage if block_name(name)) for stage in division]
+def _recomputed(division: Division, count: int | None) -> list[tuple[str, ...]]:
+    """Return the layers of the first blocks of every stage; of None all, or if none all layers."""
+    if count is not None:
+        return [first_blocks(stage, count) for stage in division]
+    blocks = [first_blocks(stage, len(stage)) for stage in division]
     return blocks if any(blocks) else list(division)
 
 
@@ -181,7 +238,7 @@ def _what_fits(adopted: Adopted, pipeline: PlacedPipeline) -> str:
     problem, helps = adopted.plan.problem, _schedules_that_fit(pipeline, adopted)
     recomputes = any(stage.spec.recompute for stage in pipeline.stages)
     if problem.job.recompute and not recomputes:
-        again = placed(problem, division, adopted.pipelines, recompute=True)
+        again = placed(problem, division, adopted.pipelines, None)
         if _fits(again, adopted.plan.parsed_orders()):
             helps = ["--recompute", *helps]
         elif not helps:

@@ -64,7 +64,7 @@ def ranks_in_turn(stages: int, size: int | None, *, is_v: bool) -> RankLayout:
 
 
 def pipelines_on(
-    cluster: Cluster, ranks: RankLayout, replicas: int, devices: Sequence[str] | None
+    names: Sequence[str], ranks: RankLayout, replicas: int, *, is_pipeline_first: bool = False
 ) -> PipelineDevices:
     """Return the device of every stage in every pipeline, in Megatron-LM's and torch's rank order.
 
@@ -72,32 +72,53 @@ def pipelines_on(
     rank are neighbours.
 
     Args:
+        names: of the devices, of single ones or groups, one for each rank of each replica.
+        ranks: of one pipeline.
+        replicas: equal pipelines.
+        is_pipeline_first: devices of a pipeline are neighbours instead.
+    """
+    across, along = (1, ranks.size) if is_pipeline_first else (replicas, 1)
+    return tuple(
+        tuple(names[rank * across + replica * along] for rank in ranks.rank_of)
+        for replica in range(replicas)
+    )
+
+
+def devices_in_order(
+    cluster: Cluster,
+    ranks: RankLayout,
+    replicas: int,
+    devices: Sequence[str] | None,
+    degree: int = 1,
+) -> tuple[str, ...]:
+    """Return the devices of all ranks, those of a tensor-parallel group next to each other.
+
+    Args:
         cluster: whose devices they are.
         ranks: of one pipeline.
         replicas: equal pipelines.
         devices: by name; None for the cluster's first, in its order.
+        degree: devices of a group.
 
     Raises:
         PipeplanError: if they are unknown, named twice, or not as many as are needed.
     """
     if replicas < 1:
         raise PipeplanError(f"replicas {replicas}: expected 1 or more")
-    needed = ranks.size * replicas
+    needed = ranks.size * replicas * degree
     named = tuple(cluster.device_names if devices is None else devices)
     problems = [] if devices is None else _wrong(cluster, named)
     if len(named) < needed or (devices is not None and len(named) > needed):
         where = f"the cluster {cluster.name!r} has" if devices is None else "devices names"
+        of_groups = f" in groups of {degree}" if degree > 1 else ""
         problems.append(
             f"{where} {plural(len(named), 'device')}, {plural(ranks.size, 'pipeline rank')} of "
-            f"{plural(replicas, 'replica')} are {needed}; use other pipeline_size, replicas "
-            "or devices"
+            f"{plural(replicas, 'replica')}{of_groups} are {needed}; use other pipeline_size, "
+            "replicas or devices"
         )
     if problems:
         raise PipeplanError(problems)
-    return tuple(
-        tuple(named[rank * replicas + replica] for rank in ranks.rank_of)
-        for replica in range(replicas)
-    )
+    return named[:needed]
 
 
 def _wrong(cluster: Cluster, named: Sequence[str]) -> list[str]:

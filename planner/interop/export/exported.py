@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -13,10 +13,13 @@ from typing import Any
 
 from planner.errors import PipeplanError
 from planner.interop.export.cuts import crossing
+from planner.model.blocks import block_name
 from planner.model.graph_record import Boundary
+from planner.model.group_graph import split_of
 from planner.plan.optimizer_state import require_whole_state
 from planner.plan.plan import Plan, Stage
 from planner.plan.tensor_parallel import require_single_devices
+from planner.units import and_more
 
 FOLDER = "FOLDER"
 """Stands in lines of use for the folder that the files are written into."""
@@ -63,6 +66,7 @@ def stage_table(plan: Plan, ranks: Sequence[str], **fields: Any) -> str:
         fields: more of the file, under names of their own.
     """
     rank_of = {device: rank for rank, device in enumerate(ranks)}
+    groups = {} if plan.degree == 1 else {"tensor_parallel": plan.degree}
     sent = [[_tensor(tensor) for tensor in tensors] for tensors in crossing(plan)]
     data = {
         "format": FORMAT,
@@ -70,6 +74,7 @@ def stage_table(plan: Plan, ranks: Sequence[str], **fields: Any) -> str:
         "ranks": list(ranks),
         "microbatches": plan.microbatches,
         "samples_per_microbatch": plan.job.samples_per_microbatch,
+        **groups,
         **fields,
         "stages": [
             _row(plan, stage, rank_of) | {"receives": receives, "sends": sends}
@@ -81,11 +86,12 @@ def stage_table(plan: Plan, ranks: Sequence[str], **fields: Any) -> str:
 
 def _row(plan: Plan, stage: Stage, rank_of: dict[str, int]) -> dict[str, Any]:
     held = set(stage.layers)
+    devices = [device for name in stage.devices for device in plan.members(name)]
     used = [name for row in plan.model.graph.layers if row.name in held for name in row.parameters]
     return {
         "stage": stage.index,
-        "ranks": [rank_of[device] for device in stage.devices],
-        "devices": list(stage.devices),
+        "ranks": [rank_of[device] for device in devices],
+        "devices": devices,
         "layers": list(stage.layers),
         "parameters": list(dict.fromkeys(used)),
         "recompute": list(stage.recompute),
@@ -103,6 +109,51 @@ TARGETS = {
     "deepspeed": "planner.interop.export.deepspeed",
 }
 """Modules with a function ``export(plan) -> Exported``."""
+WITH_GROUPS = frozenset(("torchtitan", "megatron"))
+"""Targets that run tensor-parallel groups."""
+
+
+def split_problems(plan: Plan, tool: str) -> Iterator[str]:
+    """Yield blocks of which a tensor-parallel group holds a part whole, where a tool splits all.
+
+    Args:
+        plan: verified.
+        tool: as the line names it.
+    """
+    found = dict(_indivisible(plan, in_blocks=True))
+    if found:
+        name, reason = next(iter(found.items()))
+        yield (
+            f"tensor_parallel: every device of a group holds {name!r} whole"
+            f"{and_more(len(found) - 1, 'parameter')} ({reason}), but {tool} splits all heads and "
+            f"columns of a block; plan with a tensor_parallel that divides them"
+        )
+
+
+def split_notes(plan: Plan, how: str) -> Iterator[str]:
+    """Yield a line on what a group holds whole outside the blocks, such as the vocabulary.
+
+    Args:
+        plan: verified.
+        how: what the tool does with it.
+    """
+    names = [name for name, _ in _indivisible(plan, in_blocks=False)]
+    if names:
+        yield (
+            f"tensor_parallel: the plan counts {', '.join(map(repr, names))} whole on every device "
+            f"of a group, since {plan.degree} does not divide it; {how}"
+        )
+
+
+def _indivisible(plan: Plan, *, in_blocks: bool) -> Iterator[tuple[str, str]]:
+    """Yield the parameters that another degree would split, in numbered blocks or outside."""
+    parallel = plan.tensor_parallel
+    if parallel is None:
+        return
+    split = split_of(plan.model.graph, parallel.degree, sequence=parallel.sequence)
+    for layer in split.layers:
+        if (block_name(layer.name) is not None) == in_blocks:
+            yield from layer.indivisible.items()
 
 
 def export_plan(plan: Plan, target: str) -> Exported:
@@ -117,7 +168,8 @@ def export_plan(plan: Plan, target: str) -> Exported:
     """
     if target not in TARGETS:
         raise PipeplanError(f"--to {target}: no such target; choose from {', '.join(TARGETS)}")
-    require_single_devices(plan.degree, f"export --to {target}")
+    if target not in WITH_GROUPS:
+        require_single_devices(plan.degree, f"export --to {target}")
     require_whole_state(plan.job, f"export --to {target}")
     exported: Exported = import_module(TARGETS[target]).export(plan)
     return exported

@@ -2,7 +2,8 @@
 
 Megatron-LM takes stages, not orders: it runs 1F1B, or interleaved 1F1B where a rank holds several
 stages. Its ranks count data-parallel neighbours first, then pipeline ranks (its default order
-``tp-cp-ep-dp-pp``, without tensor, context and expert parallelism here).
+``tp-cp-ep-dp-pp``, without context and expert parallelism here), and the devices of a
+tensor-parallel group before both.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from itertools import groupby
 from planner.cluster.cluster import node_of
 from planner.costs.placement import StageSpec, place
 from planner.errors import shorten
-from planner.interop.export.exported import Exported
+from planner.interop.export.exported import Exported, split_notes
 from planner.interop.export.megatron_form import MegatronForm, megatron_form
 from planner.interop.export.notes import order_notes, reduction_notes
 from planner.interop.importing.megatron_layout import render_layout
@@ -143,8 +144,9 @@ def export(plan: Plan) -> Exported:
         *_memory_notes(theirs),
         *_sync_notes(plan),
         *_node_notes(form),
+        *split_notes(plan, "Megatron-LM pads the vocabulary to a multiple and splits it"),
     )
-    return Exported({FILE: _script(plan, form, again)}, _use(form), notes)
+    return Exported({FILE: _script(plan, form, again)}, _use(plan, form), notes)
 
 
 def _script(plan: Plan, form: MegatronForm, again: RecomputedBlocks) -> str:
@@ -173,11 +175,21 @@ def _flags(plan: Plan, form: MegatronForm) -> tuple[str, ...]:
     samples = plan.job.samples_per_microbatch
     return (
         f"--num-layers {len(form.stack.blocks)}",
+        *_groups(plan),
         f"--pipeline-model-parallel-size {form.pipeline_size}",
         f'--pipeline-model-parallel-layout "{render_layout(form.stages)}"',
         f"--micro-batch-size {samples}",
         f"--global-batch-size {samples * plan.microbatches}",
     )
+
+
+def _groups(plan: Plan) -> Iterator[str]:
+    """Yield the flags of tensor-parallel groups, if stages have any as devices."""
+    parallel = plan.tensor_parallel
+    if parallel is not None:
+        yield f"--tensor-model-parallel-size {parallel.degree}"
+        if parallel.sequence:
+            yield "--sequence-parallel"
 
 
 def _overlap(plan: Plan, form: MegatronForm) -> tuple[str, ...]:
@@ -195,9 +207,10 @@ def _untied(plan: Plan, form: MegatronForm) -> tuple[str, ...]:
     )
 
 
-def _use(form: MegatronForm) -> tuple[str, ...]:
-    pipelines = len(form.pipelines)
-    data = f" (pipeline {form.pipeline_size} x data {pipelines})" if pipelines > 1 else ""
+def _use(plan: Plan, form: MegatronForm) -> tuple[str, ...]:
+    sizes = {"tensor": plan.degree, "pipeline": form.pipeline_size, "data": len(form.pipelines)}
+    shown = " x ".join(f"{name} {n}" for name, n in sizes.items() if n > 1 or name == "pipeline")
+    data = f" ({shown})" if " x " in shown else ""
     return (
         f"in the script that starts Megatron-LM on {len(form.ranks)} ranks{data}: "
         f'source FOLDER/{FILE}, then add "${{PIPEPLAN_ARGS[@]}}" to its arguments',

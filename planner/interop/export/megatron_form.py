@@ -8,6 +8,7 @@ from itertools import combinations, pairwise
 
 from planner.errors import PipeplanError
 from planner.interop.export.cuts import stage_of_layer
+from planner.interop.export.exported import split_problems
 from planner.interop.importing.megatron_layout import render_layout
 from planner.model.blocks import BlockStack, block_stack
 from planner.model.layer_graph import LayerGraph
@@ -29,12 +30,14 @@ class MegatronForm:
         stages: symbols of each stage, such as ``Ett``.
         pipelines: the device of each pipeline rank, for each pipeline.
         share: microbatches that each pipeline runs.
+        members: the devices of each group that pipelines name; of single devices themselves.
     """
 
     stack: BlockStack
     stages: tuple[str, ...]
     pipelines: tuple[tuple[str, ...], ...]
     share: int
+    members: Mapping[str, tuple[str, ...]]
 
     @property
     def pipeline_size(self) -> int:
@@ -48,11 +51,16 @@ class MegatronForm:
 
     @property
     def ranks(self) -> tuple[str, ...]:
-        """Devices in Megatron's order of ranks: pipelines count first, then pipeline ranks."""
-        return tuple(device for place in zip(*self.pipelines, strict=True) for device in place)
+        """Devices in Megatron's order of ranks: groups, then pipelines, then pipeline ranks."""
+        return tuple(
+            device
+            for place in zip(*self.pipelines, strict=True)
+            for name in place
+            for device in self.members[name]
+        )
 
     def devices_of(self, stage: int) -> tuple[str, ...]:
-        """The device of each pipeline that holds a stage."""
+        """The device, or group, of each pipeline that holds a stage."""
         return tuple(pipeline[stage % self.pipeline_size] for pipeline in self.pipelines)
 
 
@@ -74,11 +82,14 @@ def megatron_form(plan: Plan) -> MegatronForm:
     if stack is not None:
         problems += _layout_problems(plan, stack)
     problems += _rank_problems(plan)
+    problems += split_problems(plan, "Megatron-LM")
     if stack is None or problems:
         raise PipeplanError(f"megatron: {problem}" for problem in problems)
     pipelines = _pipelines(plan)
     symbols = _symbols(stack, stage_of_layer(plan), len(plan.stages))
-    return MegatronForm(stack, symbols, pipelines, share_of(plan.microbatches, len(pipelines)))
+    share = share_of(plan.microbatches, len(pipelines))
+    members = {name: plan.members(name) for row in pipelines for name in row}
+    return MegatronForm(stack, symbols, pipelines, share, members)
 
 
 def _symbols(stack: BlockStack, stage_of: Mapping[str, int], count: int) -> tuple[str, ...]:

@@ -24,7 +24,12 @@ from planner.interop.export.cuts import (
     style_of,
     tied_across_stages,
 )
-from planner.interop.export.exported import Exported, stage_table
+from planner.interop.export.exported import (
+    Exported,
+    split_notes,
+    split_problems,
+    stage_table,
+)
 from planner.interop.export.notes import (
     against,
     overfull,
@@ -185,7 +190,7 @@ def export(plan: Plan) -> Exported:
     """
     modules, problems = modules_of_stages(plan, TOOL)
     problems += [*loss_problems(plan, TOOL), *_cut_problems(plan), *_job_problems(plan)]
-    problems += _one_stage_problems(plan)
+    problems += [*_one_stage_problems(plan), *split_problems(plan, TOOL)]
     try:
         replicas = pipeline_replicas_of(plan, otherwise="set replication = false in the job")
     except PipeplanError as error:
@@ -194,7 +199,7 @@ def export(plan: Plan) -> Exported:
     problems += [*_placement_problems(by_pipeline), *_order_problems(plan, by_pipeline[0], order)]
     if problems:
         raise PipeplanError(problems)
-    ranks = _ranks(by_pipeline)
+    ranks = [device for name in _ranks(by_pipeline) for device in plan.members(name)]
     table = stage_table(plan, ranks, module_fqns_per_model_part=modules)
     keys = _keys(plan, by_pipeline, modules)
     return Exported(
@@ -290,7 +295,7 @@ def _order_problems(plan: Plan, by_stage: StageDevices, order: OneOrder) -> list
 
 
 def _ranks(by_pipeline: tuple[StageDevices, ...]) -> list[str]:
-    """The device of each rank: the pipeline's place counts first, its number next."""
+    """The device, or group, of each rank: the pipeline's place counts first, its number next."""
     places = [list(dict.fromkeys(by_stage)) for by_stage in by_pipeline]
     return [device for row in zip(*places, strict=True) for device in row]
 
@@ -300,9 +305,16 @@ def _keys(
 ) -> dict[str, Any]:
     style = style_of(by_pipeline[0])
     assert style is not None
-    samples = plan.job.samples_per_microbatch
+    samples, parallel = plan.job.samples_per_microbatch, plan.tensor_parallel
+    groups = {}
+    if parallel is not None:
+        groups = {
+            "tensor_parallel_degree": parallel.degree,
+            "enable_sequence_parallel": parallel.sequence,
+        }
     return {
         "parallelism": {
+            **groups,
             "pipeline_parallel_degree": len(set(by_pipeline[0])),
             "data_parallel_replicate_degree": len(by_pipeline),
             "data_parallel_shard_degree": 1,
@@ -350,6 +362,7 @@ def _notes(
     yield from recompute_notes(plan, "config.activation_checkpoint = FullAC.Config()")
     if not any(stage.recompute for stage in plan.stages):
         yield "the plan recomputes nothing: set config.activation_checkpoint = None"
+    yield from split_notes(plan, f"{TOOL} splits it unevenly")
     yield from receive_buffer_notes(plan, plan.microbatches // len(by_pipeline))
     if plan.job.tokens_per_sample is None:
         yield (

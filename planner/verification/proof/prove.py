@@ -125,7 +125,8 @@ def proof_problems(plan: Plan) -> Iterator[str]:
         return
     bounds = [row.bound_s for row in (proof.certificate, proof.unchecked) if row is not None]
     most_s, said_s = max(bounds, default=0.0), plan.predicted.lower_bound_s
-    if said_s > most_s * (1 + TOLERANCE):
+    # A search takes a bound for proved if this share of it is, to the last digit.
+    if said_s * (1 - TOLERANCE) > most_s:
         yield (
             f"predicted.lower_bound_s: {said_s} s, but the plan's proof is of {most_s} s; plan "
             "again to have a higher one proved"

@@ -10,6 +10,7 @@ from typing import Literal
 from torch import fx
 
 from planner.errors import PipeplanError
+from planner.model.split_record import INDIVISIBLE
 from planner.model.tracing.export import ExportedStep
 from planner.model.tracing.operators import MATRIX_PRODUCTS
 from planner.model.tracing.sharding.axes import Axis, Dimension, operator_name, shape_of
@@ -233,5 +234,5 @@ def _reason(found: DimensionClass, degree: int | None) -> str:
         return found.obstacles[0]
     if found.divisor == 1 or found.divisor % (degree or 1):
         sizes = [str(size) for size in found.sizes if size % (degree or 2)]
-        return f"size {', '.join(sizes)} is not divisible by {degree or 2}"
+        return f"size {', '.join(sizes)} {INDIVISIBLE} {degree or 2}"
     return "no matrix product would be split, or those that would are split better"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -23,12 +23,26 @@ class Baseline(NamedTuple):
             Raises InfeasibleError, with the reason, where the method finds nothing that fits.
         quick_plan: tries fewer numbers of replicas where there are many devices, for searches that
             take the result as a starting point; None: there is no such form.
+        all_plans: everything that the method tries where it schedules all of it; None: it chooses
+            before.
     """
 
     name: str
     source: str
     plan: Plan
     quick_plan: Plan | None = None
+    all_plans: Callable[[Chain], Iterator[Partition]] | None = None
+
+    def partitions(self, chain: Chain) -> list[Partition]:
+        """Return everything that the method schedules, of most one partition.
+
+        Args:
+            chain: the layers.
+
+        Raises:
+            InfeasibleError: if the method finds nothing that fits, with recomputation or without.
+        """
+        return [self.partition(chain)] if self.all_plans is None else [*self.all_plans(chain)]
 
     def partition(self, chain: Chain, *, quick: bool = False) -> Partition:
         """Return what the method chooses; if it finds nothing that fits, with recomputation.

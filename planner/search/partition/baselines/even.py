@@ -36,13 +36,17 @@ def plan_replicated(chain: Chain) -> Partition:
 
 def split(chain: Chain, stages: int, replicas: int) -> Partition:
     """Return equal numbers of layers, the first stages one more, on devices in file order."""
-    names = chain.problem.cluster.device_names
-    less, more = divmod(chain.length, stages)
-    cuts = [stage * less + min(stage, more) for stage in range(stages + 1)]
+    names, cuts = chain.problem.cluster.device_names, even_cuts(chain, stages)
     return tuple(
         StageChoice(cuts[s], cuts[s + 1], names[s * replicas : (s + 1) * replicas])
         for s in range(stages)
     )
+
+
+def even_cuts(chain: Chain, stages: int) -> list[int]:
+    """Return where stages of equally many layers begin and end, the first ones with one more."""
+    less, more = divmod(chain.length, stages)
+    return [stage * less + min(stage, more) for stage in range(stages + 1)]
 
 
 def fits_1f1b(chain: Chain, partition: Partition) -> bool:

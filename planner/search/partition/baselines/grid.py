@@ -1,0 +1,83 @@
+"""The grid that people try by hand: every even number of stages, the other devices as replicas.
+
+With tensor-parallel groups as devices, of every size, these are the even layouts of Megatron-LM:
+tensor x pipeline x data parallelism (Narayanan et al. 2021, "Efficient Large-Scale Language Model
+Training on GPU Clusters Using Megatron-LM", section 3). Stages have equally many blocks, the first
+one the embedding and the last one the head; replicas are neighbours in the order of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from planner.errors import PipeplanError
+from planner.model.blocks import block_stack
+from planner.search.partition.baselines.baseline import Baseline, nothing_fits
+from planner.search.partition.baselines.even import even_cuts, fits_1f1b
+from planner.search.partition.chain import Chain, Partition, StageChoice
+
+NAME = "grid"
+
+
+def partitions(chain: Chain) -> Iterator[Partition]:
+    """Yield the grid: every number of stages that divides the blocks, with its replicas.
+
+    A number of stages has as many replicas as there are devices for, fewer where they could not
+    share the microbatches equally. The layers of a model without a stack of blocks are divided as
+    evenly as they go, into any number of stages.
+    """
+    job, names = chain.problem.job, chain.problem.cluster.device_names
+    for stages in range(job.min_stages, chain.max_stages + 1):
+        cuts = _cuts(chain, stages)
+        if cuts is None:
+            continue
+        most = len(names) // stages if job.replication else 1
+        replicas = next(r for r in range(most, 0, -1) if job.microbatches % r == 0)
+        found = chain.at_cuts(
+            tuple(
+                StageChoice(cuts[s], cuts[s + 1], names[s * replicas : (s + 1) * replicas])
+                for s in range(stages)
+            )
+        )
+        if found is not None:
+            yield found
+
+
+def _cuts(chain: Chain, stages: int) -> list[int] | None:
+    """Return where equal stages begin and end; None if the blocks cannot be shared equally."""
+    try:
+        stack = block_stack(chain.problem.graph)
+    except PipeplanError:
+        return even_cuts(chain, stages)
+    each, rest = divmod(len(stack.blocks), stages)
+    if rest or not each:
+        return None
+    firsts = [chain.names.index(block.layers[0]) for block in stack.blocks]
+    return [0, *firsts[each::each], chain.length]
+
+
+def plan(chain: Chain) -> Partition:
+    """Return the point of the grid that fits 1F1B and is quickest without transfers.
+
+    Raises:
+        InfeasibleError: if none fits.
+    """
+    fitting = [partition for partition in partitions(chain) if fits_1f1b(chain, partition)]
+    if not fitting:
+        raise nothing_fits(NAME, "the even splits with equal replicas")
+    return min(fitting, key=lambda partition: _seconds(chain, partition))
+
+
+def _seconds(chain: Chain, partition: Partition) -> float:
+    """Return the work of the slowest stage for its microbatches and those of the bubble."""
+    kind_of = {name: number for number, name in enumerate(chain.types)}
+    longest_s = max(
+        float(chain.work_s[kind_of[chain.problem.cluster.type_of(device)], s.begin : s.end].sum())
+        for s in partition
+        for device in s.devices
+    )
+    share = chain.problem.job.microbatches / len(partition[0].devices)
+    return longest_s * (share + len(partition) - 1)
+
+
+GRID = Baseline(NAME, "Narayanan et al., SC 2021, section 3", plan, all_plans=partitions)

@@ -1,0 +1,236 @@
+"""Megatron-LM's own arguments as plans: stages, ranks, groups and batch are Megatron-LM's."""
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers_by_hand import machines, problem, transformer
+
+from planner import PipeplanError, Plan, verify
+from planner.interop.adopt.layout import RuntimeLayout
+from planner.interop.adopt.megatron import read_megatron_arguments
+from planner.job import Job
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Any:
+    def read(text: str) -> RuntimeLayout:
+        path = tmp_path / "args.sh"
+        path.write_text(text)
+        return read_megatron_arguments(path)
+
+    return read
+
+
+def plan_of(layout: RuntimeLayout, blocks: int, devices: int, **job: Any) -> Plan:
+    cluster = machines(devices)
+    layout = layout.on(devices)
+    degrees = (2, 4) if layout.tensor_parallel > 1 else ()
+    made = Job.model_validate({"optimizer": "sgd", **job})
+    fields = {**job, **layout.job_fields(made)}
+    told = problem(transformer(blocks, degrees=degrees), cluster, **fields)
+    plan = layout.adopted(told).plan
+    assert verify(plan) == []
+    return plan
+
+
+def blocks_of(plan: Plan) -> list[int]:
+    return [sum(name.startswith("h.") for name in stage.layers) for stage in plan.stages]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "arguments", "first", "last"),
+    [
+        (4, "", [1], [4]),
+        (8, "", [1, 5], [4, 8]),
+        (8, "--num-virtual-stages-per-pipeline-rank 2", [1, 3, 5, 7], [2, 4, 6, 8]),
+        (8, "--num-layers-per-virtual-pipeline-stage 2", [1, 3, 5, 7], [2, 4, 6, 8]),
+        (
+            14,
+            "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
+            [1, 4, 8, 12],
+            [3, 7, 11, 14],
+        ),
+        (
+            14,
+            "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split "
+            "--num-virtual-stages-per-pipeline-rank 2",
+            [1, 2, 4, 6, 8, 10, 12, 14],
+            [1, 3, 5, 7, 9, 11, 13, 14],
+        ),
+        (
+            12,
+            "--decoder-first-pipeline-num-layers 2 --decoder-last-pipeline-num-layers 2",
+            [1, 3, 7, 11],
+            [2, 6, 10, 12],
+        ),
+        (
+            12,
+            "--decoder-first-pipeline-num-layers 2 --decoder-last-pipeline-num-layers 2 "
+            "--num-virtual-stages-per-pipeline-rank 2",
+            [1, 2, 4, 6, 7, 8, 10, 12],
+            [1, 3, 5, 6, 7, 9, 11, 12],
+        ),
+        (
+            14,
+            "--pipeline-model-parallel-layout 'Et|(tt|)*6tL'",
+            [1, 2, 4, 6, 8, 10, 12, 14],
+            [1, 3, 5, 7, 9, 11, 13, 14],
+        ),
+    ],
+)
+def test_stages_hold_the_blocks_that_megatron_gives_them(
+    read: Any, blocks: int, arguments: str, first: list[int], last: list[int]
+) -> None:
+    """First and last layers, from 1, of Megatron-LM's tests/unit_tests/transformer/
+    test_cuda_graphs.py (d98e8a6)."""
+    size = 4 if len(first) > 2 and blocks > 8 else min(len(first), 2)
+    text = f"--pipeline-model-parallel-size {size} --num-layers {blocks} {arguments}"
+    plan = plan_of(read(text), blocks, size, microbatches=8)
+    numbered = [
+        [int(name.removeprefix("h.")) + 1 for name in stage.layers if name.startswith("h.")]
+        for stage in plan.stages
+    ]
+    assert [row[0] for row in numbered] == first
+    assert [row[-1] for row in numbered] == last
+    assert [stage.devices for stage in plan.stages[:size]] == [
+        stage.devices for stage in plan.stages[-size:]
+    ]
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4])
+@pytest.mark.parametrize("mapping", ["", "--use-tp-pp-dp-mapping"])
+def test_ranks_count_as_megatron_counts_them(read: Any, degree: int, mapping: str) -> None:
+    """tp-cp-ep-dp-pp, the first fastest; with the flag tp-cp-ep-pp-dp (parallel_state.py)."""
+    size, replicas = 2, 3
+    text = (
+        f"--tensor-model-parallel-size {degree} --pipeline-model-parallel-size {size} {mapping} "
+        "--micro-batch-size 1 --global-batch-size 6"
+    )
+    plan = plan_of(read(text), 2, degree * size * replicas)
+    names = plan.cluster.device_names
+    for stage, replica in product(range(size), range(replicas)):
+        place = stage + size * replica if mapping else replica + replicas * stage
+        expected = names[place * degree : (place + 1) * degree]
+        held = plan.stages[stage].devices[replica]
+        assert plan.members(held) == expected
+        assert list(plan.ranks_of(held)) == [names.index(name) for name in expected]
+        assert f"{stage}F{replica}" in plan.orders[held].split()
+
+
+def test_groups_share_the_work_of_1f1b(read: Any) -> None:
+    """Two stages of 1.2 + 2.4 s on one device and half on two; 4 microbatches: 5 turns of them."""
+    for degree in (1, 2, 4):
+        text = f"--tensor-model-parallel-size {degree} --pipeline-model-parallel-size 2"
+        plan = plan_of(read(text), 2, 2 * degree, microbatches=4)
+        # The embedding is of two layers, norm, head and loss are three: 0.3 and 0.9 s more.
+        turn_s, last_s = 1.2 * 3 / degree, 1.3 * 3 / degree
+        expected_s = turn_s / 3 + 4 * last_s + turn_s * 2 / 3
+        assert plan.predicted.iteration_time_s == pytest.approx(expected_s, rel=1e-6)
+        assert plan.degree == degree
+        assert plan.job.tensor_parallel == degree
+
+
+def test_a_launch_script_is_read_as_a_shell_reads_it(read: Any) -> None:
+    layout = read(
+        """#!/bin/bash
+        TP=4   # a group
+        GPT_ARGS=(
+            --num-layers 8 --hidden-size 64
+            --micro-batch-size=2
+            --bf16
+        )
+        MORE="--global-batch-size 64 --tensor-model-parallel-size ${TP} \\
+              --recompute-granularity full --recompute-method block --recompute-num-layers 3"
+        torchrun --nproc-per-node 8 $DISTRIBUTED pretrain_gpt.py ${GPT_ARGS[@]} $MORE \\
+            --sequence-parallel --overlap-grad-reduce --lr 1e-4
+        """
+    )
+    assert (layout.tensor_parallel, layout.sequence_parallel) == (4, True)
+    assert layout.on(8).job_fields(Job(precision="bfloat16")) == {
+        "samples_per_microbatch": 2,
+        "microbatches": 32,
+        "tensor_parallel": 4,
+        "sequence_parallel": True,
+        "overlap_reduction": True,
+    }
+    assert layout.recompute_blocks == 3
+
+
+def test_the_first_blocks_of_every_stage_run_again(read: Any) -> None:
+    text = (
+        "--pipeline-model-parallel-size 2 --recompute-granularity full --recompute-num-layers 1 "
+        "--recompute-method "
+    )
+    block, uniform = (plan_of(read(text + method), 4, 2) for method in ("block", "uniform"))
+    assert [stage.recompute for stage in block.stages] == [("h.0",), ("h.2",)]
+    assert [stage.recompute for stage in uniform.stages] == [("h.0", "h.1"), ("h.2", "h.3")]
+
+
+def test_sequence_parallelism_of_one_device_is_none(read: Any) -> None:
+    """Megatron-LM turns it off there (arguments.py)."""
+    assert not read("--sequence-parallel").sequence_parallel
+
+
+def test_a_distributed_optimizer_of_one_pipeline_is_an_ordinary_one(read: Any) -> None:
+    layout = read("--use-distributed-optimizer --pipeline-model-parallel-size 4")
+    assert layout.on(4).replicas == 1
+    with pytest.raises(PipeplanError, match=r"over 2 pipelines \(ZeRO-1\).*leave it out"):
+        layout.on(8)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("--context-parallel-size 2", "context parallel groups are not planned; set it to 1"),
+        ("--expert-model-parallel-size 8", "expert parallel groups are not planned"),
+        ("--recompute-granularity selective", "use --recompute-granularity full, or leave it out"),
+        ("--recompute-activations", "--recompute-activations: selective recomputation"),
+        ("--recompute-granularity full", "full needs --recompute-method uniform or block"),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+            "not one in 2; set it to 1",
+        ),
+        ("--use-megatron-fsdp", "plans keep whole parameters in every pipeline"),
+        ("--rampup-batch-size 16 16 100", "a plan is of one batch size"),
+        ("--tensor-model-parallel-size $TP", "write the value of the variable"),
+        ("--tensor-model-parallel-size 0", "expected a whole number of at least 1"),
+        ("--tensor-model-parallel-size --bf16", "--tensor-model-parallel-size: has no value"),
+        ("--tensor-model-parallel 2", "write it in full, --tensor-model-parallel-size"),
+        ("--num-layers 4 --num-layers 8", "'4' and '8'; give it once"),
+        ("--num-layers '4", "No closing quotation; give a file"),
+        (
+            "--num-layers-per-virtual-pipeline-stage 1 --num-virtual-stages-per-pipeline-rank 2",
+            "give one of --pipeline-model-parallel-layout, ",
+        ),
+        (
+            "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et|t|tL'",
+            "3 stages on 2 pipeline ranks; make it a multiple",
+        ),
+        ("--bf16 --fp16", "--bf16 is given as well"),
+        ("--bf16", 'the job says precision = "float32"; set precision = "bfloat16"'),
+        ("--micro-batch-size 3 --global-batch-size 8", "is no multiple of --micro-batch-size 3"),
+        (
+            "--micro-batch-size 1 --global-batch-size 9",
+            "9 microbatches of 1 cannot be shared out equally among 4 pipelines; make "
+            "--global-batch-size a multiple of 4",
+        ),
+        ("--tensor-model-parallel-size 3", "of which the 4 of the cluster are no multiple"),
+        ("--num-layers 6", "--num-layers 6: the model has 4 blocks; make them equal"),
+        (
+            "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2",
+            "4 blocks cannot be dealt out equally to 8 stages on 4 pipeline ranks",
+        ),
+        (
+            "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 "
+            "--microbatch-group-size-per-virtual-pipeline-stage 4",
+            "--microbatch-group-size-per-virtual-pipeline-stage 4: interleaved 1F1B takes",
+        ),
+    ],
+)
+def test_what_plans_cannot_express_is_told_by_name(read: Any, text: str, told: str) -> None:
+    with pytest.raises(PipeplanError) as caught:
+        plan_of(read(text), 4, 4, microbatches=8)
+    assert told in str(caught.value)
+    assert "args.sh" in str(caught.value)

@@ -1,0 +1,164 @@
+"""Plans of tensor-parallel groups as Megatron-LM's and torchtitan's options, and back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers_by_hand import machines, problem, transformer
+
+from planner import PipeplanError, Plan, Problem, adopt, export_plan, solve, verify
+from planner.interop.adopt.layout import RuntimeLayout
+from planner.interop.adopt.megatron import read_megatron_arguments
+from planner.interop.adopt.torchtitan import read_torchtitan_config
+from planner.model.layer_graph import LayerGraph
+from planner.plan.runtimes import for_runtime
+
+FILES = {
+    "megatron": (("megatron.sh", read_megatron_arguments),),
+    "torchtitan": (
+        ("torchtitan.json", read_torchtitan_config),
+        ("torchtitan_main.json", read_torchtitan_config),
+    ),
+}
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """A layout of groups on some devices in some order."""
+    degree, size = draw(st.sampled_from((1, 2, 4))), draw(st.integers(2, 3))
+    replicas, chunks = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    rows = [draw(st.integers(1, 2)) for _ in range(size * chunks)]
+    layout = "|".join(
+        ["E" + "t" * rows[0], *("t" * row for row in rows[1:-1]), "t" * rows[-1] + "L"]
+    )
+    devices = draw(st.permutations(range(degree * size * replicas)))
+    cluster = machines(draw(st.integers(12, 13)), 2)
+    job = {
+        "microbatches": size * replicas * draw(st.integers(1, 2)),
+        "tensor_parallel": degree,
+        "sequence_parallel": degree > 1 and draw(st.booleans()),
+        "overlap_reduction": draw(st.booleans()),
+        "inputs": {"tokens": {"shape": (32,), "dtype": "int64"}} if draw(st.booleans()) else {},
+    }
+    told = problem(transformer(sum(rows), degrees=(2, 4)), cluster, **job)
+    names = [cluster.device_names[number] for number in devices]
+    again = draw(st.booleans())
+    return adopt(
+        told, layout, pipeline_size=size, replicas=replicas, devices=names, recompute=again
+    )
+
+
+def adopted_again(plan: Plan, layout: RuntimeLayout, devices: list[str], **fields: Any) -> Plan:
+    """The plan of a layout on the same devices, for a job that leaves its figures open."""
+    layout = layout.on(len(devices), len(plan.stages[0].devices))
+    job = plan.job.model_copy(
+        update={"tensor_parallel": 1, "sequence_parallel": False, "microbatches": 1, **fields}
+    )
+    told = Problem(
+        LayerGraph.from_record(plan.model.graph),
+        plan.cluster,
+        job.model_copy(update=layout.job_fields(job)),
+        runtime=plan.runtime,
+    )
+    return layout.adopted(told, devices).plan
+
+
+def ranks_in(script: str) -> list[str]:
+    """The devices that the comments of a script name, by rank."""
+    lines = (line for line in script.splitlines() if line.startswith("#   rank "))
+    return [line.partition(": ")[2] for line in lines]
+
+
+def ways_back(plan: Plan, target: str, folder: Path) -> list[Plan]:
+    """The plans that the files of an export are adopted as."""
+    exported = export_plan(plan, target)
+    for name, text in exported.files.items():
+        (folder / name).write_text(text)
+    if target == "megatron":
+        devices = ranks_in(exported.files["megatron.sh"])
+    else:
+        devices = json.loads(exported.files["stages.json"])["ranks"]
+    return [adopted_again(plan, read(folder / name), devices) for name, read in FILES[target]]
+
+
+@given(plans())
+@pytest.mark.parametrize("target", list(FILES))
+def test_an_export_is_adopted_with_the_same_predicted_time(
+    target: str, tmp_path_factory: pytest.TempPathFactory, plan: Plan
+) -> None:
+    if target == "torchtitan" and any(stage.recompute for stage in plan.stages):
+        return  # Its options leave recomputation to the user.
+    for back in ways_back(plan, target, tmp_path_factory.mktemp("export")):
+        assert verify(back) == []
+        assert back.predicted.iteration_time_s == plan.predicted.iteration_time_s
+        assert [stage.layers for stage in back.stages] == [stage.layers for stage in plan.stages]
+        for ours, theirs in zip(plan.stages, back.stages, strict=True):
+            assert set(map(back.members, theirs.devices)) == set(map(plan.members, ours.devices))
+            assert ours.recompute == theirs.recompute
+        assert back.job.sequence_parallel == plan.job.sequence_parallel
+
+
+def test_ranks_of_a_group_follow_each_other() -> None:
+    """Rank = tensor + 2 * (data + 2 * pipeline), in Megatron-LM's order and in torch's mesh."""
+    told = problem(transformer(2, degrees=(2,)), machines(8), tensor_parallel=2)
+    plan = adopt(told, "Et|tL", replicas=2)
+    script = export_plan(plan, "megatron").files["megatron.sh"]
+    assert ranks_in(script) == [f"n{number}/gpu0" for number in range(8)]
+    assert "    --tensor-model-parallel-size 2\n" in script
+    assert "--sequence-parallel" not in script
+    table = json.loads(export_plan(plan, "torchtitan").files["stages.json"])
+    assert table["ranks"] == [f"n{number}/gpu0" for number in range(8)]
+    assert [stage["ranks"] for stage in table["stages"]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert table["tensor_parallel"] == 2
+
+
+@pytest.mark.parametrize("runtime", list(FILES))
+def test_plans_of_groups_for_a_runtime_are_what_it_can_run(runtime: str, tmp_path: Path) -> None:
+    told = problem(transformer(4, degrees=(2,)), machines(4, 2), tensor_parallel=2, microbatches=4)
+    result = solve(for_runtime(told, runtime), time_limit_s=0.5, deterministic=True)
+    assert result.plan.degree == 2
+    for back in ways_back(result.plan, runtime, tmp_path):
+        assert back.predicted.iteration_time_s == pytest.approx(
+            result.plan.predicted.iteration_time_s, rel=1e-9
+        )
+
+
+def with_reason(layer: str, reason: str) -> LayerGraph:
+    """A transformer of which a weight of a layer is not split over two."""
+    data = transformer(2, degrees=(2,)).record.model_dump(mode="json")
+    for split in data["splits"]:
+        for row in split["layers"]:
+            if row["name"] == layer:
+                row["unsplit"] = {f"{layer}.weight": reason}
+    return LayerGraph.parse(data)
+
+
+@pytest.mark.parametrize("target", list(FILES))
+def test_heads_that_the_degree_does_not_divide_are_the_reason(target: str) -> None:
+    told = problem(
+        with_reason("h.1", "dimension 0: size 3 is not divisible by 2"),
+        machines(4),
+        tensor_parallel=2,
+    )
+    with pytest.raises(PipeplanError, match=r"holds 'h.1.weight' whole .*size 3 is not divisible"):
+        export_plan(adopt(told, "Et|tL"), target)
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_noted"),
+    [("dimension 0: size 255 is not divisible by 2", True), ("aten.layer_norm needs it", False)],
+)
+def test_a_vocabulary_that_is_whole_is_noted(reason: str, is_noted: bool) -> None:
+    told = problem(with_reason("lm_head", reason), machines(4), tensor_parallel=2)
+    notes = export_plan(adopt(told, "Et|tL"), "megatron").notes
+    assert any("'lm_head.weight' whole on every device" in note for note in notes) == is_noted
+
+
+@pytest.mark.parametrize("target", ["torch-csv", "deepspeed"])
+def test_tools_without_groups_say_so(target: str) -> None:
+    told = problem(transformer(2, degrees=(2,)), machines(4), tensor_parallel=2)
+    with pytest.raises(PipeplanError, match=f"export --to {target} supports single devices only"):
+        export_plan(adopt(told, "Et|tL"), target)
