@@ -78,7 +78,7 @@ def conclude(
             say(f"note: {note}")
         say(f"wrote {options.output}")
         say(
-            f"next: pipeplan plan MODEL --job JOB.toml --cluster {shlex.quote(str(options.output))}"
+            f"next: pipeplan plan MODEL --cluster {shlex.quote(str(options.output))}"
         )
 
 
