@@ -4,6 +4,8 @@ As in LLaVA (Liu et al., 2023, "Visual Instruction Tuning"), whose image encoder
 decoder reads the projected patches as the first tokens of the text.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -35,15 +37,33 @@ class Block(nn.Module):
         return hidden + self.down(nn.functional.gelu(self.up(self.norm_2(hidden))))
 
 
+class Encoder(nn.Module):
+    """Images [samples, 3, size, size] to one vector for each patch of 16 by 16 pixels."""
+
+    def __init__(self, width: int, layers: int, image_size: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, kernel_size=16, stride=16)
+        self.places = nn.Parameter(torch.randn((image_size // 16) ** 2, width) * 0.02)
+        self.blocks = nn.ModuleList(Block(width, width // 16, False) for _ in range(layers))
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return [samples, patches, width]."""
+        seen = self.patches(image).flatten(2).transpose(1, 2) + self.places
+        for block in self.blocks:
+            seen = block(seen)
+        return seen
+
+
 class VisionLanguage(nn.Module):
     """Predicts the next token of a text about an image.
 
     Args:
-        image_width, image_layers: sizes of the image encoder, which is frozen.
+        image_width, image_layers: sizes of the image encoder.
         width, layers: sizes of the decoder.
         image_size: height and width of an image, a multiple of 16.
         text_length: tokens of a text.
         vocabulary: number of different tokens.
+        frozen: the parts that are not trained.
     """
 
     def __init__(
@@ -55,26 +75,22 @@ class VisionLanguage(nn.Module):
         image_size: int = 64,
         text_length: int = 32,
         vocabulary: int = 256,
+        frozen: Sequence[str] = ("encoder",),
     ) -> None:
         super().__init__()
         self.image_size, self.text_length, self.vocabulary = image_size, text_length, vocabulary
-        patches = (image_size // 16) ** 2
-        self.patches = nn.Conv2d(3, image_width, kernel_size=16, stride=16)
-        self.places = nn.Parameter(torch.zeros(patches, image_width))
-        self.encoder = nn.ModuleList(
-            Block(image_width, image_width // 16, False) for _ in range(image_layers)
-        )
-        for part in (self.patches, self.encoder):
-            part.requires_grad_(False)
-        self.places.requires_grad_(False)
+        length = (image_size // 16) ** 2 + text_length
+        self.encoder = Encoder(image_width, image_layers, image_size)
         self.project = nn.Sequential(
             nn.Linear(image_width, width), nn.GELU(), nn.Linear(width, width)
         )
         self.words = nn.Embedding(vocabulary, width)
-        self.positions = nn.Parameter(torch.zeros(patches + text_length, width))
+        self.positions = nn.Parameter(torch.randn(length, width) * 0.02)
         self.decoder = nn.ModuleList(Block(width, width // 16, True) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
+        for name in frozen:
+            self.get_submodule(name).requires_grad_(False)
 
     def forward(self, image: Tensor, text: Tensor) -> Tensor:
         """Return the logits of each next token, [samples, text_length, vocabulary].
@@ -83,10 +99,8 @@ class VisionLanguage(nn.Module):
             image: [samples, 3, image_size, image_size].
             text: [samples, text_length].
         """
-        seen = self.patches(image).flatten(2).transpose(1, 2) + self.places
-        for block in self.encoder:
-            seen = block(seen)
-        hidden = torch.cat([self.project(seen), self.words(text)], dim=1) + self.positions
+        seen = self.project(self.encoder(image))
+        hidden = torch.cat([seen, self.words(text)], dim=1) + self.positions
         for block in self.decoder:
             hidden = block(hidden)
         return self.head(self.norm(hidden[:, -self.text_length :]))

@@ -84,10 +84,12 @@ def layer_table(graph: LayerGraph) -> Table:
 
 def _caption(graph: LayerGraph) -> str:
     record = graph.record
-    elements = sum(p.elements for p in record.parameters if p.trainable)
+    trained = sum(p.elements for p in record.parameters if p.trainable)
+    others = sum(p.elements for p in record.parameters if not p.trainable)
+    frozen = f" and {others:,} without gradients (frozen, or buffers)" if others else ""
     text = (
-        f"{elements:,} parameters; FLOP formulas cover {record.flop_coverage:.1%} of operators; "
-        "cut: bytes sent if the model is cut after this layer"
+        f"{trained:,} parameters{frozen}; FLOP formulas cover {record.flop_coverage:.1%} of "
+        "operators; cut: bytes sent if the model is cut after this layer"
     )
     if record.uncounted_operators:
         text += f"; counted as free: {plain(', '.join(record.uncounted_operators))}"

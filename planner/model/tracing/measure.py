@@ -219,9 +219,11 @@ class _Runner(fx.Interpreter):
             self.result.counted += 1
             self.result.cost[node] = self._attention_cost(node)
             return
-        activations = [n for n in node.all_input_nodes if n in self.result.requires_grad]
+        passes = not isinstance(value, Tensor) or value.requires_grad
+        operands = node.all_input_nodes if passes else []
+        activations = [n for n in operands if n in self.result.requires_grad]
         activations = [n for n in activations if n not in self.weights]
-        weights = [n for n in node.all_input_nodes if n in self.weights and _rank(n) >= 2]
+        weights = [n for n in operands if n in self.weights and _rank(n) >= 2]
         cost = _with_gradients(node, flops, traffic.bytes, activations, weights)
         cost.launches = traffic.launches
         self.result.cost[node] = cost
