@@ -18,13 +18,13 @@ def inline_no_grad(module: fx.GraphModule) -> None:
     """Put the operations of parts under ``no_grad`` into the graph, so that they have layers.
 
     Their operands are detached where they are used, which keeps gradients out as ``no_grad`` does.
-    Parts that switch gradients on again inside stay as they are.
+    Parts that have more than plain operations, such as one with gradients inside, stay as they are.
     """
     for node in list(module.graph.nodes):
         if _is_region(node) and node.args[0] is False:
             inner = attribute_of(module, str(node.args[1].target))
             assert isinstance(inner, fx.GraphModule)
-            if not any(_is_region(within) for within in inner.graph.nodes):
+            if _is_plain(inner):
                 _inline(module, node, inner)
     module.graph.lint()
     module.recompile()
@@ -32,6 +32,15 @@ def inline_no_grad(module: fx.GraphModule) -> None:
 
 def _is_region(node: fx.Node) -> bool:
     return isinstance(node.target, HigherOrderOperator) and node.target.name() == _REGION
+
+
+def _is_plain(inner: fx.GraphModule) -> bool:
+    """Return whether a part is operations on its operands, whose results are all tensors."""
+    kinds = {"placeholder", "call_function", "output"}
+    output = inner.graph.output_node()
+    return all(n.op in kinds and not _is_region(n) for n in inner.graph.nodes) and all(
+        isinstance(value, fx.Node) for value in output.args[0]
+    )
 
 
 def _inline(module: fx.GraphModule, region: fx.Node, inner: fx.GraphModule) -> None:
