@@ -208,7 +208,7 @@ def _many(text: str, rng: random.Random) -> str:
     """Make a list of a JSON file very long."""
     try:
         data = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     lists = [found for found in _lists(data) if found]
     if lists:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -37,27 +38,26 @@ def _is_region(node: fx.Node) -> bool:
 def _is_plain(inner: fx.GraphModule) -> bool:
     """Return whether a part is operations on its operands, whose results are all tensors."""
     kinds = {"placeholder", "call_function", "output"}
-    output = inner.graph.output_node()
+    results: Any = inner.graph.output_node().args[0]
     return all(n.op in kinds and not _is_region(n) for n in inner.graph.nodes) and all(
-        isinstance(value, fx.Node) for value in output.args[0]
+        isinstance(value, fx.Node) for value in results
     )
 
 
 def _inline(module: fx.GraphModule, region: fx.Node, inner: fx.GraphModule) -> None:
     graph, held = module.graph, region.args[1]
-    operands = dict(zip(inner.graph.find_nodes(op="placeholder"), region.args[2:], strict=True))
+    taken: Any = region.args[2:]
+    operands = dict(zip(inner.graph.find_nodes(op="placeholder"), taken, strict=True))
     copies: dict[fx.Node, fx.Node] = {}
-    returned: object = ()
+    results: Any = inner.graph.output_node().args[0]
     with graph.inserting_before(region):
-        for node in inner.graph.nodes:
-            if node.op == "output":
-                (returned,) = node.args
-            elif node.op != "placeholder":
-                detached = _detached(module, node, operands)
-                copies[node] = graph.node_copy(node, lambda n, at=detached: copies.get(n) or at[n])
-    assert isinstance(returned, tuple | list)
+        for node in (row for row in inner.graph.nodes if row.op == "call_function"):
+            used = {n: copies[n] for n in node.all_input_nodes if n in copies}
+            used |= _detached(module, node, operands)
+            copies[node] = graph.node_copy(node, used.__getitem__)
     for part in list(region.users):  # Its results are taken apart, one by one.
-        made = returned[part.args[1]]
+        number: Any = part.args[1]
+        made = results[number]
         part.replace_all_uses_with(copies.get(made) or operands[made])
         graph.erase_node(part)
     graph.erase_node(region)
