@@ -320,7 +320,7 @@ def _compare_buffers(found: Named, alone: Alone, errors: Errors) -> None:
 
 
 def _distance(found: Tensor, expected: Tensor) -> float:
-    return float((found.double() - expected.double()).norm())
+    return float((found.detach().double() - expected.detach().double()).norm())
 
 
 def _norm(tensor: Tensor, least: float) -> float:

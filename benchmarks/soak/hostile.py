@@ -1,12 +1,13 @@
-"""Hostile plans, messages and callers in large numbers: nothing wrong passes, nothing ends.
+"""Hostile plans, files, messages and callers in large numbers: nothing wrong passes, nothing ends.
 
 Usage:
-    python -m benchmarks.soak.hostile [--connections N] [--only plans|messages|callers]
+    python -m benchmarks.soak.hostile [--number N] [--only plans|messages|files|callers]
 
 Plans and messages are the property tests of ``tests/`` with hypothesis' profile ``soak``, 10,000
-examples each. Callers attack a rank's tensor server: garbage, half-open connections, overheard
-proofs, and frames that announce terabytes. Ends with status 1 if anything failed, or the server
-took 200 MB more than at its beginning.
+examples each. Files are those of every format with bytes and values changed
+(:mod:`benchmarks.soak.files`). Callers attack a rank's tensor server: garbage, half-open
+connections, overheard proofs, and frames that announce terabytes. Ends with status 1 if anything
+failed, or the server took 200 MB more than at its beginning.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+from benchmarks.soak.files import fuzzed
 from executor.elastic.tensor_calls import TensorClient, TensorServer, greet
 
 MOST_MORE_MB = 200
@@ -34,13 +36,27 @@ TESTS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Attack; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak.hostile", description=__doc__)
-    parser.add_argument("--connections", type=int, default=10_000)
-    parser.add_argument("--only", choices=[*TESTS, "callers"])
+    parser.add_argument("--number", type=int, default=10_000, help="of files and of connections")
+    parser.add_argument("--only", choices=[*TESTS, "files", "callers"])
     options = parser.parse_args(argv)
     statuses = [_tested(path) for name, path in TESTS.items() if options.only in (None, name)]
+    if options.only in (None, "files"):
+        statuses.append(_fuzzed(options.number))
     if options.only in (None, "callers"):
-        statuses.append(_called(options.connections))
+        statuses.append(_called(options.number))
     return max(statuses)
+
+
+def _fuzzed(number: int) -> int:
+    outcome = fuzzed(number)
+    for fault in outcome.faults:
+        print(fault, file=sys.stderr)
+    print(
+        f"{number} files: {outcome.counts['read']} read, {outcome.counts['refused']} refused, "
+        f"{len(outcome.faults)} faults; {outcome.most_s:.1f} s at most, {outcome.more_mb:.0f} MB "
+        "more"
+    )
+    return int(bool(outcome.faults))
 
 
 def _tested(path: str) -> int:

@@ -77,9 +77,7 @@ def conclude(
         for note in told:
             say(f"note: {note}")
         say(f"wrote {options.output}")
-        say(
-            f"next: pipeplan plan MODEL --job JOB.toml --cluster {shlex.quote(str(options.output))}"
-        )
+        say(f"next: pipeplan plan MODEL --cluster {shlex.quote(str(options.output))}")
 
 
 def _conclude_alone(options: MeasurementOptions, backend: str, found: Measurements) -> None:

@@ -111,7 +111,7 @@ def merge(
         for note in notes:
             say(f"note: {note}")
         say(f"wrote {output}")
-        say(f"next: pipeplan plan MODEL --job JOB.toml --cluster {shlex.quote(str(output))}")
+        say(f"next: pipeplan plan MODEL --cluster {shlex.quote(str(output))}")
 
 
 def _boxes(files: Sequence[Path], prefixes: Sequence[str], cards: Sequence[str]) -> list[MergedBox]:

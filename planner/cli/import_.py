@@ -109,7 +109,7 @@ def _show_cluster(imported: Any, kind: str, path: Path) -> None:
         say(f"note: {note}")
     say(f"wrote {path}")
     name = shlex.quote(str(path))
-    say(f"next: pipeplan plan MODEL --job JOB.toml --cluster {name}")
+    say(f"next: pipeplan plan MODEL --cluster {name}")
     say(f"  or: pipeplan cluster merge {name} OTHER.toml --network 100gbit")
 
 

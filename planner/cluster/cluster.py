@@ -25,8 +25,13 @@ from planner.cluster.hardware import DeviceType, LinkType, Price
 from planner.cluster.link_table import LinkTable
 from planner.cluster.measured_links import contradictions
 from planner.cluster.routing import Edges, Messages, Route, Routing
-from planner.records.document import MOST_ENTRIES, Record, ShownInNotebooks, write_atomically
-from planner.records.formats import check_format
+from planner.records.document import (
+    MOST_ENTRIES,
+    Record,
+    ShownInNotebooks,
+    read_toml_or_json,
+    write_atomically,
+)
 from planner.units import plural
 
 logger = logging.getLogger(__name__)
@@ -103,10 +108,7 @@ class Cluster(ShownInNotebooks, Record):
             PipeplanError: naming every wrong field, and every figure that no real device or link
                 has.
         """
-        cluster = cls.parse(ClusterFile.load(path).expanded(str(path)), str(path))
-        for contradiction in contradictions(cluster):
-            logger.warning("%s: %s", path, contradiction)
-        return cluster
+        return cls.from_data(read_toml_or_json(path), str(path))
 
     def save(self, path: str | Path) -> None:
         """Write the cluster, all written out, atomically; :meth:`load` reads it.
@@ -118,9 +120,21 @@ class Cluster(ShownInNotebooks, Record):
 
     @classmethod
     def from_data(cls, data: Any, source: str = "cluster") -> Cluster:
-        """Expand plain data of a cluster file; an expanded cluster stays as it is."""
-        data = check_format(data, FORMAT, source)
-        return cls.parse(ClusterFile.parse(data, source).expanded(source), source)
+        """Expand plain data of a cluster file; an expanded cluster stays as it is.
+
+        Measured links that contradict the rest of the data are logged.
+
+        Args:
+            data: content of a cluster file, as dicts, lists, texts, numbers and booleans.
+            source: its name in messages.
+
+        Raises:
+            PipeplanError: as :meth:`load`.
+        """
+        cluster = cls.parse(ClusterFile.from_data(data, source).expanded(source), source)
+        for contradiction in contradictions(cluster):
+            logger.warning("%s: %s", source, contradiction)
+        return cluster
 
     @model_serializer(mode="wrap")
     def _without_missing_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

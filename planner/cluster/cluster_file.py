@@ -24,8 +24,8 @@ from planner.cluster.measured_links import contradict
 from planner.cluster.presets import DEVICES, LINKS
 from planner.cluster.usual_figures import OVERRIDE, require_usual, unusual_figures
 from planner.errors import PipeplanError
-from planner.records.document import Record
-from planner.records.formats import read_formatted
+from planner.records.document import Record, read_toml_or_json
+from planner.records.formats import check_format
 
 if TYPE_CHECKING:
     from planner.cluster.cluster import Cluster
@@ -216,8 +216,21 @@ class ClusterFile(Record):
             PipeplanError: naming every wrong field, and every figure that no real device or link
                 has.
         """
-        source = str(path)
-        found = cls.parse(read_formatted(path, FORMAT), source)
+        return cls.from_data(read_toml_or_json(path), str(path))
+
+    @classmethod
+    def from_data(cls, data: Any, source: str) -> ClusterFile:
+        """Check plain data of a cluster file, such as JSON or TOML read into dicts and lists.
+
+        Args:
+            data: content of the file.
+            source: its name in messages.
+
+        Raises:
+            PipeplanError: naming every wrong field, and every figure that no real device or link
+                has.
+        """
+        found = cls.parse(check_format(data, FORMAT, source), source)
         if not found.unusual_figures:
             require_usual(found.device_types, found._link_figures(), source)
         return found

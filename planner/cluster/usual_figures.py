@@ -60,7 +60,7 @@ def require_usual(
         PipeplanError: with a line for each.
     """
     problems = [
-        f"{source}: {problem}, or set {_override(source)} at the top of the file"
+        f"{source}: {problem}, or set {_override(source)} at the top"
         for problem in unusual_figures(device_types, links)
     ]
     if problems:

@@ -74,7 +74,10 @@ class Record(BaseModel):
             return cls.model_validate_json(text)
         except ValidationError as error:
             raise PipeplanError(_problem_lines(error, source, data)) from None
-        except (TypeError, ValueError) as error:
+        except TypeError as error:
+            found = next(_not_plain(data, ()), str(error))
+            raise PipeplanError(f"{source}: {found}") from None
+        except ValueError as error:
             raise PipeplanError(f"{source}: {error}") from None
         except RecursionError:
             raise PipeplanError(f"{source}: nested too deeply") from None
@@ -308,6 +311,22 @@ def _no_numbers(data: Any, place: tuple[int | str, ...]) -> Iterator[tuple[str, 
     for part, value in rows:
         if isinstance(value, dict | list | _NoNumber):
             yield from _no_numbers(value, (*place, part))
+
+
+def _not_plain(data: Any, place: tuple[int | str, ...]) -> Iterator[str]:
+    """Yield what JSON does not have, which no file can hold but a caller's data can."""
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            yield from _not_plain(value, (*place, key))
+    elif isinstance(data, list | tuple):
+        for index, value in enumerate(data):
+            yield from _not_plain(value, (*place, index))
+    elif not isinstance(data, str | int | float | bool | None):
+        yield (
+            f"{_field(place)}expected text, a number, true, false, null, a list or an object with "
+            f"names, found {shorten(data)} of type {type(data).__name__}; convert it, as float() "
+            "and str() do"
+        )
 
 
 def canonical_json(data: Any) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from planner.cluster.hardware import GIB
 from planner.costs.placement import PlacedPipeline, PlacedStage
 from planner.costs.throughput import SECONDS_AN_HOUR, Throughput, throughput
 from planner.plan.operations import compress_devices, stages_label
@@ -230,7 +229,7 @@ def _stage_table(plan: Plan, timeline: Timeline) -> Table:
             *("count", "forward ms"),
             *(("backward ms",) if wholes else ()),
             *(("input gradient ms", "weight gradient ms") if splits else ()),
-            *("stash", "weights, gradients, optimizer GiB"),
+            *("stash", "weights, gradients, optimizer"),
             *(("recomputed layers",) if recomputes else ()),
         ),
     )
@@ -244,7 +243,7 @@ def _stage_table(plan: Plan, timeline: Timeline) -> Table:
             *([_stage_ms(stage, "B", (index, "B") in kinds)] if wholes else []),
             *([_stage_ms(stage, kind, (index, "I") in kinds) for kind in "IW"] if splits else []),
             format_bytes(stage.stash_bytes),
-            f"{stage.static_bytes / GIB:.2f}",
+            format_bytes(stage.static_bytes),
             *([str(len(stage.spec.recompute))] if recomputes else []),
         )
     return table
@@ -255,7 +254,7 @@ def _device_table(timeline: Timeline) -> Table:
     table = new_table(
         "Devices, for one iteration",
         ("device", "type", "stages"),
-        ("busy ms", "idle", "peak memory GiB"),
+        ("busy ms", "idle", "peak memory"),
     )
     for device, stages in pipeline.stages_on.items():
         busy_s = timeline.busy_s[device]
@@ -291,4 +290,4 @@ def _idle_share(busy_s: float, iteration_time_s: float) -> float:
 
 
 def _peak(peak: int, capacity: int) -> str:
-    return f"{peak / GIB:.2f} of {capacity / GIB:.2f} ({peak / capacity:.0%})"
+    return f"{format_bytes(peak)} of {format_bytes(capacity)} ({peak / capacity:.0%})"

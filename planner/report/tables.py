@@ -12,7 +12,7 @@ from planner.model.figures import EfficiencyClass
 from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import compress_devices, stages_label
 from planner.simulation.timeline import Timeline
-from planner.units import plural
+from planner.units import format_bytes, four_digits, plural
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -65,7 +65,7 @@ def layer_table(graph: LayerGraph) -> Table:
         caption_justify="left",
     )
     table.add_column("layer", no_wrap=True)
-    for name in ("forward GFLOP", "backward GFLOP", "parameters MB", "stash MB", "cut MB"):
+    for name in ("forward GFLOP", "backward GFLOP", "parameters", "stash", "cut"):
         table.add_column(name, justify="right")
     before: list[str] = []
     for name, layer in graph.layers.items():
@@ -73,21 +73,23 @@ def layer_table(graph: LayerGraph) -> Table:
         backward = layer.input_gradient_flops + layer.weight_gradient_flops
         table.add_row(
             plain(name),
-            f"{layer.forward_flops / 1e9:,.2f}",
-            f"{backward / 1e9:,.2f}",
-            f"{graph.nodes[name]['parameter_bytes'] / 1e6:,.2f}",
-            f"{layer.stash_bytes / 1e6:,.2f}",
-            f"{sum(tensor.bytes for tensor in graph.crossing(before)) / 1e6:,.2f}",
+            four_digits(layer.forward_flops / 1e9),
+            four_digits(backward / 1e9),
+            format_bytes(graph.nodes[name]["parameter_bytes"]),
+            format_bytes(layer.stash_bytes),
+            format_bytes(sum(tensor.bytes for tensor in graph.crossing(before))),
         )
     return table
 
 
 def _caption(graph: LayerGraph) -> str:
     record = graph.record
-    elements = sum(p.elements for p in record.parameters if p.trainable)
+    trained = sum(p.elements for p in record.parameters if p.trainable)
+    others = sum(p.elements for p in record.parameters if not p.trainable)
+    frozen = f" and {others:,} without gradients (frozen, or buffers)" if others else ""
     text = (
-        f"{elements:,} parameters; FLOP formulas cover {record.flop_coverage:.1%} of operators; "
-        "cut: bytes sent if the model is cut after this layer"
+        f"{trained:,} parameters{frozen}; FLOP formulas cover {record.flop_coverage:.1%} of "
+        "operators; cut: bytes sent if the model is cut after this layer"
     )
     if record.uncounted_operators:
         text += f"; counted as free: {plain(', '.join(record.uncounted_operators))}"

@@ -1,8 +1,10 @@
 """Figures in wrong units are refused where people write them, with their likely unit."""
 
 import json
+import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from planner.cluster.cluster import Cluster
@@ -71,7 +73,7 @@ def test_a_figure_in_another_unit_is_named_with_it(
     }.get(field, f'device_types."Own".{field}')
     assert problem.startswith(f"{path}: {place}: {float(value):g} ")
     assert unit in problem
-    assert problem.endswith("or set unusual_figures = true at the top of the file")
+    assert problem.endswith("or set unusual_figures = true at the top")
 
 
 @pytest.mark.parametrize(("field", "value", "unit"), WRONG)
@@ -89,7 +91,28 @@ def test_figures_in_json_are_checked_alike(
     (problem,) = raised.value.problems
     assert problem.startswith(f"{path}: ")
     assert unit in problem
-    assert problem.endswith('or set "unusual_figures": true at the top of the file')
+    assert problem.endswith('or set "unusual_figures": true at the top')
+
+
+@pytest.mark.parametrize(("field", "value", "unit"), WRONG)
+def test_data_is_checked_as_files_are(tmp_path: Path, field: str, value: str, unit: str) -> None:
+    data = tomllib.loads(cluster_file(tmp_path / "a.toml", **{field: value}).read_text())
+    with pytest.raises(PipeplanError) as raised:
+        Cluster.from_data(data)
+    (problem,) = raised.value.problems
+    assert problem.startswith("cluster: ")
+    assert unit in problem
+    assert Cluster.from_data({**data, "unusual_figures": True}).device_names == ("a", "b")
+
+
+@pytest.mark.parametrize("value", [np.float32(80), b"80", {80}, Path("80")])
+def test_a_value_that_no_file_can_hold_is_named_with_its_field(
+    tmp_path: Path, value: object
+) -> None:
+    data = tomllib.loads(cluster_file(tmp_path / "a.toml").read_text())
+    data["device_types"]["Own"]["memory_gib"] = value
+    with pytest.raises(PipeplanError, match=r"^cluster: device_types\.Own\.memory_gib: expected "):
+        Cluster.from_data(data)
 
 
 @pytest.mark.parametrize(("field", "value", "unit"), WRONG)

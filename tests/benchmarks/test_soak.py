@@ -44,4 +44,4 @@ def test_gaps_count_for_a_hit_only_if_nothing_else_was_hit_meanwhile() -> None:
 
 
 def test_hostile_callers_end_no_server_and_take_little_memory() -> None:
-    assert hostile.main(["--only", "callers", "--connections", "60"]) == 0
+    assert hostile.main(["--only", "callers", "--number", "60"]) == 0

@@ -146,7 +146,7 @@ def test_a_topology_becomes_a_cluster_file(tmp_path: Path, monkeypatch: pytest.M
     done = pipeplan("import", "topo.txt", "--device-type", "A100-80GB")
     assert done.exit_code == 0, done.output
     assert "topo (nvidia-smi): 2 devices, 1 link" in done.stdout
-    assert "next: pipeplan plan MODEL --job JOB.toml --cluster cluster.toml" in done.stdout
+    assert "next: pipeplan plan MODEL --cluster cluster.toml" in done.stdout
     (link,) = Cluster.load("cluster.toml").links
     assert (link.bandwidth_gb_per_s, link.source) == (100, "assumed")
 
@@ -167,7 +167,7 @@ def test_two_topologies_become_one_cluster_in_three_commands(
     assert merged.exit_code == 0, merged.output
     cluster = Cluster.load("cluster.toml")
     assert cluster.device_names == ("a/gpu0", "a/gpu1", "rack7/gpu0", "rack7/gpu1")
-    assert "next: pipeplan plan MODEL --job JOB.toml --cluster cluster.toml" in merged.stdout
+    assert "next: pipeplan plan MODEL --cluster cluster.toml" in merged.stdout
     # Each GPU has the card that was divided to it, so that both reach the other box at once.
     pairs = (("a/gpu0", "rack7/gpu0"), ("a/gpu1", "rack7/gpu1"))
     assert [width for _, width in cluster.at_once(pairs) or ()] == [12.5]

@@ -3,7 +3,8 @@
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import pytest
 from executor_plans import (
@@ -152,6 +153,54 @@ def halves(seed: int, split: float = 0.0) -> Callable[[PlacedPipeline], Plan]:
     return lambda pipeline: shuffled(pipeline, seed, split=split)
 
 
+def example_pipeline(
+    name: str, cuts: Sequence[int], devices: Sequence[str], again: Sequence[int] = (), **job: object
+) -> PlacedPipeline:
+    """A model of examples/, as :func:`zoo_pipeline`; ``again`` are indices of recomputed layers."""
+    factory = f"examples.models.{name}"
+    checked = Job.model_validate({"samples_per_microbatch": 2, **job})
+    graph = trace(factory, checked)
+    layers = list(graph.layers)
+    rerun = {layers[index] for index in again}
+    parts = [layers[a:b] for a, b in pairwise([0, *cuts, len(layers)])]
+    stages = [
+        (part, on.split(), [x for x in part if x in rerun])
+        for part, on in zip(parts, devices, strict=True)
+    ]
+    return pipeline_of(graph, factory, stages, **job)
+
+
+def a_frozen_encoder_on_stages_of_its_own() -> Plan:
+    name, cuts = "vision_language:VisionLanguage", [3, 5, 10]
+    return scheduled(example_pipeline(name, cuts, DEVICES, microbatches=5, optimizer="adamw"))
+
+
+def a_frozen_encoder_of_replicas_beside_the_decoder() -> Plan:
+    name, stages = "vision_language:VisionLanguage", ["d0 d1", "d1 d2 d3", "d3 d0"]
+    pipeline = example_pipeline(name, [4, 11], stages, [1, 3, 9, 11], microbatches=6)
+    return shuffled(pipeline, 18, split=0.5)
+
+
+def frozen_layers_between_trained_ones() -> Plan:
+    name, stages = "vision_language:VisionLanguage", ["d0", "d1 d2", "d3", "d0 d1"]
+    arguments = {"frozen": ["encoder", "decoder"]}
+    pipeline = example_pipeline(
+        name, [5, 9, 11], stages, [10], microbatches=5, model_arguments=arguments
+    )
+    return shuffled(pipeline, 19, split=0.5)
+
+
+def heads_on_stages_of_their_own() -> Plan:
+    name = "several_heads:SeveralHeads"
+    return scheduled(example_pipeline(name, [5, 6, 7], DEVICES, microbatches=5, loss="output"))
+
+
+def heads_of_replicas() -> Plan:
+    name, stages = "several_heads:SeveralHeads", ["d0 d1", "d2 d3", "d1 d2", "d3 d0"]
+    pipeline = example_pipeline(name, [3, 6, 7], stages, [4, 6], microbatches=5, loss="output")
+    return shuffled(pipeline, 20, split=0.5)
+
+
 def a_group_of_four() -> Plan:
     return on_groups("llama_tiny", [], ["g0"], scheduled, 4, microbatches=2, **EIGHT_HEADS)
 
@@ -229,6 +278,11 @@ PLANS: dict[str, Callable[[], Plan]] = {
         statistics_of_replicas_out_of_order,
         recomputed_with_dropout,
         a_bias_handed_on_by_split_stages,
+        a_frozen_encoder_on_stages_of_its_own,
+        a_frozen_encoder_of_replicas_beside_the_decoder,
+        frozen_layers_between_trained_ones,
+        heads_on_stages_of_their_own,
+        heads_of_replicas,
         a_group_of_four,
         two_groups_with_tied_ends,
         groups_that_are_replicas,

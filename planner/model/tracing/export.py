@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from planner.errors import PipeplanError
 from planner.job import LOSSES, TARGET, Job
 from planner.model.tracing.factory import Loss, TrainingStep
+from planner.model.tracing.no_grad import inline_no_grad
 from planner.model.tracing.sharing import attribute_of
 from planner.model.tracing.user_code import FAILURES, is_exports_own, one_line
 
@@ -74,6 +75,7 @@ def export_step(
         # Shape guards of the export: a plan fixes the shapes, and a stage sees other inputs.
         if node.op == "call_module" and node.name.startswith("_guards"):
             module.graph.erase_node(node)
+    inline_no_grad(module)
     _count_in_the_buffer(module.graph)
     output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
     if len(output.all_input_nodes) != 1 or output.all_input_nodes[0].meta["val"].numel() != 1:

@@ -108,6 +108,11 @@ _ALL_AT_ONCE = frozenset(("aten::scaled_dot_product_attention",))
 """Operations whose backward computes all gradients at once; split, it would run twice."""
 
 
+def is_detached(node: fx.Node) -> bool:
+    """Return whether no gradient passes an operation, which otherwise changes nothing."""
+    return node.target is torch.ops.aten.detach.default
+
+
 def trained_weights(module: fx.GraphModule) -> set[fx.Node]:
     """Return trained parameters and values computed only from them and constants.
 
@@ -125,7 +130,7 @@ def trained_weights(module: fx.GraphModule) -> set[fx.Node]:
             trains = isinstance(value, nn.Parameter) and value.requires_grad
             (weights if trains else fixed).add(node)
         elif node.op == "call_function" and all(n in weights | fixed for n in node.all_input_nodes):
-            is_weight = any(n in weights for n in node.all_input_nodes)
+            is_weight = not is_detached(node) and any(n in weights for n in node.all_input_nodes)
             (weights if is_weight else fixed).add(node)
     return weights
 

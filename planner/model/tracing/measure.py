@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from planner.errors import PipeplanError
 from planner.model.figures import OperationClass
 from planner.model.tracing.export import ExportedStep
+from planner.model.tracing.gradients import is_detached
 from planner.model.tracing.layers import LayerAssignment
 from planner.model.tracing.operators import (
     FLOPS,
@@ -218,9 +219,11 @@ class _Runner(fx.Interpreter):
             self.result.counted += 1
             self.result.cost[node] = self._attention_cost(node)
             return
-        activations = [n for n in node.all_input_nodes if n in self.result.requires_grad]
+        passes = not isinstance(value, Tensor) or value.requires_grad
+        operands = node.all_input_nodes if passes else []
+        activations = [n for n in operands if n in self.result.requires_grad]
         activations = [n for n in activations if n not in self.weights]
-        weights = [n for n in node.all_input_nodes if n in self.weights and _rank(n) >= 2]
+        weights = [n for n in operands if n in self.weights and _rank(n) >= 2]
         cost = _with_gradients(node, flops, traffic.bytes, activations, weights)
         cost.launches = traffic.launches
         self.result.cost[node] = cost
@@ -232,12 +235,14 @@ class _Runner(fx.Interpreter):
         moved = [self.env[n] for n in node.all_input_nodes] + [query]
         traffic = sum(t.numel() * t.element_size() for t in moved)
         # Dao 2023, "FlashAttention-2": two products forward; backward has five, the scores
-        # being computed again.
+        # being computed again. It has all gradients or none.
+        trains = node in self.result.requires_grad
         return OperationCost(
             forward_flops=flops,
-            input_gradient_flops=flops * 5 // 2,
+            input_gradient_flops=flops * 5 // 2 if trains else 0,
             forward_traffic_bytes=traffic,
-            input_gradient_traffic_bytes=2 * traffic,
+            input_gradient_traffic_bytes=2 * traffic if trains else 0,
+            gradients=int(trains),
             operation_class="causal_attention" if _is_causal(node) else "attention",
         )
 
@@ -277,7 +282,8 @@ def _weight_only_nodes(exported: ExportedStep) -> set[fx.Node]:
 
 
 def _comes_only_from(weights: set[fx.Node], node: fx.Node) -> bool:
-    return bool(node.all_input_nodes) and all(n in weights for n in node.all_input_nodes)
+    operands = node.all_input_nodes
+    return bool(operands) and not is_detached(node) and all(n in weights for n in operands)
 
 
 class _FusedAttention(torch.autograd.Function):
