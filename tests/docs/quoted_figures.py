@@ -15,6 +15,8 @@ from functools import partial
 
 from reports import report
 
+from benchmarks.published.layouts_3d import layouts
+
 FIGURE = r"([-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?)"
 
 
@@ -199,6 +201,11 @@ def published_rows() -> list[float]:
     return report("PUBLISHED").said(r"^(\d+) rows of")
 
 
+def published_layouts() -> list[float]:
+    """Return the number of published layouts whose times a benchmark predicts."""
+    return [len(list(layouts()))]
+
+
 def tiny_problems() -> list[float]:
     """Return the number of problems of which every plan was tried."""
     return report("EXHAUSTIVE").said(r"^\| what \| of (\d+) problems")
@@ -265,6 +272,7 @@ QUOTED = (
     Quoted("docs/limits.md", "With several stages per device gaps were # to # %", gaps_of_several),
     Quoted("docs/limits.md", "four ranks on two cores were off by # to # %", four_ranks),
     Quoted("docs/published_run.md", "does the same with # rows", published_rows),
+    Quoted("docs/published_run.md", "predicts # published layouts", published_layouts),
     Quoted(
         "docs/synchronisation.md",
         "the simulator with # to # pipelines, and its own speed with #",
