@@ -18,7 +18,7 @@ ABOUT = (
     "One row a claim: who says it, the bar, our figure in the benchmark's *short* form, and "
     "whether the bar is reached. A short form checks the same bars on fewer instances, never "
     "looser ones; below each stands what it leaves out, and the full report beside each claim has "
-    "it. *no bar*: the figure is told, nobody claims one."
+    "it or says that it was not measured. *no bar*: the figure is told, nobody claims one."
 )
 
 

@@ -29,6 +29,7 @@ from benchmarks.sync.settings import (
 )
 from executor.emulation.pace import Pace
 from planner.measured.sync_trace import SyncTrace
+from planner.plan.plan import Plan
 from planner.sync.simulation.calibration import calibrated
 from planner.sync.simulation.planned import from_plan
 from planner.sync.simulation.run import Scenario, simulate_sync
@@ -96,7 +97,11 @@ class Loopback:
         self._rates = (LEARNING_RATE,) if short else RATES
         names = only or (SHORT_SETTINGS if short else tuple(SETTINGS))
         self._settings = {name: SETTINGS[name] for name in names}
-        self.plan = pipelines_plan(PIPELINES, ITERATION_S)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Return the plan of one pipeline of one place for each process."""
+        return pipelines_plan(PIPELINES, ITERATION_S)
 
     @property
     def runs(self) -> Mapping[str, Runs]:

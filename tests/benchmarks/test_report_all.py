@@ -179,6 +179,17 @@ def test_every_benchmark_of_the_catalogue_is_there(benchmark: Benchmark) -> None
     assert re.fullmatch(r"[a-z_]+", benchmark.name)
 
 
+@pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.name)
+def test_the_published_page_has_every_benchmark_or_says_which_it_lacks(
+    benchmark: Benchmark,
+) -> None:
+    text = report_all.REPORT.read_text()
+    if f"\n## {benchmark.name}\n" not in text:
+        before = text.partition("## What is claimed")[0]
+        assert f"`{benchmark.name}`" in before
+        assert f"]({benchmark.report})" in before
+
+
 @pytest.mark.extensive
 def test_a_benchmark_that_was_stopped_leaves_no_process(fakes: Path) -> None:
     pid = fakes / "pid"

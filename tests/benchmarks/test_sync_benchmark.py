@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.catalogue import ROOM
 from benchmarks.sync import __main__ as sync
 from benchmarks.sync.claims import Claim, Outcome, best, run_lines, run_rows
 from benchmarks.sync.figures import (
@@ -23,14 +24,15 @@ from benchmarks.sync.figures import (
 from benchmarks.sync.loopback import SETTINGS
 from benchmarks.sync.plans import pipelines_plan
 from benchmarks.sync.predicted import CALIBRATING, Host, host_of, measured_rows, predicted
-from benchmarks.sync.settings import best_rates
+from benchmarks.sync.settings import DRAWN, MATCHING, PAIRS, PARTIAL, best_rates
 from benchmarks.sync.short import claim_of
 from benchmarks.sync.simulated import Simulated, flat_world, measured_of, pipeline_world
 from planner.errors import PipeplanError
 from planner.sync.pipeline_replicas import pipeline_replicas_of
+from planner.sync.simulation.comparison import ALL_STRATEGIES
 from planner.sync.simulation.run import simulate_sync
 from planner.sync.simulation.slowness import Steady
-from planner.sync.strategies import parse_sync
+from planner.sync.strategies import parse_sync, sync_name
 
 PLAIN = "all_reduce:overlap=false"
 
@@ -150,6 +152,22 @@ def test_the_best_is_one_that_learns_as_well_if_there_is_any() -> None:
     runs = {"all_reduce": [run(10.0)], "worse": [run(13.0, 1.1)], "equal": [run(12.0, 1.005)]}
     assert best(runs, ("worse", "equal"), "all_reduce")[0] == "equal"
     assert best(runs, ("worse",), "all_reduce")[0] == "worse"
+
+
+def test_pairs_do_not_count_as_partial_all_reduce() -> None:
+    names = {sync_name(strategy): [run(12.0)] for strategy in ALL_STRATEGIES}
+    runs = names | {PAIRS: [run(20.0)], MATCHING: [run(19.0)], DRAWN: [run(13.0)]}
+    assert best(runs, PARTIAL, "all_reduce")[0] == DRAWN
+
+
+def test_the_published_report_has_every_section_or_says_that_it_is_not_measured() -> None:
+    text = (ROOM / "SYNC.md").read_text()
+    for name, section in sync.sections_of(sync.options_of([])).items():
+        (found,) = text.split(f"\n## {section.title}\n")[1:]
+        found = found.partition("\n## ")[0]
+        assert "\n|---|" in found or (
+            "**Not measured yet**" in found and f"--rows {name}`" in found
+        )
 
 
 def test_every_strategy_has_its_own_best_rate() -> None:

@@ -1,0 +1,281 @@
+"""Where the figures come from that README and the pages of ``docs/`` quote from benchmarks.
+
+A sentence that links to a report or names the command of a benchmark, and the table after it, may
+only have figures that a row of :data:`QUOTED` finds. In its ``text``, a regular expression of the
+words on the page, each ``#`` is a figure; ``figures`` gives them, in order, from today's reports.
+They are compared at the digits that the page has. None stands for a cell without a figure, a bool
+for a group of words that stand there if, and only if, something holds. A row may also find figures
+of sentences without a link.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from reports import report
+
+from benchmarks.published.layouts_3d import layouts
+
+FIGURE = r"([-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?)"
+
+
+@dataclass(frozen=True)
+class Quoted:
+    """Figures of one page.
+
+    Attributes:
+        page: from the root of the repository.
+        text: regular expression, with ``#`` for each figure.
+        figures: what the reports have for each group.
+    """
+
+    page: str
+    text: str
+    figures: Callable[[], Sequence[float | bool | None]]
+
+    @property
+    def pattern(self) -> str:
+        """The regular expression with a group for each figure."""
+        return self.text.replace("#", FIGURE)
+
+
+def extremes(*columns: Sequence[float]) -> list[float]:
+    """Return the least and the largest figure."""
+    values = [value for column in columns for value in column]
+    return [min(values), max(values)]
+
+
+def only(values: Sequence[float]) -> float | None:
+    """Return the figure of the one row that was asked for, None without it."""
+    return values[0] if len(values) == 1 else None
+
+
+def absolute(values: Sequence[float]) -> list[float]:
+    """Return errors without their signs."""
+    return [abs(value) for value in values]
+
+
+# --- the testbed ----------------------------------------------------------------------------------
+
+
+def testbed_row(cluster: str) -> list[float | None]:
+    """Return a row of README's table: measured times of four planners, and our prediction."""
+    rows = [("measured ms", p) for p in ("even", "pipedream", "spp", "pipeplan")]
+    return [
+        only(
+            report("EXECUTOR").column(
+                "Predicted against measured",
+                column,
+                {"cluster": cluster, "model": "gpt", "planner": planner},
+            )
+        )
+        for column, planner in (*rows, ("predicted ms", "pipeplan"))
+    ]
+
+
+def freedoms() -> list[float]:
+    """Return the bar of all plans' losses and gradients, and the worst error of their times."""
+    rows = partial(report("EXECUTOR").column, "Everything at once", where={"precision": "float32"})
+    bar = report("EXECUTOR").said(r"Bars: (1e-\d+) in float32")[0]
+    worst = max(max(rows(name)) for name in ("loss", "gradients", "whole training"))
+    errors = report("EXECUTOR").column("Everything at once", "error", {"cluster": r"\w+"})
+    return [bar if worst <= bar else worst, max(absolute(errors))]
+
+
+# --- partitions, schedules and rivals -------------------------------------------------------------
+
+
+def gaps(clusters: str) -> list[float]:
+    """Return the least and the largest gap of whole plans on some of the sample clusters."""
+    return extremes(report("SCHEDULE").column("Whole plans: traced", "gap", {"cluster": clusters}))
+
+
+def gpus(cluster: str) -> float:
+    """Return the number of devices of a sample cluster."""
+    return report("SCHEDULE").column("Whole plans: traced", "devices", {"cluster": cluster})[0]
+
+
+def gaps_by_cluster() -> list[float]:
+    """Return the gaps of whole plans on small, irregular or large, and slow clusters."""
+    irregular = gaps("irregular|eight_nodes")
+    return [*gaps("single_node|two_nodes"), *irregular, gpus("eight_nodes"), *gaps("dapple.*")]
+
+
+def gaps_of_several() -> list[float]:
+    """Return the extreme gaps of plans with several stages a device."""
+    return extremes(report("SCHEDULE").column("Whole plans with several", "gap"))
+
+
+RANDOM, THOUSAND = "Random clusters: the partition", "1,024 GPUs: the partition"
+WHOLE = "64 and 1,024 GPUs: whole plans"
+
+
+def partition_gaps() -> list[float]:
+    """Return the extreme gaps of partitions up to 1,024 GPUs."""
+    both = (report("PARTITION").column(heading, "gap") for heading in (RANDOM, THOUSAND))
+    return [report("PARTITION").said(r"^## ([\d,]+) GPUs: the partition")[0], *extremes(*both)]
+
+
+def partitions() -> list[float]:
+    """Return sizes and gaps of random clusters, then those of 1,024 GPUs and their time limit."""
+    found = report("PARTITION")
+    devices = found.column(RANDOM, "instance", part=r"^(\d+) devices")
+    large = found.said(r"^## ([\d,]+) GPUs: the partition")
+    limit = found.said(r"^[\d,]+ microbatches; (\d+) s and \d+ GB")
+    random = extremes(found.column(RANDOM, "gap"))
+    return [*extremes(devices), *random, *large, *extremes(found.column(THOUSAND, "gap")), *limit]
+
+
+def large_plans() -> list[float | bool]:
+    """Return the gaps of whole plans for 64 and 1,024 GPUs, and whether the latter are older."""
+    sizes = report("PARTITION").said(r"^## (\d+) and ([\d,]+) GPUs: whole plans")
+    less, more = (
+        extremes(report("PARTITION").column(WHOLE, "gap", {"problem": f"{size:,.0f} GPUs.*"}))
+        for size in sizes
+    )
+    is_older = report("PARTITION").says(WHOLE, "**not measured again**")
+    return [sizes[0], *less, sizes[1], *more, is_older]
+
+
+def many_stages() -> list[float]:
+    """Return stages, microbatches and median gap of schedules with one stage a device."""
+    heading = "One stage a device"
+    size = report("SCHEDULE").said(rf"^## {heading}: (\d+) x (\d+)")
+    return [*size, statistics.median(report("SCHEDULE").column(heading, "gap"))]
+
+
+def rivals() -> list[float | bool]:
+    """Return pairs run and meant, mean and extremes of the best rival's time, all not below 1."""
+    found = report("RIVALS").column("Pipeplan against", "rival / ours")
+    counts = report("RIVALS").said(r"^\*\*(\d+) of (\d+) pairs")
+    return [*counts, statistics.geometric_mean(found), *extremes(found), min(found) >= 1]
+
+
+# --- predictions ----------------------------------------------------------------------------------
+
+
+def trained() -> list[float]:
+    """Return plans and extreme errors of two ranks, and those of all that were measured since."""
+    older, newer = (
+        absolute(report("PREDICTION").column(heading, "error"))
+        for heading in ("Two ranks", "In rounds")
+    )
+    return [len(older), *extremes(older), *extremes(newer)]
+
+
+def four_ranks() -> list[float]:
+    """Return the extreme errors of predictions of four ranks on two cores."""
+    return extremes(absolute(report("PREDICTION").column("In rounds", "error", {"ranks": "4"})))
+
+
+def roofline_held_out() -> list[float]:
+    """Return the extreme errors of models on the GPU that nothing was fitted to."""
+    where = {"device": "A100-40GB", "fitted to it": "no"}
+    return extremes(absolute(report("ROOFLINE").column("Published throughput", "error", where)))
+
+
+def gnmt_left_out() -> list[float]:
+    """Return the factor by which predictions are off for a model unlike those fitted to."""
+    names = ("forward, left out", "backward, left out")
+    where = {"model": "gnmt_tiny"}
+    errors = (report("ROOFLINE").column("Layers on this machine", name, where) for name in names)
+    return [1 + extremes(*errors)[1] / 100]
+
+
+def efficiencies() -> list[float]:
+    """Return what was fitted to the layers of one core."""
+    names = ("product", "convolution", "attention", "memory_bandwidth")
+    return report("ROOFLINE").said("Fitted: " + ", ".join(rf"{name} ([\d.]+)" for name in names))
+
+
+def simulated_pipelines() -> list[float]:
+    """Return the extreme numbers of simulated pipelines, and that of the simulator's own speed."""
+    sizes = report("SYNC").column("SDPipe's random sleeps$", "regime", part=r"^(\d+) pipelines")
+    speed = report("SYNC").column("The simulator's own speed", "regime", part=r"^(\d+) workers")
+    return [*extremes(sizes), max(speed)]
+
+
+def published_rows() -> list[float]:
+    """Return the number of other people's runs that were predicted."""
+    return report("PUBLISHED").said(r"^(\d+) rows of")
+
+
+def published_layouts() -> list[float]:
+    """Return the number of published layouts whose times a benchmark predicts."""
+    return [len(list(layouts()))]
+
+
+def tiny_problems() -> list[float]:
+    """Return the number of problems of which every plan was tried."""
+    return report("EXHAUSTIVE").said(r"^\| what \| of (\d+) problems")
+
+
+# --- the pages ------------------------------------------------------------------------------------
+
+CELL = "[*]*#[*]*"
+TESTBED_ROW = rf"{CELL} [|] {CELL} [|] (?:{CELL}|-) [|] {CELL} [|] #"
+RIVALS = (
+    "On # of # pairs of a public profile and a cluster, the best baseline of all takes # times as "
+    "long as Pipeplan in the geometric mean [(]# to #[)](, and is faster on none)?"
+)
+QUOTED = (
+    *(
+        Quoted(
+            "README.md",
+            rf"[|] {name} [|] {TESTBED_ROW} [|]",
+            partial(testbed_row, name.replace(" ", "_")),
+        )
+        for name in ("irregular", "slow leg", "two nodes", "ring", "shared uplink", "uniform")
+    ),
+    Quoted(
+        "README.md",
+        "predicted times of # plans for two ranks were # to # % off .* since, .*, # to # %",
+        trained,
+    ),
+    Quoted("README.md", "equal a single process to #, and are predicted within # %", freedoms),
+    Quoted(
+        "README.md",
+        "Gaps of whole plans are # to # % on one node and two, # to # % on irregular clusters and "
+        "# GPUs, # to # % on two servers with a slow network",
+        gaps_by_cluster,
+    ),
+    Quoted("README.md", RIVALS, rivals),
+    Quoted("docs/classic_planners.md", RIVALS, rivals),
+    Quoted("docs/costs.md", "GPTs on it are # to # % off", roofline_held_out),
+    Quoted("docs/costs.md", "GNMT, held out of the fit, by a factor of #[)]", gnmt_left_out),
+    Quoted("docs/costs.md", "[|] CPU-core [|].* # # # # [|] benchmarks/ROOFLINE", efficiencies),
+    Quoted(
+        "docs/how_plans_are_found.md",
+        "random clusters of # to # devices end within # to # %; # GPUs end within # and # % in # s",
+        partitions,
+    ),
+    Quoted("docs/how_plans_are_found.md", "with the optimum of # tiny problems", tiny_problems),
+    Quoted(
+        "docs/how_plans_are_found.md",
+        "with # stages and # microbatches the median gap is # %",
+        many_stages,
+    ),
+    Quoted("docs/limits.md", "to # GPUs [(]within # to # %", partition_gaps),
+    Quoted(
+        "docs/limits.md",
+        "# to # % on one node and two, # to # % on irregular clusters and on # GPUs, # to # % on "
+        "two servers with a slow network",
+        gaps_by_cluster,
+    ),
+    Quoted(
+        "docs/limits.md",
+        "Other plans for # GPUs end within # to # % and for # GPUs within # to # %"
+        "(, measured before replays got faster)?",
+        large_plans,
+    ),
+    Quoted("docs/limits.md", "With several stages per device gaps were # to # %", gaps_of_several),
+    Quoted("docs/limits.md", "four ranks on two cores were off by # to # %", four_ranks),
+    Quoted("docs/published_run.md", "does the same with # rows", published_rows),
+    Quoted("docs/published_run.md", "predicts # published layouts", published_layouts),
+    Quoted(
+        "docs/synchronisation.md",
+        "the simulator with # to # pipelines, and its own speed with #",
+        simulated_pipelines,
+    ),
+)
