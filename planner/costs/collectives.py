@@ -113,6 +113,8 @@ def _fastest_s(
 
 def fewest_steps(count: int) -> int:
     """Return the consecutive steps of the better of ring and tree for a number of devices."""
+    if count < 2:
+        return 0
     return min(2 * (count - 1), 2 * math.ceil(math.log2(count)))
 
 
