@@ -121,7 +121,6 @@ def cluster(
         {
             "format": "pipeplan-cluster/1",
             "name": "by-hand",
-            "unusual_figures": True,
             "device_types": dict(types or {"unit": device_type()}),
             "devices": [{"name": name, "type": kind} for name, kind in type_of.items()],
             "switches": list(switches),

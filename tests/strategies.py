@@ -227,8 +227,11 @@ _precisions = st.sampled_from(["float32", "bfloat16"])
 
 
 @st.composite
-def jobs(draw: st.DrawFn, precision: str = "float32") -> Job:
-    """Up to five microbatches, any optimizer, shared or not, up to two stages a device."""
+def jobs(draw: st.DrawFn, precision: str = "float32", *, shards: bool = False) -> Job:
+    """Up to five microbatches, any optimizer, up to two stages a device.
+
+    With ``shards`` replicas share the optimizer's state or not.
+    """
     arguments = draw(_arguments)
     return Job(
         microbatches=draw(st.integers(1, MAX_MICROBATCHES)),
@@ -236,18 +239,23 @@ def jobs(draw: st.DrawFn, precision: str = "float32") -> Job:
         optimizer=draw(_optimizers),
         max_stages_per_device=2,
         overlap_reduction=draw(st.booleans()),
-        shard_optimizer=draw(st.booleans()),
+        shard_optimizer=shards and draw(st.booleans()),
         model_arguments=arguments,
     )
 
 
 @st.composite
 def problems(
-    draw: st.DrawFn, *, shared: bool | None = None, min_devices: int = 1, slowed: bool = False
+    draw: st.DrawFn,
+    *,
+    shared: bool | None = None,
+    min_devices: int = 1,
+    slowed: bool = False,
+    shards: bool = False,
 ) -> Problem:
     """A model, a connected cluster and a job that fit together."""
     precision = draw(_precisions)
-    job = draw(jobs(precision))
+    job = draw(jobs(precision, shards=shards))
     return Problem(
         draw(layer_graphs(precision=precision)),
         draw(clusters(min_devices, shared=shared, slowed=slowed)),
@@ -377,9 +385,10 @@ def scheduled(
     min_devices: int = 1,
     slowed: bool = False,
     links: str | None = None,
+    shards: bool = False,
 ) -> Scheduled:
     """A random pipeline with random valid orders, by either rule for links unless one is named."""
-    problem = draw(problems(shared=shared, min_devices=min_devices, slowed=slowed))
+    problem = draw(problems(shared=shared, min_devices=min_devices, slowed=slowed, shards=shards))
     rules = RuntimeRules(links=links or draw(LINK_RULES))
     problem = replace(problem, runtime=rules)
     sync = draw(SYNCS)
@@ -390,7 +399,7 @@ def scheduled(
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> Plan:
+def plans(draw: st.DrawFn, *, shards: bool = False) -> Plan:
     """A plan that holds."""
-    case = draw(scheduled(slowed=True))
+    case = draw(scheduled(slowed=True, shards=shards))
     return plan_by_hand(case.pipeline, case.orders)

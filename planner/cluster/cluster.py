@@ -29,7 +29,6 @@ from planner.records.document import (
     MOST_ENTRIES,
     Record,
     ShownInNotebooks,
-    read_toml_or_json,
     write_atomically,
 )
 from planner.units import plural
@@ -108,7 +107,8 @@ class Cluster(ShownInNotebooks, Record):
             PipeplanError: naming every wrong field, and every figure that no real device or link
                 has.
         """
-        return cls.from_data(read_toml_or_json(path), str(path))
+        file = ClusterFile.load(path)
+        return cls._of_file(file, str(path))
 
     def save(self, path: str | Path) -> None:
         """Write the cluster, all written out, atomically; :meth:`load` reads it.
@@ -122,16 +122,21 @@ class Cluster(ShownInNotebooks, Record):
     def from_data(cls, data: Any, source: str = "cluster") -> Cluster:
         """Expand plain data of a cluster file; an expanded cluster stays as it is.
 
-        Measured links that contradict the rest of the data are logged.
+        Measured links that contradict the rest of the data are logged. Figures that no real device
+        or link has are refused in files only: programs take such ones for "no limit".
 
         Args:
             data: content of a cluster file, as dicts, lists, texts, numbers and booleans.
             source: its name in messages.
 
         Raises:
-            PipeplanError: as :meth:`load`.
+            PipeplanError: naming every wrong field.
         """
-        cluster = cls.parse(ClusterFile.from_data(data, source).expanded(source), source)
+        return cls._of_file(ClusterFile.from_data(data, source), source)
+
+    @classmethod
+    def _of_file(cls, file: ClusterFile, source: str) -> Cluster:
+        cluster = cls.parse(file.expanded(source), source)
         for contradiction in contradictions(cluster):
             logger.warning("%s: %s", source, contradiction)
         return cluster

@@ -216,7 +216,10 @@ class ClusterFile(Record):
             PipeplanError: naming every wrong field, and every figure that no real device or link
                 has.
         """
-        return cls.from_data(read_toml_or_json(path), str(path))
+        found = cls.from_data(read_toml_or_json(path), str(path))
+        if not found.unusual_figures:
+            require_usual(found.device_types, found._link_figures(), str(path))
+        return found
 
     @classmethod
     def from_data(cls, data: Any, source: str) -> ClusterFile:
@@ -227,13 +230,9 @@ class ClusterFile(Record):
             source: its name in messages.
 
         Raises:
-            PipeplanError: naming every wrong field, and every figure that no real device or link
-                has.
+            PipeplanError: naming every wrong field.
         """
-        found = cls.parse(check_format(data, FORMAT, source), source)
-        if not found.unusual_figures:
-            require_usual(found.device_types, found._link_figures(), source)
-        return found
+        return cls.parse(check_format(data, FORMAT, source), source)
 
     def _link_figures(self) -> dict[str, LinkType]:
         """Return links with figures of their own, and types of links, by their place."""

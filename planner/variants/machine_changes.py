@@ -326,5 +326,7 @@ def slower(kind: DeviceType, factor: float) -> DeviceType:
             if figures.get(name) is not None:
                 figures[name] *= factor
     data["peak_tflop_per_s"] = {name: x / factor for name, x in kind.peak_tflop_per_s.items()}
-    data["memory_bandwidth_gb_per_s"] = kind.memory_bandwidth_gb_per_s / factor
+    for name in ("memory_bandwidth_gb_per_s", "host_link_gb_per_s", "loader_gb_per_s"):
+        if data.get(name) is not None:
+            data[name] /= factor
     return DeviceType.parse(data, "device_types")

@@ -95,14 +95,12 @@ def test_figures_in_json_are_checked_alike(
 
 
 @pytest.mark.parametrize(("field", "value", "unit"), WRONG)
-def test_data_is_checked_as_files_are(tmp_path: Path, field: str, value: str, unit: str) -> None:
+def test_data_of_programs_may_have_any_figures(
+    tmp_path: Path, field: str, value: str, unit: str
+) -> None:
+    """Such as a bandwidth that stands for no limit."""
     data = tomllib.loads(cluster_file(tmp_path / "a.toml", **{field: value}).read_text())
-    with pytest.raises(PipeplanError) as raised:
-        Cluster.from_data(data)
-    (problem,) = raised.value.problems
-    assert problem.startswith("cluster: ")
-    assert unit in problem
-    assert Cluster.from_data({**data, "unusual_figures": True}).device_names == ("a", "b")
+    assert Cluster.from_data(data).device_names == ("a", "b")
 
 
 @pytest.mark.parametrize("value", [np.float32(80), b"80", {80}, Path("80")])

@@ -14,7 +14,6 @@ from planner.job import Job
 from planner.model.tracing.factory import example_batch
 from planner.model.tracing.trace import trace
 
-
 WORDS = Job(samples_per_microbatch=2)
 OWN_LOSS = Job(samples_per_microbatch=2, loss="output")
 

@@ -10,6 +10,7 @@ from planner.plan.plan import Plan
 from planner.report.summary import figures_line, plan_tables
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
+from planner.units import format_bytes
 
 
 def shown(plan: Plan, timeline: Timeline) -> str:
@@ -32,7 +33,7 @@ def test_every_stage_has_a_row_with_its_layers_and_times(timeline_of):
     timeline = timeline_of("replicated")
     table = rows(by_hand(timeline), timeline)
     # Two layers a stage; 10**8 parameters of 4 bytes a layer, once as weights, once as gradients.
-    state = f"{2 * 2 * 4 * 10**8 / 2**30:.2f}"
+    state = format_bytes(2 * 2 * 4 * 10**8)
     first = ["0", "d0-1", "embed … block0", "2", "3000.00", "6000.00", "512 MiB", state]
     assert first in table
     assert any(row[:6] == ["1", "d2", "block1 … head", "2", "7000.00", "14000.00"] for row in table)
@@ -58,7 +59,8 @@ def test_every_device_has_a_row_with_its_peak_memory(timeline):
         row = table[device]
         assert row[1] == "unit"
         assert float(row[3]) == round(timeline.busy_s[device] * 1e3, 2)
-        assert row[5].startswith(f"{timeline.peak_memory_bytes[device] / 2**30:.2f} of 1024.00 (")
+        peak = format_bytes(timeline.peak_memory_bytes[device])
+        assert row[5].startswith(f"{peak} of 1 TiB (")
 
 
 def test_the_last_line_gives_time_bound_gap_and_bubble(timeline_of):

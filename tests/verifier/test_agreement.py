@@ -38,12 +38,12 @@ def assert_they_agree(plan: Plan) -> None:
     assert shares == (None if said is None else pytest.approx(said.model_dump(), abs=RELATIVE))
 
 
-@given(plans())
+@given(plans(shards=True))
 def test_both_replays_give_the_same_figures(plan: Plan) -> None:
     assert_they_agree(plan)
 
 
-@given(scheduled(slowed=True), runtimes())
+@given(scheduled(slowed=True, shards=True), runtimes())
 def test_both_replays_run_any_runtime_alike(case: Scheduled, rules: RuntimeRules) -> None:
     """Orders that run where messages overlap may wait in a circle where they block: in both."""
     plan = plan_by_hand(case.pipeline, case.orders).model_copy(update={"runtime": rules})
@@ -58,7 +58,7 @@ def test_both_replays_run_any_runtime_alike(case: Scheduled, rules: RuntimeRules
         assert_they_agree(plan)
 
 
-@given(plans(), st.randoms(use_true_random=False))
+@given(plans(shards=True), st.randoms(use_true_random=False))
 def test_the_order_in_which_a_file_lists_things_changes_nothing(
     plan: Plan, rng: random.Random
 ) -> None:

@@ -82,8 +82,8 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
     ),
     "a message takes no host time": (
         placement.PlacedPipeline._transfer,
-        "+ self.behaviour.message_s",
-        "",
+        "self.behaviour.message_s(bytes_)",
+        "0.0",
     ),
     "an operation takes no host time": (placement._sums, "+ host", ""),
     "devices do not wait": (
