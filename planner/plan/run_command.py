@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from planner.cluster.cluster import node_name
+from planner.cluster.cluster import node_name, node_of
 from planner.job import LOSSES, text_problem_of_inputs
 from planner.plan.plan import Plan
 
@@ -75,7 +75,10 @@ def _commands(plan: Plan, path: Path, more: list[str]) -> RunCommands | None:
         return None
     executor = ["-m", "executor", str(path), *leave_words(plan), *more]
     devices = plan.rank_devices
-    hosts = [(host or "", len(list(ranks))) for host, ranks in groupby(devices, node_name)]
+    # Devices without nodes are of one host, unless others have nodes.
+    has_nodes = any(map(node_name, devices))
+    host_of = node_of if has_nodes else lambda device: ""
+    hosts = [(host, len(list(ranks))) for host, ranks in groupby(devices, host_of)]
     names = [host for host, _ in hosts]
     if len(hosts) == 1:
         words = ["torchrun", "--nproc-per-node", str(plan.world_size), *executor]
