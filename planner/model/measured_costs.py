@@ -12,13 +12,14 @@ from planner.errors import PipeplanError
 from planner.job import Optimizer, Precision
 from planner.model.figures import Name
 from planner.model.graph_record import MeasuredTimes, Seconds
-from planner.records.document import Count, Record
+from planner.records.document import MOST_ENTRIES, Count, Record
 from planner.records.formats import JsonFile
 
 FORMAT = "pipeplan-costs/1"
 UNEASY_SPREAD = 0.1
 """A spread of all measurements that is told wherever they are used."""
 Samples = Annotated[int, Field(ge=1, le=2**20)]
+_MOST_SIZES, _MOST_KINDS = 1024, 10_000
 
 
 class Timing(Record):
@@ -100,8 +101,8 @@ class LayerKind(Record):
         sizes: Costs by microbatch size, ascending.
     """
 
-    layers: Annotated[tuple[Name, ...], Field(min_length=1)]
-    sizes: tuple[SizedCosts, ...] = ()
+    layers: Annotated[tuple[Name, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
+    sizes: Annotated[tuple[SizedCosts, ...], Field(max_length=_MOST_SIZES)] = ()
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:
@@ -164,7 +165,7 @@ class Costs(JsonFile):
     threads: Annotated[int, Field(ge=1, lt=2**16)] | None = None
     made_with: dict[Name, Name]
     date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
-    kinds: Annotated[tuple[LayerKind, ...], Field(min_length=1)]
+    kinds: Annotated[tuple[LayerKind, ...], Field(min_length=1, max_length=_MOST_KINDS)]
     optimizer: OptimizerCosts | None = None
 
     @model_validator(mode="after")

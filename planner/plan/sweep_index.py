@@ -17,6 +17,10 @@ from planner.records.formats import JsonFile
 INDEX_NAME = "sweep.json"
 """File name of the index in its folder."""
 MAX_SAMPLES = 2**20
+MOST_POINTS = 10_000
+"""Points of one sweep."""
+MOST_KEPT_POINTS = 3 * MOST_POINTS
+"""Points of a folder, in which several sweeps may have been."""
 SWEPT_JOB_FIELDS = frozenset(
     ("name", "samples_per_microbatch", "microbatches", "model_arguments", "epoch_samples")
 )
@@ -155,7 +159,7 @@ class SweepIndex(JsonFile):
     runtime: RuntimeRules
     settings: SweepSettings
     cost_model: Count
-    points: tuple[SweptPoint, ...] = ()
+    points: Annotated[tuple[SweptPoint, ...], Field(max_length=MOST_KEPT_POINTS)] = ()
 
     @model_validator(mode="after")
     def _has_each_point_once(self) -> Self:

@@ -23,8 +23,10 @@ from planner.errors import (
 from planner.job import Job
 from planner.model.graph_record import GraphRecord, graph_digest
 from planner.model.layer_graph import LayerGraph
+from planner.model.measured_costs import Costs
 from planner.plan.operations import parse_order
 from planner.plan.plan import Plan, gap
+from planner.plan.sweep_index import MOST_KEPT_POINTS, SweepIndex
 from planner.records.document import (
     MOST_JSON_BYTES,
     MOST_TOML_BYTES,
@@ -34,6 +36,7 @@ from planner.records.document import (
 from planner.verification import verify
 
 FEW_CHARACTERS = 400
+FORMATS = Path(__file__).resolve().parents[1] / "data" / "formats"
 JOB = 'format = "pipeplan-job/1"\n'
 CLUSTER = 'format = "pipeplan-cluster/1"\n'
 
@@ -273,3 +276,19 @@ def test_a_large_file_that_holds_is_read_as_a_small_one_is() -> None:
         "stages[0].layers[0]",
         "microbatches",
     ]
+
+
+def test_lists_of_right_entries_have_an_end_too() -> None:
+    """Entries of half a kilobyte, each right, are refused by their number."""
+    costs = json.loads((FORMATS / "costs-1-942a8b8.json").read_text())
+    few = costs["kinds"]
+    costs["kinds"] = [{**few[0], "sizes": few[0]["sizes"][:1] * 1025}]
+    with pytest.raises(PipeplanError, match=r"kinds\[0\]\.sizes: expected 1024 .* found 1025"):
+        Costs.parse(costs, "costs")
+    costs["kinds"] = [{**few[0], "sizes": []}] * 10_001
+    with pytest.raises(PipeplanError, match="kinds: expected 10000 of them at most, found 10001"):
+        Costs.parse(costs, "costs")
+    sweep = json.loads((FORMATS / "sweep-5.json").read_text())
+    sweep["points"] = sweep["points"][:1] * (MOST_KEPT_POINTS + 1)
+    with pytest.raises(PipeplanError, match="points: expected 30000 of them at most, found 30001"):
+        SweepIndex.parse(sweep, "sweep")

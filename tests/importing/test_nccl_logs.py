@@ -11,6 +11,7 @@ from link_files import nccl_log
 
 from planner.costs.collectives import all_reduce_s
 from planner.errors import PipeplanError
+from planner.interop.importing.formats import format_of, import_cluster_file
 from planner.interop.importing.imported import ImportedCluster, ImportOptions
 from planner.interop.importing.nccl_cluster import read_nccl_cluster
 from planner.interop.importing.nccl_tests import NcclRow, Test, line_of
@@ -218,3 +219,16 @@ def test_a_line_is_found_from_its_ends(latency_s: float, gb_per_s: float, last: 
     assert line.s_per_byte == pytest.approx(1e-9 / gb_per_s, rel=1e-3)
     if line.short_s is not None:
         assert latency_s <= line.short_s <= 1.5 * (latency_s + 8 / (gb_per_s * 1e9))
+
+
+@pytest.mark.parametrize("places", ["size", "rank"])
+def test_numbers_of_thousands_of_digits_are_refused_in_every_format(
+    tmp_path: Path, places: str
+) -> None:
+    log = nccl_log(ranks(1, 1), lambda n: 30e-6 + n / 12e9, SIZES, test="sendrecv")
+    old = f"{SIZES[3]} " if places == "size" else "Rank  1"
+    assert old in log
+    path = tmp_path / "log.txt"
+    path.write_text(log.replace(old, old.rstrip() + "0" * 5000 + " ", 1))
+    with pytest.raises(PipeplanError, match=r"log\.txt: line \d+: a number of 500\d digits"):
+        import_cluster_file(path, format_of(path))

@@ -10,7 +10,13 @@ from typing import Self
 
 from planner.analysis.sweep.work import PointOutcome
 from planner.errors import PipeplanError
-from planner.plan.sweep_index import INDEX_NAME, Point, SweepIndex, SweptPoint
+from planner.plan.sweep_index import (
+    INDEX_NAME,
+    MOST_KEPT_POINTS,
+    Point,
+    SweepIndex,
+    SweptPoint,
+)
 from planner.verification import save_valid
 
 logger = logging.getLogger(__name__)
@@ -61,7 +67,16 @@ class SweepFolder:
         return len(self._found)
 
     def add(self, outcome: PointOutcome) -> None:
-        """Write a plan, then the index that names it."""
+        """Write a plan, then the index that names it.
+
+        Raises:
+            PipeplanError: if the folder has as many points as can be read again.
+        """
+        if outcome.found.point not in self._found and self.points >= MOST_KEPT_POINTS:
+            raise PipeplanError(
+                f"{self._index_path}: has {self.points:,} points, and no more are read; sweep into "
+                "another folder"
+            )
         if outcome.plan is not None:
             save_valid(outcome.plan, self.path / outcome.found.point.plan_name)
         self._found[outcome.found.point] = outcome.found

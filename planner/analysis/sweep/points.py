@@ -9,11 +9,10 @@ from typing import get_args
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
 from planner.job import MAX_MICROBATCHES, Job
-from planner.plan.sweep_index import MAX_SAMPLES, Label, Point
+from planner.plan.sweep_index import MAX_SAMPLES, MOST_POINTS, Label, Point
 from planner.units import plural
 
 _LABEL = re.compile(get_args(Label)[1].metadata[0].pattern)
-MOST_POINTS = 10_000
 
 
 def points_of(

@@ -128,6 +128,7 @@ def _assumptions(profile: Profile, options: ImportOptions) -> Iterator[str]:
 AUTO = "auto"
 MOST_BYTES = 2**28
 _HEAD_BYTES = 2**16
+_LONG_NUMBER = re.compile(rb"[0-9]{400,}")
 
 
 @dataclass(frozen=True)
@@ -275,6 +276,7 @@ def import_cluster_file(
     """
     kind, options = CLUSTER_FORMATS[format_name], options or ImportOptions()
     _require_known(options, format_name, kind.given)
+    _require_short_numbers(Path(path))
     return kind.read(Path(path), options)
 
 
@@ -307,6 +309,7 @@ def import_file(
         raise PipeplanError(f"{path}: is {CLUSTER_FORMATS[name].title}, which holds no layers")
     options = options or ImportOptions()
     _require_known(options, name, FORMATS[name].given)
+    _require_short_numbers(Path(path))
     return name, FORMATS[name].read(Path(path), options)
 
 
@@ -326,6 +329,18 @@ def _head(path: Path) -> str:
         raise PipeplanError(f"{path}: no such file") from None
     except OSError as error:
         raise PipeplanError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _require_short_numbers(path: Path) -> None:
+    """Refuse numbers that Python does not read, for every format at once."""
+    _head(path)  # The file is there and not too large.
+    data = path.read_bytes()
+    if found := _LONG_NUMBER.search(data):
+        line = data.count(b"\n", 0, found.start()) + 1
+        raise PipeplanError(
+            f"{path}: line {line}: a number of {len(found[0])} digits; the file is damaged, or not "
+            "what its other lines say"
+        )
 
 
 def _detect(path: Path, head: str) -> str:

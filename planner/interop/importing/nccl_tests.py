@@ -137,7 +137,7 @@ def _rows(
     places = [header.index(name) for name in _COLUMNS]
     for number, line in enumerate(lines, 1):
         words = line.split()
-        if not words or not words[0].isdigit() or len(words) < 4:
+        if not words or not words[0].isdecimal() or len(words) < 4:
             continue
         try:
             time_us, algbw, busbw = (float(words[place]) for place in places)
@@ -157,7 +157,7 @@ def _rows(
 
 def _is_wrong(words: Sequence[str], place: int) -> bool:
     """Newer versions count wrong values, older ones tell the largest error."""
-    return len(words) > place and words[place].isdigit() and int(words[place]) > 0
+    return len(words) > place and words[place].isdecimal() and int(words[place]) > 0
 
 
 def _merged(rows: Sequence[NcclRow]) -> tuple[NcclRow, ...]:

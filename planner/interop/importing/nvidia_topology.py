@@ -170,7 +170,7 @@ def _class(
 
 
 def _has_numa(row: Sequence[str], columns: Sequence[str]) -> bool:
-    return len(row) > len(columns) + 1 and row[len(columns) + 1].isdigit()
+    return len(row) > len(columns) + 1 and row[len(columns) + 1].isdecimal()
 
 
 def _called(lines: Sequence[str]) -> dict[str, str]:

@@ -101,7 +101,7 @@ def read_rocm_topology(path: Path) -> RocmTopology:
     return RocmTopology(
         gpus=tuple(dict.fromkeys(name for pair in tables[KIND] for name in pair)),
         kinds=tables[KIND],
-        weights={pair: int(word) for pair, word in tables[WEIGHT].items() if word.isdigit()},
+        weights={pair: int(word) for pair, word in tables[WEIGHT].items() if word.isdecimal()},
         megabytes_per_s=speeds,
         numa={f"gpu{match[1]}": match[3] for match in told if match[2] == NUMA},
         names={f"gpu{match[1]}": match[3] for match in told if match[2] == SERIES},
