@@ -198,6 +198,17 @@ class StashModel:
         least[:-1, 1:] = each.cumsum(axis=1)
         return least + self.received_by_interval()
 
+    def saved_later_bytes(self, begin: int, middle: int, end: int) -> int:
+        """Return bytes of tensors made from ``begin`` on that layers ``middle`` to ``end`` save.
+
+        The layers before ``middle`` alone may seem to keep them to start again from.
+        """
+        return sum(
+            tensor.bytes
+            for tensor in self._tensors
+            if begin <= tensor.producer < middle <= tensor.saver < end
+        )
+
     def received_by_interval(self) -> IntArray:
         """Return bytes that layers i to j receive and keep outside their layers' stashes."""
         length = len(self._layers)

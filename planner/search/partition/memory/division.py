@@ -261,9 +261,11 @@ class TightDivision:
         held = self.division.memory.held_bytes[begin, end] - workspace
         received = chain.stashes.received_by_interval()[begin]
         # While a layer runs: its peak, and what the layers before it keep at least. What it and
-        # those after it save of what is received is theirs.
+        # those after it save of what is received or made before it is theirs.
         running = (
-            self.least_stash_bytes(begin, k) - received[k] + received[end] + chain.peak_bytes[k]
+            self.least_stash_bytes(begin, k)
+            - chain.stashes.saved_later_bytes(begin, k, end)
+            + (received[end] - received[k] + chain.peak_bytes[k])
             for k in range(begin, end)
         )
         return float(held + max(self.least_stash_bytes(begin, end) + workspace, *running))
