@@ -73,16 +73,7 @@ def layer_times(
     recomputed layer runs its forward again in its backward. The wait for the loader is in the
     forward alone: no profile has it, and what was loaded is still there.
     """
-    measured = layer.measured.get(type_name)
-    if measured is not None:
-        times = OperationTimes(
-            measured.forward_s,
-            measured.input_gradient_s,
-            measured.weight_gradient_s,
-            measured.whole_backward_s,
-        )
-    else:
-        times = _with_collectives(_roofline(layer, device, precision), layer, device)
+    times = loaded_times(layer, type_name, device, precision)
     loaded_s = times.forward_s + device.load_s(layer.batch_bytes)
     if not recompute:
         return times._replace(forward_s=loaded_s)
@@ -90,6 +81,24 @@ def layer_times(
         forward_s=loaded_s,
         input_gradient_s=times.input_gradient_s + times.forward_s,
         backward_s=times.backward_s + times.forward_s,
+    )
+
+
+def loaded_times(
+    layer: Layer, type_name: str, device: DeviceType, precision: str
+) -> OperationTimes:
+    """Return the seconds of a layer that is not recomputed where the batch need not be waited for.
+
+    Its forward is what recomputing the layer adds to its backward.
+    """
+    measured = layer.measured.get(type_name)
+    if measured is None:
+        return _with_collectives(_roofline(layer, device, precision), layer, device)
+    return OperationTimes(
+        measured.forward_s,
+        measured.input_gradient_s,
+        measured.weight_gradient_s,
+        measured.whole_backward_s,
     )
 
 

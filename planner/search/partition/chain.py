@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from planner.costs.optimizer import most_holders, static_bytes, step_traffic_bytes
 from planner.costs.placement import StageSpec
-from planner.costs.roofline import OperationTimes, layer_times
+from planner.costs.roofline import OperationTimes, layer_times, loaded_times
 from planner.plan.problem import Problem
 from planner.search.partition.stash import StashModel
 
@@ -141,6 +141,17 @@ class Chain:
     def forward_s(self, device_type: str) -> FloatArray:
         """Return forward seconds of each layer."""
         return np.array([times.forward_s for times in self.layer_times[device_type]])
+
+    def again_s(self, device_type: str) -> FloatArray:
+        """Return seconds that recomputing each layer adds to its backward.
+
+        This is the forward without the wait for the loader: what was loaded is still there.
+        """
+        problem = self.problem
+        kind, precision = problem.cluster.device_types[device_type], problem.job.precision
+        layers = [problem.graph.layers[name] for name in self.names]
+        times = [loaded_times(layer, device_type, kind, precision) for layer in layers]
+        return np.array([row.forward_s for row in times])
 
     def backward_s(self, device_type: str) -> FloatArray:
         """Return the least backward seconds of each layer, whole or, if allowed, split."""

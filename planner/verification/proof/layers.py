@@ -40,7 +40,7 @@ class ProvedLayers:
         counts: devices of each.
         at_once: devices of each that compute at full speed at most: fewer than there are on hosts
             whose devices slow each other.
-        forward_s: by type and layer.
+        forward_s: by type and layer, with the wait for the loader; again_s without it.
         gradient_s: from a layer's gradient to the one it sends back.
         backward_s: all of the backward, whether whole or split.
         weight_s: what remains of the backward once its gradient is on its way.
@@ -59,6 +59,10 @@ class ProvedLayers:
         self.at_once = self.counts - self._lost_to_others()
         seconds = np.array([[self._seconds(row, name) for row in self.rows] for name in self.types])
         self.forward_s, self.gradient_s, self.backward_s, self.weight_s = np.moveaxis(seconds, 2, 0)
+        # Running a layer again waits for no batch.
+        self.again_s = np.array(
+            [[self.costs.loaded(row, name)[0] for row in self.rows] for name in self.types]
+        )
         self.may_run = np.array(
             [[row.may_run_on(name) for row in self.rows] for name in self.types]
         )

@@ -73,7 +73,7 @@ class ProvedMemory:
             return np.where(needed > 0, np.inf, 0.0)
         saved = np.maximum(needed - self._received_alone[:, None], 0.0)
         least = np.where(saved > self._intervals.sums(self._saving), np.inf, 0.0)
-        cost = self._layers.forward_s[kind]
+        cost = self._layers.again_s[kind]
         for price in self._prices(cost):
             gain = self._intervals.sums(np.maximum(price * self._saving - cost, 0.0))
             least = np.maximum(least, price * saved - gain)

@@ -76,7 +76,7 @@ class _RecomputedChain(Chain):
 
     def backward_s(self, device_type: str) -> FloatArray:
         """Return backward seconds of each layer, its second forward included."""
-        return super().backward_s(device_type) + self.forward_s(device_type)
+        return super().backward_s(device_type) + self.again_s(device_type)
 
 
 def nothing_fits(name: str, space: str) -> InfeasibleError:

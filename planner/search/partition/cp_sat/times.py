@@ -60,7 +60,7 @@ class StageTimes:
             self._backward = [decisions.sums(ticks(chain.backward_s(t))) for t in chain.types]
         if recomputation is not None:
             for k, name in enumerate(chain.types):
-                again = recomputation.sums(ticks(chain.forward_s(name)))
+                again = recomputation.sums(ticks(chain.again_s(name)))
                 for table in (self.gradient, self._backward) if chain.splits else (self.gradient,):
                     for j in decisions.stages:
                         table[k][j] += again[j]
@@ -105,7 +105,7 @@ class StageTimes:
         table = [[layers.before_last(row, j) for j in self._d.stages] for row in ticks]
         if recomputation is not None:
             for row, name in zip(table, chain.types, strict=True):
-                again = recomputation.sums(up(chain.forward_s(name)))
+                again = recomputation.sums(up(chain.again_s(name)))
                 for j in self._d.stages:
                     row[j] += again[j]
         return table

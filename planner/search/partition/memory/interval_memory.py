@@ -130,7 +130,7 @@ class IntervalMemory:
     def _prices(self, device_type: str) -> list[tuple[float, FloatArray]]:
         """Return prices of a byte with the gain of each interval's layers at them."""
         if device_type not in self._gains_by_type:
-            cost = self._chain.forward_s(device_type)
+            cost = self._chain.again_s(device_type)
             useful = self._saving > 0
             ratios = np.unique(cost[useful] / self._saving[useful])
             if len(ratios) > MOST_PRICES:

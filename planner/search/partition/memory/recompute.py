@@ -77,8 +77,8 @@ class RecomputeChooser:
     def __init__(self, chain: Chain, *, counts_workspace: bool = True) -> None:
         self._chain = chain
         self._counts_workspace = counts_workspace
-        self._forward = {name: chain.forward_s(name) for name in chain.types}
-        self._total = {name: chain.backward_s(name) + self._forward[name] for name in chain.types}
+        self._again = {name: chain.again_s(name) for name in chain.types}
+        self._total = {name: chain.backward_s(name) + chain.forward_s(name) for name in chain.types}
         self._known: dict[tuple[Holding, ...], list[tuple[int, Recomputation]]] = {}
         self._too_small: dict[tuple[Holding, ...], int] = {}
         self._undecided: set[tuple[tuple[Holding, ...], int]] = set()
@@ -98,9 +98,9 @@ class RecomputeChooser:
                 return known
         return self._search(key, room_bytes)
 
-    def forward_s(self, device_type: str, layers: Sequence[int]) -> float:
+    def again_s(self, device_type: str, layers: Sequence[int]) -> float:
         """Return seconds that running these layers' forwards again takes on a device type."""
-        return float(self._forward[device_type][list(layers)].sum())
+        return float(self._again[device_type][list(layers)].sum())
 
     def fits_never(self, holding: Holding, room_bytes: int) -> bool:
         """Return whether it is proved that no choice brings one stash into the room."""
@@ -156,10 +156,10 @@ class RecomputeChooser:
         inside = slice(holding.begin, holding.end)
         kinds = sorted(set(holding.types))
         if len(kinds) == 1:
-            return self._forward[kinds[0]][inside]
+            return self._again[kinds[0]][inside]
         times = np.array([max(float(self._total[kind][inside].sum()), 1e-15) for kind in kinds])
         weights = np.array([holding.types.count(kind) for kind in kinds]) / (times / times[0]) ** 2
-        rows = np.array([self._forward[kind][inside] for kind in kinds])
+        rows = np.array([self._again[kind][inside] for kind in kinds])
         return np.asarray(weights @ rows / weights.sum(), dtype=np.float64)
 
 

@@ -118,7 +118,7 @@ class RecomputeVariants:
             return None
         cluster, layers = self._chain.problem.cluster, list(choice.layers)
         return {
-            device: self.chooser.forward_s(cluster.type_of(device), layers)
+            device: self.chooser.again_s(cluster.type_of(device), layers)
             for device in partition[j].devices
         }
 
