@@ -199,14 +199,14 @@ class StashModel:
         return least + self.received_by_interval()
 
     def saved_later_bytes(self, begin: int, middle: int, end: int) -> int:
-        """Return bytes of tensors made from ``begin`` on that layers ``middle`` to ``end`` save.
+        """Return bytes made and used from ``begin`` to ``middle`` that the layers after these save.
 
-        The layers before ``middle`` alone may seem to keep them to start again from.
+        Layers that start again from them need not keep them: those up to ``end`` do.
         """
         return sum(
             tensor.bytes
             for tensor in self._tensors
-            if begin <= tensor.producer < middle <= tensor.saver < end
+            if begin <= tensor.producer < middle <= tensor.saver < end and tensor.users[0] < middle
         )
 
     def received_by_interval(self) -> IntArray:
