@@ -62,18 +62,18 @@ class SearchWork(Enum):
     its own deterministic time, which is not in this table.
     """
 
-    PLACED_STAGE = "a stage whose times, bytes and transfers are worked out", 1e-4
-    SCHEDULED_OPERATION = "an operation, in all quick schedules with all choices to recompute", 1e-4
-    ESTIMATED_OPERATION = "an operation, in one quick schedule", 1e-5
-    SIMULATED_OPERATION = "an operation, in list schedules and their replay", 2e-5
-    REPLAYED_EVENT = "an operation or transfer, in the replay of given orders", 1e-5
+    PLACED_STAGE = "a stage whose times, bytes and transfers are worked out", 2.5e-4
+    SCHEDULED_OPERATION = "an operation, in all quick schedules with all choices to recompute", 3e-3
+    ESTIMATED_OPERATION = "an operation, in one quick estimate", 3e-4
+    SIMULATED_OPERATION = "an operation, in list schedules and their replay", 6e-5
+    REPLAYED_EVENT = "an operation or transfer, in the replay of given orders", 2e-5
     NOISY_EVENT = "an operation or transfer, in one sample of a vectorised replay", 2e-8
     PARTITION_BOUND = "a bound on all schedules of a partition, stage by stage", 1e-3
     QUICK_BOUND = "a bound on a partition from tables of intervals", 1e-4
     COLUMN_STATE = "a layer with the crossings and load left, in the knapsack of a device", 2e-8
     ORDER_PROGRAM_ROW = "a row of the dynamic program along an order of devices", 5e-5
 
-    CERTIFICATE_STAGE = "a stage of a state in a pass of the checker of certificates", 2e-7
+    CERTIFICATE_STAGE = "a stage of a state in a pass of the checker of certificates", 1e-7
 
     def __init__(self, unit: str, seconds: float) -> None:
         self.unit = unit
