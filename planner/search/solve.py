@@ -39,6 +39,7 @@ from planner.search.shared_devices import plan_shared
 from planner.search.simple import WITHIN, choose_simple
 from planner.search.state import Candidate, Progress, Search, SearchTask
 from planner.search.steps import (
+    bound_by_columns,
     bound_by_work,
     certify,
     find_any,
@@ -203,8 +204,9 @@ STEPS = (
     SearchStep("relaxations of the cluster", relax_cluster, Share(0.05), is_small),
     SearchStep("partitions by their bounds", improve_partitions, Share(0.15), is_small),
     SearchStep("annealing by schedules", anneal, Share(0.35), model_applies),
-    SearchStep("certificate of the bound", certify, Share(0.25), has_small_plan),
     SearchStep("relaxations of the cluster", relax_cluster, Share(0.75, "whole"), is_large),
+    SearchStep("columns of devices", bound_by_columns, Share(0.3), allows_several),
+    SearchStep("certificate of the bound", certify, Share(0.25), has_small_plan),
     SearchStep("certificate of the bound", certify, Share(0.1)),
     SearchStep("baselines", try_baselines, Share(0.2), is_large_and_loose),
     SearchStep("partitions by their bounds", improve_partitions, Share(0.3), is_large_and_loose),

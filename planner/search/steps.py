@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from planner.costs.placement import PlacedPipeline, is_connected, place
 from planner.plan.certificate import LayerPrices
 from planner.search.baseline_schedules import chunked_partitions
-from planner.search.budget import SearchWork, Share, TimeSlice
+from planner.search.budget import SearchWork, TimeSlice
 from planner.search.feasibility import MOST_LAYERS
 from planner.search.local_search import FARTHEST
 from planner.search.partition.baselines import GRID, classic_partitions
@@ -62,8 +62,10 @@ def try_grid(search: Search, time: TimeSlice) -> None:
 
 
 def try_baselines(search: Search, time: TimeSlice) -> None:
-    """Score the partitions of published planners."""
-    _offer(search, classic_partitions(search.chain, search.max_stages), time)
+    """Score the partitions of published planners and schedule the quickest by estimate."""
+    found = [*classic_partitions(search.chain, search.max_stages)]
+    _offer(search, found, time)
+    _schedule_best(search, [*filter(None, map(search.chain.at_cuts, found))], time, most=1)
 
 
 def _offer(search: Search, partitions: Iterable[Partition], time: TimeSlice) -> None:
@@ -87,21 +89,14 @@ def relax_cluster(search: Search, time: TimeSlice) -> None:
     if search.clock.left_s > 0:
         optimiser.relax(time.has_time)
         search.raise_single_bound(optimiser.bound_s, "relaxations of the cluster")
-    if not search.has_single_stages:
-        _bound_by_columns(search)
 
 
-COLUMN_SHARE = 0.3
-"""Share of the time left for the bound on plans with several stages a device."""
-
-
-def _bound_by_columns(search: Search) -> None:
+def bound_by_columns(search: Search, time: TimeSlice) -> None:
     """Bound all plans by what each device may hold, with any number of stages."""
     relaxation = ColumnRelaxation(search.chain, search.problem.cluster.link_table, search.clock)
     if not relaxation.is_tractable:
         return
     longest_s = longest_plan_s(search.chain, search.chain.stage_limit)
-    time = Share(COLUMN_SHARE).slice_of(search.clock)
     bound_s = relaxation.bound_s(min(search.best_s, longest_s), may_go_on=time.has_time)
     search.found.column_proof = relaxation.proof
     search.found.raise_bound(bound_s, "columns of devices")
@@ -155,11 +150,19 @@ class _Promising(NamedTuple):
     pipeline: PlacedPipeline
 
 
-def _schedule_best(search: Search, partitions: Sequence[Partition], time: TimeSlice) -> None:
+def _schedule_best(
+    search: Search, partitions: Sequence[Partition], time: TimeSlice, most: int | None = None
+) -> None:
     """Schedule partitions in order of quick estimates, while one may beat the incumbent.
 
     All quick schedules of one take many times as long as an estimate. One partition is scheduled
     whatever time is left of the step.
+
+    Args:
+        search: the search.
+        partitions: at the job's cuts.
+        time: of the step.
+        most: so many are scheduled at most; None for all.
     """
     pool: list[_Promising] = []
     for partition in dict.fromkeys(map(search.optimiser.representative, partitions)):
@@ -168,7 +171,7 @@ def _schedule_best(search: Search, partitions: Sequence[Partition], time: TimeSl
         promise_s, pipeline = _promise(search, partition)
         if math.isfinite(promise_s):
             pool.append(_Promising(promise_s, partition, pipeline))
-    for number, row in enumerate(_by_estimate(search, pool, time)):
+    for number, row in enumerate(_by_estimate(search, pool, time)[:most]):
         if search.best is not None and search.is_done():
             return
         if not search.has_time or (number > 0 and not time.has_time()):

@@ -25,11 +25,13 @@ _ROUNDING = 1e-9
 Link = tuple[int, int]
 Key = Operation | int
 """A message by the operation that needs it, a reduction by its number."""
+Demand = tuple[tuple[Link, ...], float]
+"""The links of a flow and the rate that it has alone."""
+Share = tuple[float, Link | None]
+"""The share of that rate that a flow gets, and the link that gives it less than all."""
 
 
-def fair_rates(
-    flows: Sequence[tuple[Sequence[Link], float]], capacity: Mapping[Link, float]
-) -> list[float]:
+def fair_rates(flows: Sequence[Demand], capacity: Mapping[Link, float]) -> list[float]:
     """Return the max-min fair rate of each flow.
 
     Args:
@@ -107,7 +109,7 @@ class Flow(Progress):
     waits_for: Sequence[object]
     latency_s: float
     gb_per_s: float
-    links: Sequence[Link]
+    links: tuple[Link, ...]
     devices: Collection[str]
     slowed_by: Link | None = None
     meets_others: bool = False
@@ -138,6 +140,7 @@ class Network:
         self._lines: defaultdict[object, deque[Flow]] = defaultdict(deque)
         self._on: defaultdict[Link, dict[Key, Flow]] = defaultdict(dict)
         self._changed: dict[Link, None] = {}
+        self._known_shares: dict[tuple[Demand, ...], Sequence[Share]] = {}
 
     def request(self, flow: Flow, now: float) -> None:
         """Let a flow set off, or wait until it is first in all its lines."""
@@ -174,22 +177,37 @@ class Network:
             return
         flows = [flow for flow in self._reached(self._changed) if flow.first_s <= now]
         self._changed.clear()
-        capacity = {
-            link: self._links[link[0]].bandwidth_gb_per_s for flow in flows for link in flow.links
-        }
-        rates = fair_rates([(flow.links, flow.gb_per_s) for flow in flows], capacity)
-        left = dict(capacity)
-        for flow, rate in zip(flows, rates, strict=True):
-            for link in flow.links:
-                left[link] -= rate
-        for flow, rate in zip(flows, rates, strict=True):
-            share = rate / flow.gb_per_s
-            share = 1.0 if share >= 1 - _ROUNDING else share
-            if share < 1:
-                flow.slowed_by = min(flow.links, key=lambda link: left[link] / capacity[link])
+        for flow, (share, slowed_by) in zip(flows, self._shares(flows), strict=True):
+            if slowed_by is not None:
+                flow.slowed_by = slowed_by
             if share != flow.share:
                 flow.take(share, now)
                 self._announce(flow.key, flow.end_s)
+
+    def _shares(self, flows: Sequence[Flow]) -> Sequence[Share]:
+        """Return the share of each flow, remembered: microbatch after microbatch they are alike."""
+        demands = tuple((flow.links, flow.gb_per_s) for flow in flows)
+        if demands not in self._known_shares:
+            self._known_shares[demands] = self._divide(demands)
+        return self._known_shares[demands]
+
+    def _divide(self, demands: Sequence[Demand]) -> list[Share]:
+        capacity = {
+            link: self._links[link[0]].bandwidth_gb_per_s for links, _ in demands for link in links
+        }
+        rates = fair_rates(demands, capacity)
+        left = dict(capacity)
+        for (links, _), rate in zip(demands, rates, strict=True):
+            for link in links:
+                left[link] -= rate
+        shares: list[Share] = []
+        for (links, gb_per_s), rate in zip(demands, rates, strict=True):
+            share = rate / gb_per_s
+            if share >= 1 - _ROUNDING:
+                shares.append((1.0, None))
+            else:
+                shares.append((share, min(links, key=lambda link: left[link] / capacity[link])))
+        return shares
 
     def _start_first(self, flow: Flow, now: float) -> None:
         if flow.start_s < inf or any(

@@ -78,6 +78,7 @@ def test_the_table_of_solve_runs_each_kind_of_step_for_every_problem() -> None:
     # one hosts whose devices slow each other.
     needing_a_plan = {"fewer replicas", "schedules by CP-SAT"}
     assert names - small == needing_a_plan | {
+        "columns of devices",
         "equal pipelines",
         "several stages a device",
         "fewer devices of hosts",
