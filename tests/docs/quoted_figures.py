@@ -146,9 +146,9 @@ def many_stages() -> list[float]:
 
 
 def rivals() -> list[float | bool]:
-    """Return pairs run and meant, mean and extremes of the best rival's time, all not below 1."""
+    """Return pairs, mean and extremes of the best rival's time, all not below 1."""
     found = report("RIVALS").column("Pipeplan against", "rival / ours")
-    counts = report("RIVALS").said(r"^\*\*(\d+) of (\d+) pairs")
+    counts = report("RIVALS").said(r"^(\d+) pairs of a public profile")
     return [*counts, statistics.geometric_mean(found), *extremes(found), min(found) >= 1]
 
 
@@ -216,7 +216,7 @@ def tiny_problems() -> list[float]:
 CELL = "[*]*#[*]*"
 TESTBED_ROW = rf"{CELL} [|] {CELL} [|] (?:{CELL}|-) [|] {CELL} [|] #"
 RIVALS = (
-    "On # of # pairs of a public profile and a cluster, the best baseline of all takes # times as "
+    "On # pairs of a public profile and a cluster, the best baseline of all takes # times as "
     "long as Pipeplan in the geometric mean [(]# to #[)](, and is faster on none)?"
 )
 QUOTED = (
