@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 
 SplitOption = Annotated[
-    bool, typer.Option("--split", help="split the backward into input and weight gradients (I, W)")
+    bool | None,
+    typer.Option(
+        "--split/--whole",
+        help="let backwards run as input and weight gradients (I, W), or none of them",
+        show_default="as the plan's job allows",
+    ),
 ]
 TimeLimitOption = Annotated[
     float, typer.Option("--time-limit", metavar="SECONDS", help="stop after this time")
@@ -35,7 +40,7 @@ TimeLimitOption = Annotated[
 def schedule(
     path: PlanArgument,
     output: PlanOutputOption,
-    split: SplitOption = False,
+    split: SplitOption = None,
     time_limit: TimeLimitOption = 30.0,
     seed: SeedOption = 0,
     workers: WorkersOption = DEFAULT_WORKERS,
@@ -56,7 +61,7 @@ def schedule(
         found = search_schedule(
             loaded.problem,
             loaded.stages,
-            split=split,
+            split=loaded.job.splits if split is None else split,
             time_limit_s=time_limit,
             seed=seed,
             workers=workers,
