@@ -44,8 +44,6 @@ def test_a_calibrated_plan_takes_the_time_that_was_measured(
     case: Scheduled, data: st.DataObject
 ) -> None:
     plan = plan_by_hand(case.pipeline, case.orders)
-    # What waits for a loader is measured with the layers, and counted again (docs/limits.md).
-    assume(not any(kind.loader_gb_per_s for kind in plan.cluster.device_types.values()))
     scale = {kind: data.draw(factors) for kind in plan.cluster.device_types}
     true = simulate_plan(with_true_times(plan, scale))
     result = calibrate(plan, run_of(plan, [true]))

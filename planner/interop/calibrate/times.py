@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from planner.costs.placement import PlacedPipeline, PlacedStage
-from planner.costs.roofline import OperationTimes, layer_times
+from planner.costs.roofline import OperationTimes, loaded_times
 from planner.measured.timeline import MeasuredTimeline
 from planner.model.graph_record import GraphRecord, Layer, MeasuredTimes
 from planner.plan.operations import KIND_LABELS, Kind
@@ -155,11 +155,16 @@ def _layers_of_stage(
 def _forward(
     pipeline: PlacedPipeline, placed: PlacedStage, kind: str, medians: Mapping[str, float]
 ) -> dict[str, float]:
-    """Seconds of the forward of each layer of a stage."""
-    names = placed.spec.layers
-    rows = [_times(pipeline, pipeline.problem.graph.layers[name], kind) for name in names]
-    divided = _divided(medians["F"], [times.forward_s for times in rows])
-    return dict(zip(names, divided, strict=True))
+    """Seconds of the forward of each layer of a stage, without the wait for the loader.
+
+    What is predicted for that is left to the loader's rate, which stays as it is.
+    """
+    layers = [pipeline.problem.graph.layers[name] for name in placed.spec.layers]
+    device = pipeline.problem.cluster.device_types[kind]
+    waited_s = sum(device.load_s(layer.batch_bytes) for layer in layers)
+    rows = [_times(pipeline, layer, kind) for layer in layers]
+    divided = _divided(max(0.0, medians["F"] - waited_s), [times.forward_s for times in rows])
+    return dict(zip(placed.spec.layers, divided, strict=True))
 
 
 def _rerun_s(placed: PlacedStage, forward: Mapping[str, float]) -> float:
@@ -215,7 +220,7 @@ def _divided(total_s: float, weights: Sequence[float]) -> list[float]:
 
 def _times(pipeline: PlacedPipeline, layer: Layer, kind: str) -> OperationTimes:
     problem = pipeline.problem
-    return layer_times(layer, kind, problem.cluster.device_types[kind], problem.job.precision)
+    return loaded_times(layer, kind, problem.cluster.device_types[kind], problem.job.precision)
 
 
 def _others(
