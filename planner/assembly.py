@@ -55,6 +55,7 @@ def assemble_plan(
                     "layers": stage.spec.layers,
                     "devices": stage.spec.devices,
                     "recompute": stage.spec.recompute,
+                    "offload": stage.spec.offload,
                 }
                 for index, stage in enumerate(pipeline.stages)
             ),

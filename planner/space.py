@@ -47,6 +47,9 @@ class Space(Record):
             layers by positions.
         shard_optimizer: Whether the replicas of a stage share the optimizer's state among them
             (ZeRO-1); ``if_needed``: only if no plan fits without, which a search decides once.
+        offload: Whether stashes of layers may be copied to the host over the device's host link,
+            to save memory; ``if_needed``: only if no plan fits without, which a search decides
+            once.
     """
 
     min_stages: Annotated[int, Field(ge=1)] = 1
@@ -63,6 +66,7 @@ class Space(Record):
     tensor_parallel: Annotated[int, Field(ge=1, le=MOST_TENSOR_PARALLEL)] | Literal["any"] = 1
     sequence_parallel: bool = False
     shard_optimizer: bool | Literal["if_needed"] = False
+    offload: bool | Literal["if_needed"] = False
 
     @model_validator(mode="after")
     def _orders_exist(self) -> Space:
@@ -83,6 +87,16 @@ class Space(Record):
                 f"shard_optimizer = {json.dumps(self.shard_optimizer)} shares the optimizer's "
                 "state among replicas, but replication = false; set replication = true or "
                 "shard_optimizer = false"
+            )
+        if self.offload and self.backward == "split":
+            raise ValueError(
+                f"offload = {json.dumps(self.offload)} is for whole backwards; set "
+                'backward = "any" or offload = false'
+            )
+        if self.offload and self.tensor_parallel != 1:
+            raise ValueError(
+                f"offload = {json.dumps(self.offload)} is for single devices; set "
+                "tensor_parallel = 1 or offload = false"
             )
         if self.max_stages is not None and self.min_stages > self.max_stages:
             raise ValueError(
@@ -130,6 +144,8 @@ class Space(Record):
         parts += self._groups_in_words()
         if self.shard_optimizer:
             parts.append("optimizer state shared by replicas")
+        if self.offload:
+            parts.append("stashes offloaded to the host")
         return ", ".join(parts)
 
     def _stages_in_words(self) -> Iterator[str]:

@@ -23,7 +23,7 @@ MoveOption = Annotated[
         help="what to change: 'move layer h.12 from stage 3 to stage 2', 'move layers h.11 to h.12 "
         "from stage 3 to stage 2', 'exchange devices n0/gpu0 and n1/gpu0', 'add replica n1/gpu0 to "
         "stage 2', 'remove replica …', 'move replica …', 'microbatches x2', 'microbatches /2', "
-        "'recompute h.3', 'keep h.3'; may be repeated, one after the other",
+        "'recompute h.3', 'offload h.3', 'keep h.3'; may be repeated, one after the other",
     ),
 ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -23,18 +23,19 @@ from planner.costs.reductions import (
 from planner.costs.roofline import OperationTimes, layer_times
 from planner.costs.stage_bytes import stage_bytes
 from planner.errors import PipeplanError
-from planner.plan.plan import Plan, Sync, overlapped_bucket_bytes, overlaps_reductions
+from planner.plan.plan import Plan, Stage, Sync, overlapped_bucket_bytes, overlaps_reductions
 from planner.plan.problem import Problem
 from planner.plan.runtime_rules import RuntimeBehaviour
 
 
 @dataclass(frozen=True)
 class StageSpec:
-    """A stage as chosen by a solver: its layers, its devices and its recomputed layers."""
+    """A stage as chosen by a solver: its layers and devices, what it recomputes and offloads."""
 
     layers: tuple[str, ...]
     devices: tuple[str, ...]
     recompute: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()
 
 
 Resource = tuple[int, int] | tuple[str, str] | str
@@ -79,6 +80,8 @@ class PlacedStage:
         weight_stash_bytes: kept from a split input gradient until the weight gradient.
         input_bytes, output_bytes: activations received from and sent to the neighbours.
         input_gradient_bytes, output_gradient_bytes: gradients sent back and received.
+        offload_bytes: of the stash, what is copied to the host after the forward and back before
+            the backward.
     """
 
     spec: StageSpec
@@ -92,6 +95,7 @@ class PlacedStage:
     output_bytes: int
     input_gradient_bytes: int
     output_gradient_bytes: int
+    offload_bytes: int = 0
 
     def tight_bytes(self, *, splits: bool = False) -> int:
         """Return the bytes held in addition to stashes at some moment of every schedule.
@@ -307,11 +311,14 @@ class PlacedPipeline:
         placed = self.stages[stage]
         with_stashes = placed.tight_bytes() if whole_backwards else placed.making_bytes()
         free = self.capacity_bytes(device) - self.static_bytes(device) - with_stashes
+        # Of microbatches before, what is offloaded may be on the host; of this one it is here.
+        free -= placed.offload_bytes
+        kept_bytes = placed.stash_bytes - placed.offload_bytes
         if free < 0:
             return 0
-        if placed.stash_bytes == 0:
+        if kept_bytes == 0:
             return self.microbatches
-        return min(self.microbatches, free // placed.stash_bytes)
+        return min(self.microbatches, free // kept_bytes)
 
     def tail_s(self, stage: int, device: str) -> float:
         """Return the least time from a stage's last backward on this device to the end."""
@@ -364,6 +371,7 @@ def place(
             output_bytes=row.output,
             input_gradient_bytes=row.input_gradient,
             output_gradient_bytes=row.output_gradient,
+            offload_bytes=row.offload,
         )
         for spec, by_device, held, row in zip(
             stages, times, parameters, stage_bytes(problem.graph, stages), strict=True
@@ -384,8 +392,28 @@ def place(
 
 def place_plan(plan: Plan) -> PlacedPipeline:
     """Compute the figures of a plan's stages from its cluster, job, graph and strategy."""
-    specs = [StageSpec(stage.layers, stage.devices, stage.recompute) for stage in plan.stages]
-    return place(plan.problem, specs, plan.sync)
+    return place(plan.problem, specs_of(plan.stages), plan.sync)
+
+
+def specs_of(stages: Iterable[Stage]) -> list[StageSpec]:
+    """Return the stages of a plan as a solver chooses them."""
+    return [StageSpec(row.layers, row.devices, row.recompute, row.offload) for row in stages]
+
+
+def copy_s(problem: Problem, device: str, bytes_: int) -> float:
+    """Return the seconds in which bytes are copied over a device's host link, either way.
+
+    Raises:
+        PipeplanError: if its type has none.
+    """
+    name = problem.cluster.type_of(device)
+    rate = problem.cluster.device_types[name].host_link_gb_per_s
+    if rate is None:
+        raise PipeplanError(
+            f"device_types.{name}.host_link_gb_per_s: null, but a stage on {device!r} offloads its "
+            "stash; set it (`pipeplan detect` measures it) or keep the stash"
+        )
+    return bytes_ / (rate * 1e9)
 
 
 def _sums(times: TimesByDevice, host: OperationTimes) -> dict[str, OperationTimes]:

@@ -56,6 +56,10 @@ class StageLayers(Protocol):
     def recompute(self) -> tuple[str, ...]:
         """Those of them that run again in the backward."""
 
+    @property
+    def offload(self) -> tuple[str, ...]:
+        """Those of them whose stash goes to the host between forward and backward."""
+
 
 @dataclass(frozen=True)
 class StageBytes:
@@ -71,6 +75,7 @@ class StageBytes:
             has run again by then.
         input, output: activations received from and sent to the neighbours.
         input_gradient, output_gradient: gradients sent back and received.
+        offload: of the stash, what is copied to the host and back.
     """
 
     workspace: int
@@ -81,6 +86,7 @@ class StageBytes:
     output: int
     input_gradient: int
     output_gradient: int
+    offload: int = 0
 
 
 def stage_bytes(graph: LayerGraph, stages: Sequence[StageLayers]) -> list[StageBytes]:
@@ -114,6 +120,10 @@ class _Table:
         layers = [self._held(graph, stage.layers) for stage in stages]
         self._workspace = [workspace_bytes((peak, kept) for peak, kept, _ in s) for s in layers]
         self._split = [split_workspace_bytes(stage) for stage in layers]
+        self._offload = [{*stage.offload} for stage in stages]
+        self._offloaded = [
+            sum(graph.layers[name].stash_bytes for name in names) for names in self._offload
+        ]
         self._kept_for_weights = [
             sum(graph.layers[name].kept_for_weights_bytes for name in s.layers) for s in stages
         ]
@@ -144,11 +154,25 @@ class _Table:
             self._pass_on(tensor, first, last)
             if saver is not None and first < saver <= last:
                 self._saved[saver] += tensor.bytes
+        self._keep_if_shared(tensor)
         # A tensor produced by the stage that it recomputes from; a received one is kept anyway.
         again = {self._stage_of[user] for user in tensor.users if user in self._rerun}
         for stage in again:
             if stage <= first and stage != saver:
                 self._kept[stage] += tensor.bytes
+
+    def _keep_if_shared(self, tensor: Boundary) -> None:
+        """Take a tensor off what its saver's stage offloads if others of the stage hold it too.
+
+        These are the stage before, which sent it, and layers that make or use it and do not
+        offload.
+        """
+        saver = self._stage_of.get(tensor.saved_by or "")
+        if saver is None or tensor.saved_by not in self._offload[saver]:
+            return
+        inside = [name for name in tensor.users if self._stage_of.get(name) == saver]
+        if not self._offload[saver].issuperset((tensor.producer, *inside)):
+            self._offloaded[saver] -= tensor.bytes
 
     def _keeper(self, tensor: Boundary) -> int | None:
         """Return the stage that holds the tensor in the stash of one of its layers."""
@@ -177,6 +201,7 @@ class _Table:
                 output=outputs[j],
                 input_gradient=back[j],
                 output_gradient=gradients[j],
+                offload=max(0, self._offloaded[j]),
             )
             for j in range(len(self._kept))
         ]

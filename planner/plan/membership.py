@@ -27,6 +27,10 @@ class PlannedStage(Protocol):
     def recompute(self) -> Sequence[str]:
         """Layers that run again in the backward."""
 
+    @property
+    def offload(self) -> Sequence[str]:
+        """Layers whose stash goes to the host."""
+
 
 class Outside(NamedTuple):
     """A freedom that a plan uses and a space does not have.
@@ -232,6 +236,15 @@ def _of_devices(space: Space, stages: Sequence[PlannedStage]) -> Iterator[Outsid
                 "recompute",
                 "false",
                 "keep their stashes",
+                "true",
+            )
+        if stage.offload and not space.offload:
+            yield Outside(
+                f"stages[{position}].offload",
+                plural(len(stage.offload), "layer"),
+                "offload",
+                "false",
+                "keep their stashes on the device",
                 "true",
             )
     for device, positions in held_by.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -72,12 +72,15 @@ class Stage(Record):
         layers: Names of its layers, which run in the order of the layer graph.
         devices: Devices that hold it (replicas); each microbatch runs on one of them.
         recompute: Layers that keep only their inputs and run again in the backward.
+        offload: Layers whose stash is copied to the host after the forward and back before the
+            backward.
     """
 
     index: Count
     layers: Annotated[tuple[str, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
     devices: Annotated[tuple[str, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
     recompute: Annotated[tuple[str, ...], Field(max_length=MOST_ENTRIES)] = ()
+    offload: Annotated[tuple[str, ...], Field(max_length=MOST_ENTRIES)] = ()
 
 
 class Sync(Record):
@@ -284,7 +287,11 @@ class Plan(ShownInNotebooks, JsonFile):
 
         stages = tuple(
             stage.model_copy(
-                update={"layers": in_order(stage.layers), "recompute": in_order(stage.recompute)}
+                update={
+                    "layers": in_order(stage.layers),
+                    "recompute": in_order(stage.recompute),
+                    "offload": in_order(stage.offload),
+                }
             )
             for stage in self.stages
         )
@@ -414,7 +421,7 @@ class Plan(ShownInNotebooks, JsonFile):
         return digest_of_data(
             {
                 "graph": structure_digest(self.model.graph),
-                "stages": [stage.model_dump(mode="json") for stage in self.stages],
+                "stages": [_run_as(stage) for stage in self.stages],
                 "microbatches": self.microbatches,
                 "orders": {device: text.split() for device, text in self.orders.items()},
                 "ranks": self.ranks,
@@ -431,3 +438,8 @@ class Plan(ShownInNotebooks, JsonFile):
         return {
             device: parse_order(text, f"orders[{device!r}]") for device, text in self.orders.items()
         }
+
+
+def _run_as(stage: Stage) -> dict[str, Any]:
+    """Return what the executor runs of a stage; without offload as older versions had it."""
+    return stage.model_dump(mode="json", exclude=None if stage.offload else {"offload"})

@@ -165,6 +165,7 @@ _OLDER_FREEDOMS = {
     "tensor_parallel": 1,
     "sequence_parallel": False,
     "shard_optimizer": False,
+    "offload": False,
 }
 """Freedoms that older versions did not have, with their values there."""
 

@@ -14,6 +14,7 @@ from planner.plan.operations import compress_devices, stages_label
 from planner.report.bubble import bubble_data, bubble_line
 from planner.report.summary import overflow_line, time_provenance_data
 from planner.report.tables import new_table
+from planner.simulation.copies import CopyEvent
 from planner.simulation.critical_path import Event, OptimizerEvent
 from planner.simulation.timeline import OperationEvent, SynchronisationEvent
 from planner.units import format_seconds, plural
@@ -70,6 +71,7 @@ def explanation_data(explanation: Explanation) -> dict[str, Any]:
             "binds": memory.binds,
             "full_devices": list(memory.full),
             "recomputes": memory.recomputes,
+            "offloads": memory.offloads,
             "within_s": memory.within_s,
             "unlimited_s": memory.unlimited_s,
             "devices": [_room_data(room) for room in memory.rooms],
@@ -105,6 +107,9 @@ def _event_name(event: Event) -> str:
             return f"{event.kind} on {compress_devices(synchronisation.devices)}"
         case OptimizerEvent(device):
             return f"optimizer step on {device}"
+        case CopyEvent(device, operation):
+            way = "to the host" if event.is_out else "back from the host"
+            return f"stash of {operation} on {device} {way}"
     return f"{event.operation} from {event.source} to {event.target}"
 
 
@@ -231,6 +236,8 @@ def _why_trial(memory: MemoryLimit) -> str:
         texts.append(f"at the peak no further microbatch fits on {_devices(memory.full)}")
     if memory.recomputes:
         texts.append("layers are recomputed to save memory")
+    if memory.offloads:
+        texts.append("stashes are offloaded to the host to save memory")
     return ", ".join(texts)
 
 

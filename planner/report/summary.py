@@ -219,6 +219,7 @@ def _above(time_s: float, predicted_s: float) -> str:
 
 def _stage_table(plan: Plan, timeline: Timeline) -> Table:
     recomputes = any(stage.recompute for stage in plan.stages)
+    offloads = any(stage.offload for stage in plan.stages)
     kinds = {(o.stage, o.kind) for order in plan.parsed_orders().values() for o in order}
     wholes = any(kind == "B" for _, kind in kinds)
     splits = any(kind == "I" for _, kind in kinds)
@@ -231,6 +232,7 @@ def _stage_table(plan: Plan, timeline: Timeline) -> Table:
             *(("input gradient ms", "weight gradient ms") if splits else ()),
             *("stash", "weights, gradients, optimizer"),
             *(("recomputed layers",) if recomputes else ()),
+            *(("offloaded layers", "offloaded") if offloads else ()),
         ),
     )
     for index, stage in enumerate(timeline.pipeline.stages):
@@ -245,8 +247,13 @@ def _stage_table(plan: Plan, timeline: Timeline) -> Table:
             format_bytes(stage.stash_bytes),
             format_bytes(stage.static_bytes),
             *([str(len(stage.spec.recompute))] if recomputes else []),
+            *(_offloaded(stage) if offloads else []),
         )
     return table
+
+
+def _offloaded(stage: PlacedStage) -> list[str]:
+    return [str(len(stage.spec.offload)), format_bytes(stage.offload_bytes)]
 
 
 def _device_table(timeline: Timeline) -> Table:

@@ -17,6 +17,7 @@ from typing import Literal
 
 from planner.costs.placement import Resource
 from planner.plan.operations import Operation
+from planner.simulation.copies import CopyEvent
 from planner.simulation.timeline import (
     OperationEvent,
     SynchronisationEvent,
@@ -34,7 +35,7 @@ class OptimizerEvent:
     end_s: float
 
 
-Event = OperationEvent | TransferEvent | SynchronisationEvent | OptimizerEvent
+Event = OperationEvent | TransferEvent | SynchronisationEvent | OptimizerEvent | CopyEvent
 Wait = Literal[
     "nothing",
     "device",
@@ -47,6 +48,8 @@ Wait = Literal[
     "network",
     "reduction",
     "optimizer step",
+    "stash",
+    "host link",
 ]
 _WAITS: dict[tuple[type, type], Wait] = {
     (OperationEvent, OperationEvent): "device",
@@ -60,6 +63,10 @@ _WAITS: dict[tuple[type, type], Wait] = {
     (TransferEvent, OptimizerEvent): "send",
     (SynchronisationEvent, OptimizerEvent): "reduction",
     (OptimizerEvent, SynchronisationEvent): "optimizer step",
+    (CopyEvent, OperationEvent): "stash",
+    (OperationEvent, CopyEvent): "device",
+    (TransferEvent, CopyEvent): "tensor",
+    (CopyEvent, CopyEvent): "host link",
 }
 
 
@@ -76,7 +83,10 @@ class PathStep:
             reduce, the ``network`` (a reduction or an all-gather before it), a ``reduction`` before
             the optimizer step, the ``optimizer step`` before an all-gather; ``nothing`` at time 0.
             Where messages block, also a ``send`` of its device (any message but the one it needs),
-            and the ``receiver`` of a message (the operation before it there).
+            and the ``receiver`` of a message (the operation before it there). A backward may wait
+            for its ``stash`` to come back from the host, and that copy for the ``host link`` (its
+            copy to the host, or one before), or for what the operation waited for that it began
+            with.
     """
 
     event: Event
@@ -139,6 +149,9 @@ class Causes:
         self._ends_on = defaultdict(list)
         for transfer in timeline.transfers:
             self._note_transfer(transfer)
+        self._copies = {event.operation: event for event in timeline.copies}
+        outs = [event for event in timeline.copies if event.is_out]
+        self._out_until = {(event.device, event.end_s): event for event in outs}
 
     def _note_operation(self, event: OperationEvent) -> None:
         if event.device in self._last:
@@ -195,6 +208,8 @@ class Causes:
                 found = self._before_operation(event)
             case TransferEvent():
                 found = self._before_transfer(event)
+            case CopyEvent():
+                found = self._before_copy(event)
             case SynchronisationEvent(is_gather=True):
                 found = self._before_gather(event)
             case SynchronisationEvent():
@@ -209,7 +224,20 @@ class Causes:
         arrival = self._arrivals.get(_as_sent(event.operation))
         if arrival is not None:
             yield arrival
+        if event.operation.kind == "B" and event.operation in self._copies:
+            yield self._copies[event.operation]
         yield from self._blocking_messages(event.start_s, event.device)
+
+    def _before_copy(self, event: CopyEvent) -> Iterator[Event]:
+        """Yield what a copy to the host waited for; of one back, also what began with it."""
+        forward = event.operation._replace(kind="F")
+        if event.is_out:
+            yield self._runs[forward]
+            if (event.device, event.start_s) in self._out_until:
+                yield self._out_until[event.device, event.start_s]
+            return
+        yield self._copies[forward]
+        yield from self._before_operation(self._before[event.operation])
 
     def _blocking_messages(self, end_s: float, *devices: str) -> list[TransferEvent]:
         """Return messages of some devices that ended at a time, if devices wait for any."""

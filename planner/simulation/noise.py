@@ -154,6 +154,7 @@ def sample_times_s(timeline: Timeline, noise: Noise) -> FloatArray:
     """Return the iteration time of each sample in seconds; more samples extend those of fewer."""
     # Of their own stream, so that two plans for one cluster see the same slow devices.
     durations, slowness = map(np.random.default_rng, np.random.SeedSequence(noise.seed).spawn(2))
+    require_no_copies(timeline)
     events = _in_order(timeline)
     found = []
     for begin in range(0, noise.samples, BATCH):
@@ -174,7 +175,21 @@ def replay_times_s(timeline: Timeline, factors: Factors) -> FloatArray:
         timeline: a replay without noise.
         factors: factors of all its events, for the same number of samples.
     """
+    require_no_copies(timeline)
     return _Replay(timeline, factors).run(_in_order(timeline))
+
+
+def require_no_copies(timeline: Timeline) -> None:
+    """Refuse a timeline whose stashes travel to the host.
+
+    Raises:
+        PipeplanError: if there are any.
+    """
+    if timeline.copies:
+        raise PipeplanError(
+            "stages.offload: iteration times under noise are not simulated with stashes on their "
+            "way to the host; plan with offload = false"
+        )
 
 
 class _Draws:

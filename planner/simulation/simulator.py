@@ -10,7 +10,8 @@ one device to another go one after the other, and all that is on a link at once 
 older rules waits for each other (:mod:`planner.simulation.network`). Gradients of a stage are
 reduced after its last backward, or in buckets while it runs, or later if the runtime does, one
 reduction per device at a time; the optimizer step follows the last of them, and all-gathers of
-parameters follow that (:mod:`planner.simulation.gathers`).
+parameters follow that (:mod:`planner.simulation.gathers`). Offloaded stashes travel to the host and
+back meanwhile (:mod:`planner.simulation.copies`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from planner.costs.placement import PlacedPipeline, Transfer, place_plan
 from planner.errors import DeadlockError
 from planner.plan.operations import Kind, Operation, Orders, owners
 from planner.plan.plan import Plan
+from planner.simulation.copies import StashCopies, brought_back_during
 from planner.simulation.exchanges import Exchanges, Message, exchanges_of
 from planner.simulation.gathers import gathered
 from planner.simulation.gradients import GradientMoments, Made
@@ -48,7 +50,8 @@ def simulate(pipeline: PlacedPipeline, orders: Orders) -> Timeline:
     """
     owner = owners(orders)
     exchanges = exchanges_of(pipeline, owner, orders)
-    return Replay(pipeline, owner, FixedOrder(orders), exchanges).run()
+    copies = StashCopies(pipeline, brought_back_during(pipeline, orders))
+    return Replay(pipeline, owner, FixedOrder(orders), exchanges, copies).run()
 
 
 def simulate_plan(plan: Plan) -> Timeline:
@@ -76,12 +79,13 @@ def run(pipeline: PlacedPipeline, owner: Mapping[tuple[int, int], str], policy: 
         pipeline: stages with their times.
         owner: the device of each (stage, microbatch).
         policy: what each device runs next. As nobody knows that in advance, receives that block
-            count as overlapped.
+            count as overlapped, and offloaded stashes stay on their devices.
 
     Raises:
         DeadlockError: if nothing can run although operations are left.
     """
-    return Replay(pipeline, owner, policy, exchanges_of(pipeline, owner, None)).run()
+    exchanges = exchanges_of(pipeline, owner, None)
+    return Replay(pipeline, owner, policy, exchanges, StashCopies(pipeline)).run()
 
 
 class Replay:
@@ -93,11 +97,13 @@ class Replay:
         owner: Mapping[tuple[int, int], str],
         policy: Policy,
         exchanges: Exchanges,
+        copies: StashCopies,
     ) -> None:
         self.pipeline = pipeline
         self.owner = owner
         self.policy = policy
         self.exchanges = exchanges
+        self.copies = copies
         self._waits = bool(exchanges.after)
         self.last = len(pipeline.stages) - 1
         self.heap: list[tuple[float, Operation, bool]] = []
@@ -137,7 +143,9 @@ class Replay:
     def _next_s(self) -> float | None:
         """Return the next moment at which something ends, arrives or is made."""
         rows = (self.heap, self._gradients.announced, self._reducing)
-        return min([row[0][0] for row in rows if row], default=None)
+        moments = [row[0][0] for row in rows if row]
+        copied_s = self.copies.next_s()
+        return min(moments if copied_s is None else [*moments, copied_s], default=None)
 
     def _hear(self, now: float) -> Collection[str]:
         """Let all end that ends at a moment; return the devices that may go on."""
@@ -147,6 +155,9 @@ class Replay:
             hear = self._arrive if arrival else self._finish
             for device in hear(operation, now):
                 touched[device] = None
+        for backward in self.copies.arrived(now):
+            self._offer(backward)
+            touched[self._device(backward)] = None
         self._gradients.make(now)
         while self._reducing and self._reducing[0][0] == now:
             self._end_reduction(heapq.heappop(self._reducing)[1], now)
@@ -180,6 +191,7 @@ class Replay:
             self._durations[key] = self.pipeline.seconds(*key)
         seconds = self._durations[key]
         made = self._gradients.made_by(*key)
+        self.copies.start(device, operation, now)
         if device in self._load.devices:
             self._being_made[device] = made
             self._computing[device] = OperationEvent(device, operation, now, math.inf)
@@ -220,6 +232,7 @@ class Replay:
         if device in self._load.devices and not self._ends_now(device, operation, now):
             return ()
         stage, kind, microbatch = operation
+        self.copies.finish(device, operation, now)
         if kind != "I":
             self._gradients.note_done(device)
         if kind == "F":
@@ -238,7 +251,8 @@ class Replay:
         return (device,)
 
     def _offer_backward(self, stage: int, microbatch: int) -> None:
-        self._offer(Operation(stage, "B", microbatch))
+        if not self.copies.is_away(Operation(stage, "B", microbatch)):
+            self._offer(Operation(stage, "B", microbatch))
         self._offer(Operation(stage, "I", microbatch))
 
     def _send(self, messages: Iterable[Message], now: float) -> None:
@@ -377,6 +391,7 @@ class Replay:
             steps_s,
             self._gradients.made_s,
             gathered(self.pipeline, end_s, self._collective),
+            tuple(self.copies.events),
         )
 
     def _optimizer_steps(self) -> tuple[dict[str, float], dict[str, float]]:

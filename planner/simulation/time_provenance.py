@@ -8,7 +8,8 @@ The time is that of the critical path. Every step counts as the weakest of its f
   because the efficiency is an assumption.
 - A message or an all-reduce: the weakest source of all links that it crosses; for an all-reduce
   these are the links between neighbours of its ring.
-- An optimizer step: the source of the device type, since it is limited by memory bandwidth.
+- An optimizer step: the source of the device type, since it is limited by memory bandwidth; and a
+  copy of an offloaded stash, since the host link is one of the type's figures.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from planner.costs.placement import PlacedPipeline
 from planner.costs.roofline import layer_times
 from planner.model.graph_record import Layer
 from planner.plan.plan import TimeProvenance
+from planner.simulation.copies import CopyEvent
 from planner.simulation.critical_path import OptimizerEvent, PathStep, critical_path
 from planner.simulation.timeline import (
     OperationEvent,
@@ -75,7 +77,7 @@ class _StepSources:
             case SynchronisationEvent(synchronisation):
                 devices = synchronisation.devices
                 return {self._links([*devices, devices[0]]): 1.0}
-            case OptimizerEvent(device):
+            case OptimizerEvent(device) | CopyEvent(device):
                 return {self._cluster.device_type(device).source: 1.0}
 
     def _operation(self, stage: int, kind: str, device: str) -> Fractions:

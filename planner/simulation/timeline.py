@@ -9,6 +9,7 @@ from functools import cached_property
 from planner.costs.placement import PlacedPipeline, Resource, Transfer
 from planner.costs.reductions import GradientReduction
 from planner.plan.operations import Operation
+from planner.simulation.copies import CopyEvent
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Timeline:
     ``end_s`` and ``optimizer_s`` are the end and the length of each device's optimizer step.
     ``made_s`` says when the gradients of a reduction, by its number, were made by a stage on a
     device, where reductions wait for that. ``gathers`` are the all-gathers of parameters after
-    optimizer steps, in the order of reductions.
+    optimizer steps, in the order of reductions. ``copies`` are those of offloaded stashes.
     """
 
     pipeline: PlacedPipeline
@@ -93,6 +94,7 @@ class Timeline:
     optimizer_s: Mapping[str, float]
     made_s: Mapping[tuple[int, int, str], float]
     gathers: tuple[SynchronisationEvent, ...] = ()
+    copies: tuple[CopyEvent, ...] = ()
 
     @cached_property
     def iteration_time_s(self) -> float:
@@ -178,7 +180,8 @@ def memory_profile(timeline: Timeline) -> dict[str, list[tuple[float, int]]]:
 
     A received tensor counts from the start of its transfer, a sent one until the end of its
     transfer; a stash from the start of its forward to the end of its backward. If that is split,
-    the input gradient leaves what the weight gradient needs.
+    the input gradient leaves what the weight gradient needs. What is offloaded is gone from the end
+    of its copy to the host until the start of its copy back.
     """
     pipeline = timeline.pipeline
     changes: dict[str, list[tuple[float, int]]] = {
@@ -192,6 +195,9 @@ def memory_profile(timeline: Timeline) -> dict[str, list[tuple[float, int]]]:
         bytes_ = stage.output_bytes if forward else stage.input_gradient_bytes
         changes[transfer.target].append((transfer.start_s, bytes_))
         changes[transfer.source].append((transfer.end_s, -bytes_))
+    for copy in timeline.copies:
+        change = (copy.end_s, -copy.bytes) if copy.is_out else (copy.start_s, copy.bytes)
+        changes[copy.device].append(change)
     return {device: _accumulate(rows) for device, rows in changes.items()}
 
 

@@ -29,6 +29,7 @@ PLAN_FORMS = (
     *STAGE_FORMS,
     "microbatches xNUMBER or /NUMBER",
     "recompute LAYER",
+    "offload LAYER",
     "keep LAYER",
 )
 """Every form of a change of a plan on the machines there are."""
@@ -44,6 +45,7 @@ FORMS = (
 """Every form of a change."""
 DeviceFigure = Literal["memory", "speed"]
 LinkFigure = Literal["bandwidth", "latency"]
+StashFate = Literal["recompute", "offload", "keep"]
 _DEVICE_FIGURES: dict[str, DeviceFigure] = {"memory": "memory", "speed": "speed"}
 _LINK_FIGURES: dict[str, LinkFigure] = {"bandwidth": "bandwidth", "latency": "latency"}
 
@@ -91,14 +93,20 @@ class LinkChange:
 
 
 @dataclass(frozen=True)
-class RecomputeChange:
-    """A layer that runs again in its backward, or no longer does."""
+class StashChange:
+    """What becomes of a layer's stash.
+
+    Attributes:
+        layer: name of the layer.
+        fate: ``recompute``: it runs again in its backward; ``offload``: its stash goes to the host
+            and back; ``keep``: neither.
+    """
 
     layer: str
-    recompute: bool
+    fate: StashFate
 
     def __str__(self) -> str:
-        return f"{'recompute' if self.recompute else 'keep'} {self.layer}"
+        return f"{self.fate} {self.layer}"
 
 
 @dataclass(frozen=True)
@@ -160,7 +168,7 @@ class SpaceChange:
         return {name: more if self.allowed else less}
 
 
-PlanChange = BoundaryChange | DeviceExchange | ReplicaChange | RecomputeChange | MicrobatchChange
+PlanChange = BoundaryChange | DeviceExchange | ReplicaChange | StashChange | MicrobatchChange
 """What changes a plan on the machines there are."""
 Change = PlanChange | DeviceChange | LinkChange | AnotherDevice | SpaceChange
 
@@ -196,8 +204,9 @@ def _read(text: str, forms: Sequence[str]) -> Change:
         "type": lambda rest: _device_change("type", rest),
         "link": lambda rest: _link_change(rest, alike=False),
         "links": lambda rest: _link_change(rest[1:], alike=True) if rest[:1] == ["like"] else None,
-        "recompute": lambda rest: RecomputeChange(" ".join(rest), True) if rest else None,
-        "keep": lambda rest: RecomputeChange(" ".join(rest), False) if rest else None,
+        "recompute": lambda rest: StashChange(" ".join(rest), "recompute") if rest else None,
+        "offload": lambda rest: StashChange(" ".join(rest), "offload") if rest else None,
+        "keep": lambda rest: StashChange(" ".join(rest), "keep") if rest else None,
         "microbatches": _microbatch_change,
         "another": lambda rest: AnotherDevice(" ".join(rest)) if rest else None,
         "with": lambda rest: _space_change(rest, allowed=True),

@@ -54,6 +54,7 @@ class CheckedStageBytes:
         weight_stash: from the input gradient until the weight gradient.
         received, sent: activations.
         gradient_sent, gradient_received: their gradients.
+        offloaded: of the stash, what goes to the host between forward and backward.
     """
 
     static: int
@@ -65,6 +66,7 @@ class CheckedStageBytes:
     sent: int
     gradient_sent: int
     gradient_received: int
+    offloaded: int
 
 
 class ProblemCosts:
@@ -356,6 +358,11 @@ class PlanCosts:
         names = dict.fromkeys(name for layer in layers for name in layer.parameters)
         return [self._parameters[name] for name in names]
 
+    def copy_s(self, stage: int, device: str) -> float:
+        """Return the seconds in which what a stage offloads passes a device's host link."""
+        rate = self._plan.cluster.device_type(device).host_link_gb_per_s
+        return self.bytes[stage].offloaded / (rate * 1e9) if rate else math.inf
+
     # --- bytes ------------------------------------------------------------------------------------
 
     def capacity_bytes(self, device: str) -> int:
@@ -392,7 +399,23 @@ class PlanCosts:
             sent=sum(t.bytes for t in sent),
             gradient_sent=sum(t.bytes for t in received if t.requires_grad),
             gradient_received=sum(t.bytes for t in sent if t.requires_grad),
+            offloaded=self._offloaded_bytes(stage),
         )
+
+    def _offloaded_bytes(self, stage: Stage) -> int:
+        """Stashes of layers, less tensors in them that the rest of the stage or the one before has.
+
+        These are there anyway until the backward.
+        """
+        away = set(stage.offload)
+        staying = 0
+        for tensor in self._graph.boundaries:
+            holders = {tensor.producer, *tensor.users}
+            stay = {name for name in holders - away if self._stage_of[name] == stage.index}
+            if tensor.saved_by in away and (stay or self._stage_of[tensor.producer] < stage.index):
+                staying += tensor.bytes
+        kept = sum(layer.stash_bytes for layer in self._graph.layers if layer.name in away)
+        return max(0, kept - staying)
 
     def _crossing(self, cut: int) -> list[Boundary]:
         """Tensors made before a stage and used in it or behind it."""

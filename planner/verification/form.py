@@ -49,6 +49,11 @@ def model_problems(plan: Plan) -> Iterator[str]:
             'job.shard_optimizer: "if_needed", but in a plan replicas share the optimizer\'s '
             "state or do not; set it to true or false"
         )
+    if plan.job.offload == "if_needed":
+        yield (
+            'job.offload: "if_needed", but in a plan stashes may go to the host or may not; set it '
+            "to true or false"
+        )
     if plan.job.shards_state and plan.sync.strategy != "all_reduce":
         yield (
             f"sync.strategy: {plan.sync.strategy!r} keeps the optimizer's state whole on every "
@@ -76,6 +81,13 @@ def stage_problems(plan: Plan) -> Iterator[str]:
             stage_of.setdefault(layer, position)
         for layer in sorted(set(stage.recompute) - set(stage.layers)):
             yield f"{field}.recompute: layer {layer!r} is not in this stage"
+        for layer in sorted(set(stage.offload) - set(stage.layers)):
+            yield f"{field}.offload: layer {layer!r} is not in this stage"
+        for layer in sorted(set(stage.offload) & set(stage.recompute)):
+            yield (
+                f"{field}.offload: layer {layer!r} is recomputed too; do one of them, what runs "
+                "again has no stash"
+            )
     for name in (layer.name for layer in plan.model.graph.layers):
         if name not in stage_of:
             yield f"stages: layer {name!r} is in no stage; every layer must be in exactly one"
@@ -97,6 +109,13 @@ def _stage_devices(plan: Plan) -> Iterator[str]:
                 )
             if count > 1:
                 yield f"{field}: device {device!r} is listed {count} times; list it once"
+        for device in stage.devices if stage.offload else ():
+            if device in known and plan.cluster.device_type(device).host_link_gb_per_s is None:
+                kind = plan.cluster.type_of(device)
+                yield (
+                    f"stages[{position}].offload: device {device!r} is of type {kind!r}, which has "
+                    "no host_link_gb_per_s; set it, or keep the stashes"
+                )
 
 
 def _layer_rules(plan: Plan) -> Iterator[str]:

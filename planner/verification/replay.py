@@ -19,6 +19,7 @@ from planner.verification.gradients import GradientSums
 from planner.verification.routes import Path
 from planner.verification.script import Entry, Message, Scripts
 from planner.verification.speeds import CheckedSpeeds, ends_together
+from planner.verification.stashes import StashTravel
 from planner.verification.steps import Step, after, ended_at
 from planner.verification.traffic import CheckedSending, Traffic
 
@@ -101,6 +102,7 @@ class _Replay:
         self._sums = GradientSums(plan, orders, costs, self._traffic)
         self._busy_s = dict.fromkeys(costs.devices, 0.0)
         self._changes = {d: [(0.0, costs.constant_bytes(d))] for d in costs.devices}
+        self._stashes = StashTravel(orders, costs)
         self._speeds = CheckedSpeeds(plan)
         # Of devices that may be slowed: when what each computes will be done, as far as is known.
         self._done_at: dict[str, float] = {}
@@ -124,20 +126,23 @@ class _Replay:
         if waiting:
             at = (f"{name} waits at {self._next_operation(name)}" for name in waiting)
             raise DeadlockError(f"the orders deadlock: {', '.join(at)}")
+        for device, rows in self._stashes.changes.items():
+            self._changes[device] += rows
         memory = {device: _held(rows) for device, rows in self._changes.items()}
         operations = sorted(self._operations, key=lambda step: step.start_s)
         return Replayed(self._last_step(), operations, self._busy_s, memory)
 
     def _next_s(self, now: float) -> float:
         moment = self._moments[0][0] if self._moments else inf
-        return min(moment, self._traffic.next_s(now), self._sums.next_s())
+        stash_s = self._stashes.next_s()
+        return min(moment, self._traffic.next_s(now), self._sums.next_s(), stash_s)
 
     def _happen(self, now: float) -> set[str]:
         """Let everything end and arrive that does so now; return the devices that may go on."""
         for sending in self._traffic.arrived(now) if now < inf else ():
             if not self._sums.end(sending, now):
                 self._take_in(sending, now)
-        concerned = set()
+        concerned = self._stashes.come_back(now)
         while self._moments and self._moments[0][0] == now:
             _, operation, arrives = heappop(self._moments)
             device = self._runs_on[operation.stage, operation.microbatch]
@@ -169,9 +174,14 @@ class _Replay:
         operation = left[-1]
         if not isinstance(operation, Operation) or operation not in self._ready:
             return
+        if not self._stashes.is_there(operation, now):
+            return
         left.pop()
         seconds = self._costs.seconds(operation.stage, operation.kind, device)
-        cause = ended_at(now, before, self._brought.get(operation), *self._met_at(now, device))
+        causes = [before, self._brought.get(operation), self._stashes.back.get(operation)]
+        causes += self._met_at(now, device)
+        cause = ended_at(now, *causes)
+        self._stashes.begin(device, operation, now, causes)
         self._ran[device] = Step(now, now + seconds, (device,), cause, operation)
         if not self._speeds.may_slow(device):
             heappush(self._moments, (now + seconds, operation, False))
@@ -263,6 +273,7 @@ class _Replay:
         self._busy_s[device] += self._ran[device].seconds
         self._hold(device, operation, self._ran[device])
         self._operations.append(self._ran[device])
+        self._stashes.end(self._ran[device])
         if kind == "F" and stage == self._last:
             self._receive(Operation(stage, "B", microbatch))
         if kind == "I":

@@ -131,12 +131,15 @@ def _shared_causes(waits: Sequence[Waited], memory_s: float) -> dict[str, float]
     """Return the busiest device's waits as causes; memory's share is taken off the others."""
     computation_s = _total_s(waits, ("computation",))
     transfers_s = _total_s(waits, ("transfers",))
+    # Stashes are offloaded to save memory.
+    offload_s = _total_s(waits, ("offload",))
+    memory_s = max(0.0, memory_s - offload_s)
     from_computation_s = min(computation_s, memory_s)
     from_transfers_s = min(transfers_s, memory_s - from_computation_s)
     return {
         "fill_and_drain_s": computation_s - from_computation_s,
         "transfers_s": transfers_s - from_transfers_s,
-        "memory_s": from_computation_s + from_transfers_s,
+        "memory_s": from_computation_s + from_transfers_s + offload_s,
         "synchronisation_s": _total_s(waits, ("all-reduce", "all-gather", "optimizer")),
     }
 

@@ -50,14 +50,16 @@ class MemoryLimit:
     Attributes:
         rooms: in stage order.
         recomputes: whether some layers run again to save memory.
+        offloads: whether stashes of some go to the host to save memory.
         within_s: the shorter of the timeline's own time and that of the best quick schedule within
             memory.
         unlimited_s: time of the best quick schedule of the same stages with unlimited memory,
-            nothing recomputed; None where there is room everywhere and nothing to gain.
+            nothing recomputed or offloaded; None where there is room everywhere and nothing to gain.
     """
 
     rooms: tuple[MemoryRoom, ...]
     recomputes: bool
+    offloads: bool
     within_s: float
     unlimited_s: float | None
 
@@ -89,10 +91,11 @@ def memory_limit(timeline: Timeline) -> MemoryLimit:
     limit = MemoryLimit(
         rooms=tuple(_room(timeline, device) for device in pipeline.devices),
         recomputes=any(stage.spec.recompute for stage in pipeline.stages),
+        offloads=any(stage.spec.offload for stage in pipeline.stages),
         within_s=timeline.iteration_time_s,
         unlimited_s=None,
     )
-    if not limit.full and not limit.recomputes:
+    if not limit.full and not limit.recomputes and not limit.offloads:
         return limit
     within_s, unlimited_s = _quick_s(pipeline), _quick_s(_unlimited(pipeline))
     assert unlimited_s is not None, "a schedule without limits fits"
@@ -121,5 +124,5 @@ def _unlimited(pipeline: PlacedPipeline) -> PlacedPipeline:
     """Return the same stages on devices of more memory than any plan needs."""
     kinds = pipeline.problem.cluster.device_types
     problem = with_memory(pipeline.problem, dict.fromkeys(kinds, MOST))
-    specs = [replace(stage.spec, recompute=()) for stage in pipeline.stages]
+    specs = [replace(stage.spec, recompute=(), offload=()) for stage in pipeline.stages]
     return place(problem, specs)

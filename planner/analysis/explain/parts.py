@@ -11,6 +11,7 @@ from planner.cluster.cluster import Cluster
 from planner.costs.placement import place
 from planner.costs.roofline import layer_times
 from planner.model.blocks import LOSS
+from planner.simulation.copies import CopyEvent
 from planner.simulation.critical_path import PathStep
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import (
@@ -34,6 +35,7 @@ PartName = Literal[
     "all-gathers of parameters",
     "waiting for shared links",
     "optimizer step",
+    "copying stashes",
 ]
 _PHASES: Mapping[str, PartName] = {
     "F": "forwards",
@@ -49,7 +51,8 @@ class IterationPart:
 
     Attributes:
         name: ``copying the batch`` is of layers without measured times, which have it in their
-            forwards; ``loading the batch`` is the wait for the data loader; ``host time`` is the
+            forwards; ``copying stashes`` is of those that are offloaded, where something waits for
+            it; ``loading the batch`` is the wait for the data loader; ``host time`` is the
             runtime's, in operations and messages; ``slowed computation`` is what operations and
             optimizer steps take longer than alone, ``waiting for shared links`` what messages and
             reductions do.
@@ -102,6 +105,8 @@ class _StepParts:
                 yield "messages", event.transfer.seconds - event.transfer.host_s
             case SynchronisationEvent(reduction, is_gather=is_gather):
                 yield "all-gathers of parameters" if is_gather else "reductions", reduction.seconds
+            case CopyEvent():
+                yield "copying stashes", step.seconds
             case _:
                 yield "optimizer step", self._pipeline.optimizer_s[step.event.device]
 

@@ -8,17 +8,18 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from planner.costs.placement import PlacedPipeline
+from planner.simulation.copies import CopyEvent
 from planner.simulation.critical_path import Event, OptimizerEvent, PathStep
 from planner.simulation.timeline import OperationEvent, SynchronisationEvent, TransferEvent
 
-Cause = Literal["computation", "transfers", "all-reduce", "all-gather", "optimizer"]
+Cause = Literal["computation", "transfers", "all-reduce", "all-gather", "optimizer", "offload"]
 
 
 class Spent(NamedTuple):
     """The use of some time.
 
     Attributes:
-        cause: the kind of work.
+        cause: the kind of work; ``offload`` is the copying of stashes over the host link.
         on: its device, the devices that reduce or gather, or the link by its name.
         stages: of a computation or a collective.
     """
@@ -75,6 +76,8 @@ def spent_on(
             return Spent(cause, synchronisation.devices, synchronisation.stages)
         case OptimizerEvent(device):
             return Spent("optimizer", (device,))
+        case CopyEvent(device):
+            return Spent("offload", (device,))
 
 
 def _crowded_links(path: Sequence[PathStep]) -> Iterable[set[tuple[int, int]]]:

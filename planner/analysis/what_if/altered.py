@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import product
 
-from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.costs.placement import PlacedPipeline, StageSpec, place, specs_of
 from planner.errors import PipeplanError, near
 from planner.plan.operations import Operation, Orders, owners
 from planner.plan.plan import Plan, Sync
@@ -23,7 +23,7 @@ from planner.variants.changes import (
     DeviceChange,
     LinkChange,
     MicrobatchChange,
-    RecomputeChange,
+    StashChange,
     SpaceChange,
 )
 from planner.variants.microbatches import IN_PROPORTION, with_microbatches
@@ -80,8 +80,7 @@ class Altered:
 
 def unaltered(plan: Plan) -> Altered:
     """Return a plan as it is."""
-    stages = tuple(StageSpec(s.layers, s.devices, s.recompute) for s in plan.stages)
-    return Altered(plan.problem, stages, plan.parsed_orders(), plan.sync)
+    return Altered(plan.problem, tuple(specs_of(plan.stages)), plan.parsed_orders(), plan.sync)
 
 
 def alter(start: Altered, change: Change) -> Altered:
@@ -98,8 +97,8 @@ def alter(start: Altered, change: Change) -> Altered:
                 return replace(start, problem=with_link(start.problem, change))
             case AnotherDevice():
                 return replace(start, problem=with_device_added(start.problem, change.device))
-            case RecomputeChange():
-                return _with_recompute(start, change)
+            case StashChange():
+                return _with_fate(start, change)
             case MicrobatchChange():
                 return _with_microbatches(start, change.factor)
             case SpaceChange():
@@ -132,30 +131,39 @@ def alter_each(start: Altered, changes: Iterable[Change]) -> dict[Change, Altere
     return found
 
 
-def _with_recompute(start: Altered, change: RecomputeChange) -> Altered:
-    layer = change.layer
+def _with_fate(start: Altered, change: StashChange) -> Altered:
+    layer, job = change.layer, start.problem.job
     if layer not in start.problem.graph.layers:
         raise PipeplanError(
             f"the model has no such layer; {near(layer, start.problem.graph.layers)}"
         )
-    if change.recompute and not start.problem.job.recompute:
+    if change.fate == "recompute" and not job.recompute:
         raise PipeplanError("the job forbids recomputation; set recompute = true in it")
+    if change.fate == "offload" and not job.offload:
+        raise PipeplanError("the job forbids offloading stashes; set offload = true in it")
     stages = tuple(
-        _with_layer(stage, layer, change.recompute) if layer in stage.layers else stage
+        _with_layer(stage, change) if layer in stage.layers else stage
         for stage in start.stages
     )
     if stages == start.stages:
-        raise PipeplanError(
-            "the plan recomputes it already"
-            if change.recompute
-            else "the plan does not recompute it"
-        )
+        raise PipeplanError(_NOTHING_NEW[change.fate])
     return replace(start, stages=stages, is_of_plan=True)
 
 
-def _with_layer(stage: StageSpec, layer: str, recompute: bool) -> StageSpec:
-    again = {*stage.recompute, layer} if recompute else {*stage.recompute} - {layer}
-    return replace(stage, recompute=tuple(name for name in stage.layers if name in again))
+_NOTHING_NEW = {
+    "recompute": "the plan recomputes it already",
+    "offload": "the plan offloads it already",
+    "keep": "the plan neither recomputes nor offloads it",
+}
+
+
+def _with_layer(stage: StageSpec, change: StashChange) -> StageSpec:
+    again, away = {*stage.recompute} - {change.layer}, {*stage.offload} - {change.layer}
+    if change.fate == "recompute":
+        again.add(change.layer)
+    elif change.fate == "offload":
+        away.add(change.layer)
+    return _with_layers(stage, stage.layers, again, away)
 
 
 def _with_microbatches(start: Altered, factor: Fraction) -> Altered:
@@ -197,7 +205,7 @@ def _first(order: Sequence[Operation], count: int) -> tuple[Operation, ...]:
 
 
 def _with_boundary(start: Altered, change: BoundaryChange) -> Altered:
-    """Move layers across a boundary; each stays recomputed or not."""
+    """Move layers across a boundary; each stays recomputed or offloaded, or not."""
     source, target = (_stage(start, number) for number in (change.source, change.target))
     if abs(change.source - change.target) != 1:
         raise PipeplanError("its stages are not next to each other; move layers over one boundary")
@@ -216,9 +224,10 @@ def _with_boundary(start: Altered, change: BoundaryChange) -> Altered:
     rest = tuple(name for name in held if name not in moved)
     joined = tuple(start.problem.graph.in_order([*target.layers, *moved]))
     again = {*source.recompute, *target.recompute}
+    away = {*source.offload, *target.offload}
     changed = {
-        change.source: _with_layers(source, rest, again),
-        change.target: _with_layers(target, joined, again),
+        change.source: _with_layers(source, rest, again, away),
+        change.target: _with_layers(target, joined, again, away),
     }
     return _with_stages(start, changed, start.orders)
 
@@ -229,9 +238,12 @@ def _stage(start: Altered, number: int) -> StageSpec:
     return start.stages[number]
 
 
-def _with_layers(stage: StageSpec, layers: tuple[str, ...], again: set[str]) -> StageSpec:
+def _with_layers(
+    stage: StageSpec, layers: tuple[str, ...], again: set[str], away: set[str]
+) -> StageSpec:
     recompute = tuple(name for name in layers if name in again)
-    return replace(stage, layers=layers, recompute=recompute)
+    offload = tuple(name for name in layers if name in away)
+    return replace(stage, layers=layers, recompute=recompute, offload=offload)
 
 
 def _with_stages(start: Altered, changed: Mapping[int, StageSpec], orders: Orders) -> Altered:

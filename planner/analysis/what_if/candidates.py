@@ -21,7 +21,7 @@ from planner.variants.changes import (
     DeviceChange,
     LinkChange,
     MicrobatchChange,
-    RecomputeChange,
+    StashChange,
     SpaceChange,
 )
 from planner.variants.microbatches import has_measured_times
@@ -201,13 +201,14 @@ def _recompute_changes(explanation: Explanation) -> Iterator[Change]:
     lean, rich = [], []
     for stage in pipeline.stages:
         spec = stage.spec
-        kept = [name for name in spec.layers if name not in spec.recompute]
+        freed = {*spec.recompute, *spec.offload}
+        kept = [name for name in spec.layers if name not in freed]
         if job.recompute and full & set(spec.devices) and kept:
             lean.append(max(kept, key=lambda name: layers[name].stash_bytes))
         if spec.recompute:
             rich.append(max(spec.recompute, key=lambda name: layers[name].forward_flops))
-    yield from (RecomputeChange(layer, True) for layer in lean[:MOST])
-    yield from (RecomputeChange(layer, False) for layer in rich[:MOST])
+    yield from (StashChange(layer, "recompute") for layer in lean[:MOST])
+    yield from (StashChange(layer, "keep") for layer in rich[:MOST])
 
 
 def _microbatch_changes(problem: Problem) -> Iterator[Change]:

@@ -33,6 +33,7 @@ _STAGES = (
     Column("weights, gradients, optimizer", True),
     Column("sent on", True),
     Column("recomputed layers", True),
+    Column("offloaded layers", True),
 )
 _LAYERS = (
     Column("layer"),
@@ -80,6 +81,7 @@ def _stage_rows(timeline: Timeline) -> list[list[Child]]:
             format_bytes(stage.static_bytes),
             format_bytes(stage.output_bytes),
             f"{len(stage.spec.recompute):,}",
+            f"{len(stage.spec.offload):,}",
         ]
         for index, stage in enumerate(timeline.pipeline.stages)
     ]
@@ -114,9 +116,13 @@ def _layer_row(timeline: Timeline, stage: PlacedStage, name: str, device: str) -
         format_seconds(times.forward_s),
         format_seconds(times.backward_s),
         format_bytes(problem.graph.nodes[name]["parameter_bytes"]),
-        "recomputed" if again else format_bytes(layer.stash_bytes),
+        "recomputed" if again else _stash(layer.stash_bytes, name in stage.spec.offload),
         "measured" if kind in layer.measured else "roofline",
     ]
+
+
+def _stash(bytes_: int, is_offloaded: bool) -> str:
+    return f"{format_bytes(bytes_)}, offloaded" if is_offloaded else format_bytes(bytes_)
 
 
 def _device_rows(timeline: Timeline) -> list[list[Child]]:

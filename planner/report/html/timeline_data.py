@@ -17,6 +17,7 @@ from planner.measured.timeline import MeasuredTimeline
 from planner.measured.trace_events import lanes
 from planner.plan.operations import Operation
 from planner.report.replicas import charted_together, row_name
+from planner.simulation.copies import CopyEvent
 from planner.simulation.critical_path import Event, OptimizerEvent, PathStep
 from planner.simulation.timeline import (
     OperationEvent,
@@ -247,7 +248,7 @@ def _path(
 def _finder(
     timeline: Timeline, moving: Sequence[TransferEvent]
 ) -> Callable[[Event], tuple[str, int, int] | None]:
-    """Places of events; None for transfers that take no time."""
+    """Places of events; None for transfers that take no time and copies of stashes."""
     devices = _places(timeline)
     operations = {
         event.operation: (devices[device], index)
@@ -265,6 +266,8 @@ def _finder(
                 return "reduction", 0, reductions[event]
             case OptimizerEvent(device):
                 return "optimizer", devices[device], 0
+            case CopyEvent():
+                return None
         index = transfers.get((event.operation, event.target))
         return None if index is None else ("transfer", 0, index)
 

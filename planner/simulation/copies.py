@@ -1,0 +1,124 @@
+"""Copies of offloaded stashes to the host and back (docs/cost_model.md, Offloaded stashes)."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from planner.costs.placement import PlacedPipeline, copy_s
+from planner.plan.operations import Operation, Orders
+
+
+@dataclass(frozen=True)
+class CopyEvent:
+    """A stash on its way over the host link of a device.
+
+    Attributes:
+        device: whose link it is.
+        operation: the forward after which it goes to the host, or the backward for which it comes
+            back.
+        start_s, end_s: of the copy.
+        bytes: that are copied.
+    """
+
+    device: str
+    operation: Operation
+    start_s: float
+    end_s: float
+    bytes: int
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it goes to the host."""
+        return self.operation.kind == "F"
+
+
+def brought_back_during(pipeline: PlacedPipeline, orders: Orders) -> dict[Operation, Operation]:
+    """Return the backwards that need a stash from the host, by the operation before each.
+
+    The stash of a microbatch whose backward directly follows its forward stays on the device.
+    """
+    offloads = [stage.offload_bytes > 0 for stage in pipeline.stages]
+    return {
+        before: operation
+        for order in orders.values()
+        for before, operation in pairwise(order)
+        if operation.kind == "B"
+        and offloads[operation.stage]
+        and before != operation._replace(kind="F")
+    }
+
+
+class StashCopies:
+    """The copies of one replay: each is timed the moment it can be.
+
+    A stash goes to the host after its forward, behind the stashes before it of the same device. It
+    comes back while the operation before its backward runs, and has done so before the backward
+    starts: copies back never wait for each other.
+
+    Args:
+        pipeline: the stages.
+        backwards: see :func:`brought_back_during`.
+
+    Attributes:
+        events: all copies so far.
+    """
+
+    def __init__(
+        self, pipeline: PlacedPipeline, backwards: Mapping[Operation, Operation] | None = None
+    ) -> None:
+        self._pipeline = pipeline
+        self._backwards = backwards or {}
+        self._leaving = {row._replace(kind="F") for row in self._backwards.values()}
+        self._free_s: dict[str, float] = {}
+        self._out_s: dict[Operation, float] = {}
+        self._under_way: list[tuple[float, Operation]] = []
+        self._away = set(self._backwards.values())
+        self._offered: set[Operation] = set()
+        self.events: list[CopyEvent] = []
+
+    def start(self, device: str, operation: Operation, now: float) -> None:
+        """Note that an operation starts: the stash for the next one begins to come back."""
+        backward = self._backwards.get(operation)
+        # Orders with a backward before its forward deadlock there: its stash never comes.
+        out_s = None if backward is None else self._out_s.get(backward._replace(kind="F"))
+        if backward is not None and out_s is not None:
+            start_s = max(now, out_s)
+            event = self._copied(device, backward, start_s)
+            heapq.heappush(self._under_way, (event.end_s, backward))
+
+    def finish(self, device: str, operation: Operation, now: float) -> None:
+        """Note that an operation ends: a forward's stash is on its way as soon as it can be."""
+        if operation in self._leaving:
+            event = self._copied(device, operation, max(now, self._free_s.get(device, 0.0)))
+            self._free_s[device] = self._out_s[operation] = event.end_s
+
+    def _copied(self, device: str, operation: Operation, start_s: float) -> CopyEvent:
+        bytes_ = self._pipeline.stages[operation.stage].offload_bytes
+        end_s = start_s + copy_s(self._pipeline.problem, device, bytes_)
+        event = CopyEvent(device, operation, start_s, end_s, bytes_)
+        self.events.append(event)
+        return event
+
+    def is_away(self, backward: Operation) -> bool:
+        """Return whether a backward whose gradient is there has to wait for its stash.
+
+        It is then returned by :meth:`arrived` once the stash has come.
+        """
+        if backward in self._away:
+            self._offered.add(backward)
+        return backward in self._away
+
+    def next_s(self) -> float | None:
+        """Return when the next stash comes back; None if none is under way."""
+        return self._under_way[0][0] if self._under_way else None
+
+    def arrived(self, now: float) -> Iterator[Operation]:
+        """Yield the backwards that waited only for the stashes that have come back by now."""
+        while self._under_way and self._under_way[0][0] == now:
+            backward = heapq.heappop(self._under_way)[1]
+            self._away.discard(backward)
+            if backward in self._offered:
+                yield backward

@@ -1,0 +1,93 @@
+"""Stashes on their way to the host and back, by docs/cost_model.md."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from planner.plan.operations import Operation, Orders
+from planner.verification.costs import PlanCosts
+from planner.verification.steps import Step, ended_at
+
+
+class StashTravel:
+    """The host link of every device, each way one stash at a time.
+
+    Args:
+        orders: operations by device.
+        costs: of the plan.
+
+    Attributes:
+        back: copies back to the device, by the backward that needs them.
+        changes: by device, moments and the bytes that it holds more from then on.
+    """
+
+    def __init__(self, orders: Orders, costs: PlanCosts) -> None:
+        self._costs = costs
+        # The backward that each operation of an order is followed by, where its stash travels.
+        self._behind: dict[Operation, Operation] = {}
+        for order in orders.values():
+            for place, operation in enumerate(order[1:]):
+                stage, kind, microbatch = operation
+                travels = order[place] != Operation(stage, "F", microbatch)
+                if kind == "B" and travels and costs.bytes[stage].offloaded:
+                    self._behind[order[place]] = operation
+        self._travels = set(self._behind.values())
+        self._out: dict[Operation, Step] = {}
+        self._last_out: dict[str, Step] = {}
+        self.back: dict[Operation, Step] = {}
+        self.changes: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
+        self._coming: dict[Operation, str] = {}
+
+    def begin(
+        self, device: str, operation: Operation, now: float, causes: Sequence[Step | None]
+    ) -> None:
+        """An operation begins; the stash for the backward behind it sets off.
+
+        Args:
+            device: that runs it.
+            operation: which.
+            now: the moment.
+            causes: what the operation waited for.
+        """
+        backward = self._behind.get(operation)
+        # A backward that an order has before its forward never gets its stash.
+        if backward is None or backward not in self._out:
+            return
+        stage = backward.stage
+        out = self._out[backward]
+        start_s = max(now, out.end_s)
+        cause = ended_at(start_s, out, *causes)
+        step = Step(start_s, start_s + self._costs.copy_s(stage, device), (device,), cause)
+        self.back[backward] = step
+        self._coming[backward] = device
+        self.changes[device].append((start_s, self._costs.bytes[stage].offloaded))
+
+    def end(self, ran: Step) -> None:
+        """An operation has ended; a forward's stash leaves, behind those before it."""
+        assert ran.operation is not None
+        stage, kind, microbatch = ran.operation
+        backward, device = Operation(stage, "B", microbatch), ran.devices[0]
+        if kind != "F" or backward not in self._travels:
+            return
+        before = self._last_out.get(device)
+        start_s = ran.end_s if before is None else max(ran.end_s, before.end_s)
+        seconds = self._costs.copy_s(stage, device)
+        step = Step(start_s, start_s + seconds, (device,), ended_at(start_s, ran, before))
+        self._out[backward] = self._last_out[device] = step
+        self.changes[device].append((step.end_s, -self._costs.bytes[stage].offloaded))
+
+    def is_there(self, operation: Operation, now: float) -> bool:
+        """Return whether an operation need not wait for a stash."""
+        if operation not in self._travels:
+            return True
+        return operation in self.back and self.back[operation].end_s <= now
+
+    def next_s(self) -> float:
+        """Return when the next stash comes back."""
+        return min((self.back[row].end_s for row in self._coming), default=float("inf"))
+
+    def come_back(self, now: float) -> set[str]:
+        """Return the devices to which a stash comes back now."""
+        there = [row for row in self._coming if self.back[row].end_s <= now]
+        return {self._coming.pop(row) for row in there}
