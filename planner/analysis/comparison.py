@@ -16,6 +16,7 @@ from planner.plan.operations import Orders
 from planner.plan.optimizer_state import require_decided_state
 from planner.plan.plan import Plan, gap
 from planner.plan.problem import Problem
+from planner.plan.stash_offload import require_no_offload
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.prediction import replay
 from planner.records.document import ShownInNotebooks
@@ -186,6 +187,7 @@ def compare(
         PipeplanError: naming every planner that is not known, or a setting out of range.
     """
     require_decided_state(problem.job, "compare")
+    require_no_offload(problem.job, "compare")
     chosen = find_planners(planners)
     sizes = [
         _Size(BaselineSchedules(Chain(row.problem)), row.parallel) for row in _variants(problem)

@@ -27,7 +27,7 @@ def require_whole_state(space: Space, what: str) -> None:
 
 
 def require_decided_state(space: Space, what: str) -> None:
-    """Refuse to leave it open whether replicas share the optimizer's state.
+    """Refuse to leave it open whether replicas share the optimizer's state, or stashes offload.
 
     Args:
         space: of the job.
@@ -36,7 +36,8 @@ def require_decided_state(space: Space, what: str) -> None:
     Raises:
         PipeplanError: if the job leaves it open.
     """
-    if space.shard_optimizer == "if_needed":
-        raise PipeplanError(
-            f'shard_optimizer = "if_needed": {what} does not decide that; set it to true or false'
-        )
+    for name in ("shard_optimizer", "offload"):
+        if getattr(space, name) == "if_needed":
+            raise PipeplanError(
+                f'{name} = "if_needed": {what} does not decide that; set it to true or false'
+            )

@@ -20,6 +20,7 @@ from planner.model.layer_graph import LayerGraph
 from planner.plan.optimizer_state import require_whole_state
 from planner.plan.problem import Problem
 from planner.plan.runtime_rules import RULES, RuntimeRules
+from planner.plan.stash_offload import require_no_offload
 from planner.plan.tensor_parallel import require_single_devices
 
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
@@ -76,6 +77,7 @@ def for_runtime(problem: Problem, runtime: str | RuntimeRules | None = None) -> 
         if not able.has_groups:
             require_single_devices(problem.job.tensor_parallel, f"a plan for {rules.expresses}")
         require_whole_state(problem.job, f"a plan for {rules.expresses}")
+        require_no_offload(problem.job, f"a plan for {rules.expresses}")
         fields |= _narrowed(problem, rules.expresses, able)
     return replace(problem, job=problem.job.model_copy(update=fields), runtime=rules)
 
@@ -107,7 +109,11 @@ def rules_of(name: str) -> RuntimeRules:
 def narrowed_by(runtime: Runtime | None) -> frozenset[str]:
     """Return the fields of a job that a runtime narrows."""
     able = None if runtime is None else _EXPRESSIBLE.get(runtime)
-    return frozenset() if able is None else frozenset({"cuts", "shard_optimizer", *able.freedoms})
+    return (
+        frozenset()
+        if able is None
+        else frozenset({"cuts", "shard_optimizer", "offload", *able.freedoms})
+    )
 
 
 def _narrowed(problem: Problem, runtime: Runtime, able: Expressible) -> dict[str, Any]:

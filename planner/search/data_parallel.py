@@ -12,6 +12,7 @@ from planner.errors import InfeasibleError, PipeplanError
 from planner.plan.optimizer_state import require_whole_state
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
+from planner.plan.stash_offload import require_no_offload
 from planner.plan.tensor_parallel import require_single_devices
 from planner.search.budget import DEFAULT_WORKERS, Clock
 from planner.search.finished import OPTIMALITY_TOLERANCE
@@ -70,6 +71,7 @@ def solve_data_parallel(
     check_settings(time_limit_s, gap_limit, seed, workers)
     require_single_devices(problem.job.tensor_parallel, "a plan of data-parallel pipelines")
     require_whole_state(problem.job, "a plan of data-parallel pipelines")
+    require_no_offload(problem.job, "a plan of data-parallel pipelines")
     require_possible(problem)
     settings = {"seed": seed, "workers": workers, "deterministic": deterministic}
     search = _Search(

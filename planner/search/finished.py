@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.assembly import assemble_plan, version
+from planner.plan.certificate import Proof
 from planner.plan.operations import numbered_by_losses
 from planner.plan.plan import COST_MODEL, Plan, Provenance
+from planner.plan.problem import Problem
 from planner.plan.runtimes import LOSSES_IN_ORDER
 from planner.search.result import Ended, Status
 from planner.search.schedule.heuristic import Schedule
@@ -29,7 +31,8 @@ def plan_of(search: Search, schedule: Schedule, limit: str, solver: str) -> Plan
 
     Args:
         search: that is over.
-        schedule: of the search's problem.
+        schedule: of the search's problem, or of one that it is a relaxation of: the bound holds for
+            that too.
         limit: of the search, see :func:`limit_text`.
         solver: what found the schedule.
     """
@@ -37,6 +40,7 @@ def plan_of(search: Search, schedule: Schedule, limit: str, solver: str) -> Plan
     provenance = _provenance(search, limit, solver)
     found = search.found
     proof = search.certifier.proof(bound_s, found.bound_source, found.bound_event)
+    proof = proof and _about(schedule.timeline.pipeline.problem, proof)
     if search.problem.job.runtime in LOSSES_IN_ORDER:
         schedule = _numbered_by_losses(schedule)
     timeline = reduced_soonest(schedule.timeline)
@@ -44,6 +48,15 @@ def plan_of(search: Search, schedule: Schedule, limit: str, solver: str) -> Plan
     if not search.problem.has_groups:  # Such a plan is checked once it names their devices.
         require_valid(plan)
     return plan
+
+
+def _about(problem: Problem, proof: Proof) -> Proof:
+    """Return a proof with its certificate about a problem; verifying the plan checks it there."""
+    certificate = proof.certificate
+    if certificate is None:
+        return proof
+    certificate = certificate.model_copy(update={"problem_digest": problem.digest})
+    return proof.model_copy(update={"certificate": certificate})
 
 
 def _numbered_by_losses(schedule: Schedule) -> Schedule:

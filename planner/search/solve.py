@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Literal, get_args
 
 from planner.costs.placement import StageSpec
@@ -14,6 +16,7 @@ from planner.plan.membership import outside
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
 from planner.plan.runtimes import for_runtime
+from planner.plan.stash_offload import require_no_offload
 from planner.search.budget import DEFAULT_WORKERS, Clock, Settings, Share, TimeSlice
 from planner.search.feasibility import explain_infeasible, form_problem
 from planner.search.finished import (
@@ -32,6 +35,7 @@ from planner.search.group_search import (
 from planner.search.local_search import anneal, descend
 from planner.search.missing_freedoms import with_missing_freedoms
 from planner.search.near import SHARE, Choice
+from planner.search.offloaded import solve_with_offload
 from planner.search.partition.chain import Chain, Partition
 from planner.search.result import Result, Robustness, Simplicity
 from planner.search.robust import choose_robust
@@ -277,8 +281,8 @@ def solve(
 
     Args:
         problem: the model, cluster and job. Where the job shares the optimizer's state
-            ``if_needed``, a search without comes first, and one with only if no plan was found; the
-            plan's job says which.
+            or offloads stashes ``if_needed``, a search without comes first, and one with only if no
+            plan was found; the plan's job says which.
         time_limit_s: of each, stop after this long with the best plan so far; seconds of CP-SAT's
             deterministic time in deterministic mode.
         gap_limit: stop once iteration time / lower bound - 1 is at most this.
@@ -308,9 +312,26 @@ def solve(
     """
     check_settings(time_limit_s, gap_limit, seed, workers)
     check_preference(prefer, prefer_within, is_robust=bool(robust))
+    if robust or prefer != "fast":
+        what = "robust plans" if robust else 'prefer = "simple"'
+        require_no_offload(problem.job, what)
     problem = for_runtime(problem)
     settings = Settings(seed, workers, deterministic)
     limit = limit_text(time_limit_s, deterministic)
+
+    def search_of(
+        problem: Problem,
+        limit_s: float,
+        progress: Progress | None,
+        first: Sequence[SearchStep] = (),
+    ) -> Search:
+        task = SearchTask(problem, settings, gap_limit, constrain)
+        search = Search(task, Clock(limit_s, deterministic), progress)
+        known = _partitions(search.chain, warm_starts)
+        search.found.is_infeasible = form_problem(search.chain) is not None
+        if not search.found.is_infeasible:
+            run_until_stopped(search, (_warm_starts(known), *first, OVERLAPPED, *STEPS))
+        return search
 
     def solve_one(
         problem: Problem,
@@ -320,27 +341,40 @@ def solve(
         first: Sequence[SearchStep] = (),
     ) -> Result:
         choose = _choose(Noise(seed=seed) if robust is True else robust, prefer, prefer_within)
-        task = SearchTask(problem, settings, gap_limit, constrain)
-        clock = Clock(time_limit_s * (1 - SHARE if choose else 1), deterministic)
-        search = Search(task, clock, progress)
-        known = _partitions(search.chain, warm_starts)
-        search.found.is_infeasible = form_problem(search.chain) is not None
-        if not search.found.is_infeasible:
-            run_until_stopped(search, (_warm_starts(known), *first, OVERLAPPED, *STEPS))
-        return _result(search, limit, choose)
+        limit_s = time_limit_s * (1 - SHARE if choose else 1)
+        return _result(search_of(problem, limit_s, progress, first), limit, choose)
 
     def on_groups(problem: Problem) -> Result:
+        if problem.job.offload:
+            return solve_with_offload(
+                problem,
+                search_of,
+                time_limit_s=time_limit_s,
+                deterministic=deterministic,
+                gap_limit=gap_limit,
+                progress=progress or (lambda row: None),
+                infeasible=_infeasible,
+            )
         if problem.job.tensor_parallel == 1 or problem.has_groups:
             return solve_one(problem, time_limit_s=time_limit_s, progress=progress)
         of_size = partial(solve_one, first=(EVEN_GRID,))
         return solve_on_groups(problem, of_size, Clock(time_limit_s, deterministic), progress)
 
-    if problem.job.shard_optimizer != "if_needed":
-        return on_groups(problem)
-    try:
-        return on_groups(with_job(problem, shard_optimizer=False))
-    except InfeasibleError:
-        return on_groups(with_job(problem, shard_optimizer=True))
+    *tried, last = _decided(problem)
+    for variant in tried:
+        with suppress(InfeasibleError):
+            return on_groups(variant)
+    return on_groups(last)
+
+
+def _decided(problem: Problem) -> list[Problem]:
+    """Return the problem with each choice that its job makes only if it is needed, in order."""
+    open_ = [n for n in ("offload", "shard_optimizer") if getattr(problem.job, n) == "if_needed"]
+    choices = product(*((False, True) for _ in open_))
+    return [
+        with_job(problem, **dict(zip(open_, row, strict=True))) if open_ else problem
+        for row in choices
+    ]
 
 
 def _warm_starts(known: Sequence[Partition]) -> SearchStep:
@@ -458,8 +492,13 @@ def best_of(search: Search) -> Candidate:
             f"{verdict} the constraints added by constrain=; solve without them, or one by "
             "one, to see which of them, or the memory, is in the way"
         )
+    raise _infeasible(search)
+
+
+def _infeasible(search: Search) -> InfeasibleError:
+    """Return why a search found no plan, with what would help."""
     error = explain_infeasible(search.chain, is_proved=search.found.is_infeasible)
-    raise with_missing_freedoms(error, search, run_quickly)
+    return with_missing_freedoms(error, search, run_quickly)
 
 
 def _choice(search: Search, choose: Choose | None) -> Choice | None:

@@ -54,9 +54,9 @@ def brought_back_during(pipeline: PlacedPipeline, orders: Orders) -> dict[Operat
 class StashCopies:
     """The copies of one replay: each is timed the moment it can be.
 
-    A stash goes to the host after its forward, behind the stashes before it of the same device. It
-    comes back while the operation before its backward runs, and has done so before the backward
-    starts: copies back never wait for each other.
+    A stash is to go to the host when its forward ends, and to come back when the operation before
+    its backward starts. On the host link of a device one stash is on its way at a time, in the
+    order in which they are to.
 
     Args:
         pipeline: the stages.
@@ -73,34 +73,33 @@ class StashCopies:
         self._backwards = backwards or {}
         self._leaving = {row._replace(kind="F") for row in self._backwards.values()}
         self._free_s: dict[str, float] = {}
-        self._out_s: dict[Operation, float] = {}
+        self._gone: set[Operation] = set()
         self._under_way: list[tuple[float, Operation]] = []
         self._away = set(self._backwards.values())
         self._offered: set[Operation] = set()
         self.events: list[CopyEvent] = []
 
     def start(self, device: str, operation: Operation, now: float) -> None:
-        """Note that an operation starts: the stash for the next one begins to come back."""
+        """Note that an operation starts: the stash for the next one is to come back."""
         backward = self._backwards.get(operation)
         # Orders with a backward before its forward deadlock there: its stash never comes.
-        out_s = None if backward is None else self._out_s.get(backward._replace(kind="F"))
-        if backward is not None and out_s is not None:
-            start_s = max(now, out_s)
-            event = self._copied(device, backward, start_s)
-            heapq.heappush(self._under_way, (event.end_s, backward))
+        if backward is not None and backward._replace(kind="F") in self._gone:
+            heapq.heappush(self._under_way, (self._copy(device, backward, now), backward))
 
     def finish(self, device: str, operation: Operation, now: float) -> None:
-        """Note that an operation ends: a forward's stash is on its way as soon as it can be."""
+        """Note that an operation ends: a forward's stash is to go to the host."""
         if operation in self._leaving:
-            event = self._copied(device, operation, max(now, self._free_s.get(device, 0.0)))
-            self._free_s[device] = self._out_s[operation] = event.end_s
+            self._copy(device, operation, now)
+            self._gone.add(operation)
 
-    def _copied(self, device: str, operation: Operation, start_s: float) -> CopyEvent:
+    def _copy(self, device: str, operation: Operation, now: float) -> float:
+        """Return when a copy ends that is asked for now."""
         bytes_ = self._pipeline.stages[operation.stage].offload_bytes
+        start_s = max(now, self._free_s.get(device, 0.0))
         end_s = start_s + copy_s(self._pipeline.problem, device, bytes_)
-        event = CopyEvent(device, operation, start_s, end_s, bytes_)
-        self.events.append(event)
-        return event
+        self._free_s[device] = end_s
+        self.events.append(CopyEvent(device, operation, start_s, end_s, bytes_))
+        return end_s
 
     def is_away(self, backward: Operation) -> bool:
         """Return whether a backward whose gradient is there has to wait for its stash.

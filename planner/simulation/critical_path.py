@@ -84,9 +84,8 @@ class PathStep:
             the optimizer step, the ``optimizer step`` before an all-gather; ``nothing`` at time 0.
             Where messages block, also a ``send`` of its device (any message but the one it needs),
             and the ``receiver`` of a message (the operation before it there). A backward may wait
-            for its ``stash`` to come back from the host, and that copy for the ``host link`` (its
-            copy to the host, or one before), or for what the operation waited for that it began
-            with.
+            for its ``stash`` to come back from the host, and that copy for the ``host link`` (the
+            copy before), or for what the operation waited for that it began with.
     """
 
     event: Event
@@ -150,8 +149,7 @@ class Causes:
         for transfer in timeline.transfers:
             self._note_transfer(transfer)
         self._copies = {event.operation: event for event in timeline.copies}
-        outs = [event for event in timeline.copies if event.is_out]
-        self._out_until = {(event.device, event.end_s): event for event in outs}
+        self._copied_until = {(row.device, row.end_s): row for row in timeline.copies}
 
     def _note_operation(self, event: OperationEvent) -> None:
         if event.device in self._last:
@@ -229,15 +227,17 @@ class Causes:
         yield from self._blocking_messages(event.start_s, event.device)
 
     def _before_copy(self, event: CopyEvent) -> Iterator[Event]:
-        """Yield what a copy to the host waited for; of one back, also what began with it."""
-        forward = event.operation._replace(kind="F")
+        """Yield the copy before on the link, and what made it be asked for.
+
+        That is the end of the forward or, of a copy back, what the operation had waited for with
+        whose start it was.
+        """
+        if (event.device, event.start_s) in self._copied_until:
+            yield self._copied_until[event.device, event.start_s]
         if event.is_out:
-            yield self._runs[forward]
-            if (event.device, event.start_s) in self._out_until:
-                yield self._out_until[event.device, event.start_s]
-            return
-        yield self._copies[forward]
-        yield from self._before_operation(self._before[event.operation])
+            yield self._runs[event.operation]
+        else:
+            yield from self._before_operation(self._before[event.operation])
 
     def _blocking_messages(self, end_s: float, *devices: str) -> list[TransferEvent]:
         """Return messages of some devices that ended at a time, if devices wait for any."""

@@ -11,7 +11,7 @@ from planner.verification.steps import Step, ended_at
 
 
 class StashTravel:
-    """The host link of every device, each way one stash at a time.
+    """The host link of every device: one stash at a time is on its way, in the order asked for.
 
     Args:
         orders: operations by device.
@@ -33,8 +33,8 @@ class StashTravel:
                 if kind == "B" and travels and costs.bytes[stage].offloaded:
                     self._behind[order[place]] = operation
         self._travels = set(self._behind.values())
-        self._out: dict[Operation, Step] = {}
-        self._last_out: dict[str, Step] = {}
+        self._gone: set[Operation] = set()
+        self._last: dict[str, Step] = {}
         self.back: dict[Operation, Step] = {}
         self.changes: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
         self._coming: dict[Operation, str] = {}
@@ -42,7 +42,7 @@ class StashTravel:
     def begin(
         self, device: str, operation: Operation, now: float, causes: Sequence[Step | None]
     ) -> None:
-        """An operation begins; the stash for the backward behind it sets off.
+        """An operation begins, and asks for the stash of the backward behind it.
 
         Args:
             device: that runs it.
@@ -52,30 +52,31 @@ class StashTravel:
         """
         backward = self._behind.get(operation)
         # A backward that an order has before its forward never gets its stash.
-        if backward is None or backward not in self._out:
+        if backward is None or backward not in self._gone:
             return
-        stage = backward.stage
-        out = self._out[backward]
-        start_s = max(now, out.end_s)
-        cause = ended_at(start_s, out, *causes)
-        step = Step(start_s, start_s + self._costs.copy_s(stage, device), (device,), cause)
+        step = self._copied(device, backward.stage, now, causes)
         self.back[backward] = step
         self._coming[backward] = device
-        self.changes[device].append((start_s, self._costs.bytes[stage].offloaded))
+        self.changes[device].append((step.start_s, self._costs.bytes[backward.stage].offloaded))
 
     def end(self, ran: Step) -> None:
-        """An operation has ended; a forward's stash leaves, behind those before it."""
+        """An operation has ended; a forward's stash is to leave."""
         assert ran.operation is not None
         stage, kind, microbatch = ran.operation
         backward, device = Operation(stage, "B", microbatch), ran.devices[0]
-        if kind != "F" or backward not in self._travels:
-            return
-        before = self._last_out.get(device)
-        start_s = ran.end_s if before is None else max(ran.end_s, before.end_s)
+        if kind == "F" and backward in self._travels:
+            step = self._copied(device, stage, ran.end_s, [ran])
+            self._gone.add(backward)
+            self.changes[device].append((step.end_s, -self._costs.bytes[stage].offloaded))
+
+    def _copied(self, device: str, stage: int, now: float, causes: Sequence[Step | None]) -> Step:
+        """Return a copy that is asked for now: after the one before on the link."""
+        before = self._last.get(device)
+        start_s = now if before is None else max(now, before.end_s)
         seconds = self._costs.copy_s(stage, device)
-        step = Step(start_s, start_s + seconds, (device,), ended_at(start_s, ran, before))
-        self._out[backward] = self._last_out[device] = step
-        self.changes[device].append((step.end_s, -self._costs.bytes[stage].offloaded))
+        step = Step(start_s, start_s + seconds, (device,), ended_at(start_s, before, *causes))
+        self._last[device] = step
+        return step
 
     def is_there(self, operation: Operation, now: float) -> bool:
         """Return whether an operation need not wait for a stash."""

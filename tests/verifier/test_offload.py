@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from offloading import offloading
@@ -19,8 +18,6 @@ from planner.assembly import plan_by_hand
     st.randoms(use_true_random=False),
     st.sampled_from([0.3, 0.8, 1.0]),
 )
-def test_both_replays_copy_stashes_alike(
-    case: Scheduled, rng: random.Random, share: float
-) -> None:
+def test_both_replays_copy_stashes_alike(case: Scheduled, rng: random.Random, share: float) -> None:
     pipeline = offloading(case.pipeline, rng, share)
     assert_they_agree(plan_by_hand(pipeline, case.orders))

@@ -54,7 +54,8 @@ class MemoryLimit:
         within_s: the shorter of the timeline's own time and that of the best quick schedule within
             memory.
         unlimited_s: time of the best quick schedule of the same stages with unlimited memory,
-            nothing recomputed or offloaded; None where there is room everywhere and nothing to gain.
+            nothing recomputed or offloaded; None where there is room everywhere and nothing to
+            gain.
     """
 
     rooms: tuple[MemoryRoom, ...]

@@ -23,8 +23,8 @@ from planner.variants.changes import (
     DeviceChange,
     LinkChange,
     MicrobatchChange,
-    StashChange,
     SpaceChange,
+    StashChange,
 )
 from planner.variants.microbatches import IN_PROPORTION, with_microbatches
 from planner.variants.plan_changes import BoundaryChange, DeviceExchange, ReplicaChange
@@ -142,8 +142,7 @@ def _with_fate(start: Altered, change: StashChange) -> Altered:
     if change.fate == "offload" and not job.offload:
         raise PipeplanError("the job forbids offloading stashes; set offload = true in it")
     stages = tuple(
-        _with_layer(stage, change) if layer in stage.layers else stage
-        for stage in start.stages
+        _with_layer(stage, change) if layer in stage.layers else stage for stage in start.stages
     )
     if stages == start.stages:
         raise PipeplanError(_NOTHING_NEW[change.fate])

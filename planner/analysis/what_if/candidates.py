@@ -21,8 +21,8 @@ from planner.variants.changes import (
     DeviceChange,
     LinkChange,
     MicrobatchChange,
-    StashChange,
     SpaceChange,
+    StashChange,
 )
 from planner.variants.microbatches import has_measured_times
 from planner.variants.problems import with_job

@@ -18,6 +18,7 @@ from planner.analysis.what_if.case import Case
 from planner.analysis.what_if.values import WhatIf, WhatIfProgress, value_of
 from planner.errors import InfeasibleError, PipeplanError
 from planner.plan.plan import Plan
+from planner.plan.stash_offload import require_no_offload
 from planner.prediction import replay
 from planner.search.budget import DEFAULT_WORKERS, Clock, SearchWork, Settings
 from planner.search.recomputed import RecomputedSchedules
@@ -73,6 +74,7 @@ def what_if(
             keeps the plan from being replayed within memory.
     """
     check_settings(time_limit_s, 0.0, seed, workers)
+    require_no_offload(plan.job, "explain --what-if")
     timeline = timeline or replay(plan)
     if not fits_memory(timeline):
         raise PipeplanError(

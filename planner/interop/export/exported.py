@@ -18,6 +18,7 @@ from planner.model.graph_record import Boundary
 from planner.model.group_graph import split_of
 from planner.plan.optimizer_state import require_whole_state
 from planner.plan.plan import Plan, Stage
+from planner.plan.stash_offload import require_no_offload
 from planner.plan.tensor_parallel import require_single_devices
 from planner.units import and_more
 
@@ -171,5 +172,6 @@ def export_plan(plan: Plan, target: str) -> Exported:
     if target not in WITH_GROUPS:
         require_single_devices(plan.degree, f"export --to {target}")
     require_whole_state(plan.job, f"export --to {target}")
+    require_no_offload(plan.job, f"export --to {target}")
     exported: Exported = import_module(TARGETS[target]).export(plan)
     return exported

@@ -80,6 +80,10 @@ def search_schedule(
     if measure == "longest_stage_span":
         rules = problem.runtime.model_copy(update={"links": "in_turn"})
         problem = replace(problem, runtime=rules)
+    if any(stage.offload for stage in stages):
+        raise PipeplanError(
+            "stages.offload: schedules of stages that offload are not searched; keep their stashes"
+        )
     specs = [StageSpec(stage.layers, stage.devices, stage.recompute) for stage in stages]
     pipeline = place(problem, specs)
     if not is_connected(pipeline):

@@ -270,7 +270,12 @@ class ProvedIntervals:
 
     @cached_property
     def kept_bytes(self) -> FloatArray:
-        """What each layer keeps at least: its stash or, run again, the tensors it starts from."""
+        """What each layer keeps at least: its stash or, run again, the tensors it starts from.
+
+        Nothing where stashes may go to the host.
+        """
+        if self.layers.space.offload:
+            return np.zeros(self.layers.length)
         stash = np.array([float(row.stash_bytes) for row in self.layers.rows])
         if not self.layers.space.recompute:
             return stash

@@ -50,7 +50,12 @@ class ProvedMemory:
 
     @cached_property
     def levels(self) -> list[list[ProvedMemoryLevel]]:
-        """Levels of each type; none where every number of microbatches fits."""
+        """Levels of each type; none where every number of microbatches fits.
+
+        Of those whose stashes are on the host any number may be in flight.
+        """
+        if self._layers.space.offload:
+            return [[] for _ in self._layers.types]
         return [list(self._of_type(k)) for k in range(len(self._layers.types))]
 
     def _of_type(self, kind: int) -> Iterator[ProvedMemoryLevel]:
