@@ -50,6 +50,9 @@ class EmulatedWorker:
         self._outputs = tuple(_empty(_spec(tensor)) for tensor in sent)
         self._gradients = tuple(_empty(_spec(t)) for t in received if t.requires_grad)
 
+    def bring_back(self, microbatch: int) -> None:
+        """Nothing is kept, and so nothing on the host."""
+
     def begin(self, step: int, loss_scale: float) -> None:
         """Nothing is kept from one iteration to the next."""
 

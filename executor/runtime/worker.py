@@ -56,6 +56,9 @@ class Worker(Protocol):
     def weight_gradients(self, microbatch: int) -> None:
         """Run the weight gradients of a split backward."""
 
+    def bring_back(self, microbatch: int) -> None:
+        """Begin to bring the stash of a microbatch back from the host, if it is there."""
+
     def end(self) -> None:
         """Check that every microbatch has had its backward, and end the iteration."""
 

@@ -107,6 +107,7 @@ class _LayerRun:
 
     layers: tuple[str, ...]
     recompute: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()
 
 
 class _Cutter:
@@ -205,6 +206,7 @@ class _Cutter:
         written = [value for node in nodes if not is_noted(node) for value in written_by(node)]
         return Piece(
             recompute=self.pieces[number].recompute,
+            offload=self.pieces[number].offload,
             graph=graph.build(nodes, leaving),
             reads=tuple(map(self.boundary, reads)),
             makes=tuple(map(self.boundary, leaving)),
@@ -240,20 +242,25 @@ class _PieceLayers:
 
     stage: int
     recompute: bool
+    offload: bool
     layers: tuple[str, ...]
 
 
 def _pieces(stages: Sequence[StageLayers], names: Sequence[str]) -> list[_PieceLayers]:
-    """Each recomputed layer is a piece of its own, what lies between them another."""
+    """Each recomputed layer is a piece; of others, neighbours that all offload, or do not."""
     position = {name: place for place, name in enumerate(names)}
     found = []
     for index, stage in enumerate(stages):
         again = set(stage.recompute)
-        # A number for each recomputed layer, None for the others: neighbours alike join.
+        # A number for each recomputed layer, -1 for those that offload, None for the others:
+        # neighbours alike join.
         marks = {name: k for k, name in enumerate(stage.layers) if name in again}
+        marks |= dict.fromkeys(stage.offload, -1)
         ordered = sorted(stage.layers, key=position.__getitem__)
         for mark, run in groupby(ordered, key=marks.get):
-            found.append(_PieceLayers(index, mark is not None, tuple(run)))
+            offloads = mark == -1
+            again_ = mark is not None and not offloads
+            found.append(_PieceLayers(index, again_, offloads, tuple(run)))
     return found
 
 

@@ -49,10 +49,11 @@ def memory_order(value: Tensor) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Piece:
-    """Layers of a stage that run as one: all between two recomputed ones, or one of these.
+    """Layers of a stage that run as one: a recomputed one, or neighbours that offload, or do not.
 
     Attributes:
         recompute: whether it keeps only what it reads and runs again in the backward.
+        offload: whether what it saves goes to the host between forward and backward.
         graph: called with ``reads`` and then the model inputs; returns ``makes`` as a tuple.
         reads: tensors made by earlier pieces or stages, in order.
         makes: tensors that later pieces or stages use, in order; the loss at the end of the model.
@@ -65,6 +66,7 @@ class Piece:
     """
 
     recompute: bool
+    offload: bool
     graph: fx.GraphModule
     reads: tuple[BoundaryTensor, ...]
     makes: tuple[BoundaryTensor, ...]

@@ -15,6 +15,7 @@ from executor.runtime.worker import TensorSpec
 from executor.split.member_step import GROUP
 from executor.split.stage_module import Piece, StageModule
 from executor.stage.drawn_numbers import drawn_offset
+from executor.stage.offload import StashOffload
 from executor.stage.recompute import BeforeUse, Recomputed, Run, put_gates
 from executor.stage.statistics import Statistics, copied, note_statistics
 from executor.stage.weight_gradients import (
@@ -74,6 +75,7 @@ class StageRunner:
         before_use: called before a forward uses parameters; None: no one waits for them.
         added: called with each parameter whose gradient something other than autograd has added to.
         group: the tensor-parallel group of this rank, if the stage is a member's.
+        offloaded: the microbatches whose stashes of offloaded layers travel to the host.
     """
 
     def __init__(
@@ -86,10 +88,15 @@ class StageRunner:
         before_use: BeforeUse | None = None,
         added: Added = ignore,
         group: TensorParallelGroup | None = None,
+        offloaded: Collection[int] = (),
     ) -> None:
         self.stage = stage
         self.microbatches = microbatches
         self.split = frozenset(split)
+        self.offloaded = frozenset(offloaded)
+        self._offload = StashOffload(
+            device, lambda: (*stage.parameters.values(), *stage.buffers.values())
+        )
         self.device = device
         self.autocast = autocast
         # Of the stage's boundaries, which are the same for every microbatch.
@@ -210,8 +217,16 @@ class StageRunner:
         values = dict(zip((t.name for t in stage.receives), leaves, strict=True))
         kept = {tensor.name for tensor in self._outputs}
         runs = self._split_runs if microbatch in self.split else self._whole_runs
+        travels = microbatch in self.offloaded
+        if travels:
+            # The gradients of what was received, and batches, are held in any case.
+            self._offload.stay((*leaves, *batch.values()))
         for piece, run in zip(stage.pieces, runs, strict=True):
-            made = run(*_entering(piece, values), *(batch[name] for name in piece.model_inputs))
+            inputs = _entering(piece, values)
+            with self._offload.saving() if travels and piece.offload else nullcontext():
+                made = run(*inputs, *(batch[name] for name in piece.model_inputs))
+            if travels and not piece.offload:
+                self._offload.stay((*inputs, *made))
             for name in piece.last_reads - kept:
                 del values[name]
             values.update(zip((t.name for t in piece.makes), made, strict=True))
@@ -226,6 +241,8 @@ class StageRunner:
             roots=self._roots(outputs),
             loss=detached[0] if self._is_last else None,
         )
+        if travels:
+            self._offload.leave(microbatch)
         return detached
 
     def _roots(self, outputs: Sequence[Tensor]) -> tuple[GradientEdge | None, ...]:
@@ -248,6 +265,7 @@ class StageRunner:
             (:func:`planner.model.tracing.gradients.nodes_with_gradient`), here or on another way,
             so that no parameter gets a gradient that plain torch would leave None.
         """
+        self.bring_back(microbatch)
         kept = self._in_flight.pop(microbatch)
         if kept.loss is not None:
             gradients = [torch.full_like(kept.loss, self._loss_scale / self.microbatches)]
@@ -265,6 +283,10 @@ class StageRunner:
         return tuple(
             leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in kept.leaves
         )
+
+    def bring_back(self, microbatch: int) -> None:
+        """Begin to bring the stash of a microbatch back from the host, if it is there."""
+        self._offload.bring_back(microbatch)
 
     def weight_gradients(self, microbatch: int) -> None:
         """Run the weight gradients of a split backward."""
@@ -296,6 +318,7 @@ class TrainingWorker:
         # What needs no batch is the stage's own.
         self.backward = runner.backward
         self.weight_gradients = runner.weight_gradients
+        self.bring_back = runner.bring_back
         self.end = runner.require_empty
         self._runner = runner
         self._batches = batches

@@ -32,6 +32,7 @@ from executor.runtime.transport import (
     watched,
 )
 from executor.runtime.worker import OperationObserver, Worker
+from executor.stage.offload import StashReturn
 from executor.stage.recompute import BeforeUse
 from executor.stage.runner import StageRunner, TrainingWorker
 from executor.stage.statistics import Statistics
@@ -58,6 +59,7 @@ from executor.training.optimizer import job_optimizer, require_step_by_element
 from executor.training.state_shards import StateShards
 from planner.plan.plan import Plan
 from planner.plan.programs import Action, Reduce, directions
+from planner.plan.stash_offload import brought_back_during
 from planner.sync.strategies import AllReduceOptions, options_of
 
 
@@ -81,6 +83,7 @@ class StagePart:
         index: its number.
         microbatches: those whose forward this rank runs, in order.
         split: the microbatches whose backward is split on this rank.
+        offloaded: those whose stashes of offloaded layers travel to the host.
         before_use: called before a forward uses parameters; None: no one waits for them.
         added: called with each parameter whose gradient something other than autograd has added to.
         pacer: the rank's; None if operations take their own time.
@@ -90,6 +93,7 @@ class StagePart:
     index: int
     microbatches: tuple[int, ...]
     split: frozenset[int]
+    offloaded: frozenset[int]
     before_use: BeforeUse | None
     added: Added
     pacer: Pacer | None
@@ -213,10 +217,14 @@ class Trainer:
                 plan, place.rank, pace, parameters, self._synchronisation, emulates=emulates
             )
         self._readiness = self._make_readiness(shared)
+        self._offloads = [bool(stage.offload) for stage in plan.stages]
         self._workers = {part.index: make_worker(part) for part in self._parts()}
         observers: list[OperationObserver] = [
             observer for observer in (self._pacer, self._readiness) if observer is not None
         ]
+        if any(self._offloads):
+            orders = {self._replica: plan.parsed_orders()[self._replica]}
+            observers.append(StashReturn(self._workers, orders, self._offloads))
         self._runtime = PipelineRuntime(
             self._workers,
             program,
@@ -270,6 +278,7 @@ class Trainer:
                 part.before_use,
                 part.added,
                 part.group,
+                part.offloaded,
             )
             names = stages[part.index].model_inputs
             batches = DeviceBatches.of(batch_of, names, part.microbatches, device)
@@ -337,6 +346,7 @@ class Trainer:
         """Return the stages of this rank, with what they call."""
         device = self._replica
         order = self.plan.parsed_orders()[device]
+        back = brought_back_during({device: order}, self._offloads).values()
         synchronisation = self._synchronisation
         before_use = (self._pacer or synchronisation).before_use if synchronisation.gated else None
         added = ignore if self._readiness is None else self._readiness.added
@@ -345,6 +355,7 @@ class Trainer:
                 stage.index,
                 tuple(o.microbatch for o in order if o.stage == stage.index and o.kind == "F"),
                 frozenset(o.microbatch for o in order if o.stage == stage.index and o.kind == "W"),
+                frozenset(o.microbatch for o in back if o.stage == stage.index),
                 before_use,
                 added,
                 self._pacer,

@@ -1,10 +1,13 @@
-"""What cannot yet be done with stashes that are offloaded to the host."""
+"""Which stashes travel to the host, and what cannot yet be done with these."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from itertools import pairwise
 
 from planner.errors import PipeplanError
+from planner.plan.operations import Operation, Orders
 from planner.space import Space
 
 
@@ -23,3 +26,24 @@ def require_no_offload(space: Space, what: str) -> None:
             f"offload = {json.dumps(space.offload)}: {what} supports stashes that stay on their "
             "devices only so far; use a plan, or a job, with offload = false"
         )
+
+
+def brought_back_during(orders: Orders, offloads: Sequence[bool]) -> dict[Operation, Operation]:
+    """Return the backwards that need a stash from the host, by the operation before each.
+
+    The stash of a microbatch whose backward directly follows its forward stays on the device, and
+    so does that of one whose backward is split.
+
+    Args:
+        orders: operations by device.
+        offloads: by stage, whether it offloads anything.
+    """
+    return {
+        before: operation
+        for order in orders.values()
+        for before, operation in pairwise(order)
+        if operation.kind == "B"
+        and operation.stage < len(offloads)
+        and offloads[operation.stage]
+        and before != operation._replace(kind="F")
+    }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 from planner.costs.placement import PlacedPipeline, copy_s
 from planner.plan.operations import Operation, Orders
+from planner.plan.stash_offload import brought_back_during
 
 
 @dataclass(frozen=True)
@@ -35,22 +35,6 @@ class CopyEvent:
         return self.operation.kind == "F"
 
 
-def brought_back_during(pipeline: PlacedPipeline, orders: Orders) -> dict[Operation, Operation]:
-    """Return the backwards that need a stash from the host, by the operation before each.
-
-    The stash of a microbatch whose backward directly follows its forward stays on the device.
-    """
-    offloads = [stage.offload_bytes > 0 for stage in pipeline.stages]
-    return {
-        before: operation
-        for order in orders.values()
-        for before, operation in pairwise(order)
-        if operation.kind == "B"
-        and offloads[operation.stage]
-        and before != operation._replace(kind="F")
-    }
-
-
 class StashCopies:
     """The copies of one replay: each is timed the moment it can be.
 
@@ -60,17 +44,16 @@ class StashCopies:
 
     Args:
         pipeline: the stages.
-        backwards: see :func:`brought_back_during`.
+        orders: operations by device; None: nobody knows them, and no stash leaves.
 
     Attributes:
         events: all copies so far.
     """
 
-    def __init__(
-        self, pipeline: PlacedPipeline, backwards: Mapping[Operation, Operation] | None = None
-    ) -> None:
+    def __init__(self, pipeline: PlacedPipeline, orders: Orders | None) -> None:
         self._pipeline = pipeline
-        self._backwards = backwards or {}
+        offloads = [stage.offload_bytes > 0 for stage in pipeline.stages]
+        self._backwards = brought_back_during(orders or {}, offloads)
         self._leaving = {row._replace(kind="F") for row in self._backwards.values()}
         self._free_s: dict[str, float] = {}
         self._gone: set[Operation] = set()

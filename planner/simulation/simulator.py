@@ -27,7 +27,7 @@ from planner.costs.placement import PlacedPipeline, Transfer, place_plan
 from planner.errors import DeadlockError
 from planner.plan.operations import Kind, Operation, Orders, owners
 from planner.plan.plan import Plan
-from planner.simulation.copies import StashCopies, brought_back_during
+from planner.simulation.copies import StashCopies
 from planner.simulation.exchanges import Exchanges, Message, exchanges_of
 from planner.simulation.gathers import gathered
 from planner.simulation.gradients import GradientMoments, Made
@@ -50,7 +50,7 @@ def simulate(pipeline: PlacedPipeline, orders: Orders) -> Timeline:
     """
     owner = owners(orders)
     exchanges = exchanges_of(pipeline, owner, orders)
-    copies = StashCopies(pipeline, brought_back_during(pipeline, orders))
+    copies = StashCopies(pipeline, orders)
     return Replay(pipeline, owner, FixedOrder(orders), exchanges, copies).run()
 
 
@@ -85,7 +85,7 @@ def run(pipeline: PlacedPipeline, owner: Mapping[tuple[int, int], str], policy: 
         DeadlockError: if nothing can run although operations are left.
     """
     exchanges = exchanges_of(pipeline, owner, None)
-    return Replay(pipeline, owner, policy, exchanges, StashCopies(pipeline)).run()
+    return Replay(pipeline, owner, policy, exchanges, StashCopies(pipeline, None)).run()
 
 
 class Replay:
