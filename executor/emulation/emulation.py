@@ -23,6 +23,7 @@ from executor.training.optimisation import Optimisation, StepOutcome
 from executor.training.optimizer import job_optimizer
 from executor.training.trainer import StagePart, Trainer
 from planner.costs.placement import PlacedPipeline, place_plan
+from planner.errors import PipeplanError
 from planner.model.graph_record import Boundary
 from planner.plan.plan import Plan
 
@@ -106,7 +107,15 @@ def emulating_trainer(
         timeout: of collectives.
         watch: whether arrivals of messages are noted, for a timeline.
         pace: how operations differ from their predicted time.
+
+    Raises:
+        PipeplanError: if stages offload their stashes: copies are not emulated.
     """
+    if any(stage.offload for stage in plan.stages):
+        raise PipeplanError(
+            "stages.offload: the copies of stashes to the host are not emulated; train the plan, or "
+            "emulate one with offload = false"
+        )
     return Trainer(
         plan,
         place,

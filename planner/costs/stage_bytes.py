@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
-from planner.model.graph_record import Boundary
+from planner.model.graph_record import Boundary, Layer
 from planner.model.layer_graph import LayerGraph
 
 
@@ -102,6 +102,11 @@ def stage_bytes(graph: LayerGraph, stages: Sequence[StageLayers]) -> list[StageB
     return table.rows()
 
 
+def _without_batch(layer: Layer) -> int:
+    """Return a layer's stash less what it reads of the batch, which others may hold too."""
+    return max(0, layer.stash_bytes - layer.batch_bytes)
+
+
 class _Table:
     """Sums by stage; a tensor is added where it is produced and subtracted at its last use."""
 
@@ -122,7 +127,7 @@ class _Table:
         self._split = [split_workspace_bytes(stage) for stage in layers]
         self._offload = [{*stage.offload} for stage in stages]
         self._offloaded = [
-            sum(graph.layers[name].stash_bytes for name in names) for names in self._offload
+            sum(_without_batch(graph.layers[name]) for name in names) for names in self._offload
         ]
         self._kept_for_weights = [
             sum(graph.layers[name].kept_for_weights_bytes for name in s.layers) for s in stages

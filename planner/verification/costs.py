@@ -403,9 +403,9 @@ class PlanCosts:
         )
 
     def _offloaded_bytes(self, stage: Stage) -> int:
-        """Stashes of layers, less tensors in them that the rest of the stage or the one before has.
+        """Stashes of layers, less what others hold anyway until the backward.
 
-        These are there anyway until the backward.
+        That is the batch, and tensors that the rest of the stage or the one before has too.
         """
         away = set(stage.offload)
         staying = 0
@@ -414,7 +414,8 @@ class PlanCosts:
             stay = {name for name in holders - away if self._stage_of[name] == stage.index}
             if tensor.saved_by in away and (stay or self._stage_of[tensor.producer] < stage.index):
                 staying += tensor.bytes
-        kept = sum(layer.stash_bytes for layer in self._graph.layers if layer.name in away)
+        rows = (row for row in self._graph.layers if row.name in away)
+        kept = sum(max(0, row.stash_bytes - row.batch_bytes) for row in rows)
         return max(0, kept - staying)
 
     def _crossing(self, cut: int) -> list[Boundary]:

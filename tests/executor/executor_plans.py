@@ -27,7 +27,7 @@ FOUR_DEVICES = cluster(
     DEVICES,
     [link(device, "hub") for device in DEVICES],
     ["hub"],
-    {"unit": device_type(peak_tflop_per_s=PRECISIONS)},
+    {"unit": device_type(peak_tflop_per_s=PRECISIONS, host_link_gb_per_s=1.0)},
 )
 Owners = Mapping[tuple[int, int], str]
 
@@ -43,7 +43,7 @@ def pipeline_of(
     stages: Sequence[tuple],
     **job: object,
 ) -> PlacedPipeline:
-    """Stages ``(layers, devices)`` or ``(layers, devices, recompute)`` on four equal devices."""
+    """Stages of layers, devices and what they recompute and offload, on four equal devices."""
     fields = {
         "samples_per_microbatch": graph.record.samples_per_microbatch,
         "optimizer": "sgd_momentum",

@@ -143,6 +143,16 @@ def recomputed_with_dropout() -> Plan:
     return shuffled(pipeline, 12, split=0.5)
 
 
+def offloaded_beside_recomputed() -> Plan:
+    """Stashes of most layers travel, with more than one in flight; host links of 1 GB/s."""
+    graph = traced("gpt_tiny")
+    names = list(graph.layers)
+    parts = [(names[:3], ["d0"]), (names[3:5], ["d1"]), (names[5:6], ["d2"]), (names[6:], ["d3"])]
+    stages = [(part, on, part[1:2], part[:1] + part[2:]) for part, on in parts]
+    fields = {"microbatches": 6, "backward": "whole", "offload": True}
+    return scheduled(pipeline_of(graph, ZOO["gpt_tiny"], stages, **fields))
+
+
 def a_bias_handed_on_by_split_stages() -> Plan:
     """T5 computes the bias of its decoder's attention from a table, for all its blocks."""
     return shuffled(zoo_pipeline("t5_tiny", [4, 9, 12, 13], [*DEVICES, "d0"], 4), 13, split=1.0)
@@ -277,6 +287,7 @@ PLANS: dict[str, Callable[[], Plan]] = {
         some_backwards_split_between_replicas,
         statistics_of_replicas_out_of_order,
         recomputed_with_dropout,
+        offloaded_beside_recomputed,
         a_bias_handed_on_by_split_stages,
         a_frozen_encoder_on_stages_of_its_own,
         a_frozen_encoder_of_replicas_beside_the_decoder,
