@@ -113,7 +113,7 @@ def emulating_trainer(
     """
     if any(stage.offload for stage in plan.stages):
         raise PipeplanError(
-            "stages.offload: the copies of stashes to the host are not emulated; train the plan, or "
+            "stages.offload: copies of stashes to the host are not emulated; train the plan, or "
             "emulate one with offload = false"
         )
     return Trainer(

@@ -14,6 +14,7 @@ from executor_plans import (
     pipeline_of,
     scheduled,
     shuffled,
+    traced,
     zoo_pipeline,
 )
 from launch import forked
