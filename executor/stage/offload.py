@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ class _Block:
         """Return all its bytes."""
         assert self.on_device is not None, "a stash is used that is on the host"
         device = self.on_device.device
-        return torch.empty(0, dtype=torch.uint8, device=device).set_(self.on_device)  # type: ignore[call-overload]
+        return torch.empty(0, dtype=torch.uint8, device=device).set_(self.on_device)
 
     def storage(self) -> torch.UntypedStorage:
         """Return its memory on the device, for what runs on the current stream from now on."""
@@ -57,7 +58,7 @@ class _Saved:
         """Return the tensor again."""
         storage = self.block.storage()
         empty = torch.empty(0, dtype=self.dtype, device=storage.device)
-        return empty.set_(storage, self.offset, self.size, self.stride)  # type: ignore[call-overload,no-any-return]
+        return empty.set_(storage, self.offset, self.size, self.stride)
 
 
 class _HostCopies:
@@ -124,7 +125,7 @@ class StashOffload:
         self._device, self._held = device, held
         self._away: dict[int, list[_Block]] = {}
         self._blocks: dict[int, _Block] = {}
-        self._staying: list[StorageWeakRef] = []
+        self._staying: list[Any] = []
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -134,14 +135,14 @@ class StashOffload:
 
     def stay(self, tensors: Iterable[Tensor]) -> None:
         """Note tensors that others than offloaded layers hold too: these stay on the device."""
-        self._staying += [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
+        self._staying += [_reference(tensor) for tensor in tensors]
 
     def _pack(self, tensor: Tensor) -> Tensor | _Saved:
         is_plain = tensor.layout == torch.strided and not (tensor.is_conj() or tensor.is_neg())
         if not is_plain or tensor.device.type != self._device.type or not tensor.numel():
             return tensor
         storage = tensor.untyped_storage()
-        block = self._blocks.setdefault(StorageWeakRef(storage).cdata, _Block(storage))
+        block = self._blocks.setdefault(_reference(tensor).cdata, _Block(storage))
         return _Saved(
             block, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset())
         )
@@ -149,6 +150,7 @@ class StashOffload:
     def leave(self, microbatch: int) -> None:
         """The forward has ended: what it saved sets off, but for what stays."""
         self.stay(self._held())
+        # The address of memory that is gone may be that of a saved tensor now.
         staying = {row.cdata for row in self._staying if not row.expired()}
         leaving = [block for key, block in self._blocks.items() if key not in staying]
         self._blocks, self._staying = {}, []
@@ -158,6 +160,11 @@ class StashOffload:
     def bring_back(self, microbatch: int) -> None:
         """Begin to bring a microbatch's stash back, if it is away."""
         self._copies.back(self._away.pop(microbatch, ()))
+
+
+def _reference(tensor: Tensor) -> Any:
+    """Return a weak reference to a tensor's memory."""
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def _unpack(saved: Tensor | _Saved) -> Tensor:

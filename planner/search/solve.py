@@ -313,7 +313,7 @@ def solve(
     check_settings(time_limit_s, gap_limit, seed, workers)
     check_preference(prefer, prefer_within, is_robust=bool(robust))
     if robust or prefer != "fast":
-        what = "robust plans" if robust else 'prefer = "simple"'
+        what = "robust = True" if robust else 'prefer = "simple"'
         require_no_offload(problem.job, what)
     problem = for_runtime(problem)
     settings = Settings(seed, workers, deterministic)
