@@ -7,7 +7,7 @@ pinned memory, one stash after the other as docs/cost_model.md has it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -181,7 +181,7 @@ class StashReturn:
     """
 
     def __init__(
-        self, workers: dict[int, Worker], orders: Orders, offloads: Sequence[bool]
+        self, workers: Mapping[int, Worker], orders: Orders, offloads: Sequence[bool]
     ) -> None:
         self._workers = workers
         self._backwards = brought_back_during(orders, offloads)
