@@ -156,7 +156,7 @@ def test_many_shares_and_many_devices_are_summed(timeline_of) -> None:
 def test_overflows_are_counted_beyond_a_few(timeline_of, count: int, rest: bool) -> None:
     explanation = explain(timeline_of("one_device"))
     rooms = tuple(MemoryRoom(f"d{n}", 2 * GIB, GIB, GIB) for n in range(count))
-    limit = MemoryLimit(rooms, recomputes=False, within_s=1.0, unlimited_s=1.0)
+    limit = MemoryLimit(rooms, recomputes=False, offloads=False, within_s=1.0, unlimited_s=1.0)
     said = "\n".join(explanation_lines(replace(explanation, memory=limit)))
     assert "d2 reaches 2 GiB of 1 GiB" in said
     assert (", 2 others;" in said) == rest
