@@ -1,8 +1,8 @@
 """Microbatches of unequal length: how often each length comes, and which ones an iteration has.
 
 A job lists a few lengths, in positions of the sequence (tokens), and a microbatch has one of them.
-The lengths of an iteration are a pure function of the job and of the iteration's number, so planner,
-checker and every rank know the shapes of all messages without telling each other.
+The lengths of an iteration are a pure function of the job and of the iteration's number, so that
+planner, checker and every rank know the shapes of all messages without telling each other.
 """
 
 from __future__ import annotations

@@ -24,8 +24,9 @@ def length_problems(plan: Plan, orders: Orders, costs: PlanCosts) -> Iterator[st
     lengths, said = plan.job.lengths, plan.predicted.lengths
     if lengths is None or said is None:
         if (lengths is None) != (said is None):
-            told, meant = ("none", "some") if said is None else ("some", "none")
-            yield f"predicted.lengths: the plan says {told}, job.lengths asks for {meant}; {_REMEDY}"
+            asked = "null" if lengths is None else "not null"
+            told = "null" if said is None else "not null"
+            yield f"predicted.lengths: it is {told}, but job.lengths is {asked}; {_REMEDY}"
         return
     by_length = [PlanCosts(_of_length(plan, k)) for k in range(len(lengths.tokens))]
     times_s = [
