@@ -132,7 +132,7 @@ def test_a_model_with_running_statistics_is_refused(tmp_path: Path) -> None:
     stages = [(layers[:1], ["d0"]), (layers[1:], ["d1"])]
     fields = {name: getattr(job, name) for name in ("loss", "inputs", "lengths")}
     plan = scheduled(pipeline_of(graph, None, stages, microbatches=2, **fields))
-    with pytest.raises(PipeplanError, match="norm.num_batches_tracked.*several lengths"):
+    with pytest.raises(PipeplanError, match=r"norm\.num_batches_tracked.*several lengths"):
         prepare(plan, Normalised, place=PlanRank(0, 2))
 
 
