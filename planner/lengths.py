@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from hashlib import blake2b
 from itertools import accumulate, pairwise
-from operator import mul
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -102,7 +101,8 @@ class Lengths(Record):
     @property
     def mean_tokens(self) -> float:
         """The length of a microbatch in the mean."""
-        return sum(map(mul, self.tokens, self.all_shares))
+        rows = zip(self.tokens, self.all_shares, strict=True)
+        return sum(tokens * share for tokens, share in rows)
 
     @cached_property
     def _ends(self) -> tuple[float, ...]:

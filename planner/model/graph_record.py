@@ -330,7 +330,11 @@ def _check_lengths(record: GraphRecord) -> None:
         raise ValueError("layers[0].lengths: their tokens do not ascend; trace the model again")
     if expected and abs(sum(share for _, share in expected) - 1) > ROUNDING:
         raise ValueError("layers[0].lengths: their shares do not sum to 1; trace the model again")
-    for kind, rows in (("layers", record.layers), ("boundaries", record.boundaries)):
+    kinds: dict[str, Sequence[Layer | Boundary]] = {
+        "layers": record.layers,
+        "boundaries": record.boundaries,
+    }
+    for kind, rows in kinds.items():
         for index, row in enumerate(rows):
             if tuple((part.tokens, part.share) for part in row.lengths) != expected:
                 raise ValueError(

@@ -1,4 +1,4 @@
-"""Microbatches of several lengths: their figures, the times of iterations, and the choice of order."""
+"""Microbatches of several lengths: their figures, times of iterations, and the choice of order."""
 
 import json
 from collections import Counter
@@ -238,13 +238,13 @@ def test_a_plan_survives_a_file(planned: Plan, tmp_path: Path) -> None:
 def test_a_graph_of_lengths_has_the_figures_of_a_trace_at_each(name: str) -> None:
     def traced(length: int, **fields: object) -> GraphRecord:
         entry = {"shape": (length,), "dtype": "int64", "below": 9}
-        names = ["ids", "target"] if name == "llama_tiny" else ["source", "ids", "target"]
+        names = ["ids", "target"] if name == "llama_tiny" else ["ids", "decoder_ids", "target"]
         inputs = dict.fromkeys(names, entry)
         return trace(ZOO[name], Job.model_validate({"inputs": inputs, **fields})).record
 
     record = traced(64, lengths=TRACED)
-    for place, tokens in enumerate(TRACED["tokens"]):
-        of_length, alone = record_at(record, place), traced(tokens)
+    for number, tokens in enumerate(TRACED["tokens"]):
+        of_length, alone = record_at(record, number), traced(tokens)
         for here, there in zip(of_length.layers, alone.layers, strict=True):
             for field in ("name", "work", "batch_bytes", "products", "forward_flops"):
                 assert getattr(here, field) == getattr(there, field), (field, here.name)
@@ -303,7 +303,7 @@ def test_a_job_names_a_file_of_token_counts(tmp_path: Path) -> None:
         ({"tokens": [10, 20], "trace": [20, 20]}, "no microbatch of 10 tokens"),
         ({"tokens": [10, 20], "shares": [0.5, 0.5], "order": "random"}, "order"),
         ({"tokens": [10, 20], "trace_file": "none.txt"}, "none.txt cannot be read"),
-        ({"tokens": [10, 20], "trace_file": "words.txt"}, "has many, expected whole numbers"),
+        ({"tokens": [10, 20], "trace_file": "words.txt"}, "has .many., expected whole numbers"),
         ({"tokens": [10, 20], "trace_file": "empty.txt"}, "has nothing, expected whole numbers"),
     ],
 )
