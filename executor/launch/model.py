@@ -152,8 +152,10 @@ def export_shorter_lengths(
         PipeplanError: if layers, or sizes of tensors between them, are not the planned ones.
     """
     lengths = plan.job.lengths
-    batch: Mapping[str, Tensor] = {} if lengths is None else example_batch(model, plan.job)
-    for place, tokens in enumerate(() if lengths is None else lengths.tokens[:-1]):
+    if lengths is None:
+        return
+    batch = example_batch(model, plan.job)
+    for place, tokens in enumerate(lengths.tokens[:-1]):
         shorter = batch_at(batch, lengths, place)
         exported = export_step(model, shorter, plan.job, own_loss)
         layers = assign_layers(exported)

@@ -126,7 +126,7 @@ class _LengthFactors:
             self._known[key] = _shares(
                 self._pipeline.seconds(*key), [row.seconds(*key) for row in self._placed]
             )
-        return self._known[key][self._rows[:, microbatch]]
+        return self._of(key, microbatch)
 
     def transfer(self, event: TransferEvent) -> FloatArray:
         stage, kind, microbatch = event.operation
@@ -139,7 +139,11 @@ class _LengthFactors:
                 for row in (self._pipeline, *self._placed)
             )
             self._known[key] = _shares(mean, others)
-        return self._known[key][self._rows[:, microbatch]]
+        return self._of(key, microbatch)
+
+    def _of(self, key: tuple[object, ...], microbatch: int) -> FloatArray:
+        factors: FloatArray = self._known[key][self._rows[:, microbatch]]
+        return factors
 
     def synchronisation(self, event: SynchronisationEvent) -> FloatArray:
         return self._ones
