@@ -144,11 +144,9 @@ def _require_lengths(graph: LayerGraph, job: Job) -> None:
     traced, lengths = graph.record.lengths, job.lengths
     wanted = () if lengths is None else tuple(zip(lengths.tokens, lengths.all_shares, strict=True))
     if not _are_close(traced, wanted):
-        there = ", ".join(f"{tokens} ({share:.4g})" for tokens, share in traced) or "one"
-        here = ", ".join(f"{tokens} ({share:.4g})" for tokens, share in wanted) or "one"
         raise PipeplanError(
-            f"job.lengths: microbatches of {here} lengths, but layer graph {graph.name!r} was "
-            f"traced for {there}; trace it again with this job"
+            f"job.lengths: microbatches of {_in_words(wanted)}, but layer graph {graph.name!r} was "
+            f"traced for {_in_words(traced)}; trace it again with this job"
         )
     if lengths is None:
         return
@@ -163,6 +161,11 @@ def _require_lengths(graph: LayerGraph, job: Job) -> None:
             f"lengths: layer {measured.name!r} was measured at one length, which does not say how "
             "long the others take; leave --costs out, or remove lengths from the job"
         )
+
+
+def _in_words(lengths: Sequence[tuple[int, float]]) -> str:
+    rows = ", ".join(f"{tokens} tokens ({share:.4g})" for tokens, share in lengths)
+    return rows or "one length"
 
 
 def _are_close(one: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]]) -> bool:

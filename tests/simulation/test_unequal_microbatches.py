@@ -323,7 +323,7 @@ def test_lengths_that_do_not_fit_the_batch_or_the_graph_are_refused() -> None:
     with pytest.raises(PipeplanError, match=r"longest is 65, but no entry .* ids \[1, 64\]"):
         traced(tokens=(8, 65), shares=(0.5, 0.5))
     the_graph = unequal([[(1, 2)] * 3] * 2, [1, 1, 1])
-    with pytest.raises(PipeplanError, match=r"microbatches of one lengths, .* traced for 10"):
+    with pytest.raises(PipeplanError, match=r"microbatches of one length, .* traced for 10 tokens"):
         Problem(the_graph, star(2), Job())
     other = job(2).model_copy(update={"tensor_parallel": 2})
     with pytest.raises(PipeplanError, match="tensor_parallel = 2: microbatches of several"):
