@@ -12,9 +12,11 @@ from launch import forked
 
 from benchmarks.executor.parity import WITHIN
 from benchmarks.executor.single_process import STEPS, TOLERANCE
+from executor.launch.config import TrainingConfig
 from executor.launch.prepare import prepare
 from executor.launch.run import PlanRank
 from executor.training.data import batches
+from executor.training.feed import Feed
 from models import ZOO
 from planner.errors import PipeplanError
 from planner.job import Job
@@ -113,6 +115,26 @@ def test_text_at_a_shorter_length_still_predicts_the_next_byte() -> None:
     for microbatch in range(plan.microbatches):
         ids, target = batch_of(1, microbatch).values()
         assert torch.equal(ids[:, 1:], target[:, :-1])
+
+
+def test_a_function_gives_batches_of_the_lengths_that_the_plan_says() -> None:
+    plan = chain()
+    prepared = prepare(plan, place=PlanRank(0, len(plan.ranks)))
+    config = TrainingConfig.parse({"steps": 2}, "here")
+
+    def of_tokens(tokens: int) -> dict[str, torch.Tensor]:
+        return {name: torch.zeros(2, tokens, dtype=torch.int64) for name in ("ids", "target")}
+
+    feed = Feed(prepared, config, lambda step, m: of_tokens(plan.lengths_of(step)[m]), None, 1)
+    for step in (1, 2):
+        for microbatch, tokens in enumerate(plan.lengths_of(step)):
+            assert feed.batch_of(step, microbatch)["ids"].shape == (2, tokens)
+    shortest = plan.lengths_of(1).index(min(plan.lengths_of(1)))
+    feed = Feed(prepared, config, lambda step, m: of_tokens(64), None, 1)
+    with pytest.raises(PipeplanError, match=r"'ids' is int64 \[2, 64\]; expected int64 \[2, 8\]"):
+        feed.batch_of(1, shortest)
+    with pytest.raises(PipeplanError, match="3 lengths, but a map-style data set"):
+        Feed(prepared, config, [of_tokens(64)] * 9, None, 1)
 
 
 def test_a_model_with_running_statistics_is_refused(tmp_path: Path) -> None:

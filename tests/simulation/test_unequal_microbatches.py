@@ -23,8 +23,11 @@ from planner.model.length_graph import record_at
 from planner.model.tracing.trace import trace
 from planner.plan.operations import Operation
 from planner.plan.plan import Plan
+from planner.report.summary import length_lines
 from planner.simulation.lengths import estimated_times, placed_by_length, predicted_by_length
 from planner.simulation.simulator import simulate, simulate_plan
+from planner.units import format_seconds
+from planner.variants.microbatches import in_proportion
 
 TOKENS = (10, 20, 40)
 SHARES = (0.5, 0.3, 0.2)
@@ -231,6 +234,15 @@ def test_a_plan_survives_a_file(planned: Plan, tmp_path: Path) -> None:
     assert Plan.load(tmp_path / "plan.json") == planned
 
 
+def test_tables_say_what_the_times_are_of(planned: Plan) -> None:
+    times = planned.predicted.lengths
+    line, explained = length_lines(planned)
+    assert f"expected {format_seconds(times.expected_s)}" in line
+    assert f"95th percentile {format_seconds(times.percentile_95_s)}" in line
+    assert "10 tokens 50%, 20 tokens 30%, 40 tokens 20%" in line
+    assert "the mean iteration" in explained
+
+
 # --- the layer graph ------------------------------------------------------------------------------
 
 
@@ -251,6 +263,16 @@ def test_a_graph_of_lengths_has_the_figures_of_a_trace_at_each(name: str) -> Non
         assert [t.bytes for t in of_length.boundaries] == [t.bytes for t in alone.boundaries]
         # Room is made for the longest.
         assert [x.stash_bytes for x in of_length.layers] == [x.stash_bytes for x in record.layers]
+
+
+def test_microbatches_of_more_samples_scale_at_every_length() -> None:
+    the_graph = unequal([[(1, 2), (2, 4), (5, 9)]] * 2, [1, 2, 6], stash=7)
+    twice = LayerGraph.parse(in_proportion(the_graph, 2).record.model_dump(mode="json")).record
+    for before, after in zip(the_graph.record.layers, twice.layers, strict=True):
+        for one, two in zip(before.lengths, after.lengths, strict=True):
+            assert [row.flops for row in two.work] == [2 * row.flops for row in one.work]
+    for one, two in zip(the_graph.record.boundaries, twice.boundaries, strict=True):
+        assert [row.bytes for row in two.lengths] == [2 * row.bytes for row in one.lengths]
 
 
 # --- lengths --------------------------------------------------------------------------------------
