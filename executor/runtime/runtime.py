@@ -342,8 +342,8 @@ class PipelineRuntime:
 
     def _expected(self, operation: Operation) -> Sequence[TensorSpec]:
         if operation.kind == "F":
-            return self.workers[operation.stage + 1].incoming
-        return self.workers[operation.stage - 1].returning
+            return self.workers[operation.stage + 1].incoming(operation.microbatch)
+        return self.workers[operation.stage - 1].returning(operation.microbatch)
 
     def _finish_sends(self, operations: Sequence[Operation]) -> None:
         for operation in operations:

@@ -32,6 +32,7 @@ from executor.runtime.transport import (
     watched,
 )
 from executor.runtime.worker import OperationObserver, Worker
+from executor.split.stage_module import StageModule
 from executor.stage.recompute import BeforeUse
 from executor.stage.runner import StageRunner, TrainingWorker
 from executor.stage.statistics import Statistics
@@ -257,12 +258,14 @@ class Trainer:
         """
         if prepared.device.type == "cpu":
             keep_freed_memory()
-        stages = {stage.index: stage for stage in prepared.stages}
         plan, device = prepared.plan, prepared.device
+        stages = {stage.index: stage for stage in prepared.stages}
+        by_length = [{s.index: s for s in row} for row in prepared.shorter] + [stages]
+        lengths = plan.job.lengths
 
-        def make_worker(part: StagePart) -> StageWorker:
-            runner = StageRunner(
-                stages[part.index],
+        def runner_of(stage: StageModule, part: StagePart) -> StageRunner:
+            return StageRunner(
+                stage,
                 plan.microbatches,
                 part.split,
                 device,
@@ -271,9 +274,15 @@ class Trainer:
                 part.added,
                 part.group,
             )
+
+        def lengths_of(step: int) -> Sequence[int]:
+            return () if lengths is None else lengths.of_iteration(step, plan.microbatches)
+
+        def make_worker(part: StagePart) -> StageWorker:
+            runners = [runner_of(row[part.index], part) for row in by_length]
             names = stages[part.index].model_inputs
             batches = DeviceBatches.of(batch_of, names, part.microbatches, device)
-            return TrainingWorker(runner, batches, seed)
+            return TrainingWorker(runners, batches, seed, lengths_of)
 
         return cls(
             plan,

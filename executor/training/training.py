@@ -28,6 +28,7 @@ from executor.launch.prepare import (
     require_fitting,
     require_groups,
     require_job_optimizer,
+    require_possible_lengths,
     require_runnable,
     require_writable,
 )
@@ -165,6 +166,7 @@ def _require_possible(plan: Plan, config: TrainingConfig, run: RunSettings) -> N
     """Refuse what any rank can refuse by itself, before the model is built."""
     require_effect(plan, run)
     require_groups(plan, run)
+    require_possible_lengths(plan, run)
     require_job_optimizer(plan, run, config)
     require_timeout(run.timeout_s)
     if run.pace is not None:
@@ -240,6 +242,7 @@ def run_emulation(
         )
     require_effect(plan, run)
     require_groups(plan, run, emulated=True)
+    require_possible_lengths(plan, run, emulated=True)
     require_strategy(plan)
     place = PlanRank.of_this_process()
     if run.pace is not None:
