@@ -37,7 +37,10 @@ OWNER = {(0, 0): "d0", (0, 1): "d1"}
 
 def searched(tiny: TinyPipeline, measure: Measure, backward: Backward) -> Schedule:
     clock = Clock(10, deterministic=True)
-    return schedule_pipeline(tiny.placed, ScheduleTask(SETTINGS, clock, measure, backward))
+    # The job's kinds are the task's: where it allows both, some stages are left whole.
+    job = tiny.problem.job.model_copy(update={"backward": backward})
+    placed = place(replace(tiny.problem, job=job), [row.spec for row in tiny.placed.stages])
+    return schedule_pipeline(placed, ScheduleTask(SETTINGS, clock, measure, backward))
 
 
 def starts(timeline: Timeline) -> dict[tuple, float]:
