@@ -7,7 +7,7 @@ import re
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
@@ -30,6 +30,10 @@ MOST_TOML_BYTES = 2**21
 """The largest files that are read; TOML, which people write, takes long to read."""
 MOST_ENTRIES = 100_000
 """Most layers, devices or links of a file, and most entries of one JSON object."""
+MOST_OBJECTS = 500_000
+"""Most objects of a JSON file, each of which takes up to a kilobyte while it is checked."""
+MOST_MEASURED_OBJECTS = 2**24
+"""Likewise of files with an object for each measured event."""
 _MOST_WITH_ALL_PROBLEMS = 2**16
 """Characters of JSON up to which every wrong entry of a list is named, beyond that the first."""
 _CONSTANT = re.compile("NaN|Infinity")
@@ -210,12 +214,15 @@ def _json(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def read_json(path: str | Path, *, keeps_nan: bool = False) -> Any:
+def read_json(
+    path: str | Path, *, keeps_nan: bool = False, most_objects: int = MOST_OBJECTS
+) -> Any:
     """Read a JSON file; a cut file, a duplicate key or a NaN is an error with its position.
 
     Args:
         path: path of the file.
         keeps_nan: keep NaN and Infinity, for a reader that names their field itself.
+        most_objects: that the file may hold; reading ends at the next one.
     """
     path = Path(path)
     text = read_text(path, MOST_JSON_BYTES)
@@ -225,7 +232,8 @@ def read_json(path: str | Path, *, keeps_nan: bool = False) -> Any:
         raise PipeplanError(f"{path}: line 1, column 1: not valid JSON: the file is empty")
     constant = float if keeps_nan else _NoNumber
     try:
-        data = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=constant)
+        counted = _counted(most_objects)
+        data = json.loads(text, object_pairs_hook=counted, parse_constant=constant)
         for field, name in _no_numbers(data, ()) if _CONSTANT.search(text) else ():
             raise ValueError(f"{field}{name} is not a number a plan can hold; give a finite one")
         return data
@@ -282,6 +290,18 @@ def read_text(path: Path, most_bytes: int = MOST_JSON_BYTES) -> str:
         raise PipeplanError(f"{path}: cannot be read: it is a folder; name a file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise PipeplanError(f"{path}: cannot be read as UTF-8 text: {error}") from None
+
+
+def _counted(most: int) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    """Return what makes an object of its entries, up to so many objects."""
+    left = iter(range(most))
+
+    def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if next(left, None) is None:
+            raise ValueError(f"more than {most:,} objects; split what the file holds")
+        return _unique_keys(pairs)
+
+    return made
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
