@@ -132,8 +132,8 @@ def _notes(
         spread, (a, b) = max(uneasy)
         yield (
             f"messages of {plural(len(uneasy), 'pair')} of devices took uneven times, most {a} - "
-            f"{b} (spread {shown_spread(spread)}): something else used the machines or the network; "
-            "measure again when nothing does, or with --busy"
+            f"{b} (spread {shown_spread(spread)}): something else used the machines or the "
+            "network; measure again when nothing does, or with --busy"
         )
     uneven = [
         (row.asymmetry, ends)
