@@ -7,7 +7,7 @@ import re
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
@@ -222,18 +222,17 @@ def read_json(
     Args:
         path: path of the file.
         keeps_nan: keep NaN and Infinity, for a reader that names their field itself.
-        most_objects: that the file may hold; reading ends at the next one.
+        most_objects: that the file may hold; one of more is not read.
     """
     path = Path(path)
-    text = read_text(path, MOST_JSON_BYTES)
+    text = read_text(path, MOST_JSON_BYTES, most_objects)
     if path.suffix.lower() == ".toml":
         raise PipeplanError(f"{path}: a TOML file where a JSON file is expected, such as a plan")
     if not text.strip():
         raise PipeplanError(f"{path}: line 1, column 1: not valid JSON: the file is empty")
     constant = float if keeps_nan else _NoNumber
     try:
-        counted = _counted(most_objects)
-        data = json.loads(text, object_pairs_hook=counted, parse_constant=constant)
+        data = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=constant)
         for field, name in _no_numbers(data, ()) if _CONSTANT.search(text) else ():
             raise ValueError(f"{field}{name} is not a number a plan can hold; give a finite one")
         return data
@@ -267,12 +266,15 @@ def read_toml_or_json(path: str | Path) -> Any:
     return read_json(path) if str(path).endswith(".json") else read_toml(path)
 
 
-def read_text(path: Path, most_bytes: int = MOST_JSON_BYTES) -> str:
+def read_text(
+    path: Path, most_bytes: int = MOST_JSON_BYTES, most_objects: int | None = None
+) -> str:
     """Read a text file.
 
     Args:
         path: of the file.
         most_bytes: that it may have.
+        most_objects: of JSON that it may hold, counted by their first characters.
 
     Raises:
         PipeplanError: if there is no file, or it is not text or too large.
@@ -283,6 +285,11 @@ def read_text(path: Path, most_bytes: int = MOST_JSON_BYTES) -> str:
                 f"{path}: {size:,} bytes; at most {most_bytes:,} are read: name another file, or "
                 "split what it holds"
             )
+        if most_objects is not None and path.is_file() and _braces(path) > most_objects:
+            raise PipeplanError(
+                f"{path}: more than {most_objects:,} objects; name another file, or split what it "
+                "holds"
+            )
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise PipeplanError(f"{path}: no such file") from None
@@ -292,16 +299,10 @@ def read_text(path: Path, most_bytes: int = MOST_JSON_BYTES) -> str:
         raise PipeplanError(f"{path}: cannot be read as UTF-8 text: {error}") from None
 
 
-def _counted(most: int) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
-    """Return what makes an object of its entries, up to so many objects."""
-    left = iter(range(most))
-
-    def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if next(left, None) is None:
-            raise ValueError(f"more than {most:,} objects; split what the file holds")
-        return _unique_keys(pairs)
-
-    return made
+def _braces(path: Path) -> int:
+    """Return how often an object may begin, without holding the file."""
+    with path.open("rb") as file:
+        return sum(chunk.count(b"{") for chunk in iter(lambda: file.read(2**20), b""))
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -259,7 +259,7 @@ def test_a_million_objects_are_refused_before_they_are_checked(tmp_path: Path) -
     path.write_text(json.dumps(data))
     del data
     before = resource.getrusage(resource.RUSAGE_SELF)
-    with pytest.raises(PipeplanError, match=r": more than 500,000 objects; split what the file"):
+    with pytest.raises(PipeplanError, match=r": more than 500,000 objects; name another file"):
         Plan.load(path)
     after = resource.getrusage(resource.RUSAGE_SELF)
     assert after.ru_utime - before.ru_utime < MOST_CPU_S
@@ -270,7 +270,7 @@ def test_a_file_may_hold_as_many_objects_as_its_kind(tmp_path: Path) -> None:
     path = tmp_path / "events.json"
     path.write_text('[{}, {"in": {}}]')
     assert read_json(path, most_objects=3) == [{}, {"in": {}}]
-    with pytest.raises(PipeplanError, match=r"events\.json: more than 2 objects; split"):
+    with pytest.raises(PipeplanError, match=r"events\.json: more than 2 objects; name"):
         read_json(path, most_objects=2)
 
 
