@@ -72,7 +72,8 @@ def _fuzzed(number: int) -> int:
 
 def _tested(name: str, path: str, number: int) -> int:
     """Try so many examples of each property test of a file, and tell of each part of them."""
-    words = ["-q", "-n", "0", "--timeout", "0", "--hypothesis-profile", "soak", path]
+    words = ["-q", "-n", "0", "--timeout", "0", "--show-capture", "no"]
+    words += ["--hypothesis-profile", "soak", path]
     worst = 0
     for first in range(0, number, _AT_A_TIME):
         count = min(_AT_A_TIME, number - first)
