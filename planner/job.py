@@ -88,6 +88,7 @@ class Job(Space):
         "mini_batch_size": _BATCH,
         "train_batch_size": _BATCH,
         "micro_batch_size": "it is called samples_per_microbatch",
+        "microbatch_size": "it is called samples_per_microbatch",
         "gradient_accumulation_steps": "it is called microbatches",
         "num_microbatches": "it is called microbatches",
         "dtype": "it is called precision",
