@@ -129,6 +129,22 @@ class EagerParameterServerOptions(Record):
         return 1.0
 
 
+class WaveSynchronousOptions(Record):
+    """``wave_synchronous``: a server adds up what each pipeline's waves change; waves stay near.
+
+    HetPipe (Park et al., ATC 2020): a pipeline is a virtual worker, and a wave the microbatches of
+    one of its work units.
+
+    Attributes:
+        distance: waves that a pipeline may be ahead of the slowest one; 0 makes all wait for each
+            other. The paper's D.
+        servers: number of pipelines that share the parameters as servers; None: one.
+    """
+
+    distance: Annotated[int, Field(ge=0, le=10**6)] = 4
+    servers: Annotated[int, Field(ge=1, le=4096)] | None = None
+
+
 class AdPsgdOptions(Record):
     """``ad_psgd``: pairs of pipelines average their weights (Lian et al. 2018).
 
@@ -239,6 +255,7 @@ Options = (
     | CrossIterationOptions
     | ParameterServerOptions
     | EagerParameterServerOptions
+    | WaveSynchronousOptions
     | AdPsgdOptions
     | PartialAllReduceOptions
     | SemiDecentralizedOptions
@@ -250,6 +267,7 @@ OPTIONS: Mapping[str, type[Options]] = {
     "cross_iteration": CrossIterationOptions,
     "parameter_server": ParameterServerOptions,
     "eager_parameter_server": EagerParameterServerOptions,
+    "wave_synchronous": WaveSynchronousOptions,
     "ad_psgd": AdPsgdOptions,
     "partial_all_reduce": PartialAllReduceOptions,
     "semi_decentralized": SemiDecentralizedOptions,
@@ -336,6 +354,7 @@ def require_fit(sync: Sync, pipelines: int | None) -> None:
         case (
             ParameterServerOptions(servers=int(servers))
             | EagerParameterServerOptions(servers=int(servers))
+            | WaveSynchronousOptions(servers=int(servers))
         ) if servers > pipelines:
             raise PipeplanError(
                 f"{source}: servers: {servers}, but there are {plural(pipelines, 'pipeline')}, "

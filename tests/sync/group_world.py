@@ -28,6 +28,7 @@ from planner.sync.strategies import (
     Options,
     PartialAllReduceOptions,
     SemiDecentralizedOptions,
+    WaveSynchronousOptions,
 )
 
 MANY = settings(max_examples=5 * settings().max_examples)
@@ -295,11 +296,14 @@ static_options = st.builds(
     schedule=st.just("static"),
     pipelines_per_node=st.none() | st.integers(1, 9),
 )
+wave_options = st.builds(WaveSynchronousOptions, distance=st.integers(0, 3))
+
 any_options = st.one_of(
     static_options,
     drawn_options(),
     readiness_options(),
     st.just(AdPsgdOptions(pairs="matching")),
+    wave_options,
 )
 
 
