@@ -39,7 +39,7 @@ def _of_stages(plan: Plan) -> Iterator[str]:
         if len(stage.devices) > 1:
             yield (
                 f"stages: stage {stage.index} has {len(stage.devices)} replicas, whose gradients "
-                "are summed at a flush; plan with data_parallel = false (one device a stage), or "
+                "are summed at a flush; plan with replication = false, or "
                 f"{_OTHERWISE}"
             )
     held = [device for stage in plan.stages for device in stage.devices]
@@ -51,7 +51,7 @@ def _of_stages(plan: Plan) -> Iterator[str]:
     if any(operation.kind == "W" for order in plan.parsed_orders().values() for operation in order):
         yield (
             "orders: they split backwards, but a microbatch's update needs its weight gradients "
-            f"at once; plan without split_backward, or {_OTHERWISE}"
+            f"at once; plan with backward = 'whole', or {_OTHERWISE}"
         )
     for name, stages in users_of_parameters(plan).items():
         if len(stages) > 1:
