@@ -39,9 +39,7 @@ class Stretch:
     end: int
 
 
-def continuous_program(
-    place: StagePlace, stretch: Stretch, first: int, count: int
-) -> list[Action]:
+def continuous_program(place: StagePlace, stretch: Stretch, first: int, count: int) -> list[Action]:
     """Return what a stage runs until the backwards of some microbatches are done.
 
     Before the first backward of a stretch run the forwards of as many microbatches as there are

@@ -171,7 +171,8 @@ class WaveSynchronous:
 
     def _make_shard(self, mine: Mapping[str, Tensor]) -> WaveShard:
         """Serve these parameters: the change that is still to be pushed comes with its push."""
-        return WaveShard({**mine, **{n: w for n, w in self._before.items() if n in mine}}, self._distance)
+        before = {name: weight for name, weight in self._before.items() if name in mine}
+        return WaveShard({**mine, **before}, self._distance)
 
     def _exchange(
         self, wave: int, changes: Mapping[str, Tensor], succeeded: bool, lacks: bool

@@ -19,8 +19,8 @@ from executor.launch.run import PlanRank, RunSettings
 from executor.stage.runner import StageRunner
 from executor.stage.stashing import StashingWorker
 from executor.training.data import DeviceBatches, batches
-from executor.training.training import run_emulation
 from executor.training.trainer import optimisation_of
+from executor.training.training import run_emulation
 from models import ZOO
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan, Sync
@@ -34,7 +34,8 @@ def llama(precision: str = "float32", optimizer: str = "sgd_momentum") -> Plan:
     layers = list(graph.layers)
     parts = [layers[:2], layers[2:3], layers[3:5], layers[5:]]
     # The second stage recomputes, on the weights of the forward.
-    stages = [(p, [d], p if n == 1 else ()) for n, (p, d) in enumerate(zip(parts, DEVICES, strict=True))]
+    again = [(), parts[1], (), ()]
+    stages = [(part, [d], r) for part, d, r in zip(parts, DEVICES, again, strict=True)]
     job = {"precision": precision, "optimizer": optimizer, "microbatches": 3}
     return scheduled(pipeline_of(graph, ZOO["llama_tiny"], stages, **job))
 
@@ -130,3 +131,121 @@ def test_its_delays_make_a_difference(folder: Path) -> None:
         for name in ("llama", "llama_flush")
     ]
     assert found[0] != pytest.approx(found[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_a_stage_keeps_one_version_of_its_weights_a_microbatch_in_flight(stage: int) -> None:
+    plan = llama()
+    prepared = prepare(plan, place=PlanRank(stage, 4))
+    (module,) = prepared.stages
+    optimisation = optimisation_of(prepared)
+    batch_of = batches("random", prepared.model, plan.job, 0)
+    names, device = module.model_inputs, prepared.device
+    data = DeviceBatches(lambda _, m: batch_of(1, m), names, (), device, None)
+    runner = StageRunner(module, 1)
+    worker = StashingWorker(runner, data, 0, 100, lambda: optimisation.step(1) and None)
+    received = [
+        torch.randn(t.shape) if t.dtype.is_floating_point else torch.zeros(t.shape, dtype=t.dtype)
+        for t in worker.incoming
+    ]
+    depth, trained = 3 - stage, next(iter(module.parameters.values()))
+    first = trained.detach().clone()
+    for microbatch in range(depth):
+        worker.forward(microbatch, received)
+    places, kept = set(), []
+    for microbatch in range(6):
+        worker.forward(microbatch + depth, received)
+        places.add(trained.data_ptr())
+        worker.backward(microbatch, [torch.ones(s.shape) for s in worker.returning])
+        kept.append(worker.versions)
+    # Forwards before the first update share a version.
+    assert kept == [min(t + 2, depth + 1) for t in range(6)]
+    assert not torch.equal(trained, first)
+    # The last stage, where nothing is in flight when it steps, needs no new memory at all.
+    assert (len(places) == 1) == (depth == 0)
+    assert version_bytes(plan)[stage] == depth * sum(
+        p.numel() * p.element_size() for p in module.parameters.values()
+    )
+
+
+@pytest.fixture
+def no_meeting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+
+
+def replicated() -> Plan:
+    return scheduled(zoo_pipeline("llama_tiny", [4], ["d0 d1", "d2"], 4))
+
+
+def two_on_a_device() -> Plan:
+    return scheduled(zoo_pipeline("llama_tiny", [2, 4], ["d0", "d1", "d0"], 4))
+
+
+def split() -> Plan:
+    return shuffled(zoo_pipeline("llama_tiny", [4], ["d0", "d1"], 4), 0, split=1.0)
+
+
+def tied() -> Plan:
+    return scheduled(zoo_pipeline("gpt_tiny", [4], ["d0", "d1"], 4))
+
+
+def half() -> Plan:
+    graph = traced("llama_tiny", "float16")
+    layers = list(graph.layers)
+    stages = [(layers[:4], ["d0"]), (layers[4:], ["d1"])]
+    return scheduled(pipeline_of(graph, ZOO["llama_tiny"], stages, precision="float16"))
+
+
+REFUSED = {
+    replicated: "stage 0 has 2 replicas, whose gradients are summed at a flush; plan with repl",
+    two_on_a_device: "d0 has 2 of them, but staleness is that of one stage a device; plan with",
+    split: "orders: they split backwards, but a microbatch's update needs",
+    tied: "model: stages 0 and 1 share wte.weight, which would have",
+    half: "job.precision: float16 needs a loss scale that all stages change at once",
+}
+
+
+@pytest.mark.parametrize("make", REFUSED)
+def test_plans_that_cannot_go_without_a_flush_are_refused(make: object) -> None:
+    with pytest.raises(PipeplanError) as error:
+        require_asynchronous(make(), TrainingConfig(), RunSettings())  # type: ignore[operator]
+    (problem,) = error.value.problems
+    assert problem.startswith("--pipelining async: ")
+    assert REFUSED[make] in problem  # type: ignore[index]
+    assert "--pipelining flush" in problem
+
+
+def test_settings_that_need_a_flush_are_refused_together() -> None:
+    config = TrainingConfig.parse({"clip_norm": 1.0, "timeline": "t.json"}, "here")
+    plan = llama().model_copy(update={"sync": Sync(strategy="ad_psgd")})
+    with pytest.raises(PipeplanError) as error:
+        require_asynchronous(plan, config, RunSettings(sync_trace="x.json"))
+    words = [problem.split(": ")[1] for problem in error.value.problems]
+    assert words == ["sync.strategy", "clip_norm", "timeline", "sync-trace"]
+    with pytest.raises(PipeplanError, match=r"--emulate with --pipelining async: .*emulate-speed"):
+        run_emulation(llama(), 1, RunSettings(pipelining="async", pace=Pace()))
+
+
+def test_stashed_weights_count_in_the_memory_that_a_stage_needs() -> None:
+    """Stage 0 of four keeps three versions more, which the plan itself does not know of."""
+    plan = llama()
+    require_asynchronous(plan, TrainingConfig(), RunSettings())
+    cluster = plan.cluster.model_dump(mode="json")
+    # What its order needs, with three microbatches in flight, and the versions: less than four.
+    needed = plan.predicted.devices["d0"].peak_memory_bytes + version_bytes(plan)[0]
+    for kind in cluster["device_types"]:
+        cluster["device_types"][kind] |= {"memory_gib": needed / 2**30, "reserved_gib": 0}
+    small = plan.model_copy(update={"cluster": type(plan.cluster).parse(cluster, "cluster")})
+    assert small.predicted.devices["d0"].peak_memory_bytes < needed
+    with pytest.raises(PipeplanError, match=r"stage 0 needs .* GiB of them for stashed weights"):
+        require_asynchronous(small, TrainingConfig(), RunSettings())
+
+
+def test_a_pipeline_empties_before_checkpoints_and_at_the_end() -> None:
+    table = TrainingConfig.parse({"checkpoint": {"folder": "x", "every": 4}}, "here").checkpoint
+    stretch = stretches(3, 10, table)
+    assert [stretch(step) for step in (3, 4, 5, 8, 9, 10)] == [
+        (3, 4), (3, 4), (5, 8), (5, 8), (9, 10), (9, 10)
+    ]  # fmt: skip
+    assert [stretches(3, 10, None)(step) for step in (3, 10)] == [(3, 10), (3, 10)]

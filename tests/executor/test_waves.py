@@ -185,9 +185,7 @@ def test_with_distance_0_it_is_the_training_of_one_process(servers: int) -> None
         servers,
         waves,
         momentum,
-        lambda pipeline, step: gradient(
-            pipeline.parameters, targets[pipeline.pipeline, step - 1]
-        ),
+        lambda pipeline, step: gradient(pipeline.parameters, targets[pipeline.pipeline, step - 1]),
     )
     alone = {name: nn.Parameter(torch.zeros(4)) for name in "ab"}
     optimizer = momentum(alone)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planner.sync.groups.events import Group
+from planner.sync.groups.levels import Levels
 from planner.sync.groups.scheduler import WaitingRoom
 
 
@@ -26,31 +27,42 @@ class Waves:
     def __init__(self, room: WaitingRoom, distance: int) -> None:
         self._room = room
         self._distance = distance
+        self._asked = [Levels() for _ in room.keys]
+        """By key, active workers by the last iteration that they have asked for there."""
+        for worker in room.active:
+            self.join(worker, 1)
 
     def wait(self, worker: int, key: int, iteration: int, now_s: float) -> list[Group]:
         """Let everybody go on whom this worker's wave was the last to hold up."""
-        return self._near_enough(key)
+        asked = self._asked[key]
+        before = asked.lowest
+        asked.put(worker, iteration)
+        return self._near_enough(key, None if asked.lowest > before else worker)
 
     def finish(self, worker: int) -> None:
-        """Do nothing: a worker that may go on holds up nobody by that."""
+        """Do nothing: groups of one do not end."""
 
     def leave(self, worker: int, waited: Mapping[int, int]) -> list[Group]:
         """Let everybody go on who waited only for the worker that has left."""
+        for asked in self._asked:
+            asked.discard(worker)
         return [group for key in self._room.keys for group in self._near_enough(key)]
 
     def join(self, worker: int, iteration: int) -> None:
-        """Do nothing: from now on others wait for it."""
+        """Have others wait for the worker."""
+        for asked in self._asked:
+            asked.put(worker, iteration - 1)
 
     def tick(self, now_s: float) -> list[Group]:
         """Do nothing: waves have no deadlines."""
         return []
 
-    def _near_enough(self, key: int) -> list[Group]:
-        room = self._room
-        waiting = room.waiting[key]
+    def _near_enough(self, key: int, only: int | None = None) -> list[Group]:
+        """Let workers go on that the slowest is near enough to; ``only`` one of them, or all."""
+        waiting = self._room.waiting[key]
         if not waiting:
             return []
-        upcoming = room.upcoming[key]
-        slowest = min(upcoming[worker] for worker in room.active) - 1
-        free = [w for w, wave in sorted(waiting.items()) if wave - self._distance <= slowest]
-        return [room.begin(key, (worker,)) for worker in free]
+        last = self._asked[key].lowest + self._distance
+        workers = sorted(waiting) if only is None else [only]
+        free = [worker for worker in workers if waiting[worker] <= last]
+        return [self._room.begin(key, (worker,)) for worker in free]

@@ -37,6 +37,8 @@ class WaveServer:
         self._waits = [[0] * keys for _ in range(workers)]
         self.delay_s = 0.0
         self.staleness = 0
+        self._slowest = 0
+        """The slowest worker's wave when it was last looked for."""
 
     def begun(self, worker: int, now_s: float) -> None:
         """Do nothing."""
@@ -87,12 +89,13 @@ class WaveServer:
             self._engine.at(now_s + self._half_s, self._goes_on, who, group.iterations[0])
 
     def _goes_on(self, now_s: float, who: tuple[int, int], wave: int) -> None:
-        """The slowest worker is near enough: the push is over, and what is lacking can be pulled."""
+        """The slowest worker is near enough: pull what is lacking, or end the push."""
         engine, (worker, key) = self._engine, who
         if not engine.alive[worker]:
             return
-        waves = [engine.iteration[w] for w in range(engine.world.workers) if engine.alive[w]]
-        self.staleness = max(self.staleness, wave - min(waves))
+        if wave - self._slowest > self.staleness:
+            self._slowest = min(engine.iteration[w] for w in self._alive())
+            self.staleness = max(self.staleness, wave - self._slowest)
         if self._lacks[worker][key] and engine.iteration[worker] == wave:
             self._server.pull(now_s, worker, key, (self._pulled, who, wave))
             return
@@ -109,10 +112,12 @@ class WaveServer:
         self._add_held(key)
         part = engine.parts[key]
         engine.training.weights[worker, part] = self._server.weights[part]
-        alive = [w for w in range(engine.world.workers) if engine.alive[w]]
-        self._includes[worker][key] = min(self._included[key][w] for w in alive)
+        self._includes[worker][key] = min(self._included[key][w] for w in self._alive())
         self._is_pushing[worker][key] = False
         engine.free(worker, key, now_s)
+
+    def _alive(self) -> list[int]:
+        return [worker for worker, alive in enumerate(self._engine.alive) if alive]
 
     def left(self, worker: int, now_s: float) -> None:
         """Let others go on without the worker."""
