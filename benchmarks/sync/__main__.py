@@ -27,6 +27,7 @@ from benchmarks.reporting.claims import add_claims_option, append, begin
 from benchmarks.reporting.report import heading
 from benchmarks.sync import pipelines as sync_pipelines
 from benchmarks.sync import predicted as sync_predicted
+from benchmarks.sync import rivals as sync_rivals
 from benchmarks.sync import sections
 from benchmarks.sync import servers as sync_servers
 from benchmarks.sync import shaped as sync_shaped
@@ -105,7 +106,9 @@ def _real_sections(options: argparse.Namespace) -> dict[str, Section]:
         ),
         "pipelines": Section(
             "SDPipe's random sleeps, really",
-            "16 processes on loopback: four pipelines of four places.",
+            "Real processes on shaped links: four pipelines of four places, and two beside a slow "
+            "node. These pipelines flush after each work unit, all strategies' alike; SDPipe's own "
+            "do not (1F1B with weight stashing), so that its figures are of another pipeline.",
             lambda: sync_pipelines.pipelines_section(seeds, options.given_steps, short=short),
         ),
     }
@@ -125,7 +128,8 @@ def _simulated_sections(seeds: int, *, short: bool) -> dict[str, Section]:
         ),
         "sleeps": Section(
             "SDPipe's random sleeps",
-            "Simulated: pipelines of four places.",
+            "Simulated: pipelines of four places, which flush after each iteration; SDPipe's own "
+            "do not.",
             lambda: sections.sleeps_section(seeds, short=short),
         ),
         "servers": Section(
@@ -134,6 +138,14 @@ def _simulated_sections(seeds: int, *, short: bool) -> dict[str, Section]:
             "own best learning rate. The held-out loss is what the synchronous server has after "
             "half of its work.",
             lambda: sync_servers.servers_section(seeds, short=short),
+        ),
+        "rivals": Section(
+            "Strategies as published, beside ours",
+            "Simulated: HetPipe's waves by their distance, each pipeline a worker that flushes "
+            "after each wave (HetPipe's own does not), and Ripples' slowdown filter, which is the "
+            "initiator's alone (`filter_between=initiator`), beside ours, which divides by bands. "
+            "16 workers in 4 nodes; one learning rate for all.",
+            lambda: sync_rivals.rivals_section(seeds, short=short),
         ),
         "overlap": Section(
             "Behind the next iteration",

@@ -54,11 +54,12 @@ def continuous_program(place: StagePlace, stretch: Stretch, first: int, count: i
     """
     rows = _operations(place, stretch, first, count)
     program: list[Action] = []
-    received = [_receive(place, stretch, operation) for operation in rows]
-    program += received[:1] if received[0] else []
-    for number, operation in enumerate(rows):
-        after = received[number + 1] if number + 1 < len(rows) else None
-        program += [after] if after is not None else []
+    receives = [_receive(place, stretch, operation) for operation in rows]
+    if receives[0] is not None:
+        program.append(receives[0])
+    for operation, after in zip(rows, [*receives[1:], None], strict=True):
+        if after is not None:
+            program.append(after)
         program.append(Compute(operation))
         target = place.stage + (1 if operation.kind == "F" else -1)
         if 0 <= target < len(place.ranks):

@@ -176,6 +176,8 @@ class PartialAllReduceOptions(Record):
         inter_intra: draw one group across nodes and one of each node's rest, then whole nodes.
         slowdown_filter: a pipeline that draws a group leaves out those this many iterations or more
             behind; None: no filter.
+        filter_between: pipelines that the filter keeps apart in a division: ``all`` that are drawn
+            together; or the ``initiator`` and those it draws, as in Ripples.
         seed: seed of the draws.
     """
 
@@ -186,6 +188,7 @@ class PartialAllReduceOptions(Record):
     group_division: bool = True
     inter_intra: bool = False
     slowdown_filter: Annotated[int, Field(ge=1, le=10**6)] | None = 4
+    filter_between: Literal["all", "initiator"] = "all"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     @model_validator(mode="after")
@@ -200,6 +203,15 @@ class PartialAllReduceOptions(Record):
             raise ValueError(
                 "pipelines_per_node with groups drawn across all nodes; remove it, or "
                 "use inter_intra = true or schedule = 'static'"
+            )
+        if "filter_between" in self.model_fields_set and self.slowdown_filter is None:
+            raise ValueError(
+                "filter_between with slowdown_filter = none, which filters nobody; remove one"
+            )
+        if "filter_between" in self.model_fields_set and not self.group_division:
+            raise ValueError(
+                "filter_between without group_division, where a pipeline draws one group at a time "
+                "and the filter is its own; remove it, or switch group_division on"
             )
         if self.inter_intra and self.group_size:
             raise ValueError(

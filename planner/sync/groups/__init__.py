@@ -9,7 +9,12 @@ from random import Random
 
 from planner.errors import PipeplanError
 from planner.sync.groups.events import Scheduler
-from planner.sync.groups.generator import GroupDivision, InterIntra, RandomGroups
+from planner.sync.groups.generator import (
+    GroupDivision,
+    InterIntra,
+    RandomGroups,
+    SlowdownFilter,
+)
 from planner.sync.groups.levels import nodes_of
 from planner.sync.groups.matching import random_pairs
 from planner.sync.groups.readiness import ReadyGroups
@@ -82,12 +87,13 @@ def _partial(
     if options.schedule == "static":
         return StaticSchedule(room, nodes)
     random, behind = Random(options.seed), options.slowdown_filter
+    division = SlowdownFilter(behind, one_band=options.filter_between == "initiator")
     size = group_size_of(options, room.workers)
     drawer: Drawer
     if options.inter_intra:
-        drawer = InterIntra(nodes, behind, random)
+        drawer = InterIntra(nodes, division, random)
     elif options.group_division:
-        drawer = GroupDivision(size, behind, random)
+        drawer = GroupDivision(size, division, random)
     else:
         drawer = RandomGroups(size, behind, options.group_buffer, random)
     return Draws(room, drawer)
