@@ -7,10 +7,11 @@ Usage:
         --claims FILE
 
 Real rows are processes over gloo whose computation is emulated: a training step takes 100 ms by
-the clock, whatever the machine, and the model learns for real. The rows ``shaped`` need root on
-Linux and are told as skipped elsewhere; --short leaves them, ``predicted`` and ``pipelines`` out
-unless --rows names them. ``predicted`` compares the simulator with the measured rows in
-benchmarks/SYNC.md and needs no real run. Progress goes to standard error.
+the clock, whatever the machine, and the model learns for real. The rows ``shaped`` and
+``pipelines`` need root on Linux and are told as skipped elsewhere; --short leaves these,
+``predicted`` and ``asynchronous`` out unless --rows names them. ``predicted`` compares the
+simulator with the measured rows in benchmarks/SYNC.md and needs no real run. Progress goes to
+standard error.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 
 from benchmarks.reporting.claims import add_claims_option, append, begin
 from benchmarks.reporting.report import heading
+from benchmarks.sync import asynchronous as sync_asynchronous
 from benchmarks.sync import pipelines as sync_pipelines
 from benchmarks.sync import predicted as sync_predicted
 from benchmarks.sync import rivals as sync_rivals
@@ -37,7 +39,7 @@ from benchmarks.sync.loopback import SETTINGS, Loopback, accuracy_section, loopb
 from planner import PipeplanError
 
 SHORT_STEPS, STEPS = 30, 100
-ONLY_LONG = ("shaped", "predicted", "pipelines")
+ONLY_LONG = ("shaped", "predicted", "pipelines", "asynchronous")
 ABOUT = """\
 A share is what one pipeline does in one iteration. Throughput is shares a second in steady state,
 without each pipeline's first steps and without what follows the first pipeline's last step; of
@@ -110,6 +112,14 @@ def _real_sections(options: argparse.Namespace) -> dict[str, Section]:
             "node. These pipelines flush after each work unit, all strategies' alike; SDPipe's own "
             "do not (1F1B with weight stashing), so that its figures are of another pipeline.",
             lambda: sync_pipelines.pipelines_section(seeds, options.given_steps, short=short),
+        ),
+        "asynchronous": Section(
+            "A pipeline that does not flush",
+            "One real pipeline of four places on loopback, 200 ms of emulated compute a step: as "
+            "all others here, and with `--pipelining async`, as SDPipe's and HetPipe's are. Each "
+            "at the best of three learning rates, that of the asynchronous one over the "
+            "microbatches of a step, each of which it steps on.",
+            lambda: sync_asynchronous.asynchronous_section(seeds, options.given_steps),
         ),
     }
 
