@@ -63,6 +63,11 @@ def _of_stages(plan: Plan) -> Iterator[str]:
 
 
 def _of_training(plan: Plan, config: TrainingConfig, run: RunSettings) -> Iterator[str]:
+    if plan.job.lengths is not None:
+        yield (
+            "job.lengths: microbatches of several lengths, whose gradients have weights in a step; "
+            f"plan with one length, or {_OTHERWISE}"
+        )
     if plan.sync.strategy not in SYNCHRONOUS:
         yield (
             f"sync.strategy: {plan.sync.strategy!r} is of pipelines side by side, which flush; "

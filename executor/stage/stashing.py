@@ -44,10 +44,10 @@ class StashingWorker:
     ) -> None:
         stage = runner.stage
         self.is_last = stage.is_last
-        self.incoming = [TensorSpec(t.sent_shape, t.dtype) for t in stage.receives]
+        self._incoming = [TensorSpec(t.sent_shape, t.dtype) for t in stage.receives]
         if runner.receives_random_state:
-            self.incoming.append(TensorSpec((state_bytes(runner.device),), torch.uint8))
-        self.returning = [TensorSpec(t.shape, t.dtype) for t in stage.gradients_in]
+            self._incoming.append(TensorSpec((state_bytes(runner.device),), torch.uint8))
+        self._returning = [TensorSpec(t.shape, t.dtype) for t in stage.gradients_in]
         self.end = runner.require_empty
         self._runner = runner
         self._batches = batches
@@ -71,6 +71,14 @@ class StashingWorker:
         """Copies of the weights that there are now, the parameters' own among them."""
         kept = {id(version) for version in self._in_use.values() if version is not self._newest}
         return len(kept) + 1
+
+    def incoming(self, microbatch: int) -> Sequence[TensorSpec]:
+        """Return what the stage before sends; microbatches have one length."""
+        return self._incoming
+
+    def returning(self, microbatch: int) -> Sequence[TensorSpec]:
+        """Return what the stage after sends back."""
+        return self._returning
 
     def begin(self, step: int, loss_scale: float) -> None:
         """Do nothing: microbatches of a step begin in the one before."""

@@ -146,7 +146,7 @@ def test_a_stage_keeps_one_version_of_its_weights_a_microbatch_in_flight(stage: 
     worker = StashingWorker(runner, data, 0, 100, lambda: optimisation.step(1) and None)
     received = [
         torch.randn(t.shape) if t.dtype.is_floating_point else torch.zeros(t.shape, dtype=t.dtype)
-        for t in worker.incoming
+        for t in worker.incoming(0)
     ]
     depth, trained = 3 - stage, next(iter(module.parameters.values()))
     first = trained.detach().clone()
@@ -156,7 +156,7 @@ def test_a_stage_keeps_one_version_of_its_weights_a_microbatch_in_flight(stage: 
     for microbatch in range(6):
         worker.forward(microbatch + depth, received)
         places.add(trained.data_ptr())
-        worker.backward(microbatch, [torch.ones(s.shape) for s in worker.returning])
+        worker.backward(microbatch, [torch.ones(s.shape) for s in worker.returning(0)])
         kept.append(worker.versions)
     # Forwards before the first update share a version.
     assert kept == [min(t + 2, depth + 1) for t in range(6)]
