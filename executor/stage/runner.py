@@ -64,6 +64,7 @@ class StageRunner:
         statistics: what the iteration's microbatches observed; None where the stage has no running
             statistics or counters.
         receives_random_state: whether the stage before sends its own with a microbatch.
+        graphs: of the stage's pieces, as forwards run them.
 
     Args:
         stage: cut out of the model.
@@ -116,6 +117,7 @@ class StageRunner:
                 put_gates(graph, stage.parameters, before_use)
         self.statistics = None if statistics.is_empty else statistics
         pairs = list(zip(stage.pieces, graphs, strict=True))
+        self.graphs = tuple(graphs)
         self._whole_runs = [self._run(piece, graph, graph) for piece, graph in pairs]
         self._split_runs = self._whole_runs
         if self.split:
