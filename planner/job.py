@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from planner.errors import PipeplanError
+from planner.lengths import Lengths, with_trace_file
 from planner.records.document import Count, Record
 from planner.records.field_docs import known_or_own_schema
 from planner.records.formats import read_formatted
@@ -77,6 +78,8 @@ class Job(Space):
         model_arguments: Keyword arguments of the model's factory.
         inputs: Shapes of a batch by argument of forward, and ``target``, for a model without
             ``example_batch``.
+        lengths: Lengths of microbatches, where they are not all those of the model's own batch;
+            null: they are. A file may name a ``trace_file`` there in place of ``trace``.
     """
 
     NAMES_ELSEWHERE: ClassVar[Mapping[str, str]] = {
@@ -85,6 +88,7 @@ class Job(Space):
         "mini_batch_size": _BATCH,
         "train_batch_size": _BATCH,
         "micro_batch_size": "it is called samples_per_microbatch",
+        "microbatch_size": "it is called samples_per_microbatch",
         "gradient_accumulation_steps": "it is called microbatches",
         "num_microbatches": "it is called microbatches",
         "dtype": "it is called precision",
@@ -103,6 +107,14 @@ class Job(Space):
     ] = "cross_entropy"
     model_arguments: dict[str, JsonValue] = Field(default_factory=dict)
     inputs: dict[str, InputSpec] = Field(default_factory=dict)
+    lengths: Lengths | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_missing_lengths(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = dump(self)
+        if self.lengths is None:
+            fields.pop("lengths", None)
+        return fields
 
     @classmethod
     def load(cls, path: str | Path) -> Job:
@@ -111,7 +123,7 @@ class Job(Space):
         Raises:
             PipeplanError: naming every wrong field.
         """
-        return cls.parse(read_formatted(path, FORMAT), str(path))
+        return cls.parse(with_trace_file(read_formatted(path, FORMAT), Path(path)), str(path))
 
     @property
     def space(self) -> Space:
@@ -119,8 +131,13 @@ class Job(Space):
         return Space(**{name: getattr(self, name) for name in Space.model_fields})
 
     @property
-    def tokens_per_sample(self) -> int | None:
-        """The length of a sample's sequence of tokens; None where ``inputs`` list none."""
+    def tokens_per_sample(self) -> float | None:
+        """The length of a sample's sequence of tokens; None where ``inputs`` list none.
+
+        In the mean, where microbatches have several lengths.
+        """
+        if self.lengths is not None:
+            return self.lengths.mean_tokens
         lengths = [
             spec.shape[0]
             for spec in self.inputs.values()

@@ -13,6 +13,7 @@ from planner.plan.operations import Orders
 from planner.plan.plan import COST_MODEL, Plan, Predicted, Sync, gap, within
 from planner.plan.runtime_rules import RuntimeRules
 from planner.plan.runtimes import rules_of
+from planner.simulation.lengths import predicted_by_length
 from planner.simulation.simulator import simulate
 from planner.simulation.time_provenance import time_provenance
 from planner.simulation.timeline import Timeline
@@ -46,6 +47,7 @@ def predict(timeline: Timeline, lower_bound_s: float) -> Predicted:
                 for device in timeline.pipeline.devices
             },
             "time_provenance": time_provenance(timeline),
+            "lengths": predicted_by_length(timeline),
         }
     )
 

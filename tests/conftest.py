@@ -36,7 +36,7 @@ settings.register_profile(
     parent=settings.get_profile("thorough"),
     derandomize=False,
     print_blob=True,
-    max_examples=10_000,
+    max_examples=int(os.environ.get("PIPEPLAN_SOAK_EXAMPLES", "10000")),
     database=None,
 )
 settings.register_profile(

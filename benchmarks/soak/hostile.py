@@ -3,16 +3,17 @@
 Usage:
     python -m benchmarks.soak.hostile [--number N] [--only plans|messages|files|callers]
 
-Plans and messages are the property tests of ``tests/`` with hypothesis' profile ``soak``, 10,000
-examples each. Files are those of every format with bytes and values changed
-(:mod:`benchmarks.soak.files`). Callers attack a rank's tensor server: garbage, half-open
-connections, overheard proofs, and frames that announce terabytes. Ends with status 1 if anything
-failed, or the server took 200 MB more than at its beginning.
+Plans and messages are the property tests of ``tests/`` with hypothesis' profile ``soak``. Files are
+those of every format with bytes and values changed (:mod:`benchmarks.soak.files`). Callers attack a
+rank's tensor server: garbage, half-open connections, overheard proofs, and frames that announce
+terabytes. Each part is told as it ends. Ends with status 1 if anything failed, or the server took
+200 MB more than at its beginning.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import resource
 import socket
@@ -26,7 +27,7 @@ from benchmarks.soak.files import fuzzed
 from executor.elastic.tensor_calls import TensorClient, TensorServer, greet
 
 MOST_MORE_MB = 200
-_FILES_AT_A_TIME = 500
+_AT_A_TIME = 500
 KEY = b"the key of a training"
 TESTS = {
     "plans": "tests/verifier/test_edited_plans.py",
@@ -37,10 +38,14 @@ TESTS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Attack; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak.hostile", description=__doc__)
-    parser.add_argument("--number", type=int, default=10_000, help="of files and of connections")
+    parser.add_argument("--number", type=int, default=10_000, help="of each kind")
     parser.add_argument("--only", choices=[*TESTS, "files", "callers"])
     options = parser.parse_args(argv)
-    statuses = [_tested(path) for name, path in TESTS.items() if options.only in (None, name)]
+    statuses = [
+        _tested(name, path, options.number)
+        for name, path in TESTS.items()
+        if options.only in (None, name)
+    ]
     if options.only in (None, "files"):
         statuses.append(_fuzzed(options.number))
     if options.only in (None, "callers"):
@@ -51,23 +56,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _fuzzed(number: int) -> int:
     """Read changed files, and tell of each part of them: a run that is ended has told its own."""
     failed = False
-    for first in range(0, number, _FILES_AT_A_TIME):
-        outcome = fuzzed(min(_FILES_AT_A_TIME, number - first), seed=first)
+    for first in range(0, number, _AT_A_TIME):
+        outcome = fuzzed(min(_AT_A_TIME, number - first), seed=first)
         failed |= bool(outcome.faults)
         for fault in outcome.faults:
             print(fault, file=sys.stderr)
         print(
             f"files {first} to {first + outcome.counts.total() - 1}: {outcome.counts['read']} "
             f"read, {outcome.counts['refused']} refused, {len(outcome.faults)} faults; "
-            f"{outcome.most_s:.1f} s at most, {outcome.more_mb:.0f} MB more",
+            f"{outcome.most_s:.1f} s and {outcome.most_more_mb:.0f} MB at most",
             flush=True,
         )
     return int(failed)
 
 
-def _tested(path: str) -> int:
-    words = ["-q", "-n", "0", "--timeout", "0", "--hypothesis-profile", "soak", path]
-    return subprocess.run([sys.executable, "-m", "pytest", *words], check=False).returncode
+def _tested(name: str, path: str, number: int) -> int:
+    """Try so many examples of each property test of a file, and tell of each part of them."""
+    words = ["-q", "-n", "0", "--timeout", "0", "--show-capture", "no"]
+    words += ["--hypothesis-profile", "soak", path]
+    worst = 0
+    for first in range(0, number, _AT_A_TIME):
+        count = min(_AT_A_TIME, number - first)
+        env = {**os.environ, "PIPEPLAN_SOAK_EXAMPLES": str(count)}
+        command = [sys.executable, "-m", "pytest", *words]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        worst = max(worst, abs(done.returncode))
+        ended = "hold" if done.returncode == 0 else f"FAIL\n{done.stdout}{done.stderr}"
+        most_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+        part = f"{name} {first} to {first + count - 1}"
+        print(f"{part} of each property ({most_mb:.0f} MB at most): {ended}", flush=True)
+    return worst
 
 
 def _called(connections: int) -> int:

@@ -7,10 +7,11 @@ Usage:
         --claims FILE
 
 Real rows are processes over gloo whose computation is emulated: a training step takes 100 ms by
-the clock, whatever the machine, and the model learns for real. The rows ``shaped`` need root on
-Linux and are told as skipped elsewhere; --short leaves them, ``predicted`` and ``pipelines`` out
-unless --rows names them. ``predicted`` compares the simulator with the measured rows in
-benchmarks/SYNC.md and needs no real run. Progress goes to standard error.
+the clock, whatever the machine, and the model learns for real. The rows ``shaped`` and
+``pipelines`` need root on Linux and are told as skipped elsewhere; --short leaves these,
+``predicted`` and ``asynchronous`` out unless --rows names them. ``predicted`` compares the
+simulator with the measured rows in benchmarks/SYNC.md and needs no real run. Progress goes to
+standard error.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from pathlib import Path
 
 from benchmarks.reporting.claims import add_claims_option, append, begin
 from benchmarks.reporting.report import heading
+from benchmarks.sync import asynchronous as sync_asynchronous
 from benchmarks.sync import pipelines as sync_pipelines
 from benchmarks.sync import predicted as sync_predicted
+from benchmarks.sync import rivals as sync_rivals
 from benchmarks.sync import sections
 from benchmarks.sync import servers as sync_servers
 from benchmarks.sync import shaped as sync_shaped
@@ -36,7 +39,7 @@ from benchmarks.sync.loopback import SETTINGS, Loopback, accuracy_section, loopb
 from planner import PipeplanError
 
 SHORT_STEPS, STEPS = 30, 100
-ONLY_LONG = ("shaped", "predicted", "pipelines")
+ONLY_LONG = ("shaped", "predicted", "pipelines", "asynchronous")
 ABOUT = """\
 A share is what one pipeline does in one iteration. Throughput is shares a second in steady state,
 without each pipeline's first steps and without what follows the first pipeline's last step; of
@@ -105,8 +108,18 @@ def _real_sections(options: argparse.Namespace) -> dict[str, Section]:
         ),
         "pipelines": Section(
             "SDPipe's random sleeps, really",
-            "16 processes on loopback: four pipelines of four places.",
+            "Real processes on shaped links: four pipelines of four places, and two beside a slow "
+            "node. These pipelines flush after each work unit, all strategies' alike; SDPipe's own "
+            "do not (1F1B with weight stashing), so that its figures are of another pipeline.",
             lambda: sync_pipelines.pipelines_section(seeds, options.given_steps, short=short),
+        ),
+        "asynchronous": Section(
+            "A pipeline that does not flush",
+            "One real pipeline of four places on loopback, 200 ms of emulated compute a step: as "
+            "all others here, and with `--pipelining async`, as SDPipe's and HetPipe's are. Each "
+            "at the best of three learning rates, that of the asynchronous one over the "
+            "microbatches of a step, each of which it steps on.",
+            lambda: sync_asynchronous.asynchronous_section(seeds, options.given_steps),
         ),
     }
 
@@ -125,7 +138,8 @@ def _simulated_sections(seeds: int, *, short: bool) -> dict[str, Section]:
         ),
         "sleeps": Section(
             "SDPipe's random sleeps",
-            "Simulated: pipelines of four places.",
+            "Simulated: pipelines of four places, which flush after each iteration; SDPipe's own "
+            "do not.",
             lambda: sections.sleeps_section(seeds, short=short),
         ),
         "servers": Section(
@@ -134,6 +148,14 @@ def _simulated_sections(seeds: int, *, short: bool) -> dict[str, Section]:
             "own best learning rate. The held-out loss is what the synchronous server has after "
             "half of its work.",
             lambda: sync_servers.servers_section(seeds, short=short),
+        ),
+        "rivals": Section(
+            "Strategies as published, beside ours",
+            "Simulated: HetPipe's waves by their distance, each pipeline a worker that flushes "
+            "after each wave (HetPipe's own does not), and Ripples' slowdown filter, which is the "
+            "initiator's alone (`filter_between=initiator`), beside ours, which divides by bands. "
+            "16 workers in 4 nodes; one learning rate for all.",
+            lambda: sync_rivals.rivals_section(seeds, short=short),
         ),
         "overlap": Section(
             "Behind the next iteration",

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from benchmarks import ROOT
 from benchmarks.sync.figures import Measured, Step, measured
@@ -48,6 +49,7 @@ class Training:
         learning_rate: of a step on the mean of all pipelines' gradients; asynchronous servers
             divide it by the pipelines themselves.
         sync_trace: whether to write a trace.
+        pipelining: whether pipelines flush.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Training:
     sleep_s: float = 0.0
     learning_rate: float = LEARNING_RATE
     sync_trace: bool = False
+    pipelining: Literal["flush", "async"] = "flush"
 
 
 @dataclass(frozen=True)

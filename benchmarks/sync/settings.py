@@ -24,6 +24,7 @@ SERVER, ASYNC, EAGER = (
     "parameter_server:mode=async",
     "eager_parameter_server",
 )
+WAVES = "wave_synchronous"
 PARTIAL = (DRAWN, SEMI, SEMI_BEHIND)
 """Averages over groups; AD-PSGD's pairs are no partial all-reduce."""
 WAITING = (OVERLAPPED, SERVER, MATCHING, DRAWN)

@@ -33,6 +33,7 @@ from planner.sync.strategies import (
     Options,
     ParameterServerOptions,
     SemiDecentralizedOptions,
+    WaveSynchronousOptions,
     options_of,
 )
 
@@ -60,7 +61,9 @@ def coordinator_for(
     """
     options = options_of(sync)
     scheduler = _scheduler(options, pipelines, places, pipelines_per_node)
-    overlaps = isinstance(options, SemiDecentralizedOptions) and options.overlap
+    overlaps = isinstance(options, WaveSynchronousOptions) or (
+        isinstance(options, SemiDecentralizedOptions) and options.overlap
+    )
     ledger = WorkUnitLedger(shares)
     return Coordinator(pipelines, places, ledger, scheduler, overlapped_averages=overlaps)
 

@@ -29,6 +29,8 @@ from planner.units import format_seconds, plural
 
 MOST_PAIRS = 32
 """Number of pairs beyond which only the extremes are shown."""
+MOST_SPREAD = 10.0
+"""The largest spread over the median that is shown as a figure."""
 ASYMMETRIC = 0.1
 """Ways that differ by more than this, and more than the tolerance, are told."""
 LITTLE_MORE = 1.1
@@ -130,8 +132,8 @@ def _notes(
         spread, (a, b) = max(uneasy)
         yield (
             f"messages of {plural(len(uneasy), 'pair')} of devices took uneven times, most {a} - "
-            f"{b} (spread {spread:.0%}): something else used the machines or the network; measure "
-            "again when nothing does, or with --busy"
+            f"{b} (spread {shown_spread(spread)}): something else used the machines or the "
+            "network; measure again when nothing does, or with --busy"
         )
     uneven = [
         (row.asymmetry, ends)
@@ -228,6 +230,11 @@ def _beside_lines(found: Measurements) -> Iterator[str]:
     return (f"{name}: {row}" for name, row in found.beside_messages.items())
 
 
+def shown_spread(spread: float) -> str:
+    """Return a spread in per cent; that of a fit through noise has no bound."""
+    return f"{spread:.0%}" if spread < MOST_SPREAD else f"over {MOST_SPREAD:.0%}"
+
+
 def _pair_lines(found: Measurements) -> Iterator[str]:
     head = ("from", "to", "latency", "spread", "GB/s", "spread")
     ways = sorted(found.ways.values(), key=lambda way: way.bandwidth_gb_per_s)
@@ -240,9 +247,9 @@ def _pair_lines(found: Measurements) -> Iterator[str]:
             way.source,
             way.target,
             format_seconds(way.latency_s),
-            f"{way.latency_spread:.0%}",
+            shown_spread(way.latency_spread),
             f"{way.bandwidth_gb_per_s:.4g}",
-            f"{way.bandwidth_spread:.0%}",
+            shown_spread(way.bandwidth_spread),
         )
         for way in shown
     ]

@@ -42,14 +42,22 @@ class EmulatedWorker:
         self.is_last = index == len(pipeline.stages) - 1
         received = _crossing(pipeline, index)
         sent = [] if self.is_last else _crossing(pipeline, index + 1)
-        self.incoming: Sequence[TensorSpec] = [_spec(tensor) for tensor in received]
-        self.returning: Sequence[TensorSpec] = [_spec(t) for t in sent if t.requires_grad]
+        self._incoming = [_spec(tensor) for tensor in received]
+        self._returning = [_spec(t) for t in sent if t.requires_grad]
         self.statistics = None
         self.batch_wait_s = 0.0
         self._needed = list(part.pacer.moments[index].needed)
         self._before_use = part.before_use
         self._outputs = tuple(_empty(_spec(tensor)) for tensor in sent)
         self._gradients = tuple(_empty(_spec(t)) for t in received if t.requires_grad)
+
+    def incoming(self, microbatch: int) -> Sequence[TensorSpec]:
+        """Return the tensors that the previous stage sends for a microbatch."""
+        return self._incoming
+
+    def returning(self, microbatch: int) -> Sequence[TensorSpec]:
+        """Return the gradients that the next stage sends back for a microbatch."""
+        return self._returning
 
     def bring_back(self, microbatch: int) -> None:
         """Nothing is kept, and so nothing on the host."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from executor.launch.rank_options import Add, RankParser, add_rank_options, timeout_seconds
 from planner.errors import PipeplanError
@@ -41,6 +41,7 @@ class TrainingOptions:
     sync_trace: str | None
     inject: str
     emulate_speed: bool
+    pipelining: Literal["flush", "async"]
     slow: str | None
     sleep: str | None
 
@@ -78,6 +79,7 @@ class TrainingOptions:
             sync_trace=self.sync_trace,
             inject=self.inject,
             pace=self._pace(),
+            pipelining=self.pipelining,
         )
 
     def _pace(self) -> Pace | None:
@@ -146,6 +148,13 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="write the metrics of each step as a line of JSON",
+    )
+    add(
+        "--pipelining",
+        choices=["flush", "async"],
+        default="flush",
+        help="async: the pipeline never empties between steps, and the optimizer steps after each "
+        "microbatch, on stashed weights (default: flush, the plan's order)",
     )
     add_rank_options(add)
     _add_emulation(found.add_argument_group("emulation").add_argument)

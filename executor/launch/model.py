@@ -15,7 +15,14 @@ from planner.errors import PipeplanError
 from planner.job import LOSSES
 from planner.model.graph_record import Boundary, GraphRecord, Parameter
 from planner.model.tracing.export import ExportedStep, export_step
-from planner.model.tracing.factory import Loss, build, example_batch, import_factory, import_loss
+from planner.model.tracing.factory import (
+    Loss,
+    batch_at,
+    build,
+    example_batch,
+    import_factory,
+    import_loss,
+)
 from planner.model.tracing.gradients import nodes_with_gradient
 from planner.model.tracing.hugging_face import is_configuration_file
 from planner.model.tracing.layers import LayerAssignment, assign_layers
@@ -125,6 +132,50 @@ def export_planned_model(
             exported = export_step(model, batch, plan.job, own_loss)
         layers = assign_layers(exported)
     return exported, layers
+
+
+def export_shorter_lengths(
+    plan: Plan,
+    model: nn.Module,
+    own_loss: Loss | None = None,
+    autocast: torch.dtype | None = None,
+) -> Iterator[tuple[ExportedStep, LayerAssignment]]:
+    """Export the model at every length of microbatches but the longest, ascending.
+
+    Args:
+        plan: with the job's lengths; nothing is exported if it has one only.
+        model: as :func:`export_planned_model` has exported it at the longest.
+        own_loss: see there.
+        autocast: see there.
+
+    Raises:
+        PipeplanError: if layers, or sizes of tensors between them, are not the planned ones.
+    """
+    lengths = plan.job.lengths
+    if lengths is None:
+        return
+    batch = example_batch(model, plan.job)
+    for place, tokens in enumerate(lengths.tokens[:-1]):
+        shorter = batch_at(batch, lengths, place)
+        exported = export_step(model, shorter, plan.job, own_loss)
+        layers = assign_layers(exported)
+        _require_sizes(plan.model.graph, layers, place, tokens)
+        if autocast is not None:
+            with torch.autocast("cpu", autocast, cache_enabled=False):
+                exported = export_step(model, shorter, plan.job, own_loss)
+            layers = assign_layers(exported)
+        yield exported, layers
+
+
+def _require_sizes(graph: GraphRecord, layers: LayerAssignment, place: int, tokens: int) -> None:
+    expected = {t.name: t.lengths[place].bytes for t in graph.boundaries}
+    values = ((node.name, node.meta["val"]) for node, _, _ in layers.crossing_tensors())
+    found = {n: v.numel() * v.element_size() for n, v in values if isinstance(v, Tensor)}
+    if tuple(layer.name for layer in graph.layers) != layers.names or found != expected:
+        raise PipeplanError(
+            f"the model is not the one the plan was made for: at {tokens} tokens it has other "
+            "layers, or other tensors between them; plan again"
+        )
 
 
 def allowed_loss(plan: Plan, named: str | Loss | None) -> Loss | None:

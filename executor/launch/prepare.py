@@ -18,20 +18,23 @@ from executor.launch.model import (
     allowed_loss,
     build_model,
     export_planned_model,
+    export_shorter_lengths,
 )
 from executor.launch.partial_model import Needed
 from executor.launch.run import PlanRank, RunSettings
 from executor.runtime.lowering import lower
-from executor.split.in_place_writes import require_order
+from executor.split.in_place_writes import is_noted, require_order
 from executor.split.member_step import ParameterShares, member_step
 from executor.split.model_split import cut, cut_for_member
 from executor.split.stage_module import StageModule
 from executor.sync.shared_parameters import ParameterOwners, planned_split
 from planner.errors import PipeplanError
+from planner.lengths import require_one_length
 from planner.model.tracing.export import ExportedStep
 from planner.model.tracing.factory import Loss
 from planner.model.tracing.layers import LayerAssignment
 from planner.model.tracing.lookups import lookups, too_small_for_text
+from planner.model.tracing.sharing import written_by
 from planner.model.tracing.torch_private import require_supported
 from planner.plan.plan import Plan
 from planner.plan.programs import Action
@@ -53,6 +56,8 @@ class Prepared:
         stages: this rank's.
         program: its lowered program.
         too_small_for_text: why the model has no room for bytes, if it has none.
+        shorter: the same stages for microbatches of each length but the longest, ascending; empty
+            if all are equal.
     """
 
     plan: Plan
@@ -63,6 +68,7 @@ class Prepared:
     stages: tuple[StageModule, ...]
     program: tuple[Action, ...]
     too_small_for_text: str | None = None
+    shorter: tuple[tuple[StageModule, ...], ...] = ()
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -109,16 +115,23 @@ def prepare(
     built = partial.model
     own_loss = allowed_loss(plan, loss)
     exported, layers = export_planned_model(plan, built, own_loss, autocast)
+    if plan.job.lengths is not None:
+        require_no_writes(exported)
     too_small = too_small_for_text(lookups(exported))
     held = ParameterShares(exported, shares, partial.shares)
     with torch.autocast("cpu", autocast, enabled=autocast is not None, cache_enabled=False):
         stages = _stages(plan, place.rank, exported, layers, held, device)
+        shorter = tuple(
+            _stages(plan, place.rank, *step, held, device)
+            for step in export_shorter_lengths(plan, built, own_loss, autocast)
+        )
     require_order(plan, stages)
     unused = _unused(built, exported) if place.rank == 0 else {}
     _release_others(built, stages, unused)
-    _move(stages, device)
+    for row in (stages, *shorter):
+        _move(row, device)
     program = tuple(lower(plan)[place.rank])
-    return Prepared(plan, place, device, built, unused, stages, program, too_small)
+    return Prepared(plan, place, device, built, unused, stages, program, too_small, shorter)
 
 
 def _stages(
@@ -136,6 +149,24 @@ def _stages(
         return tuple(cut(exported, layers, plan, mine, device))
     step = member_step(exported, layers, split)
     return tuple(cut_for_member(step, plan, mine, shares, device))
+
+
+def require_no_writes(exported: ExportedStep) -> None:
+    """Refuse a model that writes buffers, such as running statistics, at several lengths.
+
+    Raises:
+        PipeplanError: naming a buffer.
+    """
+    for node in exported.graph.nodes:
+        held = [value for value in node.all_input_nodes if value.op == "get_attr"]
+        written = [value for value in written_by(node) if value.op == "get_attr"]
+        written = written or (held if is_noted(node) else [])
+        if written:
+            name = exported.names.get(str(written[0].target), str(written[0].target))
+            raise PipeplanError(
+                f"lengths: the model writes buffer {name!r} in its forward, which microbatches of "
+                "several lengths cannot share yet; remove lengths from the job and plan again"
+            )
 
 
 def needed_by(plan: Plan, rank: int) -> Needed:
@@ -237,6 +268,20 @@ def require_effect(plan: Plan, run: RunSettings) -> None:
 
 GROUP_STRATEGIES = ("all_reduce", "fused")
 """Strategies of synchronisation that ranks of tensor-parallel groups have."""
+
+
+def require_possible_lengths(plan: Plan, run: RunSettings, *, emulated: bool = False) -> None:
+    """Refuse what ranks do not do yet with microbatches of several lengths.
+
+    Raises:
+        PipeplanError: naming the field and the remedy.
+    """
+    if emulated:
+        require_one_length(plan.job.lengths, "--emulate")
+    if run.pace is not None:
+        require_one_length(plan.job.lengths, "--emulate-speed")
+    if plan.sync.strategy not in SYNCHRONOUS:
+        require_one_length(plan.job.lengths, f"sync.strategy = {plan.sync.strategy}")
 
 
 def require_groups(plan: Plan, run: RunSettings, *, emulated: bool = False) -> None:

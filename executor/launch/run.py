@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -50,6 +51,8 @@ class RunSettings:
             None: 30 s.
         sync_trace: file for what was measured of the synchronisation.
         inject: faults on purpose, see :mod:`executor.elastic.faults`.
+        pipelining: ``flush``: the plan's order; ``async``: the pipeline does not empty, see
+            :mod:`executor.training.asynchronous`.
     """
 
     model: str | Factory | None = None
@@ -67,6 +70,7 @@ class RunSettings:
     group_timeout_s: float | None = None
     sync_trace: str | None = None
     inject: str = ""
+    pipelining: Literal["flush", "async"] = "flush"
 
 
 def sync_of(plan: Plan, run: RunSettings) -> Sync:

@@ -253,7 +253,19 @@ class PipelineRuntime:
             The sum of the losses of this rank's microbatches, a float64 scalar on its device; zero
             without the last stage.
         """
-        for action in self.program:
+        return self.run(self.program)
+
+    def run(self, program: Sequence[Action], *, empties: bool = True) -> Tensor:
+        """Run a program.
+
+        Args:
+            program: of this rank.
+            empties: whether no microbatch is in flight after it.
+
+        Returns:
+            The sum of the losses of its forwards, as :meth:`step`.
+        """
+        for action in program:
             match action:
                 case Compute(operation):
                     self._await_input(operation)
@@ -270,10 +282,11 @@ class PipelineRuntime:
                     self._send(action)
                 case Reduce():
                     self._reduce(action)
-        self._finish_sends(list(self._sending))
-        assert not self._results, f"results that nobody used: {list(self._results)}"
-        for worker in self.workers.values():
-            worker.end()
+        if empties:
+            self._finish_sends(list(self._sending))
+            assert not self._results, f"results that nobody used: {list(self._results)}"
+            for worker in self.workers.values():
+                worker.end()
         losses, self._losses = self._losses, []
         if not losses:
             return torch.zeros((), dtype=torch.float64)
@@ -342,8 +355,8 @@ class PipelineRuntime:
 
     def _expected(self, operation: Operation) -> Sequence[TensorSpec]:
         if operation.kind == "F":
-            return self.workers[operation.stage + 1].incoming
-        return self.workers[operation.stage - 1].returning
+            return self.workers[operation.stage + 1].incoming(operation.microbatch)
+        return self.workers[operation.stage - 1].returning(operation.microbatch)
 
     def _finish_sends(self, operations: Sequence[Operation]) -> None:
         for operation in operations:

@@ -33,13 +33,11 @@ class Worker(Protocol):
     def is_last(self) -> bool:
         """Whether the stage makes the loss."""
 
-    @property
-    def incoming(self) -> Sequence[TensorSpec]:
-        """The tensors that the previous stage sends for each microbatch."""
+    def incoming(self, microbatch: int) -> Sequence[TensorSpec]:
+        """Return the tensors that the previous stage sends for a microbatch."""
 
-    @property
-    def returning(self) -> Sequence[TensorSpec]:
-        """The gradients that the next stage sends back for each microbatch."""
+    def returning(self, microbatch: int) -> Sequence[TensorSpec]:
+        """Return the gradients that the next stage sends back for a microbatch."""
 
     def begin(self, step: int, loss_scale: float) -> None:
         """Begin an iteration, whose loss is multiplied by ``loss_scale``."""
@@ -55,9 +53,6 @@ class Worker(Protocol):
 
     def weight_gradients(self, microbatch: int) -> None:
         """Run the weight gradients of a split backward."""
-
-    def bring_back(self, microbatch: int) -> None:
-        """Begin to bring the stash of a microbatch back from the host, if it is there."""
 
     def end(self) -> None:
         """Check that every microbatch has had its backward, and end the iteration."""

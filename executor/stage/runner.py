@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -65,6 +65,7 @@ class StageRunner:
         statistics: what the iteration's microbatches observed; None where the stage has no running
             statistics or counters.
         receives_random_state: whether the stage before sends its own with a microbatch.
+        graphs: of the stage's pieces, as forwards run them.
 
     Args:
         stage: cut out of the model.
@@ -123,6 +124,7 @@ class StageRunner:
                 put_gates(graph, stage.parameters, before_use)
         self.statistics = None if statistics.is_empty else statistics
         pairs = list(zip(stage.pieces, graphs, strict=True))
+        self.graphs = tuple(graphs)
         self._whole_runs = [self._run(piece, graph, graph) for piece, graph in pairs]
         self._split_runs = self._whole_runs
         if self.split:
@@ -302,45 +304,93 @@ class TrainingWorker:
     """Runs the microbatches of one iteration after the other through a stage.
 
     Args:
-        runner: runs the stage.
+        runners: run the stage, one for each length of microbatches, ascending.
         batches: what the stage reads of them.
         seed: the seed of the training's random numbers.
+        lengths_of: returns the place among the lengths of each microbatch of a step; None: there
+            is one length.
     """
 
-    def __init__(self, runner: StageRunner, batches: DeviceBatches, seed: int) -> None:
-        stage = runner.stage
-        self.statistics = runner.statistics
+    def __init__(
+        self,
+        runners: Sequence[StageRunner],
+        batches: DeviceBatches,
+        seed: int,
+        lengths_of: Callable[[int], Sequence[int]] | None = None,
+    ) -> None:
+        stage = runners[0].stage
+        self.statistics = runners[0].statistics
         self.is_last = stage.is_last
-        self.incoming = [TensorSpec(t.sent_shape, t.dtype) for t in stage.receives]
-        if runner.receives_random_state:
-            self.incoming.append(TensorSpec((state_bytes(runner.device),), torch.uint8))
-        self.returning = [TensorSpec(t.shape, t.dtype) for t in stage.gradients_in]
-        # What needs no batch is the stage's own.
-        self.backward = runner.backward
-        self.weight_gradients = runner.weight_gradients
-        self.bring_back = runner.bring_back
-        self.end = runner.require_empty
-        self._runner = runner
+        self._incoming = [_received(runner) for runner in runners]
+        self._returning = [_returned(runner) for runner in runners]
+        self._runners = tuple(runners)
         self._batches = batches
         self._seed = seed
         self._step = 0
+        self._lengths_of = lengths_of
+        self._lengths: Sequence[int] = ()
 
     @property
     def batch_wait_s(self) -> float:
         """Seconds for which this iteration waited until its batches were loaded."""
         return self._batches.waited_s
 
+    def _place(self, microbatch: int) -> int:
+        return self._lengths[microbatch] if self._lengths else 0
+
+    def _runner(self, microbatch: int) -> StageRunner:
+        return self._runners[self._place(microbatch)]
+
+    def incoming(self, microbatch: int) -> Sequence[TensorSpec]:
+        """Return the tensors that the previous stage sends for a microbatch."""
+        return self._incoming[self._place(microbatch)]
+
+    def returning(self, microbatch: int) -> Sequence[TensorSpec]:
+        """Return the gradients that the next stage sends back for a microbatch."""
+        return self._returning[self._place(microbatch)]
+
     def begin(self, step: int, loss_scale: float) -> None:
         """Begin an iteration, whose loss is multiplied by ``loss_scale``."""
         self._step = step
         self._batches.begin(step)
-        self._runner.begin(loss_scale)
+        if self._lengths_of is not None:
+            self._lengths = self._lengths_of(step)
+        for runner in self._runners:
+            runner.begin(loss_scale)
 
     def forward(self, microbatch: int, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the tensors for the next stage, or the loss."""
         batch = self._batches.take(microbatch)
         seed = microbatch_seed(self._seed, self._step, microbatch)
-        return self._runner.forward(microbatch, received, batch, seed)
+        return self._runner(microbatch).forward(microbatch, received, batch, seed)
+
+    def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the gradients for the previous stage."""
+        return self._runner(microbatch).backward(microbatch, gradients)
+
+    def bring_back(self, microbatch: int) -> None:
+        """Begin to bring the stash of a microbatch back from the host, if it is there."""
+        self._runner(microbatch).bring_back(microbatch)
+
+    def weight_gradients(self, microbatch: int) -> None:
+        """Run the weight gradients of a split backward."""
+        self._runner(microbatch).weight_gradients(microbatch)
+
+    def end(self) -> None:
+        """Check that every forward of the iteration has had its whole backward."""
+        for runner in self._runners:
+            runner.require_empty()
+
+
+def _received(runner: StageRunner) -> list[TensorSpec]:
+    found = [TensorSpec(t.sent_shape, t.dtype) for t in runner.stage.receives]
+    if runner.receives_random_state:
+        found.append(TensorSpec((state_bytes(runner.device),), torch.uint8))
+    return found
+
+
+def _returned(runner: StageRunner) -> list[TensorSpec]:
+    return [TensorSpec(t.shape, t.dtype) for t in runner.stage.gradients_in]
 
 
 def _gathers(graph: fx.GraphModule) -> bool:

@@ -26,6 +26,7 @@ from executor.sync.eager_parameter_server import EagerParameterServer
 from executor.sync.parameter_server import ParameterServer
 from executor.sync.parameter_shards import ServedOptimizer
 from executor.sync.protocol import DecentralizedStrategy, Optimise
+from executor.sync.waves import WaveSynchronous
 from executor.training.master_weights import MakeOptimizer
 from executor.training.optimisation import StepOutcome
 from planner.errors import PipeplanError
@@ -37,6 +38,7 @@ from planner.sync.strategies import (
     ParameterServerOptions,
     PartialAllReduceOptions,
     SemiDecentralizedOptions,
+    WaveSynchronousOptions,
 )
 
 
@@ -278,6 +280,8 @@ def decentralized_strategy_of(
             return ParameterServer(neighbours, make_optimizer, mode, servers or 1)
         case EagerParameterServerOptions():
             return EagerParameterServer(neighbours, make_optimizer, options)
+        case WaveSynchronousOptions(distance=distance, servers=servers):
+            return WaveSynchronous(neighbours, distance, servers or 1)
         case AdPsgdOptions(pairs="bipartite"):
             return AdPsgd(neighbours, seed)
         case AdPsgdOptions():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from executor.elastic.neighbours import Neighbours
 from executor.elastic.tensor_calls import CallError, Header
-from executor.sync.parameter_server import ServedWeights
+from executor.sync.parameter_server import ServedGradients
 from executor.sync.protocol import Optimise
 from executor.training.master_weights import MakeOptimizer
 from executor.training.optimisation import StepOutcome
@@ -42,7 +42,7 @@ class EagerParameterServer:
         make_optimizer: MakeOptimizer,
         options: EagerParameterServerOptions,
     ) -> None:
-        self._served = ServedWeights(neighbours, make_optimizer, options.servers or 1)
+        self._served = ServedGradients(neighbours, make_optimizer, options.servers or 1)
         self._neighbours = neighbours
         self._options = options
         self._pull_calls, self._push_calls = neighbours.caller(), neighbours.caller()

@@ -12,7 +12,13 @@ from torch import Tensor
 from executor.coordinator.client import GroupAssignment
 from executor.elastic.neighbours import Calls, Neighbours
 from executor.elastic.tensor_calls import CallError, Header
-from executor.sync.parameter_shards import ServedOptimizer, Shard, shards_of
+from executor.sync.parameter_shards import (
+    GradientShard,
+    ServedOptimizer,
+    Shard,
+    ShardOf,
+    shards_of,
+)
 from executor.sync.protocol import Optimise
 from executor.training.master_weights import MakeOptimizer
 from executor.training.optimisation import StepOutcome
@@ -24,26 +30,21 @@ _LOOK_S = 0.02
 
 
 class ServedWeights:
-    """Pushes gradients to servers and fetches weights from them.
+    """Pushes to servers and fetches weights from them.
 
     The pipelines that have been there for longest serve, each a part of the parameters. If one is
-    gone, the next takes its part over with the weights it has, and an optimizer without state.
+    gone, the next takes its part over with the weights it has, and a shard without state.
 
     Args:
         neighbours: at this rank's place.
-        make_optimizer: of the parameters on a server.
+        make_shard: makes what a server keeps of parameters by name.
         servers: how many pipelines serve.
     """
 
-    def __init__(
-        self, neighbours: Neighbours, make_optimizer: MakeOptimizer, servers: int = 1
-    ) -> None:
+    def __init__(self, neighbours: Neighbours, make_shard: ShardOf, servers: int = 1) -> None:
         self.neighbours = neighbours
         self.masters = neighbours.optimisation.weights.masters
-        optimizer: object = neighbours.optimisation.optimizer
-        assert isinstance(optimizer, ServedOptimizer)
-        self.optimizer = optimizer
-        self._make_optimizer = make_optimizer
+        self._make_shard = make_shard
         self._parts = shards_of(self.masters, servers)
         self._shards: dict[int, tuple[list[str], Shard]] = {}
         """Shards by part, with the pipelines that were there for longer when serving began."""
@@ -100,15 +101,6 @@ class ServedWeights:
             time.sleep(_LOOK_S)
         return there
 
-    def rates(self, factor: float = 1.0) -> list[float]:
-        """Learning rates of the parameter groups, times a factor."""
-        return [factor * rate for rate in self.optimizer.rates]
-
-    def gradients(self, part: Sequence[str]) -> list[Tensor]:
-        """Return a part's gradients of the last step, zeros where there are none."""
-        found = self.optimizer.gradients
-        return [found[n] if n in found else torch.zeros_like(self.masters[n]) for n in part]
-
     @torch.no_grad()
     def set_weights(self, part: Sequence[str], weights: Sequence[Tensor]) -> None:
         """Take weights from a server."""
@@ -124,27 +116,44 @@ class ServedWeights:
             if shard is None or since != elders:
                 # What it kept of an earlier time is older than its own weights.
                 mine = {name: self.masters[name] for name in self._parts[part]}
-                shard = Shard(mine, self._make_optimizer)
+                shard = self._make_shard(mine)
                 self._shards[part] = elders, shard
             return shard
 
-    def _push(self, header: Header, gradients: list[Tensor]) -> tuple[Header, list[Tensor]]:
-        shard = self._shard(header)
-        if "group" in header:
-            # Those who wait for the answer must not give up before.
-            shard.collect(header, gradients, _PATIENCE * self.neighbours.timeout_s)
-        else:
-            shard.apply(header, gradients)
-        if not header.get("pull", True):
-            return {"version": shard.version}, []
-        return self._weights(shard)
+    def _push(self, header: Header, pushed: list[Tensor]) -> tuple[Header, list[Tensor]]:
+        # Those who wait for the answer must not give up before.
+        patience_s = _PATIENCE * self.neighbours.timeout_s
+        return self._shard(header).push(header, pushed, patience_s)
 
     def _pull(self, header: Header, _: list[Tensor]) -> tuple[Header, list[Tensor]]:
-        return self._weights(self._shard(header))
+        return self._shard(header).pull(header)
 
-    def _weights(self, shard: Shard) -> tuple[Header, list[Tensor]]:
-        version, weights = shard.weights()
-        return {"version": version}, weights
+
+class ServedGradients(ServedWeights):
+    """Servers that step on gradients; the pipelines' own optimizers only stand for theirs.
+
+    Args:
+        neighbours: at this rank's place.
+        make_optimizer: of the parameters on a server.
+        servers: how many pipelines serve.
+    """
+
+    def __init__(
+        self, neighbours: Neighbours, make_optimizer: MakeOptimizer, servers: int = 1
+    ) -> None:
+        super().__init__(neighbours, lambda mine: GradientShard(mine, make_optimizer), servers)
+        optimizer: object = neighbours.optimisation.optimizer
+        assert isinstance(optimizer, ServedOptimizer)
+        self.optimizer = optimizer
+
+    def rates(self, factor: float = 1.0) -> list[float]:
+        """Learning rates of the parameter groups, times a factor."""
+        return [factor * rate for rate in self.optimizer.rates]
+
+    def gradients(self, part: Sequence[str]) -> list[Tensor]:
+        """Return a part's gradients of the last step, zeros where there are none."""
+        found = self.optimizer.gradients
+        return [found[n] if n in found else torch.zeros_like(self.masters[n]) for n in part]
 
 
 class ParameterServer:
@@ -169,7 +178,7 @@ class ParameterServer:
         mode: str = "sync",
         servers: int = 1,
     ) -> None:
-        self._served = ServedWeights(neighbours, make_optimizer, servers)
+        self._served = ServedGradients(neighbours, make_optimizer, servers)
         self._neighbours = neighbours
         self._mode = mode
         self._calls = neighbours.caller()

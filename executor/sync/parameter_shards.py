@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,24 @@ from executor.training.master_weights import MakeOptimizer
 from planner.errors import PipeplanError
 
 
-class Shard:
-    """The parameters one server keeps, with their optimizer.
+class Shard(Protocol):
+    """The parameters one server keeps."""
+
+    def push(
+        self, header: Header, pushed: list[Tensor], patience_s: float
+    ) -> tuple[Header, list[Tensor]]:
+        """Take what a worker pushes; return what it is told, with the weights if it wants them."""
+
+    def pull(self, header: Header) -> tuple[Header, list[Tensor]]:
+        """Return the weights and what they include."""
+
+
+ShardOf = Callable[[Mapping[str, nn.Parameter]], Shard]
+"""Makes a shard of parameters, which it copies."""
+
+
+class GradientShard:
+    """The parameters one server keeps, with their optimizer, which steps on pushed gradients.
 
     Args:
         parameters: by name; copied.
@@ -33,6 +49,30 @@ class Shard:
         self._changed = threading.Condition()
         self._collected: dict[int, list[tuple[list[Tensor], Header]]] = {}
         self.version = 0
+
+    def push(
+        self, header: Header, pushed: list[Tensor], patience_s: float
+    ) -> tuple[Header, list[Tensor]]:
+        """Step on gradients: at once or, of a group, on their mean.
+
+        Args:
+            header: of the call; ``group`` if the gradients are of one, ``pull`` is false if the
+                worker does not want the weights.
+            pushed: gradients of one worker.
+            patience_s: how long to wait for others of the group.
+        """
+        if "group" in header:
+            self.collect(header, pushed, patience_s)
+        else:
+            self.apply(header, pushed)
+        if not header.get("pull", True):
+            return {"version": self.version}, []
+        return self.pull(header)
+
+    def pull(self, header: Header) -> tuple[Header, list[Tensor]]:
+        """Return the version and the weights."""
+        version, weights = self.weights()
+        return {"version": version}, weights
 
     def apply(self, header: Header, gradients: Sequence[Tensor]) -> None:
         """Step on one worker's gradients at once."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from planner.errors import PipeplanError
 from planner.job import TARGET, Job, text_problem, token_input
-from planner.model.tracing.factory import Form, example_batch
+from planner.model.tracing.factory import Form, batch_at, example_batch
 
 _STEPS = 1_000_003
 
@@ -197,7 +197,10 @@ def batches(
             with room for 256 values.
     """
     if source == "random":
-        return lambda step, microbatch: _random(model, job, microbatch_seed(seed, step, microbatch))
+        return of_lengths(
+            lambda step, microbatch: _random(model, job, microbatch_seed(seed, step, microbatch)),
+            job,
+        )
     example = example_batch(model, job)
     name, shape = _token_input(example, job, too_small)
     text = standard_library_text()
@@ -208,7 +211,25 @@ def batches(
         rows = torch.stack([text[s : s + shape[1] + 1] for s in starts.tolist()]).long()
         return {name: rows[:, :-1].contiguous(), TARGET: rows[:, 1:].contiguous()}
 
-    return batch
+    return of_lengths(batch, job)
+
+
+def of_lengths(batch_of: BatchOf, job: Job) -> BatchOf:
+    """Return a function whose batches are cut to the lengths of the job's microbatches.
+
+    Args:
+        batch_of: returns batches of the longest length.
+        job: whose microbatches.
+    """
+    lengths = job.lengths
+    if lengths is None:
+        return batch_of
+
+    def cut(step: int, microbatch: int) -> Mapping[str, Tensor]:
+        place = lengths.of_iteration(step, job.microbatches)[microbatch]
+        return batch_at(batch_of(step, microbatch), lengths, place)
+
+    return cut
 
 
 def _random(model: nn.Module, job: Job, seed: int) -> Mapping[str, Tensor]:

@@ -14,8 +14,10 @@ from executor.launch.prepare import Prepared
 from executor.training.data import BatchOf, Source, batches, is_always_the_same
 from executor.training.dataset import Dataset, DatasetBatches, fitted_entries, load_dataset
 from planner.errors import PipeplanError, shorten
-from planner.model.tracing.factory import Form, example_batch
+from planner.lengths import require_one_length
+from planner.model.tracing.factory import Form, batch_at, example_batch
 from planner.model.tracing.user_code import FAILURES, one_line
+from planner.plan.plan import Plan
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +84,8 @@ class Feed:
             return batches(source, prepared.model, plan.job, config.seed, too_small)
         example = example_batch(prepared.model, plan.job)
         if callable(data) and not hasattr(data, "__getitem__"):
-            return _checked(data, example)
+            return _checked(data, example, plan)
+        require_one_length(plan.job.lengths, "a map-style data set as --data")
         name = data if isinstance(data, str) else None
         dataset: Any = data if name is None else load_dataset(name, config.data_arguments)
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
@@ -102,17 +105,24 @@ class Feed:
         )
 
 
-def _checked(function: BatchOf, example: Mapping[str, Tensor]) -> BatchOf:
+def _checked(function: BatchOf, example: Mapping[str, Tensor], plan: Plan) -> BatchOf:
     """The user's function, whose batches must fit what the plan was made for."""
     name = getattr(function, "__name__", type(function).__name__)
-    forms = {entry: Form.of(tensor) for entry, tensor in example.items()}
+    lengths = plan.job.lengths
+    examples = [example]
+    if lengths is not None:
+        examples = [batch_at(example, lengths, place) for place in range(len(lengths.tokens))]
+    forms = [{entry: Form.of(tensor) for entry, tensor in row.items()} for row in examples]
 
     def batch_of(step: int, microbatch: int) -> Mapping[str, Tensor]:
         place = f"data {name}(step={step}, microbatch={microbatch})"
+        number = 0
+        if lengths is not None:
+            number = lengths.of_iteration(step, plan.microbatches)[microbatch]
         try:
             found: object = function(step, microbatch)
         except FAILURES as error:
             raise PipeplanError(f"{place} failed: {one_line(error)}") from error
-        return fitted_entries(found, forms, place, "the batch")
+        return fitted_entries(found, forms[number], place, "the batch")
 
     return batch_of

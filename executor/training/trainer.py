@@ -32,6 +32,7 @@ from executor.runtime.transport import (
     watched,
 )
 from executor.runtime.worker import OperationObserver, Worker
+from executor.split.stage_module import StageModule
 from executor.stage.offload import StashReturn
 from executor.stage.recompute import BeforeUse
 from executor.stage.runner import StageRunner, TrainingWorker
@@ -64,7 +65,7 @@ from planner.sync.strategies import AllReduceOptions, options_of
 
 
 class StageWorker(Worker, Protocol):
-    """A worker whose stage may write running statistics, and reads batches."""
+    """A worker whose stage may write running statistics or offload stashes, and reads batches."""
 
     @property
     def statistics(self) -> Statistics | None:
@@ -73,6 +74,9 @@ class StageWorker(Worker, Protocol):
     @property
     def batch_wait_s(self) -> float:
         """Seconds for which the iteration waited until its batches were loaded."""
+
+    def bring_back(self, microbatch: int) -> None:
+        """Begin to bring the stash of a microbatch back from the host, if it is there."""
 
 
 @dataclass(frozen=True)
@@ -265,12 +269,14 @@ class Trainer:
         """
         if prepared.device.type == "cpu":
             keep_freed_memory()
-        stages = {stage.index: stage for stage in prepared.stages}
         plan, device = prepared.plan, prepared.device
+        stages = {stage.index: stage for stage in prepared.stages}
+        by_length = [{s.index: s for s in row} for row in prepared.shorter] + [stages]
+        lengths = plan.job.lengths
 
-        def make_worker(part: StagePart) -> StageWorker:
-            runner = StageRunner(
-                stages[part.index],
+        def runner_of(stage: StageModule, part: StagePart) -> StageRunner:
+            return StageRunner(
+                stage,
                 plan.microbatches,
                 part.split,
                 device,
@@ -280,9 +286,15 @@ class Trainer:
                 part.group,
                 part.offloaded,
             )
+
+        def lengths_of(step: int) -> Sequence[int]:
+            return () if lengths is None else lengths.of_iteration(step, plan.microbatches)
+
+        def make_worker(part: StagePart) -> StageWorker:
+            runners = [runner_of(row[part.index], part) for row in by_length]
             names = stages[part.index].model_inputs
             batches = DeviceBatches.of(batch_of, names, part.microbatches, device)
-            return TrainingWorker(runner, batches, seed)
+            return TrainingWorker(runners, batches, seed, lengths_of)
 
         return cls(
             plan,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -19,6 +20,7 @@ from executor.distributed.process_group import (
 from executor.elastic.run import PipelineRun
 from executor.elastic.trace import SynchronousStepTimes
 from executor.emulation.emulation import emulating_trainer
+from executor.launch.asynchronous import require_asynchronous, stretches, version_bytes
 from executor.launch.config import TrainingConfig
 from executor.launch.model import Factory
 from executor.launch.prepare import (
@@ -28,6 +30,7 @@ from executor.launch.prepare import (
     require_fitting,
     require_groups,
     require_job_optimizer,
+    require_possible_lengths,
     require_runnable,
     require_writable,
 )
@@ -42,10 +45,12 @@ from executor.launch.run import (
 )
 from executor.runtime.timeline import TimelineWriter
 from executor.sync import require_strategy
+from executor.training.asynchronous import AsynchronousTrainer, lag_of
 from executor.training.data import BatchOf
 from executor.training.dataset import Dataset
 from executor.training.feed import Feed
 from executor.training.loop import Loop, Report, StepMetrics, StepObserver
+from executor.training.optimisation import Optimisation
 from executor.training.optimizer import OptimizerFactory
 from executor.training.saved_state import SavedState
 from executor.training.trainer import Trainer, optimisation_of
@@ -56,6 +61,9 @@ from planner.prediction import with_strategy
 from planner.records.document import require_file_path
 from planner.sync.pipeline_replicas import ONE_OF_SYNCHRONOUS
 from planner.sync.strategies import STALE, SYNCHRONOUS
+from planner.verification import require_valid
+
+logger = logging.getLogger(__name__)
 
 
 def train(
@@ -69,6 +77,7 @@ def train(
     resume: str | Path | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     sync: str | None = None,
+    pipelining: Literal["flush", "async"] = "flush",
     config: TrainingConfig | None = None,
     report: Report | None = None,
     **settings: Any,
@@ -88,6 +97,7 @@ def train(
         timeout_s: a rank that lets others wait for so long counts as lost.
         sync: strategy of synchronisation over the plan's, such as ``decoupled`` or
             ``all_reduce:bucket_mib=10``.
+        pipelining: ``async`` for a pipeline that does not flush between steps.
         config: a training file's contents; default made of ``settings``.
         report: called on every rank after every iteration.
         **settings: fields of :class:`~executor.launch.config.TrainingConfig`, such as
@@ -107,7 +117,15 @@ def train(
         )
     config = config or TrainingConfig.parse(settings, "train()")
     run = RunSettings(
-        model, loss, data, optimizer, device, resume=resume, timeout_s=timeout_s, sync=sync
+        model,
+        loss,
+        data,
+        optimizer,
+        device,
+        resume=resume,
+        timeout_s=timeout_s,
+        sync=sync,
+        pipelining=pipelining,
     )
     return run_training(plan, config, run, report)
 
@@ -142,18 +160,10 @@ def run_training(
         optimisation = optimisation_of(prepared, make_optimizer, **settings)
         if checkpoint is not None:
             saved.load(checkpoint, optimisation)
-        trainer = Trainer.of_model(
-            prepared,
-            feed.batch_of,
-            seed=config.seed,
-            optimisation=optimisation,
-            autocast=autocast_of(config),
-            timeout=timedelta(seconds=run.timeout_s),
-            watch=config.timeline is not None,
-            pace=run.pace,
-        )
+        trainer = _trainer(prepared, config, run, feed, optimisation, first_step)
         observers = _observers(plan, place, prepared.device, run, config.timeline, emulated=False)
-        loop = Loop(report, observers, lag=_lag(plan), late=int(prepared.device.type == "cuda"))
+        lag = _lag(plan, run)
+        loop = Loop(report, observers, lag=lag, late=int(prepared.device.type == "cuda"))
         save = partial(_save, loop, trainer, saved, feed, config)
         steps = range(first_step, config.steps + 1)
         history = loop.run(trainer, steps, save, first=first_step)
@@ -165,11 +175,15 @@ def _require_possible(plan: Plan, config: TrainingConfig, run: RunSettings) -> N
     """Refuse what any rank can refuse by itself, before the model is built."""
     require_effect(plan, run)
     require_groups(plan, run)
+    require_possible_lengths(plan, run)
     require_job_optimizer(plan, run, config)
     require_timeout(run.timeout_s)
     if run.pace is not None:
         run.pace.require_ranks(len(plan.ranks))
     require_fitting(plan, config)
+    if run.pipelining == "async":
+        require_valid(plan)
+        require_asynchronous(plan, config, run)
     require_writable(config)
 
 
@@ -188,9 +202,45 @@ def _prepared(plan: Plan, config: TrainingConfig, run: RunSettings, place: PlanR
     )
 
 
+def _trainer(
+    prepared: Prepared,
+    config: TrainingConfig,
+    run: RunSettings,
+    feed: Feed,
+    optimisation: Optimisation,
+    first_step: int,
+) -> Trainer | AsynchronousTrainer:
+    """Return what runs this rank's iterations."""
+    timeout = timedelta(seconds=run.timeout_s)
+    if run.pipelining == "flush":
+        return Trainer.of_model(
+            prepared,
+            feed.batch_of,
+            seed=config.seed,
+            optimisation=optimisation,
+            autocast=autocast_of(config),
+            timeout=timeout,
+            watch=config.timeline is not None,
+            pace=run.pace,
+        )
+    if prepared.place.rank == 0:
+        mib = ", ".join(f"{bytes_ / 2**20:.3g}" for bytes_ in version_bytes(prepared.plan))
+        logger.info("asynchronous pipeline; MiB of stashed weights by stage: %s", mib)
+    return AsynchronousTrainer(
+        prepared,
+        feed.batch_of,
+        optimisation,
+        stretches(first_step, config.steps, config.checkpoint),
+        seed=config.seed,
+        autocast=autocast_of(config),
+        timeout=timeout,
+        pace=run.pace,
+    )
+
+
 def _save(
     loop: Loop,
-    trainer: Trainer,
+    trainer: Trainer | AsynchronousTrainer,
     saved: SavedState,
     feed: Feed,
     config: TrainingConfig,
@@ -232,6 +282,11 @@ def run_emulation(
         report: called on every rank after every iteration.
     """
     plan = _planned(plan, run)
+    if run.pipelining == "async":
+        raise PipeplanError(
+            "--emulate with --pipelining async: it emulates the plan's order; use --emulate-speed "
+            "in its place, which computes and then waits"
+        )
     if plan.sync.strategy not in SYNCHRONOUS:
         raise PipeplanError(
             f"--emulate with sync.strategy {plan.sync.strategy!r}: it emulates ranks in step only; "
@@ -240,6 +295,7 @@ def run_emulation(
         )
     require_effect(plan, run)
     require_groups(plan, run, emulated=True)
+    require_possible_lengths(plan, run, emulated=True)
     require_strategy(plan)
     place = PlanRank.of_this_process()
     if run.pace is not None:
@@ -258,7 +314,7 @@ def run_emulation(
             pace=run.pace,
         )
         observers = _observers(plan, place, device, run, timeline, emulated=True)
-        loop = Loop(report, observers, lag=_lag(plan))
+        loop = Loop(report, observers, lag=_lag(plan, run))
         history = loop.run(trainer, range(1, steps + 1))
         trainer.close()
         return history
@@ -282,8 +338,10 @@ def _observers(
     return found
 
 
-def _lag(plan: Plan) -> int:
+def _lag(plan: Plan, run: RunSettings) -> int:
     """Return how many iterations ranks may be apart, which waiting for metrics would undo."""
+    if run.pipelining == "async":
+        return lag_of(len(plan.stages), plan.microbatches)
     return int(plan.sync.strategy in STALE)
 
 

@@ -83,6 +83,13 @@ class MovesFound:
     no_faster: int
     left_out: int
 
+    def __repr__(self) -> str:
+        """Return how many changes there are, and the best, in a line."""
+        best = self.best
+        said = "none helps" if best is None else f"best '{best.move}', {-best.gain:+.1%}"
+        beyond = len(self.overflowing)
+        return f"<MovesFound: {len(self.fitting)} fit, {beyond} exceed memory; {said}>"
+
     @property
     def best(self) -> TimedMove | None:
         """The fastest change that fits, if it gains :data:`LEAST_GAIN` or the plan does not fit."""

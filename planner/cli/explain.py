@@ -185,7 +185,7 @@ def _explain(path: Path, request: ValueRequest, runtime: str | None, *, as_json:
         explanation = explain_timeline(timeline)
     require_changes(plan, request.changes)
     if not as_json:
-        _show(explanation)
+        _show(plan, explanation)
     single = moves(plan, timeline)
     if not as_json:
         _show_moves(plan, single, path)
@@ -213,14 +213,15 @@ def _fits(explanation: Explanation) -> bool:
     return all(room.room_bytes >= 0 for room in explanation.memory.rooms)
 
 
-def _show(explanation: Explanation) -> None:
+def _show(plan: Plan, explanation: Explanation) -> None:
     from planner.report.bubble import idle_table, stages_table
     from planner.report.explanation import explanation_lines, parts_table
-    from planner.report.summary import time_provenance_lines
+    from planner.report.summary import length_lines, time_provenance_lines
     from planner.simulation.time_provenance import path_time_provenance
 
     shares = path_time_provenance(explanation.pipeline, explanation.critical_path)
-    for line in (*explanation_lines(explanation), *time_provenance_lines(shares)):
+    lines = (*explanation_lines(explanation), *time_provenance_lines(shares), *length_lines(plan))
+    for line in lines:
         say(line)
     print_rich(parts_table(explanation))
     print_rich(idle_table(explanation.bubble))

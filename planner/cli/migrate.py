@@ -62,9 +62,10 @@ _OF_THE_EXECUTOR = ("pipeplan-train/", "pipeplan-checkpoint/")
 
 
 def _data(path: Path) -> dict[str, Any]:
-    from planner.records.document import read_json, read_toml
+    from planner.records.document import MOST_MEASURED_OBJECTS, read_json, read_toml
 
-    data = read_toml(path) if path.suffix.lower() == ".toml" else read_json(path)
+    is_toml = path.suffix.lower() == ".toml"
+    data = read_toml(path) if is_toml else read_json(path, most_objects=MOST_MEASURED_OBJECTS)
     if not isinstance(data, dict):
         raise PipeplanError(f"{path}: expected an object with a field 'format'; name another file")
     return data

@@ -82,6 +82,7 @@ def _data(result: Result, output: Path) -> dict[str, Any]:
         "unjoined_devices": list(result.unjoined_devices),
         "robustness": None if result.robustness is None else asdict(result.robustness),
         "simplicity": None if result.simplicity is None else asdict(result.simplicity),
+        "length_choice": None if result.lengths is None else asdict(result.lengths),
         "history": [row._asdict() for row in result.history],
     }
 

@@ -21,14 +21,30 @@ class _Usual(NamedTuple):
 
 
 _SPEED = {"MB/s": 1e3, "bytes/s": 1e9}
+_DURATION = {"ns": 1e3, "s": 1e-6, "ms": 1e-3}
 _USUAL = {
     "memory_gib": _Usual(1e-3, 4096, "GiB", {"MiB": 2**10, "KiB": 2**20, "bytes": 2**30}),
     "memory_bandwidth_gb_per_s": _Usual(1e-2, 50_000, "GB/s", _SPEED),
     "peak_tflop_per_s": _Usual(1e-4, 20_000, "TFLOP/s", {"GFLOP/s": 1e3, "FLOP/s": 1e12}),
     "bandwidth_gb_per_s": _Usual(1e-4, 10_000, "GB/s", _SPEED),
-    "latency_us": _Usual(1e-3, 1e7, "µs", {"ns": 1e3, "s": 1e-6, "ms": 1e-3}),
+    "latency_us": _Usual(1e-3, 1e6, "µs", _DURATION),
+    "host_link_gb_per_s": _Usual(1e-2, 10_000, "GB/s", _SPEED),
+    "loader_gb_per_s": _Usual(1e-6, 10_000, "GB/s", _SPEED),
+    "operation_overhead_us": _Usual(1e-5, 1e6, "µs", _DURATION),
+    "ramp_up_us": _Usual(0, 1e6, "µs", _DURATION),
 }
-"""Ranges from single cores and slow modems to several times the largest device of 2026."""
+"""Ranges from single cores and slow modems to several times the largest device of 2026.
+
+A fitted ramp-up may be as short as it likes: next to nothing is nothing.
+"""
+_OF_DEVICE_TYPES = (
+    "memory_gib",
+    "memory_bandwidth_gb_per_s",
+    "host_link_gb_per_s",
+    "loader_gb_per_s",
+    "operation_overhead_us",
+    "ramp_up_us",
+)
 
 
 def unusual_figures(
@@ -42,7 +58,7 @@ def unusual_figures(
     """
     for name, kind in device_types.items():
         place = f'device_types."{name}"'
-        for field in ("memory_gib", "memory_bandwidth_gb_per_s"):
+        for field in _OF_DEVICE_TYPES:
             yield from _unusual(f"{place}.{field}", field, getattr(kind, field))
         for precision, peak in kind.peak_tflop_per_s.items():
             yield from _unusual(f"{place}.peak_tflop_per_s.{precision}", "peak_tflop_per_s", peak)

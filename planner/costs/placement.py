@@ -80,6 +80,8 @@ class PlacedStage:
         weight_stash_bytes: kept from a split input gradient until the weight gradient.
         input_bytes, output_bytes: activations received from and sent to the neighbours.
         input_gradient_bytes, output_gradient_bytes: gradients sent back and received.
+        sent_bytes, returned_bytes: activations and gradients sent. Where microbatches have several
+            lengths, times and these are their mean, and all other figures of the longest.
         offload_bytes: of the stash, what is copied to the host after the forward and back before
             the backward.
     """
@@ -95,6 +97,8 @@ class PlacedStage:
     output_bytes: int
     input_gradient_bytes: int
     output_gradient_bytes: int
+    sent_bytes: int
+    returned_bytes: int
     offload_bytes: int = 0
 
     def tight_bytes(self, *, splits: bool = False) -> int:
@@ -212,11 +216,11 @@ class PlacedPipeline:
 
     def forward_transfer(self, stage: int, source: str, target: str) -> Transfer:
         """Return the transfer of a stage's activations to the next stage."""
-        return self._transfer(self.stages[stage].output_bytes, source, target)
+        return self._transfer(self.stages[stage].sent_bytes, source, target)
 
     def backward_transfer(self, stage: int, source: str, target: str) -> Transfer:
         """Return the transfer of the gradients of a stage's input to the stage before."""
-        return self._transfer(self.stages[stage].input_gradient_bytes, source, target)
+        return self._transfer(self.stages[stage].returned_bytes, source, target)
 
     def transfers_s(self, stage: int, *, forward: bool) -> FloatArray:
         """Return the seconds of all transfers between a stage and the next, by their devices.
@@ -230,7 +234,7 @@ class PlacedPipeline:
             path.
         """
         here, there = self.stages[stage], self.stages[stage + 1]
-        bytes_ = here.output_bytes if forward else here.output_gradient_bytes
+        bytes_ = here.sent_bytes if forward else there.returned_bytes
         numbers, table = self.problem.cluster.numbers, self.problem.cluster.link_table
         rows, columns = ([numbers[d] for d in side.spec.devices] for side in (here, there))
         if bytes_ == 0:
@@ -273,7 +277,7 @@ class PlacedPipeline:
     def is_message(self, stage: int, source: str, target: str, *, forward: bool) -> bool:
         """Return whether a stage's activations, or gradients of its input, take a message."""
         placed = self.stages[stage]
-        bytes_ = placed.output_bytes if forward else placed.input_gradient_bytes
+        bytes_ = placed.sent_bytes if forward else placed.returned_bytes
         return source != target and bytes_ > 0
 
     def _route(self, source: str, target: str) -> Route:
@@ -371,6 +375,8 @@ def place(
             output_bytes=row.output,
             input_gradient_bytes=row.input_gradient,
             output_gradient_bytes=row.output_gradient,
+            sent_bytes=row.sent,
+            returned_bytes=row.returned,
             offload_bytes=row.offload,
         )
         for spec, by_device, held, row in zip(

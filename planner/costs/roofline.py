@@ -13,6 +13,7 @@ from planner.model.figures import (
     Work,
 )
 from planner.model.graph_record import Layer
+from planner.model.length_graph import layer_at
 
 ROUNDING = 1e-9
 """Smaller relative differences of times are rounding."""
@@ -71,8 +72,17 @@ def layer_times(
     Measured times are used if there are any, else the sum of :func:`work_s` over the layer's work,
     of its collectives, which nothing hides, and of the copy of what a forward reads of the batch. A
     recomputed layer runs its forward again in its backward. The wait for the loader is in the
-    forward alone: no profile has it, and what was loaded is still there.
+    forward alone: no profile has it, and what was loaded is still there. Of microbatches of several
+    lengths it is the mean.
     """
+    if layer.lengths:
+        return _mean(
+            layer,
+            [
+                layer_times(layer_at(layer, row), type_name, device, precision, recompute)
+                for row in layer.lengths
+            ],
+        )
     times = loaded_times(layer, type_name, device, precision)
     loaded_s = times.forward_s + device.load_s(layer.batch_bytes)
     if not recompute:
@@ -91,6 +101,9 @@ def loaded_times(
 
     Its forward is what recomputing the layer adds to its backward.
     """
+    if layer.lengths:
+        rows = (layer_at(layer, row) for row in layer.lengths)
+        return _mean(layer, [loaded_times(row, type_name, device, precision) for row in rows])
     measured = layer.measured.get(type_name)
     if measured is None:
         return _with_collectives(_roofline(layer, device, precision), layer, device)
@@ -99,6 +112,17 @@ def loaded_times(
         measured.input_gradient_s,
         measured.weight_gradient_s,
         measured.whole_backward_s,
+    )
+
+
+def _mean(layer: Layer, times: Sequence[OperationTimes]) -> OperationTimes:
+    """Return the mean over a layer's lengths, by their shares."""
+    shares = [row.share for row in layer.lengths]
+    return OperationTimes(
+        *(
+            sum(share * seconds for share, seconds in zip(shares, column, strict=True))
+            for column in zip(*times, strict=True)
+        )
     )
 
 

@@ -75,6 +75,8 @@ class StageBytes:
             has run again by then.
         input, output: activations received from and sent to the neighbours.
         input_gradient, output_gradient: gradients sent back and received.
+        sent, returned: activations and gradients sent, in the mean over lengths of microbatches;
+            all other figures are of the longest.
         offload: of the stash, what is copied to the host and back.
     """
 
@@ -86,6 +88,8 @@ class StageBytes:
     output: int
     input_gradient: int
     output_gradient: int
+    sent: int
+    returned: int
     offload: int = 0
 
 
@@ -116,6 +120,8 @@ class _Table:
         self._rerun = {name for s in stages for name in set(s.recompute).intersection(s.layers)}
         self._crossing = [0] * (count + 1)
         self._gradients = [0] * (count + 1)
+        self._moved = [0] * (count + 1)
+        self._moved_back = [0] * (count + 1)
         # Received tensors that a layer of the stage keeps in its own stash anyway.
         self._saved = [0] * (count + 1)
         self._kept = [
@@ -186,16 +192,19 @@ class _Table:
         return self._stage_of.get(tensor.saved_by)
 
     def _pass_on(self, tensor: Boundary, first: int, last: int) -> None:
-        gradient = tensor.bytes if tensor.requires_grad else 0
-        self._crossing[first] += tensor.bytes
-        self._crossing[last] -= tensor.bytes
-        self._gradients[first] += gradient
-        self._gradients[last] -= gradient
+        mean = tensor.mean_bytes
+        rows = [(self._crossing, tensor.bytes), (self._moved, mean)]
+        if tensor.requires_grad:
+            rows += [(self._gradients, tensor.bytes), (self._moved_back, mean)]
+        for sums, bytes_ in rows:
+            sums[first] += bytes_
+            sums[last] -= bytes_
 
     def rows(self) -> list[StageBytes]:
         """Return the figures of every stage."""
         outputs, gradients = (list(accumulate(x)) for x in (self._crossing, self._gradients))
         inputs, back = [0, *outputs], [0, *gradients]
+        moved, moved_back = (list(accumulate(x)) for x in (self._moved, self._moved_back))
         return [
             StageBytes(
                 workspace=self._workspace[j],
@@ -206,6 +215,8 @@ class _Table:
                 output=outputs[j],
                 input_gradient=back[j],
                 output_gradient=gradients[j],
+                sent=moved[j],
+                returned=[0, *moved_back][j],
                 offload=max(0, self._offloaded[j]),
             )
             for j in range(len(self._kept))

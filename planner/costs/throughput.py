@@ -58,7 +58,7 @@ def throughput(
         return None
     samples_per_s = job.samples_per_microbatch * job.microbatches / iteration_time_s
     tokens, peak = job.tokens_per_sample, _peak_flop_per_s(cluster, job, devices)
-    flops = job.microbatches * sum(layer.flops for layer in graph.layers)
+    flops = job.microbatches * _flops(graph)
     price = price_per_hour(cluster, devices if paid is None else paid)
     cost = None if price is None else cost_per_million_samples(1 / samples_per_s, price)
     epoch = job.epoch_samples
@@ -70,6 +70,14 @@ def throughput(
         epoch_s=None if epoch is None else epoch / samples_per_s,
         cost_per_epoch=None if epoch is None or cost is None else cost * epoch / 1e6,
     )
+
+
+def _flops(graph: GraphRecord) -> float:
+    """Return the FLOPs of a microbatch, in the mean over lengths."""
+    if not graph.lengths:
+        return float(sum(layer.flops for layer in graph.layers))
+    rows = (row for layer in graph.layers for row in layer.lengths)
+    return sum(row.share * work.flops for row in rows for work in row.work)
 
 
 def _peak_flop_per_s(cluster: Cluster, job: Job, devices: Collection[str]) -> float | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from planner.plan.plan import Sync
-from planner.records.document import Count, Record
+from planner.records.document import MOST_MEASURED_OBJECTS, Count, Record
 from planner.records.formats import JsonFile
 
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
@@ -55,6 +55,7 @@ class SyncTrace(JsonFile):
         workers: Rows of each worker, in order of time.
     """
 
+    MOST_OBJECTS: ClassVar[int] = MOST_MEASURED_OBJECTS
     format: Literal["pipeplan-sync-trace/2"] = "pipeplan-sync-trace/2"
     sync: Sync
     pipelines_per_node: Annotated[int, Field(ge=1, le=4096)] = 1

@@ -26,7 +26,12 @@ from planner.measured.events import (
 )
 from planner.measured.timeline_file import parse_trace, trace_of
 from planner.model.figures import Name
-from planner.records.document import Record, read_json, write_atomically
+from planner.records.document import (
+    MOST_MEASURED_OBJECTS,
+    Record,
+    read_json,
+    write_atomically,
+)
 from planner.records.formats import check_format
 
 _Row = TypeVar("_Row", bound=TimedEvent)
@@ -97,7 +102,7 @@ class MeasuredTimeline(Record):
             PipeplanError: naming the wrong field, or for another kind of file, such as the
                 prediction that ``pipeplan simulate --trace`` writes.
         """
-        data, source = read_json(path), str(path)
+        data, source = read_json(path, most_objects=MOST_MEASURED_OBJECTS), str(path)
         if isinstance(data, dict) and "format" not in data and "traceEvents" in data:
             raise PipeplanError(
                 f"{source}: format: a trace without one, such as the prediction that `pipeplan "

@@ -31,6 +31,8 @@ SHARED = (
 )
 """Fields of a layer of which the devices of a tensor-parallel group may have shares."""
 
+ROUNDING = 1e-9
+"""By how much shares may miss 1."""
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
@@ -63,6 +65,38 @@ class MeasuredTimes(Record):
         return data
 
 
+class WorkAtLength(Record):
+    """What a layer does for a microbatch of one of several lengths.
+
+    Attributes:
+        tokens: The length.
+        share: Share of microbatches that have it.
+        work: FLOPs and traffic by class of operation.
+        batch_bytes: Bytes of the entries of the batch that it reads.
+        products: Matrix products of the forward.
+    """
+
+    tokens: Annotated[int, Field(ge=1)]
+    share: Annotated[float, Field(gt=0, le=1)]
+    work: tuple[Work, ...] = ()
+    batch_bytes: Count = 0
+    products: tuple[Product, ...] = ()
+
+
+class BytesAtLength(Record):
+    """What a tensor between layers has for a microbatch of one of several lengths.
+
+    Attributes:
+        tokens: The length.
+        share: Share of microbatches that have it.
+        bytes: Bytes of one microbatch.
+    """
+
+    tokens: Annotated[int, Field(ge=1)]
+    share: Annotated[float, Field(gt=0, le=1)]
+    bytes: Count
+
+
 class Layer(LayerFigures):
     """The smallest unit of a stage; all figures are for one microbatch.
 
@@ -82,6 +116,8 @@ class Layer(LayerFigures):
             all other figures are then those of all devices together.
         products: Matrix products of the forward as one device runs them, for the efficiency of
             their shapes; empty: they are not known.
+        lengths: What it does at each length, ascending, where microbatches have several; all other
+            figures are then those of the longest.
     """
 
     weight_stash_bytes: Count | None = None
@@ -93,6 +129,7 @@ class Layer(LayerFigures):
     work: tuple[Work, ...] = ()
     collectives: tuple[Collective, ...] = ()
     products: tuple[Product, ...] = ()
+    lengths: tuple[WorkAtLength, ...] = ()
 
     @model_validator(mode="after")
     def _work_adds_up(self) -> Self:
@@ -113,7 +150,7 @@ class Layer(LayerFigures):
         fields: dict[str, Any] = dump(self)
         if not self.device_types:
             del fields["device_types"]
-        for name in ("work", "batch_bytes", "collectives", "products"):
+        for name in ("work", "batch_bytes", "collectives", "products", "lengths"):
             if not getattr(self, name):
                 fields.pop(name, None)  # Who dumps may have left it out.
         for name in ("weight_stash_bytes", "peak_bytes"):
@@ -171,6 +208,8 @@ class Boundary(Record):
         requires_grad: Whether a gradient is sent back.
         saved_by: First layer that keeps it for its backward (its bytes are then part of that
             layer's ``stash_bytes``); null: none.
+        lengths: Its bytes at each length, ascending, where microbatches have several; all other
+            figures are then those of the longest.
     """
 
     name: Name
@@ -181,6 +220,21 @@ class Boundary(Record):
     dtype: Name
     requires_grad: bool
     saved_by: Name | None = None
+    lengths: tuple[BytesAtLength, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_missing_lengths(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = dump(self)
+        if not self.lengths:
+            fields.pop("lengths", None)
+        return fields
+
+    @property
+    def mean_bytes(self) -> int:
+        """Bytes of a microbatch in the mean over lengths, rounded down."""
+        if not self.lengths:
+            return self.bytes
+        return int(sum(row.share * row.bytes for row in self.lengths))
 
 
 class GraphRecord(Record):
@@ -231,7 +285,13 @@ class GraphRecord(Record):
         for index, boundary in enumerate(self.boundaries):
             _check_boundary(f"boundaries[{index}]", boundary, position)
         _check_splits(self)
+        _check_lengths(self)
         return self
+
+    @property
+    def lengths(self) -> tuple[tuple[int, float], ...]:
+        """The lengths of microbatches in tokens, each with its share; empty if all are equal."""
+        return tuple((row.tokens, row.share) for row in self.layers[0].lengths)
 
     @model_serializer(mode="wrap")
     def _without_missing_splits(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -259,6 +319,41 @@ def _check_boundary(field: str, boundary: Boundary, position: dict[str, int]) ->
             raise ValueError(
                 f"{field}: tensor {boundary.name!r} goes from {boundary.producer!r} back to "
                 f"{user!r}; list the layers in an executable order (a cycle has none)"
+            )
+
+
+def _check_lengths(record: GraphRecord) -> None:
+    """Refuse lengths that differ from layer to layer, or do not fit the other figures."""
+    expected = record.lengths
+    tokens = [length for length, _ in expected]
+    if tokens != sorted(set(tokens)):
+        raise ValueError("layers[0].lengths: their tokens do not ascend; trace the model again")
+    if expected and abs(sum(share for _, share in expected) - 1) > ROUNDING:
+        raise ValueError("layers[0].lengths: their shares do not sum to 1; trace the model again")
+    kinds: dict[str, Sequence[Layer | Boundary]] = {
+        "layers": record.layers,
+        "boundaries": record.boundaries,
+    }
+    for kind, rows in kinds.items():
+        for index, row in enumerate(rows):
+            if tuple((part.tokens, part.share) for part in row.lengths) != expected:
+                raise ValueError(
+                    f"{kind}[{index}].lengths: {row.name!r} has other lengths than the first "
+                    "layer; trace the model again"
+                )
+    for index, layer in enumerate(record.layers if expected else ()):
+        is_undivided = not layer.work and any(getattr(layer, f"{p}_flops") for p in PHASES)
+        if layer.lengths[-1].work != layer.work or is_undivided:
+            raise ValueError(
+                f"layers[{index}].lengths: the work of {layer.name!r} at the longest length is not "
+                "that of the layer; trace the model again"
+            )
+    for index, tensor in enumerate(record.boundaries if expected else ()):
+        if max(part.bytes for part in tensor.lengths) != tensor.bytes:
+            raise ValueError(
+                f"boundaries[{index}].lengths: {tensor.name!r} has {tensor.bytes} bytes, but its "
+                f"longest length has {max(part.bytes for part in tensor.lengths)}; trace the model "
+                "again"
             )
 
 

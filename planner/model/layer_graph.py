@@ -14,6 +14,7 @@ from planner.errors import PipeplanError
 from planner.model.graph_record import Boundary, GraphRecord, Layer, Parameter, graph_digest
 from planner.records.document import read_json, write_atomically
 from planner.records.formats import check_format
+from planner.units import plural
 
 
 class Attributes(dict[str, Any]):
@@ -78,6 +79,13 @@ class LayerGraph(nx.DiGraph):  # type: ignore[misc]
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return an ordinary DiGraph: networkx makes derived graphs by ``graph.__class__()``."""
         return nx.DiGraph(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        """Return the numbers of layers and tensors, in a line."""
+        return (
+            f"<LayerGraph: {self.record.name}, {plural(len(self.record.layers), 'layer')}, "
+            f"{plural(len(self.record.boundaries), 'tensor')} between them>"
+        )
 
     @classmethod
     def from_record(cls, record: GraphRecord) -> LayerGraph:

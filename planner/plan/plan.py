@@ -6,7 +6,7 @@ import math
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
@@ -164,6 +164,22 @@ class TimeProvenance(Record):
     assumed: Share
 
 
+class LengthPrediction(Record):
+    """Simulated times of a job's first iterations, where microbatches have several lengths.
+
+    Attributes:
+        iterations: Number of iterations.
+        expected_s: Mean of their times.
+        percentile_95_s: 95th percentile of their times, linearly interpolated.
+        worst_s: Longest of their times.
+    """
+
+    iterations: Annotated[int, Field(ge=1)]
+    expected_s: NonNegative
+    percentile_95_s: NonNegative
+    worst_s: NonNegative
+
+
 class Predicted(Record):
     """Simulation results of a plan.
 
@@ -176,6 +192,9 @@ class Predicted(Record):
         devices: Results per device.
         time_provenance: Fractions of the time by source; null if nothing takes time, or in plans of
             versions without it.
+        lengths: Times of iterations whose microbatches have several lengths; all else is then of
+            the mean iteration, in which every microbatch takes the mean time and holds what the
+            longest does. Null if microbatches have one length.
     """
 
     iteration_time_s: NonNegative
@@ -184,6 +203,14 @@ class Predicted(Record):
     bubble: Share
     devices: dict[str, DevicePrediction]
     time_provenance: TimeProvenance | None = None
+    lengths: LengthPrediction | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_missing_lengths(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = dump(self)
+        if self.lengths is None:
+            fields.pop("lengths", None)
+        return fields
 
 
 def gap(iteration_time_s: float, lower_bound_s: float) -> float | None:
@@ -428,6 +455,20 @@ class Plan(ShownInNotebooks, JsonFile):
                 **groups,
             }
         )
+
+    def lengths_of(self, step: int) -> tuple[int, ...]:
+        """Return the length of each microbatch of a training step in tokens.
+
+        Args:
+            step: its number, from 1.
+
+        Returns:
+            Empty if all microbatches are as long as the model's own batch.
+        """
+        lengths = self.job.lengths
+        if lengths is None:
+            return ()
+        return tuple(lengths.tokens[k] for k in lengths.of_iteration(step, self.microbatches))
 
     def parsed_orders(self) -> dict[str, tuple[Operation, ...]]:
         """Return the order of operations of every device.

@@ -1,5 +1,7 @@
 """The planning problem: one model, one cluster, one job."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,9 +21,10 @@ JOB_FIELDS_WITHOUT_COST = {
     "model_arguments",
     "inputs",
     "runtime",
+    "lengths",
 }
 """Job fields that do not change a traced model's costs; a bound still holds after an edit of these.
-"""
+The lengths of microbatches and their shares are in the graph."""
 _CLUSTER_FIELDS_WITHOUT_COST: dict[str, Any] = {
     "currency": True,
     "device_types": {"__all__": {"source", "price_per_hour"}},
@@ -69,6 +72,7 @@ class Problem:
                 f"the job says precision = {self.job.precision!r}; trace it again"
             )
         _require_known_cuts(self.graph, self.job)
+        _require_lengths(self.graph, self.job)
         types = {device.type for device in self.cluster.devices}
         homeless = [
             layer for layer in self.graph.record.layers if not any(map(layer.may_run_on, types))
@@ -134,6 +138,51 @@ def _require_known_cuts(graph: LayerGraph, job: Job) -> None:
             f"job.cuts: the model has no layer {name!r}; {near(name, graph.layers)}"
             for name in unknown
         )
+
+
+def _require_lengths(graph: LayerGraph, job: Job) -> None:
+    """Refuse lengths that the graph was not traced with, and what they cannot be combined with."""
+    traced, lengths = graph.record.lengths, job.lengths
+    wanted = () if lengths is None else tuple(zip(lengths.tokens, lengths.all_shares, strict=True))
+    if not _are_close(traced, wanted):
+        raise PipeplanError(
+            f"job.lengths: microbatches of {_in_words(wanted)}, but layer graph {graph.name!r} was "
+            f"traced for {_in_words(traced)}; trace it again with this job"
+        )
+    if lengths is None:
+        return
+    if job.tensor_parallel != 1:
+        raise PipeplanError(
+            f"tensor_parallel = {job.tensor_parallel}: microbatches of several lengths are planned "
+            "for single devices only so far; set it to 1, or remove lengths from the job"
+        )
+    if job.offload:
+        raise PipeplanError(
+            f"offload = {json.dumps(job.offload)}: microbatches of several lengths are planned "
+            "with stashes that stay on their devices only so far; set it to false, or remove "
+            "lengths from the job"
+        )
+    measured = next((layer for layer in graph.record.layers if layer.measured), None)
+    if measured is not None:
+        raise PipeplanError(
+            f"lengths: layer {measured.name!r} was measured at one length, which does not say how "
+            "long the others take; leave --costs out, or remove lengths from the job"
+        )
+
+
+def _in_words(lengths: Sequence[tuple[int, float]]) -> str:
+    rows = ", ".join(f"{tokens} tokens ({share:.4g})" for tokens, share in lengths)
+    return rows or "one length"
+
+
+def _are_close(one: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]]) -> bool:
+    return len(one) == len(other) and all(
+        here[0] == there[0] and abs(here[1] - there[1]) <= _SHARE_TOLERANCE
+        for here, there in zip(one, other, strict=True)
+    )
+
+
+_SHARE_TOLERANCE = 1e-9
 
 
 def cluster_digest(cluster: Cluster) -> str:

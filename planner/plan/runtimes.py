@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 from planner.errors import PipeplanError, shorten
 from planner.job import Job, Runtime
+from planner.lengths import require_one_length
 from planner.model.blocks import LOSS, block_stack, module_of
 from planner.model.layer_graph import LayerGraph
 from planner.plan.optimizer_state import require_whole_state
@@ -73,6 +74,7 @@ def for_runtime(problem: Problem, runtime: str | RuntimeRules | None = None) -> 
     rules = runtime if isinstance(runtime, RuntimeRules) else rules_of(runtime)
     fields: dict[str, Any] = {"runtime": rules.expresses}
     if rules.expresses in _EXPRESSIBLE:
+        require_one_length(problem.job.lengths, f"a plan for {rules.expresses}")
         able = _EXPRESSIBLE[rules.expresses]
         if not able.has_groups:
             require_single_devices(problem.job.tensor_parallel, f"a plan for {rules.expresses}")

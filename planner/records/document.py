@@ -30,6 +30,10 @@ MOST_TOML_BYTES = 2**21
 """The largest files that are read; TOML, which people write, takes long to read."""
 MOST_ENTRIES = 100_000
 """Most layers, devices or links of a file, and most entries of one JSON object."""
+MOST_OBJECTS = 500_000
+"""Most objects of a JSON file, each of which takes up to a kilobyte while it is checked."""
+MOST_MEASURED_OBJECTS = 2**24
+"""Likewise of files with an object for each measured event."""
 _MOST_WITH_ALL_PROBLEMS = 2**16
 """Characters of JSON up to which every wrong entry of a list is named, beyond that the first."""
 _CONSTANT = re.compile("NaN|Infinity")
@@ -210,15 +214,18 @@ def _json(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def read_json(path: str | Path, *, keeps_nan: bool = False) -> Any:
+def read_json(
+    path: str | Path, *, keeps_nan: bool = False, most_objects: int = MOST_OBJECTS
+) -> Any:
     """Read a JSON file; a cut file, a duplicate key or a NaN is an error with its position.
 
     Args:
         path: path of the file.
         keeps_nan: keep NaN and Infinity, for a reader that names their field itself.
+        most_objects: that the file may hold; one of more is not read.
     """
     path = Path(path)
-    text = read_text(path, MOST_JSON_BYTES)
+    text = read_text(path, MOST_JSON_BYTES, most_objects)
     if path.suffix.lower() == ".toml":
         raise PipeplanError(f"{path}: a TOML file where a JSON file is expected, such as a plan")
     if not text.strip():
@@ -259,12 +266,15 @@ def read_toml_or_json(path: str | Path) -> Any:
     return read_json(path) if str(path).endswith(".json") else read_toml(path)
 
 
-def read_text(path: Path, most_bytes: int = MOST_JSON_BYTES) -> str:
+def read_text(
+    path: Path, most_bytes: int = MOST_JSON_BYTES, most_objects: int | None = None
+) -> str:
     """Read a text file.
 
     Args:
         path: of the file.
         most_bytes: that it may have.
+        most_objects: of JSON that it may hold, counted by their first characters.
 
     Raises:
         PipeplanError: if there is no file, or it is not text or too large.
@@ -275,6 +285,11 @@ def read_text(path: Path, most_bytes: int = MOST_JSON_BYTES) -> str:
                 f"{path}: {size:,} bytes; at most {most_bytes:,} are read: name another file, or "
                 "split what it holds"
             )
+        if most_objects is not None and path.is_file() and _braces(path) > most_objects:
+            raise PipeplanError(
+                f"{path}: more than {most_objects:,} objects; name another file, or split what it "
+                "holds"
+            )
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise PipeplanError(f"{path}: no such file") from None
@@ -282,6 +297,12 @@ def read_text(path: Path, most_bytes: int = MOST_JSON_BYTES) -> str:
         raise PipeplanError(f"{path}: cannot be read: it is a folder; name a file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise PipeplanError(f"{path}: cannot be read as UTF-8 text: {error}") from None
+
+
+def _braces(path: Path) -> int:
+    """Return how often an object may begin, without holding the file."""
+    with path.open("rb") as file:
+        return sum(chunk.count(b"{") for chunk in iter(lambda: file.read(2**20), b""))
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

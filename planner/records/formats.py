@@ -15,10 +15,16 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from planner.errors import PipeplanError, shorten
-from planner.records.document import Record, read_json, read_toml_or_json, write_atomically
+from planner.records.document import (
+    MOST_OBJECTS,
+    Record,
+    read_json,
+    read_toml_or_json,
+    write_atomically,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -410,6 +416,8 @@ class JsonFile(Record):
     :func:`planner.verification.save_valid` does so before it writes one.
     """
 
+    MOST_OBJECTS: ClassVar[int] = MOST_OBJECTS
+
     @classmethod
     def parse(cls, data: Any, source: str = "") -> Self:
         """Check the form of plain JSON data.
@@ -432,7 +440,7 @@ class JsonFile(Record):
         Raises:
             PipeplanError: as :meth:`parse`, or if the file cannot be read.
         """
-        return cls.parse(read_json(path), str(path))
+        return cls.parse(read_json(path, most_objects=cls.MOST_OBJECTS), str(path))
 
     def save(self, path: str | Path) -> None:
         """Write the file as JSON, atomically."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
+from planner.lengths import require_one_length
 from planner.plan.moves import Moves
 from planner.plan.operations import compress_devices
 from planner.plan.optimizer_state import require_whole_state
@@ -117,6 +118,7 @@ def replan(
     require_single_devices(plan.job.tensor_parallel, "replan")
     require_whole_state(plan.job, "replan")
     require_no_offload(plan.job, "replan")
+    require_one_length(plan.job.lengths, "replan")
     _require_slack(slack)
     _require_stages(plan)
     machines = new_machines(plan, _changes(cluster, lost, slow, added))

@@ -135,7 +135,7 @@ def _links(timeline: Timeline) -> Iterator[Event]:
 
 def _bytes_moved(timeline: Timeline, event: TransferEvent) -> int:
     stage = timeline.pipeline.stages[event.operation.stage]
-    return stage.output_bytes if event.operation.kind == "F" else stage.input_gradient_bytes
+    return stage.sent_bytes if event.operation.kind == "F" else stage.returned_bytes
 
 
 def _memory(timeline: Timeline) -> Iterator[Event]:

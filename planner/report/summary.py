@@ -91,10 +91,27 @@ def plan_tables(plan: Plan, timeline: Timeline) -> Group:
         _device_table(timeline),
         *map(Text, time_provenance_lines(time_provenance(timeline))),
         *map(Text, throughput_lines(plan, timeline.iteration_time_s)),
+        *map(Text, length_lines(plan)),
         *map(Text, group_lines(plan)),
         *map(Text, shared_state_lines(plan)),
         Text(figures_line(timeline, plan.predicted.lower_bound_s), style="bold"),
     )
+
+
+def length_lines(plan: Plan) -> list[str]:
+    """Return the times of microbatches of several lengths, and what the figures are of."""
+    times, lengths = plan.predicted.lengths, plan.job.lengths
+    if times is None or lengths is None:
+        return []
+    order = "drawn" if lengths.order == "any" else lengths.order.replace("_", " ")
+    return [
+        f"lengths: expected {format_seconds(times.expected_s)}, 95th percentile "
+        f"{format_seconds(times.percentile_95_s)}, worst {format_seconds(times.worst_s)} of "
+        f"{plural(times.iterations, 'iteration')} with microbatches of {lengths}, in the order "
+        f"{order}",
+        "all other figures, and the bound, are of the mean iteration: every microbatch takes the "
+        "mean time and holds what the longest does",
+    ]
 
 
 def group_lines(plan: Plan) -> list[str]:

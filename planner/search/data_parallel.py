@@ -9,6 +9,7 @@ from typing import Any
 from planner.assembly import assemble_plan
 from planner.costs.placement import StageSpec
 from planner.errors import InfeasibleError, PipeplanError
+from planner.lengths import require_one_length
 from planner.plan.optimizer_state import require_whole_state
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
@@ -72,6 +73,7 @@ def solve_data_parallel(
     require_single_devices(problem.job.tensor_parallel, "a plan of data-parallel pipelines")
     require_whole_state(problem.job, "a plan of data-parallel pipelines")
     require_no_offload(problem.job, "a plan of data-parallel pipelines")
+    require_one_length(problem.job.lengths, "a plan of data-parallel pipelines")
     require_possible(problem)
     settings = {"seed": seed, "workers": workers, "deterministic": deterministic}
     search = _Search(

@@ -1,11 +1,11 @@
-"""What the choices among plans near the fastest one share: robust plans, and simple ones."""
+"""What choices among plans near the fastest share: robust, simple, and for unequal microbatches."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from planner.search.result import Robustness, Simplicity
+from planner.search.result import LengthChoice, Robustness, Simplicity
 from planner.search.schedule.heuristic import Schedule
 from planner.search.state import Candidate, Search
 
@@ -18,7 +18,7 @@ class Choice:
     """The schedule that was chosen, and what it was compared with."""
 
     schedule: Schedule
-    reason: Robustness | Simplicity
+    reason: Robustness | Simplicity | LengthChoice
 
 
 def end_of_choice_s(search: Search) -> float:

@@ -33,27 +33,35 @@ def choose_robust(search: Search, noise: Noise) -> Choice | None:
     """
     if search.best is None or search.clock.is_stopped:
         return None
-    stop_s = end_of_choice_s(search)
-    _schedule_near(search, (1 + SLOWER) * search.best_s, stop_s)
-    compared = _compared(search, search.best, noise, stop_s)
+    compared = [
+        (schedule, _replay(search, schedule, noise)) for schedule in schedules_near(search, SLOWER)
+    ]
     (_, fastest), (schedule, least) = compared[0], min(compared, key=_rank)
     if least.percentile_95_s > (1 - MARGIN) * fastest.percentile_95_s:
         schedule, least = compared[0]
     return Choice(schedule, Robustness(noise, least, fastest, len(compared)))
 
 
-def _compared(
-    search: Search, best: Candidate, noise: Noise, stop_s: float
-) -> list[tuple[Schedule, NoisyTimes]]:
-    """Return schedules with their times under noise, the fastest first, while there is time."""
-    found: dict[object, tuple[Schedule, NoisyTimes]] = {}
-    for schedule in _contenders(search, best, stop_s):
-        if found and search.clock.elapsed_s >= stop_s:
-            break
+def schedules_near(search: Search, slower: float) -> Iterator[Schedule]:
+    """Yield schedules to compare by something else than time, each once: the fastest first.
+
+    It is yielded whatever time is left.
+
+    Args:
+        search: that is over and has a plan.
+        slower: share by which they may take longer than the fastest.
+    """
+    best, stop_s = search.best, end_of_choice_s(search)
+    assert best is not None
+    _schedule_near(search, (1 + slower) * search.best_s, stop_s)
+    seen: set[object] = set()
+    for schedule in _contenders(search, best, (1 + slower) * search.best_s, stop_s):
+        if seen and search.clock.elapsed_s >= stop_s:
+            return
         key = key_of(schedule)
-        if key not in found:
-            found[key] = schedule, _replay(search, schedule, noise)
-    return list(found.values())
+        if key not in seen:
+            seen.add(key)
+            yield schedule
 
 
 def _rank(row: tuple[Schedule, NoisyTimes]) -> tuple[float, int]:
@@ -79,9 +87,10 @@ def _replay(search: Search, schedule: Schedule, noise: Noise) -> NoisyTimes:
     return times_under_noise(timeline, noise)
 
 
-def _contenders(search: Search, best: Candidate, stop_s: float) -> Iterator[Schedule]:
+def _contenders(
+    search: Search, best: Candidate, longest_s: float, stop_s: float
+) -> Iterator[Schedule]:
     """Yield schedules that are fast enough and fit memory: those found, then quick ones."""
-    longest_s = (1 + SLOWER) * search.best_s
     near = candidates_near(search, best, longest_s)[:MOST_PARTITIONS]
     yield from (candidate.schedule for candidate in near)
     for candidate in near:

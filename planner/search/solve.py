@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from planner.costs.placement import StageSpec
 from planner.errors import InfeasibleError, PipeplanError, shorten
+from planner.lengths import Lengths, require_one_length
 from planner.plan.membership import outside
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
@@ -37,7 +38,7 @@ from planner.search.missing_freedoms import with_missing_freedoms
 from planner.search.near import SHARE, Choice
 from planner.search.offloaded import solve_with_offload
 from planner.search.partition.chain import Chain, Partition
-from planner.search.result import Result, Robustness, Simplicity
+from planner.search.result import LengthChoice, Result, Robustness, Simplicity
 from planner.search.robust import choose_robust
 from planner.search.shared_devices import plan_shared
 from planner.search.simple import WITHIN, choose_simple
@@ -61,6 +62,7 @@ from planner.search.steps import (
     try_thorough_partitions,
 )
 from planner.search.tensor_groups import solve_on_groups
+from planner.search.unequal import choose_for_lengths
 from planner.simulation.noise import Noise
 from planner.variants.problems import with_job
 
@@ -315,6 +317,7 @@ def solve(
     if robust or prefer != "fast":
         what = "robust = True" if robust else 'prefer = "simple"'
         require_no_offload(problem.job, what)
+        require_one_length(problem.job.lengths, what)
     problem = for_runtime(problem)
     settings = Settings(seed, workers, deterministic)
     limit = limit_text(time_limit_s, deterministic)
@@ -340,7 +343,8 @@ def solve(
         progress: Progress | None,
         first: Sequence[SearchStep] = (),
     ) -> Result:
-        choose = _choose(Noise(seed=seed) if robust is True else robust, prefer, prefer_within)
+        noise = Noise(seed=seed) if robust is True else robust
+        choose = _choose(noise, prefer, prefer_within, problem.job.lengths)
         limit_s = time_limit_s * (1 - SHARE if choose else 1)
         return _result(search_of(problem, limit_s, progress, first), limit, choose)
 
@@ -430,8 +434,12 @@ def check_preference(prefer: str, within: float, *, is_robust: bool) -> None:
         raise PipeplanError("prefer: simple and robust are two choices; ask for one of them")
 
 
-def _choose(noise: Noise | Literal[False], prefer: Preference, within: float) -> Choose | None:
+def _choose(
+    noise: Noise | Literal[False], prefer: Preference, within: float, lengths: Lengths | None
+) -> Choose | None:
     """Return the choice among plans near the fastest; None where the fastest is wanted."""
+    if lengths is not None:
+        return lambda search: choose_for_lengths(search, lengths)
     if noise:
         return lambda search: choose_robust(search, noise)
     if prefer == "simple":
@@ -472,6 +480,7 @@ def _result(search: Search, limit: str, choose: Choose | None) -> Result:
         deterministic=search.settings.deterministic,
         robustness=reason if isinstance(reason, Robustness) else None,
         simplicity=reason if isinstance(reason, Simplicity) else None,
+        lengths=reason if isinstance(reason, LengthChoice) else None,
     )
 
 
@@ -510,10 +519,12 @@ def _choice(search: Search, choose: Choose | None) -> Choice | None:
         return None
 
 
-def _method(method: str, reason: Robustness | Simplicity | None) -> str:
+def _method(method: str, reason: Robustness | Simplicity | LengthChoice | None) -> str:
     text = f"partition portfolio, schedule by {method}"
     if isinstance(reason, Robustness):
         return f"{text}, chosen for robustness under noise ({reason.noise})"
     if isinstance(reason, Simplicity):
         return f"{text}, chosen as the simplest within {reason.within:.2%} of the fastest"
+    if isinstance(reason, LengthChoice):
+        return f"{text}, chosen over lengths, microbatches {reason.order.replace('_', ' ')}"
     return text

@@ -1,4 +1,4 @@
-"""Copies of offloaded stashes to the host and back (docs/cost_model.md, Offloaded stashes)."""
+"""Copies of offloaded stashes to the host and back (docs/memory.md, Offloaded stashes)."""
 
 from __future__ import annotations
 

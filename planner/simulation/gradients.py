@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from planner.costs.placement import PlacedPipeline
+from planner.costs.reductions import GradientReduction
 
 Made = tuple[int, int, str]
 """Gradients of a reduction, by its number, that a stage makes on a device."""
@@ -61,13 +62,16 @@ class GradientMoments:
                 devices = self._pipeline.devices if everywhere else sync.devices
                 yield {device for device in devices if device in self._device_left}
 
-    def made_by(self, stage: int, kind: str, device: str) -> list[tuple[Made, float]]:
+    def made_by(
+        self, stage: int, kind: str, device: str, syncs: Sequence[GradientReduction]
+    ) -> list[tuple[Made, float]]:
         """Return the gradients that a backward makes if it is a stage's last on a device.
 
         Args:
             stage: whose backward begins.
             kind: of the backward, B or W; other operations make none.
             device: on which it runs.
+            syncs: the reductions, with the times of the backward's microbatch.
 
         Returns:
             Each with the seconds, alone, that the backward still runs behind them.
@@ -77,7 +81,6 @@ class GradientMoments:
         self._backwards_left[stage, device] -= 1
         if self._backwards_left[stage, device] or not self._by_backward:
             return []
-        syncs = self._pipeline.synchronisations
         return [
             ((number, stage, device), syncs[number].ahead_s(kind, device))
             for number in self._waiting.get((stage, device), ())

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -42,8 +42,16 @@ from planner.simulation.timeline import (
 )
 
 
-def simulate(pipeline: PlacedPipeline, orders: Orders) -> Timeline:
+def simulate(
+    pipeline: PlacedPipeline, orders: Orders, by_microbatch: Sequence[PlacedPipeline] = ()
+) -> Timeline:
     """Replay given orders.
+
+    Args:
+        pipeline: stages with their times.
+        orders: of all devices.
+        by_microbatch: the same stages with the times and messages of each microbatch, where these
+            differ; memory is that of ``pipeline``.
 
     Raises:
         DeadlockError: if the orders wait for each other; the message names every waiting device.
@@ -51,7 +59,7 @@ def simulate(pipeline: PlacedPipeline, orders: Orders) -> Timeline:
     owner = owners(orders)
     exchanges = exchanges_of(pipeline, owner, orders)
     copies = StashCopies(pipeline, orders)
-    return Replay(pipeline, owner, FixedOrder(orders), exchanges, copies).run()
+    return Replay(pipeline, owner, FixedOrder(orders), exchanges, copies, by_microbatch).run()
 
 
 def simulate_plan(plan: Plan) -> Timeline:
@@ -98,8 +106,10 @@ class Replay:
         policy: Policy,
         exchanges: Exchanges,
         copies: StashCopies,
+        by_microbatch: Sequence[PlacedPipeline] = (),
     ) -> None:
         self.pipeline = pipeline
+        self._by_microbatch = by_microbatch
         self.owner = owner
         self.policy = policy
         self.exchanges = exchanges
@@ -113,8 +123,9 @@ class Replay:
         self._load = ComputeLoad(pipeline.problem.cluster)
         # Of devices that may be slowed: what each computes.
         self._computing: dict[str, OperationEvent] = {}
-        self._durations: dict[tuple[int, str, str], float] = {}
-        self._transfers: dict[tuple[bool, int, str, str], Transfer] = {}
+        # By the pipeline whose times a microbatch has, which lives as long as this does.
+        self._durations: dict[tuple[int, int, str, str], float] = {}
+        self._transfers: dict[tuple[int, bool, int, str, str], Transfer] = {}
         self._network = Network(pipeline.problem.cluster, self._announce, self._load)
         self._gradients = GradientMoments(pipeline, owner)
         # Of these: what its operation makes, and the seconds of it that are behind that.
@@ -174,6 +185,12 @@ class Replay:
     def _device(self, operation: Operation) -> str:
         return self.owner[operation.stage, operation.microbatch]
 
+    def _of(self, operation: Operation) -> PlacedPipeline:
+        """Return the stages with the times of an operation's microbatch."""
+        if not self._by_microbatch:
+            return self.pipeline
+        return self._by_microbatch[operation.microbatch]
+
     def _offer(self, operation: Operation) -> None:
         self.policy.offer(self._device(operation), operation)
 
@@ -186,11 +203,12 @@ class Replay:
                 self._start(device, operation, now)
 
     def _start(self, device: str, operation: Operation, now: float) -> None:
-        key = (operation.stage, operation.kind, device)
+        pipeline, what = self._of(operation), (operation.stage, operation.kind, device)
+        key = (id(pipeline), *what)
         if key not in self._durations:
-            self._durations[key] = self.pipeline.seconds(*key)
+            self._durations[key] = pipeline.seconds(*what)
         seconds = self._durations[key]
-        made = self._gradients.made_by(*key)
+        made = self._gradients.made_by(*what, pipeline.synchronisations)
         self.copies.start(device, operation, now)
         if device in self._load.devices:
             self._being_made[device] = made
@@ -341,12 +359,13 @@ class Replay:
             self._reduced[number] = flow.start_s, now
 
     def _transfer(self, consumer: Operation, source: str, target: str) -> Transfer:
-        key = (consumer.kind == "F", consumer.stage, source, target)
+        pipeline = self._of(consumer)
+        key = (id(pipeline), consumer.kind == "F", consumer.stage, source, target)
         if key not in self._transfers:
             if consumer.kind == "F":
-                found = self.pipeline.forward_transfer(consumer.stage - 1, source, target)
+                found = pipeline.forward_transfer(consumer.stage - 1, source, target)
             else:
-                found = self.pipeline.backward_transfer(consumer.stage + 1, source, target)
+                found = pipeline.backward_transfer(consumer.stage + 1, source, target)
             self._transfers[key] = found
         return self._transfers[key]
 

@@ -21,6 +21,7 @@ from planner.cluster.hardware import DeviceType, Source
 from planner.costs.placement import PlacedPipeline
 from planner.costs.roofline import layer_times
 from planner.model.graph_record import Layer
+from planner.model.length_graph import layer_at
 from planner.plan.plan import TimeProvenance
 from planner.simulation.copies import CopyEvent
 from planner.simulation.critical_path import OptimizerEvent, PathStep, critical_path
@@ -93,8 +94,8 @@ class _StepSources:
     def _parts(self, stage: int, kind: str, type_name: str) -> Iterator[tuple[Source, float]]:
         spec, problem = self._pipeline.stages[stage].spec, self._pipeline.problem
         device, recomputed = self._cluster.device_types[type_name], set(spec.recompute)
-        for name in spec.layers:
-            layer = problem.graph.layers[name]
+        layers = (problem.graph.layers[name] for name in spec.layers)
+        for name, layer, share in ((row.name, *part) for row in layers for part in _by_length(row)):
             if type_name in layer.measured:
                 times = layer_times(
                     layer, type_name, device, problem.job.precision, name in recomputed
@@ -102,12 +103,13 @@ class _StepSources:
                 yield "measured", times.seconds(kind)
                 continue
             if kind == "F":
-                yield device.source, device.load_s(layer.batch_bytes)
+                yield device.source, share * device.load_s(layer.batch_bytes)
             # A layer that runs again adds its forward to its backward and input gradient.
             repeated = "F" if name in recomputed and kind in "BI" else ""
-            yield from _roofline_parts(
+            parts = _roofline_parts(
                 layer, type_name, device, problem.job.precision, _PARTS[kind] + repeated
             )
+            yield from ((source, share * seconds) for source, seconds in parts)
 
     def _links(self, devices: Sequence[str]) -> Source:
         """Return the weakest source of all links between neighbours."""
@@ -119,6 +121,11 @@ class _StepSources:
             for index in route.crossed
         }
         return next((source for source in WEAKEST_FIRST if source in found), "measured")
+
+
+def _by_length(layer: Layer) -> list[tuple[Layer, float]]:
+    """Return a layer at each length of microbatches with its share; itself if there is one."""
+    return [(layer_at(layer, row), row.share) for row in layer.lengths] or [(layer, 1.0)]
 
 
 def _roofline_parts(

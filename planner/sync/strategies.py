@@ -129,6 +129,22 @@ class EagerParameterServerOptions(Record):
         return 1.0
 
 
+class WaveSynchronousOptions(Record):
+    """``wave_synchronous``: a server adds up what each pipeline's waves change; waves stay near.
+
+    HetPipe (Park et al., ATC 2020): a pipeline is a virtual worker, and a wave the microbatches of
+    one of its work units.
+
+    Attributes:
+        distance: waves that a pipeline may be ahead of the slowest one; 0 makes all wait for each
+            other. The paper's D.
+        servers: number of pipelines that share the parameters as servers; None: one.
+    """
+
+    distance: Annotated[int, Field(ge=0, le=10**6)] = 4
+    servers: Annotated[int, Field(ge=1, le=4096)] | None = None
+
+
 class AdPsgdOptions(Record):
     """``ad_psgd``: pairs of pipelines average their weights (Lian et al. 2018).
 
@@ -160,6 +176,8 @@ class PartialAllReduceOptions(Record):
         inter_intra: draw one group across nodes and one of each node's rest, then whole nodes.
         slowdown_filter: a pipeline that draws a group leaves out those this many iterations or more
             behind; None: no filter.
+        filter_between: pipelines that the filter keeps apart in a division: ``all`` that are drawn
+            together; or the ``initiator`` and those it draws, as in Ripples.
         seed: seed of the draws.
     """
 
@@ -170,6 +188,7 @@ class PartialAllReduceOptions(Record):
     group_division: bool = True
     inter_intra: bool = False
     slowdown_filter: Annotated[int, Field(ge=1, le=10**6)] | None = 4
+    filter_between: Literal["all", "initiator"] = "all"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     @model_validator(mode="after")
@@ -184,6 +203,15 @@ class PartialAllReduceOptions(Record):
             raise ValueError(
                 "pipelines_per_node with groups drawn across all nodes; remove it, or "
                 "use inter_intra = true or schedule = 'static'"
+            )
+        if "filter_between" in self.model_fields_set and self.slowdown_filter is None:
+            raise ValueError(
+                "filter_between with slowdown_filter = none, which filters nobody; remove one"
+            )
+        if "filter_between" in self.model_fields_set and not self.group_division:
+            raise ValueError(
+                "filter_between without group_division, where a pipeline draws one group at a time "
+                "and the filter is its own; remove it, or switch group_division on"
             )
         if self.inter_intra and self.group_size:
             raise ValueError(
@@ -239,6 +267,7 @@ Options = (
     | CrossIterationOptions
     | ParameterServerOptions
     | EagerParameterServerOptions
+    | WaveSynchronousOptions
     | AdPsgdOptions
     | PartialAllReduceOptions
     | SemiDecentralizedOptions
@@ -250,6 +279,7 @@ OPTIONS: Mapping[str, type[Options]] = {
     "cross_iteration": CrossIterationOptions,
     "parameter_server": ParameterServerOptions,
     "eager_parameter_server": EagerParameterServerOptions,
+    "wave_synchronous": WaveSynchronousOptions,
     "ad_psgd": AdPsgdOptions,
     "partial_all_reduce": PartialAllReduceOptions,
     "semi_decentralized": SemiDecentralizedOptions,
@@ -336,6 +366,7 @@ def require_fit(sync: Sync, pipelines: int | None) -> None:
         case (
             ParameterServerOptions(servers=int(servers))
             | EagerParameterServerOptions(servers=int(servers))
+            | WaveSynchronousOptions(servers=int(servers))
         ) if servers > pipelines:
             raise PipeplanError(
                 f"{source}: servers: {servers}, but there are {plural(pipelines, 'pipeline')}, "

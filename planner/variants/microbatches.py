@@ -12,6 +12,7 @@ from planner.job import MAX_MICROBATCHES
 from planner.model.figures import PHASES, Phase, Work, totals
 from planner.model.graph_record import Layer
 from planner.model.layer_graph import LayerGraph
+from planner.model.length_graph import layer_at
 from planner.plan.problem import Problem
 from planner.plan.sweep_index import MAX_SAMPLES
 from planner.units import plural
@@ -34,7 +35,13 @@ def in_proportion(graph: LayerGraph, samples: int) -> LayerGraph:
     share = _Share(samples, record.samples_per_microbatch)
     boundaries = tuple(
         tensor.model_copy(
-            update={"bytes": share.of(tensor.bytes), "shape": share.of_shape(tensor.shape)}
+            update={
+                "bytes": share.of(tensor.bytes),
+                "shape": share.of_shape(tensor.shape),
+                "lengths": tuple(
+                    row.model_copy(update={"bytes": share.of(row.bytes)}) for row in tensor.lengths
+                ),
+            }
         )
         for tensor in record.boundaries
     )
@@ -87,6 +94,11 @@ def _scaled_layer(layer: Layer, share: _Share, size: dict[str, int]) -> Layer:
             update[flops], update[traffic] = totals(work, phase)
     update["collectives"] = tuple(
         row.model_copy(update={"bytes": share.of(row.bytes)}) for row in layer.collectives
+    )
+    scaled = (_scaled_layer(layer_at(layer, row), share, size) for row in layer.lengths)
+    update["lengths"] = tuple(
+        row.model_copy(update={"work": other.work, "batch_bytes": other.batch_bytes})
+        for row, other in zip(layer.lengths, scaled, strict=True)
     )
     if layer.weight_stash_bytes is not None:
         update["weight_stash_bytes"] = share.of(layer.weight_stash_bytes)

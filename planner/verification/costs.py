@@ -21,6 +21,7 @@ from planner.verification.routes import AllReduce, Path, Routes
 _STATE_BYTES = {"adamw": 8, "sgd_momentum": 4, "sgd": 0}
 """Bytes of the moments of one element in float32."""
 _FIGURES_OF_CLASS = ("efficiency", "bandwidth_efficiency", "ramp_up_us")
+_TOTALS = tuple(f"{phase}_{what}" for phase in PHASES for what in ("flops", "traffic_bytes"))
 Seconds = tuple[float, float, float, float]
 """Seconds of the operations F, I, W and B."""
 
@@ -54,6 +55,8 @@ class CheckedStageBytes:
         weight_stash: from the input gradient until the weight gradient.
         received, sent: activations.
         gradient_sent, gradient_received: their gradients.
+        message, gradient_message: bytes of messages onwards and back. Where microbatches have
+            several lengths these are the mean, and all others of the longest.
         offloaded: of the stash, what goes to the host between forward and backward.
     """
 
@@ -66,6 +69,8 @@ class CheckedStageBytes:
     sent: int
     gradient_sent: int
     gradient_received: int
+    message: int
+    gradient_message: int
     offloaded: int
 
 
@@ -82,6 +87,8 @@ class ProblemCosts:
 
     def seconds(self, layer: Layer, type_name: str) -> Seconds:
         """Return the seconds of one layer that is not recomputed."""
+        if layer.lengths:
+            return _weighed(layer, (self.seconds(row, type_name) for row in at_lengths(layer)))
         forward, inputs, weights, whole = self.loaded(layer, type_name)
         rate = self._cluster.device_types[type_name].loader_gb_per_s
         waited_s = 0.0 if rate is None else layer.batch_bytes / (rate * 1e9)
@@ -89,6 +96,8 @@ class ProblemCosts:
 
     def loaded(self, layer: Layer, type_name: str) -> Seconds:
         """Return the same where the batch is there."""
+        if layer.lengths:
+            return _weighed(layer, (self.loaded(row, type_name) for row in at_lengths(layer)))
         measured = layer.measured.get(type_name)
         if measured is not None:
             forward, inputs = measured.forward_s, measured.input_gradient_s
@@ -161,6 +170,38 @@ class ProblemCosts:
         elements = math.ceil(parameter.elements / sharers)
         part = parameter.model_copy(update={"elements": elements})
         return 2 * parameter.bytes + self.state_bytes(part)
+
+
+def at_lengths(layer: Layer) -> list[Layer]:
+    """Return what a layer does at each of its lengths."""
+    return [
+        layer.model_copy(
+            update={
+                "work": row.work,
+                "batch_bytes": row.batch_bytes,
+                "products": row.products,
+                "lengths": (),
+                **({} if row.work else dict.fromkeys(_TOTALS, 0)),
+            }
+        )
+        for row in layer.lengths
+    ]
+
+
+def _weighed(layer: Layer, seconds: Iterable[Seconds]) -> Seconds:
+    """Return the mean of the seconds at a layer's lengths by how many microbatches have each."""
+    sums = [0.0] * 4
+    for row, of_length in zip(layer.lengths, seconds, strict=True):
+        for number, value in enumerate(of_length):
+            sums[number] += value * row.share
+    return sums[0], sums[1], sums[2], sums[3]
+
+
+def moved_bytes(tensor: Boundary) -> int:
+    """Return what a message of a tensor has, of several lengths in the mean, rounded down."""
+    if not tensor.lengths:
+        return tensor.bytes
+    return math.floor(sum(row.bytes * row.share for row in tensor.lengths))
 
 
 def padded_flops(layer: Layer, phase: str, tiles: TileShape | None) -> float:
@@ -399,6 +440,8 @@ class PlanCosts:
             sent=sum(t.bytes for t in sent),
             gradient_sent=sum(t.bytes for t in received if t.requires_grad),
             gradient_received=sum(t.bytes for t in sent if t.requires_grad),
+            message=sum(map(moved_bytes, sent)),
+            gradient_message=sum(moved_bytes(t) for t in received if t.requires_grad),
             offloaded=self._offloaded_bytes(stage),
         )
 

@@ -69,7 +69,11 @@ class GradientSums:
         return [device for device in devices if device in self._works]
 
     def begin_backward(
-        self, operation: Operation, device: str, moment: Callable[[float], float]
+        self,
+        operation: Operation,
+        device: str,
+        moment: Callable[[float], float],
+        costs: PlanCosts,
     ) -> None:
         """Note when an operation makes gradients, if it is a stage's last backward on a device.
 
@@ -77,6 +81,7 @@ class GradientSums:
             operation: that runs.
             device: on which it runs.
             moment: when it has all but so many of its seconds behind it, as far as is known.
+            costs: of its microbatch.
         """
         stage, kind, _ = operation
         if self._ends_backwards.get((stage, device)) != operation:
@@ -84,7 +89,7 @@ class GradientSums:
         for number, awaited in enumerate(self._awaited):
             if (stage, device) in awaited:
                 layer = self._costs.reductions[number].first_layer
-                left_s = 0.0 if layer is None else self._costs.before_s(stage, layer, kind, device)
+                left_s = 0.0 if layer is None else costs.before_s(stage, layer, kind, device)
                 self._made_at[number, stage, device] = moment(left_s)
 
     def next_s(self) -> float:

@@ -56,24 +56,29 @@ class Replayed:
         return max(held for _, held in self.memory[device])
 
 
-def replay(plan: Plan, orders: Orders, costs: PlanCosts) -> Replayed:
+def replay(
+    plan: Plan, orders: Orders, costs: PlanCosts, by_microbatch: Sequence[PlanCosts] = ()
+) -> Replayed:
     """Run one iteration.
 
     Args:
         plan: of a form that holds.
         orders: its orders, parsed.
         costs: of the plan.
+        by_microbatch: what gives times and messages of each microbatch, where these differ.
 
     Raises:
         DeadlockError: if devices wait for each other; the message says where.
         PipeplanError: if no path joins two devices that exchange data.
     """
-    return _Replay(plan, orders, costs).run()
+    return _Replay(plan, orders, costs, by_microbatch).run()
 
 
 class _Replay:
-    def __init__(self, plan: Plan, orders: Orders, costs: PlanCosts) -> None:
-        self._costs = costs
+    def __init__(
+        self, plan: Plan, orders: Orders, costs: PlanCosts, by_microbatch: Sequence[PlanCosts]
+    ) -> None:
+        self._costs, self._by_microbatch = costs, by_microbatch
         self._plan, self._rules = plan, plan.behaviour
         self._last = len(plan.stages) - 1
         self._runs_on = owners(orders)
@@ -162,6 +167,10 @@ class _Replay:
             if not self._left.get(device) and ran is not None and ran.end_s <= now:
                 self._sums.end_device(device, self._at_end(device))
 
+    def _costs_of(self, operation: Operation) -> PlanCosts:
+        """What an operation, or a message, of a microbatch takes."""
+        return self._by_microbatch[operation.microbatch] if self._by_microbatch else self._costs
+
     def _next_operation(self, device: str) -> Operation | str:
         entries: Iterator[Entry] = reversed(self._left[device])
         found = (entry for entry in entries if isinstance(entry, Operation))
@@ -177,7 +186,8 @@ class _Replay:
         if not self._stashes.is_there(operation, now):
             return
         left.pop()
-        seconds = self._costs.seconds(operation.stage, operation.kind, device)
+        costs = self._costs_of(operation)
+        seconds = costs.seconds(operation.stage, operation.kind, device)
         causes = [before, self._brought.get(operation), self._stashes.back.get(operation)]
         causes += self._met_at(now, device)
         cause = ended_at(now, *causes)
@@ -186,7 +196,7 @@ class _Replay:
         if not self._speeds.may_slow(device):
             heappush(self._moments, (now + seconds, operation, False))
             self._sums.begin_backward(
-                operation, device, lambda left_s: max(now, now + seconds - left_s)
+                operation, device, lambda left_s: max(now, now + seconds - left_s), costs
             )
             return
         self._speeds.begin(device, seconds, now)
@@ -201,7 +211,12 @@ class _Replay:
             operation = self._ran[device].operation
             if operation is None:
                 continue
-            self._sums.begin_backward(operation, device, partial(self._not_before, now, device))
+            self._sums.begin_backward(
+                operation,
+                device,
+                partial(self._not_before, now, device),
+                self._costs_of(operation),
+            )
             if self._done_at[device] != moment:
                 self._done_at[device] = moment
                 heappush(self._moments, (moment, operation, False))
@@ -260,12 +275,19 @@ class _Replay:
         """Whether it is a message at all: it has bytes, and another device needs it."""
         source = self._scripts.source(message)
         target = self._runs_on[message.stage, message.microbatch]
-        return source != target and self._bytes(message) > 0
+        return source != target and self._sent_bytes(message) > 0
 
     def _bytes(self, message: Message) -> int:
         if message.kind == "F":
             return self._costs.bytes[message.stage - 1].sent
         return self._costs.bytes[message.stage + 1].gradient_sent
+
+    def _sent_bytes(self, message: Message) -> int:
+        """What is sent, in place of what there is room for."""
+        rows = self._costs_of(message).bytes
+        if message.kind == "F":
+            return rows[message.stage - 1].message
+        return rows[message.stage + 1].gradient_message
 
     def _end(self, operation: Operation, now: float) -> None:
         stage, kind, microbatch = operation
@@ -289,7 +311,7 @@ class _Replay:
     def _send(self, user: Message, now: float) -> None:
         """It waits in its lines, then moves, alone in each of them."""
         source, target = self._scripts.source(user), self._runs_on[user.stage, user.microbatch]
-        bytes_, ends = self._bytes(user), (source, target)
+        bytes_, ends = self._sent_bytes(user), (source, target)
         path = self._costs.message(bytes_, source, target)
         causes = [self._made[user], *self._blocked_by(now, ends)]
         if path is None:

@@ -1,4 +1,4 @@
-"""Stashes on their way to the host and back, by docs/cost_model.md."""
+"""Stashes on their way to the host and back, by docs/memory.md."""
 
 from __future__ import annotations
 

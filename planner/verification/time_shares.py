@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from planner.cluster.hardware import Source
+from planner.model.graph_record import Layer
 from planner.plan.plan import Plan
-from planner.verification.costs import PlanCosts, exchanging_s
+from planner.verification.costs import PlanCosts, at_lengths, exchanging_s
 from planner.verification.steps import Step
 
 _WEAKEST_FIRST: tuple[Source, ...] = ("assumed", "datasheet", "measured")
@@ -66,17 +67,26 @@ def _operation_parts(
 ) -> Iterator[tuple[Source, float]]:
     """Each layer by its time: measured, or phase by phase of its roofline."""
     type_name, rerun = plan.cluster.type_of(device), set(plan.stages[stage].recompute)
-    for layer in costs.layers(stage):
-        if type_name in layer.measured:
-            yield "measured", costs.layer_seconds(layer, type_name)["FIWB".index(kind)]
-            continue
-        kind_of_device = plan.cluster.device_types[type_name]
-        if kind == "F":
-            loaded = costs.problem.loaded(layer, type_name)[0]
-            yield kind_of_device.source, costs.problem.seconds(layer, type_name)[0] - loaded
-        again = _PHASES_OF["F"] if layer.name in rerun and kind in "BI" else ()
-        for phase in (*_PHASES_OF[kind], *again):
-            seconds, by_throughput = costs.problem.roofline(layer, phase, kind_of_device)
-            is_guess = kind_of_device.source == "datasheet" and by_throughput
-            yield "assumed" if is_guess else kind_of_device.source, seconds
-            yield kind_of_device.source, exchanging_s(layer, phase, kind_of_device)
+    for whole in costs.layers(stage):
+        shares = [row.share for row in whole.lengths] or [1.0]
+        for layer, share in zip(at_lengths(whole) or [whole], shares, strict=True):
+            found = _layer_parts(plan, costs, layer, kind, type_name, again=whole.name in rerun)
+            yield from ((source, share * seconds) for source, seconds in found)
+
+
+def _layer_parts(
+    plan: Plan, costs: PlanCosts, layer: Layer, kind: str, type_name: str, *, again: bool
+) -> Iterator[tuple[Source, float]]:
+    if type_name in layer.measured:
+        yield "measured", costs.layer_seconds(layer, type_name)["FIWB".index(kind)]
+        return
+    kind_of_device = plan.cluster.device_types[type_name]
+    if kind == "F":
+        loaded = costs.problem.loaded(layer, type_name)[0]
+        yield kind_of_device.source, costs.problem.seconds(layer, type_name)[0] - loaded
+    repeated = _PHASES_OF["F"] if again and kind in "BI" else ()
+    for phase in (*_PHASES_OF[kind], *repeated):
+        seconds, by_throughput = costs.problem.roofline(layer, phase, kind_of_device)
+        is_guess = kind_of_device.source == "datasheet" and by_throughput
+        yield "assumed" if is_guess else kind_of_device.source, seconds
+        yield kind_of_device.source, exchanging_s(layer, phase, kind_of_device)

@@ -20,6 +20,7 @@ from planner.units import format_bytes
 from planner.verification.costs import PlanCosts
 from planner.verification.form import form_problems, model_problems
 from planner.verification.issue_order import plan_problems
+from planner.verification.lengths import length_problems
 from planner.verification.proof.prove import proof_problems
 from planner.verification.replay import Replayed, replay
 from planner.verification.tensor_groups import contracted, divided_regions, group_problems
@@ -96,6 +97,7 @@ def _replay_problems(plan: Plan, seen: Plan, orders: Orders) -> Iterator[str]:
     yield from proof_problems(plan)
     yield from _predicted(seen, found)
     yield from _time_shares(seen, costs, found)
+    yield from length_problems(seen, orders, costs)
 
 
 def _runtime(problem: Problem) -> Iterator[str]:

@@ -364,11 +364,18 @@ def test_what_concerns_several_fields_names_one(change: dict, place: str, tmp_pa
     assert refusal(LayerGraph.load, path).startswith(f"{path}: {place}")
 
 
-@pytest.mark.parametrize("name", ["global_batch_size", "gradient_accumulation_steps"])
-def test_names_of_other_tools_are_translated(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("global_batch_size", "are samples_per_microbatch times microbatches: set these"),
+        ("gradient_accumulation_steps", "it is called microbatches"),
+        ("microbatch_size", "it is called samples_per_microbatch"),
+    ],
+)
+def test_names_of_other_tools_are_translated(tmp_path: Path, name: str, said: str) -> None:
     path = tmp_path / "job.toml"
     path.write_text(f'format = "pipeplan-job/1"\n{name} = 64\n')
-    assert "microbatches" in refusal(Job.load, path)
+    assert refusal(Job.load, path).endswith(said)
 
 
 def test_an_old_format_that_never_was_names_those_that_are_read(tmp_path: Path) -> None:

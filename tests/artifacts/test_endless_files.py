@@ -251,6 +251,29 @@ def test_an_object_of_a_million_entries_is_refused(tmp_path: Path) -> None:
         Plan.load(path)
 
 
+def test_a_million_objects_are_refused_before_they_are_checked(tmp_path: Path) -> None:
+    """In a list they would take a gigabyte."""
+    path = tmp_path / "plan.json"
+    data = copy.deepcopy(PLAN)
+    data["model"]["graph"]["layers"] = [{"name": "x"}] * MILLION
+    path.write_text(json.dumps(data))
+    del data
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    with pytest.raises(PipeplanError, match=r": more than 500,000 objects; name another file"):
+        Plan.load(path)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert after.ru_utime - before.ru_utime < MOST_CPU_S
+    assert (after.ru_maxrss - before.ru_maxrss) * 1024 < MOST_MORE_BYTES
+
+
+def test_a_file_may_hold_as_many_objects_as_its_kind(tmp_path: Path) -> None:
+    path = tmp_path / "events.json"
+    path.write_text('[{}, {"in": {}}]')
+    assert read_json(path, most_objects=3) == [{}, {"in": {}}]
+    with pytest.raises(PipeplanError, match=r"events\.json: more than 2 objects; name"):
+        read_json(path, most_objects=2)
+
+
 def test_files_of_many_bytes_are_refused_unread(tmp_path: Path) -> None:
     for name, most in (("plan.json", MOST_JSON_BYTES), ("job.toml", MOST_TOML_BYTES)):
         path = tmp_path / name

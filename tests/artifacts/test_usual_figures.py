@@ -13,6 +13,10 @@ from planner.errors import PipeplanError
 RIGHT = {
     "memory_gib": "80",
     "memory_bandwidth_gb_per_s": "2039",
+    "host_link_gb_per_s": "64",
+    "loader_gb_per_s": "2",
+    "operation_overhead_us": "5",
+    "ramp_up_us": "2",
     "peak": "312",
     "bandwidth_gb_per_s": "25",
     "latency_us": "5",
@@ -27,6 +31,10 @@ def cluster_file(path: Path, top: str = "", **figures: str) -> Path:
 [device_types.Own]
 memory_gib = {found["memory_gib"]}
 memory_bandwidth_gb_per_s = {found["memory_bandwidth_gb_per_s"]}
+host_link_gb_per_s = {found["host_link_gb_per_s"]}
+loader_gb_per_s = {found["loader_gb_per_s"]}
+operation_overhead_us = {found["operation_overhead_us"]}
+ramp_up_us = {found["ramp_up_us"]}
 peak_tflop_per_s = {{ bfloat16 = {found["peak"]} }}
 [link_types.fabric]
 bandwidth_gb_per_s = {found["bandwidth_gb_per_s"]}
@@ -55,6 +63,11 @@ WRONG = [
     ("bandwidth_gb_per_s", "25e9", "bytes/s would be 25:"),
     ("latency_us", "5e-6", "s would be 5:"),
     ("latency_us", "5e8", "ns would be 500000:"),
+    ("latency_us", "5e6", "ns would be 5000:"),
+    ("host_link_gb_per_s", "64e9", "bytes/s would be 64:"),
+    ("loader_gb_per_s", "2e9", "bytes/s would be 2:"),
+    ("operation_overhead_us", "5e-6", "s would be 5:"),
+    ("ramp_up_us", "2e6", "ns would be 2000:"),
 ]
 
 

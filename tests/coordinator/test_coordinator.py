@@ -23,6 +23,8 @@ STRATEGIES = [
     "partial_all_reduce:schedule=static",
     "partial_all_reduce:group_division=false",
     "parameter_server",
+    "wave_synchronous:distance=0",
+    "wave_synchronous:distance=2",
     "ad_psgd:pairs=matching",
     "ad_psgd",
 ]

@@ -6,7 +6,7 @@ from documents import Block, blocks
 DOCS = ROOT / "docs"
 GROUPS = {
     "tutorial": ("tutorial.md",),
-    "executor": ("executor.md", "frozen_parts.md"),
+    "executor": ("executor.md", "frozen_parts.md", "unequal_microbatches.md"),
     "recipes": ("recipes.md",),
     "running_plans": ("adopt.md", "export_megatron.md", "replan.md"),
     "readme": ("../README.md",),

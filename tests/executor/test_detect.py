@@ -24,6 +24,7 @@ from torch.distributed import TCPStore
 from benchmarks.testbed import Testbed, why_not
 from executor.detect.compute import slowdowns
 from executor.detect.options import parser
+from executor.detect.report import shown_spread
 from executor.detect.run import MeasurementRecord, members_of
 from executor.detect.turns import (
     Turn,
@@ -42,6 +43,11 @@ REASON = why_not()
 QUICK = ("--no-compute", "--busy", "--most-mib", "1", "--longest-ms", "2", "--repeats", "3")
 LONG = ("--repeats", "300", "--most-mib", "4")
 hosts = st.lists(st.sampled_from("abc"), min_size=2, max_size=9)
+
+
+def test_a_spread_beyond_all_measure_is_not_shown_to_the_last_digit() -> None:
+    """The slope of a line through noise may be next to nothing."""
+    assert [shown_spread(0.254), shown_spread(2580738.6)] == ["25%", "over 1000%"]
 
 
 # --- turns ----------------------------------------------------------------------------------------

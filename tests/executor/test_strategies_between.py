@@ -25,6 +25,7 @@ TOGETHER = "first_wait_s=1000,most_wait_s=1000"
 EXACT = {
     "servers": ("parameter_server", "adamw"),
     "two_servers": ("parameter_server:servers=2", "sgd_momentum"),
+    "waves": ("wave_synchronous:distance=0,servers=2", "sgd_momentum"),
     "ready": (f"semi_decentralized:{TOGETHER}", "sgd"),
 }
 LOOSE = {
@@ -32,6 +33,7 @@ LOOSE = {
     "pairs": ("ad_psgd:pairs=matching", "sgd"),
     "asynchronous": ("parameter_server:mode=async", "sgd_momentum"),
     "eager": ("eager_parameter_server", "sgd_momentum"),
+    "apart": ("wave_synchronous:distance=1", "adamw"),
     "bipartite": ("ad_psgd", "adamw"),
     "static": ("partial_all_reduce:schedule=static", "adamw"),
     "semi": ("semi_decentralized", "adamw"),

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 import pytest
 from builders import cluster, graph, layer, link, orders, pipeline
 
-from planner import Result, compare, solve
+from planner import Result, compare, moves, solve
 from planner.assembly import plan_by_hand
 from planner.plan.plan import Plan
 
@@ -43,8 +43,18 @@ def test_reprs_are_short_and_say_what_it_is(plan: Plan, result: Result) -> None:
     assert repr(plan).startswith("<Plan: by-hand on by-hand, 2 stages, 2 devices, 2 microbatches, ")
     assert repr(plan.cluster) == "<Cluster: by-hand, 2 devices, 0 switches, 1 link>"
     assert repr(result).startswith(f"<Result: {result.status}, ")
+    assert repr(plan.problem.graph) == "<LayerGraph: by-hand, 61 layers, 60 tensors between them>"
     for shown in (plan, plan.cluster, result):
         assert len(repr(shown)) < MOST_CHARACTERS
+
+
+def test_changes_of_a_plan_are_counted_and_the_best_is_named(plan: Plan) -> None:
+    found = moves(plan)
+    assert found.best is not None
+    assert repr(found) == (
+        f"<MovesFound: {len(found.fitting)} fit, 0 exceed memory; best '{found.best.move}', "
+        f"-{100 * found.best.gain:.1f}%>"
+    )
 
 
 def test_long_fields_of_other_records_are_cut(plan: Plan) -> None:

@@ -17,6 +17,7 @@ from builders import boundary, cluster, device_type, graph, link
 from planner.costs.placement import PlacedPipeline, StageSpec, place
 from planner.job import Job
 from planner.plan.problem import Problem
+from planner.space import Backward
 
 Step = tuple[int, str, int]
 """Stage, kind (F, B, I or W) and microbatch."""
@@ -43,6 +44,7 @@ class TinyPipeline:
         saved: seconds by which a whole backward is shorter than its halves, by stage; none if
             not given.
         whole: stage and microbatch of the backwards that are not split where others are.
+        backward: kinds that the job allows.
     """
 
     forward: Sequence[int]
@@ -58,6 +60,7 @@ class TinyPipeline:
     microbatches: int
     saved: Sequence[int] = ()
     whole: frozenset[tuple[int, int]] = frozenset()
+    backward: Backward = "any"
 
     @cached_property
     def placed(self) -> PlacedPipeline:
@@ -95,7 +98,12 @@ class TinyPipeline:
             boundary(f"l{s}", f"l{s + 1}", bytes_=bytes_) for s, bytes_ in enumerate(self.cut_bytes)
         ]
         the_graph = graph(layers, cuts, parameters)
-        job = Job(microbatches=self.microbatches, optimizer="sgd", max_stages_per_device=8)
+        job = Job(
+            microbatches=self.microbatches,
+            optimizer="sgd",
+            max_stages_per_device=8,
+            backward=self.backward,
+        )
         return Problem(the_graph, self._cluster(), job)
 
     @cached_property

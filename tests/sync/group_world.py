@@ -28,6 +28,7 @@ from planner.sync.strategies import (
     Options,
     PartialAllReduceOptions,
     SemiDecentralizedOptions,
+    WaveSynchronousOptions,
 )
 
 MANY = settings(max_examples=5 * settings().max_examples)
@@ -267,13 +268,18 @@ def run(setting: Setting, options: Options, pipelines_per_node: int | None = Non
 def drawn_options(draw: st.DrawFn) -> PartialAllReduceOptions:
     """Options of the generator."""
     inter_intra = draw(st.booleans())
+    division = inter_intra or draw(st.booleans())
+    behind = draw(st.none() | st.integers(1, 5))
+    between = st.sampled_from(["all", "initiator"])
+    own = {"filter_between": draw(between)} if division and behind else {}
     return PartialAllReduceOptions(
         group_size=None if inter_intra else draw(st.none() | st.integers(2, 5)),
         pipelines_per_node=draw(st.none() | st.integers(1, 5)) if inter_intra else None,
         group_buffer=inter_intra or draw(st.booleans()),
-        group_division=inter_intra or draw(st.booleans()),
+        group_division=division,
         inter_intra=inter_intra,
-        slowdown_filter=draw(st.none() | st.integers(1, 5)),
+        slowdown_filter=behind,
+        **own,
         seed=draw(st.integers(0, 99)),
     )
 
@@ -295,11 +301,14 @@ static_options = st.builds(
     schedule=st.just("static"),
     pipelines_per_node=st.none() | st.integers(1, 9),
 )
+wave_options = st.builds(WaveSynchronousOptions, distance=st.integers(0, 3))
+
 any_options = st.one_of(
     static_options,
     drawn_options(),
     readiness_options(),
     st.just(AdPsgdOptions(pairs="matching")),
+    wave_options,
 )
 
 

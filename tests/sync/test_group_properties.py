@@ -3,13 +3,28 @@
 from dataclasses import replace
 from itertools import pairwise
 
-from group_world import MANY, Setting, World, any_options, drawn_options, run, settings_of
+from group_world import (
+    MANY,
+    Setting,
+    World,
+    any_options,
+    drawn_options,
+    run,
+    settings_of,
+    wave_options,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.sync.groups import scheduler_of
-from planner.sync.groups.events import Group
-from planner.sync.strategies import AdPsgdOptions, Options, PartialAllReduceOptions, group_size_of
+from planner.sync.groups.events import Group, GroupRequest, Joined, Left
+from planner.sync.strategies import (
+    AdPsgdOptions,
+    Options,
+    PartialAllReduceOptions,
+    WaveSynchronousOptions,
+    group_size_of,
+)
 
 nodes = st.none() | st.integers(1, 5)
 
@@ -98,3 +113,29 @@ def test_who_is_stuck_keeps_none_but_its_group_waiting(
     world = run(replace(setting, stuck=stuck), options)
     waiting = {worker for worker, _ in world.waits}
     assert queues or len(waiting - {stuck}) < size
+
+
+@given(settings_of(), wave_options)
+def test_nobody_goes_on_farther_ahead_of_the_slowest_than_the_distance(
+    setting: Setting, options: WaveSynchronousOptions
+) -> None:
+    """And everybody does as soon as it may; by an account of the events alone."""
+    scheduler = scheduler_of(options, setting.workers, setting.keys)
+    done = {(w, k): 0 for w in range(setting.workers) for k in range(setting.keys)}
+    waits: set[tuple[int, int]] = set()
+    for event, now_s in run(setting, options).log:
+        if isinstance(event, Left | Joined):
+            done = {p: n for p, n in done.items() if p[0] != event.worker}
+            waits = {place for place in waits if place[0] != event.worker}
+        if isinstance(event, Joined):
+            done |= {(event.worker, key): event.iteration - 1 for key in range(setting.keys)}
+        if isinstance(event, GroupRequest) and (event.worker, event.key) in done:
+            place = event.worker, event.key
+            if event.iteration > done[place]:
+                done[place] = event.iteration
+                waits.add(place)
+        for group in scheduler.handle(event, now_s):
+            waits.remove((group.members[0], group.key))
+        for place, wave in done.items():
+            slowest = min(n for (_, key), n in done.items() if key == place[1])
+            assert (place in waits) == (wave - slowest > options.distance), (place, wave)

@@ -26,7 +26,12 @@ GROUPED = [
     "semi_decentralized",
     "semi_decentralized:overlap=true",
 ]
-ALONE = ["parameter_server:mode=async", "eager_parameter_server", "cross_iteration"]
+ALONE = [
+    "parameter_server:mode=async",
+    "eager_parameter_server",
+    "wave_synchronous",
+    "cross_iteration",
+]
 
 
 def test_gradients_are_those_of_the_loss() -> None:
@@ -71,10 +76,21 @@ def test_samples_differ_between_workers_iterations_and_seeds() -> None:
 
 def test_exact_strategies_train_alike() -> None:
     exact = ["all_reduce", "all_reduce:overlap=false", "fused", "decoupled", "parameter_server"]
+    waves = "wave_synchronous:distance=0"
     losses = {
         run_of(strategy, slowness="sleep:0.2:0.1").observations[-1].loss for strategy in exact
     }
     assert len(losses) == 1
+    # It adds the changes of momentum steps in its place, in another order.
+    with_waves = run_of(waves, slowness="sleep:0.2:0.1").observations[-1].loss
+    assert with_waves == pytest.approx(losses.pop(), rel=1e-9)
+
+
+@pytest.mark.parametrize("distance", [0, 1, 3])
+@pytest.mark.parametrize("slowness", ["slow:1x4", "sleep:0.2:0.3", "slow:2x3+fault:0:1:2"])
+def test_simulated_waves_stay_within_their_distance(distance: int, slowness: str) -> None:
+    run = run_of(f"wave_synchronous:distance={distance}", slowness=slowness)
+    assert run.staleness == distance
 
 
 @pytest.mark.parametrize("strategy", ["all_reduce", *GROUPED, *ALONE])

@@ -50,6 +50,18 @@ from planner.sync.strategies import (
             "sync.options of partial_all_reduce: pipelines_per_node with groups drawn",
         ),
         (
+            "partial_all_reduce:slowdown_filter=none,filter_between=initiator",
+            "sync.options of partial_all_reduce: filter_between with slowdown_filter = none",
+        ),
+        (
+            "partial_all_reduce:group_division=false,filter_between=all",
+            "sync.options of partial_all_reduce: filter_between without group_division",
+        ),
+        (
+            "wave_synchronous:distance=-1",
+            "sync.options of wave_synchronous: distance",
+        ),
+        (
             "partial_all_reduce:inter_intra=true,group_size=2",
             "sync.options of partial_all_reduce: group_size with inter_intra",
         ),
@@ -95,6 +107,7 @@ def test_true_and_false_are_read_in_any_case(word: str) -> None:
     ("text", "told"),
     [
         ("parameter_server:servers=9", "servers: 9, but there are 4 pipelines, which are the serv"),
+        ("wave_synchronous:servers=5", "servers: 5, but there are 4 pipelines"),
         ("eager_parameter_server:servers=5", "servers: 5, but there are 4 pipelines"),
         (
             "partial_all_reduce:schedule=static,pipelines_per_node=3",

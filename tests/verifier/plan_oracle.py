@@ -4,8 +4,13 @@ Memory is a lower bound that needs no times: docs/memory.md's static bytes, the 
 and the stashes in flight, by each device's own order.
 """
 
+import re
+from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise, product
 from typing import Any
+
+import networkx as nx
 
 MOMENTS = {"adamw": 2, "sgd": 0, "sgd_momentum": 1}
 
@@ -27,11 +32,62 @@ def reasons_to_refuse(plan: dict[str, Any]) -> Iterator[str]:
         yield "a layer is recomputed elsewhere"
     if again and plan["job"]["recompute"] is False:
         yield "a layer is recomputed against the job"
+    broken = [*_broken_orders(plan)]
+    yield from broken
+    if broken:
+        return
     for device, held in least_peaks(plan, stage_of).items():
         kind = next(d["type"] for d in plan["cluster"]["devices"] if d["name"] == device)
         figures = plan["cluster"]["device_types"][kind]
         if held > (figures["memory_gib"] - figures["reserved_gib"]) * 2**30:
             yield f"{device} has too little memory"
+
+
+def _broken_orders(plan: dict[str, Any]) -> Iterator[str]:
+    """Yield why the devices and their orders cannot run every microbatch to its end."""
+    stages, known = plan["stages"], {device["name"] for device in plan["cluster"]["devices"]}
+    orders = {device: _operations(order) for device, order in plan["orders"].items()}
+    for stage in stages:
+        if not 0 < len(stage["devices"]) == len(set(stage["devices"]) & known):
+            yield "a stage has no device, one twice, or one that there is not"
+    held = Counter(device for stage in stages for device in stage["devices"])
+    if max(held.values(), default=0) > plan["job"]["max_stages_per_device"]:
+        yield "a device holds more stages than the job allows"
+    ran = {key: [] for key in product(range(len(stages)), range(plan["job"]["microbatches"]))}
+    for device, order in orders.items():
+        for stage, kind, microbatch in order:
+            if (stage, microbatch) not in ran or device not in stages[stage]["devices"]:
+                yield "an operation is where it does not belong"
+                return
+            ran[stage, microbatch].append((device, kind))
+    for rows in ran.values():
+        if len({device for device, _ in rows}) != 1:
+            yield "a microbatch is on no device or on several of a stage"
+        if "".join(kind for _, kind in rows) not in ("FB", "FIW"):
+            yield "a microbatch has not each operation once, in this order"
+    if not nx.is_directed_acyclic_graph(nx.DiGraph([*_waits(orders, len(stages) - 1)])):
+        yield "operations wait for each other"
+
+
+def _operations(order: str) -> list[tuple[int, str, int]]:
+    found = [re.fullmatch(r"(\d+)([FBIW])(\d+)", word) for word in order.split()]
+    return [(int(word[1]), word[2], int(word[3])) for word in found if word]
+
+
+def _waits(
+    orders: dict[str, list[tuple[int, str, int]]], last: int
+) -> Iterator[tuple[tuple[int, str, int], tuple[int, str, int]]]:
+    """Yield pairs of operations of which the second waits for the first; backwards count as B."""
+    alike = {"F": "F", "B": "B", "I": "B", "W": "W"}
+    for order in orders.values():
+        yield from pairwise((stage, alike[kind], number) for stage, kind, number in order)
+        for stage, kind, number in order:
+            if kind == "F" and stage < last:
+                yield (stage, "F", number), (stage + 1, "F", number)
+            if kind == "F" and stage == last:
+                yield (stage, "F", number), (stage, "B", number)
+            if kind in "BI" and stage:
+                yield (stage, "B", number), (stage - 1, "B", number)
 
 
 def _takes_time(plan: dict[str, Any]) -> bool:

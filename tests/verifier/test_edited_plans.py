@@ -1,6 +1,7 @@
-"""Edits of stages, against an oracle of what no plan may be; the profile `soak` tries many more."""
+"""Edits of stages and orders, against an oracle of what no plan may be; a soak tries many more."""
 
 import random
+import re
 from typing import Any
 
 from hypothesis import given
@@ -66,7 +67,44 @@ def keep(data: dict[str, Any], rng: random.Random) -> None:
         )
 
 
-EDITS = [permute, move, move, copy, leave_out, recompute, recompute, keep]
+def exchange_operations(data: dict[str, Any], rng: random.Random) -> None:
+    device = rng.choice(sorted(name for name, words in data["orders"].items() if words))
+    words = data["orders"][device].split()
+    first, second = rng.randrange(len(words)), rng.randrange(len(words))
+    words[first], words[second] = words[second], words[first]
+    data["orders"][device] = " ".join(words)
+
+
+def hand_over(data: dict[str, Any], rng: random.Random) -> None:
+    """Give an operation, or all of a microbatch, to another device; or drop it, or repeat it."""
+    orders = {device: words.split() for device, words in data["orders"].items()}
+    source = rng.choice(sorted(device for device, words in orders.items() if words))
+    target = rng.choice(sorted(orders))
+    word = rng.choice(orders[source])
+    stage, number = re.split("[FBIW]", word)
+    alike = [w for w in orders[source] if re.split("[FBIW]", w) == [stage, number]]
+    moved = alike if rng.random() < 0.5 else [word]
+    if rng.random() < 0.8:
+        orders[source] = [w for w in orders[source] if w not in moved]
+    if rng.random() < 0.8:
+        at = rng.randint(0, len(orders[target]))
+        orders[target][at:at] = moved
+    data["orders"] = {device: " ".join(words) for device, words in orders.items() if words}
+
+
+def change_devices(data: dict[str, Any], rng: random.Random) -> None:
+    stage = rng.choice(data["stages"])
+    device = rng.choice(data["cluster"]["devices"])["name"]
+    if rng.random() < 0.5:
+        stage["devices"].append(device)
+    else:
+        stage["devices"][rng.randrange(len(stage["devices"]))] = device
+
+
+EDITS = [
+    *(permute, move, move, copy, leave_out, recompute, recompute, keep),
+    *(exchange_operations, exchange_operations, hand_over, hand_over, change_devices),
+]
 
 
 @given(plans(), RNG)

@@ -108,7 +108,7 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
     ),
     "activations are charged for gradients": (
         placement.PlacedPipeline.backward_transfer,
-        "input_gradient_bytes",
+        "returned_bytes",
         "input_bytes",
     ),
     "a weight gradient does not count as the last backward": (
@@ -338,11 +338,7 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
     ),
     "a saved input counts twice": (TABLE.add, "self._saved[saver] += tensor.bytes", "pass"),
     "a tensor is sent to its first user only": (TABLE.add, "last = max(", "last = min("),
-    "every tensor has a gradient": (
-        TABLE._pass_on,
-        "tensor.bytes if tensor.requires_grad else 0",
-        "tensor.bytes",
-    ),
+    "every tensor has a gradient": (TABLE._pass_on, "if tensor.requires_grad:", "if True:"),
     "a peak leaves out what is handed on": (
         LayerGraph.peak_bytes.func,
         "2 * tensor.bytes",

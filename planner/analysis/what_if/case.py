@@ -182,6 +182,8 @@ def _bytes(pipeline: PlacedPipeline) -> list[tuple[int, ...]]:
             stage.output_bytes,
             stage.input_gradient_bytes,
             stage.output_gradient_bytes,
+            stage.sent_bytes,
+            stage.returned_bytes,
         )
         for stage in pipeline.stages
     ]

@@ -22,6 +22,7 @@ from planner.interop.calibrate.links import (
     reduction_notes,
 )
 from planner.interop.calibrate.times import StageTime, calibrated_graph, stage_times
+from planner.lengths import require_one_length
 from planner.measured.timeline import MeasuredTimeline
 from planner.model.graph_record import graph_digest
 from planner.plan.optimizer_state import require_whole_state
@@ -133,6 +134,7 @@ def calibrate(plan: Plan, measured: MeasuredTimeline, *, links_only: bool = Fals
         )
     require_single_devices(plan.degree, "calibrate")
     require_whole_state(plan.job, "calibrate")
+    require_one_length(plan.job.lengths, "calibrate")
     timeline = replay(plan)
     comparison = compare_with_measured(plan, timeline, measured)
     if comparison.clock_conflict is not None:

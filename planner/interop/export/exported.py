@@ -13,6 +13,7 @@ from typing import Any
 
 from planner.errors import PipeplanError
 from planner.interop.export.cuts import crossing
+from planner.lengths import require_one_length
 from planner.model.blocks import block_name
 from planner.model.graph_record import Boundary
 from planner.model.group_graph import split_of
@@ -173,5 +174,6 @@ def export_plan(plan: Plan, target: str) -> Exported:
         require_single_devices(plan.degree, f"export --to {target}")
     require_whole_state(plan.job, f"export --to {target}")
     require_no_offload(plan.job, f"export --to {target}")
+    require_one_length(plan.job.lengths, f"export --to {target}")
     exported: Exported = import_module(TARGETS[target]).export(plan)
     return exported

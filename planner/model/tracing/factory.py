@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from planner.errors import PipeplanError, shorten
 from planner.job import LOSSES, TARGET, Job
+from planner.lengths import Lengths
 from planner.model.tracing.hugging_face import PREFIX, factory_of
 from planner.model.tracing.user_code import (
     FAILURES,
@@ -120,6 +121,36 @@ def example_batch(model: nn.Module, job: Job) -> dict[str, Tensor]:
         name: value.to(dtype) if value.dtype == torch.float32 else value
         for name, value in batch.items()
     }
+
+
+def batch_at(batch: Mapping[str, Tensor], lengths: Lengths, place: int) -> dict[str, Tensor]:
+    """Return a batch of one length: cut from one as long as the longest, or itself.
+
+    Entries of [samples, positions, ...] with as many positions as the longest length are cut; all
+    others stay whole.
+
+    Args:
+        batch: entries by name.
+        lengths: of the job.
+        place: of the length among them.
+
+    Raises:
+        PipeplanError: if no entry is of the longest length.
+    """
+    longest, tokens = lengths.tokens[-1], lengths.tokens[place]
+    cut = {name: value for name, value in batch.items() if _positions(value) == longest}
+    if not cut:
+        shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in batch.items())
+        raise PipeplanError(
+            f"lengths.tokens: the longest is {longest}, but no entry of the model's batch is of "
+            f"[samples, {longest}, ...]: {shapes}; let the last of tokens be the length of the "
+            "model's batch, or change model_arguments or inputs"
+        )
+    return {**batch, **{name: value[:, :tokens].contiguous() for name, value in cut.items()}}
+
+
+def _positions(value: Tensor) -> int | None:
+    return value.shape[1] if value.ndim > 1 else None
 
 
 def _own_batch(model: nn.Module, samples: int) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """``trace``: conversion of a torch model into a layer graph."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,16 @@ from planner.job import Job
 from planner.model.figures import PHASES, OperationClass, Phase, Product, Work, totals
 from planner.model.graph_record import Boundary, GraphRecord, Layer, Parameter
 from planner.model.layer_graph import LayerGraph
+from planner.model.length_graph import joined
 from planner.model.tracing.export import ExportedStep, export_step
-from planner.model.tracing.factory import build, example_batch, import_factory, import_loss
+from planner.model.tracing.factory import (
+    Loss,
+    batch_at,
+    build,
+    example_batch,
+    import_factory,
+    import_loss,
+)
 from planner.model.tracing.gradients import nodes_with_gradient
 from planner.model.tracing.layers import LayerAssignment, assign_layers
 from planner.model.tracing.measure import Measurement, OperationCost, measure
@@ -196,8 +204,33 @@ def trace_step(model: str | Factory, job: Job, name: str | None = None) -> Trace
         exported = export_step(module, batch, job, own_loss)
     layers = assign_layers(exported)
     measured = measure(exported, layers, batch)
-    graph = graph_record(exported, layers, measured, job, name or _factory_name(factory))
+    named = name or _factory_name(factory)
+    graph = graph_record(exported, layers, measured, job, named)
+    if job.lengths is not None:
+        graph = _of_lengths(module, batch, job, own_loss, graph)
     return TracedStep(module, exported, layers, measured, graph)
+
+
+def _of_lengths(
+    module: nn.Module,
+    batch: Mapping[str, Tensor],
+    job: Job,
+    own_loss: Loss | None,
+    longest: GraphRecord,
+) -> GraphRecord:
+    """Trace the step at the other lengths of the job's microbatches too."""
+    lengths = job.lengths
+    assert lengths is not None
+    graphs = []
+    for place in range(len(lengths.tokens) - 1):
+        with torch.device("meta"):
+            shorter = batch_at(batch, lengths, place)
+            exported = export_step(module, shorter, job, own_loss)
+        layers = assign_layers(exported)
+        measured = measure(exported, layers, shorter)
+        graphs.append(graph_record(exported, layers, measured, job, longest.name))
+    shares = zip(lengths.tokens, lengths.all_shares, strict=True)
+    return joined([*graphs, longest], list(shares))
 
 
 def _factory_name(factory: Factory) -> str:

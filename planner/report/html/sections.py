@@ -155,6 +155,11 @@ def _figures(
             f"of {plural(plan.model.graph.samples_per_microbatch, 'sample')}",
         ),
     ]
+    times = plan.predicted.lengths
+    if times is not None:
+        few = f"{plural(times.iterations, 'iteration')} of microbatches of {plan.job.lengths}"
+        rows.append(("Expected time", format_seconds(times.expected_s), f"mean of {few}"))
+        rows.append(("95th percentile", format_seconds(times.percentile_95_s), f"of {few}"))
     for line in throughput_lines(plan, time_s):
         rate, _, more = line.partition(", ")
         rows.append(("Throughput", rate, more))

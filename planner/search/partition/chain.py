@@ -265,7 +265,7 @@ class Chain:
 
     @cached_property
     def cut_bytes(self) -> IntArray:
-        """Activation bytes that cross each position, 0 to length."""
+        """Activation bytes that cross each position, 0 to length, in the mean over lengths."""
         return self._crossing(gradients=False)
 
     @cached_property
@@ -280,7 +280,7 @@ class Chain:
             if gradients and not tensor.requires_grad:
                 continue
             last = max(position[user] for user in tensor.users)
-            totals[position[tensor.producer] + 1 : last + 1] += tensor.bytes
+            totals[position[tensor.producer] + 1 : last + 1] += tensor.mean_bytes
         return totals
 
     @cached_property

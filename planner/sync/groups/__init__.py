@@ -9,17 +9,24 @@ from random import Random
 
 from planner.errors import PipeplanError
 from planner.sync.groups.events import Scheduler
-from planner.sync.groups.generator import GroupDivision, InterIntra, RandomGroups
+from planner.sync.groups.generator import (
+    GroupDivision,
+    InterIntra,
+    RandomGroups,
+    SlowdownFilter,
+)
 from planner.sync.groups.levels import nodes_of
 from planner.sync.groups.matching import random_pairs
 from planner.sync.groups.readiness import ReadyGroups
 from planner.sync.groups.ripples import Drawer, Draws, StaticSchedule
 from planner.sync.groups.scheduler import GroupRules, RuleBasedScheduler, WaitingRoom
+from planner.sync.groups.waves import Waves
 from planner.sync.strategies import (
     AdPsgdOptions,
     Options,
     PartialAllReduceOptions,
     SemiDecentralizedOptions,
+    WaveSynchronousOptions,
     group_size_of,
 )
 
@@ -32,7 +39,7 @@ def scheduler_of(
     """Make the scheduler of a strategy's groups.
 
     Args:
-        options: options of ``partial_all_reduce``, ``semi_decentralized`` or
+        options: options of ``partial_all_reduce``, ``semi_decentralized``, ``wave_synchronous`` or
             ``ad_psgd:pairs=matching``.
         workers: number of pipelines. A ``group_size`` or ``most_members`` above it means all.
         keys: number of pipeline ranks.
@@ -65,9 +72,11 @@ def _rules(options: Options, room: WaitingRoom, pipelines_per_node: int | None) 
             return ReadyGroups(room, options)
         case AdPsgdOptions(pairs="matching"):
             return Draws(room, random_pairs(Random(0)))
+        case WaveSynchronousOptions():
+            return Waves(room, options.distance)
     raise PipeplanError(
         f"sync: {type(options).__name__} schedules no groups; use partial_all_reduce, "
-        "semi_decentralized or ad_psgd:pairs=matching"
+        "semi_decentralized, wave_synchronous or ad_psgd:pairs=matching"
     )
 
 
@@ -78,12 +87,13 @@ def _partial(
     if options.schedule == "static":
         return StaticSchedule(room, nodes)
     random, behind = Random(options.seed), options.slowdown_filter
+    division = SlowdownFilter(behind, one_band=options.filter_between == "initiator")
     size = group_size_of(options, room.workers)
     drawer: Drawer
     if options.inter_intra:
-        drawer = InterIntra(nodes, behind, random)
+        drawer = InterIntra(nodes, division, random)
     elif options.group_division:
-        drawer = GroupDivision(size, behind, random)
+        drawer = GroupDivision(size, division, random)
     else:
         drawer = RandomGroups(size, behind, options.group_buffer, random)
     return Draws(room, drawer)

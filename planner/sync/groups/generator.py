@@ -6,9 +6,30 @@ Luo et al. 2019, "Heterogeneity-Aware Asynchronous Decentralized Training"; Prag
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from random import Random
 
 from planner.sync.groups.levels import Levels, Nodes, node_by_worker
+
+
+@dataclass(frozen=True)
+class SlowdownFilter:
+    """Who is left out of a division, and who is kept apart in it.
+
+    In Ripples the filter is the initiator's alone: a slow initiator divides all workers and so ties
+    other slow ones to fast ones. Unless there is to be one band, the drawn workers are split into
+    bands first whose members are fewer iterations apart than the threshold, and each band is
+    divided separately. The initiator, who waits already and delays nobody, goes into any band, so
+    slow and fast workers still meet. If all have about the same progress there is one band anyhow.
+
+    Attributes:
+        behind: leaves out workers this many iterations or more behind the initiator, and is the
+            width of the bands; None: nobody is left out, and there is one band.
+        one_band: whether only the initiator filters, as in Ripples.
+    """
+
+    behind: int | None
+    one_band: bool = False
 
 
 class RandomGroups:
@@ -39,24 +60,16 @@ class RandomGroups:
 class GroupDivision:
     """Divides all workers without a group into disjoint groups at once.
 
-    The slowdown filter does more than in Ripples. There, it is the initiator's: a slow initiator
-    would divide all workers and so tie other slow ones to fast ones. Here the drawn workers are
-    first split into bands whose members are fewer iterations apart than the filter's threshold, and
-    each band is divided separately. The initiator, who waits already and delays nobody, goes into
-    any band, so slow and fast workers still meet. If all have about the same progress there is one
-    band, as in Ripples.
-
     Args:
         group_size: size of a group; the last of a band may be smaller. A single worker that is left
             over, and is not the initiator, is not drawn.
-        slowdown_filter: leaves out workers this many iterations or more behind the initiator, and
-            is the width of the bands; None: nobody is left out, and there is one band.
+        slowdown_filter: who is left out, and kept apart.
         random: random number generator.
     """
 
     takes_promised = False
 
-    def __init__(self, group_size: int, slowdown_filter: int | None, random: Random) -> None:
+    def __init__(self, group_size: int, slowdown_filter: SlowdownFilter, random: Random) -> None:
         self._group_size = group_size
         self._slowdown_filter = slowdown_filter
         self._random = random
@@ -86,7 +99,7 @@ class InterIntra:
 
     takes_promised = False
 
-    def __init__(self, nodes: Nodes, slowdown_filter: int | None, random: Random) -> None:
+    def __init__(self, nodes: Nodes, slowdown_filter: SlowdownFilter, random: Random) -> None:
         self._node = node_by_worker(nodes)
         self._slowdown_filter = slowdown_filter
         self._random = random
@@ -118,7 +131,7 @@ def drawn_bands(
     initiator: int,
     iteration: int,
     eligible: Levels,
-    slowdown_filter: int | None,
+    slowdown_filter: SlowdownFilter,
     random: Random,
 ) -> list[list[int]]:
     """Return all workers that an initiator may draw, by progress, each band in random order.
@@ -127,15 +140,16 @@ def drawn_bands(
         initiator: the worker that asked; it is put into one band, more likely a larger one.
         iteration: its requested iteration.
         eligible: workers without a group.
-        slowdown_filter: two workers of a band are fewer iterations apart; None: one band.
+        slowdown_filter: two workers of a band are fewer iterations apart.
         random: random number generator.
     """
     bands: list[list[int]] = []
     end = 0
-    for level, workers in eligible.from_above(lowest_level(iteration, slowdown_filter)):
+    width = None if slowdown_filter.one_band else slowdown_filter.behind
+    for level, workers in eligible.from_above(lowest_level(iteration, slowdown_filter.behind)):
         if not bands or level < end:
             bands.append([])
-            end = -1 if slowdown_filter is None else level - slowdown_filter + 1
+            end = -1 if width is None else level - width + 1
         bands[-1] += workers
     if not bands:
         return [[initiator]]

@@ -43,6 +43,11 @@ class Levels:
             del self._workers[level]
             del self._ascending[bisect_left(self._ascending, level)]
 
+    @property
+    def lowest(self) -> int:
+        """The lowest level that somebody is at; there must be somebody."""
+        return self._ascending[0]
+
     def from_above(self, lowest: int) -> Iterator[tuple[int, list[int]]]:
         """Yield the levels from the highest to ``lowest``, each with its workers."""
         for level in reversed(self._ascending):

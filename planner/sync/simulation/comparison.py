@@ -31,6 +31,7 @@ ALL_STRATEGIES: tuple[Sync, ...] = (
             "parameter_server",
             "parameter_server:mode=async",
             "eager_parameter_server",
+            "wave_synchronous",
             "ad_psgd",
             "ad_psgd:pairs=matching",
             "partial_all_reduce:schedule=static",

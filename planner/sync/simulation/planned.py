@@ -12,6 +12,7 @@ from planner.cluster.link_table import FloatArray
 from planner.costs.layer_moments import LayerMoments
 from planner.costs.placement import place_plan
 from planner.errors import PipeplanError
+from planner.lengths import require_one_length
 from planner.plan.optimizer_state import require_whole_state
 from planner.plan.plan import Plan
 from planner.plan.tensor_parallel import require_single_devices
@@ -43,6 +44,7 @@ def from_plan(plan: Plan, workers: int | None = None) -> World:
     """
     require_single_devices(plan.degree, "simulate --sync")
     require_whole_state(plan.job, "simulate --sync")
+    require_one_length(plan.job.lengths, "simulate --sync")
     # Whatever strategy is simulated, it is pipelines that it is simulated of.
     replicas = pipeline_replicas_of(plan, otherwise="")
     # The strategy's own traffic is simulated apart, so none of the plan's slows its messages here.

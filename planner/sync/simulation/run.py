@@ -37,6 +37,7 @@ from planner.sync.simulation.timings import (
     SynchronousServerTiming,
 )
 from planner.sync.simulation.training import Learning, Training
+from planner.sync.simulation.waves import WaveServer
 from planner.sync.simulation.world import World
 from planner.sync.strategies import (
     AdPsgdOptions,
@@ -48,6 +49,7 @@ from planner.sync.strategies import (
     Options,
     ParameterServerOptions,
     SemiDecentralizedOptions,
+    WaveSynchronousOptions,
     options_of,
     require_fit,
 )
@@ -274,6 +276,9 @@ def _behaviour(options: Options, scenario: Scenario) -> Callable[[EventLoop], Be
         case AdPsgdOptions(pairs="bipartite"):
             return lambda engine: BipartitePairs(engine, seed)
     scheduler = scheduler_of(options, world.workers, len(world.ranks), world.pipelines_per_node)
+    if isinstance(options, WaveSynchronousOptions):
+        distance, servers = options.distance, options.servers or 1
+        return lambda engine: WaveServer(engine, scheduler, distance, servers)
     if isinstance(options, SemiDecentralizedOptions) and options.overlap:
         return lambda engine: OverlappedGroupAveraging(engine, scheduler)
     return lambda engine: GroupAveraging(engine, scheduler)

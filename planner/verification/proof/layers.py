@@ -13,7 +13,7 @@ from planner.errors import PipeplanError
 from planner.model.graph_record import Layer
 from planner.plan.problem import Problem
 from planner.space import Space
-from planner.verification.costs import ProblemCosts
+from planner.verification.costs import ProblemCosts, moved_bytes
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -118,7 +118,7 @@ class ProvedLayers:
         for tensor in self.graph.boundaries:
             if tensor.requires_grad or not gradients:
                 last = max((self.position[user] for user in tensor.users), default=-1)
-                totals[self.position[tensor.producer] + 1 : last + 1] += tensor.bytes
+                totals[self.position[tensor.producer] + 1 : last + 1] += moved_bytes(tensor)
         return totals
 
     @cached_property

@@ -160,8 +160,8 @@ def link_load_bound_s(pipeline: PlacedPipeline) -> float:
         if set(here.spec.devices) & set(there.spec.devices):
             continue
         ends = here.spec.devices, there.spec.devices
-        sent = pipeline.microbatches * here.output_bytes
-        back = pipeline.microbatches * here.output_gradient_bytes
+        sent = pipeline.microbatches * here.sent_bytes
+        back = pipeline.microbatches * there.returned_bytes
         if sent:
             bound = max(bound, head + sent / flows.bytes_per_s(*ends) + forward[index + 1])
         if back:

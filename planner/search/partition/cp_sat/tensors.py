@@ -17,7 +17,8 @@ class CutTensor:
         producer: the layer that makes it.
         users: the layers that use it, ascending.
         saver: the layer that keeps it for its backward, if one does.
-        bytes: of the activation.
+        bytes: of the activation, in the mean over lengths of microbatches: as time needs it, and
+            no more than memory does.
         gradient_bytes: sent back; 0 if it needs no gradient.
     """
 
@@ -36,8 +37,8 @@ def cut_tensors(graph: LayerGraph) -> tuple[CutTensor, ...]:
             producer=position[tensor.producer],
             users=tuple(sorted(position[user] for user in tensor.users)),
             saver=None if tensor.saved_by is None else position[tensor.saved_by],
-            bytes=tensor.bytes,
-            gradient_bytes=tensor.bytes if tensor.requires_grad else 0,
+            bytes=tensor.mean_bytes,
+            gradient_bytes=tensor.mean_bytes if tensor.requires_grad else 0,
         )
         for tensor in graph.record.boundaries
         if tensor.bytes

@@ -1,0 +1,68 @@
+"""Waves: a worker goes on once the slowest one is near enough (HetPipe, Park et al., ATC 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from planner.sync.groups.events import Group
+from planner.sync.groups.levels import Levels
+from planner.sync.groups.scheduler import WaitingRoom
+
+
+class Waves:
+    """Rules under which nobody computes more than a distance of waves ahead of the slowest worker.
+
+    A request for iteration c says that the worker's wave c is with the servers. It is answered, by
+    a group of one, once every active worker has asked for iteration ``c - distance`` or a later
+    one: the waves that are computed at the same time are then at most ``distance`` apart (Park et
+    al. 2020, section 5, where the distance is D).
+
+    Args:
+        room: the workers.
+        distance: of waves, from 0.
+    """
+
+    deadline_s: float | None = None
+
+    def __init__(self, room: WaitingRoom, distance: int) -> None:
+        self._room = room
+        self._distance = distance
+        self._asked = [Levels() for _ in room.keys]
+        """By key, active workers by the last iteration that they have asked for there."""
+        for worker in room.active:
+            self.join(worker, 1)
+
+    def wait(self, worker: int, key: int, iteration: int, now_s: float) -> list[Group]:
+        """Let everybody go on whom this worker's wave was the last to hold up."""
+        asked = self._asked[key]
+        before = asked.lowest
+        asked.put(worker, iteration)
+        return self._near_enough(key, None if asked.lowest > before else worker)
+
+    def finish(self, worker: int) -> None:
+        """Do nothing: groups of one do not end."""
+
+    def leave(self, worker: int, waited: Mapping[int, int]) -> list[Group]:
+        """Let everybody go on who waited only for the worker that has left."""
+        for asked in self._asked:
+            asked.discard(worker)
+        return [group for key in self._room.keys for group in self._near_enough(key)]
+
+    def join(self, worker: int, iteration: int) -> None:
+        """Have others wait for the worker."""
+        for asked in self._asked:
+            asked.put(worker, iteration - 1)
+
+    def tick(self, now_s: float) -> list[Group]:
+        """Do nothing: waves have no deadlines."""
+        return []
+
+    def _near_enough(self, key: int, only: int | None = None) -> list[Group]:
+        """Let workers go on that the slowest is near enough to; ``only`` one of them, or all."""
+        waiting = self._room.waiting[key]
+        if not waiting:
+            return []
+        last = self._asked[key].lowest + self._distance
+        workers = sorted(waiting) if only is None else [only]
+        free = [worker for worker in workers if waiting[worker] <= last]
+        return [self._room.begin(key, (worker,)) for worker in free]

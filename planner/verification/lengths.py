@@ -1,0 +1,65 @@
+"""Iterations of microbatches of several lengths, replayed one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from planner.plan.operations import Orders
+from planner.plan.plan import LengthPrediction, Plan
+from planner.verification.costs import PlanCosts, at_lengths
+from planner.verification.replay import replay
+
+_REMEDY = "run `pipeplan simulate PLAN -o PLAN` to write fresh figures"
+_TOLERANCE = 1e-6
+
+
+def length_problems(plan: Plan, orders: Orders, costs: PlanCosts) -> Iterator[str]:
+    """Yield where the times that a plan says of its first iterations are not theirs.
+
+    Args:
+        plan: of a form that holds.
+        orders: its orders, parsed.
+        costs: of the plan.
+    """
+    lengths, said = plan.job.lengths, plan.predicted.lengths
+    if lengths is None or said is None:
+        if (lengths is None) != (said is None):
+            asked = "null" if lengths is None else "not null"
+            told = "null" if said is None else "not null"
+            yield f"predicted.lengths: it is {told}, but job.lengths is {asked}; {_REMEDY}"
+        return
+    by_length = [PlanCosts(_of_length(plan, k)) for k in range(len(lengths.tokens))]
+    times_s = [
+        replay(plan, orders, costs, [by_length[k] for k in row]).iteration_time_s
+        for row in lengths.of_iterations(plan.microbatches)
+    ]
+    found = LengthPrediction(
+        iterations=len(times_s),
+        expected_s=sum(times_s) / len(times_s),
+        percentile_95_s=_percentile(sorted(times_s), 0.95),
+        worst_s=max(times_s),
+    )
+    for name in LengthPrediction.model_fields:
+        told, value = getattr(said, name), getattr(found, name)
+        if abs(told - value) > _TOLERANCE * max(told, value):
+            yield f"predicted.lengths.{name}: the plan says {told}, it is {value}; {_REMEDY}"
+
+
+def _of_length(plan: Plan, place: int) -> Plan:
+    """Return the plan as if every microbatch had one of the lengths."""
+    graph = plan.model.graph
+    layers = tuple(at_lengths(layer)[place] for layer in graph.layers)
+    tensors = tuple(
+        row.model_copy(update={"bytes": row.lengths[place].bytes, "lengths": ()})
+        for row in graph.boundaries
+    )
+    record = graph.model_copy(update={"layers": layers, "boundaries": tensors})
+    return plan.model_copy(update={"model": plan.model.model_copy(update={"graph": record})})
+
+
+def _percentile(ascending: Sequence[float], share: float) -> float:
+    """Return a percentile, linear between the two values around it."""
+    place = share * (len(ascending) - 1)
+    low = int(place)
+    high = min(low + 1, len(ascending) - 1)
+    return ascending[low] + (place - low) * (ascending[high] - ascending[low])
