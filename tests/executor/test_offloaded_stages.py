@@ -112,6 +112,7 @@ def run(plan: Plan, model: nn.Module, batches: Sequence[dict[str, Tensor]]) -> t
 
 
 EVERY = set(range(100))
+MOST_MORE = 1.25
 CASES = {
     "all in one stage": ((), EVERY),
     "two stages": ((4,), EVERY),
@@ -144,8 +145,10 @@ def check(
 ) -> None:
     """Compare with the same stages that offload nothing, bit by bit.
 
-    What is copied is what the plan says, or more where a layer reads of the batch what it does not
-    save.
+    What is copied is what the plan says, or more: where a layer reads of the batch what it does not
+    save, and in models whose tensors the trace counts otherwise. Tables that several layers save
+    (LLaMA's rotary embedding) are counted in one, and a tensor behind a dropout of nothing (T5) is
+    taken off as if it were two.
     """
     torch.manual_seed(3)
     model = factory().train()
@@ -166,4 +169,4 @@ def check(
         assert offloaded[2] == [[bytes_, bytes_] for bytes_ in expected]
     read = sum(layer.batch_bytes for layer in plan.model.graph.layers)
     for (first, second), bytes_ in zip(offloaded[2], expected, strict=True):
-        assert bytes_ <= first == second <= bytes_ + read
+        assert bytes_ <= first == second <= (bytes_ + read) * (1 if is_exact else MOST_MORE)
