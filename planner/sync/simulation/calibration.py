@@ -33,7 +33,7 @@ WARM_UP = 1
 """Iterations of each worker that are left out."""
 FEWEST = 5
 """Least number of collectives of a shape that count, if some shape has this many."""
-_Shape = tuple[int, int, bool]
+Shape = tuple[int, int, bool]
 """A shape of collective: its bytes, its members, and whether these are on several nodes."""
 
 
@@ -58,7 +58,7 @@ def calibrated(world: World, measured: SyncTrace | Mapping[str, Any]) -> World:
     _require_same_ranks(world, trace)
     has_scheduler = not isinstance(options, AllReduceOptions)
     scaled = _with_compute_times(world, trace, steps_inside=has_scheduler)
-    found = _durations(scaled, trace)
+    found = durations(scaled, trace)
     if not has_scheduler:
         return _with_links(scaled, found, 0.0, median)
     if isinstance(options, SemiDecentralizedOptions):
@@ -179,8 +179,18 @@ def _require_one_clock(meetings: Mapping[_Meeting, Sequence[SyncStep]]) -> None:
     )
 
 
-def _durations(world: World, trace: SyncTrace) -> dict[_Shape, list[float]]:
-    """Return the seconds from the last member's request to the end, by shape of the collective."""
+def durations(world: World, trace: SyncTrace) -> dict[Shape, list[float]]:
+    """Return the seconds from the last member's request to the end, by shape of the collective.
+
+    A shape is its bytes, its members, and whether these are on several nodes.
+
+    Args:
+        world: of the pipelines that were measured.
+        trace: what was measured.
+
+    Raises:
+        PipeplanError: if most groups do not go on at one moment.
+    """
     meetings: dict[_Meeting, list[SyncStep]] = defaultdict(list)
     for rows in trace.workers:
         for row in rows:
@@ -188,7 +198,7 @@ def _durations(world: World, trace: SyncTrace) -> dict[_Shape, list[float]]:
                 # Members go on at one moment; real clocks agree to about a millisecond.
                 meetings[row.pipeline_rank, row.members, round(row.end_s, 2)].append(row)
     _require_one_clock(meetings)
-    found: dict[_Shape, list[float]] = defaultdict(list)
+    found: dict[Shape, list[float]] = defaultdict(list)
     for (key, members, _), met in meetings.items():
         if len(met) == len(members):
             asked_s = max(row.asked_s for row in met)
@@ -209,7 +219,7 @@ class _Fit:
 
 def _with_links(
     world: World,
-    found: Mapping[_Shape, Sequence[float]],
+    found: Mapping[Shape, Sequence[float]],
     round_trip_s: float,
     usual: Callable[[Sequence[float]], float],
 ) -> World:
@@ -237,7 +247,7 @@ def _with_links(
     return replace(world.at_links(links[False], links[True]), collective_overhead_s=overhead_s)
 
 
-def _fitted(rows: Mapping[_Shape, float], link: LinkCost, overhead_s: float) -> _Fit:
+def _fitted(rows: Mapping[Shape, float], link: LinkCost, overhead_s: float) -> _Fit:
     """Fit the ring's seconds as a linear function of overhead, steps and bytes moved.
 
     As many of these three are fitted as there are different shapes: bytes first, then latency. The
