@@ -108,9 +108,10 @@ def _real_sections(options: argparse.Namespace) -> dict[str, Section]:
         ),
         "predicted": Section(
             "The simulator against measured rows",
-            "The rows above, predicted without running anything. One trace, of groups on two nodes "
-            "that share 6 MB/s, tells what the machine adds; bandwidths are those of the cluster "
-            "files.",
+            "The rows above, predicted without running anything. What the machine adds is of the "
+            "same days: where one leg is slow one trace tells it, of groups on two nodes with 2 "
+            "MB/s between them; elsewhere four rows of equal workers on loopback. Bandwidths are "
+            "those of the cluster files.",
             lambda: sync_predicted.predicted_section(seeds),
         ),
         "pipelines": Section(

@@ -48,7 +48,7 @@ LEGS = {
 }
 """Nodes of which the last one has a link that is four times as slow as the others'."""
 TRACE = Path(__file__).parent / "calibration.trace.json"
-"""Of :data:`STATIC` among the two nodes of the larger bandwidth."""
+"""Of :data:`STATIC` among two nodes with the smaller bandwidth."""
 THROUGHPUT_COLUMNS = ("setting", "strategy", "shares/s, median", "min..max")
 
 
@@ -93,7 +93,7 @@ def legs_section(seeds: int, steps: int | None) -> Outcome:
         print(f"legs: left out: {reason}", file=sys.stderr)
         return Outcome()
     equal, steps = {"equal": Setting("equal")}, steps or LEG_STEPS
-    plan = shaped_plan(BETWEEN_GB_PER_S[1])
+    plan = shaped_plan(BETWEEN_GB_PER_S[0])
     with Testbed(plan.cluster) as testbed:
         traced = Grid(plan, equal, (STATIC,), 1, steps, traced=STATIC).train(testbed)
     traced.traces["equal"].save(TRACE)

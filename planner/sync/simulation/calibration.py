@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -60,7 +61,7 @@ def calibrated(world: World, measured: SyncTrace | Mapping[str, Any]) -> World:
     scaled = _with_compute_times(world, trace, steps_inside=has_scheduler)
     found = durations(scaled, trace)
     if not has_scheduler:
-        return _with_links(scaled, found, 0.0, median)
+        return _with_links(_with_latency(scaled, trace), found, 0.0, median)
     if isinstance(options, SemiDecentralizedOptions):
         # A group may stay open after its last member has come: the quickest ones did not.
         return _with_links(scaled, found, scaled.scheduler_round_trip_s, _tenth_percentile)
@@ -144,6 +145,26 @@ def _factor(world: World, rows: Sequence[SyncStep], steps_inside: bool) -> float
         if row.iteration > WARM_UP and row.compute_s > 0:
             found.append(row.compute_s / expected_s)
     return median(found) if found else None
+
+
+def _with_latency(world: World, trace: SyncTrace) -> World:
+    """Take the latency from what passes between iterations, in which ranks tell their losses."""
+    rows = [[row for row in rows if not row.pipeline_rank] for rows in trace.workers]
+    together = list(zip(*rows, strict=False))[WARM_UP:]
+    gaps_s = [
+        min(row.start_s for row in after) - max(row.end_s for row in before)
+        for before, after in pairwise(together)
+    ]
+    steps = len(trace.workers) - 1
+    if not gaps_s or not steps:
+        return world
+    latency_s = max(0.0, median(gaps_s)) / steps
+    crosses = world.crosses(tuple(range(world.workers)))
+    within, between = (
+        replace(link, latency_s=latency_s) if its == crosses else link
+        for its, link in ((False, world.within), (True, world.between))
+    )
+    return world.at_links(within, between)
 
 
 _Meeting = tuple[int, tuple[int, ...], float]
