@@ -65,8 +65,6 @@ def test_an_asynchronous_server_is_as_fast_as_its_card() -> None:
     # on beside them.
     assert sum(run.done[1:]) / run.time_s == pytest.approx(7 / (COMPUTE_S + 1.4), rel=0.05)
     assert run.done[0] / run.time_s == pytest.approx(1 / COMPUTE_S, rel=0.05)
-    twice = run_of("parameter_server:mode=async,servers=2", world, iterations=100)
-    assert sum(twice.done[2:]) / twice.time_s > 1.5 * sum(run.done[2:]) / run.time_s
 
 
 def test_a_worker_twice_as_slow_halves_all_reduce_and_no_asynchronous_strategy() -> None:
