@@ -167,7 +167,10 @@ class EventLoop:
 
     def _move(self, now_s: float, flows: Sequence[WorkerFlow], then: Then) -> None:
         self._transfers.begin(now_s, flows[0], (flows[1:], then))
-        self._await_transfers()
+        if self._looks_s > now_s:
+            # Once for all that begin at this moment.
+            self._looks_s = now_s
+            self.at(now_s, self._look, None, None)
 
     def _await_transfers(self) -> None:
         """Look again when the next flow ends, as far as is known now."""

@@ -89,9 +89,15 @@ class WorkerTransfers:
         self._on: defaultdict[Link, set[_Name]] = defaultdict(set)
         self._next: list[tuple[float, int, int, _Name]] = []
         self._numbers, self._changes = count(), count()
+        self._begun: set[_Name] = set()
+        """Flows that began at one moment, whose rates are still to be shared out."""
+        self._begun_s = 0.0
 
     def begin(self, now_s: float, flow: WorkerFlow, what: Any) -> None:
         """Start to move the bytes of a flow."""
+        if now_s > self._begun_s:
+            self._settle()
+        self._begun_s = now_s
         number = next(self._numbers)
         others = set[int]()
         crossed = Counter(flow.links)
@@ -102,12 +108,19 @@ class WorkerTransfers:
             users.add(number)
         nothing: _Name = ((), 0.0)
         self._moving[number] = _Moving(crossed, flow.most_gb_per_s, what, nothing, 0.0)
-        changed = {self._place(now_s, number, flow.bytes / 1e9)}
-        self._share(now_s, changed | self._moved(now_s, others))
+        self._begun.add(self._place(now_s, number, flow.bytes / 1e9))
+        self._begun |= self._moved(now_s, others)
+
+    def _settle(self) -> None:
+        """Share the links among flows that have just begun and all others."""
+        if self._begun:
+            begun, self._begun = self._begun, set()
+            self._share(self._begun_s, begun)
 
     @property
     def next_end_s(self) -> float:
         """The time of the next end, unless a flow begins before; infinite if nothing moves."""
+        self._settle()
         while self._next:
             end_s, _, changes, name = self._next[0]
             alike = self._alike.get(name)
