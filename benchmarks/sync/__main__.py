@@ -7,7 +7,7 @@ Usage:
         --claims FILE
 
 Real rows are processes over gloo whose computation is emulated: a training step takes 100 ms by
-the clock, whatever the machine, and the model learns for real. The rows ``shaped`` and
+the clock, whatever the machine, and the model learns for real. The rows ``shaped``, ``legs`` and
 ``pipelines`` need root on Linux and are told as skipped elsewhere; --short leaves these,
 ``predicted`` and ``asynchronous`` out unless --rows names them. ``predicted`` compares the
 simulator with the measured rows in benchmarks/SYNC.md and needs no real run. Progress goes to
@@ -39,7 +39,7 @@ from benchmarks.sync.loopback import SETTINGS, Loopback, accuracy_section, loopb
 from planner import PipeplanError
 
 SHORT_STEPS, STEPS = 30, 100
-ONLY_LONG = ("shaped", "predicted", "pipelines", "asynchronous")
+ONLY_LONG = ("shaped", "legs", "predicted", "pipelines", "asynchronous")
 ABOUT = """\
 A share is what one pipeline does in one iteration. Throughput is shares a second in steady state,
 without each pipeline's first steps and without what follows the first pipeline's last step; of
@@ -100,10 +100,18 @@ def _real_sections(options: argparse.Namespace) -> dict[str, Section]:
             "Network namespaces with token buckets (TESTBED.md); real messages.",
             lambda: sync_shaped.shaped_section(seeds, options.given_steps, short=short),
         ),
+        "legs": Section(
+            "Real pipelines where one node's link is slow",
+            "Network namespaces with token buckets; throughput alone, every strategy at the same "
+            "learning rate. First the trace is written that calibrates the simulator.",
+            lambda: sync_shaped.legs_section(seeds, options.given_steps),
+        ),
         "predicted": Section(
             "The simulator against measured rows",
-            "The rows above, predicted without running anything. Four rows of equal workers on "
-            "loopback calibrate the machine; bandwidths are those of the cluster files.",
+            "The rows above, predicted without running anything. What the machine adds is of the "
+            "same days: where one leg is slow one trace tells it, of groups on two nodes with 2 "
+            "MB/s between them; elsewhere four rows of equal workers on loopback. Bandwidths are "
+            "those of the cluster files.",
             lambda: sync_predicted.predicted_section(seeds),
         ),
         "pipelines": Section(

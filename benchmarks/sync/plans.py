@@ -22,6 +22,9 @@ FACTORY = "benchmarks.sync.model:student"
 SAMPLES_PER_SHARE = 32
 LOOPBACK_GB_PER_S, LOOPBACK_LATENCY_US = 1.0, 100.0
 
+_Links = tuple[float, float, float]
+"""Bandwidths within nodes, of their links to the others, and of the last one's."""
+
 
 @cache
 def pipelines_plan(
@@ -33,6 +36,7 @@ def pipelines_plan(
     per_node: int = 1,
     within_gb_per_s: float = LOOPBACK_GB_PER_S,
     between_gb_per_s: float = LOOPBACK_GB_PER_S,
+    slow_leg_gb_per_s: float | None = None,
 ) -> Plan:
     """Pipelines side by side, each with microbatches of its own.
 
@@ -44,8 +48,9 @@ def pipelines_plan(
         per_node: pipelines that share a node, and its link to the others.
         within_gb_per_s: of links inside a node.
         between_gb_per_s: of a node's link to the others.
+        slow_leg_gb_per_s: of the last node's link to the others, if it is slower.
     """
-    links = (within_gb_per_s, between_gb_per_s)
+    links = (within_gb_per_s, between_gb_per_s, slow_leg_gb_per_s or between_gb_per_s)
     shape = (pipelines, stages, microbatches, per_node, links)
     trial = _plan(shape, 1e-3)
     compute_s = _alone_s(trial)
@@ -58,7 +63,7 @@ def _alone_s(plan: Plan) -> float:
     return max(event.end_s for event in events) - min(event.start_s for event in events)
 
 
-def _plan(shape: tuple[int, int, int, int, tuple[float, float]], tflop_per_s: float) -> Plan:
+def _plan(shape: tuple[int, int, int, int, _Links], tflop_per_s: float) -> Plan:
     pipelines, stages, microbatches, per_node, links = shape
     depth = max(1, stages - 1)
     arguments = {"depth": depth, "width": 256 if stages == 1 else 128}
@@ -95,11 +100,11 @@ def _cluster(
     pipelines: int,
     stages: int,
     per_node: int,
-    links: tuple[float, float],
+    links: _Links,
     tflop_per_s: float,
 ) -> Cluster:
     """Devices by node; those of a node share one link to the others."""
-    within, between = links
+    within, between, slow_leg = links
     nodes = [f"n{number}" for number in range(pipelines // per_node)]
     devices, wires = [], []
     for pipeline in range(pipelines):
@@ -108,7 +113,8 @@ def _cluster(
             name = f"{node}/d{pipeline % per_node * stages + stage}"
             devices.append({"name": name, "type": "device"})
             wires.append(_link(name, f"{node}/switch", within))
-    wires += [_link(f"{node}/switch", "core", between) for node in nodes]
+    wires += [_link(f"{node}/switch", "core", between) for node in nodes[:-1]]
+    wires.append(_link(f"{nodes[-1]}/switch", "core", slow_leg))
     kind = {
         "memory_gib": 16,
         "memory_bandwidth_gb_per_s": 1e6,

@@ -1,7 +1,9 @@
-"""The simulator against throughputs that an earlier run measured, on loopback and shaped links.
+"""The simulator against throughputs that earlier runs measured, on loopback and shaped links.
 
-Nothing runs but the simulator. Measured rows are read from the report; four of them, of equal
-workers on loopback, tell what this machine adds to a plan's costs, and are not scored.
+Nothing runs but the simulator. Measured rows are read from the report. What the machine adds to a
+plan's costs depends on its load, so that it is taken from the same days: of the rows with one slow
+leg from one trace, of the others, of which no trace was kept, from four rows of equal workers on
+loopback, which are not scored. Bandwidths are those of the cluster files.
 """
 
 from __future__ import annotations
@@ -9,20 +11,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
+
+import numpy as np
 
 from benchmarks import ROOT
 from benchmarks.sync.claims import RUN_COLUMNS, Claim, Outcome
-from benchmarks.sync.figures import Spread
+from benchmarks.sync.figures import Spread, steady_rate
 from benchmarks.sync.loopback import ITERATION_S, PIPELINES, SETTINGS, SamePauses
 from benchmarks.sync.plans import pipelines_plan
 from benchmarks.sync.real import BUCKETS
 from benchmarks.sync.settings import ASYNC, PAIRS, PLAIN, STATIC
-from benchmarks.sync.shaped import BETWEEN_GB_PER_S, setting_of, shaped_plan
+from benchmarks.sync.shaped import (
+    BETWEEN_GB_PER_S,
+    LEGS,
+    THROUGHPUT_COLUMNS,
+    TRACE,
+    leg_plan,
+    setting_of,
+    shaped_plan,
+)
 from planner.errors import PipeplanError
+from planner.measured.sync_trace import SyncTrace
 from planner.plan.plan import Plan
+from planner.sync.simulation.calibration import calibrated, durations
 from planner.sync.simulation.planned import from_plan
-from planner.sync.simulation.run import Scenario, simulate_sync
+from planner.sync.simulation.run import Scenario, trace_sync
 from planner.sync.simulation.slowness import Steady, Trace
 from planner.sync.simulation.world import LinkCost, World
 from planner.sync.strategies import parse_sync
@@ -30,7 +44,8 @@ from planner.sync.strategies import parse_sync
 REPORT = ROOT / "benchmarks" / "SYNC.md"
 CALIBRATING = tuple(("homogeneous", strategy) for strategy in (PAIRS, ASYNC, PLAIN, STATIC))
 MEDIAN, WORST = 0.07, 0.15
-STEPS = 30
+STEPS = 25
+
 LARGEST_OF_EIGHT = 1.4236
 """Expected largest of eight draws from a normal distribution, in standard deviations."""
 
@@ -54,6 +69,30 @@ class Host:
     jitter_s: float
     round_trip_s: float
 
+    @classmethod
+    def of(cls, trace: SyncTrace, plan: Plan) -> Host:
+        """Take the figures from a trace of groups.
+
+        A group's seconds beyond those of its bytes are a request and a message for each step of its
+        ring: a line through the medians of its shapes, by least squares.
+
+        Args:
+            trace: of ``partial_all_reduce`` in groups of several sizes.
+            plan: that ran, whose cluster has the bandwidths of the links.
+        """
+        planned = from_plan(plan)
+        world = calibrated(planned, trace)
+        rows = []
+        for (bytes_, count, crosses), seconds in durations(world, trace).items():
+            if count > 1:
+                steps = 2 * (count - 1)
+                link = planned.between if crosses else planned.within
+                moving_s = link.moving_s(steps * bytes_ / count)
+                rows.append((steps, median(seconds) - moving_s))
+        steps_, left_s = np.array(rows).T
+        message_s, round_trip_s = np.polyfit(steps_, left_s, 1)
+        return cls(world.iteration_s, max(0.0, message_s), world.jitter_s, max(0.0, round_trip_s))
+
     def world(self, plan: Plan) -> World:
         """Return the world of a plan on this machine: bandwidths are those of its cluster."""
         world = from_plan(plan)
@@ -74,11 +113,12 @@ def measured_rows(report: Path = REPORT) -> Rows:
     Raises:
         PipeplanError: if one of those that calibrate is missing.
     """
-    settings = {*SETTINGS, *map(setting_of, BETWEEN_GB_PER_S)}
+    settings = {*SETTINGS, *map(setting_of, BETWEEN_GB_PER_S), *LEGS}
+    lengths = {len(RUN_COLUMNS), len(THROUGHPUT_COLUMNS)}
     found = {}
     for line in report.read_text().splitlines():
         cells = [cell.strip(" `") for cell in line.split("|")[1:-1]]
-        if len(cells) == len(RUN_COLUMNS) and cells[0] in settings:
+        if len(cells) in lengths and cells[0] in settings:
             found[cells[0], cells[1]] = float(cells[2])
     for setting, strategy in CALIBRATING:
         if (setting, strategy) not in found:
@@ -98,7 +138,8 @@ def host_of(rows: Rows, seeds: int = 3) -> Host:
     alone_s = cycle_s[PAIRS]
     message_s = max(0.0, (cycle_s[ASYNC] - alone_s) / 2 - moving_s)
     steps = 2 * (PIPELINES - 1)
-    ring_s = steps * (message_s + moving_s / PIPELINES)
+    # The ring, and the losses that ranks in step tell each other.
+    ring_s = steps * (message_s + moving_s / PIPELINES) + (PIPELINES - 1) * message_s
     jitter_s = max(0.0, cycle_s[PLAIN] - alone_s - ring_s) / LARGEST_OF_EIGHT
     host = Host(alone_s, message_s, jitter_s, 0.0)
     without_s = PIPELINES / predicted(host.world(plan), STATIC, Steady(), seeds)
@@ -106,29 +147,38 @@ def host_of(rows: Rows, seeds: int = 3) -> Host:
 
 
 def predicted(world: World, sync: str, trace: Trace, seeds: int) -> float:
-    """Return the shares a second that the simulator predicts, a mean over the seeds."""
-    scenario = Scenario(world, STEPS, trace)
-    runs = [simulate_sync(scenario.with_seed(seed), parse_sync(sync)) for seed in range(seeds)]
-    return fmean(run.iterations_per_s for run in runs)
+    """Return the shares a second that the simulator predicts, as real ones are counted."""
+    rates = []
+    for seed in range(seeds):
+        scenario = Scenario(world, STEPS, trace).with_seed(seed)
+        steps = trace_sync(scenario, parse_sync(sync))[1]
+        rates.append(steady_rate([[row.end_s for row in rows] for rows in steps.workers]))
+    return median(rates)
 
 
 def predicted_section(seeds: int, report: Path = REPORT) -> Outcome:
     """Return predicted and measured throughputs of every measured setting and strategy."""
     measured = measured_rows(report)
     host = host_of(measured, seeds)
+    hosts = {
+        "loopback": host,
+        "shaped links": host,
+        "one slow leg": Host.of(SyncTrace.load(TRACE), shaped_plan(BETWEEN_GB_PER_S[0])),
+    }
     loopback = host.world(pipelines_plan(PIPELINES, ITERATION_S))
-    worlds = {setting_of(rate): host.world(shaped_plan(rate)) for rate in BETWEEN_GB_PER_S}
+    shaped = {setting_of(rate): host.world(shaped_plan(rate)) for rate in BETWEEN_GB_PER_S}
+    legs = {name: hosts["one slow leg"].world(leg_plan(name)) for name in LEGS}
     rows, lines = [], []
-    errors: dict[str, list[tuple[float, str]]] = {"loopback": [], "shaped links": []}
+    errors: dict[str, list[tuple[float, str]]] = {}
     for (setting, strategy), real in measured.items():
-        is_shaped = setting in worlds
-        sync = BUCKETS.get(strategy, strategy) if is_shaped else strategy
-        trace = Steady() if is_shaped else SamePauses(SETTINGS[setting].pace)
-        rate = predicted(worlds.get(setting, loopback), sync, trace, seeds)
+        on_loopback = setting in SETTINGS
+        where = "loopback" if on_loopback else "one slow leg" if setting in legs else "shaped links"
+        sync = strategy if on_loopback else BUCKETS.get(strategy, strategy)
+        trace = SamePauses(SETTINGS[setting].pace) if on_loopback else Steady()
+        rate = predicted({**shaped, **legs}.get(setting, loopback), sync, trace, seeds)
         error, told = rate / real - 1, "calibrates"
         if (setting, strategy) not in CALIBRATING:
-            where = "shaped links" if is_shaped else "loopback"
-            errors[where].append((abs(error), f"{strategy}, {setting}"))
+            errors.setdefault(where, []).append((abs(error), f"{strategy}, {setting}"))
             told = f"{100 * error:+.1f}%" + ("" if abs(error) <= WORST else " **beyond**")
         rows.append([setting, f"`{strategy}`", f"{real:.1f}", f"{rate:.1f}", told])
         lines.append(
@@ -138,7 +188,7 @@ def predicted_section(seeds: int, report: Path = REPORT) -> Outcome:
             }
         )
     columns = ("setting", "strategy", "measured shares/s", "predicted", "error")
-    claims = [claim for where, row in errors.items() for claim in _claims(row, where, host)]
+    claims = [claim for where, row in errors.items() for claim in _claims(row, where, hosts[where])]
     return Outcome(claims, columns, rows, lines)
 
 

@@ -1,8 +1,10 @@
-"""Eight real pipelines on hosts of their own, whose links are shaped: two nodes of four."""
+"""Real pipelines on hosts of their own, whose links are shaped."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from statistics import median
 
 from benchmarks.sync.claims import RUN_COLUMNS, Claim, Outcome, run_lines, run_rows
 from benchmarks.sync.figures import Runs, Spread, compare
@@ -37,6 +39,17 @@ STRATEGIES = (
     *(PAIRS, MATCHING, STATIC, DRAWN, SEMI, SEMI_BEHIND),
 )
 SHORT_STRATEGIES = (PLAIN, OVERLAPPED, "cross_iteration", SERVER, PAIRS, STATIC)
+LEG_STEPS = 25
+LEGS = {
+    # Pipelines, pipelines of a node, MB/s between nodes and of the last node's link.
+    "slow_leg_8": (8, 2, 10.0, 2.5),
+    "slow_leg_6": (6, 2, 8.0, 2.0),
+    "slow_leg_4": (4, 1, 6.0, 1.5),
+}
+"""Nodes of which the last one has a link that is four times as slow as the others'."""
+TRACE = Path(__file__).parent / "calibration.trace.json"
+"""Of :data:`STATIC` among two nodes with the smaller bandwidth."""
+THROUGHPUT_COLUMNS = ("setting", "strategy", "shares/s, median", "min..max")
 
 
 def setting_of(gb_per_s: float) -> str:
@@ -53,6 +66,49 @@ def shaped_plan(gb_per_s: float) -> Plan:
         within_gb_per_s=WITHIN_GB_PER_S,
         between_gb_per_s=gb_per_s,
     )
+
+
+def leg_plan(name: str) -> Plan:
+    """Return the plan of a setting of :data:`LEGS`."""
+    pipelines, per_node, between, slow_leg = LEGS[name]
+    return pipelines_plan(
+        pipelines,
+        ITERATION_S,
+        per_node=per_node,
+        within_gb_per_s=WITHIN_GB_PER_S,
+        between_gb_per_s=between / 1000,
+        slow_leg_gb_per_s=slow_leg / 1000,
+    )
+
+
+def legs_section(seeds: int, steps: int | None) -> Outcome:
+    """Throughputs where one node's link is slow, really, and a trace that calibrates; or nothing.
+
+    Args:
+        seeds: how many.
+        steps: of each training; None: 25.
+    """
+    reason = why_not()
+    if reason is not None:
+        print(f"legs: left out: {reason}", file=sys.stderr)
+        return Outcome()
+    equal, steps = {"equal": Setting("equal")}, steps or LEG_STEPS
+    plan = shaped_plan(BETWEEN_GB_PER_S[0])
+    with Testbed(plan.cluster) as testbed:
+        traced = Grid(plan, equal, (STATIC,), 1, steps, traced=STATIC).train(testbed)
+    traced.traces["equal"].save(TRACE)
+    rows, lines = [], []
+    for name in LEGS:
+        plan = leg_plan(name)
+        with Testbed(plan.cluster) as testbed:
+            found = Grid(plan, equal, STRATEGIES, seeds, steps, syncs=BUCKETS).train(testbed)
+        for strategy, runs in found.runs["equal"].items():
+            rates = Spread(tuple(run.shares_per_s for run in runs))
+            middle, told = median(rates.values), f"{rates.least:.1f}..{rates.most:.1f}"
+            rows.append([name, f"`{strategy}`", f"{middle:.1f}", told])
+            line = {"strategy": strategy, "setting": name, "shares_per_s": round(middle, 2)}
+            lines.append({**line, "spread": [round(rates.least, 2), round(rates.most, 2)]})
+    return Outcome((), THROUGHPUT_COLUMNS, rows, lines)
 
 
 def shaped_section(seeds: int, steps: int | None, *, short: bool) -> Outcome:

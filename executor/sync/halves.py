@@ -74,16 +74,26 @@ class Ring:
 
     def _around(self, flat: Tensor) -> None:
         """Part p starts at rank p + 1 and collects the ranks' own on its way to rank p."""
-        parts = flat.view(self._size, -1)
-        received = torch.empty_like(parts[0])
-        for step in range(self._size - 1):
+        parts, steps = flat.view(self._size, -1), self._size - 1
+        received = [torch.empty_like(parts[0]) for _ in range(min(2, steps))]
+        # gloo sends only what a receiver has asked for, and a request waits behind the messages
+        # that go the other way: the next one is on its way while a part still comes.
+        coming = [self._ask(buffer) for buffer in received]
+        for step in range(steps):
             leaving = parts[(self._place - step - 1) % self._size]
             arriving = parts[(self._place - step - 2) % self._size]
             sent = dist.isend(leaving, self._next, group=self._group, tag=_TAG)
-            dist.recv(received, self._previous, group=self._group, tag=_TAG)
-            arriving += received
+            coming[step % 2].wait()
+            arriving += received[step % 2]
+            if step + 2 < steps:
+                coming[step % 2] = self._ask(received[step % 2])
             assert sent is not None
             sent.wait()
+
+    def _ask(self, buffer: Tensor) -> Any:
+        work = dist.irecv(buffer, self._previous, group=self._group, tag=_TAG)
+        assert work is not None
+        return work
 
 
 def make_ring(group: Any, device: torch.device, field: str, remedy: str) -> Ring:

@@ -31,19 +31,28 @@ Share = tuple[float, Link | None]
 """The share of that rate that a flow gets, and the link that gives it less than all."""
 
 
-def fair_rates(flows: Sequence[Demand], capacity: Mapping[Link, float]) -> list[float]:
+def fair_rates(
+    flows: Sequence[Demand],
+    capacity: Mapping[Link, float],
+    alike: Sequence[int] | None = None,
+) -> list[float]:
     """Return the max-min fair rate of each flow.
 
     Args:
         flows: the links of each flow and its maximum rate, which it gets without links. A flow
             takes its rate of a link as often as it names it.
         capacity: capacity of each link, in the same unit.
+        alike: how many flows each of them stands for; None: one each.
     """
     rates = [0.0] * len(flows)
     used = dict.fromkeys(capacity, 0.0)
     rising = list(range(len(flows)))
+    times = [1] * len(flows) if alike is None else alike
     while rising:
-        users = Counter(link for index in rising for link in flows[index][0])
+        users: Counter[Link] = Counter()
+        for index in rising:
+            for link in flows[index][0]:
+                users[link] += times[index]
         room = {link: (capacity[link] - used[link]) / count for link, count in users.items()}
         level = min([*room.values(), *(flows[index][1] for index in rising)])
         most = level * (1 + _ROUNDING)
@@ -56,7 +65,7 @@ def fair_rates(flows: Sequence[Demand], capacity: Mapping[Link, float]) -> list[
                 continue
             rates[index] = min(level, highest)
             for link in links:
-                used[link] += rates[index]
+                used[link] += rates[index] * times[index]
         rising = left
     return rates
 

@@ -24,13 +24,14 @@ from benchmarks.sync.figures import (
 from benchmarks.sync.loopback import SETTINGS
 from benchmarks.sync.plans import pipelines_plan
 from benchmarks.sync.predicted import CALIBRATING, Host, host_of, measured_rows, predicted
-from benchmarks.sync.settings import DRAWN, MATCHING, PAIRS, PARTIAL, best_rates
+from benchmarks.sync.settings import DRAWN, MATCHING, PAIRS, PARTIAL, STATIC, best_rates
+from benchmarks.sync.shaped import LEGS, shaped_plan
 from benchmarks.sync.short import claim_of
 from benchmarks.sync.simulated import Simulated, flat_world, measured_of, pipeline_world
 from planner.errors import PipeplanError
 from planner.sync.pipeline_replicas import pipeline_replicas_of
 from planner.sync.simulation.comparison import ALL_STRATEGIES
-from planner.sync.simulation.run import simulate_sync
+from planner.sync.simulation.run import Scenario, simulate_sync, trace_sync
 from planner.sync.simulation.slowness import Steady
 from planner.sync.strategies import parse_sync, sync_name
 
@@ -181,6 +182,7 @@ def test_a_report_has_the_rows_that_calibrate_a_prediction(tmp_path: Path) -> No
         *SETTINGS,
         "shaped_2MB_per_s",
         "shaped_6MB_per_s",
+        *LEGS,
     }
     report = tmp_path / "SYNC.md"
     report.write_text("| homogeneous | `ad_psgd` | 78.3 | 1 | 1 | 1 | 1 |\n")
@@ -199,6 +201,18 @@ def test_a_host_is_derived_from_what_its_rows_would_be() -> None:
     assert found.round_trip_s == pytest.approx(host.round_trip_s, abs=1.5e-3)
 
 
+def test_a_host_is_derived_from_a_trace_of_groups() -> None:
+    """A trace that the simulator makes of a host leads back to it."""
+    plan = shaped_plan(0.002)
+    host = Host(0.105, 2e-3, 5e-3, 8e-3)
+    _, trace = trace_sync(Scenario(host.world(plan), 60), parse_sync(STATIC))
+    found = Host.of(trace, plan)
+    assert found.iteration_s == pytest.approx(host.iteration_s, rel=0.02)
+    assert found.message_s == pytest.approx(host.message_s, rel=0.3)
+    assert found.jitter_s == pytest.approx(host.jitter_s, rel=0.3)
+    assert found.round_trip_s == pytest.approx(host.round_trip_s, rel=0.3)
+
+
 def test_a_plan_takes_the_time_that_was_asked_for() -> None:
     flat = pipelines_plan(8, 0.1)
     assert flat.predicted.iteration_time_s == pytest.approx(0.1, rel=0.03)
@@ -210,7 +224,8 @@ def test_a_plan_takes_the_time_that_was_asked_for() -> None:
 def test_worlds_take_a_tenth_of_a_second_and_what_was_asked_for_of_communication() -> None:
     flat = flat_world(8, 2.0)
     assert flat.iteration_s == pytest.approx(0.1)
-    moving_s = flat.all_reduce(tuple(range(8)), flat.parameter_bytes).seconds
+    (ring,) = flat.all_reduce(tuple(range(8)), flat.parameter_bytes).flows
+    moving_s = ring.fixed_s + ring.bytes / 1e9 / ring.most_gb_per_s
     assert moving_s == pytest.approx(0.2 * 7 / 8, rel=0.01)
     assert pipeline_world(4, 4, 8, 0.02).iteration_s == pytest.approx(0.1)
 

@@ -64,7 +64,7 @@ def planned_for(runtime: Runtime, seed: int) -> Plan | None:
     problem = named_problem(seed)
     job = problem.job.model_copy(update={"runtime": runtime})
     try:
-        result = solve(replace(problem, job=job), time_limit_s=0.05, deterministic=True)
+        result = solve(replace(problem, job=job), time_limit_s=0.3, deterministic=True)
     except InfeasibleError:
         return None
     return result.plan

@@ -1,17 +1,22 @@
 """Transfers over a cluster's links: times worked out by hand."""
 
+import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from small_worlds import COMPUTE_S, run_of
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
+from planner.simulation.network import fair_rates
 from planner.sync.simulation.calibration import calibrated
 from planner.sync.simulation.comparison import compare_syncs
-from planner.sync.simulation.links import WorkerFlow, WorkerLinks, WorkerTransfers, ends_s
+from planner.sync.simulation.links import WorkerFlow, WorkerLinks, ring, ring_ends
 from planner.sync.simulation.run import Scenario, trace_sync
 from planner.sync.simulation.timings import buckets_of
+from planner.sync.simulation.transfers import WorkerTransfers, ends_s
 from planner.sync.simulation.world import LayerParameters, LinkCost, World, uniform_world
 from planner.sync.strategies import parse_sync
 
@@ -73,7 +78,7 @@ def test_flows_share_a_link_and_leave_the_rest_to_others() -> None:
 def test_a_ring_crosses_each_link_as_often_as_its_members_do() -> None:
     links = linked_world().links
     assert links is not None
-    neighbours = links.ring((0, 1, 2, 3), 0, BYTES, 0.0)
+    neighbours = ring(links, (0, 1, 2, 3), 0, BYTES, 0.0)
     between = len(links.cluster.links) - 1
     assert sorted(link for link in neighbours.links if link[0] == between) == [
         (between, -1),
@@ -82,9 +87,80 @@ def test_a_ring_crosses_each_link_as_often_as_its_members_do() -> None:
     ends = ends_s(WorkerTransfers(links.capacity_gb_per_s), [(0.0, 0, neighbours)])
     assert ends == pytest.approx([BETWEEN_S])
     # In the order 0, 2, 1, 3 every hop crosses the link, two in each direction.
-    zigzag = links.ring((0, 2, 1, 3), 0, BYTES, 0.0)
+    zigzag = ring(links, (0, 2, 1, 3), 0, BYTES, 0.0)
     ends = ends_s(WorkerTransfers(links.capacity_gb_per_s), [(0.0, 0, zigzag)])
     assert ends == pytest.approx([2 * BETWEEN_S])
+
+
+def test_members_behind_fast_hops_are_done_before_the_ring_is() -> None:
+    """Two on one node, one on the other: parts of h over the slow hops, of h / 10 within.
+
+    ===== ============ ============= ============
+    step  first         second        third
+    ===== ============ ============= ============
+    1     h             h / 10        h
+    2     2 h           h + h / 10    2 h
+    3     3 h           2 h + h / 10  3 h
+    4     4 h           3 h + h / 10  4 h
+    ===== ============ ============= ============
+    """
+    world = linked_world()
+    assert ring_ends(world.routes, (0, 1, 2), 0, 4) == pytest.approx([1, 3.1 / 4, 1])
+    found = world.group_all_reduce((0, 1, 2), 0)
+    assert found.done == ((1,), (0, 2))
+    assert sum(flow.bytes for flow in found.flows) == pytest.approx(4 / 3 * BYTES)
+    assert world.group_all_reduce((0, 2), 0).done == ((0, 1),)
+
+
+def _ends_one_by_one(
+    capacity: dict[tuple[int, int], float], flows: list[tuple[float, WorkerFlow]]
+) -> list[float]:
+    """Work out all rates anew at each begin and end."""
+    ends, left, now_s = [0.0] * len(flows), [flow.bytes / 1e9 for _, flow in flows], 0.0
+    coming = sorted(range(len(flows)), key=lambda n: flows[n][0])
+    moving: list[int] = []
+    while coming or moving:
+        rates = fair_rates(
+            [(flows[n][1].links, flows[n][1].most_gb_per_s) for n in moving], capacity
+        )
+        next_end_s = min(
+            [left[n] / r for n, r in zip(moving, rates, strict=True)], default=math.inf
+        )
+        begin_s = flows[coming[0]][0] if coming else math.inf
+        step_s = min(next_end_s, begin_s - now_s)
+        now_s += step_s
+        for number, rate in zip(moving, rates, strict=True):
+            left[number] -= rate * step_s
+        if step_s < next_end_s:
+            moving.append(coming.pop(0))
+        for number in [n for n in moving if left[n] <= 1e-9]:
+            ends[number] = now_s
+            moving.remove(number)
+    return ends
+
+
+LINKS = {(number, 1): rate for number, rate in enumerate((1.0, 0.5, 0.25, 2.0))}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 2),
+            st.lists(st.sampled_from(sorted(LINKS)), min_size=1, max_size=4),
+            st.floats(0.1, 3),
+            st.floats(1e7, 1e9),
+        ),
+        min_size=1,
+        max_size=7,
+    )
+)
+def test_flows_end_as_if_all_rates_were_worked_out_at_each_change(
+    rows: list[tuple[float, list[tuple[int, int]], float, float]],
+) -> None:
+    flows = [(begin_s, WorkerFlow(tuple(ls), most, size, 0.0)) for begin_s, ls, most, size in rows]
+    requests = [(begin_s, lane, flow) for lane, (begin_s, flow) in enumerate(flows)]
+    found = ends_s(WorkerTransfers(LINKS), requests)
+    assert found == pytest.approx(_ends_one_by_one(LINKS, flows), rel=1e-6, abs=1e-6)
 
 
 def test_devices_without_links_between_them_are_named() -> None:

@@ -53,8 +53,8 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         'links == "none"',
     ),
     "every flow has all of its rate": (
-        network.Network.settle,
-        "share = rate / flow.gb_per_s",
+        network.Network._divide,
+        "share = rate / gb_per_s",
         "share = 1.0",
     ),
     "what waits for its first byte has a share": (

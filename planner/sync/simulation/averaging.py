@@ -6,7 +6,6 @@ half of the workers ask, the other half answers at any time.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +25,9 @@ from planner.sync.groups.matching import passive_partner
 from planner.sync.simulation.engine import EventLoop
 from planner.sync.simulation.world import StageReduction
 
+MOST_KEPT = 10_000
+"""Groups whose reductions are kept at a time."""
+
 
 class GroupAveraging:
     """Every worker does its optimizer step, then averages its weights with its group.
@@ -44,7 +46,7 @@ class GroupAveraging:
         self.delay_s = self._half_s
         self.staleness = 0
         self._groups: list[list[tuple[int, ...]]] = [[] for _ in engine.keys]
-        self._costs: dict[tuple[Hashable, ...], StageReduction] = {}
+        self._reductions: dict[tuple[int, ...], StageReduction] = {}
         self._armed_s = float("inf")
 
     def begun(self, worker: int, now_s: float) -> None:
@@ -93,33 +95,51 @@ class GroupAveraging:
 
     def _start(self, group: Group, now_s: float) -> None:
         """Send the decision to the members, who begin at once."""
-        engine, begin_s = self._engine, now_s + self._half_s
-        if len(group.members) > 1:
-            then = (self._end, group, None)
-            engine.reduce(begin_s, group.members, group.key, self._cost(group), then)
-        else:
-            engine.at(begin_s, self._end, group, None)
+        reduction = self._reduction(group)
+        self._engine.sent_bytes += reduction.sent_bytes
+        self._move(now_s + self._half_s, group, 0)
 
-    def _cost(self, group: Group) -> StageReduction:
-        world, members = self._engine.world, group.members
-        shape = members if world.links else (len(members), world.crosses(members))
-        name = (group.key, *shape)
-        if name not in self._costs:
-            bytes_ = world.ranks[group.key].parameter_bytes
-            self._costs[name] = world.all_reduce(members, bytes_, group.key)
-        return self._costs[name]
+    def _reduction(self, group: Group) -> StageReduction:
+        name = (group.key, *group.members)
+        if name not in self._reductions:
+            if len(self._reductions) >= MOST_KEPT:
+                self._reductions.clear()
+            world = self._engine.world
+            self._reductions[name] = world.group_all_reduce(group.members, group.key)
+        return self._reductions[name]
 
-    def _end(self, now_s: float, group: Group, _: None) -> None:
+    def _move(self, now_s: float, group: Group, part: int) -> None:
+        """Move the next part of a ring, after which some of its members are done."""
+        flows = self._reduction(group).flows[part : part + 1]
+        self._engine.transfer(now_s, flows, (self._moved, group, part))
+
+    def _moved(self, now_s: float, group: Group, part: int) -> None:
+        reduction = self._reduction(group)
+        if not part:
+            self._average(group)
+        self._end(now_s, group, [group.members[place] for place in reduction.done[part]])
+        if part + 1 < len(reduction.flows):
+            self._move(now_s, group, part + 1)
+
+    def _average(self, group: Group) -> None:
+        """Average the weights of members that still wait, as soon as the first has the mean."""
         engine, rows = self._engine, self._present(group)
         if len(rows) > 1:
             part = engine.parts[group.key]
             held = engine.training.weights[rows, part]
             engine.training.weights[rows, part] = np.add.reduce(held, 0) / len(rows)
-            self._groups[group.key].append(tuple(rows))
-            self.staleness = max(self.staleness, max(group.iterations) - min(group.iterations))
-        engine.at(now_s + self._half_s, self._finished, group, rows)
+            self._note(group, rows)
+
+    def _note(self, group: Group, rows: list[int]) -> None:
+        self._groups[group.key].append(tuple(rows))
+        self.staleness = max(self.staleness, max(group.iterations) - min(group.iterations))
+
+    def _end(self, now_s: float, group: Group, done: list[int]) -> None:
+        """Let members go on that have the mean."""
+        rows = [worker for worker in self._present(group) if worker in done]
+        self._engine.at(now_s + self._half_s, self._finished, group, rows)
         for worker in rows:
-            engine.free(worker, group.key, now_s, group.members)
+            self._engine.free(worker, group.key, now_s, group.members)
 
     def _present(self, group: Group) -> list[int]:
         """Return members that have not left since their request."""
@@ -141,11 +161,13 @@ class _Contribution:
         iteration: iteration after which they were copied.
         weights: a copy.
         next_waits: whether the worker's next iteration is over and waits for this group.
+        change: what the average adds to them; None: it is not known yet, or nothing.
     """
 
     iteration: int
     weights: FloatArray
     next_waits: bool = False
+    change: FloatArray | None = None
 
 
 class OverlappedGroupAveraging(GroupAveraging):
@@ -198,16 +220,27 @@ class OverlappedGroupAveraging(GroupAveraging):
         if given is not None and given.iteration == what[1]:
             self._handle(GroupRequest(worker, *what), now_s)
 
-    def _end(self, now_s: float, group: Group, _: None) -> None:
+    def _average(self, group: Group) -> None:
+        """Work out the changes of members that still take part; they sum to zero."""
+        asked = dict(zip(group.members, group.iterations, strict=True))
+        rows = [worker for worker in group.members if self._is_of(worker, group.key, asked[worker])]
+        copies = [self._given[worker, group.key].weights for worker in rows]
+        if len(rows) > 1:
+            mean = np.stack(copies).mean(axis=0)
+            for worker, copy in zip(rows, copies, strict=True):
+                self._given[worker, group.key].change = mean - copy
+            self._note(group, rows)
+
+    def _end(self, now_s: float, group: Group, done: list[int]) -> None:
+        """Add the changes of members whose average has come."""
         engine, key = self._engine, group.key
         asked = dict(zip(group.members, group.iterations, strict=True))
-        rows = [worker for worker in group.members if self._is_of(worker, key, asked[worker])]
+        rows = [worker for worker in done if self._is_of(worker, key, asked[worker])]
         given = [self._given.pop((worker, key)) for worker in rows]
-        if len(rows) > 1:
-            self._add_changes(rows, key, np.stack([each.weights for each in given]))
-            self.staleness = max(self.staleness, max(asked.values()) - min(asked.values()))
         engine.at(now_s + self._half_s, self._finished, group, rows)
         for worker, each in zip(rows, given, strict=True):
+            if each.change is not None:
+                engine.training.weights[worker, engine.parts[key]] += each.change
             if each.next_waits:
                 later_s = now_s + engine.lateness_s()
                 engine.at(later_s, self._give_late, (worker, key), engine.iteration[worker])
@@ -216,12 +249,6 @@ class OverlappedGroupAveraging(GroupAveraging):
         given = self._given.get((worker, key))
         return given is not None and given.iteration == iteration
 
-    def _add_changes(self, rows: list[int], key: int, copies: FloatArray) -> None:
-        """Add the mean of the copies less each worker's own; the changes sum to zero."""
-        engine = self._engine
-        engine.training.weights[rows, engine.parts[key]] += copies.mean(axis=0) - copies
-        self._groups[key].append(tuple(rows))
-
 
 class BipartitePairs:
     """Asynchronous decentralised SGD (Lian et al. 2018, section 4).
@@ -229,7 +256,7 @@ class BipartitePairs:
     As an iteration begins, workers of even number ask a random one of odd number, and average with
     it while they compute; if the answer comes later than the gradient, the worker waits for it. A
     worker that is asked answers while it computes. So gradients are applied to weights that have
-    changed since. Cards serve one message after the other.
+    changed since.
 
     Args:
         engine: the event loop.
@@ -253,11 +280,10 @@ class BipartitePairs:
         partner = self._partner(worker) if worker % 2 == 0 else None
         if partner is None or not engine.alive[partner]:
             return
-        pair = (min(worker, partner), max(worker, partner))
         for key in engine.keys:
             self._is_asking[worker][key] = True
             then = (self._end, (worker, partner, key), engine.iteration[worker])
-            engine.reduce(now_s, pair, key, engine.world.exchange((worker, partner), key), then)
+            engine.reduce(now_s, engine.world.exchange((worker, partner), key), then)
 
     def ready(self, now_s: float, worker: int, key: int) -> None:
         """Do the worker's optimizer step, and continue once its average is done."""

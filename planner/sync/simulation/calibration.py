@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -33,7 +34,7 @@ WARM_UP = 1
 """Iterations of each worker that are left out."""
 FEWEST = 5
 """Least number of collectives of a shape that count, if some shape has this many."""
-_Shape = tuple[int, int, bool]
+Shape = tuple[int, int, bool]
 """A shape of collective: its bytes, its members, and whether these are on several nodes."""
 
 
@@ -58,9 +59,9 @@ def calibrated(world: World, measured: SyncTrace | Mapping[str, Any]) -> World:
     _require_same_ranks(world, trace)
     has_scheduler = not isinstance(options, AllReduceOptions)
     scaled = _with_compute_times(world, trace, steps_inside=has_scheduler)
-    found = _durations(scaled, trace)
+    found = durations(scaled, trace)
     if not has_scheduler:
-        return _with_links(scaled, found, 0.0, median)
+        return _with_links(_with_latency(scaled, trace), found, 0.0, median)
     if isinstance(options, SemiDecentralizedOptions):
         # A group may stay open after its last member has come: the quickest ones did not.
         return _with_links(scaled, found, scaled.scheduler_round_trip_s, _tenth_percentile)
@@ -146,6 +147,26 @@ def _factor(world: World, rows: Sequence[SyncStep], steps_inside: bool) -> float
     return median(found) if found else None
 
 
+def _with_latency(world: World, trace: SyncTrace) -> World:
+    """Take the latency from what passes between iterations, in which ranks tell their losses."""
+    rows = [[row for row in rows if not row.pipeline_rank] for rows in trace.workers]
+    together = list(zip(*rows, strict=False))[WARM_UP:]
+    gaps_s = [
+        min(row.start_s for row in after) - max(row.end_s for row in before)
+        for before, after in pairwise(together)
+    ]
+    steps = len(trace.workers) - 1
+    if not gaps_s or not steps:
+        return world
+    latency_s = max(0.0, median(gaps_s)) / steps
+    crosses = world.crosses(tuple(range(world.workers)))
+    within, between = (
+        replace(link, latency_s=latency_s) if its == crosses else link
+        for its, link in ((False, world.within), (True, world.between))
+    )
+    return world.at_links(within, between)
+
+
 _Meeting = tuple[int, tuple[int, ...], float]
 """Pipeline rank, members, and the moment at which they went on, to 10 ms."""
 
@@ -179,8 +200,18 @@ def _require_one_clock(meetings: Mapping[_Meeting, Sequence[SyncStep]]) -> None:
     )
 
 
-def _durations(world: World, trace: SyncTrace) -> dict[_Shape, list[float]]:
-    """Return the seconds from the last member's request to the end, by shape of the collective."""
+def durations(world: World, trace: SyncTrace) -> dict[Shape, list[float]]:
+    """Return the seconds from the last member's request to the end, by shape of the collective.
+
+    A shape is its bytes, its members, and whether these are on several nodes.
+
+    Args:
+        world: of the pipelines that were measured.
+        trace: what was measured.
+
+    Raises:
+        PipeplanError: if most groups do not go on at one moment.
+    """
     meetings: dict[_Meeting, list[SyncStep]] = defaultdict(list)
     for rows in trace.workers:
         for row in rows:
@@ -188,7 +219,7 @@ def _durations(world: World, trace: SyncTrace) -> dict[_Shape, list[float]]:
                 # Members go on at one moment; real clocks agree to about a millisecond.
                 meetings[row.pipeline_rank, row.members, round(row.end_s, 2)].append(row)
     _require_one_clock(meetings)
-    found: dict[_Shape, list[float]] = defaultdict(list)
+    found: dict[Shape, list[float]] = defaultdict(list)
     for (key, members, _), met in meetings.items():
         if len(met) == len(members):
             asked_s = max(row.asked_s for row in met)
@@ -209,7 +240,7 @@ class _Fit:
 
 def _with_links(
     world: World,
-    found: Mapping[_Shape, Sequence[float]],
+    found: Mapping[Shape, Sequence[float]],
     round_trip_s: float,
     usual: Callable[[Sequence[float]], float],
 ) -> World:
@@ -237,7 +268,7 @@ def _with_links(
     return replace(world.at_links(links[False], links[True]), collective_overhead_s=overhead_s)
 
 
-def _fitted(rows: Mapping[_Shape, float], link: LinkCost, overhead_s: float) -> _Fit:
+def _fitted(rows: Mapping[Shape, float], link: LinkCost, overhead_s: float) -> _Fit:
     """Fit the ring's seconds as a linear function of overhead, steps and bytes moved.
 
     As many of these three are fitted as there are different shapes: bytes first, then latency. The

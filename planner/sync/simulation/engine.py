@@ -87,8 +87,6 @@ class EventLoop:
         self._order = count()
         self._free_s = [[0.0] * len(world.ranks) for _ in range(world.workers)]
         self._waiting = [0] * world.workers
-        nodes = world.node(world.workers - 1) + 1
-        self._card_free_s = [[0.0] * world.cards for _ in range(nodes)]
         self._transfers = transfers_of(world)
         self._looks_s = math.inf
         self.behaviour: Behaviour
@@ -154,28 +152,10 @@ class EventLoop:
         if self.iteration[worker] == iteration:
             self.behaviour.ready(now_s, worker, key)
 
-    def reduce(
-        self,
-        now_s: float,
-        members: tuple[int, ...],
-        key: int,
-        reduction: StageReduction,
-        then: Then,
-    ) -> None:
-        """Run a collective requested now; cards serve in the order of requests."""
+    def reduce(self, now_s: float, reduction: StageReduction, then: Then) -> None:
+        """Run a collective requested now."""
         self.sent_bytes += reduction.sent_bytes
-        if reduction.flows:
-            self.transfer(now_s, reduction.flows, then)
-            return
-        start_s = now_s
-        if reduction.card_s:
-            card, per_node = self.world.ranks[key].network_card, self.world.pipelines_per_node
-            nodes = members if per_node == 1 else sorted({m // per_node for m in members})
-            for node in nodes:
-                start_s = max(start_s, self._card_free_s[node][card])
-            for node in nodes:
-                self._card_free_s[node][card] = start_s + reduction.card_s
-        self.at(start_s + reduction.seconds, *then)
+        self.transfer(now_s, reduction.flows, then)
 
     def transfer(self, now_s: float, flows: Sequence[WorkerFlow], then: Then) -> None:
         """Run flows one after the other over the world's links."""
@@ -187,7 +167,10 @@ class EventLoop:
 
     def _move(self, now_s: float, flows: Sequence[WorkerFlow], then: Then) -> None:
         self._transfers.begin(now_s, flows[0], (flows[1:], then))
-        self._await_transfers()
+        if self._looks_s > now_s:
+            # Once for all that begin at this moment.
+            self._looks_s = now_s
+            self.at(now_s, self._look, None, None)
 
     def _await_transfers(self) -> None:
         """Look again when the next flow ends, as far as is known now."""
@@ -206,13 +189,6 @@ class EventLoop:
     def lateness_s(self) -> float:
         """Return how late a worker notices what it waits for."""
         return self._slowdowns.lateness_s()
-
-    def card_s(self, now_s: float, worker: int, key: int, moving_s: float) -> float:
-        """Return when a worker's card has moved bytes after everything it has to move before."""
-        free_s = self._card_free_s[self.world.node(worker)]
-        card = self.world.ranks[key].network_card
-        free_s[card] = max(now_s, free_s[card]) + moving_s
-        return free_s[card]
 
     def living(self) -> FloatArray:
         """Return the weights of active workers; of all if none is active."""

@@ -1,23 +1,20 @@
-"""Transfers over the links of a cluster, which those that are under way share max-min fairly."""
+"""The links between workers, and what messages and rings of messages take of them."""
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count
-from typing import Any
+from typing import Protocol
+
+import numpy as np
 
 from planner.cluster.cluster import Cluster, node_of
+from planner.cluster.link_table import FloatArray
 from planner.errors import PipeplanError
-from planner.simulation.network import Link, fair_rates
-
-_ROUNDING_S = 1e-12
-_MOST_KEPT = 10_000
-"""Sets of routes whose rates are kept at a time."""
+from planner.simulation.network import Link
 
 
 @dataclass(frozen=True)
@@ -35,6 +32,123 @@ class WorkerFlow:
     most_gb_per_s: float
     bytes: float
     fixed_s: float
+
+
+Route = tuple[tuple[Link, ...], float]
+"""The links of a route and the bandwidth of its narrowest one."""
+
+
+class Routes(Protocol):
+    """The links between workers."""
+
+    @property
+    def capacity_gb_per_s(self) -> Mapping[Link, float]:
+        """Bandwidths of links."""
+
+    def route(self, key: int, source: int, target: int) -> Route:
+        """Return the route between two workers' devices of a pipeline rank."""
+
+
+def message(
+    routes: Routes, source: int, target: int, key: int, bytes_: float, fixed_s: float
+) -> WorkerFlow:
+    """Return the flow of a message between two workers' devices of a pipeline rank."""
+    links, most = routes.route(key, source, target)
+    return WorkerFlow(links, most, bytes_, fixed_s)
+
+
+def ring(
+    routes: Routes, members: Sequence[int], key: int, bytes_: float, fixed_s: float
+) -> WorkerFlow:
+    """Return the flow of a ring in which each member sends these bytes to the next one."""
+    found = _hops(routes, members, key)
+    links = tuple(link for row, _ in found for link in row)
+    return WorkerFlow(links, min(most for _, most in found), bytes_, fixed_s)
+
+
+def _hops(routes: Routes, members: Sequence[int], key: int) -> list[Route]:
+    """Return the route from each member of a ring to the next."""
+    following = (*members[1:], members[0])
+    return [routes.route(key, *pair) for pair in zip(members, following, strict=True)]
+
+
+def ring_ends(routes: Routes, members: Sequence[int], key: int, steps: int) -> FloatArray:
+    """Return when each member of a ring is done, as fractions of the last one's time.
+
+    In a step a member sends a part once it has received it, and receives another: with d the
+    seconds of the hop to a member, ``T(member, step) = d + max(T(member, step - 1), T(previous,
+    step - 1))``. Behind fast hops parts of the last steps are not waited for: of two members on one
+    node and one on another, the second is done a step before the others.
+
+    Args:
+        routes: links, idle.
+        members: in the order of the ring.
+        key: the pipeline rank.
+        steps: 2 (n - 1) of an all-reduce of n members.
+    """
+    found = _hops(routes, members, key)
+    crossed = Counter(link for links, _ in found for link in links)
+    capacity = routes.capacity_gb_per_s
+    rates = [min([most, *(capacity[n] / crossed[n] for n in links)]) for links, most in found]
+    incoming_s = np.roll(1 / np.array(rates), 1)
+    ends = np.zeros(len(members))
+    for _ in range(steps):
+        ends = np.maximum(ends, np.roll(ends, 1)) + incoming_s
+    return np.asarray(ends / ends.max())
+
+
+@dataclass(frozen=True)
+class NodeLinks:
+    """Nodes whose workers share network cards, on a network that is never full.
+
+    A device has a link to its node, and each of a node's cards a link to the others; every link has
+    its bandwidth in each direction. Where a node has one worker, its card is all there is.
+
+    Attributes:
+        workers: number of workers.
+        cards: network card of each pipeline rank.
+        pipelines_per_node: workers that share a node.
+        within_gb_per_s, between_gb_per_s: bandwidths of a device's link and of a card's.
+    """
+
+    workers: int
+    cards: tuple[int, ...]
+    pipelines_per_node: int
+    within_gb_per_s: float
+    between_gb_per_s: float
+
+    @cached_property
+    def capacity_gb_per_s(self) -> dict[Link, float]:
+        """Bandwidths of devices' links, then of cards'."""
+        devices = self.workers * len(self.cards)
+        nodes = -(-self.workers // self.pipelines_per_node)
+        number = devices + nodes * (max(self.cards) + 1)
+        return {
+            (index, direction): self.within_gb_per_s if index < devices else self.between_gb_per_s
+            for index in range(number)
+            for direction in (-1, 1)
+        }
+
+    def route(self, key: int, source: int, target: int) -> Route:
+        """Return the route between two workers' devices of a pipeline rank."""
+        if source == target:
+            return (), math.inf
+        leaving, arriving = self._device(key, source), self._device(key, target)
+        nodes = source // self.pipelines_per_node, target // self.pipelines_per_node
+        if nodes[0] == nodes[1]:
+            return ((leaving, 1), (arriving, -1)), self.within_gb_per_s
+        cards = ((self._card(key, nodes[0]), 1), (self._card(key, nodes[1]), -1))
+        if self.pipelines_per_node == 1:
+            return cards, self.between_gb_per_s
+        most = min(self.within_gb_per_s, self.between_gb_per_s)
+        return ((leaving, 1), *cards, (arriving, -1)), most
+
+    def _device(self, key: int, worker: int) -> int:
+        return worker * len(self.cards) + key
+
+    def _card(self, key: int, node: int) -> int:
+        devices = self.workers * len(self.cards)
+        return devices + node * (max(self.cards) + 1) + self.cards[key]
 
 
 @dataclass(frozen=True)
@@ -61,20 +175,6 @@ class WorkerLinks:
             between_factor=between_factor * self.between_factor,
         )
 
-    def message(
-        self, source: int, target: int, key: int, bytes_: float, fixed_s: float
-    ) -> WorkerFlow:
-        """Return the flow of a message between two workers' devices of a pipeline rank."""
-        links, most = self._route(key, source, target)
-        return WorkerFlow(links, most, bytes_, fixed_s)
-
-    def ring(self, members: Sequence[int], key: int, bytes_: float, fixed_s: float) -> WorkerFlow:
-        """Return the flow of a ring in which each member sends these bytes to the next one."""
-        following = (*members[1:], members[0])
-        routes = [self._route(key, *pair) for pair in zip(members, following, strict=True)]
-        links = tuple(link for row, _ in routes for link in row)
-        return WorkerFlow(links, min(most for _, most in routes), bytes_, fixed_s)
-
     @cached_property
     def capacity_gb_per_s(self) -> dict[Link, float]:
         """Bandwidths of the cluster's links, in each direction or in both together (0)."""
@@ -87,18 +187,23 @@ class WorkerLinks:
     def _factor(self, link: Link) -> float:
         return self.within_factor if link in self._within else self.between_factor
 
-    def _route(self, key: int, source: int, target: int) -> tuple[tuple[Link, ...], float]:
+    def route(self, key: int, source: int, target: int) -> Route:
+        """Return the route between two workers' devices of a pipeline rank.
+
+        Raises:
+            PipeplanError: if no links join them.
+        """
         name = (key, source, target)
         if name not in self._routes:
             self._routes[name] = self._found_route(*name)
         return self._routes[name]
 
     @cached_property
-    def _routes(self) -> dict[tuple[int, int, int], tuple[tuple[Link, ...], float]]:
+    def _routes(self) -> dict[tuple[int, int, int], Route]:
         """Return the routes that have been found."""
         return {}
 
-    def _found_route(self, key: int, source: int, target: int) -> tuple[tuple[Link, ...], float]:
+    def _found_route(self, key: int, source: int, target: int) -> Route:
         devices = self.devices[key]
         route = self.cluster.route(devices[source], devices[target])
         if route is None:
@@ -124,140 +229,3 @@ class WorkerLinks:
                         route = self.cluster.route(source, target)
                         found.update(route.links if route is not None else ())
         return frozenset(found)
-
-
-@dataclass
-class _Moving:
-    """A flow under way.
-
-    Attributes:
-        flow: the flow.
-        what: what the caller knows it by.
-        gigabytes: remaining at the last change of its rate.
-        since_s: time of this change.
-        rate: GB/s since then.
-        end_s: its end at this rate.
-    """
-
-    flow: WorkerFlow
-    what: Any
-    gigabytes: float
-    since_s: float
-    rate: float = 0.0
-    end_s: float = math.inf
-
-
-class WorkerTransfers:
-    """Flows under way. Each that begins or ends changes the rates of those it shares links with.
-
-    Args:
-        capacity_gb_per_s: bandwidths of links.
-    """
-
-    def __init__(self, capacity_gb_per_s: Mapping[Link, float]) -> None:
-        self._capacity = capacity_gb_per_s
-        self._moving: dict[int, _Moving] = {}
-        self._on: defaultdict[Link, set[int]] = defaultdict(set)
-        self._ends: list[tuple[float, int]] = []
-        self._numbers = count()
-        self._known: dict[tuple[tuple[tuple[Link, ...], float], ...], list[float]] = {}
-
-    def begin(self, now_s: float, flow: WorkerFlow, what: Any) -> None:
-        """Start to move the bytes of a flow."""
-        number = next(self._numbers)
-        self._moving[number] = _Moving(flow, what, flow.bytes / 1e9, now_s)
-        for link in flow.links:
-            self._on[link].add(number)
-        self._share(now_s, {number}, flow.links)
-
-    @property
-    def next_end_s(self) -> float:
-        """The time of the next end, unless a flow begins before; infinite if nothing moves."""
-        while self._ends:
-            end_s, number = self._ends[0]
-            moving = self._moving.get(number)
-            if moving is not None and moving.end_s == end_s:
-                return end_s
-            heapq.heappop(self._ends)
-        return math.inf
-
-    def ended(self, now_s: float) -> list[Any]:
-        """Remove the flows that have ended by now, and return what the caller knows them by."""
-        found, changed = [], dict[Link, None]()
-        while self.next_end_s <= now_s + _ROUNDING_S:
-            number = heapq.heappop(self._ends)[1]
-            moving = self._moving.pop(number)
-            found.append(moving.what)
-            for link in moving.flow.links:
-                self._on[link].discard(number)
-                changed[link] = None
-        self._share(now_s, set(), changed)
-        return found
-
-    def _share(self, now_s: float, changed: set[int], links: Iterable[Link]) -> None:
-        """Update the rates of all flows that a change on some links can affect."""
-        numbers = sorted(changed | self._reached(links))
-        rates = self._rates(tuple(self._moving[number].flow for number in numbers))
-        for number, rate in zip(numbers, rates, strict=True):
-            moving = self._moving[number]
-            if rate != moving.rate:
-                moving.gigabytes -= moving.rate * (now_s - moving.since_s)
-                moving.since_s, moving.rate = now_s, rate
-                moving.end_s = now_s + max(0.0, moving.gigabytes) / rate
-                heapq.heappush(self._ends, (moving.end_s, number))
-
-    def _rates(self, flows: tuple[WorkerFlow, ...]) -> list[float]:
-        """Return the flows' rates, which recur as often as the same routes are in use."""
-        name = tuple((flow.links, flow.most_gb_per_s) for flow in flows)
-        if name not in self._known:
-            if len(self._known) >= _MOST_KEPT:
-                self._known.clear()
-            capacity = {link: self._capacity[link] for flow in flows for link in flow.links}
-            self._known[name] = fair_rates(name, capacity)
-        return self._known[name]
-
-    def _reached(self, links: Iterable[Link]) -> set[int]:
-        """Return flows over these links, flows that share a link with them, and so on."""
-        found: set[int] = set()
-        seen: set[Link] = set()
-        left = list(links)
-        while left:
-            link = left.pop()
-            if link not in seen:
-                seen.add(link)
-                for number in self._on[link] - found:
-                    found.add(number)
-                    left += self._moving[number].flow.links
-        return found
-
-
-def ends_s(
-    transfers: WorkerTransfers, requests: Sequence[tuple[float, Hashable, WorkerFlow]]
-) -> list[float]:
-    """Return the ends of flows that begin on idle links.
-
-    Args:
-        transfers: with nothing under way.
-        requests: earliest begin, lane and flow; the flows of a lane run one after the other, in
-            this order.
-    """
-    found = [0.0] * len(requests)
-    lanes: defaultdict[Hashable, deque[int]] = defaultdict(deque)
-    for number, (_, lane, _) in enumerate(requests):
-        lanes[lane].append(number)
-    starts = [(requests[row[0]][0] + requests[row[0]][2].fixed_s, row[0]) for row in lanes.values()]
-    heapq.heapify(starts)
-    while starts or transfers.next_end_s < math.inf:
-        if starts and starts[0][0] <= transfers.next_end_s:
-            now_s, number = heapq.heappop(starts)
-            transfers.begin(now_s, requests[number][2], number)
-            continue
-        now_s = transfers.next_end_s
-        for number in transfers.ended(now_s):
-            found[number] = now_s
-            waiting = lanes[requests[number][1]]
-            waiting.popleft()
-            if waiting:
-                ready_s, _, flow = requests[waiting[0]]
-                heapq.heappush(starts, (max(ready_s, now_s) + flow.fixed_s, waiting[0]))
-    return found

@@ -1,10 +1,7 @@
 """Asynchronous parameter servers, whose workers do not wait for each other.
 
-In a world with links the first workers are servers too, and each has an even part of the
-parameters: messages go over the cluster's links, but for those of a server to itself. In a world of
-cards a server receives gradients and sends parameters over one card each way, in the order in which
-they come; several servers count as one with that many times the bandwidth, and a worker's own card
-is one queue for both directions.
+The first workers are servers too, and each has an even part of the parameters: messages go over the
+world's links, but for those of a server to itself.
 """
 
 from __future__ import annotations
@@ -17,37 +14,28 @@ from planner.sync.strategies import EagerParameterServerOptions
 
 
 class Server:
-    """The parameters, their momentum, and both directions of the server's card.
+    """The parameters and their momentum.
 
     A gradient changes the parameters by the learning rate over the number of workers, so that as
     many gradients move them as far as one step on their mean.
     """
 
     def __init__(self, engine: EventLoop, servers: int) -> None:
-        self._engine = engine
-        world = engine.world
-        self.link = world.link((0, world.workers - 1))
-        self._servers = servers
-        self._in_s = self._out_s = 0.0
+        self._engine, self._servers = engine, servers
         learning = engine.training.learning
-        self._rate, self._momentum = learning.learning_rate / world.workers, learning.momentum
+        self._rate = learning.learning_rate / engine.world.workers
+        self._momentum = learning.momentum
         self.weights: FloatArray = engine.training.weights[0].copy()
         self._velocity = np.zeros_like(self.weights)
         self.updates = 0
 
     def push(self, now_s: float, worker: int, key: int, then: Then) -> None:
         """Send a gradient to the servers."""
-        if self._engine.world.links is not None:
-            self._call(now_s, worker, key, then, is_push=True)
-        else:
-            self._in_s = self._move(now_s, worker, key, self._in_s, then)
+        self._call(now_s, worker, key, then, is_push=True)
 
     def pull(self, now_s: float, worker: int, key: int, then: Then) -> None:
         """Request the parameters from the servers."""
-        if self._engine.world.links is not None:
-            self._call(now_s, worker, key, then, is_push=False)
-        else:
-            self._out_s = self._move(now_s, worker, key, self._out_s, then)
+        self._call(now_s, worker, key, then, is_push=False)
 
     def _call(self, now_s: float, worker: int, key: int, then: Then, *, is_push: bool) -> None:
         """Move the parts between the worker and the servers, one after the other."""
@@ -55,18 +43,6 @@ class Server:
         self._engine.sent_bytes += world.ranks[key].parameter_bytes
         flows = world.server_messages(worker, self._servers, key, is_push=is_push)
         self._engine.transfer(now_s, flows, then)
-
-    def _move(self, now_s: float, worker: int, key: int, free_s: float, then: Then) -> float:
-        """Queue a message, and return when the server's direction is free again."""
-        world = self._engine.world
-        bytes_ = world.ranks[key].parameter_bytes
-        self._engine.sent_bytes += bytes_
-        moving_s = self.link.moving_s(bytes_)
-        served_s = max(now_s, free_s) + moving_s / self._servers
-        card_s = self._engine.card_s(now_s, worker, key, moving_s)
-        fixed_s = self.link.latency_s + world.collective_overhead_s
-        self._engine.at(max(served_s, card_s) + fixed_s, *then)
-        return served_s
 
     def apply(self, gradient: FloatArray, key: int, modulation: float = 1.0) -> None:
         """Update the parameters of a pipeline rank by a worker's gradient."""

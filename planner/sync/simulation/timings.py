@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.cluster.link_table import FloatArray, IntArray
-from planner.sync.simulation.links import WorkerFlow, ends_s
+from planner.sync.simulation.links import WorkerFlow
 from planner.sync.simulation.rounds import Round, Rounded
 from planner.sync.simulation.training import Training
+from planner.sync.simulation.transfers import ends_s
 from planner.sync.simulation.world import (
     LayerParameters,
     PipelineRank,
@@ -92,40 +93,28 @@ Request = tuple[float, int, StageReduction]
 
 
 class WorkerNetwork:
-    """The resources of collectives of all workers: their rank's last collective, and the network.
+    """The resources of collectives of all workers: their rank's last collective, and the links.
 
-    All workers take part in each, so their cards are busy at the same times. On the world's links,
-    the collectives of one call share them; those of earlier calls hold back only their own rank.
+    The collectives of one call share the links; those of earlier calls hold back only their own
+    rank.
     """
 
     def __init__(self, world: World) -> None:
-        self._world = world
         self._place_free_s = [0.0] * len(world.ranks)
-        self._card_free_s = [0.0] * world.cards
         self._transfers = transfers_of(world)
 
     def run(self, requests: Sequence[Request]) -> list[float]:
         """Return the ends of collectives; those of a rank run in the order of the requests."""
-        if self._world.links is None:
-            return [self._on_card(*request) for request in requests]
         nothing = WorkerFlow((), math.inf, 0.0, 0.0)  # Of a worker by itself.
-        rows = [
-            (max(ready_s, self._place_free_s[key]), key, (*reduction.flows, nothing)[0])
-            for ready_s, key, reduction in requests
-        ]
+        rows = []
+        for ready_s, key, reduction in requests:
+            flow = (*reduction.flows, nothing)[0]
+            begin_s = max(ready_s, self._place_free_s[key] - flow.fixed_s)
+            rows.append((begin_s, key, flow))
         found = ends_s(self._transfers, rows)
         for (_, key, _), end_s in zip(requests, found, strict=True):
             self._place_free_s[key] = max(self._place_free_s[key], end_s)
         return found
-
-    def _on_card(self, ready_s: float, key: int, reduction: StageReduction) -> float:
-        card = self._world.ranks[key].network_card
-        begin_s = max(ready_s, self._place_free_s[key])
-        if reduction.card_s:
-            begin_s = max(begin_s, self._card_free_s[card])
-            self._card_free_s[card] = begin_s + reduction.card_s
-        self._place_free_s[key] = begin_s + reduction.seconds
-        return self._place_free_s[key]
 
 
 Collective = Callable[[tuple[int, ...], float, int], StageReduction]
@@ -142,10 +131,23 @@ class _Buckets:
             for rank, row in zip(world.ranks, self.rows, strict=True)
         ]
 
-    def reduce(self, round_: Round, collective: Collective) -> tuple[list[list[float]], float]:
-        """Return the ends of all buckets' collectives by pipeline rank, and the bytes sent."""
+    def reduce(
+        self, round_: Round, collective: Collective, earliest_s: FloatArray | None = None
+    ) -> tuple[list[list[float]], float]:
+        """Return the ends of all buckets' collectives by pipeline rank, and the bytes sent.
+
+        Args:
+            round_: the round of the workers.
+            collective: what reduces a bucket.
+            earliest_s: before which no rank asks for any; None: as soon as gradients are there.
+        """
+        first_s = np.zeros(len(self.rows)) if earliest_s is None else earliest_s
         requests = [
-            (ready_s, key, collective(round_.workers, self.rows[key][place].bytes, key))
+            (
+                max(ready_s, float(first_s[key])),
+                key,
+                collective(round_.workers, self.rows[key][place].bytes, key),
+            )
             for ready_s, key, place in sorted(self._asked(round_))
         ]
         found: list[list[float]] = [[] for _ in self.rows]
@@ -194,7 +196,8 @@ class AllReduceTiming:
         reduced_s = np.array([max(row) for row in ends_s])
         steps_s = np.array([rank.optimizer_s for rank in self._world.ranks])
         free_s = reduced_s + steps_s * round_.slowdown[:, None]
-        starts_s = next_starts_s(round_, self._world.ranks, free_s)
+        told_s = free_s + self._world.telling_s(round_.workers)
+        starts_s = next_starts_s(round_, self._world.ranks, told_s)
         every = np.broadcast_to(reduced_s, free_s.shape)
         return Rounded(starts_s, every, float(free_s.max()), sent_bytes)
 
@@ -232,16 +235,19 @@ class DecoupledTiming:
 
 
 class CrossIterationTiming:
-    """The all-reduce of an iteration overlaps the next one, which does not wait for it."""
+    """The all-reduce of an iteration overlaps the next one, which does not wait for it.
+
+    It begins after the backward, and after the all-reduce of the iteration before has ended.
+    """
 
     def __init__(self, world: World, fusion_mib: float) -> None:
         self._world = world
-        self._buckets = _Buckets(world, fusion_mib, overlap=True)
+        self._buckets = _Buckets(world, fusion_mib, overlap=False)
         self._last_s: FloatArray = np.zeros(len(world.ranks))
 
     def run(self, round_: Round) -> Rounded:
         """Run a round: the iteration after the next needs this one's mean."""
-        ends_s, sent_bytes = self._buckets.reduce(round_, self._world.all_reduce)
+        ends_s, sent_bytes = self._buckets.reduce(round_, self._world.all_reduce, self._last_s)
         steps_s = np.array([rank.optimizer_s for rank in self._world.ranks])
         own_s = own_ends_s(round_, self._world.ranks) + steps_s * round_.slowdown[:, None]
         starts_s = next_starts_s(round_, self._world.ranks, np.maximum(own_s, self._last_s))
@@ -254,29 +260,23 @@ class CrossIterationTiming:
 class SynchronousServerTiming:
     """Gradients go to the servers; after the last one, the parameters are sent back.
 
-    Servers share the parameters evenly. Over the world's links the first workers are the servers.
-    In a world of cards they count as one with that many times the bandwidth; only their cards are
-    queues, and a worker's card takes the time of its own messages.
+    The first workers are the servers, and share the parameters evenly.
     """
 
     def __init__(self, world: World, servers: int) -> None:
         self._world, self._servers = world, servers
         self._transfers = transfers_of(world)
-        self._bytes = np.array([rank.parameter_bytes for rank in world.ranks], dtype=float)
 
     def run(self, round_: Round) -> Rounded:
         """Run a round: a worker continues when it has its parameters back."""
         world, count = self._world, len(round_.workers)
         steps_s = np.array([rank.optimizer_s for rank in world.ranks])
         asked_s = own_ends_s(round_, world.ranks)
-        if world.links is not None:
-            come_s = self._called_s(round_, asked_s, is_push=True)
-            moved_s = np.broadcast_to(come_s.max(axis=0) + steps_s, asked_s.shape)
-            back_s = self._called_s(round_, moved_s, is_push=False)
-        else:
-            moved_s, back_s = self._queued_s(asked_s, steps_s)
+        come_s = self._called_s(round_, asked_s, is_push=True)
+        moved_s = np.broadcast_to(come_s.max(axis=0) + steps_s, asked_s.shape)
+        back_s = self._called_s(round_, moved_s, is_push=False)
         starts_s = next_starts_s(round_, world.ranks, back_s)
-        sent_bytes = 2 * count * float(self._bytes.sum())
+        sent_bytes = 2.0 * count * world.parameter_bytes
         return Rounded(starts_s, back_s, float(moved_s.max()), sent_bytes)
 
     def _called_s(self, round_: Round, asked_s: FloatArray, *, is_push: bool) -> FloatArray:
@@ -290,31 +290,6 @@ class SynchronousServerTiming:
         found = ends_s(self._transfers, requests)
         arrived_s: FloatArray = np.array(found).reshape(*asked_s.shape, self._servers).max(axis=2)
         return arrived_s
-
-    def _queued_s(self, asked_s: FloatArray, steps_s: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return when parameters were updated and sent back, in a world of cards."""
-        world = self._world
-        link = world.link((0, world.workers - 1))
-        moving_s = np.tile(self._bytes / (link.bandwidth_gb_per_s * 1e9), (len(asked_s), 1))
-        fixed_s = link.latency_s + world.collective_overhead_s
-        come_s = np.maximum(_queue_s(asked_s, moving_s / self._servers), asked_s + moving_s)
-        moved_s = np.broadcast_to(come_s.max(axis=0) + fixed_s + steps_s, asked_s.shape)
-        # Who came first is served first.
-        order_s = moved_s + 1e-12 * come_s.argsort(axis=0).argsort(axis=0)
-        back_s = np.maximum(_queue_s(order_s, moving_s / self._servers), moved_s + moving_s)
-        return moved_s, back_s + fixed_s
-
-
-def _queue_s(asked_s: FloatArray, service_s: FloatArray) -> FloatArray:
-    """Return when each request has been served, one after the other in order of arrival."""
-    order = np.argsort(asked_s, axis=None, kind="stable")
-    asked, service = asked_s.ravel()[order], service_s.ravel()[order]
-    served = np.cumsum(service)
-    # The queue empties and fills: the last moment at which it was empty decides.
-    ends = served + np.maximum.accumulate(asked - served + service)
-    found = np.empty_like(ends)
-    found[order] = ends
-    return found.reshape(asked_s.shape)
 
 
 class ExactUpdate:

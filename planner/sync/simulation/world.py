@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from planner.errors import PipeplanError
-from planner.sync.simulation.links import WorkerFlow, WorkerLinks, WorkerTransfers
+from planner.sync.simulation.links import (
+    NodeLinks,
+    Routes,
+    WorkerFlow,
+    WorkerLinks,
+    message,
+    ring,
+    ring_ends,
+)
+from planner.sync.simulation.transfers import WorkerTransfers
 
 MOST_WORKERS = 4096
 
@@ -101,16 +109,13 @@ class StageReduction:
 
     Attributes:
         sent_bytes: bytes of all members together.
-        seconds: in a world of cards: duration, if nothing else moves.
-        card_s: in a world of cards: time for which it holds the members' network cards.
-        flows: what it moves over the world's links, one after the other; empty: the world has cards
-            instead.
+        flows: what it moves over the world's links, one after the other.
+        done: of an all-reduce, by flow, places of the members that have everything after it.
     """
 
     sent_bytes: float
-    seconds: float = 0.0
-    card_s: float = 0.0
     flows: tuple[WorkerFlow, ...] = ()
+    done: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,8 +133,8 @@ class World:
         ranks: pipeline ranks.
         within, between: links between pipelines of a node, and of different nodes.
         links: the links of the cluster, which concurrent transfers share max-min fairly; bandwidths
-            are theirs, latencies those of ``within`` and ``between``. None: each node has a card
-            that serves one transfer after the other, and servers have cards of their own.
+            are theirs, latencies those of ``within`` and ``between``. None: links with those
+            bandwidths, see :class:`~planner.sync.simulation.links.NodeLinks`.
         collective_overhead_s: overhead of every collective, whatever its size.
         scheduler_round_trip_s: time from a request until the answer, if nothing else delays it.
         jitter_s: standard deviation of an iteration's time, whatever else slows it down.
@@ -184,9 +189,15 @@ class World:
         return sum(rank.parameter_bytes for rank in self.ranks)
 
     @cached_property
-    def cards(self) -> int:
-        """Number of network cards of a pipeline."""
-        return max(rank.network_card for rank in self.ranks) + 1
+    def routes(self) -> Routes:
+        """The links between workers."""
+        return self.links or NodeLinks(
+            self.workers,
+            tuple(rank.network_card for rank in self.ranks),
+            self.pipelines_per_node,
+            self.within.bandwidth_gb_per_s,
+            self.between.bandwidth_gb_per_s,
+        )
 
     def node(self, worker: int) -> int:
         """Return the node of a pipeline."""
@@ -210,36 +221,52 @@ class World:
         return replace(self, within=within, between=between, links=links)
 
     def all_reduce(self, members: tuple[int, ...], bytes_: float, key: int = 0) -> StageReduction:
-        """Return an all-reduce of a pipeline rank: a ring, or on cards a tree if that is faster.
+        """Return an all-reduce of a pipeline rank by a ring, as real runs do it.
 
-        The costs are those of :mod:`planner.costs.collectives`. Nodes follow each other in the
-        ring, so that each card carries it once each way. Real runs use rings alone.
+        Members are in the order of the nodes, so that each card carries the bytes once each way.
         """
         count = len(members)
-        steps = [(2 * (count - 1), bytes_ / count)]
-        if self.links is None and count > 1:
-            steps.append((2 * math.ceil(math.log2(count)), bytes_))
-        return self._collective(members, key, steps, 2 * (count - 1) * bytes_)
+        return self._ring(members, key, 2 * (count - 1), bytes_)
+
+    def telling_s(self, members: tuple[int, ...]) -> float:
+        """Return how long it takes all to know each other's loss: a ring of small messages.
+
+        Ranks in step gather it at the end of an iteration, after all other communication; those
+        that have any on the way do so meanwhile.
+        """
+        return (len(members) - 1) * self.link(members).latency_s
 
     def half(self, members: tuple[int, ...], bytes_: float, key: int = 0) -> StageReduction:
         """Return a reduce-scatter or an all-gather: one half of a ring."""
-        count = len(members)
-        return self._collective(members, key, [(count - 1, bytes_ / count)], (count - 1) * bytes_)
+        return self._ring(members, key, len(members) - 1, bytes_)
+
+    def group_all_reduce(self, members: tuple[int, ...], key: int) -> StageReduction:
+        """Return the all-reduce of a rank's parameters, with what each member waits for.
+
+        A ring's members are done one after the other
+        (:func:`~planner.sync.simulation.links.ring_ends`), which matters where they then go on by
+        themselves.
+        """
+        whole = self.all_reduce(members, self.ranks[key].parameter_bytes, key)
+        if not whole.flows or not whole.flows[0].bytes:
+            return replace(whole, done=(tuple(range(len(members))),))
+        ends = ring_ends(self.routes, members, key, 2 * (len(members) - 1)).round(3)
+        flows: list[WorkerFlow] = []
+        done: list[tuple[int, ...]] = []
+        before = 0.0
+        for end in sorted(set(ends.tolist())):
+            part = whole.flows[0]
+            fixed_s = 0.0 if flows else part.fixed_s
+            flows.append(replace(part, bytes=part.bytes * (end - before), fixed_s=fixed_s))
+            done.append(tuple(place for place, own in enumerate(ends) if own == end))
+            before = end
+        return replace(whole, flows=tuple(flows), done=tuple(done))
 
     def exchange(self, pair: tuple[int, int], key: int) -> StageReduction:
-        """Return a pair's exchange of weights: the first asks, the second answers.
-
-        On cards the answer is sent while the request still arrives.
-        """
+        """Return a pair's exchange of weights: the first asks, the second answers."""
         bytes_ = self.ranks[key].parameter_bytes
-        if self.links is not None:
-            flows = self._messages((pair, pair[::-1]), key, bytes_)
-            return StageReduction(2.0 * bytes_, flows=flows)
-        members = (min(pair), max(pair))
-        link = self.link(members)
-        moving_s = link.moving_s(bytes_)
-        seconds = self.collective_overhead_s + 2 * link.latency_s + moving_s
-        return StageReduction(2.0 * bytes_, seconds, moving_s if self.crosses(members) else 0.0)
+        flows = self._messages((pair, pair[::-1]), key, bytes_)
+        return StageReduction(2.0 * bytes_, flows)
 
     def server_messages(
         self, worker: int, servers: int, key: int, *, is_push: bool
@@ -261,43 +288,28 @@ class World:
         self, pairs: Iterable[tuple[int, int]], key: int, bytes_: float
     ) -> tuple[WorkerFlow, ...]:
         """Return messages of a call, one after the other, from sender to receiver."""
-        assert self.links is not None
         flows, overhead_s = [], self.collective_overhead_s
         for source, target in pairs:
             fixed_s = overhead_s + self.link((min(source, target), max(source, target))).latency_s
-            flows.append(self.links.message(source, target, key, bytes_, fixed_s))
+            flows.append(message(self.routes, source, target, key, bytes_, fixed_s))
             overhead_s = 0.0
         return tuple(flows)
 
-    def _collective(
-        self,
-        members: tuple[int, ...],
-        key: int,
-        steps: Iterable[tuple[int, float]],
-        sent_bytes: float,
+    def _ring(
+        self, members: tuple[int, ...], key: int, steps: int, bytes_: float
     ) -> StageReduction:
-        """Return the fastest way of a collective: equal steps of so many bytes each."""
-        if len(members) == 1:
+        """Return so many steps of a ring, each with the members' share of the bytes."""
+        count = len(members)
+        if count == 1:
             return StageReduction(0.0)
-        link = self.link(members)
-        moving_s, count, bytes_ = min(
-            (number * link.seconds(bytes_), number, bytes_) for number, bytes_ in steps
-        )
-        if self.links is not None:
-            fixed_s = self.collective_overhead_s + count * link.latency_s
-            ring = self.links.ring(members, key, count * bytes_, fixed_s)
-            return StageReduction(sent_bytes, flows=(ring,))
-        return StageReduction(
-            sent_bytes,
-            self.collective_overhead_s + moving_s,
-            count * link.moving_s(bytes_) if self.crosses(members) else 0.0,
-        )
+        fixed_s = self.collective_overhead_s + steps * self.link(members).latency_s
+        flow = ring(self.routes, members, key, steps * bytes_ / count, fixed_s)
+        return StageReduction(steps * bytes_, (flow,))
 
 
 def transfers_of(world: World) -> WorkerTransfers:
-    """Return transfers over a world's links, none of which are under way; none run over cards."""
-    capacity = {} if world.links is None else world.links.capacity_gb_per_s
-    return WorkerTransfers(capacity)
+    """Return transfers over a world's links, none of which are under way."""
+    return WorkerTransfers(world.routes.capacity_gb_per_s)
 
 
 def uniform_world(

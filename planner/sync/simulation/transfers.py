@@ -1,0 +1,274 @@
+"""Transfers between workers, which share links max-min fairly with all others under way."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter, defaultdict, deque
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from planner.simulation.network import Link, fair_rates
+from planner.sync.simulation.links import WorkerFlow
+
+_ROUNDING_S = 1e-12
+_MOST_GB_PER_S = 1e12
+"""A flow without links takes no time."""
+
+_Name = tuple[tuple[Link, ...], float]
+"""Links that flows share with others, and the most that the links of their own let through."""
+
+
+@dataclass
+class _Alike:
+    """Flows under way that have one rate, as they cross the same shared links.
+
+    Attributes:
+        links, most_gb_per_s: shared links, and the rate that the others allow.
+        order: number of the first of them.
+        moved: gigabytes that each of them has moved at the last change, had it been there before.
+        since_s: time of the last change.
+        rate: GB/s since then.
+        ends: what each will have been moved at its end, with its number; some have left.
+        flows: numbers of those there are.
+        changes: number of the last change of its next end, among those of all.
+    """
+
+    links: tuple[Link, ...]
+    most_gb_per_s: float
+    order: int
+    moved: float = 0.0
+    since_s: float = 0.0
+    rate: float = 0.0
+    ends: list[tuple[float, int]] = field(default_factory=list)
+    flows: set[int] = field(default_factory=set)
+    changes: int = -1
+
+    def advance(self, now_s: float) -> None:
+        """Move what has been moved since the last change."""
+        self.moved += self.rate * (now_s - self.since_s)
+        self.since_s = now_s
+
+
+@dataclass
+class _Moving:
+    """A flow under way.
+
+    Attributes:
+        crossed: how often it crosses each link.
+        most_gb_per_s: bandwidth of its narrowest route.
+        what: what the caller knows it by.
+        name: of the flows like it.
+        end: what each of these will have been moved at its end.
+    """
+
+    crossed: Mapping[Link, int]
+    most_gb_per_s: float
+    what: Any
+    name: _Name
+    end: float
+
+
+class WorkerTransfers:
+    """Flows under way. Each that begins or ends changes the rates of those it shares links with.
+
+    A link that only one flow crosses does no more than limit it. Flows that cross the same shared
+    links have one rate, so that a thousand workers at one server take little more than one.
+
+    Args:
+        capacity_gb_per_s: bandwidths of links.
+    """
+
+    def __init__(self, capacity_gb_per_s: Mapping[Link, float]) -> None:
+        self._capacity = capacity_gb_per_s
+        self._moving: dict[int, _Moving] = {}
+        self._users: defaultdict[Link, set[int]] = defaultdict(set)
+        self._alike: dict[_Name, _Alike] = {}
+        self._on: defaultdict[Link, set[_Name]] = defaultdict(set)
+        self._next: list[tuple[float, int, int, _Name]] = []
+        self._numbers, self._changes = count(), count()
+        self._begun: set[_Name] = set()
+        """Flows that began at one moment, whose rates are still to be shared out."""
+        self._begun_s = 0.0
+
+    def begin(self, now_s: float, flow: WorkerFlow, what: Any) -> None:
+        """Start to move the bytes of a flow."""
+        if now_s > self._begun_s:
+            self._settle()
+        self._begun_s = now_s
+        number = next(self._numbers)
+        others = set[int]()
+        crossed = Counter(flow.links)
+        for link in crossed:
+            users = self._users[link]
+            if len(users) == 1:
+                others |= users
+            users.add(number)
+        nothing: _Name = ((), 0.0)
+        self._moving[number] = _Moving(crossed, flow.most_gb_per_s, what, nothing, 0.0)
+        self._begun.add(self._place(now_s, number, flow.bytes / 1e9))
+        self._begun |= self._moved(now_s, others)
+
+    def _settle(self) -> None:
+        """Share the links among flows that have just begun and all others."""
+        if self._begun:
+            begun, self._begun = self._begun, set()
+            self._share(self._begun_s, begun)
+
+    @property
+    def next_end_s(self) -> float:
+        """The time of the next end, unless a flow begins before; infinite if nothing moves."""
+        self._settle()
+        while self._next:
+            end_s, _, changes, name = self._next[0]
+            alike = self._alike.get(name)
+            if alike is not None and alike.changes == changes:
+                return end_s
+            heapq.heappop(self._next)
+        return math.inf
+
+    def ended(self, now_s: float) -> list[Any]:
+        """Remove the flows that have ended by now, and return what the caller knows them by."""
+        found, changed = [], set[_Name]()
+        links = set[Link]()
+        while self.next_end_s <= now_s + _ROUNDING_S:
+            name = heapq.heappop(self._next)[3]
+            number = self._first(self._alike[name])
+            moving = self._moving.pop(number)
+            found.append(moving.what)
+            self._take_out(number, name)
+            changed.add(name)
+            for link in moving.crossed:
+                self._users[link].discard(number)
+                links.add(link)
+            self._expect(name)
+        alone = {next(iter(self._users[link])) for link in links if len(self._users[link]) == 1}
+        self._share(now_s, changed | self._moved(now_s, alone), links)
+        return found
+
+    def _first(self, alike: _Alike) -> int:
+        """Return the flow that ends first."""
+        while True:
+            end, number = alike.ends[0]
+            moving = self._moving.get(number)
+            if number in alike.flows and moving is not None and moving.end == end:
+                return number
+            heapq.heappop(alike.ends)
+
+    def _name_of(self, number: int) -> _Name:
+        moving, users, capacity = self._moving[number], self._users, self._capacity
+        shared: list[Link] = []
+        most = min(moving.most_gb_per_s, _MOST_GB_PER_S)
+        for link, times in moving.crossed.items():
+            if len(users[link]) > 1:
+                shared += [link] * times
+            else:
+                most = min(most, capacity[link] / times)
+        return tuple(shared), most
+
+    def _place(self, now_s: float, number: int, gigabytes: float) -> _Name:
+        """Add a flow to those that it is like."""
+        moving, name = self._moving[number], self._name_of(number)
+        if name not in self._alike:
+            self._alike[name] = _Alike(*name, number, since_s=now_s)
+            for link in name[0]:
+                self._on[link].add(name)
+        alike = self._alike[name]
+        alike.advance(now_s)
+        moving.name, moving.end = name, alike.moved + gigabytes
+        alike.flows.add(number)
+        heapq.heappush(alike.ends, (moving.end, number))
+        return name
+
+    def _take_out(self, number: int, name: _Name) -> None:
+        alike = self._alike[name]
+        alike.flows.remove(number)
+        if not alike.flows:
+            del self._alike[name]
+            for link in name[0]:
+                self._on[link].discard(name)
+
+    def _moved(self, now_s: float, numbers: Iterable[int]) -> set[_Name]:
+        """Place flows anew whose links have become shared or their own; return both their names."""
+        changed = set[_Name]()
+        for number in sorted(numbers):
+            moving = self._moving[number]
+            before = moving.name
+            if self._name_of(number) != before:
+                alike = self._alike[before]
+                alike.advance(now_s)
+                left = max(0.0, moving.end - alike.moved)
+                self._take_out(number, before)
+                changed |= {before, self._place(now_s, number, left)}
+        return changed
+
+    def _share(self, now_s: float, names: set[_Name], links: Iterable[Link] = ()) -> None:
+        """Update the rates of all flows that a change can affect."""
+        reached = self._reached(names, links)
+        rows = sorted((self._alike[name] for name in reached), key=lambda alike: alike.order)
+        capacity = {link: self._capacity[link] for alike in rows for link in alike.links}
+        flows = [(alike.links, alike.most_gb_per_s) for alike in rows]
+        rates = fair_rates(flows, capacity, [len(alike.flows) for alike in rows])
+        for alike, flow, rate in zip(rows, flows, rates, strict=True):
+            alike.advance(now_s)
+            if rate != alike.rate or flow in names:
+                alike.rate = rate
+                self._expect(flow)
+
+    def _expect(self, name: _Name) -> None:
+        """Note when the next of the flows ends."""
+        alike = self._alike.get(name)
+        if alike is not None and alike.rate:
+            alike.changes = next(self._changes)
+            left = self._moving[self._first(alike)].end - alike.moved
+            end_s = alike.since_s + max(0.0, left) / alike.rate
+            heapq.heappush(self._next, (end_s, alike.order, alike.changes, name))
+
+    def _reached(self, names: Iterable[_Name], links: Iterable[Link]) -> set[_Name]:
+        """Return these flows, those that share a link with them, and so on."""
+        found: set[_Name] = set()
+        seen: set[Link] = set()
+        left = [*links, *(link for name in names for link in name[0])]
+        while left:
+            link = left.pop()
+            if link not in seen:
+                seen.add(link)
+                for name in self._on[link] - found:
+                    found.add(name)
+                    left += name[0]
+        return found | {name for name in names if name in self._alike}
+
+
+def ends_s(
+    transfers: WorkerTransfers, requests: Sequence[tuple[float, Hashable, WorkerFlow]]
+) -> list[float]:
+    """Return the ends of flows that begin on idle links.
+
+    Args:
+        transfers: with nothing under way.
+        requests: earliest begin, lane and flow; the bytes of a lane's flows move one after the
+            other, in this order. Latencies pass while earlier bytes still move, as those of
+            collectives that have been launched.
+    """
+    found = [0.0] * len(requests)
+    lanes: defaultdict[Hashable, deque[int]] = defaultdict(deque)
+    for number, (_, lane, _) in enumerate(requests):
+        lanes[lane].append(number)
+    starts = [(requests[row[0]][0] + requests[row[0]][2].fixed_s, row[0]) for row in lanes.values()]
+    heapq.heapify(starts)
+    while starts or transfers.next_end_s < math.inf:
+        if starts and starts[0][0] <= transfers.next_end_s:
+            now_s, number = heapq.heappop(starts)
+            transfers.begin(now_s, requests[number][2], number)
+            continue
+        now_s = transfers.next_end_s
+        for number in transfers.ended(now_s):
+            found[number] = now_s
+            waiting = lanes[requests[number][1]]
+            waiting.popleft()
+            if waiting:
+                ready_s, _, flow = requests[waiting[0]]
+                heapq.heappush(starts, (max(ready_s + flow.fixed_s, now_s), waiting[0]))
+    return found
