@@ -1,4 +1,4 @@
-"""Which stashes travel to the host, and what cannot yet be done with these."""
+"""Stashes that travel to the host: when they come back, and what cannot yet be done with them."""
 
 from __future__ import annotations
 

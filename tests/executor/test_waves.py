@@ -118,7 +118,8 @@ def run(
     with ThreadPoolExecutor(pipelines) as pool:
         for done in [pool.submit(train, number) for number in range(pipelines)]:
             done.result(60)
-    for strategy in strategies:
+    # The first time each has pushed its last wave, which others may still have lacked.
+    for strategy in (*strategies, *strategies):
         strategy.settle()
     for pipeline in everybody:
         pipeline.server.close()
