@@ -91,10 +91,23 @@ def status_of(search: Search, time_s: float) -> Status:
 
 def ended_by(search: Search) -> Ended:
     """Return why a search ended, asked at its end."""
-    if status_of(search, search.best_s) == "optimal":
+    status = status_of(search, search.best_s)
+    is_enough = search.best_s <= search.found.bound_s * (1 + search.task.gap_limit)
+    return how_ended(status, is_enough=is_enough, has_time=search.has_time)
+
+
+def how_ended(status: Status, *, is_enough: bool, has_time: bool) -> Ended:
+    """Return why a search ended.
+
+    Args:
+        status: of its best plan.
+        is_enough: whether that plan's gap is small enough.
+        has_time: whether time was left to try more.
+    """
+    if status == "optimal":
         return "proved"
-    if search.clock.is_stopped:
+    if status == "interrupted":
         return "interrupted"
-    if search.best_s <= search.found.bound_s * (1 + search.task.gap_limit):
+    if is_enough:
         return "gap limit"
-    return "nothing left to try" if search.has_time else "time limit"
+    return "nothing left to try" if has_time else "time limit"

@@ -21,7 +21,7 @@ from planner.errors import DeadlockError, InfeasibleError
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
 from planner.search.budget import Clock, SearchWork
-from planner.search.finished import limit_text, plan_of, status_of
+from planner.search.finished import how_ended, limit_text, plan_of, status_of
 from planner.search.partition.candidates import simple_partitions, thorough_partitions
 from planner.search.partition.chain import Chain, Partition
 from planner.search.partition.memory.recompute_variants import one_forward_one_backward
@@ -120,20 +120,15 @@ def solve_with_offload(
     plan = plan_of(free, best, limit_text(time_limit_s, deterministic), method)
     bound_s = min(free.found.bound_s, best.iteration_time_s)
     status = status_of(free, best.iteration_time_s)
-    is_over = found.is_done(best.iteration_time_s)
+    if clock.is_stopped and status != "optimal":
+        status = "interrupted"
     return Result(
-        status="interrupted" if clock.is_stopped and status != "optimal" else status,
+        status=status,
         plan=plan,
         lower_bound_s=bound_s,
         history=tuple(history),
         tried=kept.found.tried + free.found.tried + found.tried,
-        ended="proved"
-        if status == "optimal"
-        else "interrupted"
-        if clock.is_stopped
-        else "gap limit"
-        if is_over
-        else "time limit",
+        ended=how_ended(status, is_enough=found.is_done(best.iteration_time_s), has_time=False),
         search_s=clock.elapsed_s,
         deterministic=deterministic,
     )

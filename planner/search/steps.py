@@ -63,17 +63,22 @@ def try_grid(search: Search, time: TimeSlice) -> None:
 
 def try_baselines(search: Search, time: TimeSlice) -> None:
     """Score the partitions of published planners and schedule the quickest by estimate."""
-    found = [*classic_partitions(search.chain, search.max_stages)]
-    _offer(search, found, time)
-    _schedule_best(search, [*filter(None, map(search.chain.at_cuts, found))], time, most=1)
+    found = _offer(search, classic_partitions(search.chain, search.max_stages), time)
+    _schedule_best(search, found, time, most=1)
 
 
-def _offer(search: Search, partitions: Iterable[Partition], time: TimeSlice) -> None:
-    """Score partitions at the job's cuts while there is time or none of them can run."""
+def _offer(search: Search, partitions: Iterable[Partition], time: TimeSlice) -> Sequence[Partition]:
+    """Score partitions at the job's cuts while there is time or none of them can run; return these.
+
+    Later ones are not even worked out: some planners take long.
+    """
+    found = []
     for partition in filter(None, map(search.chain.at_cuts, partitions)):
+        found.append(partition)
         search.optimiser.offer(partition)
         if search.optimiser.best is not None and not time.has_time():
-            return
+            break
+    return found
 
 
 def try_orders(search: Search, time: TimeSlice) -> None:
