@@ -20,14 +20,11 @@ from executor.sync.parameter_server import ServedWeights
 from executor.sync.protocol import Optimise
 from executor.training.optimisation import StepOutcome
 from planner.errors import PipeplanError
+from planner.sync.groups.waves import WaveChanges
 
 
 class WaveShard:
     """The parameters one server keeps: what they were, and the sum of what waves have changed.
-
-    A pull after wave c has no changes of waves beyond ``c + distance``, which somebody who was
-    quicker to pull may have pushed since: with distance 0 all pipelines thus take up the very same
-    weights. Such changes are held back until the next pull, and added in the order of waves then.
 
     Args:
         parameters: by name; copied.
@@ -36,16 +33,9 @@ class WaveShard:
 
     def __init__(self, parameters: Mapping[str, Tensor], distance: int) -> None:
         self._weights = [p.detach().cpu().clone() for p in parameters.values()]
-        self._distance = distance
+        self._changes = WaveChanges[list[Tensor]](distance)
         self._lock = threading.Lock()
-        self._pulled_after = 0
-        """The last wave after which a pipeline has pulled."""
-        self._held: list[tuple[int, int, list[Tensor]]] = []
-        """Waves, pipelines and changes that nobody may pull yet."""
-        self._included: dict[int, int] = {}
-        """By pipeline, its last wave whose changes are in the weights."""
 
-    @torch.no_grad()
     def push(
         self, header: Header, pushed: list[Tensor], patience_s: float
     ) -> tuple[Header, list[Tensor]]:
@@ -59,8 +49,7 @@ class WaveShard:
         if [tensor.shape for tensor in pushed] != [tensor.shape for tensor in self._weights]:
             raise PipeplanError("changes of other shapes; start all pipelines with one plan")
         with self._lock:
-            self._held.append((int(header["wave"]), int(header["pipeline"]), pushed))
-            self._add_up_to(self._pulled_after + self._distance)
+            self._add(self._changes.push(int(header["wave"]), int(header["pipeline"]), pushed))
         return {}, []
 
     def pull(self, header: Header) -> tuple[Header, list[Tensor]]:
@@ -70,21 +59,15 @@ class WaveShard:
             header: ``wave`` after which they are pulled; without it, they include everything.
         """
         with self._lock:
-            if "wave" in header:
-                self._pulled_after = max(self._pulled_after, int(header["wave"]))
-                self._add_up_to(self._pulled_after + self._distance)
-            else:
-                self._add_up_to(max((wave for wave, _, _ in self._held), default=0))
-            return {"included": sorted(self._included.items())}, [w.clone() for w in self._weights]
+            self._add(self._changes.pull(int(header["wave"]) if "wave" in header else None))
+            included = sorted(self._changes.included.items())
+            return {"included": included}, [w.clone() for w in self._weights]
 
     @torch.no_grad()
-    def _add_up_to(self, last: int) -> None:
-        ready = sorted((row for row in self._held if row[0] <= last), key=lambda row: row[:2])
-        self._held = [row for row in self._held if row[0] > last]
-        for wave, pipeline, changes in ready:
+    def _add(self, rows: Sequence[Sequence[Tensor]]) -> None:
+        for changes in rows:
             for weight, change in zip(self._weights, changes, strict=True):
                 weight.add_(change)
-            self._included[pipeline] = wave
 
 
 @dataclass

@@ -2,11 +2,60 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Generic, TypeVar
 
 from planner.sync.groups.events import Group
 from planner.sync.groups.levels import Levels
 from planner.sync.groups.scheduler import WaitingRoom
+
+Change = TypeVar("Change")
+
+
+class WaveChanges(Generic[Change]):
+    """What waves have changed, on its way into the weights of a server; real or simulated.
+
+    A pull after wave c has no changes of waves beyond ``c + distance``, which somebody who was
+    quicker to pull may have pushed since: with distance 0 all pipelines thus take up the very same
+    weights. Such changes are held back until the next pull, and added in the order of waves then.
+
+    Args:
+        distance: of waves, from 0.
+
+    Attributes:
+        included: by pipeline, its last wave whose changes are in the weights.
+    """
+
+    def __init__(self, distance: int) -> None:
+        self._distance = distance
+        self._pulled_after = 0
+        """The last wave after which a pipeline has pulled."""
+        self._held: list[tuple[int, int, Change]] = []
+        """Waves, pipelines and changes that nobody may pull yet."""
+        self.included: dict[int, int] = {}
+
+    def push(self, wave: int, pipeline: int, change: Change) -> list[Change]:
+        """Take in a change; return those to add to the weights now, in order."""
+        self._held.append((wave, pipeline, change))
+        return self._up_to(self._pulled_after + self._distance)
+
+    def pull(self, wave: int | None) -> list[Change]:
+        """Return the changes to add before a pull.
+
+        Args:
+            wave: after which it is; None: it has everything.
+        """
+        if wave is None:
+            return self._up_to(math.inf)
+        self._pulled_after = max(self._pulled_after, wave)
+        return self._up_to(self._pulled_after + self._distance)
+
+    def _up_to(self, last: float) -> list[Change]:
+        ready = sorted((row for row in self._held if row[0] <= last), key=lambda row: row[:2])
+        self._held = [row for row in self._held if row[0] > last]
+        self.included.update((pipeline, wave) for wave, pipeline, _ in ready)
+        return [change for _, _, change in ready]
 
 
 class Waves:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from planner.cluster.link_table import FloatArray
 from planner.sync.groups.events import Event, GroupRequest, Joined, Left, Scheduler
+from planner.sync.groups.waves import WaveChanges
 from planner.sync.simulation.engine import EventLoop
 from planner.sync.simulation.servers import Server
 
@@ -11,8 +14,9 @@ from planner.sync.simulation.servers import Server
 class WaveServer:
     """A worker pushes what its wave changed, and waits and pulls if others are too far behind.
 
-    The scheduler is the one of real pipelines. A push goes on behind the next wave if the worker's
-    weights include enough waves of all others; at most one is under way.
+    The scheduler, and what a server holds back, are those of real pipelines. A push goes on behind
+    the next wave if the worker's weights include enough waves of all others; at most one is under
+    way.
 
     Args:
         engine: the event loop.
@@ -28,9 +32,7 @@ class WaveServer:
         self._half_s = engine.world.scheduler_round_trip_s / 2
         self._server = Server(engine, servers)
         workers, keys = engine.world.workers, len(engine.keys)
-        self._held: list[list[tuple[int, int, FloatArray]]] = [[] for _ in engine.keys]
-        self._pulled_after = [0] * keys
-        self._included = [[0] * workers for _ in engine.keys]
+        self._changes = [WaveChanges[FloatArray](distance) for _ in engine.keys]
         self._includes = [[0] * keys for _ in range(workers)]
         self._lacks = [[False] * keys for _ in range(workers)]
         self._is_pushing = [[False] * keys for _ in range(workers)]
@@ -65,18 +67,13 @@ class WaveServer:
 
     def _come(self, now_s: float, who: tuple[int, int], what: tuple[int, FloatArray]) -> None:
         (worker, key), (wave, change) = who, what
-        self._held[key].append((wave, worker, change))
-        self._add_held(key)
+        self._add(key, self._changes[key].push(wave, worker, change))
         self._engine.at(now_s + self._half_s, self._asks, who, wave)
 
-    def _add_held(self, key: int) -> None:
-        """Add changes that a pull may have by now, as the real servers do."""
-        last = self._pulled_after[key] + self._distance
-        ready = sorted((row for row in self._held[key] if row[0] <= last), key=lambda row: row[:2])
-        self._held[key] = [row for row in self._held[key] if row[0] > last]
-        for wave, worker, change in ready:
+    def _add(self, key: int, changes: Sequence[FloatArray]) -> None:
+        """Add changes to the server's weights."""
+        for change in changes:
             self._server.weights[self._engine.parts[key]] += change
-            self._included[key][worker] = wave
 
     def _asks(self, now_s: float, who: tuple[int, int], wave: int) -> None:
         worker, key = who
@@ -108,11 +105,11 @@ class WaveServer:
         engine, (worker, key) = self._engine, who
         if engine.iteration[worker] != wave:
             return
-        self._pulled_after[key] = max(self._pulled_after[key], wave)
-        self._add_held(key)
+        self._add(key, self._changes[key].pull(wave))
         part = engine.parts[key]
         engine.training.weights[worker, part] = self._server.weights[part]
-        self._includes[worker][key] = min(self._included[key][w] for w in self._alive())
+        included = self._changes[key].included
+        self._includes[worker][key] = min(included.get(w, 0) for w in self._alive())
         self._is_pushing[worker][key] = False
         engine.free(worker, key, now_s)
 
