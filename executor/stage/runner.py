@@ -286,6 +286,17 @@ class StageRunner:
             leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in kept.leaves
         )
 
+    def incoming(self) -> list[TensorSpec]:
+        """Return the tensors that the previous stage sends for a microbatch."""
+        found = [TensorSpec(t.sent_shape, t.dtype) for t in self.stage.receives]
+        if self.receives_random_state:
+            found.append(TensorSpec((state_bytes(self.device),), torch.uint8))
+        return found
+
+    def returning(self) -> list[TensorSpec]:
+        """Return the gradients that the next stage sends back for a microbatch."""
+        return [TensorSpec(t.shape, t.dtype) for t in self.stage.gradients_in]
+
     def bring_back(self, microbatch: int) -> None:
         """Begin to bring the stash of a microbatch back from the host, if it is there."""
         self._offload.bring_back(microbatch)
@@ -321,8 +332,8 @@ class TrainingWorker:
         stage = runners[0].stage
         self.statistics = runners[0].statistics
         self.is_last = stage.is_last
-        self._incoming = [_received(runner) for runner in runners]
-        self._returning = [_returned(runner) for runner in runners]
+        self._incoming = [runner.incoming() for runner in runners]
+        self._returning = [runner.returning() for runner in runners]
         self._runners = tuple(runners)
         self._batches = batches
         self._seed = seed
@@ -380,17 +391,6 @@ class TrainingWorker:
         """Check that every forward of the iteration has had its whole backward."""
         for runner in self._runners:
             runner.require_empty()
-
-
-def _received(runner: StageRunner) -> list[TensorSpec]:
-    found = [TensorSpec(t.sent_shape, t.dtype) for t in runner.stage.receives]
-    if runner.receives_random_state:
-        found.append(TensorSpec((state_bytes(runner.device),), torch.uint8))
-    return found
-
-
-def _returned(runner: StageRunner) -> list[TensorSpec]:
-    return [TensorSpec(t.shape, t.dtype) for t in runner.stage.gradients_in]
 
 
 def _gathers(graph: fx.GraphModule) -> bool:

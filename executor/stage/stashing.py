@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
 from torch import Tensor, nn
 
 from executor.runtime.worker import TensorSpec
 from executor.stage.runner import StageRunner
-from executor.training.data import DeviceBatches, microbatch_seed, state_bytes
+from executor.training.data import DeviceBatches, microbatch_seed
 
 Versions = Mapping[str, nn.Parameter]
 """A stage's trained parameters as some microbatches see them, by name."""
@@ -44,10 +43,7 @@ class StashingWorker:
     ) -> None:
         stage = runner.stage
         self.is_last = stage.is_last
-        self._incoming = [TensorSpec(t.sent_shape, t.dtype) for t in stage.receives]
-        if runner.receives_random_state:
-            self._incoming.append(TensorSpec((state_bytes(runner.device),), torch.uint8))
-        self._returning = [TensorSpec(t.shape, t.dtype) for t in stage.gradients_in]
+        self._incoming, self._returning = runner.incoming(), runner.returning()
         self.end = runner.require_empty
         self._runner = runner
         self._batches = batches

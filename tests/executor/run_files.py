@@ -13,6 +13,15 @@ from planner.plan.plan import Plan
 HERE = Path(__file__).parent
 
 
+def training_file(folder: Path, steps: int, every: int | None = None) -> str:
+    """Return a training file with a schedule and checkpoints, by default one at the end."""
+    rows = {"steps": steps, "seed": 5, "data": "random", "learning_rate": 0.01}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in rows.items()]
+    tables = '[schedule]\nkind = "cosine"\nwarmup_steps = 2\n'
+    tables += f'[checkpoint]\nfolder = "{folder}"\nevery = {every or steps}'
+    return "\n".join(['format = "pipeplan-train/1"', *lines, tables, ""])
+
+
 class RunFiles:
     """Trainings by name, run in the order of their names, each with a checkpoint at its end."""
 

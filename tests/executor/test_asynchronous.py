@@ -8,6 +8,7 @@ import torch
 from executor_plans import DEVICES, pipeline_of, scheduled, shuffled, traced, zoo_pipeline
 from launch import forked
 from plain_torch import Alone, worst_error
+from run_files import training_file
 from torch import Tensor
 
 from executor.checkpoint import Checkpoint
@@ -53,20 +54,12 @@ PLANS = {
 }
 
 
-def training_file(folder: Path, every: int) -> str:
-    rows = {"steps": STEPS, "seed": 5, "data": "random", "learning_rate": 0.01}
-    lines = [f"{name} = {json.dumps(value)}" for name, value in rows.items()]
-    tables = '[schedule]\nkind = "cosine"\nwarmup_steps = 2\n'
-    tables += f'[checkpoint]\nfolder = "{folder}"\nevery = {every}'
-    return "\n".join(['format = "pipeplan-train/1"', *lines, tables, ""])
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("asynchronous")
     for name, (plan, pipelining, every) in PLANS.items():
         plan.save(folder / f"{name}.json")
-        (folder / f"{name}.toml").write_text(training_file(folder / name, every))
+        (folder / f"{name}.toml").write_text(training_file(folder / name, STEPS, every))
         (folder / f"{name}.run").write_text(json.dumps({"pipelining": pipelining}))
     done = forked(4, str(WORKER), str(folder))
     assert done.returncode == 0, done.stderr[-4000:]

@@ -9,6 +9,7 @@ import torch
 from executor_plans import pipeline_of, scheduled, traced
 from launch import forked
 from plain_torch import Alone, Named, worst_error
+from run_files import training_file
 from torch import Tensor
 
 from executor.checkpoint import Checkpoint
@@ -50,21 +51,13 @@ def plan_of(optimizer: str) -> Plan:
     return scheduled(pipeline_of(graph, ZOO["gpt_tiny"], stages, **job))
 
 
-def training_file(folder: Path, every: int = STEPS) -> str:
-    rows = {"steps": STEPS, "seed": 5, "data": "random", "learning_rate": 0.01}
-    lines = [f"{name} = {json.dumps(value)}" for name, value in rows.items()]
-    tables = '[schedule]\nkind = "cosine"\nwarmup_steps = 2\n'
-    tables += f'[checkpoint]\nfolder = "{folder}"\nevery = {every}'
-    return "\n".join(['format = "pipeplan-train/1"', *lines, tables, ""])
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All trainings, run one after the other."""
     folder = tmp_path_factory.mktemp("between")
     for name, (sync, optimizer) in {**EXACT, **LOOSE}.items():
         plan_of(optimizer).save(folder / f"{name}.json")
-        (folder / f"{name}.toml").write_text(training_file(folder / name))
+        (folder / f"{name}.toml").write_text(training_file(folder / name, STEPS))
         (folder / f"{name}.run").write_text(json.dumps({"sync": sync}))
     plan_of("sgd").save(folder / "often.json")
     (folder / "often.toml").write_text(training_file(folder / "often", every=2))
