@@ -48,6 +48,7 @@ class StashCopies:
 
     Attributes:
         events: all copies so far.
+        coming: ends of copies back that are under way, a heap, each with its backward.
     """
 
     def __init__(self, pipeline: PlacedPipeline, orders: Orders | None) -> None:
@@ -57,7 +58,7 @@ class StashCopies:
         self._leaving = {row._replace(kind="F") for row in self._backwards.values()}
         self._free_s: dict[str, float] = {}
         self._gone: set[Operation] = set()
-        self._under_way: list[tuple[float, Operation]] = []
+        self.coming: list[tuple[float, Operation]] = []
         self._away = set(self._backwards.values())
         self._offered: set[Operation] = set()
         self.events: list[CopyEvent] = []
@@ -67,7 +68,7 @@ class StashCopies:
         backward = self._backwards.get(operation)
         # Orders with a backward before its forward deadlock there: its stash never comes.
         if backward is not None and backward._replace(kind="F") in self._gone:
-            heapq.heappush(self._under_way, (self._copy(device, backward, now), backward))
+            heapq.heappush(self.coming, (self._copy(device, backward, now), backward))
 
     def finish(self, device: str, operation: Operation, now: float) -> None:
         """Note that an operation ends: a forward's stash is to go to the host."""
@@ -93,14 +94,10 @@ class StashCopies:
             self._offered.add(backward)
         return backward in self._away
 
-    def next_s(self) -> float | None:
-        """Return when the next stash comes back; None if none is under way."""
-        return self._under_way[0][0] if self._under_way else None
-
     def arrived(self, now: float) -> Iterator[Operation]:
         """Yield the backwards that waited only for the stashes that have come back by now."""
-        while self._under_way and self._under_way[0][0] == now:
-            backward = heapq.heappop(self._under_way)[1]
+        while self.coming and self.coming[0][0] == now:
+            backward = heapq.heappop(self.coming)[1]
             self._away.discard(backward)
             if backward in self._offered:
                 yield backward

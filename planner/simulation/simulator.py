@@ -153,10 +153,8 @@ class Replay:
 
     def _next_s(self) -> float | None:
         """Return the next moment at which something ends, arrives or is made."""
-        rows = (self.heap, self._gradients.announced, self._reducing)
-        moments = [row[0][0] for row in rows if row]
-        copied_s = self.copies.next_s()
-        return min(moments if copied_s is None else [*moments, copied_s], default=None)
+        rows = (self.heap, self._gradients.announced, self._reducing, self.copies.coming)
+        return min([row[0][0] for row in rows if row], default=None)
 
     def _hear(self, now: float) -> Collection[str]:
         """Let all end that ends at a moment; return the devices that may go on."""
