@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model
 
 from planner.errors import PipeplanError
 from planner.lengths import Lengths, with_trace_file
-from planner.records.document import Count, Record
+from planner.records.document import Count, Record, without_defaults
 from planner.records.field_docs import known_or_own_schema
 from planner.records.formats import read_formatted
 from planner.space import Space
@@ -111,10 +111,7 @@ class Job(Space):
 
     @model_serializer(mode="wrap")
     def _without_missing_lengths(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = dump(self)
-        if self.lengths is None:
-            fields.pop("lengths", None)
-        return fields
+        return without_defaults(self, dump(self), "lengths")
 
     @classmethod
     def load(cls, path: str | Path) -> Job:

@@ -23,7 +23,7 @@ from planner.records.document import MOST_ENTRIES, Record
 MOST_LENGTHS = 16
 MOST_TRACE_BYTES = 2**20
 SUM_TOLERANCE = 1e-6
-"""By how much a job's shares may miss 1, since people round them."""
+"""The most by which a job's shares may miss 1, since people round them."""
 Tokens = Annotated[int, Field(ge=1, lt=2**31)]
 Share = Annotated[float, Field(gt=0, le=1)]
 LengthOrder = Literal["any", "drawn", "longest_first", "shortest_first"]

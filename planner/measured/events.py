@@ -14,7 +14,7 @@ from pydantic import (
 
 from planner.model.figures import Name
 from planner.plan.operations import Operation, parse_operation
-from planner.records.document import Count, Record
+from planner.records.document import Count, Record, without_defaults
 
 FORMAT = "pipeplan-timeline/1"
 MOST_EVENTS = 2_000_000
@@ -63,10 +63,7 @@ class MeasuredStep(Record):
     @model_serializer(mode="wrap")
     def _without_unknown_waits(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave them out where they are not known, as in files of earlier versions."""
-        data: dict[str, Any] = dump(self)
-        if not self.batch_wait_s:
-            data.pop("batch_wait_s", None)
-        return data
+        return without_defaults(self, dump(self), "batch_wait_s")
 
 
 class TimedEvent(Record):

@@ -18,7 +18,13 @@ from planner.model.figures import (
     totals,
 )
 from planner.model.split_record import LayerSplit, SplitRecord
-from planner.records.document import MOST_ENTRIES, Count, Record, digest_of_data
+from planner.records.document import (
+    MOST_ENTRIES,
+    Count,
+    Record,
+    digest_of_data,
+    without_defaults,
+)
 
 MEASURED = {"measured", "stash_bytes", "weight_stash_bytes", "peak_bytes"}
 """Fields of a layer that depend on the device and that measuring replaces; all others are
@@ -31,8 +37,19 @@ SHARED = (
 )
 """Fields of a layer of which the devices of a tensor-parallel group may have shares."""
 
+_LEFT_OUT_OF_LAYERS = (
+    "device_types",
+    "work",
+    "batch_bytes",
+    "collectives",
+    "products",
+    "lengths",
+    "weight_stash_bytes",
+    "peak_bytes",
+)
+"""Fields of layers that are left out where they have their defaults."""
 ROUNDING = 1e-9
-"""By how much shares may miss 1."""
+"""The most by which shares may miss 1."""
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
@@ -59,10 +76,7 @@ class MeasuredTimes(Record):
 
     @model_serializer(mode="wrap")
     def _without_missing_fields(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        data: dict[str, Any] = serialise(self)
-        if self.backward_s is None:
-            data.pop("backward_s", None)
-        return data
+        return without_defaults(self, serialise(self), "backward_s")
 
 
 class WorkAtLength(Record):
@@ -147,16 +161,7 @@ class Layer(LayerFigures):
 
     @model_serializer(mode="wrap")
     def _without_empty_rules(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = dump(self)
-        if not self.device_types:
-            del fields["device_types"]
-        for name in ("work", "batch_bytes", "collectives", "products", "lengths"):
-            if not getattr(self, name):
-                fields.pop(name, None)  # Who dumps may have left it out.
-        for name in ("weight_stash_bytes", "peak_bytes"):
-            if getattr(self, name) is None:
-                fields.pop(name, None)
-        return fields
+        return without_defaults(self, dump(self), *_LEFT_OUT_OF_LAYERS)
 
     @property
     def kept_for_weights_bytes(self) -> int:
@@ -189,10 +194,7 @@ class Parameter(Record):
 
     @model_serializer(mode="wrap")
     def _without_groups(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = dump(self)
-        if not self.summed:
-            fields.pop("summed", None)
-        return fields
+        return without_defaults(self, dump(self), "summed")
 
 
 class Boundary(Record):
@@ -224,10 +226,7 @@ class Boundary(Record):
 
     @model_serializer(mode="wrap")
     def _without_missing_lengths(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = dump(self)
-        if not self.lengths:
-            fields.pop("lengths", None)
-        return fields
+        return without_defaults(self, dump(self), "lengths")
 
     @property
     def mean_bytes(self) -> int:
@@ -295,10 +294,7 @@ class GraphRecord(Record):
 
     @model_serializer(mode="wrap")
     def _without_missing_splits(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = dump(self)
-        if not self.splits:
-            fields.pop("splits", None)
-        return fields
+        return without_defaults(self, dump(self), "splits")
 
 
 def _twice(rows: Sequence[Layer] | Sequence[Parameter] | Sequence[Boundary]) -> str:

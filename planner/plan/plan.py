@@ -24,6 +24,7 @@ from planner.records.document import (
     Record,
     ShownInNotebooks,
     digest_of_data,
+    without_defaults,
 )
 from planner.records.formats import JsonFile
 from planner.space import BoundCovers, Space
@@ -207,10 +208,7 @@ class Predicted(Record):
 
     @model_serializer(mode="wrap")
     def _without_missing_lengths(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = dump(self)
-        if self.lengths is None:
-            fields.pop("lengths", None)
-        return fields
+        return without_defaults(self, dump(self), "lengths")
 
 
 def gap(iteration_time_s: float, lower_bound_s: float) -> float | None:

@@ -20,7 +20,7 @@ from pydantic import (
 
 from planner.cluster.hardware import Positive
 from planner.job import Runtime
-from planner.records.document import Record
+from planner.records.document import Record, without_defaults
 from planner.records.formats import read_formatted
 
 FORMAT = "pipeplan-runtime/1"
@@ -67,10 +67,7 @@ class RuntimeBehaviour(Record):
     @model_serializer(mode="wrap")
     def _without_later_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave the default of a newer field out, so that digests of older plans do not change."""
-        data: dict[str, Any] = dump(self)
-        if self.message_copy_gb_per_s is None:
-            data.pop("message_copy_gb_per_s", None)
-        return data
+        return without_defaults(self, dump(self), "message_copy_gb_per_s")
 
     @model_validator(mode="after")
     def _exchanges_block(self) -> RuntimeBehaviour:

@@ -209,6 +209,24 @@ def _suggestion(name: str) -> str:
     return f"did you mean {close[0]!r}?" if close else "remove it or correct its name"
 
 
+def without_defaults(record: BaseModel, fields: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Leave fields that have their default out of a record's data, as files of earlier versions do.
+
+    Args:
+        record: the record.
+        fields: its data; who dumps may have left some out.
+        names: of the fields.
+
+    Returns:
+        ``fields``.
+    """
+    for name in names:
+        default = type(record).model_fields[name].get_default(call_default_factory=True)
+        if getattr(record, name) == default:
+            fields.pop(name, None)
+    return fields
+
+
 def _json(value: Any) -> str:
     text = json.dumps(value, default=str)
     return text if len(text) <= 40 else text[:37] + "..."
