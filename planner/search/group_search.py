@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
@@ -38,8 +38,10 @@ SCHEDULED = 6
 """Partitions that are scheduled, those with the least estimates."""
 WALKS, LARGE_WALKS = 5, 2
 """Numbers of groups from whose best partitions there is a walk; fewer where estimates take long."""
-PROGRAM_SHARE = 0.4
-"""Share of the step's time for dynamic programs."""
+NEAR = 1.01
+"""How far an estimate may be above the least one; a schedule is mostly some percent faster."""
+PROGRAM_SHARE, SCHEDULE_SHARE = 0.4, 0.3
+"""Shares of the step's time: for estimates, and for schedules where there are many devices."""
 BEST = 3
 """Partitions of one pipeline that are tried on the devices of all."""
 WORTH = (0.5, 0.05)
@@ -61,15 +63,19 @@ def plan_groups(search: Search, time: TimeSlice) -> None:
     """Plan one of several equal groups of devices, for different numbers of groups."""
     if not search.problem.job.replication:
         return
-    end_s = time.end_s - (1 - PROGRAM_SHARE) * time.left_s
-    rows = _partitions(search, TimeSlice(search.clock, end_s))
+    is_large = search.optimiser.is_large
+    scheduling = time.first((PROGRAM_SHARE + SCHEDULE_SHARE) * time.left_s)
+    rows = _partitions(search, time.first(PROGRAM_SHARE * time.left_s))
     found = sorted(rows, key=lambda row: (row.estimate_s, len(row.units[0])))
-    for row in found[:SCHEDULED]:
-        is_behind = search.optimiser.is_large and row.estimate_s >= search.best_s
-        if search.has_time and not search.is_done() and not is_behind:
+    for number, row in enumerate(found[:SCHEDULED]):
+        is_near = row.estimate_s <= NEAR * found[0].estimate_s
+        # On many devices a schedule takes long, and few partitions are worth one.
+        if is_large and number > 0 and not (is_near and scheduling.has_time()):
+            break
+        if search.has_time and not search.is_done():
             search.optimiser.offer(row.partition)
             search.consider(row.partition)
-    starts = _starts(found)[: LARGE_WALKS if search.optimiser.is_large else WALKS]
+    starts = _starts(found)[: LARGE_WALKS if is_large else WALKS]
     for number, row in enumerate(starts):
         each_s = time.left_s / (len(starts) - number)
         Walk(search, row.units, search.next_seed()).go(row.partition, each_s)
@@ -92,33 +98,49 @@ def _starts(found: Sequence[_Found]) -> list[_Found]:
 
 
 def _partitions(search: Search, time: TimeSlice) -> Iterator[_Found]:
-    """Yield good partitions for each number of groups, small groups first."""
-    for grouping in reversed(even_groupings(search.problem)):
-        if len(grouping[0]) > MOST_RANKS:
-            continue
-        for units, partition in _candidates(search, grouping, time):
-            if not time.has_time() or search.is_done():
-                return
-            estimate_s = estimated_s(search, search.optimiser.representative(partition))
-            if math.isfinite(estimate_s):
-                yield _Found(estimate_s, partition, units)
+    """Yield good partitions for each number of groups, small groups first.
+
+    Those of all groups that take no program come first: on many devices programs take long.
+    """
+    groupings = [
+        grouping
+        for grouping in reversed(even_groupings(search.problem))
+        if len(grouping[0]) <= MOST_RANKS
+    ]
+    grids = (_grids(search, grouping) for grouping in groupings)
+    programs = (_along_orders(search, grouping, time) for grouping in groupings)
+    for units, partition in chain.from_iterable(chain(grids, programs)):
+        if not time.has_time() or search.is_done():
+            return
+        estimate_s = estimated_s(search, search.optimiser.representative(partition))
+        if math.isfinite(estimate_s):
+            yield _Found(estimate_s, partition, units)
 
 
-def _candidates(
+def _grids(search: Search, grouping: Grouping) -> Iterator[tuple[Order, Partition]]:
+    """Yield grids of a group's devices."""
+    one = Chain(restricted_to(search.problem, grouping[0]))
+    cluster, rows = one.problem.cluster, _rows(search, grouping)
+    units = tuple(_unit(rows, rank) for rank in range(len(grouping[0])))
+    for partition in grid_partitions(one, search.max_stages, cluster.device_names):
+        yield units, everywhere(partition, grouping, cluster.numbers)
+
+
+def _along_orders(
     search: Search, grouping: Grouping, time: TimeSlice
 ) -> Iterator[tuple[Order, Partition]]:
-    """Yield grids of a group's devices, and the best partition along each of its orders."""
+    """Yield the best partition along each order of a group's devices."""
     one = Chain(restricted_to(search.problem, grouping[0]))
-    place_of = one.problem.cluster.numbers
-    numbers = search.problem.cluster.numbers
-    rows = [[numbers[device] for device in group] for group in grouping]
-    units = tuple(_unit(rows, rank) for rank in range(len(grouping[0])))
-    for partition in grid_partitions(one, search.max_stages, one.problem.cluster.device_names):
-        yield units, everywhere(partition, grouping, place_of)
-    for order in islice(_orders(one, rows), MOST_ORDERS):
+    for order in islice(_orders(one, _rows(search, grouping)), MOST_ORDERS):
         found = search.optimiser.along(order, search.best_s, time.has_time)
         if found is not None:
             yield order, found
+
+
+def _rows(search: Search, grouping: Grouping) -> list[list[int]]:
+    """Return the numbers of each group's devices."""
+    numbers = search.problem.cluster.numbers
+    return [[numbers[device] for device in group] for group in grouping]
 
 
 def _orders(one: Chain, rows: Sequence[Sequence[int]]) -> Iterator[Order]:

@@ -61,12 +61,11 @@ def grouped_loops(chain: Chain, order: tuple[str, ...], rounds: int) -> Iterator
             [order[j::count] for j in range(count)],
         ):
             for virtual in _virtual(groups, rounds):
-                cuts = _even_cuts(chain, len(virtual))
-                if cuts is not None:
-                    yield tuple(
-                        StageChoice(begin, end, _in_order(chain, group))
-                        for (begin, end), group in zip(pairwise(cuts), virtual, strict=True)
-                    )
+                cuts = pairwise(balanced_cuts(chain, [1.0] * len(virtual)))
+                yield tuple(
+                    StageChoice(begin, end, _in_order(chain, group))
+                    for (begin, end), group in zip(cuts, virtual, strict=True)
+                )
 
 
 FIRST_SHARES = (0.2, 0.5)
@@ -80,11 +79,7 @@ def returning_partitions(chain: Chain, order: tuple[str, ...]) -> Iterator[Parti
     stages let a device begin soon, and leave the slow ones in the middle with one stage each. All
     devices have work in proportion to their speed.
     """
-    seconds = dict(zip(chain.types, chain.work_s.sum(axis=1).tolist(), strict=True))
-    of_device = {name: seconds[chain.problem.cluster.type_of(name)] for name in order}
-    # Where layers take no time, or cannot run on a type at all, devices count as equally fast.
-    can_compare = all(0 < time_s < math.inf for time_s in of_device.values())
-    speeds = {name: 1 / time_s if can_compare else 1.0 for name, time_s in of_device.items()}
+    speeds = _speeds(chain)
     for twice, share in product(range(1, len(order) + 1), FIRST_SHARES):
         first = order[:twice]
         for second in dict.fromkeys((first, first[::-1])):
@@ -92,17 +87,54 @@ def returning_partitions(chain: Chain, order: tuple[str, ...]) -> Iterator[Parti
             shares += [speeds[name] * (1 - share) for name in second]
             virtual = (*order, *second)
             if len(virtual) <= min(chain.length, chain.stage_limit):
-                yield _on_cuts(_cuts_by_shares(chain, shares), virtual)
+                yield _on_cuts(balanced_cuts(chain, shares), virtual)
 
 
-def _cuts_by_shares(chain: Chain, shares: Sequence[float]) -> list[int]:
-    """Return cuts between stages with about such shares of all work, a layer each at least."""
-    done = np.cumsum(chain.work_s.max(axis=0))
-    sought = np.cumsum(shares)[:-1] / sum(shares) * done[-1]
-    cuts, count = [0], len(shares)
-    for number, cut in enumerate(np.searchsorted(done, sought), 1):
-        cuts.append(min(max(int(cut) + 1, cuts[-1] + 1), chain.length - count + number))
-    return [*cuts, chain.length]
+def _speeds(chain: Chain) -> dict[str, float]:
+    """Return how much of the model each device computes a second.
+
+    Where layers take no time, or cannot run on a type at all, devices count as equally fast.
+    """
+    cluster = chain.problem.cluster
+    seconds = dict(zip(chain.types, chain.work_s.sum(axis=1).tolist(), strict=True))
+    can_compare = all(0 < time_s < math.inf for time_s in seconds.values())
+    return {
+        name: 1 / seconds[cluster.type_of(name)] if can_compare else 1.0
+        for name in cluster.device_names
+    }
+
+
+def balanced_cuts(chain: Chain, speeds: Sequence[float]) -> list[int]:
+    """Return cuts between stages of such speeds that make the slowest as quick as can be.
+
+    Of all such cuts those with the longest first stages: the last ones wait longest for their first
+    microbatch, and have less work. A stage has one layer at least.
+
+    Args:
+        chain: the layers, at least as many as stages.
+        speeds: of each stage's devices together, in any unit.
+    """
+    count = len(speeds)
+    work = chain.work_s.max(axis=0)
+    done = np.concatenate([[0.0], np.cumsum(work)])
+
+    def cuts_within(time: float) -> list[int]:
+        cuts = [0]
+        for number, speed in enumerate(speeds, 1):
+            most = done[cuts[-1]] + time * speed * (1 + ROUNDING)
+            end = int(np.searchsorted(done, most, side="right")) - 1
+            cuts.append(min(max(end, cuts[-1] + 1), chain.length - count + number))
+        return cuts
+
+    def is_enough(time: float) -> bool:
+        loads = np.diff(done[cuts_within(time)]) <= time * np.asarray(speeds) * (1 + 2 * ROUNDING)
+        return cuts_within(time)[-1] == chain.length and bool(loads.all())
+
+    least, most = done[-1] / sum(speeds), done[-1] / min(speeds)
+    while most > least * (1 + ROUNDING):
+        middle = (least + most) / 2
+        least, most = (least, middle) if is_enough(middle) else (middle, most)
+    return [*cuts_within(most)[:-1], chain.length]
 
 
 def _on_cuts(cuts: Sequence[int], devices: Sequence[str]) -> Partition:
@@ -129,6 +161,8 @@ def _on(partition: Partition, devices: tuple[str, ...]) -> Partition:
 MAX_DEVICES_FOR_TABLES = 32
 MAX_LAYERS_FOR_TABLES = 800
 """Programs with a table for every number of stages take too long beyond this."""
+ROUNDING = 1e-9
+"""How exactly cuts are balanced."""
 GRIDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 """Numbers of stages of the grids."""
 MOST_EVEN = 64
@@ -156,7 +190,7 @@ def _alike(chain: Chain) -> Iterator[tuple[str, ...]]:
 
 
 def grid_partitions(chain: Chain, max_stages: int, names: tuple[str, ...]) -> Iterator[Partition]:
-    """Yield equal numbers of neighbouring devices and equal work a stage, as drawn by hand.
+    """Yield equal numbers of neighbouring devices, with work in proportion to their speed.
 
     Args:
         chain: the layers.
@@ -165,25 +199,14 @@ def grid_partitions(chain: Chain, max_stages: int, names: tuple[str, ...]) -> It
     """
     if not chain.problem.job.replication:
         return
+    speeds = _speeds(chain)
     for count in GRIDS:
-        if count > min(max_stages, len(names)) or len(names) % count:
+        if count > min(max_stages, len(names), chain.length) or len(names) % count:
             continue
-        cuts = _even_cuts(chain, count)
-        if cuts is not None:
-            held = len(names) // count
-            yield tuple(
-                StageChoice(cuts[j], cuts[j + 1], names[j * held : (j + 1) * held])
-                for j in range(count)
-            )
-
-
-def _even_cuts(chain: Chain, count: int) -> list[int] | None:
-    """Return cuts between stages of about equal work; None if some would be empty."""
-    seconds = chain.work_s.max(axis=0)
-    done = np.cumsum(seconds + seconds.sum() / chain.length * 1e-6)
-    shares = done[-1] * np.arange(1, count) / count
-    cuts = [0, *(int(x) + 1 for x in np.searchsorted(done, shares)), chain.length]
-    return cuts if all(first < second for first, second in pairwise(cuts)) else None
+        held = len(names) // count
+        groups = [names[j * held : (j + 1) * held] for j in range(count)]
+        cuts = balanced_cuts(chain, [sum(map(speeds.__getitem__, group)) for group in groups])
+        yield tuple(StageChoice(cuts[j], cuts[j + 1], group) for j, group in enumerate(groups))
 
 
 def thorough_partitions(chain: Chain, max_stages: int) -> Iterator[Partition]:
