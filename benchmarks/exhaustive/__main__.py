@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.exhaustive.instances import tiny_problems
-from benchmarks.exhaustive.oracle import optimum_below
+from benchmarks.exhaustive.oracle import Faster, faster_plan, optimum_below
 from benchmarks.reporting.report import heading, table
 from planner import Problem, solve
 
@@ -29,7 +29,9 @@ class TinyRow:
     Attributes:
         kind: of the space.
         described: the problem in words.
-        above: iteration time / optimum - 1.
+        above: iteration time / optimum - 1; the optimum is of a relaxation.
+        faster: iteration time / fastest replay - 1.
+        is_certain: whether every schedule that may be faster was replayed.
         bound: lower bound / optimum.
         says_proved: whether the plan is called optimal.
     """
@@ -37,13 +39,20 @@ class TinyRow:
     kind: str
     described: str
     above: float
+    faster: float
+    is_certain: bool
     bound: float
     says_proved: bool
 
     @property
     def is_found(self) -> bool:
-        """Whether the plan is the best one."""
-        return self.above <= FOUND
+        """Whether the plan is known to be the best one."""
+        return self.is_certain and self.faster <= FOUND
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there may be a better plan, and none was found."""
+        return not self.is_certain and self.faster <= FOUND
 
     @property
     def is_bound_above(self) -> bool:
@@ -73,17 +82,22 @@ def main() -> None:
 def _rows(options: argparse.Namespace) -> Iterator[TinyRow]:
     for number, problem in enumerate(tiny_problems(options.problems, options.seed)):
         result = solve(problem, time_limit_s=options.time_limit, deterministic=True)
-        optimum = optimum_below(problem, result.iteration_time_s)
+        known_s = result.iteration_time_s
+        optimum = optimum_below(problem, known_s)
+        is_near = known_s <= (1 + FOUND) * optimum.time_s
+        faster = Faster(None, is_certain=True) if is_near else faster_plan(problem, known_s)
         row = TinyRow(
             kind=_kind(problem),
             described=f"number {number}, {_described(problem)}",
-            above=result.iteration_time_s / optimum.time_s - 1,
+            above=known_s / optimum.time_s - 1,
+            faster=known_s / (faster.time_s or known_s) - 1,
+            is_certain=faster.is_certain,
             bound=result.lower_bound_s / optimum.time_s,
             says_proved=result.status == "optimal",
         )
         print(
-            f"{row.described}: {optimum.partitions} partitions, {row.above:.3%} above, "
-            f"gap {result.gap:.2%}",
+            f"{row.described}: {optimum.partitions} partitions, {row.above:.3%} above, replayed "
+            f"{row.faster:.3%}{'' if row.is_certain else ' or more'}, gap {result.gap:.2%}",
             flush=True,
         )
         yield row
@@ -112,7 +126,8 @@ def _report(options: argparse.Namespace, rows: Sequence[TinyRow]) -> str:
         heading("Tiny problems, every plan tried", command),
         "Random problems of up to 6 layers, 3 devices and 4 microbatches. `solve` has "
         f"{options.time_limit:g} deterministic seconds and one thread; the optimum is the best of "
-        "all partitions, each scheduled by a model of its own.\n",
+        "all partitions, each scheduled by a model of its own. That model takes links for as fast "
+        "as alone; where it is below a plan, the schedules that may be faster are replayed.\n",
         _verdicts(rows),
         _by_kind(rows),
         *_missed(rows),
@@ -133,7 +148,9 @@ def _verdicts(rows: Sequence[TinyRow]) -> str:
                 sum(row.is_found for row in rows),
                 f"at least {FOUND_SHARE * len(rows):g}",
             ],
-            ["worst plan above the optimum", f"{max(row.above for row in rows):.2%}", "-"],
+            ["a replay is faster", sum(row.faster > FOUND for row in rows), "-"],
+            ["too many to replay", sum(row.is_open for row in rows), "-"],
+            ["worst plan above a replay", f"{max(row.faster for row in rows):.2%}", "-"],
         ],
     )
 
@@ -162,8 +179,12 @@ def _missed(rows: Sequence[TinyRow]) -> Iterator[str]:
     """Yield the problems whose best plan was not found, as a list."""
     missed = sorted((row for row in rows if not row.is_found), key=lambda row: -row.above)
     if missed:
-        yield "Not found:\n"
-        yield "".join(f"- {row.above:.2%} above: {row.described}\n" for row in missed)
+        yield "Not found, or not known to be:\n"
+        yield "".join(
+            f"- {row.faster:.2%} above a replay, at most {row.above:.2%} above the best: "
+            f"{row.described}\n"
+            for row in missed
+        )
 
 
 if __name__ == "__main__":

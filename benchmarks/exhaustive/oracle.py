@@ -6,6 +6,9 @@ three respects: messages of one pair of devices go in any order, where a replay 
 order of requests; messages of several pairs and reductions do not slow each other on a link; and
 messages take no memory before and after the operations that use and make them. Its optimum is
 therefore never above the best plan's time.
+
+Where it is below the time of a plan, there need not be a better plan: :func:`faster_plan` replays
+the orders of every solution that is faster than the plan, until one is or none is left.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
+from typing import NamedTuple
 
 from ortools.sat.python import cp_model
 
@@ -28,10 +33,20 @@ from planner.costs.placement import (
     static_with_workspace,
 )
 from planner.costs.reductions import GradientReduction
+from planner.errors import DeadlockError
+from planner.plan.operations import Kind, Operation, Orders
+from planner.simulation.simulator import simulate
 
 TICK_S = 1e-9
 """Durations are rounded down to it, so that the optimum is not above the real one."""
+MOST_REPLAYS = 40
+"""Schedules that are replayed to find out whether one is faster than a plan."""
+MOST_WORK = 10.0
+"""Deterministic seconds for the next schedule to replay."""
 Key = tuple[int, int]
+WHOLE: dict[str, Kind] = {"F": "F", "I": "B"}
+SPLIT: dict[str, Kind] = {"F": "F", "I": "I", "W": "W"}
+"""Kinds of the operations of a microbatch, by their names in the model."""
 _Held = tuple[cp_model.IntervalVar, int]
 
 
@@ -65,10 +80,70 @@ def optimum_below(problem: Problem, known_s: float) -> Optimum:
         for pipeline in _ways_to_reduce(problem, specs):
             if _is_too_much(pipeline, problem.job.backward, least):
                 continue
-            found = _Schedule(pipeline, problem.job.backward, least).solve()
+            found = next(_Schedule(pipeline, problem.job.backward, least).solutions(), None)
             if found is not None:
-                least, best = found, specs
+                least, best = found.ticks, specs
     return Optimum(least * TICK_S, tried, best)
+
+
+class TooManyError(Exception):
+    """There are too many schedules to replay all."""
+
+
+class Faster(NamedTuple):
+    """What replays say of the schedules that are faster than a plan if links are not shared.
+
+    Attributes:
+        time_s: iteration time of a plan that is faster; None if none was found.
+        is_certain: whether it is the fastest, or no plan is faster; else there were too many to
+            replay.
+    """
+
+    time_s: float | None
+    is_certain: bool
+
+
+def faster_plan(problem: Problem, known_s: float, most: int = MOST_REPLAYS) -> Faster:
+    """Return the fastest plan below a time, by replays of all schedules that may be.
+
+    Args:
+        problem: the tiny problem.
+        known_s: iteration time of some plan, in seconds.
+        most: schedules that are replayed at most.
+    """
+    best_s = known_s
+    with suppress(TooManyError):
+        for number, found_s in enumerate(_replays_s(problem, known_s)):
+            if number == most:
+                raise TooManyError
+            best_s = min(best_s, found_s)
+        return Faster(best_s if best_s < known_s else None, is_certain=True)
+    return Faster(best_s if best_s < known_s else None, is_certain=False)
+
+
+def _replays_s(problem: Problem, known_s: float) -> Iterator[float]:
+    """Yield the times of replays of all schedules that may be faster than a plan.
+
+    Raises:
+        TooManyError: if it takes too long to find the next one.
+    """
+    known = int(known_s / TICK_S)
+    for specs in partitions_of(problem):
+        if not is_connected(place(problem, specs)):
+            continue
+        for pipeline in _ways_to_reduce(problem, specs):
+            if not _is_too_much(pipeline, problem.job.backward, known):
+                schedule = _Schedule(pipeline, problem.job.backward, known)
+                yield from (_replayed_s(pipeline, row.orders) for row in schedule.solutions())
+
+
+def _replayed_s(pipeline: PlacedPipeline, orders: Orders) -> float:
+    """Return the time of a replay; infinity if it waits in a circle or exceeds the memory."""
+    try:
+        timeline = simulate(pipeline, orders)
+    except DeadlockError:
+        return math.inf
+    return math.inf if timeline.overflow_bytes else timeline.iteration_time_s
 
 
 def _is_too_much(pipeline: PlacedPipeline, backward: str, known: int) -> bool:
@@ -158,6 +233,13 @@ def _device_sets(problem: Problem, count: int) -> Iterator[tuple[tuple[str, ...]
             yield choice
 
 
+class _Solution(NamedTuple):
+    """Orders of one partition's operations, and how many ticks they take."""
+
+    ticks: int
+    orders: Orders
+
+
 class _Schedule:
     """All orders of one partition's operations, with the replica of each microbatch free.
 
@@ -179,8 +261,29 @@ class _Schedule:
         self._whole: dict[Key, cp_model.IntVar] = {}
         self._total = self._model.new_int_var(0, max(known - 1, 0), "total")
 
-    def solve(self) -> int | None:
-        """Return the least ticks below what is known; None if there are none."""
+    def solutions(self) -> Iterator[_Solution]:
+        """Yield all orders that take less than what is known, first one with the least ticks.
+
+        Raises:
+            TooManyError: if it takes too long to find another one, or that there is none.
+        """
+        if not self._build():
+            return
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        while True:
+            status = solver.solve(self._model)
+            if status == cp_model.INFEASIBLE:
+                return
+            if status == cp_model.UNKNOWN:
+                raise TooManyError
+            assert status == cp_model.OPTIMAL, solver.status_name(status)
+            yield _Solution(solver.value(self._total), self._forbidden_orders(solver))
+            self._model.clear_objective()  # type: ignore[no-untyped-call]
+            solver.parameters.max_deterministic_time = MOST_WORK
+
+    def _build(self) -> bool:
+        """State the model; return whether memory suffices at all."""
         pipeline = self._pipeline
         keys = list(product(range(len(pipeline.stages)), range(pipeline.microbatches)))
         for key in keys:
@@ -191,16 +294,45 @@ class _Schedule:
             self._model.add_no_overlap(intervals)
         for device in pipeline.devices:
             if not self._keep_memory(device):
-                return None
+                return False
         self._add_ends(keys)
         self._model.minimize(self._total)
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1
-        status = solver.solve(self._model)
-        if status == cp_model.INFEASIBLE:
-            return None
-        assert status == cp_model.OPTIMAL, solver.status_name(status)
-        return round(solver.objective_value)
+        return True
+
+    def _forbidden_orders(self, solver: cp_model.CpSolver) -> Orders:
+        """Return the orders of a solution, which no later one has.
+
+        Another one has a microbatch on another replica, another kind of backward, or two
+        operations that follow each other in reverse.
+        """
+        chosen = [*self._whole.values(), *filter(solver.boolean_value, self._runs.values())]
+        others: list[cp_model.LiteralT] = [
+            ~literal if solver.boolean_value(literal) else literal for literal in chosen
+        ]
+        orders: dict[str, list[Operation]] = {}
+        for device in self._pipeline.devices:
+            order = self._order(solver, device)
+            orders[device] = [operation for operation, _, _ in order]
+            for (_, start, _), (_, _, end) in pairwise(order):
+                is_reversed = self._model.new_bool_var("")
+                self._model.add(end <= start).only_enforce_if(is_reversed)
+                others.append(is_reversed)
+        self._model.add_bool_or(others)
+        return orders
+
+    def _order(
+        self, solver: cp_model.CpSolver, device: str
+    ) -> list[tuple[Operation, cp_model.IntVar, cp_model.IntVar]]:
+        """Return a device's operations in order, each with its start and its end."""
+        rows = []
+        for key, runs_on in self._runs:
+            if runs_on != device or not solver.boolean_value(self._runs[key, device]):
+                continue
+            kinds = WHOLE if solver.boolean_value(self._whole[key]) else SPLIT
+            for name, kind in kinds.items():
+                start, end = self._start[name, key], self._end[name, key]
+                rows.append((Operation(key[0], kind, key[1]), start, end))
+        return sorted(rows, key=lambda row: (solver.value(row[1]), solver.value(row[2])))
 
     def _time(self, name: str) -> cp_model.IntVar:
         return self._model.new_int_var(0, self._known, name)
