@@ -4,11 +4,12 @@ import pytest
 
 from benchmarks.exhaustive import oracle
 from benchmarks.exhaustive.instances import tiny_problems
-from benchmarks.exhaustive.oracle import optimum_below
+from benchmarks.exhaustive.oracle import faster_plan, optimum_below
 from planner import Problem, solve
 
 PROBLEMS = list(tiny_problems(40, seed=1))
 SINGLE = [p for p in PROBLEMS if p.job.max_stages_per_device == 1]
+SMALL = [p for p in SINGLE if len(p.graph.layers) <= 3 and p.job.microbatches <= 3]
 ids = "{0.job.backward}".format
 
 
@@ -36,6 +37,15 @@ def test_partitions_refused_without_a_schedule_have_none_in_time(
     found = optimum_below(problem, known_s)
     monkeypatch.setattr(oracle, "_is_too_much", lambda *_: False)
     assert optimum_below(problem, known_s) == found
+
+
+@pytest.mark.parametrize("problem", SMALL[:4], ids=ids)
+def test_replays_find_a_plan_that_is_known_to_be_faster(problem: Problem) -> None:
+    known_s = solve(problem, time_limit_s=0.5, deterministic=True).iteration_time_s
+    faster = faster_plan(problem, 1.02 * known_s)
+    assert faster.time_s is not None
+    assert faster.time_s >= optimum_below(problem, known_s).time_s
+    assert not faster.is_certain or faster.time_s <= known_s * (1 + 1e-6)
 
 
 @pytest.mark.extensive
