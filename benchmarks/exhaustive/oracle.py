@@ -41,6 +41,8 @@ TICK_S = 1e-9
 """Durations are rounded down to it, so that the optimum is not above the real one."""
 MOST_REPLAYS = 40
 """Schedules that are replayed to find out whether one is faster than a plan."""
+ALONE, SEVERAL = (1, 0.3), (8, math.inf)
+"""Workers of the solver, and their deterministic seconds."""
 MOST_WORK = 10.0
 """Deterministic seconds for the next schedule to replay."""
 Key = tuple[int, int]
@@ -269,10 +271,9 @@ class _Schedule:
         """
         if not self._build():
             return
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1
+        limit = math.inf
         while True:
-            status = solver.solve(self._model)
+            solver, status = self._solved(limit)
             if status == cp_model.INFEASIBLE:
                 return
             if status == cp_model.UNKNOWN:
@@ -280,7 +281,19 @@ class _Schedule:
             assert status == cp_model.OPTIMAL, solver.status_name(status)
             yield _Solution(solver.value(self._total), self._forbidden_orders(solver))
             self._model.clear_objective()  # type: ignore[no-untyped-call]
-            solver.parameters.max_deterministic_time = MOST_WORK
+            limit = MOST_WORK
+
+    def _solved(self, limit: float) -> tuple[cp_model.CpSolver, cp_model.CpSolverStatus]:
+        """Solve by one worker, which creeps on some of these, then by several that take turns."""
+        for workers, most in (ALONE, SEVERAL):
+            solver = cp_model.CpSolver()
+            solver.parameters.num_workers = workers
+            solver.parameters.interleave_search = workers > 1
+            solver.parameters.max_deterministic_time = min(limit, most)
+            status = solver.solve(self._model)
+            if status in (cp_model.OPTIMAL, cp_model.INFEASIBLE):
+                break
+        return solver, status
 
     def _build(self) -> bool:
         """State the model; return whether memory suffices at all."""
